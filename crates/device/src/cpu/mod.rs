@@ -1,0 +1,33 @@
+//! The CPU device: two worker threads, each an in-order queue; the compute worker leads a team of the rank's cores.
+//!
+//! A kernel divides its work into tasks by shape alone and never learns how many threads there are, so its result has
+//! the same bits on one core and on many.
+
+mod features;
+mod matrix;
+mod memory;
+mod simd;
+mod team;
+mod worker;
+
+mod activation;
+mod attention;
+mod elementwise;
+mod embedding;
+mod loss;
+mod math;
+mod norm;
+mod optimizer;
+mod product;
+mod random;
+mod rotary;
+
+pub use features::{CpuReport, cpu_report};
+pub use worker::CpuOptions;
+pub(crate) use team::Team;
+pub(crate) use worker::{CpuBackend, Flag};
+
+/// A kernel's computation on this device.
+pub(crate) trait Run {
+    fn run(&self, team: &mut Team);
+}

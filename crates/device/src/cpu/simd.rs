@@ -1,0 +1,391 @@
+//! Sixteen f32 lanes, as AVX-512 has them, or as an array that the compiler vectorises for what the CPU has.
+//!
+//! A kernel's inner loop is a struct with a generic [`Vectorised::run`]; [`vectorise`] calls it compiled for this CPU.
+//! Every operation rounds as IEEE 754 says, lane sums have one fixed order, so all levels give the same bits.
+
+use half::bf16;
+
+use super::features::{VectorLevel, vector_level};
+
+pub(crate) const LANES: usize = 16;
+
+/// The operations of one vector level. Pointers need no alignment.
+pub(crate) trait Simd: Copy {
+    type Vector: Copy;
+
+    fn splat(self, value: f32) -> Self::Vector;
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a·b + c`, rounded once.
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    fn sqrt(self, a: Self::Vector) -> Self::Vector;
+    /// `b` where `a` is NaN.
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn min(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn abs(self, a: Self::Vector) -> Self::Vector;
+    /// The magnitude of `a` with the sign of `b`.
+    fn copysign(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `yes` where `a < b`, else `no`.
+    fn select_less(self, a: Self::Vector, b: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::Vector) -> Self::Vector;
+    /// `a · 2^n` for integers n in -126..=127.
+    fn scale_by_power_of_two(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// The sum of the lanes, folded in halves.
+    fn sum(self, a: Self::Vector) -> f32;
+    fn max_lane(self, a: Self::Vector) -> f32;
+
+    /// # Safety
+    /// `from` is readable for [`LANES`] elements.
+    unsafe fn load(self, from: *const f32) -> Self::Vector;
+    /// # Safety
+    /// `from` is readable for `count <= LANES` elements.
+    unsafe fn load_partial(self, from: *const f32, count: usize) -> Self::Vector;
+    /// # Safety
+    /// `to` is writable for [`LANES`] elements.
+    unsafe fn store(self, to: *mut f32, a: Self::Vector);
+    /// # Safety
+    /// `to` is writable for `count <= LANES` elements.
+    unsafe fn store_partial(self, to: *mut f32, a: Self::Vector, count: usize);
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_bf16(self, from: *const bf16) -> Self::Vector;
+    /// # Safety
+    /// As [`Simd::load_partial`].
+    unsafe fn load_bf16_partial(self, from: *const bf16, count: usize) -> Self::Vector;
+    /// # Safety
+    /// As [`Simd::store`].
+    unsafe fn store_bf16(self, to: *mut bf16, a: Self::Vector);
+    /// # Safety
+    /// As [`Simd::store_partial`].
+    unsafe fn store_bf16_partial(self, to: *mut bf16, a: Self::Vector, count: usize);
+}
+
+/// A loop to be compiled for each vector level. `run` must be `#[inline(always)]`, and so must what it calls.
+pub(crate) trait Vectorised {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a loop with the widest vectors this CPU has.
+pub(crate) fn vectorise<W: Vectorised>(work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    match vector_level() {
+        // SAFETY: the level was detected on this CPU.
+        VectorLevel::Avx512 => return unsafe { run_avx512(work) },
+        // SAFETY: as above.
+        VectorLevel::Avx2 => return unsafe { run_avx2(work) },
+        VectorLevel::Portable => (),
+    }
+    work.run(Portable)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn run_avx512<W: Vectorised>(work: W) -> W::Output {
+    work.run(avx512::Avx512)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<W: Vectorised>(work: W) -> W::Output {
+    work.run(Portable)
+}
+
+/// Lanes as an array.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(crate) struct Lanes([f32; LANES]);
+
+impl Lanes {
+    #[inline(always)]
+    fn map(self, f: impl Fn(f32) -> f32) -> Lanes {
+        Lanes(std::array::from_fn(|i| f(self.0[i])))
+    }
+
+    #[inline(always)]
+    fn zip(self, other: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
+        Lanes(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+
+    #[inline(always)]
+    fn fold(self, f: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut lanes = self.0;
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] = f(lanes[i], lanes[i + width]);
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+}
+
+impl Simd for Portable {
+    type Vector = Lanes;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Lanes {
+        Lanes([value; LANES])
+    }
+    #[inline(always)]
+    fn add(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        Lanes(std::array::from_fn(|i| a.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn sqrt(self, a: Lanes) -> Lanes {
+        a.map(f32::sqrt)
+    }
+    #[inline(always)]
+    fn max(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn abs(self, a: Lanes) -> Lanes {
+        a.map(f32::abs)
+    }
+    #[inline(always)]
+    fn copysign(self, a: Lanes, b: Lanes) -> Lanes {
+        a.zip(b, f32::copysign)
+    }
+    #[inline(always)]
+    fn select_less(self, a: Lanes, b: Lanes, yes: Lanes, no: Lanes) -> Lanes {
+        Lanes(std::array::from_fn(|i| if a.0[i] < b.0[i] { yes.0[i] } else { no.0[i] }))
+    }
+    #[inline(always)]
+    fn round(self, a: Lanes) -> Lanes {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn scale_by_power_of_two(self, a: Lanes, n: Lanes) -> Lanes {
+        a.zip(n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn sum(self, a: Lanes) -> f32 {
+        a.fold(|a, b| a + b)
+    }
+    #[inline(always)]
+    fn max_lane(self, a: Lanes) -> f32 {
+        a.fold(|a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Lanes {
+        // SAFETY: the caller's promise.
+        Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_partial(self, from: *const f32, count: usize) -> Lanes {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
+        Lanes(lanes)
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, a: Lanes) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(a.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_partial(self, to: *mut f32, a: Lanes, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(a.0.as_ptr(), to, count) };
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> Lanes {
+        // SAFETY: the caller's promise.
+        let words = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        Lanes(words.map(|word| f32::from_bits((word as u32) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_partial(self, from: *const bf16, count: usize) -> Lanes {
+        let mut words = [bf16::ZERO; LANES];
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, words.as_mut_ptr(), count);
+            self.load_bf16(words.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, a: Lanes) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(a.0.map(round_to_bf16)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_partial(self, to: *mut bf16, a: Lanes, count: usize) {
+        let words = a.0.map(round_to_bf16);
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), to.cast::<u16>(), count) };
+    }
+}
+
+/// To nearest, ties to even; NaN stays NaN.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    (if value.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+
+    use super::{LANES, Simd, bf16};
+
+    /// Only made by `run_avx512`, on CPUs that have it; that is what makes the calls below sound.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx512;
+
+    #[inline(always)]
+    fn mask(count: usize) -> __mmask16 {
+        debug_assert!(count <= LANES);
+        ((1u32 << count) - 1) as __mmask16
+    }
+
+    macro_rules! lanewise {
+        ($($name:ident($($arg:ident),*) => $body:expr;)*) => {
+            $(#[inline(always)]
+            fn $name(self, $($arg: __m512),*) -> __m512 {
+                // SAFETY: `Avx512` exists only where the CPU has these instructions.
+                unsafe { $body }
+            })*
+        };
+    }
+
+    /// The upper halves of 16 f32, rounded to nearest even as bf16; NaN stays NaN.
+    #[inline(always)]
+    unsafe fn round_to_bf16(a: __m512) -> __m256i {
+        // SAFETY: the caller is `Avx512`.
+        unsafe {
+            let bits = _mm512_castps_si512(a);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let chosen = _mm512_mask_blend_epi32(nan, rounded, quiet);
+            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(chosen))
+        }
+    }
+
+    impl Simd for Avx512 {
+        type Vector = __m512;
+
+        #[inline(always)]
+        fn splat(self, value: f32) -> __m512 {
+            // SAFETY: `Avx512` exists only where the CPU has these instructions.
+            unsafe { _mm512_set1_ps(value) }
+        }
+
+        lanewise! {
+            add(a, b) => _mm512_add_ps(a, b);
+            sub(a, b) => _mm512_sub_ps(a, b);
+            mul(a, b) => _mm512_mul_ps(a, b);
+            div(a, b) => _mm512_div_ps(a, b);
+            mul_add(a, b, c) => _mm512_fmadd_ps(a, b, c);
+            sqrt(a) => _mm512_sqrt_ps(a);
+            max(a, b) => _mm512_max_ps(a, b);
+            min(a, b) => _mm512_min_ps(a, b);
+            abs(a) => _mm512_abs_ps(a);
+            copysign(a, b) => {
+                let sign = _mm512_castsi512_ps(_mm512_set1_epi32(i32::MIN));
+                _mm512_or_ps(_mm512_andnot_ps(sign, a), _mm512_and_ps(sign, b))
+            };
+            select_less(a, b, yes, no) => _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes);
+            round(a) => _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+            scale_by_power_of_two(a, n) => {
+                let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+                _mm512_mul_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
+            };
+        }
+
+        #[inline(always)]
+        fn sum(self, a: __m512) -> f32 {
+            // SAFETY: as above. The halves are folded in the order of `Lanes::fold`.
+            unsafe {
+                let a = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+                let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+                let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+                _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
+            }
+        }
+
+        #[inline(always)]
+        fn max_lane(self, a: __m512) -> f32 {
+            // SAFETY: as above.
+            unsafe { _mm512_reduce_max_ps(a) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(self, from: *const f32) -> __m512 {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_loadu_ps(from) }
+        }
+        #[inline(always)]
+        unsafe fn load_partial(self, from: *const f32, count: usize) -> __m512 {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32, a: __m512) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(to, a) }
+        }
+        #[inline(always)]
+        unsafe fn store_partial(self, to: *mut f32, a: __m512, count: usize) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_mask_storeu_ps(to, mask(count), a) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let words = _mm256_loadu_si256(from.cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_partial(self, from: *const bf16, count: usize) -> __m512 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let words = _mm256_maskz_loadu_epi16(mask(count), from.cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm256_storeu_si256(to.cast(), round_to_bf16(a)) }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16_partial(self, to: *mut bf16, a: __m512, count: usize) {
+            // SAFETY: the caller's promise.
+            unsafe { _mm256_mask_storeu_epi16(to.cast(), mask(count), round_to_bf16(a)) }
+        }
+    }
+}

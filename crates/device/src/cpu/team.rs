@@ -1,0 +1,266 @@
+//! A team: the threads of one queue, which share out the tasks of one kernel at a time.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
+
+/// How often a thread looks for work before it sleeps: some tens of microseconds, about the gap between two kernels.
+const SPINS_BEFORE_SLEEP: usize = 400;
+
+/// The threads of a queue. The thread that owns the team works too.
+pub(crate) struct Team {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+    scratch: Scratch,
+    /// Memory for one kernel's use across all its tasks, such as packed operands.
+    common: Scratch,
+}
+
+struct Shared {
+    /// Counts the jobs so far; a helper that sees it change takes part in the job.
+    epoch: AtomicUsize,
+    job: Mutex<Option<Job>>,
+    wake: Condvar,
+    next_task: AtomicUsize,
+    helpers_busy: AtomicUsize,
+    failure: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+    stop: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    tasks: usize,
+    work: *const Work<'static>,
+}
+
+// SAFETY: the closure is Sync, and `Team::tasks` does not return while a helper may still call it.
+unsafe impl Send for Job {}
+
+impl Team {
+    /// A team of `threads`, the caller included. Helper threads are named after `name`; helper i runs `setup(i)` first.
+    pub fn start(name: &str, threads: usize, setup: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<Team> {
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: Mutex::new(None),
+            wake: Condvar::new(),
+            next_task: AtomicUsize::new(0),
+            helpers_busy: AtomicUsize::new(0),
+            failure: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let mut helpers = Vec::new();
+        for index in 1..threads {
+            let (shared, setup) = (shared.clone(), setup.clone());
+            let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
+            helpers.push(builder.spawn(move || {
+                setup(index);
+                shared.help();
+            })?);
+        }
+        Ok(Team { shared, helpers, scratch: Scratch::default(), common: Scratch::default() })
+    }
+
+    /// Runs `work(0..tasks)`, each once, on whichever thread is free, and returns when all are done.
+    ///
+    /// What a task computes must depend on its number alone.
+    pub fn tasks(&mut self, tasks: usize, work: impl Fn(usize, &mut Scratch) + Sync) {
+        if tasks <= 1 || self.helpers.is_empty() {
+            (0..tasks).for_each(|task| work(task, &mut self.scratch));
+            return;
+        }
+        let work: &Work<'_> = &work;
+        // SAFETY: only the lifetime changes, and no helper holds the closure once `join` has returned.
+        let work: &Work<'static> = unsafe { std::mem::transmute(work) };
+        self.shared.publish(Job { tasks, work }, self.helpers.len());
+        let own = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(tasks, work, &mut self.scratch)));
+        self.shared.join();
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        let failure = self.shared.failure.lock().expect("no panic under this lock").take();
+        if let Some(panic) = failure {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Runs `work` on `0..len` cut in blocks of `block`.
+    pub fn blocks(&mut self, len: usize, block: usize, work: impl Fn(Range<usize>, &mut Scratch) + Sync) {
+        self.tasks(len.div_ceil(block), |task, scratch| work(task * block..len.min((task + 1) * block), scratch));
+    }
+
+    /// Takes the memory that one kernel may use across its tasks; hand it back with [`Team::return_common`].
+    pub fn take_common(&mut self) -> Scratch {
+        std::mem::take(&mut self.common)
+    }
+
+    pub fn return_common(&mut self, common: Scratch) {
+        self.common = common;
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.announce();
+        for helper in self.helpers.drain(..) {
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Shared {
+    fn publish(&self, job: Job, helpers: usize) {
+        self.next_task.store(0, Ordering::Relaxed);
+        self.helpers_busy.store(helpers, Ordering::Relaxed);
+        *self.job.lock().expect("no panic under this lock") = Some(job);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        let _guard = self.job.lock().expect("no panic under this lock");
+        self.epoch.fetch_add(1, Ordering::Release);
+        self.wake.notify_all();
+    }
+
+    fn join(&self) {
+        let mut looks = 0usize;
+        while self.helpers_busy.load(Ordering::Acquire) > 0 {
+            looks += 1;
+            if looks < SPINS_BEFORE_SLEEP { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+
+    fn take_tasks(&self, tasks: usize, work: &Work<'_>, scratch: &mut Scratch) {
+        loop {
+            let task = self.next_task.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                return;
+            }
+            work(task, scratch);
+        }
+    }
+
+    fn help(&self) {
+        let mut scratch = Scratch::default();
+        let mut seen = 0;
+        loop {
+            seen = self.next_epoch(seen);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let job = self.job.lock().expect("no panic under this lock").expect("an epoch begins with its job");
+            // SAFETY: `Team::tasks` keeps the closure alive until `helpers_busy` is back at zero, below.
+            let work = unsafe { &*job.work };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(job.tasks, work, &mut scratch))) {
+                self.next_task.store(job.tasks, Ordering::Relaxed);
+                *self.failure.lock().expect("no panic under this lock") = Some(panic);
+            }
+            self.helpers_busy.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    fn next_epoch(&self, seen: usize) -> usize {
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.job.lock().expect("no panic under this lock");
+        while self.epoch.load(Ordering::Acquire) == seen {
+            guard = self.wake.wait(guard).expect("no panic under this lock");
+        }
+        self.epoch.load(Ordering::Acquire)
+    }
+}
+
+/// A thread's working memory: grows to the largest request and keeps its contents from use to use.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    memory: Option<(std::ptr::NonNull<u8>, Layout)>,
+}
+
+// SAFETY: the memory belongs to this value alone.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    /// `len` numbers, aligned for vectors, holding whatever was left there.
+    pub fn floats(&mut self, len: usize) -> &mut [f32] {
+        let first = self.at_least(len * size_of::<f32>()).cast::<f32>();
+        // SAFETY: the memory is at least that long, aligned, initialised, any bits are an f32, and `self` is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
+    /// `len` 16-bit words, likewise.
+    pub fn words(&mut self, len: usize) -> &mut [u16] {
+        let first = self.at_least(len * size_of::<u16>()).cast::<u16>();
+        // SAFETY: as for `floats`.
+        unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
+    fn at_least(&mut self, bytes: usize) -> *mut u8 {
+        if let Some((memory, layout)) = self.memory
+            && layout.size() >= bytes
+        {
+            return memory.as_ptr();
+        }
+        self.release();
+        let size = bytes.next_power_of_two().max(4096);
+        let layout = Layout::from_size_align(size, 4096).expect("scratch sizes are far below the limit");
+        // SAFETY: the layout's size is not zero.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let memory = std::ptr::NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout));
+        self.memory = Some((memory, layout));
+        memory.as_ptr()
+    }
+
+    fn release(&mut self) {
+        if let Some((memory, layout)) = self.memory.take() {
+            // SAFETY: allocated with this layout in `at_least`.
+            unsafe { dealloc(memory.as_ptr(), layout) };
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_whatever_the_number_of_threads() {
+        for threads in [1, 2, 3, 8] {
+            let mut team = Team::start("test", threads, |_| ()).unwrap();
+            for tasks in [0, 1, 2, 7, 1000] {
+                let runs: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                team.tasks(tasks, |task, _| {
+                    runs[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(runs.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{tasks} tasks, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_panics_the_caller_and_leaves_the_team_usable() {
+        let mut team = Team::start("test", 4, |_| ()).unwrap();
+        let result = catch_unwind(AssertUnwindSafe(|| team.tasks(100, |task, _| assert_ne!(task, 63))));
+        assert!(result.is_err());
+        let sum = AtomicUsize::new(0);
+        team.tasks(10, |task, _| {
+            sum.fetch_add(task, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+}

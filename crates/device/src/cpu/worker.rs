@@ -1,0 +1,277 @@
+//! The queues of a CPU device: a worker thread each, fed through a bounded channel.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use half::bf16;
+
+use super::features;
+use super::matrix::{Element, Matrix, indices, matrix, with_element};
+use super::memory::Memory;
+use super::team::Team;
+use crate::kernel::Kernel;
+use crate::queue::{Backend, Event, HostData, KernelTime, Lane};
+use crate::{DType, View};
+
+/// Commands a queue holds before the host must wait.
+const QUEUE_DEPTH: usize = 1024;
+
+/// The cores and the memory of one CPU device.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Names the device's threads.
+    pub name: String,
+    /// Threads of the compute queue.
+    pub threads: usize,
+    /// The cores to pin them to, one each; not pinned if empty.
+    pub cores: Vec<usize>,
+    /// Address space of the arena; memory is used only as it is touched.
+    pub memory_bytes: u64,
+}
+
+impl CpuOptions {
+    /// `threads` threads and as much memory as the machine has.
+    pub fn with_threads(threads: usize) -> CpuOptions {
+        let memory_bytes = features::machine_memory_bytes();
+        CpuOptions { name: "rank0".to_owned(), threads, cores: Vec::new(), memory_bytes }
+    }
+}
+
+/// A flag that goes up once and can be waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Flag {
+    up: Mutex<bool>,
+    raised: Condvar,
+}
+
+impl Flag {
+    pub fn raised() -> Arc<Flag> {
+        Arc::new(Flag { up: Mutex::new(true), raised: Condvar::new() })
+    }
+
+    fn raise(&self) {
+        *self.up.lock().expect("no panic under this lock") = true;
+        self.raised.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut up = self.up.lock().expect("no panic under this lock");
+        while !*up {
+            up = self.raised.wait(up).expect("no panic under this lock");
+        }
+    }
+}
+
+enum Command {
+    Launch(Kernel),
+    Upload(View, HostData),
+    Download(View, SyncSender<HostData>),
+    Record(Arc<Flag>),
+    Wait(Arc<Flag>),
+}
+
+/// What the workers tell the host.
+#[derive(Default)]
+struct Reports {
+    measuring: AtomicBool,
+    times: Mutex<Vec<KernelTime>>,
+    /// The message of the first kernel that panicked. Nothing runs after it.
+    failure: Mutex<Option<String>>,
+}
+
+pub(crate) struct CpuBackend {
+    queues: [WorkerQueue; 2],
+    reports: Arc<Reports>,
+    memory: Memory,
+}
+
+struct WorkerQueue {
+    commands: Option<SyncSender<Command>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CpuBackend {
+    pub fn start(options: &CpuOptions) -> std::io::Result<CpuBackend> {
+        assert!(options.threads > 0, "a device has at least one thread");
+        features::enable_tiles();
+        let reports = Arc::new(Reports::default());
+        let memory = Memory::reserve(options.memory_bytes)?;
+        let compute = start_worker(format!("{}-compute", options.name), options.threads, &options.cores, &reports, true)?;
+        let comm = start_worker(format!("{}-comm", options.name), 1, &[], &reports, false)?;
+        Ok(CpuBackend { queues: [compute, comm], reports, memory })
+    }
+
+    pub fn base_address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    pub fn measure_kernels(&self, on: bool) {
+        self.reports.measuring.store(on, Ordering::Release);
+    }
+
+    pub fn take_kernel_times(&self) -> Vec<KernelTime> {
+        std::mem::take(&mut self.reports.times.lock().expect("no panic under this lock"))
+    }
+
+    fn send(&self, lane: Lane, command: Command) {
+        self.check();
+        let commands = self.queues[lane as usize].commands.as_ref().expect("open while the device lives");
+        commands.send(command).expect("a worker serves its queue until the device is dropped");
+    }
+
+    /// Panics with the message of the kernel that failed, if one did.
+    fn check(&self) {
+        if let Some(message) = &*self.reports.failure.lock().expect("no panic under this lock") {
+            panic!("{message}");
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    fn launch(&self, lane: Lane, kernel: Kernel) {
+        self.send(lane, Command::Launch(kernel));
+    }
+
+    fn record(&self, lane: Lane) -> Event {
+        let flag = Arc::new(Flag::default());
+        self.send(lane, Command::Record(flag.clone()));
+        Event(flag)
+    }
+
+    fn wait(&self, lane: Lane, event: &Event) {
+        self.send(lane, Command::Wait(event.0.clone()));
+    }
+
+    fn upload(&self, lane: Lane, view: View, data: HostData) {
+        self.send(lane, Command::Upload(view, data));
+    }
+
+    fn download(&self, lane: Lane, view: View) -> HostData {
+        let (sender, receiver) = sync_channel(1);
+        self.send(lane, Command::Download(view, sender));
+        let data = receiver.recv();
+        self.check();
+        data.expect("a queue that has not failed answers")
+    }
+
+    fn finish(&self, lane: Lane) {
+        self.record(lane).0.wait();
+        self.check();
+    }
+}
+
+impl Drop for CpuBackend {
+    fn drop(&mut self) {
+        for queue in &mut self.queues {
+            queue.commands = None;
+            if let Some(thread) = queue.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn start_worker(
+    name: String,
+    threads: usize,
+    cores: &[usize],
+    reports: &Arc<Reports>,
+    measured: bool,
+) -> std::io::Result<WorkerQueue> {
+    let (sender, receiver) = sync_channel(QUEUE_DEPTH);
+    let (reports, cores) = (reports.clone(), cores.to_vec());
+    let pin = move |index: usize| {
+        if let Some(&core) = cores.get(index) {
+            features::pin_to_core(core);
+        }
+    };
+    let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+        pin(0);
+        match Team::start(&name, threads, pin) {
+            Ok(team) => serve(team, receiver, &reports, measured),
+            Err(error) => fail(&reports, format!("{name}: cannot start its threads: {error}")),
+        }
+    })?;
+    Ok(WorkerQueue { commands: Some(sender), thread: Some(thread) })
+}
+
+/// Runs commands until the queue is closed. After a failure only events are still raised, so that nobody waits for ever.
+fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measured: bool) {
+    let mut failed = false;
+    for command in commands {
+        match command {
+            Command::Record(flag) => flag.raise(),
+            Command::Wait(flag) => flag.wait(),
+            _ if failed => (),
+            command => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
+                if let Err(panic) = outcome {
+                    failed = true;
+                    fail(reports, panic_message(&*panic));
+                }
+            }
+        }
+    }
+}
+
+fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool) {
+    match command {
+        Command::Launch(kernel) if measured && reports.measuring.load(Ordering::Acquire) => {
+            let start = Instant::now();
+            kernel.run_on_cpu(team);
+            let duration = start.elapsed();
+            let operation = kernel.operation();
+            let dims = if let Kernel::Product(product) = &kernel { Some(product.dims()) } else { None };
+            let (flops, bytes) = (operation.flops(), operation.bytes());
+            let time = KernelTime { name: kernel.name(), dims, flops, bytes, duration };
+            reports.times.lock().expect("no panic under this lock").push(time);
+        }
+        Command::Launch(kernel) => kernel.run_on_cpu(team),
+        Command::Upload(view, data) => upload(view, data),
+        Command::Download(view, reply) => drop(reply.send(download(view))),
+        Command::Record(_) | Command::Wait(_) => unreachable!("handled by the caller"),
+    }
+}
+
+fn fail(reports: &Reports, message: String) {
+    reports.failure.lock().expect("no panic under this lock").get_or_insert(message);
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
+}
+
+fn upload(view: View, data: HostData) {
+    match data {
+        HostData::Floats(values) => with_element!(view.dtype, E => {
+            write_rows(matrix::<E>(&view), values.iter().map(|&value| E::from_f32(value)));
+        }),
+        HostData::Indices(values) => write_rows(indices(&view), values.into_iter()),
+    }
+}
+
+fn download(view: View) -> HostData {
+    match view.dtype {
+        DType::U32 => HostData::Indices(read_rows(indices(&view)).collect()),
+        DType::F32 => HostData::Floats(read_rows(matrix::<f32>(&view)).collect()),
+        DType::Bf16 => HostData::Floats(read_rows(matrix::<bf16>(&view)).map(bf16::to_f32).collect()),
+    }
+}
+
+fn write_rows<T>(to: Matrix<T>, values: impl ExactSizeIterator<Item = T>) {
+    assert_eq!(values.len(), to.rows * to.cols, "upload of another size");
+    for (i, value) in values.enumerate() {
+        // SAFETY: inside the matrix, and this queue's order keeps others away.
+        unsafe { to.at(i / to.cols, i % to.cols).write(value) };
+    }
+}
+
+fn read_rows<T: Copy>(from: Matrix<T>) -> impl Iterator<Item = T> {
+    // SAFETY: inside the matrix, and this queue's order keeps others away.
+    (0..from.rows * from.cols).map(move |i| unsafe { from.at(i / from.cols, i % from.cols).read() })
+}

@@ -1,0 +1,86 @@
+use std::sync::Arc;
+
+use crate::arena::{Arena, Usage};
+use crate::cpu::{CpuBackend, CpuOptions};
+use crate::dry::{Counts, DryBackend};
+use crate::queue::{KernelTime, Lane, Queue};
+
+/// What a rank computes on: memory, a compute queue and a comm queue.
+pub struct Device {
+    arena: Arena,
+    compute: Queue,
+    comm: Queue,
+    kind: Kind,
+}
+
+enum Kind {
+    Cpu(Arc<CpuBackend>),
+    Dry(Arc<DryBackend>),
+}
+
+impl Device {
+    pub fn cpu(options: &CpuOptions) -> std::io::Result<Device> {
+        let backend = Arc::new(CpuBackend::start(options)?);
+        let arena = Arena::new(backend.base_address(), options.memory_bytes);
+        Ok(Device {
+            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
+            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
+            arena,
+            kind: Kind::Cpu(backend),
+        })
+    }
+
+    /// A device that computes nothing and counts everything, with memory without end.
+    pub fn dry() -> Device {
+        let backend = Arc::new(DryBackend::default());
+        let arena = Arena::new(0, u64::MAX / 2);
+        Device {
+            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
+            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
+            arena,
+            kind: Kind::Dry(backend),
+        }
+    }
+
+    pub fn compute(&self) -> &Queue {
+        &self.compute
+    }
+
+    pub fn comm(&self) -> &Queue {
+        &self.comm
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.arena.usage()
+    }
+
+    pub fn reset_peak(&self) {
+        self.arena.reset_peak();
+    }
+
+    /// What a dry device has counted; empty on others.
+    pub fn counts(&self) -> Counts {
+        match &self.kind {
+            Kind::Dry(backend) => backend.counts(),
+            Kind::Cpu(_) => Counts::default(),
+        }
+    }
+
+    /// Turns the timing of single kernels on or off.
+    pub fn measure_kernels(&self, on: bool) {
+        if let Kind::Cpu(backend) = &self.kind {
+            backend.measure_kernels(on);
+        }
+    }
+
+    /// The kernels run on the compute queue since measuring began or since the last call, in order.
+    pub fn take_kernel_times(&self) -> Vec<KernelTime> {
+        match &self.kind {
+            Kind::Cpu(backend) => {
+                self.compute.finish();
+                backend.take_kernel_times()
+            }
+            Kind::Dry(_) => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The device that computes nothing: it counts launches, operations and bytes per kernel. Values read from it are zeros.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::kernel::Kernel;
+use crate::queue::{Backend, Event, HostData, Lane};
+use crate::{DType, View};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub launches: u64,
+    pub flops: u64,
+    pub bytes: u64,
+}
+
+/// What a dry device was asked to do, per kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts(pub BTreeMap<&'static str, Count>);
+
+impl Counts {
+    pub fn flops(&self) -> u64 {
+        self.0.values().map(|count| count.flops).sum()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.0.values().map(|count| count.bytes).sum()
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct DryBackend {
+    counts: Mutex<Counts>,
+}
+
+impl DryBackend {
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts.lock().expect("counting never panics").clone()
+    }
+}
+
+impl Backend for DryBackend {
+    fn launch(&self, _lane: Lane, kernel: Kernel) {
+        let mut counts = self.counts.lock().expect("counting never panics");
+        let count = counts.0.entry(kernel.name()).or_default();
+        count.launches += 1;
+        count.flops += kernel.operation().flops();
+        count.bytes += kernel.operation().bytes();
+    }
+
+    fn record(&self, _lane: Lane) -> Event {
+        Event(crate::cpu::Flag::raised())
+    }
+
+    fn wait(&self, _lane: Lane, _event: &Event) {}
+
+    fn upload(&self, _lane: Lane, _view: View, _data: HostData) {}
+
+    fn download(&self, _lane: Lane, view: View) -> HostData {
+        match view.dtype {
+            DType::U32 => HostData::Indices(vec![0; view.len()]),
+            DType::F32 | DType::Bf16 => HostData::Floats(vec![0.0; view.len()]),
+        }
+    }
+
+    fn finish(&self, _lane: Lane) {}
+}

@@ -1,0 +1,132 @@
+use std::sync::Arc;
+
+use super::Operation;
+use crate::{DType, Heads, View};
+
+/// Where the sequences (or packed documents) of a batch begin and end: offsets from 0 to T, rising.
+/// A token attends only inside its own segment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Segments(Arc<[usize]>);
+
+impl Segments {
+    pub fn new(offsets: Vec<usize>) -> Segments {
+        assert!(offsets.first() == Some(&0) && offsets.is_sorted(), "segments begin at 0 and rise: {offsets:?}");
+        Segments(offsets.into())
+    }
+
+    /// `count` sequences of `len` tokens.
+    pub fn uniform(count: usize, len: usize) -> Segments {
+        Segments::new((0..=count).map(|i| i * len).collect())
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.0[self.0.len() - 1]
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.0.windows(2).map(|pair| pair[0]..pair[1])
+    }
+}
+
+/// Which keys a query sees inside its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mask {
+    pub causal: bool,
+    /// Only keys less than this many tokens behind the query (causal), or away from it on either side.
+    pub window: Option<usize>,
+}
+
+impl Mask {
+    /// The keys, counted from the segment's start, that the query at `query` of a segment of `len` tokens sees.
+    pub fn keys(&self, query: usize, len: usize) -> std::ops::Range<usize> {
+        let start = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let end = match (self.causal, self.window) {
+            (true, _) => query + 1,
+            (false, Some(window)) => (query + window).min(len),
+            (false, None) => len,
+        };
+        start..end
+    }
+
+    /// Query-key pairs in a segment of `len` tokens.
+    fn pairs(&self, len: usize) -> u64 {
+        (0..len).map(|query| self.keys(query, len).len() as u64).sum()
+    }
+}
+
+/// `out = softmax(scale · q·kᵀ) · v` per head; query head h uses key head `h / (q.count / k.count)`.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    pub q: Heads,
+    pub k: Heads,
+    pub v: Heads,
+    pub out: Heads,
+    /// f32 [T, N]: log of each row's sum of exponentials, for backward.
+    pub logsum: View,
+    pub segments: Segments,
+    pub mask: Mask,
+    pub scale: f32,
+}
+
+fn check_heads(q: &Heads, k: &Heads, v: &Heads, others: &[&Heads], logsum: &View, segments: &Segments) {
+    assert_eq!(segments.tokens(), q.tokens(), "Attention: segments do not cover the tokens");
+    assert_eq!(q.count % k.count, 0, "Attention: {} query heads over {} key heads", q.count, k.count);
+    assert_eq!((k.count, k.tokens()), (v.count, v.tokens()), "Attention: keys and values differ");
+    for heads in [k, v].into_iter().chain(others.iter().copied()) {
+        assert_eq!((heads.dim, heads.tokens()), (q.dim, q.tokens()), "Attention: heads differ");
+        assert_eq!(heads.view.dtype, q.view.dtype, "Attention: dtypes differ");
+    }
+    assert_eq!((logsum.shape(), logsum.dtype), ([q.tokens(), q.count], DType::F32), "Attention logsum");
+}
+
+fn pair_flops(q: &Heads, segments: &Segments, mask: Mask, products: u64) -> u64 {
+    let pairs: u64 = segments.iter().map(|segment| mask.pairs(segment.len())).sum();
+    2 * products * pairs * (q.count * q.dim) as u64
+}
+
+impl Operation for Attention {
+    fn check(&self) {
+        check_heads(&self.q, &self.k, &self.v, &[&self.out], &self.logsum, &self.segments);
+    }
+
+    fn flops(&self) -> u64 {
+        pair_flops(&self.q, &self.segments, self.mask, 2)
+    }
+
+    fn bytes(&self) -> u64 {
+        [self.q, self.k, self.v, self.out].iter().map(Heads::bytes).sum::<u64>() + self.logsum.bytes()
+    }
+}
+
+/// Gradients of [`Attention`]. `dk` and `dv` are overwritten, not added to.
+#[derive(Clone, Debug)]
+pub struct AttentionBackward {
+    pub q: Heads,
+    pub k: Heads,
+    pub v: Heads,
+    pub out: Heads,
+    pub logsum: View,
+    pub dout: Heads,
+    pub dq: Heads,
+    pub dk: Heads,
+    pub dv: Heads,
+    pub segments: Segments,
+    pub mask: Mask,
+    pub scale: f32,
+}
+
+impl Operation for AttentionBackward {
+    fn check(&self) {
+        let others = [&self.out, &self.dout, &self.dq, &self.dk, &self.dv];
+        check_heads(&self.q, &self.k, &self.v, &others, &self.logsum, &self.segments);
+    }
+
+    fn flops(&self) -> u64 {
+        pair_flops(&self.q, &self.segments, self.mask, 5)
+    }
+
+    fn bytes(&self) -> u64 {
+        let heads = [self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv];
+        heads.iter().map(Heads::bytes).sum::<u64>() + self.logsum.bytes()
+    }
+}

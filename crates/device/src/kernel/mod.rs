@@ -1,0 +1,98 @@
+//! The kernels: what a device can compute, as plain data.
+//!
+//! A kernel is a struct that names its operands. [`check`](Operation::check) states the shapes it accepts,
+//! [`flops`](Operation::flops) and [`bytes`](Operation::bytes) what it costs at least; every device agrees on those.
+//! How it is computed is the device's own matter: see `cpu` for the vectorised versions and the tests for plain twins.
+//!
+//! Shapes in comments: T tokens, H features, N heads, D head dimension, V vocabulary rows held here, R ranks.
+//! Activations and matrices have the compute dtype (f32 or bf16). Vectors (norm weights, biases), statistics, losses
+//! and gradients of weights are f32. Gradients of weights are always added to what is there.
+
+mod activation;
+mod attention;
+mod elementwise;
+mod embedding;
+mod loss;
+mod norm;
+mod optimizer;
+mod product;
+mod random;
+mod rotary;
+
+pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
+pub use attention::{Attention, AttentionBackward, Mask, Segments};
+pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
+pub use embedding::{Embed, EmbedBackward, IGNORE};
+pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
+pub use norm::{Norm, NormBackward, NormKind};
+pub use optimizer::{AdamW, ClipFactor, SquaredNorm};
+pub use product::{Order, Product};
+pub use random::{Dropout, Placement, RandomNormal};
+pub use rotary::Rotary;
+
+/// What every kernel can say of itself.
+pub trait Operation {
+    /// Asserts that the operands fit together. A failure is a bug in the caller.
+    fn check(&self);
+
+    /// Floating-point operations, a multiply-add counted as two. Products and attention only: the rest is bytes.
+    fn flops(&self) -> u64 {
+        0
+    }
+
+    /// The fewest bytes that must move: each operand read once, each result written once.
+    fn bytes(&self) -> u64;
+}
+
+macro_rules! kernels {
+    ($($kernel:ident),* $(,)?) => {
+        /// Any kernel.
+        #[derive(Clone, Debug)]
+        pub enum Kernel { $($kernel($kernel)),* }
+
+        $(impl From<$kernel> for Kernel {
+            fn from(kernel: $kernel) -> Kernel { Kernel::$kernel(kernel) }
+        })*
+
+        impl Kernel {
+            pub fn name(&self) -> &'static str {
+                match self { $(Kernel::$kernel(_) => stringify!($kernel)),* }
+            }
+
+            /// The kernel as the trait every kernel implements.
+            pub fn operation(&self) -> &dyn Operation {
+                match self { $(Kernel::$kernel(kernel) => kernel),* }
+            }
+
+            pub(crate) fn run_on_cpu(&self, team: &mut crate::cpu::Team) {
+                match self { $(Kernel::$kernel(kernel) => crate::cpu::Run::run(kernel, team)),* }
+            }
+        }
+    };
+}
+
+kernels! {
+    Activate, ActivateBackward, AdamW, Add, Attention, AttentionBackward, ClipFactor, ColumnSum, Copy, Dropout, Embed,
+    EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, LossBackward, LossMerge, LossStats, Norm, NormBackward,
+    Product, RandomNormal, Rotary, ScatterColumns, SquaredNorm,
+}
+
+fn assert_same_shape(name: &str, views: &[crate::View]) {
+    for view in views {
+        assert_eq!(view.shape(), views[0].shape(), "{name}: operands of different shapes");
+    }
+}
+
+fn assert_vector(name: &str, view: &crate::View, len: usize) {
+    assert_eq!(view.shape(), [1, len], "{name}: not a vector of {len}");
+    assert_eq!(view.dtype, crate::DType::F32, "{name}: vectors are f32");
+}
+
+fn assert_indices(name: &str, view: &crate::View, len: usize) {
+    assert_eq!(view.shape(), [1, len], "{name}: not {len} indices");
+    assert_eq!(view.dtype, crate::DType::U32, "{name}: indices are u32");
+}
+
+fn optional_bytes(view: &Option<crate::View>) -> u64 {
+    view.map_or(0, |view| view.bytes())
+}

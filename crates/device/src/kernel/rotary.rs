@@ -1,0 +1,27 @@
+use super::{Operation, assert_indices};
+use crate::{DType, Heads, View};
+
+/// Rotates the first `2 · table.cols / 2` elements of each head, in place: element i pairs with element i + half.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    /// T tokens.
+    pub x: Heads,
+    /// f32 [positions, rotary dimension]: the cosines of the angles, then their sines.
+    pub table: View,
+    /// u32 [1, T]: the row of `table` for each token.
+    pub positions: View,
+    /// Rotates back: the gradient of a rotation.
+    pub inverse: bool,
+}
+
+impl Operation for Rotary {
+    fn check(&self) {
+        assert_eq!(self.table.dtype, DType::F32, "Rotary: the table is f32");
+        assert!(self.table.cols.is_multiple_of(2) && self.table.cols <= self.x.dim, "Rotary: {} of {}", self.table.cols, self.x.dim);
+        assert_indices("Rotary", &self.positions, self.x.tokens());
+    }
+
+    fn bytes(&self) -> u64 {
+        2 * self.x.bytes() * self.table.cols as u64 / self.x.dim as u64
+    }
+}

@@ -1,0 +1,24 @@
+//! One device: its memory, its two in-order queues, and the kernels it computes.
+//!
+//! [`Device`] is what a rank owns. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue
+//! behind the other. Kernels are plain data ([`kernel`]), so a device is whatever can run that list: `cpu` computes,
+//! `dry` only counts.
+//!
+//! This crate knows no ranks, no groups, no files and no models.
+
+mod arena;
+mod cpu;
+mod device;
+mod dry;
+pub mod kernel;
+mod queue;
+mod tensor;
+
+pub use arena::{Arena, OutOfMemory, Usage};
+pub use cpu::{CpuOptions, CpuReport, cpu_report};
+pub use device::Device;
+pub use dry::Counts;
+pub use queue::{Event, KernelTime, Queue};
+pub use tensor::{DType, Heads, Tensor, View};
+
+pub use half::bf16;

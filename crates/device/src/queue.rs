@@ -1,0 +1,148 @@
+//! In-order queues and the events between them.
+//!
+//! The host issues work and goes on; a queue runs what it was given in the order it was given. On a CPU a queue is a
+//! named thread, on a GPU it is a stream. Memory is placed and freed in issue order (see `arena`), so freeing a tensor
+//! that one queue still uses and handing its bytes to the other queue needs an event between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arena::Arena;
+use crate::kernel::{Fill, Kernel};
+use crate::{DType, Tensor, View};
+
+/// Which of a device's two queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Compute,
+    Comm,
+}
+
+/// What a device must do for its queues. All but `finish` and `download` return at once.
+pub(crate) trait Backend: Send + Sync {
+    fn launch(&self, lane: Lane, kernel: Kernel);
+    fn record(&self, lane: Lane) -> Event;
+    fn wait(&self, lane: Lane, event: &Event);
+    /// Writes `data`, row by row, to `view`.
+    fn upload(&self, lane: Lane, view: View, data: HostData);
+    /// Reads `view` once everything issued before has run.
+    fn download(&self, lane: Lane, view: View) -> HostData;
+    /// Blocks until everything issued so far has run.
+    fn finish(&self, lane: Lane);
+}
+
+/// Rows of numbers on their way between host and device.
+#[derive(Debug)]
+pub(crate) enum HostData {
+    Floats(Vec<f32>),
+    Indices(Vec<u32>),
+}
+
+/// A point in a queue's work that another queue can wait for.
+#[derive(Clone, Debug)]
+pub struct Event(pub(crate) Arc<crate::cpu::Flag>);
+
+/// What one kernel took, as the device measured it.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelTime {
+    pub name: &'static str,
+    /// M, N, K of a product.
+    pub dims: Option<[usize; 3]>,
+    pub flops: u64,
+    pub bytes: u64,
+    pub duration: Duration,
+}
+
+/// A handle to one of a device's queues. Clones issue to the same queue.
+#[derive(Clone)]
+pub struct Queue {
+    backend: Arc<dyn Backend>,
+    arena: Arena,
+    lane: Lane,
+}
+
+/// Rows are uploaded in pieces of about this size, so loading a large tensor stages little.
+const UPLOAD_CHUNK_ELEMENTS: usize = 1 << 18;
+
+impl Queue {
+    pub(crate) fn new(backend: Arc<dyn Backend>, arena: Arena, lane: Lane) -> Queue {
+        Queue { backend, arena, lane }
+    }
+
+    /// Issues a kernel. Panics if its operands do not fit together, or if an earlier kernel failed.
+    pub fn launch(&self, kernel: impl Into<Kernel>) {
+        let kernel = kernel.into();
+        kernel.operation().check();
+        self.backend.launch(self.lane, kernel);
+    }
+
+    /// A tensor whose contents are whatever was there before. Panics with [`OutOfMemory`](crate::OutOfMemory)'s message
+    /// when the arena is full; a dry run tells beforehand how much a program needs.
+    pub fn tensor(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let bytes = (rows as u64).checked_mul(cols as u64).and_then(|len| len.checked_mul(dtype.size_bytes() as u64));
+        let bytes = bytes.expect("a tensor's size fits 64 bits");
+        let block = self.arena.place(bytes).unwrap_or_else(|error| panic!("{error}"));
+        Tensor::new(Arc::new(block), rows, cols, dtype)
+    }
+
+    pub fn zeros(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let tensor = self.tensor(rows, cols, dtype);
+        self.launch(Fill { out: tensor.view(), value: 0.0 });
+        tensor
+    }
+
+    /// A u32 vector.
+    pub fn indices(&self, indices: &[u32]) -> Tensor {
+        let tensor = self.tensor(1, indices.len(), DType::U32);
+        self.backend.upload(self.lane, tensor.view(), HostData::Indices(indices.to_vec()));
+        tensor
+    }
+
+    /// A tensor with the given rows in it, rounded to `dtype`.
+    pub fn floats(&self, rows: usize, cols: usize, dtype: DType, values: &[f32]) -> Tensor {
+        assert_eq!(values.len(), rows * cols, "{} values for {:?}", values.len(), [rows, cols]);
+        let tensor = self.tensor(rows, cols, dtype);
+        self.backend.upload(self.lane, tensor.view(), HostData::Floats(values.to_vec()));
+        tensor
+    }
+
+    /// Fills a tensor from the host, a few rows at a time: `fill(first_row, rows)` writes whole rows one after another.
+    pub fn write_rows<E>(
+        &self,
+        view: impl Into<View>,
+        mut fill: impl FnMut(usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let view = view.into();
+        let rows_per_chunk = (UPLOAD_CHUNK_ELEMENTS / view.cols.max(1)).max(1);
+        for first in (0..view.rows).step_by(rows_per_chunk) {
+            let rows = rows_per_chunk.min(view.rows - first);
+            let mut chunk = vec![0.0; rows * view.cols];
+            fill(first, &mut chunk)?;
+            self.backend.upload(self.lane, view.row_range(first..first + rows), HostData::Floats(chunk));
+        }
+        Ok(())
+    }
+
+    /// The tensor's values, row after row, once everything issued before has run.
+    pub fn read(&self, view: impl Into<View>) -> Vec<f32> {
+        match self.backend.download(self.lane, view.into()) {
+            HostData::Floats(values) => values,
+            HostData::Indices(_) => panic!("read of a tensor of indices"),
+        }
+    }
+
+    /// A point behind everything issued so far.
+    pub fn record(&self) -> Event {
+        self.backend.record(self.lane)
+    }
+
+    /// Everything issued from here on runs after `event`.
+    pub fn wait(&self, event: &Event) {
+        self.backend.wait(self.lane, event);
+    }
+
+    /// Blocks until everything issued so far has run. Panics if a kernel failed.
+    pub fn finish(&self) {
+        self.backend.finish(self.lane);
+    }
+}

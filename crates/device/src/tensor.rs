@@ -1,0 +1,163 @@
+//! Tensors: matrices in a device's memory.
+//!
+//! Everything a transformer computes on is a matrix: tokens × features, features × features, a vector as one row.
+//! A [`Tensor`] owns a share of an arena block; a [`View`] is the copyable description of it that kernels carry.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use crate::arena::Block;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    F32,
+    Bf16,
+    /// Token ids, labels, positions, column numbers.
+    U32,
+}
+
+impl DType {
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::Bf16 => 2,
+        }
+    }
+}
+
+/// Where a matrix lies and what shape it has. It owns nothing and says nothing about lifetime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    pub(crate) address: u64,
+    pub rows: usize,
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    pub dtype: DType,
+}
+
+impl View {
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn is_contiguous(&self) -> bool {
+        self.stride == self.cols || self.rows <= 1
+    }
+
+    /// Bytes of the elements themselves, gaps between rows not counted.
+    pub fn bytes(&self) -> u64 {
+        (self.len() * self.dtype.size_bytes()) as u64
+    }
+
+    pub fn row_range(&self, rows: Range<usize>) -> View {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {:?}", self.shape());
+        let skipped_bytes = rows.start * self.stride * self.dtype.size_bytes();
+        View { address: self.address + skipped_bytes as u64, rows: rows.len(), ..*self }
+    }
+
+    pub fn col_range(&self, cols: Range<usize>) -> View {
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "cols {cols:?} of {:?}", self.shape());
+        let skipped_bytes = cols.start * self.dtype.size_bytes();
+        View { address: self.address + skipped_bytes as u64, cols: cols.len(), ..*self }
+    }
+
+    /// The same elements in another shape.
+    pub fn reshaped(&self, rows: usize, cols: usize) -> View {
+        assert!(self.is_contiguous(), "only contiguous tensors can be reshaped");
+        assert_eq!(rows * cols, self.len(), "reshape of {:?} to {:?}", self.shape(), [rows, cols]);
+        View { rows, cols, stride: cols, ..*self }
+    }
+}
+
+/// A matrix in a device's memory. Clones and slices share the block; the last one to go frees it.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    block: Arc<Block>,
+    view: View,
+}
+
+impl Tensor {
+    pub(crate) fn new(block: Arc<Block>, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        let view = View { address: block.address(), rows, cols, stride: cols, dtype };
+        Tensor { block, view }
+    }
+
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    pub fn row_range(&self, rows: Range<usize>) -> Tensor {
+        self.with(self.view.row_range(rows))
+    }
+
+    pub fn col_range(&self, cols: Range<usize>) -> Tensor {
+        self.with(self.view.col_range(cols))
+    }
+
+    pub fn reshaped(&self, rows: usize, cols: usize) -> Tensor {
+        self.with(self.view.reshaped(rows, cols))
+    }
+
+    fn with(&self, view: View) -> Tensor {
+        Tensor { block: self.block.clone(), view }
+    }
+}
+
+impl Deref for Tensor {
+    type Target = View;
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+impl From<&Tensor> for View {
+    fn from(tensor: &Tensor) -> View {
+        tensor.view
+    }
+}
+
+/// A tensor seen as attention heads: head h of token t starts `h * step` elements into row t.
+///
+/// `step` may be larger than `dim`, so the heads of a fused QKV projection are read where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    pub view: View,
+    pub count: usize,
+    pub dim: usize,
+    pub step: usize,
+}
+
+impl Heads {
+    /// Heads that lie side by side and fill the tensor's columns.
+    pub fn packed(view: impl Into<View>, count: usize) -> Heads {
+        let view = view.into();
+        assert_eq!(view.cols % count, 0, "{} columns are not {count} heads", view.cols);
+        let dim = view.cols / count;
+        Heads { view, count, dim, step: dim }
+    }
+
+    /// Heads of `dim` elements, `step` apart, beginning at column `first`.
+    pub fn strided(view: impl Into<View>, first: usize, count: usize, dim: usize, step: usize) -> Heads {
+        let view = view.into();
+        let end = first + (count - 1) * step + dim;
+        Heads { view: view.col_range(first..end), count, dim, step }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.view.rows
+    }
+
+    pub fn bytes(&self) -> u64 {
+        (self.tokens() * self.count * self.dim * self.view.dtype.size_bytes()) as u64
+    }
+}

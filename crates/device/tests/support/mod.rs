@@ -1,0 +1,98 @@
+//! What kernel tests share: devices to run on, random operands, and the one place where tolerances stand.
+#![allow(dead_code)]
+
+use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
+
+/// Both compute dtypes.
+pub const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// Relative error by norm that a kernel may have against its plain twin in f64, given operands already rounded.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2e-6,
+        // Half a unit in the last of eight bits, on results that are rounded once.
+        DType::Bf16 => 4e-3,
+        DType::U32 => 0.0,
+    }
+}
+
+/// Runs a case on each kind of device, on one core and on several, asserts that every run gave the same bits, and
+/// returns the results.
+pub fn run(case: impl Fn(&Queue) -> Vec<Tensor>) -> Vec<Vec<f32>> {
+    let results: Vec<Vec<Vec<f32>>> = [1, 2, 3]
+        .into_iter()
+        .map(|threads| {
+            let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
+            let device = Device::cpu(&options).expect("a CPU device starts");
+            let queue = device.compute();
+            case(queue).iter().map(|tensor| queue.read(tensor)).collect()
+        })
+        .collect();
+    for other in &results[1..] {
+        assert_eq!(bits(other), bits(&results[0]), "the bits depend on the number of threads");
+    }
+    results.into_iter().next().expect("three runs")
+}
+
+fn bits(results: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    results.iter().map(|values| values.iter().map(|value| value.to_bits()).collect()).collect()
+}
+
+/// A small seeded generator.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() >> 33) as usize % end
+    }
+
+    /// In -1..1.
+    pub fn number(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// Numbers that `dtype` holds exactly, so that a twin in f64 starts from the same operands.
+    pub fn numbers(&mut self, len: usize, dtype: DType) -> Vec<f32> {
+        (0..len).map(|_| rounded(self.number(), dtype)).collect()
+    }
+}
+
+pub fn rounded(value: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::Bf16 => evenkeel_device::bf16::from_f32(value).to_f32(),
+        DType::F32 | DType::U32 => value,
+    }
+}
+
+/// A tensor with `padding` unused columns after each row, to exercise strides. The padding is NaN.
+pub fn strided(queue: &Queue, rows: usize, cols: usize, padding: usize, dtype: DType, values: &[f32]) -> Tensor {
+    let width = cols + padding;
+    let padded: Vec<f32> =
+        (0..rows * width).map(|i| if i % width < cols { values[i / width * cols + i % width] } else { f32::NAN }).collect();
+    queue.floats(rows, width, dtype, &padded).col_range(0..cols)
+}
+
+/// ‖actual - expected‖ / ‖expected‖.
+pub fn relative_error(actual: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let difference: f64 = actual.iter().zip(expected).map(|(&a, &e)| (a as f64 - e).powi(2)).sum();
+    let size: f64 = expected.iter().map(|e| e.powi(2)).sum();
+    if difference == 0.0 { 0.0 } else { (difference / size.max(1e-30)).sqrt() }
+}
+
+#[track_caller]
+pub fn assert_close(what: &str, actual: &[f32], expected: &[f64], tolerance: f64) {
+    let error = relative_error(actual, expected);
+    assert!(error <= tolerance, "{what}: relative error {error:.2e} above {tolerance:.0e}");
+}

@@ -1,0 +1,303 @@
+"""Makes the golden folders: tiny Hugging Face checkpoints and the numbers PyTorch computes from them.
+
+    python golden/make.py            every case
+    python golden/make.py CASE...    only those
+
+Shapes: T tokens of all documents laid end to end, V vocabulary, B images, C channels, H height, W width, S steps.
+"""
+
+import shutil
+import sys
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    ViTConfig,
+    logging,
+)
+
+ROOT = Path(__file__).parent
+IGNORED = -100
+STEPS = 10
+
+
+@dataclass
+class Case:
+    config: PreTrainedConfig
+    shard: str = "1GB"
+    adamw: bool = False
+
+    def constants(self):
+        return {}
+
+
+@dataclass
+class Language(Case):
+    documents: tuple = (24, 24)  # lengths; each document is its own sequence with its own positions
+
+    auto = AutoModelForCausalLM
+
+    def segments(self):
+        return torch.tensor((0, *self.documents)).cumsum(0)  # [documents + 1]
+
+    def constants(self):
+        return {"segments": self.segments().int()}
+
+    def batch(self, random):
+        tokens = sum(self.documents)
+        # Token 0 is Gemma's padding, whose embedding PyTorch gives no gradient.
+        input_ids = torch.randint(1, self.config.vocab_size, (tokens,), generator=random)
+        labels = input_ids.roll(-1)
+        labels[self.segments()[1:] - 1] = IGNORED
+        labels[torch.randperm(tokens, generator=random)[: tokens // 8]] = IGNORED
+        return {"input_ids": input_ids.int(), "labels": labels.int()}  # [T], [T]
+
+    def logits(self, model, batch):
+        documents = batch["input_ids"].split(self.documents)
+        return torch.cat([model(input_ids=ids[None], use_cache=False).logits[0] for ids in documents])  # [T, V]
+
+
+@dataclass
+class Image(Case):
+    images: int = 3
+
+    auto = AutoModelForImageClassification
+
+    def batch(self, random):
+        config = self.config
+        shape = (self.images, config.num_channels, config.image_size, config.image_size)
+        return {
+            "pixel_values": torch.randn(shape, generator=random),  # [B, C, H, W]
+            "labels": torch.randint(config.num_labels, (self.images,), generator=random).int(),  # [B]
+        }
+
+    def logits(self, model, batch):
+        return model(pixel_values=batch["pixel_values"]).logits  # [B, labels]
+
+
+TINY = dict(
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+LLAMA2 = TINY | dict(num_key_value_heads=4)
+NEOX = dict(
+    vocab_size=101,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    rotary_pct=0.25,
+)
+
+CASES = {
+    "llama2": Language(LlamaConfig(**LLAMA2)),
+    # Wavelengths 6, 32, 167 and up against the bounds 16 and 64: one kept, one smoothed, the others divided.
+    "llama3": Language(
+        LlamaConfig(
+            **TINY | dict(hidden_size=64, intermediate_size=96, max_position_embeddings=512),
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=500000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        ),
+        shard="80KB",
+        adamw=True,
+    ),
+    "llama_linear": Language(
+        LlamaConfig(
+            **TINY,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0),
+        )
+    ),
+    "llama_odd": Language(
+        LlamaConfig(
+            vocab_size=97,
+            hidden_size=33,
+            intermediate_size=53,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=10,
+            max_position_embeddings=64,
+        )
+    ),
+    "llama_packed": Language(LlamaConfig(**TINY), documents=(7, 1, 19, 5)),
+    "llama_short": Language(LlamaConfig(**LLAMA2), documents=(2,)),
+    "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
+    "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True)),
+    "qwen3": Language(Qwen3Config(**TINY | dict(hidden_size=40), head_dim=16)),
+    "gemma3": Language(
+        Gemma3TextConfig(
+            **TINY | dict(num_hidden_layers=3, num_key_value_heads=1),
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+                full_attention=dict(rope_type="default", rope_theta=10000.0),
+            ),
+        )
+    ),
+    "gpt2": Language(
+        GPT2Config(
+            vocab_size=101,
+            n_positions=32,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ),
+    "gpt_neox": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=True)),
+    "gpt_neox_serial": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=False)),
+    "vit": Image(
+        ViTConfig(
+            image_size=24,
+            patch_size=8,
+            num_channels=3,
+            hidden_size=32,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_labels=10,
+        ),
+        adamw=True,
+    ),
+}
+
+
+def make(name, case):
+    folder = ROOT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    save_random_checkpoint(case, folder, random)
+
+    # Loaded back, so the numbers are those of the files and not of a model the files might misstate.
+    model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    save_file(golden(case, model, random), folder / "golden.safetensors")
+    assert gradient_shapes(folder) == weight_shapes(folder)
+    if case.adamw:
+        save_file(adamw(case, model, random), folder / "adamw.safetensors")
+
+    size_kib = sum(file.stat().st_size for file in folder.iterdir()) // 1024
+    print(f"{name}: {size_kib} KiB")
+
+
+def save_random_checkpoint(case, folder, random):
+    model = case.auto.from_config(case.config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=random)
+            if parameter.dim() > 1:
+                parameter.copy_(0.15 * noise)
+            else:
+                # Norms and biases start where they do nothing, which would hide a wrong gradient.
+                parameter.add_(0.2 * noise)
+    model.save_pretrained(folder, max_shard_size=case.shard)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def golden(case, model, random):
+    batch = case.batch(random)
+    labels = batch["labels"].long()
+    logits = case.logits(model, batch)
+    loss = cross_entropy(logits, labels, ignore_index=IGNORED)
+    smoothed_loss = cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=0.1)
+
+    loss.backward()
+    gradients = as_saved(model, {key: parameter.grad for key, parameter in model.named_parameters()})
+    return {
+        **case.constants(),
+        **batch,
+        "logits": logits.detach(),
+        "loss": loss.detach().reshape(1),
+        "smoothed_loss": smoothed_loss.detach().reshape(1),
+        **{f"grad.{key}": gradient for key, gradient in gradients.items()},
+    }
+
+
+def adamw(case, model, random):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    batches = [case.batch(random) for _ in range(STEPS)]
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(case.logits(model, batch), batch["labels"].long(), ignore_index=IGNORED)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+
+    return {
+        **case.constants(),
+        **{key: torch.stack([batch[key] for batch in batches]) for key in batches[0]},  # [S, ...]
+        "losses": torch.stack(losses),  # [S]
+        **{
+            f"final.{key}": weight
+            for key, weight in as_saved(model, model.state_dict()).items()
+            # Without rotation a key's bias shifts all its scores alike and softmax removes it:
+            # its gradient is rounding noise, which AdamW scales up to full steps.
+            if not key.endswith("key.bias")
+        },
+    }
+
+
+def as_saved(model, tensors):
+    """The tensors under the names, and in the layout, that `save_pretrained` gives the model's weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=dict(tensors))
+        return load_file(Path(folder) / "model.safetensors")
+
+
+def weight_shapes(folder):
+    return {key: weight.shape for file in folder.glob("model*.safetensors") for key, weight in load_file(file).items()}
+
+
+def gradient_shapes(folder):
+    tensors = load_file(folder / "golden.safetensors")
+    return {key.removeprefix("grad."): tensor.shape for key, tensor in tensors.items() if key.startswith("grad.")}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    torch.use_deterministic_algorithms(True)
+    names = sys.argv[1:] or list(CASES)
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        print(f"error: no case {', '.join(unknown)}\n  hint: the cases are {', '.join(CASES)}", file=sys.stderr)
+        sys.exit(2)
+    for name in names:
+        make(name, CASES[name])
