@@ -71,6 +71,11 @@ impl View {
         View { address: self.address + skipped_bytes as u64, cols: cols.len(), ..*self }
     }
 
+    /// Rows 0, n, 2n, …
+    pub fn every_nth_row(&self, n: usize) -> View {
+        View { rows: self.rows.div_ceil(n), stride: self.stride * n, ..*self }
+    }
+
     /// The same elements in another shape.
     pub fn reshaped(&self, rows: usize, cols: usize) -> View {
         assert!(self.is_contiguous(), "only contiguous tensors can be reshaped");
@@ -102,6 +107,10 @@ impl Tensor {
 
     pub fn col_range(&self, cols: Range<usize>) -> Tensor {
         self.with(self.view.col_range(cols))
+    }
+
+    pub fn every_nth_row(&self, n: usize) -> Tensor {
+        self.with(self.view.every_nth_row(n))
     }
 
     pub fn reshaped(&self, rows: usize, cols: usize) -> Tensor {

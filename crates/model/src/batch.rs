@@ -1,0 +1,104 @@
+//! What a pass reads: tokens or images, where they stand, and what is to be predicted.
+
+use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::{DType, Queue, Tensor};
+
+use crate::config::Input;
+
+/// A batch on a device. All its sequences lie one after another: T tokens, cut by `segments`.
+pub struct Batch {
+    pub segments: Segments,
+    /// u32 [1, T]: token ids; empty for images.
+    pub(crate) ids: Tensor,
+    /// u32 [1, T]: each token's place in its segment.
+    pub(crate) positions: Tensor,
+    /// The patches of images, [T, channels · patch²], zero in the class token's rows.
+    pub(crate) patches: Option<Tensor>,
+    /// u32 [1, T]: 0 for class tokens, [`IGNORE`] for the others, and the reverse.
+    pub(crate) class_rows: Tensor,
+    pub(crate) patch_rows: Tensor,
+    /// u32 [1, T], or one label per image.
+    pub(crate) labels: Tensor,
+    /// Labels that count.
+    pub targets: usize,
+}
+
+/// Pictures in [image, channel, y, x] order.
+pub struct Images<'a> {
+    pub pixels: &'a [f32],
+    pub count: usize,
+}
+
+impl Batch {
+    /// Token sequences. `labels[t]` is what should follow token t, or [`IGNORE`].
+    pub fn tokens(queue: &Queue, ids: &[u32], labels: &[u32], segments: Segments) -> Batch {
+        assert_eq!((ids.len(), labels.len()), (segments.tokens(), segments.tokens()), "one id and one label per token");
+        Batch {
+            ids: queue.indices(ids),
+            positions: queue.indices(&positions(&segments)),
+            patches: None,
+            class_rows: queue.indices(&[]),
+            patch_rows: queue.indices(&[]),
+            labels: queue.indices(labels),
+            targets: count_targets(labels),
+            segments,
+        }
+    }
+
+    /// Images for a classifier with the given input sizes, one label each.
+    pub fn images(queue: &Queue, images: Images<'_>, labels: &[u32], input: Input, dtype: DType) -> Batch {
+        let Input::Images { size, patch, channels } = input else { panic!("this model reads tokens") };
+        assert_eq!(labels.len(), images.count, "one label per image");
+        assert_eq!(images.pixels.len(), images.count * channels * size * size, "pixels of {} images", images.count);
+        let segments = Segments::uniform(images.count, Input::tokens_per_image(size, patch));
+        let positions = positions(&segments);
+        let rows = |is_class: bool| -> Vec<u32> {
+            positions.iter().map(|&position| if (position == 0) == is_class { 0 } else { IGNORE }).collect()
+        };
+        let width = channels * patch * patch;
+        let patches = queue.tensor(segments.tokens(), width, dtype);
+        let filled = queue.write_rows(&patches, |first, rows| -> Result<(), std::convert::Infallible> {
+            for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                copy_patch(&images, first + i, size, patch, channels, row);
+            }
+            Ok(())
+        });
+        filled.expect("infallible");
+        Batch {
+            ids: queue.indices(&[]),
+            class_rows: queue.indices(&rows(true)),
+            patch_rows: queue.indices(&rows(false)),
+            positions: queue.indices(&positions),
+            patches: Some(patches),
+            labels: queue.indices(labels),
+            targets: count_targets(labels),
+            segments,
+        }
+    }
+
+    pub fn token_count(&self) -> usize {
+        self.segments.tokens()
+    }
+}
+
+fn positions(segments: &Segments) -> Vec<u32> {
+    segments.iter().flat_map(|segment| 0..segment.len() as u32).collect()
+}
+
+fn count_targets(labels: &[u32]) -> usize {
+    labels.iter().filter(|&&label| label != IGNORE).count()
+}
+
+/// Writes the patch that token `row` of the batch stands for, in [channel, y, x] order; the class token's is zero.
+fn copy_patch(images: &Images, row: usize, size: usize, patch: usize, channels: usize, out: &mut [f32]) {
+    let per_side = size / patch;
+    let tokens = Input::tokens_per_image(size, patch);
+    let (image, token) = (row / tokens, row % tokens);
+    let Some(index) = token.checked_sub(1) else { return out.fill(0.0) };
+    let (top, left) = (index / per_side * patch, index % per_side * patch);
+    for (line, out) in out.chunks_exact_mut(patch).enumerate() {
+        let (channel, y) = (line / patch, top + line % patch);
+        let start = ((image * channels + channel) * size + y) * size + left;
+        out.copy_from_slice(&images.pixels[start..start + patch]);
+    }
+}

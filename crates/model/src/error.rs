@@ -1,0 +1,36 @@
+use std::path::PathBuf;
+
+/// Why a model cannot be built or loaded. [`Error::hint`] says what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] evenkeel_store::Error),
+    #[error("config.json: architecture `{found}` is not known; known are {known}")]
+    UnknownArchitecture { found: String, known: String },
+    #[error("config.json: `{key}` is {found}, expected {expected}")]
+    BadConfig { key: String, expected: String, found: String },
+    #[error("config.json: `{key}` is missing, expected {expected}")]
+    MissingKey { key: String, expected: String },
+    #[error("config.json: {what} is not supported")]
+    Unsupported { what: String },
+    #[error("tensor `{name}` is missing in {}; {missing} of {expected} tensors are", .folder.display())]
+    MissingTensor { name: String, folder: PathBuf, missing: usize, expected: usize },
+    #[error("tensor `{name}` in {} does not belong to this model; {unexpected} such tensors", .folder.display())]
+    UnexpectedTensor { name: String, folder: PathBuf, unexpected: usize },
+    #[error("tensor `{name}` is {found:?} in {}, config.json needs {expected:?}", .file.display())]
+    WrongShape { name: String, file: PathBuf, found: Vec<usize>, expected: Vec<usize> },
+}
+
+impl Error {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Store(error) => error.hint().map(|hint| hint.to_string()),
+            Error::UnknownArchitecture { .. } => Some("set `model_type` in config.json to the architecture it is built like".into()),
+            Error::BadConfig { .. } | Error::MissingKey { .. } => Some("is the folder complete and from transformers?".into()),
+            Error::Unsupported { .. } => None,
+            Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
+                Some("the checkpoint and the config are from different models".into())
+            }
+        }
+    }
+}

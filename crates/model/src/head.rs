@@ -1,0 +1,114 @@
+//! The end of the chain: logits, loss and its gradient, a few tokens at a time so that the logits never exist whole.
+//!
+//! The vocabulary may be split: [`Head::stats`] speaks of the columns held here, and [`Head::loss`] takes statistics
+//! that were merged over all of them.
+
+use std::ops::Range;
+
+use evenkeel_device::kernel::{ColumnSum, LossBackward, LossStats, Order, Product, STATS_PER_TOKEN};
+use evenkeel_device::{DType, Tensor};
+
+use crate::body::Context;
+use crate::entry::Entry;
+use crate::op::add_weight_gradient;
+use crate::parameters::{Gradients, ParamId};
+
+/// Logits in memory at a time: 32 MiB as f32.
+const CHUNK_ELEMENTS: usize = 8 << 20;
+
+/// The last unit.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub entry: Entry,
+    pub(crate) weight: ParamId,
+    pub(crate) bias: Option<ParamId>,
+    /// Classes over all ranks.
+    pub(crate) classes: usize,
+    /// Only the first token of each segment is classified: the class token of an image.
+    pub(crate) first_tokens_only: bool,
+}
+
+/// How losses become a number to minimise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossOptions {
+    /// The share of each label's probability that is spread over all classes.
+    pub smoothing: f32,
+    /// Multiplies the gradient: one over the labels of the whole batch.
+    pub scale: f32,
+}
+
+impl Head {
+    /// The rows of `normalised` that get logits.
+    pub fn classified(&self, context: &Context, normalised: &Tensor) -> Tensor {
+        if !self.first_tokens_only {
+            return normalised.clone();
+        }
+        let images = context.batch.segments.iter().count();
+        normalised.every_nth_row(context.batch.token_count() / images)
+    }
+
+    /// Which rows to treat at a time.
+    pub fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let chunk = (CHUNK_ELEMENTS / self.classes).clamp(1, rows.max(1));
+        (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
+    }
+
+    /// f32 [rows, classes held here]
+    pub fn logits(&self, context: &Context, x: &Tensor) -> Tensor {
+        let weight = context.parameters.value(self.weight);
+        let logits = context.queue.tensor(x.rows, weight.rows, DType::F32);
+        let bias = self.bias.map(|bias| context.parameters.value(bias).view());
+        context.queue.launch(Product::new(Order::NT, x, weight, &logits).with_bias(bias));
+        logits
+    }
+
+    /// What the classes held here add to the softmax of each row.
+    pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>) -> Tensor {
+        let stats = context.queue.tensor(logits.rows, STATS_PER_TOKEN, DType::F32);
+        let labels = context.batch.labels.view().col_range(rows);
+        context.queue.launch(LossStats { logits: logits.view(), labels, first: 0, stats: stats.view() });
+        stats
+    }
+
+    /// Writes the losses of these rows; with `dlogits`, also the gradient of the logits.
+    pub fn loss(
+        &self,
+        context: &Context,
+        logits: &Tensor,
+        stats: &Tensor,
+        rows: Range<usize>,
+        options: LossOptions,
+        losses: &Tensor,
+        dlogits: Option<&Tensor>,
+    ) {
+        context.queue.launch(LossBackward {
+            logits: logits.view(),
+            labels: context.batch.labels.view().col_range(rows.clone()),
+            first: 0,
+            stats: stats.view(),
+            vocabulary: self.classes,
+            smoothing: options.smoothing,
+            scale: options.scale,
+            losses: losses.view().col_range(rows),
+            dlogits: dlogits.map(Tensor::view),
+        });
+    }
+
+    /// Room for the gradient of logits: the logits themselves where the compute dtype is theirs.
+    pub fn dlogits(&self, context: &Context, logits: &Tensor) -> Tensor {
+        match context.dtype() {
+            DType::F32 => logits.clone(),
+            dtype => context.queue.tensor(logits.rows, logits.cols, dtype),
+        }
+    }
+
+    /// Writes the gradient of `x` and adds those of weight and bias.
+    pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
+        let queue = context.queue;
+        queue.launch(Product::new(Order::NN, dlogits, context.parameters.value(self.weight), dx));
+        add_weight_gradient(queue, gradients, self.weight, dlogits, x);
+        if let Some(bias) = self.bias {
+            queue.launch(ColumnSum { x: dlogits.view(), out: gradients.sum(queue, bias).view() });
+        }
+    }
+}

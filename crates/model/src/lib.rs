@@ -1,0 +1,33 @@
+//! Hugging Face transformers as chains of units over a residual stream.
+//!
+//! [`Config`] reads a `config.json`; [`Model`] turns it into a chain (`Embed → Attention → Mlp → … → Head`) and the list
+//! of its parameters; [`Parameters`] holds their values on a device, loaded from a folder or drawn at random. A unit is
+//! an [`Entry`] (residual add and norm) and a [`Body`] (the sublayer): a list of operations, each with its forward and
+//! backward written once in `op`. [`pass`] runs the chain plainly on one rank: the reference for every schedule.
+//!
+//! This crate knows no ranks, no groups and no communication.
+
+mod batch;
+mod body;
+mod build;
+mod config;
+mod entry;
+mod error;
+mod family;
+mod head;
+mod load;
+mod norm;
+mod op;
+mod parameters;
+pub mod pass;
+mod rotary;
+
+pub use batch::{Batch, Images};
+pub use body::{Body, BodyBackward, BodyState, Context};
+pub use build::{Model, Unit};
+pub use config::{Config, Input};
+pub use entry::{Entry, EntryState};
+pub use error::Error;
+pub use head::{Head, LossOptions};
+pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters};
+pub use rotary::RotaryTables;

@@ -1,0 +1,87 @@
+//! Parameters from a Hugging Face folder. Names and shapes are compared with the config before memory is used.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use evenkeel_device::{DType, Queue};
+use evenkeel_store::Folder;
+
+use crate::build::Model;
+use crate::error::Error;
+use crate::parameters::{ParamSpec, Parameters};
+
+impl Model {
+    /// The model that a folder's config.json describes.
+    pub fn open(folder: &Folder) -> Result<Model, Error> {
+        Model::from_json(folder.config())
+    }
+
+    /// Loads the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
+    pub fn load(&self, folder: &Folder, dtype: DType, queue: &Queue) -> Result<Parameters, Error> {
+        let names = self.match_names(folder)?;
+        let parameters = Parameters::allocate(&self.specs, dtype, queue);
+        for (id, name) in parameters.ids().zip(&names) {
+            let tensor = folder.tensor(name).expect("matched above");
+            let master = parameters.master(id);
+            let cols = master.cols;
+            queue.write_rows(master, |first, rows| {
+                tensor.read(first * cols..first * cols + rows.len(), rows).map_err(Error::from)
+            })?;
+        }
+        parameters.refresh_copies(queue);
+        Ok(parameters)
+    }
+
+    /// The folder's name for each parameter, once every name and shape is known to fit.
+    fn match_names(&self, folder: &Folder) -> Result<Vec<String>, Error> {
+        let present: BTreeSet<&str> = folder.names().collect();
+        let base = self.config.family.names.base;
+        let in_folder = |spec: &ParamSpec| -> Option<String> {
+            // Checkpoints of the bare network leave out the prefix.
+            [Some(spec.name.as_str()), spec.name.strip_prefix(base)]
+                .into_iter()
+                .flatten()
+                .find(|name| present.contains(name))
+                .map(str::to_owned)
+        };
+        let found: Vec<Option<String>> = self.specs.iter().map(in_folder).collect();
+        let missing = found.iter().filter(|name| name.is_none()).count();
+        if let Some(at) = found.iter().position(Option::is_none) {
+            let (name, expected) = (self.specs[at].name.clone(), self.specs.len());
+            return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
+        }
+        let names: Vec<String> = found.into_iter().flatten().collect();
+        self.refuse_unexpected(&present, &names, folder.path())?;
+        for (spec, name) in self.specs.iter().zip(&names) {
+            let tensor = folder.tensor(name).expect("present");
+            if tensor.shape() != spec.shape {
+                let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
+                return Err(Error::WrongShape { name: name.clone(), file, found, expected: spec.shape.clone() });
+            }
+        }
+        Ok(names)
+    }
+
+    fn refuse_unexpected(&self, present: &BTreeSet<&str>, names: &[String], folder: &Path) -> Result<(), Error> {
+        let known: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let unexpected: Vec<&str> =
+            present.difference(&known).copied().filter(|name| !self.may_be_ignored(name)).collect();
+        match unexpected.first() {
+            None => Ok(()),
+            Some(name) => Err(Error::UnexpectedTensor {
+                name: name.to_string(),
+                folder: folder.to_owned(),
+                unexpected: unexpected.len(),
+            }),
+        }
+    }
+
+    /// Buffers that older versions of transformers saved, and a tied head saved a second time.
+    fn may_be_ignored(&self, name: &str) -> bool {
+        const BUFFERS: [&str; 4] = ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias"];
+        const MORE_BUFFERS: [&str; 2] = ["attention.masked_bias", "embeddings.position_ids"];
+        let head = self.config.family.names.head;
+        BUFFERS.iter().chain(&MORE_BUFFERS).any(|buffer| name.ends_with(buffer))
+            || (self.config.tied && name.strip_suffix(".weight") == Some(head))
+    }
+}

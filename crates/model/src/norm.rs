@@ -1,0 +1,73 @@
+//! A norm with its parameters, as entries and heads use it.
+
+use evenkeel_device::kernel::{Norm, NormBackward, NormKind};
+use evenkeel_device::{DType, Queue, Tensor, View};
+
+use crate::parameters::{Gradients, ParamId, Parameters};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormSpec {
+    pub kind: NormKind,
+    pub weight: ParamId,
+    pub bias: Option<ParamId>,
+    pub weight_offset: f32,
+    pub epsilon: f32,
+}
+
+/// What a norm normalises.
+#[derive(Clone, Copy)]
+pub(crate) enum Input {
+    Value(View),
+    /// `into = x + add`, formed on the way.
+    Sum { x: View, add: View, into: View },
+}
+
+impl NormSpec {
+    /// Returns the rows' statistics, for backward.
+    pub fn forward(&self, queue: &Queue, parameters: &Parameters, input: Input, out: View) -> Tensor {
+        let stats = queue.tensor(out.rows, 2, DType::F32);
+        let (x, add, sum) = match input {
+            Input::Value(x) => (x, None, None),
+            Input::Sum { x, add, into } => (x, Some(add), Some(into)),
+        };
+        queue.launch(Norm {
+            kind: self.kind,
+            x,
+            add,
+            sum,
+            weight: parameters.value(self.weight).view(),
+            weight_offset: self.weight_offset,
+            bias: self.bias.map(|bias| parameters.value(bias).view()),
+            epsilon: self.epsilon,
+            out,
+            stats: stats.view(),
+        });
+        stats
+    }
+
+    /// `dx = residual + …`, and the gradients of weight and bias.
+    pub fn backward(
+        &self,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        x: View,
+        stats: &Tensor,
+        dout: View,
+        residual: Option<View>,
+        dx: View,
+    ) {
+        queue.launch(NormBackward {
+            kind: self.kind,
+            x,
+            weight: parameters.value(self.weight).view(),
+            weight_offset: self.weight_offset,
+            stats: stats.view(),
+            dout,
+            residual,
+            dx,
+            dweight: gradients.sum(queue, self.weight).view(),
+            dbias: self.bias.map(|bias| gradients.sum(queue, bias).view()),
+        });
+    }
+}

@@ -1,0 +1,342 @@
+//! The operations units are made of, each with its forward and its backward.
+
+use evenkeel_device::kernel::{
+    self, ActivateBackward, Activation, Add, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward, Mask, Order, Product,
+};
+use evenkeel_device::{DType, Heads, Queue, Tensor};
+
+use crate::body::{Context, Slot, Slots};
+use crate::norm::{self, NormSpec};
+use crate::parameters::{Gradients, ParamId};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Linear(Linear),
+    /// A norm of every head, in a slot of heads side by side.
+    HeadNorm { x: Slot, out: Slot, stats: Slot, heads: usize, norm: NormSpec },
+    /// Rotates heads where they lie.
+    Rotary { x: HeadSlot, table: usize },
+    Attention(Attention),
+    /// `out = activation(gate) · up`
+    Gated { activation: Activation, gate: Slot, up: Slot, out: Slot },
+    /// `out = a + b`
+    Add { a: Slot, b: Slot, out: Slot },
+    /// The images' patches as the batch has them.
+    Patches { out: Slot },
+    Lookup(Lookup),
+}
+
+/// `out = activation(x · weightᵀ + bias)`
+#[derive(Clone, Debug)]
+pub(crate) struct Linear {
+    pub x: Slot,
+    pub out: Slot,
+    pub weight: ParamId,
+    pub bias: Option<ParamId>,
+    /// The weight is stored [in, out].
+    pub transposed: bool,
+    /// With the slot that keeps the value before it.
+    pub activation: Option<(Activation, Slot)>,
+    /// Nobody asks for the gradient of `x`.
+    pub first: bool,
+}
+
+/// Heads in a slot: which columns they take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadSlot {
+    pub slot: Slot,
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+    pub step: usize,
+}
+
+impl HeadSlot {
+    fn of(&self, slots: &Slots) -> Heads {
+        Heads::strided(slots.get(self.slot), self.first, self.count, self.dim, self.step)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attention {
+    pub q: HeadSlot,
+    pub k: HeadSlot,
+    pub v: HeadSlot,
+    pub out: Slot,
+    pub logsum: Slot,
+    pub mask: Mask,
+    pub scale: f32,
+}
+
+impl Attention {
+    fn out_heads(&self, out: &Tensor) -> Heads {
+        Heads::packed(out, self.q.count)
+    }
+}
+
+/// `out = scale · table[index]`, added to what earlier lookups left in the slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Lookup {
+    pub table: ParamId,
+    pub index: Index,
+    pub scale: f32,
+    pub out: Slot,
+    pub accumulate: bool,
+}
+
+/// Which of the batch's indices a lookup uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Index {
+    Tokens,
+    Positions,
+    ClassRows,
+    PatchRows,
+}
+
+impl Index {
+    fn of<'a>(&self, context: &Context<'a>) -> &'a Tensor {
+        match self {
+            Index::Tokens => &context.batch.ids,
+            Index::Positions => &context.batch.positions,
+            Index::ClassRows => &context.batch.class_rows,
+            Index::PatchRows => &context.batch.patch_rows,
+        }
+    }
+}
+
+impl Op {
+    pub fn forward(&self, context: &Context, values: &mut Slots) {
+        let queue = context.queue;
+        match self {
+            Op::Linear(linear) => linear.forward(context, values),
+            Op::HeadNorm { x, out, stats, heads, norm } => {
+                let input = values.get(*x);
+                let [rows, dim] = [input.rows * heads, input.cols / heads];
+                let result = queue.tensor(input.rows, input.cols, input.dtype);
+                let source = norm::Input::Value(input.view().reshaped(rows, dim));
+                let row_stats = norm.forward(queue, context.parameters, source, result.view().reshaped(rows, dim));
+                values.set(*out, result);
+                values.set(*stats, row_stats);
+            }
+            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(values), *table, false)),
+            Op::Attention(attention) => {
+                let (q, k, v) = (attention.q.of(values), attention.k.of(values), attention.v.of(values));
+                let out = queue.tensor(q.tokens(), q.count * q.dim, context.dtype());
+                let logsum = queue.tensor(q.tokens(), q.count, DType::F32);
+                queue.launch(kernel::Attention {
+                    q,
+                    k,
+                    v,
+                    out: attention.out_heads(&out),
+                    logsum: logsum.view(),
+                    segments: context.batch.segments.clone(),
+                    mask: attention.mask,
+                    scale: attention.scale,
+                });
+                values.set(attention.out, out);
+                values.set(attention.logsum, logsum);
+            }
+            Op::Gated { activation, gate, up, out } => {
+                let (gate, up) = (values.get(*gate), values.get(*up));
+                let result = queue.tensor(gate.rows, gate.cols, gate.dtype);
+                let (gate, up) = (gate.view(), up.view());
+                queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
+                values.set(*out, result);
+            }
+            Op::Add { a, b, out } => {
+                let (a, b) = (values.get(*a), values.get(*b));
+                let result = queue.tensor(a.rows, a.cols, a.dtype);
+                queue.launch(Add { a: a.view(), b: b.view(), out: result.view() });
+                values.set(*out, result);
+            }
+            Op::Patches { out } => {
+                let patches = context.batch.patches.as_ref().expect("a batch of images for a model that reads images");
+                values.set(*out, patches.clone());
+            }
+            Op::Lookup(lookup) => {
+                let table = context.parameters.value(lookup.table);
+                let indices = lookup.index.of(context);
+                if !lookup.accumulate {
+                    values.set(lookup.out, queue.tensor(indices.cols, table.cols, context.dtype()));
+                }
+                queue.launch(Embed {
+                    table: table.view(),
+                    indices: indices.view(),
+                    first: 0,
+                    scale: lookup.scale,
+                    out: values.get(lookup.out).view(),
+                    accumulate: lookup.accumulate,
+                });
+            }
+        }
+    }
+
+    /// Slots that backward reads.
+    pub fn saved(&self) -> Vec<Slot> {
+        match self {
+            Op::Linear(linear) => [Some(linear.x), linear.activation.map(|(_, slot)| slot)].into_iter().flatten().collect(),
+            Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
+            Op::Attention(attention) => {
+                let Attention { q, k, v, out, logsum, .. } = attention;
+                vec![q.slot, k.slot, v.slot, *out, *logsum]
+            }
+            Op::Gated { gate, up, .. } => vec![*gate, *up],
+            Op::Rotary { .. } | Op::Add { .. } | Op::Patches { .. } | Op::Lookup(_) => Vec::new(),
+        }
+    }
+
+    /// Writes the gradients of what the operation read, adding to gradients that are already there.
+    pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
+        let queue = context.queue;
+        match self {
+            Op::Linear(linear) => linear.backward_input(context, values, slots),
+            Op::HeadNorm { x, out, stats, heads, norm } => {
+                let (input, dout) = (values.take(*x), slots.take(*out));
+                let [rows, dim] = [input.rows * heads, input.cols / heads];
+                let (x_rows, dout_rows) = (input.view().reshaped(rows, dim), dout.view().reshaped(rows, dim));
+                let row_stats = values.take(*stats);
+                let parameters = context.parameters;
+                norm.backward(queue, parameters, gradients, x_rows, &row_stats, dout_rows, None, dout_rows);
+                slots.set(*x, dout);
+            }
+            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(slots), *table, true)),
+            Op::Attention(attention) => attention.backward(context, values, slots),
+            Op::Gated { activation, gate, up, out } => {
+                // The gradients take the place of the values, which nobody reads again.
+                let (dgate, dup, dout) = (values.take(*gate), values.take(*up), slots.take(*out));
+                queue.launch(GatedBackward {
+                    activation: *activation,
+                    gate: dgate.view(),
+                    up: dup.view(),
+                    dout: dout.view(),
+                    dgate: dgate.view(),
+                    dup: dup.view(),
+                });
+                slots.set(*gate, dgate);
+                slots.set(*up, dup);
+            }
+            Op::Add { a, b, out } => {
+                let dout = slots.take(*out);
+                slots.set(*a, dout.clone());
+                slots.set(*b, dout);
+            }
+            Op::Patches { .. } | Op::Lookup(_) => (),
+        }
+    }
+
+    /// The slot whose value the weight half multiplies with.
+    pub fn weight_input(&self) -> Option<Slot> {
+        if let Op::Linear(linear) = self { Some(linear.x) } else { None }
+    }
+
+    /// The slot whose gradient the weight half reads.
+    pub fn weight_gradient(&self) -> Option<Slot> {
+        match self {
+            Op::Linear(linear) => Some(linear.out),
+            Op::Lookup(lookup) => Some(lookup.out),
+            _ => None,
+        }
+    }
+
+    pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        match self {
+            Op::Linear(linear) => linear.backward_weight(context, gradients, values, slots),
+            Op::Lookup(lookup) => context.queue.launch(EmbedBackward {
+                dtable: gradients.sum(context.queue, lookup.table).view(),
+                indices: lookup.index.of(context).view(),
+                first: 0,
+                scale: lookup.scale,
+                dout: slots.get(lookup.out).view(),
+            }),
+            _ => (),
+        }
+    }
+}
+
+/// `dweight += aᵀ · b`
+pub(crate) fn add_weight_gradient(queue: &Queue, gradients: &Gradients, weight: ParamId, a: &Tensor, b: &Tensor) {
+    let (dweight, accumulate) = gradients.overwrite_or_add(weight);
+    queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, dweight) });
+}
+
+fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel::Rotary {
+    let (table, positions) = (context.tables.table(table).view(), context.batch.positions.view());
+    kernel::Rotary { x, table, positions, inverse }
+}
+
+impl Linear {
+    fn forward(&self, context: &Context, values: &mut Slots) {
+        let (queue, weight) = (context.queue, context.parameters.value(self.weight));
+        let x = values.get(self.x);
+        let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
+        let out = queue.tensor(x.rows, width, context.dtype());
+        let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
+        queue.launch(Product {
+            bias: self.bias.map(|bias| context.parameters.value(bias).view()),
+            activation: self.activation.map(|(activation, _)| activation),
+            preactivation: preactivation.as_ref().map(Tensor::view),
+            ..Product::new(order, x, weight, &out)
+        });
+        values.set(self.out, out);
+        if let (Some((_, slot)), Some(tensor)) = (self.activation, preactivation) {
+            values.set(slot, tensor);
+        }
+    }
+
+    fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+        let (queue, weight) = (context.queue, context.parameters.value(self.weight));
+        let dout = slots.get(self.out);
+        if let Some((activation, slot)) = self.activation {
+            let x = values.take(slot).view();
+            queue.launch(ActivateBackward { activation, x, dout: dout.view(), dx: dout.view() });
+        }
+        if self.first {
+            return;
+        }
+        let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
+        match slots.find(self.x) {
+            Some(dx) => queue.launch(Product::new(order, dout, weight, dx).accumulating()),
+            None => {
+                let dx = queue.tensor(dout.rows, width, context.dtype());
+                queue.launch(Product::new(order, dout, weight, &dx));
+                slots.set(self.x, dx);
+            }
+        }
+    }
+
+    fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        let queue = context.queue;
+        let (x, dout) = (values.get(self.x), slots.get(self.out));
+        let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
+        add_weight_gradient(queue, gradients, self.weight, a, b);
+        if let Some(bias) = self.bias {
+            queue.launch(ColumnSum { x: dout.view(), out: gradients.sum(queue, bias).view() });
+        }
+    }
+}
+
+impl Attention {
+    fn backward(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+        let dout = slots.take(self.out);
+        for heads in [&self.q, &self.k, &self.v] {
+            if slots.find(heads.slot).is_none() {
+                let value = values.get(heads.slot);
+                slots.set(heads.slot, context.queue.tensor(value.rows, value.cols, value.dtype));
+            }
+        }
+        context.queue.launch(kernel::AttentionBackward {
+            q: self.q.of(values),
+            k: self.k.of(values),
+            v: self.v.of(values),
+            out: self.out_heads(values.get(self.out)),
+            logsum: values.get(self.logsum).view(),
+            dout: self.out_heads(&dout),
+            dq: self.q.of(slots),
+            dk: self.k.of(slots),
+            dv: self.v.of(slots),
+            segments: context.batch.segments.clone(),
+            mask: self.mask,
+            scale: self.scale,
+        });
+    }
+}

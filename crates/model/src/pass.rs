@@ -1,0 +1,137 @@
+//! The plain pass: the whole chain forward and backward on one rank, in order. Every schedule is held to its numbers.
+
+use evenkeel_device::{DType, Tensor};
+
+use crate::body::{BodyState, Context};
+use crate::build::{Model, Unit};
+use crate::entry::EntryState;
+use crate::head::LossOptions;
+use crate::parameters::Gradients;
+
+/// The stream and the last unit's output, on the way from unit to unit.
+struct Flow {
+    stream: Option<Tensor>,
+    output: Tensor,
+}
+
+/// What one unit leaves for backward; the first has no entry.
+struct UnitState {
+    entry: Option<EntryState>,
+    /// Absent where the body is to be computed again.
+    body: Option<BodyState>,
+}
+
+/// What a forward pass keeps for backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    Nothing,
+    /// The stream at each unit's entry; the rest is computed again.
+    Stream,
+    Everything,
+}
+
+/// The losses of the batch's labels, f32 [1, labels], and no gradients.
+pub fn losses(model: &Model, context: &Context, smoothing: f32) -> Tensor {
+    let (flow, _) = forward(model, context, Keep::Nothing);
+    let entry = model.head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+    let x = model.head.classified(context, &entry.normalised[0]);
+    let losses = context.queue.tensor(1, x.rows, DType::F32);
+    let options = LossOptions { smoothing, scale: 1.0 };
+    for rows in model.head.chunks(x.rows) {
+        let logits = model.head.logits(context, &x.row_range(rows.clone()));
+        let stats = model.head.stats(context, &logits, rows.clone());
+        model.head.loss(context, &logits, &stats, rows, options, &losses, None);
+    }
+    losses
+}
+
+/// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
+pub fn logits(model: &Model, context: &Context) -> Tensor {
+    let (flow, _) = forward(model, context, Keep::Nothing);
+    let entry = model.head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+    model.head.logits(context, &model.head.classified(context, &entry.normalised[0]))
+}
+
+/// The losses, f32 [1, labels]; every parameter's gradient is added to `gradients`.
+pub fn losses_and_gradients(
+    model: &Model,
+    context: &Context,
+    gradients: &Gradients,
+    options: LossOptions,
+    keep: Keep,
+) -> Tensor {
+    assert_ne!(keep, Keep::Nothing, "backward needs at least the stream");
+    let (flow, states) = forward(model, context, keep);
+    let (losses, mut dstream, mut doutput) = head(model, context, gradients, flow, options);
+    for (unit, mut state) in model.units.iter().zip(states).rev() {
+        let body = state.body.take().unwrap_or_else(|| recompute(unit, context, state.entry.as_mut()));
+        let (dinputs, backward) = unit.body.backward_input(context, gradients, body, Some(&dstream), &doutput);
+        unit.body.backward_weight(context, gradients, backward);
+        let Some(entry) = state.entry else { break };
+        (dstream, doutput) =
+            unit.entry.backward(context.queue, context.parameters, gradients, &entry, Some(&dstream), &dinputs);
+    }
+    losses
+}
+
+/// Runs a unit's forward again from the stream at its entry.
+fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
+    let inputs = entry.map_or(Vec::new(), |entry| {
+        unit.entry.recompute(context.queue, context.parameters, entry);
+        entry.normalised.clone()
+    });
+    unit.body.forward(context, &inputs).2
+}
+
+fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState>) {
+    let (embed, rest) = model.units.split_first().expect("a chain begins with its embedding");
+    let (stream, output, body) = embed.body.forward(context, &[]);
+    let mut flow = Flow { stream, output };
+    let mut states = vec![UnitState { entry: None, body: (keep == Keep::Everything).then_some(body) }];
+    for unit in rest {
+        let mut entry = unit.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+        let (_, output, body) = unit.body.forward(context, &entry.normalised);
+        flow = Flow { stream: Some(entry.stream.clone()), output };
+        match keep {
+            Keep::Nothing => (),
+            Keep::Stream => {
+                entry.forget();
+                states.push(UnitState { entry: Some(entry), body: None });
+            }
+            Keep::Everything => states.push(UnitState { entry: Some(entry), body: Some(body) }),
+        }
+    }
+    (flow, states)
+}
+
+/// Losses, and the gradients of the stream and of the last unit's output.
+fn head(
+    model: &Model,
+    context: &Context,
+    gradients: &Gradients,
+    flow: Flow,
+    options: LossOptions,
+) -> (Tensor, Tensor, Tensor) {
+    let (head, queue) = (&model.head, context.queue);
+    let entry = head.entry.forward(queue, context.parameters, flow.stream.as_ref(), &flow.output);
+    let normalised = &entry.normalised[0];
+    let x = head.classified(context, normalised);
+    let dnormalised = if head.first_tokens_only {
+        queue.zeros(normalised.rows, normalised.cols, normalised.dtype)
+    } else {
+        queue.tensor(normalised.rows, normalised.cols, normalised.dtype)
+    };
+    let dx = head.classified(context, &dnormalised);
+    let losses = queue.tensor(1, x.rows, DType::F32);
+    for rows in head.chunks(x.rows) {
+        let part = x.row_range(rows.clone());
+        let logits = head.logits(context, &part);
+        let stats = head.stats(context, &logits, rows.clone());
+        let dlogits = head.dlogits(context, &logits);
+        head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
+        head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));
+    }
+    let (dstream, doutput) =
+        head.entry.backward(queue, context.parameters, gradients, &entry, None, &[dnormalised]);
+    (losses, dstream, doutput)
+}

@@ -1,0 +1,219 @@
+//! Every architecture against PyTorch: the folders that `golden/make.py` wrote, with logits, losses and all gradients.
+
+use std::path::{Path, PathBuf};
+
+use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_model::pass::{self, Keep};
+use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables};
+use evenkeel_store::{Folder, SafeTensorsFile};
+
+const CASES: [&str; 14] = [
+    "gemma3", "gpt2", "gpt_neox", "gpt_neox_serial", "llama2", "llama3", "llama_linear", "llama_odd", "llama_packed",
+    "llama_short", "mistral", "qwen2", "qwen3", "vit",
+];
+
+const LOGIT_TOLERANCE: f64 = 1e-4;
+const LOSS_TOLERANCE: f64 = 1e-5;
+/// Relative by norm, per parameter. An order below what is promised: f32 has that much to give.
+const GRADIENT_TOLERANCE: f64 = 1e-4;
+const BF16_LOSS_TOLERANCE: f64 = 2e-2;
+const BF16_GRADIENT_TOLERANCE: f64 = 5e-2;
+/// Gradients that are zero but for rounding (keys' biases) have no relative error to speak of.
+const GRADIENT_FLOOR: f64 = 1e-6;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
+}
+
+fn cpu(threads: usize) -> Device {
+    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
+    Device::cpu(&options).expect("a CPU device starts")
+}
+
+struct Expected(SafeTensorsFile);
+
+impl Expected {
+    fn open(case: &str) -> Expected {
+        Expected(SafeTensorsFile::open(golden(case).join("golden.safetensors")).expect("golden files are sound"))
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        let tensor = self.0.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
+        let mut values = vec![0.0; tensor.element_count()];
+        tensor.read(0..values.len(), &mut values).expect("numbers");
+        values
+    }
+
+    fn integers(&self, name: &str) -> Vec<i32> {
+        let tensor = self.0.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
+        let mut values = vec![0i32; tensor.element_count()];
+        tensor.read(0..values.len(), &mut values).expect("integers");
+        values
+    }
+
+    fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {
+        let to_index = |value: &i32| if *value < 0 { IGNORE } else { *value as u32 };
+        let labels: Vec<u32> = self.integers("labels").iter().map(to_index).collect();
+        match model.config.input {
+            Input::Tokens { .. } => {
+                let ids: Vec<u32> = self.integers("input_ids").iter().map(to_index).collect();
+                let segments = self.integers("segments").iter().map(|&offset| offset as usize).collect();
+                Batch::tokens(queue, &ids, &labels, Segments::new(segments))
+            }
+            Input::Images { .. } => {
+                let pixels = self.floats("pixel_values");
+                let images = Images { pixels: &pixels, count: labels.len() };
+                Batch::images(queue, images, &labels, model.config.input, dtype)
+            }
+        }
+    }
+}
+
+/// One pass over a golden case.
+struct Outcome {
+    logits: Vec<f32>,
+    loss: f64,
+    smoothed_loss: f64,
+    /// By the parameters' Hugging Face names.
+    gradients: Vec<(String, Vec<f32>)>,
+}
+
+fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
+    let queue = device.compute();
+    let folder = Folder::open(golden(case)).expect("golden folders are sound");
+    let model = Model::open(&folder).expect("a known architecture");
+    let parameters = model.load(&folder, dtype, queue).expect("golden weights fit");
+    let batch = Expected::open(case).batch(&model, dtype, queue);
+    outcome(&model, &parameters, &batch, queue, keep)
+}
+
+fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue, keep: Keep) -> Outcome {
+    let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+    let context = Context { queue, parameters, tables: &tables, batch };
+    let gradients = Gradients::new(&model.specs, queue);
+    let mean = |losses: Vec<f32>| losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
+    let losses = pass::losses_and_gradients(model, &context, &gradients, options, keep);
+    Outcome {
+        logits: queue.read(&pass::logits(model, &context)),
+        loss: mean(queue.read(&losses)),
+        smoothed_loss: mean(queue.read(&pass::losses(model, &context, 0.1))),
+        gradients: parameters
+            .ids()
+            .map(|id| (parameters.specs[id.0].name.clone(), queue.read(gradients.sum(queue, id))))
+            .collect(),
+    }
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|&value| (value as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn every_architecture_agrees_with_pytorch_in_f32() {
+    let device = cpu(2);
+    for case in CASES {
+        let expected = Expected::open(case);
+        let outcome = run(case, DType::F32, &device, Keep::Everything);
+        for (ours, theirs) in outcome.logits.iter().zip(expected.floats("logits")) {
+            let error = (*ours as f64 - theirs as f64).abs();
+            assert!(error <= LOGIT_TOLERANCE, "{case}: logit {ours}, expected {theirs}");
+        }
+        for (name, loss) in [("loss", outcome.loss), ("smoothed_loss", outcome.smoothed_loss)] {
+            let theirs = expected.floats(name)[0] as f64;
+            assert!((loss - theirs).abs() <= LOSS_TOLERANCE, "{case}: {name} {loss}, expected {theirs}");
+        }
+        for (name, ours) in &outcome.gradients {
+            let theirs = expected.floats(&format!("grad.{name}"));
+            let (error, size) = (distance(ours, &theirs), norm(&theirs));
+            assert!(error <= GRADIENT_TOLERANCE * size + GRADIENT_FLOOR, "{case}: gradient of {name} off by {error} of {size}");
+        }
+    }
+}
+
+#[test]
+fn every_architecture_in_bf16_stays_near_f32() {
+    let device = cpu(2);
+    for case in CASES {
+        let exact = run(case, DType::F32, &device, Keep::Everything);
+        let rounded = run(case, DType::Bf16, &device, Keep::Everything);
+        let error = (rounded.loss - exact.loss).abs();
+        assert!(error <= BF16_LOSS_TOLERANCE, "{case}: loss off by {error}");
+        let total = exact.gradients.iter().map(|(_, gradient)| norm(gradient).powi(2)).sum::<f64>().sqrt();
+        let errors = exact.gradients.iter().zip(&rounded.gradients).map(|((_, a), (_, b))| distance(a, b).powi(2));
+        let error = errors.sum::<f64>().sqrt();
+        assert!(error <= BF16_GRADIENT_TOLERANCE * total, "{case}: gradients off by {error} of {total}");
+    }
+}
+
+fn bits(outcome: &Outcome) -> Vec<u32> {
+    let gradients = outcome.gradients.iter().flat_map(|(_, gradient)| gradient);
+    gradients.chain(&outcome.logits).map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn results_have_the_same_bits_on_any_number_of_cores() {
+    for case in ["llama_odd", "gpt_neox", "vit"] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let one = bits(&run(case, dtype, &cpu(1), Keep::Everything));
+            let three = bits(&run(case, dtype, &cpu(3), Keep::Everything));
+            assert!(one == three, "{case} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn recomputation_repeats_the_same_bits() {
+    let device = cpu(2);
+    for case in CASES {
+        let kept = bits(&run(case, DType::F32, &device, Keep::Everything));
+        let recomputed = bits(&run(case, DType::F32, &device, Keep::Stream));
+        assert!(kept == recomputed, "{case}");
+    }
+}
+
+#[test]
+fn a_dry_run_takes_the_same_memory_as_a_real_one() {
+    for case in CASES {
+        for keep in [Keep::Everything, Keep::Stream] {
+            let real = cpu(1);
+            run(case, DType::Bf16, &real, keep);
+            let dry = Device::dry();
+            run(case, DType::Bf16, &dry, keep);
+            assert_eq!(real.usage().peak_bytes, dry.usage().peak_bytes, "{case} {keep:?}");
+            assert_eq!(dry.usage().live_bytes, 0, "{case}: everything is given back");
+            assert!(dry.counts().flops() > 0, "{case}");
+        }
+    }
+}
+
+#[test]
+fn gradients_add_up_over_batches() {
+    let device = cpu(1);
+    let queue = device.compute();
+    let folder = Folder::open(golden("qwen3")).unwrap();
+    let model = Model::open(&folder).unwrap();
+    let parameters = model.load(&folder, DType::F32, queue).unwrap();
+    let batch = Expected::open("qwen3").batch(&model, DType::F32, queue);
+    let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
+    let gradients = Gradients::new(&model.specs, queue);
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+    let read = || -> Vec<Vec<f32>> { parameters.ids().map(|id| queue.read(gradients.sum(queue, id))).collect() };
+    pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+    let once = read();
+    pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+    for (once, twice) in once.iter().zip(read()) {
+        let doubled: Vec<f32> = once.iter().map(|value| 2.0 * value).collect();
+        assert!(distance(&doubled, &twice) <= 1e-6 * norm(&doubled));
+    }
+    gradients.clear();
+    pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+    assert_eq!(read(), once);
+}

@@ -1,0 +1,163 @@
+//! One [`Defect`] for each thing that can be wrong with a file, and the [`Error`] that adds which file it is.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::FileDtype;
+use crate::limits;
+
+/// What is wrong, and with which file or folder.
+#[derive(Debug, thiserror::Error)]
+#[error("`{}`: {defect}", file.display())]
+pub struct Error {
+    /// The file or folder at fault.
+    pub file: PathBuf,
+    /// What is wrong with it. Part of the message, therefore not also a source.
+    pub defect: Defect,
+}
+
+/// What can be wrong with a file. Text quoted from a file has its control characters escaped.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its variant and fields are")]
+pub enum Defect {
+    #[error("does not exist")]
+    Missing,
+    #[error("is a link to a file that does not exist")]
+    BrokenLink,
+    #[error("is not a folder")]
+    NotAFolder,
+    #[error("is {found}, expected a regular file")]
+    NotARegularFile { found: &'static str },
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("is {found_bytes} bytes long, the limit is {limit_bytes}")]
+    FileTooLarge { found_bytes: u64, limit_bytes: u64 },
+
+    #[error("is not UTF-8 from byte {at} of its JSON on")]
+    NotUtf8 { at: usize },
+    #[error("is not JSON: {detail}")]
+    NotJson { detail: String },
+    #[error("has the JSON key `{key}` twice in one object")]
+    DuplicateKey { key: String },
+    #[error("has JSON of the wrong form: {detail}")]
+    WrongForm { detail: String },
+
+    #[error("is a Git LFS pointer, not the file it points to")]
+    GitLfsPointer,
+    #[error("is {found_bytes} bytes long, a safetensors file has at least 8")]
+    FileTooShort { found_bytes: u64 },
+    #[error("announces a header of {found_bytes} bytes, the limit is {}", limits::HEADER_BYTES)]
+    HeaderTooLarge { found_bytes: u64 },
+    #[error("announces a header of {header_bytes} bytes, only {left_bytes} follow")]
+    HeaderBeyondFile { header_bytes: u64, left_bytes: u64 },
+    #[error("has a header that starts with byte {found:#04x}, expected `{{`")]
+    HeaderStart { found: u8 },
+    #[error("has an empty header, expected at least `{{}}`")]
+    HeaderEmpty,
+    #[error("has {found} tensors, the limit is {}", limits::TENSORS)]
+    TooManyTensors { found: usize },
+    #[error(
+        "has a tensor named `{name}`, expected 1 to {} bytes without control characters",
+        limits::TENSOR_NAME_BYTES
+    )]
+    TensorName { name: String },
+    #[error("tensor `{tensor}` has dtype `{found}`, expected one of {}", FileDtype::list())]
+    UnknownDtype { tensor: String, found: String },
+    #[error("tensor `{tensor}` has {found} dims, the limit is {}", limits::DIMS)]
+    TooManyDims { tensor: String, found: usize },
+    #[error("tensor `{tensor}` is {dtype} {shape:?}, more bytes than a computer can count")]
+    SizeOverflow { tensor: String, dtype: FileDtype, shape: Vec<usize> },
+    #[error("tensor `{tensor}` begins at byte {begin} and ends before it, at {end}")]
+    OffsetsReversed { tensor: String, begin: usize, end: usize },
+    #[error("tensor `{tensor}` ends at byte {end}, the file holds {data_bytes} bytes of tensors")]
+    TensorBeyondFile { tensor: String, end: usize, data_bytes: usize },
+    #[error("tensor `{tensor}` is {dtype} {shape:?} and needs {expected_bytes} bytes, its offsets give {found_bytes}")]
+    SizeMismatch { tensor: String, dtype: FileDtype, shape: Vec<usize>, expected_bytes: usize, found_bytes: usize },
+    #[error("tensor `{tensor}` begins at byte {begin}, inside the tensor that ends at {previous_end}")]
+    Overlap { tensor: String, begin: usize, previous_end: usize },
+    #[error("tensor `{tensor}` begins at byte {begin}, but the tensor before it ends at {previous_end}")]
+    Hole { tensor: String, begin: usize, previous_end: usize },
+    #[error("its tensors end at byte {end}, the file holds {data_bytes} bytes of tensors")]
+    TrailingBytes { end: usize, data_bytes: usize },
+
+    #[error("has neither `model.safetensors` nor `model.safetensors.index.json`")]
+    NoWeights,
+    #[error("has weights in PyTorch's pickle format only, expected safetensors")]
+    PickleWeights,
+    #[error("names the shard `{shard}` for tensor `{tensor}`, expected a plain file name ending in `.safetensors`")]
+    ShardName { tensor: String, shard: String },
+    #[error("names {found} shards, the limit is {}", limits::SHARDS)]
+    TooManyShards { found: usize },
+    #[error("names {total} shards, of which {} missing: {}", are(missing.len()), first_few(missing))]
+    MissingShards { missing: Vec<String>, total: usize },
+    #[error("places tensor `{tensor}` in shard `{shard}`, which does not hold it")]
+    TensorNotInShard { tensor: String, shard: String },
+
+    #[error("tensor `{tensor}` has dtype {dtype}, which cannot be read as {wanted}")]
+    CannotConvert { tensor: String, dtype: FileDtype, wanted: &'static str },
+    #[error("tensor `{tensor}` holds the value {value}, which does not fit {wanted}")]
+    DoesNotFit { tensor: String, value: i128, wanted: &'static str },
+}
+
+impl Error {
+    /// What to do about it, for the `hint:` line.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match &self.defect {
+            Defect::Missing | Defect::NotAFolder => {
+                "a model is a folder with config.json and model.safetensors, or an index and its shards"
+            }
+            Defect::BrokenLink | Defect::MissingShards { .. } => "the download is incomplete, download the model again",
+            Defect::FileTooShort { .. } | Defect::HeaderBeyondFile { .. } | Defect::TensorBeyondFile { .. } => {
+                "the file looks cut short, download it again or compare its checksum"
+            }
+            Defect::GitLfsPointer => "fetch the real file with `git lfs pull`",
+            Defect::HeaderTooLarge { .. } | Defect::HeaderStart { .. } => {
+                "this does not look like a safetensors file, check what was downloaded"
+            }
+            Defect::UnknownDtype { .. } | Defect::CannotConvert { wanted: "f32", .. } => {
+                "quantized checkpoints cannot be trained, use the model's F32, BF16 or F16 weights"
+            }
+            Defect::PickleWeights => {
+                "pickle files can run code when loaded; save the model again with `safe_serialization=True`"
+            }
+            Defect::TensorNotInShard { .. } => "the index and the shards are from different checkpoints",
+            _ => return None,
+        })
+    }
+}
+
+impl Defect {
+    pub(crate) fn of(self, file: &Path) -> Error {
+        Error { file: file.to_owned(), defect: self }
+    }
+}
+
+/// Text from a file, made safe to print: terminals obey control characters, and a name can be megabytes long.
+pub(crate) fn printable(text: &str) -> String {
+    const CHARS: usize = 200;
+    let mut shown = String::new();
+    for character in text.chars().take(CHARS) {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    if text.chars().nth(CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn are(count: usize) -> String {
+    if count == 1 { "1 is".to_owned() } else { format!("{count} are") }
+}
+
+fn first_few(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

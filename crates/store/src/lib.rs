@@ -1,0 +1,31 @@
+//! Every file Evenkeel opens is opened here. This half reads Hugging Face model folders: `config.json`, safetensors
+//! files and the index of a sharded checkpoint.
+//!
+//! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they
+//! return: lengths, then bounds, then contents. What they return can be trusted, and nothing above this crate checks a
+//! file again. Tensors stay in the memory map; their bytes are converted straight into the caller's buffer.
+//!
+//! What this crate must not know: architectures (it never looks inside the config), layouts and ranks (it reads the
+//! block it is asked for), devices and their tensors. It writes no message to a terminal; its errors are for the
+//! binary to print.
+
+#![deny(missing_docs)]
+
+mod convert;
+mod dtype;
+mod error;
+mod folder;
+mod header;
+mod index;
+mod json;
+mod limits;
+mod regular_file;
+mod safetensors_file;
+mod tensor;
+
+pub use convert::Element;
+pub use dtype::FileDtype;
+pub use error::{Defect, Error};
+pub use folder::Folder;
+pub use safetensors_file::SafeTensorsFile;
+pub use tensor::RawTensor;

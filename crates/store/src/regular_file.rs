@@ -1,0 +1,43 @@
+//! Opening a path as a regular file, and nothing else.
+
+use std::fs::{self, File, FileType};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use crate::Defect;
+
+/// Opens `path` and says how many bytes it has. Links are followed, since the Hugging Face cache is made of them.
+pub(crate) fn open(path: &Path) -> Result<(File, u64), Defect> {
+    // Before opening, because to open a pipe waits for a writer and to open a device can act on it.
+    let metadata = fs::metadata(path).map_err(|error| absence(path, error))?;
+    must_be_regular(metadata.file_type())?;
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    must_be_regular(metadata.file_type())?;
+    Ok((file, metadata.len()))
+}
+
+/// Whether the folder has this entry, even as a broken link.
+pub(crate) fn is_listed(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+pub(crate) fn absence(path: &Path, error: io::Error) -> Defect {
+    match error.kind() {
+        io::ErrorKind::NotFound if is_listed(path) => Defect::BrokenLink,
+        io::ErrorKind::NotFound => Defect::Missing,
+        _ => Defect::Io(error),
+    }
+}
+
+fn must_be_regular(found: FileType) -> Result<(), Defect> {
+    let found = match found {
+        found if found.is_file() => return Ok(()),
+        found if found.is_dir() => "a folder",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(Defect::NotARegularFile { found })
+}

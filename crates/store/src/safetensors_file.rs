@@ -1,0 +1,64 @@
+//! One safetensors file, checked and memory-mapped.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::header::{self, Header};
+use crate::{Defect, Error, RawTensor, regular_file};
+
+/// A safetensors file whose header has been checked and whose tensors are read where they lie.
+#[derive(Debug)]
+pub struct SafeTensorsFile {
+    path: PathBuf,
+    map: Mmap,
+    header: Header,
+}
+
+impl SafeTensorsFile {
+    /// Maps the file and checks it whole: whatever [`tensor`](Self::tensor) returns later is sound.
+    ///
+    /// The file must not change while it is open. Replacing it by rename is fine; truncating it ends the process.
+    pub fn open(path: impl AsRef<Path>) -> Result<SafeTensorsFile, Error> {
+        let path = path.as_ref();
+        let map = map(path).map_err(|defect| defect.of(path))?;
+        let header = header::parse(&map).map_err(|defect| defect.of(path))?;
+        Ok(SafeTensorsFile { path: path.to_owned(), map, header })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's own notes about itself, from `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// The tensors' names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.header.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor of this name, if the file has it.
+    pub fn tensor(&self, name: &str) -> Option<RawTensor<'_>> {
+        let (name, entry) = self.header.tensors.get_key_value(name)?;
+        Some(RawTensor {
+            name,
+            file: &self.path,
+            dtype: entry.dtype,
+            shape: &entry.shape,
+            bytes: &self.map[entry.bytes.clone()],
+        })
+    }
+}
+
+fn map(path: &Path) -> Result<Mmap, Defect> {
+    let (file, _) = regular_file::open(path)?;
+    // SAFETY: the map is read-only and private to this file's type, which lends it out only as plain bytes. The promise
+    // we cannot make is that nobody else writes to the file: a file truncated by someone else while mapped ends the
+    // process by SIGBUS at the next touch of the lost pages.
+    Ok(unsafe { Mmap::map(&file)? })
+}
