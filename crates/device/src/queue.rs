@@ -43,13 +43,9 @@ pub(crate) enum HostData {
 pub struct Event(pub(crate) Arc<crate::cpu::Flag>);
 
 /// What one kernel took, as the device measured it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct KernelTime {
-    pub name: &'static str,
-    /// M, N, K of a product.
-    pub dims: Option<[usize; 3]>,
-    pub flops: u64,
-    pub bytes: u64,
+    pub kernel: Kernel,
     pub duration: Duration,
 }
 

@@ -3,7 +3,7 @@
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::config::Input;
+use crate::config::{Config, Input};
 
 /// A batch on a device. All its sequences lie one after another: T tokens, cut by `segments`.
 pub struct Batch {
@@ -21,6 +21,7 @@ pub struct Batch {
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
+    largest_id: u32,
 }
 
 /// Pictures in [image, channel, y, x] order.
@@ -41,6 +42,7 @@ impl Batch {
             patch_rows: queue.indices(&[]),
             labels: queue.indices(labels),
             targets: count_targets(labels),
+            largest_id: ids.iter().copied().max().unwrap_or(0),
             segments,
         }
     }
@@ -72,8 +74,19 @@ impl Batch {
             patches: Some(patches),
             labels: queue.indices(labels),
             targets: count_targets(labels),
+            largest_id: 0,
             segments,
         }
+    }
+
+    /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.
+    pub(crate) fn check(&self, config: &Config) {
+        let Input::Tokens { learned_positions } = config.input else { return };
+        let (id, classes) = (self.largest_id as usize, config.classes);
+        assert!(id < classes, "token id {id} in a batch for a vocabulary of {classes}");
+        let longest = self.segments.iter().map(|segment| segment.len()).max().unwrap_or(0);
+        let limit = learned_positions.unwrap_or(longest);
+        assert!(longest <= limit, "a sequence of {longest} tokens for a model of {limit} positions");
     }
 
     pub fn token_count(&self) -> usize {

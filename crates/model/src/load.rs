@@ -16,6 +16,11 @@ impl Model {
         Model::from_json(folder.config())
     }
 
+    /// Compares the folder's tensors with what the config needs, and reads none.
+    pub fn check(&self, folder: &Folder) -> Result<(), Error> {
+        self.match_names(folder).map(drop)
+    }
+
     /// Loads the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
     pub fn load(&self, folder: &Folder, dtype: DType, queue: &Queue) -> Result<Parameters, Error> {
         let names = self.match_names(folder)?;

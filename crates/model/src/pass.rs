@@ -84,6 +84,7 @@ fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> 
 }
 
 fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState>) {
+    context.batch.check(&model.config);
     let (embed, rest) = model.units.split_first().expect("a chain begins with its embedding");
     let (stream, output, body) = embed.body.forward(context, &[]);
     let mut flow = Flow { stream, output };

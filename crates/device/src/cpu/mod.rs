@@ -21,6 +21,7 @@ mod optimizer;
 mod product;
 mod random;
 mod rotary;
+mod rows;
 
 pub use features::{CpuReport, cpu_report};
 pub use worker::CpuOptions;

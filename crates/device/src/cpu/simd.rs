@@ -36,6 +36,8 @@ pub(crate) trait Simd: Copy {
     /// The sum of the lanes, folded in halves.
     fn sum(self, a: Self::Vector) -> f32;
     fn max_lane(self, a: Self::Vector) -> f32;
+    /// Sixteen rows as sixteen columns.
+    fn transpose(self, rows: [Self::Vector; LANES]) -> [Self::Vector; LANES];
 
     /// # Safety
     /// `from` is readable for [`LANES`] elements.
@@ -195,6 +197,10 @@ impl Simd for Portable {
         a.fold(|a, b| if a > b { a } else { b })
     }
     #[inline(always)]
+    fn transpose(self, rows: [Lanes; LANES]) -> [Lanes; LANES] {
+        std::array::from_fn(|col| Lanes(std::array::from_fn(|row| rows[row].0[col])))
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Lanes {
         // SAFETY: the caller's promise.
         Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
@@ -339,6 +345,34 @@ mod avx512 {
         fn max_lane(self, a: __m512) -> f32 {
             // SAFETY: as above.
             unsafe { _mm512_reduce_max_ps(a) }
+        }
+
+        #[inline(always)]
+        fn transpose(self, rows: [__m512; LANES]) -> [__m512; LANES] {
+            // SAFETY: as above. Squares of 4 × 4 inside the quarters of four rows, then squares of quarters.
+            unsafe {
+                let mut quarters = rows;
+                for i in (0..LANES).step_by(4) {
+                    let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+                    let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                    quarters[i] = _mm512_shuffle_ps::<0x44>(ab, cd);
+                    quarters[i + 1] = _mm512_shuffle_ps::<0xee>(ab, cd);
+                    let (ab, cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                    quarters[i + 2] = _mm512_shuffle_ps::<0x44>(ab, cd);
+                    quarters[i + 3] = _mm512_shuffle_ps::<0xee>(ab, cd);
+                }
+                let mut columns = rows;
+                for i in 0..4 {
+                    let [a, b, c, d] = [quarters[i], quarters[4 + i], quarters[8 + i], quarters[12 + i]];
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+                    columns[i] = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                    columns[8 + i] = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+                    let (ab, cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                    columns[4 + i] = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+                    columns[12 + i] = _mm512_shuffle_f32x4::<0xdd>(ab, cd);
+                }
+                columns
+            }
         }
 
         #[inline(always)]

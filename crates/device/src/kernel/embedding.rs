@@ -9,7 +9,7 @@ pub const IGNORE: u32 = u32::MAX;
 /// The zero makes a vocabulary split over ranks a sum of partial outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Embed {
-    /// [V, H]
+    /// [V, H], of any float dtype: a bias looked up as a table of one row is f32.
     pub table: View,
     /// u32 [1, T]
     pub indices: View,

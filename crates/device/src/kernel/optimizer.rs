@@ -58,6 +58,8 @@ impl Operation for SquaredNorm {
 }
 
 /// `out = min(1, limit / (√squared_norm + 1e-6))`: the factor that clips gradients, kept on the device.
+///
+/// A norm that is NaN gives NaN, an infinite one gives 0: neither passes for a gradient that needs no clipping.
 #[derive(Clone, Copy, Debug)]
 pub struct ClipFactor {
     pub squared_norm: View,

@@ -1,7 +1,8 @@
 use super::{Operation, assert_indices};
 use crate::{DType, Heads, View};
 
-/// Rotates the first `2 · table.cols / 2` elements of each head, in place: element i pairs with element i + half.
+/// Rotates the first `table.cols` elements of each head, in place: element i of the first half of them pairs with
+/// element i of the second. A position outside the table is a bug in the caller and ends the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
     /// T tokens.

@@ -78,8 +78,9 @@ pub fn rounded(value: f32, dtype: DType) -> f32 {
 /// A tensor with `padding` unused columns after each row, to exercise strides. The padding is NaN.
 pub fn strided(queue: &Queue, rows: usize, cols: usize, padding: usize, dtype: DType, values: &[f32]) -> Tensor {
     let width = cols + padding;
-    let padded: Vec<f32> =
-        (0..rows * width).map(|i| if i % width < cols { values[i / width * cols + i % width] } else { f32::NAN }).collect();
+    let padded: Vec<f32> = (0..rows * width)
+        .map(|i| if i % width < cols { values[i / width * cols + i % width] } else { f32::NAN })
+        .collect();
     queue.floats(rows, width, dtype, &padded).col_range(0..cols)
 }
 
@@ -95,4 +96,40 @@ pub fn relative_error(actual: &[f32], expected: &[f64]) -> f64 {
 pub fn assert_close(what: &str, actual: &[f32], expected: &[f64], tolerance: f64) {
     let error = relative_error(actual, expected);
     assert!(error <= tolerance, "{what}: relative error {error:.2e} above {tolerance:.0e}");
+}
+
+/// Unused columns on the left and on the right of a framed tensor.
+const FRAME: [usize; 2] = [3, 2];
+const FRAME_VALUE: f32 = 7.0;
+
+/// A tensor inside a wider one, to be written by a kernel: the inner, and the outer to be read with [`unframed`].
+pub fn framed(queue: &Queue, rows: usize, cols: usize, dtype: DType, values: &[f32]) -> (Tensor, Tensor) {
+    let width = FRAME[0] + cols + FRAME[1];
+    let mut outer = vec![FRAME_VALUE; rows * width];
+    for row in 0..rows {
+        outer[row * width + FRAME[0]..][..cols].copy_from_slice(&values[row * cols..][..cols]);
+    }
+    let outer = queue.floats(rows, width, dtype, &outer);
+    (outer.col_range(FRAME[0]..FRAME[0] + cols), outer)
+}
+
+/// The values of the inner tensor; asserts that nobody wrote beside it.
+pub fn unframed(outer: &[f32], cols: usize) -> Vec<f32> {
+    let mut inner = Vec::new();
+    for row in outer.chunks_exact(FRAME[0] + cols + FRAME[1]) {
+        let (left, rest) = row.split_at(FRAME[0]);
+        let (values, right) = rest.split_at(cols);
+        assert!(left.iter().chain(right).all(|&value| value == FRAME_VALUE), "a kernel wrote beside its tensor");
+        inner.extend_from_slice(values);
+    }
+    inner
+}
+
+/// Shapes that row-wise kernels are tried on: empty, one element, whole vectors, vectors and a rest, several tasks.
+pub const SHAPES: [[usize; 2]; 9] =
+    [[0, 5], [5, 0], [1, 1], [3, 17], [5, 32], [37, 100], [300, 7], [70, 1030], [2, 40_000]];
+
+/// The numbers as f64.
+pub fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| value as f64).collect()
 }

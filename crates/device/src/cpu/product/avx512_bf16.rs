@@ -1,0 +1,42 @@
+//! bf16 by the dot products of AVX-512: each instruction multiplies a pair of K and adds both to an f32.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::f32::{COLS, ROWS, multiply_words};
+use super::grid::{Left, Level};
+
+pub(super) struct Pairs;
+
+impl Level for Pairs {
+    type Operand = bf16;
+    const ROWS: usize = ROWS;
+    const COLS: usize = COLS;
+    const WIDTH_STEP: usize = 16;
+    const DEPTH_STEP: usize = 1;
+    const DEPTH_BLOCK: usize = 384;
+    const BLOCK: (usize, usize) = (128, 384);
+    const LEFT_ACROSS: bool = false;
+    const LEFT_PADDED: bool = false;
+
+    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match width {
+                48 => multiply::<3>(left, right, depth, sums, add),
+                32 => multiply::<2>(left, right, depth, sums, add),
+                _ => multiply::<1>(left, right, depth, sums, add),
+            }
+        }
+    }
+}
+
+multiply_words!("avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(words: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of which any value is valid.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
+}

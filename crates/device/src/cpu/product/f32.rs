@@ -1,0 +1,82 @@
+//! f32 by fused multiply-adds of AVX-512: 8 rows × 48 columns of sums in 24 registers.
+//!
+//! Eight rows and not twelve: rows of a power of two apart share one set of the first cache, which has twelve ways, and
+//! the left operand is read where it lies.
+
+use std::arch::x86_64::*;
+
+use super::grid::{Left, Level};
+
+pub(super) const ROWS: usize = 8;
+pub(super) const COLS: usize = 48;
+
+pub(super) struct Fma;
+
+impl Level for Fma {
+    type Operand = f32;
+    const ROWS: usize = ROWS;
+    const COLS: usize = COLS;
+    const WIDTH_STEP: usize = 16;
+    const DEPTH_STEP: usize = 1;
+    const DEPTH_BLOCK: usize = 384;
+    const BLOCK: (usize, usize) = (128, 384);
+    const LEFT_ACROSS: bool = true;
+    const LEFT_PADDED: bool = false;
+
+    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match width {
+                48 => multiply::<3>(left, right, depth, sums, add),
+                32 => multiply::<2>(left, right, depth, sums, add),
+                _ => multiply::<1>(left, right, depth, sums, add),
+            }
+        }
+    }
+}
+
+/// The loop over K of eight rows and `VECTORS` vectors of columns, for an instruction that multiplies words and adds.
+macro_rules! multiply_words {
+    ($features:literal, $multiply_add:expr) => {
+        #[target_feature(enable = $features)]
+        unsafe fn multiply<const VECTORS: usize>(
+            left: Left,
+            right: *const u32,
+            depth: usize,
+            sums: *mut f32,
+            add: bool,
+        ) {
+            let mut total = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+            let mut words: [*const i32; ROWS] = std::array::from_fn(|row| left.row(row).cast());
+            let mut right = right;
+            for _ in 0..depth {
+                let vectors: [__m512i; VECTORS] = std::array::from_fn(|v| {
+                    // SAFETY: the right panel has `depth` words of `VECTORS` vectors.
+                    unsafe { _mm512_loadu_si512(right.add(16 * v).cast()) }
+                });
+                for row in 0..ROWS {
+                    // SAFETY: the left rows have `depth` words, `depth_step` apart.
+                    let word = unsafe { _mm512_set1_epi32(words[row].read_unaligned()) };
+                    for v in 0..VECTORS {
+                        total[row][v] = $multiply_add(total[row][v], word, vectors[v]);
+                    }
+                    words[row] = words[row].wrapping_byte_add(left.depth_step);
+                }
+                right = right.wrapping_add(16 * VECTORS);
+            }
+            for row in 0..ROWS {
+                for v in 0..VECTORS {
+                    // SAFETY: the tile has ROWS rows of COLS sums.
+                    unsafe {
+                        let to = sums.add(row * COLS + 16 * v);
+                        let before = if add { _mm512_loadu_ps(to) } else { _mm512_setzero_ps() };
+                        _mm512_storeu_ps(to, _mm512_add_ps(before, total[row][v]));
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use multiply_words;
+
+multiply_words!("avx512f", |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));

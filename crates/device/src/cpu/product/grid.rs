@@ -1,0 +1,276 @@
+//! Products by panels: the loops that the AVX-512 and AMX levels share.
+//!
+//! Depth is K counted in 32-bit words, an f32 or two bf16 (see `pack`). The right operand is packed in panels of `COLS`
+//! columns of the output, [depth][columns], by the whole team; the left one is read in panels of `ROWS` rows where it
+//! lies, or copied first where a level cannot read it so. A task computes one block of the output: for each block of
+//! depth, for each right panel, which then stays in the first cache, all left panels.
+
+use std::ops::Range;
+
+use super::super::Team;
+use super::super::matrix::{Element, matrix};
+use super::super::team::Scratch;
+use super::epilogue::Epilogue;
+use super::pack::{self, SQUARE, Words};
+use crate::kernel::{Order, Product};
+
+/// Packed operands take at most this many words each; larger products are computed in slabs.
+const SLAB_WORDS: usize = 16 << 20;
+/// Tasks of a product at least, if its blocks can be cut so small.
+const TASKS_WANTED: usize = 24;
+/// Words that a packing task reads of each column.
+const PACK_DEPTH: usize = 256;
+
+/// How one CPU level multiplies panels.
+pub(super) trait Level {
+    type Operand: Element + Words;
+    /// The tile of sums that one call computes.
+    const ROWS: usize;
+    const COLS: usize;
+    /// A right panel is as wide as its columns, rounded up to this.
+    const WIDTH_STEP: usize;
+    /// Depth is filled up with zeros to a multiple of this.
+    const DEPTH_STEP: usize;
+    /// The depth for which a right panel stays in the first cache.
+    const DEPTH_BLOCK: usize;
+    /// Rows and columns of the output that a task computes at most: with their operands they fit the second cache.
+    const BLOCK: (usize, usize);
+    /// Whether the left operand may be read across its rows (order TN).
+    const LEFT_ACROSS: bool;
+    /// Whether left panels must have all their rows.
+    const LEFT_PADDED: bool;
+
+    /// # Safety
+    /// The CPU has the level.
+    unsafe fn begin() {}
+
+    /// # Safety
+    /// Follows `begin`.
+    unsafe fn end() {}
+
+    /// The product of two panels, set or added to `sums`, [ROWS, COLS].
+    /// # Safety
+    /// Between `begin` and `end`; the panels have `depth` words, the right one `width` columns.
+    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool);
+}
+
+/// Rows of the left operand: word `w` of row `i` is at `first + i * row_step + w * depth_step` bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    first: *const u8,
+    pub rows: usize,
+    pub row_step: usize,
+    pub depth_step: usize,
+}
+
+// SAFETY: a description, as `Matrix` is.
+unsafe impl Send for Left {}
+// SAFETY: as above.
+unsafe impl Sync for Left {}
+
+impl Left {
+    /// The address of a row; of the first one for rows that do not exist, whose sums nobody reads.
+    #[inline(always)]
+    pub fn row(&self, row: usize) -> *const u8 {
+        self.first.wrapping_add(if row < self.rows { row * self.row_step } else { 0 })
+    }
+
+    fn part(&self, rows: Range<usize>, word: usize) -> Left {
+        let first = self.first.wrapping_add(rows.start * self.row_step + word * self.depth_step);
+        Left { first, rows: rows.len(), ..*self }
+    }
+}
+
+/// The packed right operand of a slab of columns.
+#[derive(Clone, Copy)]
+struct Right {
+    first: *mut u32,
+    depth: usize,
+}
+
+// SAFETY: a description, as `Matrix` is.
+unsafe impl Send for Right {}
+// SAFETY: as above.
+unsafe impl Sync for Right {}
+
+impl Right {
+    /// The panel that begins at a column of the slab; all panels before it are `COLS` wide.
+    fn panel(&self, col: usize, word: usize, width: usize) -> *mut u32 {
+        self.first.wrapping_add(col * self.depth + word * width)
+    }
+}
+
+/// # Safety
+/// The CPU has the level.
+pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
+    let [m, n, k] = product.dims();
+    let depth = k.div_ceil(L::Operand::PER_WORD).next_multiple_of(L::DEPTH_STEP);
+    let slab =
+        |of: usize, step: usize| (SLAB_WORDS / depth.max(1)).next_multiple_of(step).min(of.next_multiple_of(step));
+    let (slab_rows, slab_cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
+    let left_stride = copy_stride(depth);
+    let copied = must_copy_left::<L>(product);
+
+    let mut common = team.take_common();
+    let left_words = if copied { slab_rows * left_stride } else { 0 };
+    let first = common.floats(left_words + slab_cols * depth).as_mut_ptr().cast::<u32>();
+    // The left copy comes last, so that both begin at a page.
+    let right = Right { first, depth };
+    let copy = first.wrapping_add(slab_cols * depth);
+    let row_slab = if copied { slab_rows } else { m };
+    for col in (0..n).step_by(slab_cols) {
+        let cols = col..n.min(col + slab_cols);
+        pack_right::<L>(product, cols.clone(), right, team);
+        for row in (0..m).step_by(row_slab) {
+            let rows = row..m.min(row + row_slab);
+            let left = if !copied {
+                left_in_place::<L>(product)
+            } else {
+                if col == 0 || row_slab < m {
+                    copy_left::<L>(product, rows.clone(), depth, copy, team);
+                }
+                let padded = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
+                Left { first: copy.cast(), rows: padded, row_step: 4 * left_stride, depth_step: 4 }
+            };
+            let slab = Slab { left, right, rows, cols: cols.clone(), depth };
+            // SAFETY: the caller's promise.
+            unsafe { slab.run::<L, O>(epilogue, team) };
+        }
+    }
+    team.return_common(common);
+}
+
+fn must_copy_left<L: Level>(product: &Product) -> bool {
+    let [m, _, k] = product.dims();
+    let depth_padded = !k.is_multiple_of(L::DEPTH_STEP * L::Operand::PER_WORD);
+    let rows_padded = L::LEFT_PADDED && !m.is_multiple_of(L::ROWS);
+    depth_padded || rows_padded || (product.order == Order::TN && !L::LEFT_ACROSS)
+}
+
+/// Words from one copied row to the next: a line more than needed, for rows a power of two apart would share one cache set.
+fn copy_stride(depth: usize) -> usize {
+    depth.next_multiple_of(SQUARE) + SQUARE
+}
+
+fn left_in_place<L: Level>(product: &Product) -> Left {
+    let stride_bytes = product.a.stride * product.a.dtype.size_bytes();
+    let (row_step, depth_step) = if product.order == Order::TN { (4, stride_bytes) } else { (stride_bytes, 4) };
+    Left { first: product.a.address as *const u8, rows: product.out.rows, row_step, depth_step }
+}
+
+fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy: *mut u32, team: &mut Team) {
+    const ROWS_PER_TASK: usize = 32;
+    let a = matrix::<L::Operand>(&product.a);
+    let stride = copy_stride(depth);
+    let depth = depth.next_multiple_of(SQUARE);
+    let copy = Right { first: copy, depth: stride };
+    team.blocks(rows.len().next_multiple_of(L::ROWS.max(SQUARE)), ROWS_PER_TASK, |block, _| {
+        let to = copy.panel(block.start, 0, 1);
+        let turn = if product.order == Order::TN { pack::turn_columns } else { pack::copy_rows };
+        // SAFETY: all levels have AVX-512, and the copy has room for these rows.
+        unsafe { turn(&a, rows.start + block.start, block.len(), depth, to, stride) };
+    });
+}
+
+fn pack_right<L: Level>(product: &Product, cols: Range<usize>, right: Right, team: &mut Team) {
+    let b = matrix::<L::Operand>(&product.b);
+    let depth = right.depth;
+    let panels = cols.len().div_ceil(L::COLS);
+    let parts = depth.div_ceil(PACK_DEPTH);
+    let pack = if product.order == Order::NT { pack::pack_along } else { pack::pack_across };
+    team.tasks(panels * parts, |task, _| {
+        let col = task / parts * L::COLS;
+        let words = task % parts * PACK_DEPTH..depth.min((task % parts + 1) * PACK_DEPTH);
+        let count = L::COLS.min(cols.len() - col);
+        let width = count.next_multiple_of(L::WIDTH_STEP);
+        let to = right.panel(col, words.start, width);
+        // SAFETY: all levels have AVX-512, and the panel has room for these words.
+        unsafe { pack(&b, cols.start + col, count, words, to, width) };
+    });
+}
+
+/// A part of the output whose operands are at hand.
+struct Slab {
+    left: Left,
+    right: Right,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    depth: usize,
+}
+
+impl Slab {
+    /// # Safety
+    /// The CPU has the level.
+    unsafe fn run<L: Level, O: Element>(&self, epilogue: &Epilogue<O>, team: &mut Team) {
+        let (block_rows, block_cols) = block_size::<L>(self.rows.len(), self.cols.len());
+        let row_blocks = self.rows.len().div_ceil(block_rows);
+        let col_blocks = self.cols.len().div_ceil(block_cols);
+        team.tasks(row_blocks * col_blocks, |task, scratch| {
+            let (row, col) = (task % row_blocks * block_rows, task / row_blocks * block_cols);
+            let rows = row..self.rows.len().min(row + block_rows);
+            let cols = col..self.cols.len().min(col + block_cols);
+            // SAFETY: the caller's promise; the block is this task's own.
+            unsafe {
+                L::begin();
+                self.block::<L, O>(rows, cols, epilogue, scratch);
+                L::end();
+            }
+        });
+    }
+
+    /// Computes a block of the slab, [rows, cols].
+    /// # Safety
+    /// Between `begin` and `end`, and no other thread touches the block.
+    unsafe fn block<L: Level, O: Element>(
+        &self,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        epilogue: &Epilogue<O>,
+        scratch: &mut Scratch,
+    ) {
+        let steps = self.depth.div_ceil(L::DEPTH_BLOCK).max(1);
+        let step = self.depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
+        let tiles = rows.len().div_ceil(L::ROWS) * cols.len().div_ceil(L::COLS);
+        // With one step every tile is finished at once, in the same place.
+        let tile_words = if steps == 1 { 0 } else { L::ROWS * L::COLS };
+        let sums = scratch.floats(L::ROWS * L::COLS * if steps == 1 { 1 } else { tiles }).as_mut_ptr();
+        for index in 0..steps {
+            let words = (index * step).min(self.depth)..((index + 1) * step).min(self.depth);
+            let mut tile = sums;
+            for col in cols.clone().step_by(L::COLS) {
+                let count = L::COLS.min(self.cols.len() - col);
+                let width = count.next_multiple_of(L::WIDTH_STEP);
+                let right = self.right.panel(col, words.start, width);
+                for row in rows.clone().step_by(L::ROWS) {
+                    let row_count = L::ROWS.min(rows.end - row);
+                    let left = self.left.part(row..self.left.rows.min(row + L::ROWS), words.start);
+                    let at = (self.rows.start + row, self.cols.start + col);
+                    // SAFETY: the panels have these words, the tile is one of the scratch, the block is this task's.
+                    unsafe {
+                        L::multiply(left, right, width, words.len(), tile, index > 0);
+                        if index + 1 == steps {
+                            epilogue.finish(tile, L::COLS, at, row_count, count);
+                        }
+                    }
+                    tile = tile.wrapping_add(tile_words);
+                }
+            }
+        }
+    }
+}
+
+/// The block of a task: the level's, halved until there are enough tasks for many threads. By shape alone.
+fn block_size<L: Level>(rows: usize, cols: usize) -> (usize, usize) {
+    let (mut block_rows, mut block_cols) = L::BLOCK;
+    while rows.div_ceil(block_rows) * cols.div_ceil(block_cols) < TASKS_WANTED {
+        let smallest = (L::ROWS, L::COLS);
+        if block_cols > 2 * smallest.1 && block_cols >= block_rows {
+            block_cols = (block_cols / 2).next_multiple_of(smallest.1);
+        } else if block_rows > 2 * smallest.0 {
+            block_rows = (block_rows / 2).next_multiple_of(smallest.0);
+        } else {
+            break;
+        }
+    }
+    (block_rows, block_cols)
+}

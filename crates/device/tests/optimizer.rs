@@ -1,0 +1,150 @@
+//! The optimizer's kernels against plain twins in f64.
+
+mod support;
+
+use evenkeel_device::DType;
+use evenkeel_device::kernel::{AdamW, ClipFactor, SquaredNorm};
+use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
+
+struct Settings {
+    lr: f64,
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    decay: f64,
+    factor: Option<f32>,
+}
+
+/// `steps` updates as PyTorch's AdamW makes them: weight, mean, variance.
+fn plain_adamw(weight: &[f32], grads: &[Vec<f32>], settings: &Settings) -> [Vec<f64>; 3] {
+    let mut weight: Vec<f64> = weight.iter().map(|&w| w as f64).collect();
+    let (mut mean, mut variance) = (vec![0.0; weight.len()], vec![0.0; weight.len()]);
+    for (t, grad) in (1..).zip(grads) {
+        for i in 0..weight.len() {
+            let g = grad[i] as f64 * settings.factor.unwrap_or(1.0) as f64;
+            weight[i] *= 1.0 - settings.lr * settings.decay;
+            mean[i] = settings.beta1 * mean[i] + (1.0 - settings.beta1) * g;
+            variance[i] = settings.beta2 * variance[i] + (1.0 - settings.beta2) * g * g;
+            let corrected = (variance[i] / (1.0 - settings.beta2.powi(t))).sqrt();
+            weight[i] -= settings.lr / (1.0 - settings.beta1.powi(t)) * mean[i] / (corrected + settings.epsilon);
+        }
+    }
+    [weight, mean, variance]
+}
+
+#[test]
+fn adamw_moves_weights_as_pytorch_does() {
+    let mut random = Random::new(1);
+    for (rows, cols, decay, factor, copy) in [
+        (1, 1, 0.0, None, None),
+        (3, 5, 0.1, None, Some(DType::Bf16)),
+        (16, 16, 0.0, Some(0.25f32), Some(DType::F32)),
+        (7, 33, 0.3, Some(0.5), None),
+        (131, 517, 0.01, Some(2.0), Some(DType::Bf16)),
+    ] {
+        let len = rows * cols;
+        let as_f64 = |value: f32| value as f64;
+        let (lr, beta1, beta2, epsilon) = (0.02f32, 0.9f32, 0.95f32, 1e-3f32);
+        let settings = Settings {
+            lr: as_f64(lr),
+            beta1: as_f64(beta1),
+            beta2: as_f64(beta2),
+            epsilon: as_f64(epsilon),
+            decay: as_f64(decay),
+            factor,
+        };
+        let weights = random.numbers(len, DType::F32);
+        let grads: Vec<Vec<f32>> = (0..3).map(|_| random.numbers(len, DType::F32)).collect();
+        let results = run(|queue| {
+            let weight = queue.floats(rows, cols, DType::F32, &weights);
+            let (mean, variance) = (
+                queue.floats(rows, cols, DType::F32, &vec![0.0; len]),
+                queue.floats(rows, cols, DType::F32, &vec![0.0; len]),
+            );
+            let rounded_copy = copy.map(|dtype| queue.tensor(rows, cols, dtype));
+            let factor = factor.map(|factor| queue.floats(1, 1, DType::F32, &[factor]));
+            for (step, grad) in (1..).zip(&grads) {
+                queue.launch(AdamW {
+                    weight: weight.view(),
+                    grad: queue.floats(rows, cols, DType::F32, grad).view(),
+                    mean: mean.view(),
+                    variance: variance.view(),
+                    copy: rounded_copy.as_ref().map(|copy| copy.view()),
+                    lr,
+                    beta1,
+                    beta2,
+                    epsilon,
+                    weight_decay: decay,
+                    step,
+                    grad_factor: factor.as_ref().map(|factor| factor.view()),
+                });
+            }
+            [weight, mean, variance].into_iter().chain(rounded_copy).collect()
+        });
+        let expected = plain_adamw(&weights, &grads, &settings);
+        for (name, (actual, expected)) in ["weight", "mean", "variance"].iter().zip(results.iter().zip(&expected)) {
+            assert_close(&format!("{name} of [{rows}, {cols}]"), actual, expected, tolerance(DType::F32));
+        }
+        if let Some(dtype) = copy {
+            let rounded: Vec<f32> = results[0].iter().map(|&weight| rounded(weight, dtype)).collect();
+            assert_eq!(results[3], rounded, "the copy is the rounded weight");
+        }
+    }
+}
+
+#[test]
+fn squared_norm_adds_every_square_once() {
+    let mut random = Random::new(2);
+    let shapes =
+        [(1, 1, 0), (0, 4, 0), (3, 0, 0), (1, 4096, 0), (5, 13, 3), (1, 40_001, 0), (700, 131, 5), (2, 70_003, 1)];
+    for dtype in DTYPES {
+        for (rows, cols, padding) in shapes {
+            let values = random.numbers(rows * cols, dtype);
+            let exact: f64 = values.iter().map(|&x| (x as f64).powi(2)).sum();
+            let results = run(|queue| {
+                let x = strided(queue, rows, cols, padding, dtype, &values);
+                let (fresh, added) =
+                    (queue.floats(1, 1, DType::F32, &[f32::NAN]), queue.floats(1, 1, DType::F32, &[3.5]));
+                queue.launch(SquaredNorm { x: x.view(), out: fresh.view(), accumulate: false });
+                queue.launch(SquaredNorm { x: x.view(), out: added.view(), accumulate: true });
+                vec![fresh, added]
+            });
+            let what = format!("{dtype:?} [{rows}, {cols}]");
+            assert_close(&what, &results[0], &[exact], tolerance(DType::F32));
+            assert_close(&what, &results[1], &[exact + 3.5], tolerance(DType::F32));
+        }
+    }
+}
+
+#[test]
+fn squared_norm_has_the_same_bits_with_and_without_gaps_between_rows() {
+    let values = Random::new(3).numbers(123 * 457, DType::F32);
+    let results = run(|queue| {
+        [0, 7]
+            .map(|padding| {
+                let out = queue.tensor(1, 1, DType::F32);
+                let x = strided(queue, 123, 457, padding, DType::F32, &values);
+                queue.launch(SquaredNorm { x: x.view(), out: out.view(), accumulate: false });
+                out
+            })
+            .to_vec()
+    });
+    assert_eq!(results[0][0].to_bits(), results[1][0].to_bits());
+}
+
+#[test]
+fn clip_factor_is_one_below_the_limit_and_never_one_for_a_broken_norm() {
+    let factor = |squared_norm: f32, limit: f32| {
+        let results = run(|queue| {
+            let norm = queue.floats(1, 1, DType::F32, &[squared_norm]);
+            queue.launch(ClipFactor { squared_norm: norm.view(), limit, out: norm.view() });
+            vec![norm]
+        });
+        results[0][0]
+    };
+    assert_eq!(factor(0.25, 1.0), 1.0);
+    assert_eq!(factor(0.0, 1.0), 1.0);
+    assert_close("clipped", &[factor(16.0, 1.0)], &[1.0 / (4.0 + 1e-6)], tolerance(DType::F32));
+    assert!(factor(f32::NAN, 1.0).is_nan());
+    assert_eq!(factor(f32::INFINITY, 1.0), 0.0);
+}

@@ -1,0 +1,227 @@
+//! Products against sums in f64.
+
+mod support;
+
+use evenkeel_device::kernel::{Activation, Order, Product};
+use evenkeel_device::{DType, Queue, Tensor};
+use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
+
+const ORDERS: [Order; 3] = [Order::NN, Order::NT, Order::TN];
+
+/// M, N, K: odd, tiny, just below and above tiles and vectors, deeper than one block of K.
+const SHAPES: [[usize; 3]; 14] = [
+    [1, 1, 1],
+    [1, 2, 3],
+    [3, 17, 2],
+    [17, 31, 33],
+    [31, 33, 65],
+    [33, 65, 17],
+    [64, 64, 64],
+    [65, 47, 31],
+    [2, 300, 64],
+    [300, 2, 64],
+    [128, 96, 512],
+    [40, 50, 1089],
+    [160, 272, 96],
+    [70, 34, 2100],
+];
+
+/// One product: what is done beside the multiplication, and how the operands lie.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    order: Order,
+    dims: [usize; 3],
+    dtype: DType,
+    out: DType,
+    padding: usize,
+    accumulate: bool,
+    bias: bool,
+    activation: Option<Activation>,
+    preactivation: bool,
+}
+
+impl Case {
+    fn plain(order: Order, dims: [usize; 3], dtype: DType) -> Case {
+        let (accumulate, bias, preactivation) = (false, false, false);
+        Case { order, dims, dtype, out: dtype, padding: 0, accumulate, bias, activation: None, preactivation }
+    }
+
+    fn operands(&self) -> Operands {
+        let [m, n, k] = self.dims;
+        let mut random = Random::new((m * 1_000_003 + n * 1009 + k) as u64);
+        Operands {
+            a: random.numbers(m * k, self.dtype),
+            b: random.numbers(k * n, self.dtype),
+            before: random.numbers(m * n, self.out),
+            bias: random.numbers(n, DType::F32),
+        }
+    }
+
+    /// The output, and the preactivation if there is one.
+    fn launch(&self, queue: &Queue) -> Vec<Tensor> {
+        let [m, n, k] = self.dims;
+        let operands = self.operands();
+        let (a_shape, b_shape) = match self.order {
+            Order::NN => ([m, k], [k, n]),
+            Order::NT => ([m, k], [n, k]),
+            Order::TN => ([k, m], [k, n]),
+        };
+        let a = strided(queue, a_shape[0], a_shape[1], self.padding, self.dtype, &operands.a);
+        let b = strided(queue, b_shape[0], b_shape[1], self.padding, self.dtype, &operands.b);
+        let out = strided(queue, m, n, self.padding, self.out, &operands.before);
+        let bias = self.bias.then(|| queue.floats(1, n, DType::F32, &operands.bias));
+        let preactivation = self.preactivation.then(|| strided(queue, m, n, self.padding, self.out, &operands.before));
+        queue.launch(Product {
+            accumulate: self.accumulate,
+            bias: bias.as_ref().map(|bias| bias.view()),
+            activation: self.activation,
+            preactivation: preactivation.as_ref().map(|tensor| tensor.view()),
+            ..Product::new(self.order, &a, &b, &out)
+        });
+        std::iter::once(out).chain(preactivation).collect()
+    }
+
+    /// The plain twin.
+    fn expected(&self) -> Vec<Vec<f64>> {
+        let [m, n, k] = self.dims;
+        let operands = self.operands();
+        let mut sums = vec![0.0; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                let a = |p: usize| operands.a[if self.order == Order::TN { p * m + i } else { i * k + p }] as f64;
+                let b = |p: usize| operands.b[if self.order == Order::NT { j * k + p } else { p * n + j }] as f64;
+                let mut sum: f64 = (0..k).map(|p| a(p) * b(p)).sum();
+                sum += if self.accumulate { operands.before[i * n + j] as f64 } else { 0.0 };
+                sum += if self.bias { operands.bias[j] as f64 } else { 0.0 };
+                sums[i * n + j] = sum;
+            }
+        }
+        let out =
+            sums.iter().map(|&sum| self.activation.map_or(sum, |activation| activated(activation, sum))).collect();
+        if self.preactivation { vec![out, sums] } else { vec![out] }
+    }
+}
+
+struct Operands {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    before: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+    }
+}
+
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / n as f64;
+        sum += term / (2 * n + 1) as f64;
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+#[track_caller]
+fn check(cases: &[Case]) {
+    let results = run(|queue| cases.iter().flat_map(|case| case.launch(queue)).collect());
+    let expected: Vec<(Case, Vec<f64>)> =
+        cases.iter().flat_map(|case| case.expected().into_iter().map(|values| (*case, values))).collect();
+    assert_eq!(results.len(), expected.len());
+    for (actual, (case, expected)) in results.iter().zip(expected) {
+        assert_close(&format!("{case:?}"), actual, &expected, tolerance(case.out));
+    }
+}
+
+/// Every order, dtype and shape.
+fn all() -> impl Iterator<Item = Case> {
+    let orders = |dtype| ORDERS.into_iter().map(move |order| (order, dtype));
+    let kinds = DTYPES.into_iter().flat_map(orders);
+    kinds.flat_map(|(order, dtype)| SHAPES.into_iter().map(move |dims| Case::plain(order, dims, dtype)))
+}
+
+#[test]
+fn products_of_every_order_and_odd_shape_agree_with_f64() {
+    check(&all().collect::<Vec<_>>());
+}
+
+#[test]
+fn strided_operands_are_read_and_written_inside_their_rows_only() {
+    for padding in [1, 5, 32] {
+        check(&all().map(|case| Case { padding, ..case }).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_gaps_between_the_rows_of_an_output_are_left_alone() {
+    for dtype in DTYPES {
+        let results = run(|queue| {
+            let a = queue.floats(33, 40, dtype, &vec![1.0; 33 * 40]);
+            let b = queue.floats(40, 35, dtype, &vec![1.0; 40 * 35]);
+            let whole = queue.floats(33, 50, dtype, &vec![7.0; 33 * 50]);
+            queue.launch(Product::new(Order::NN, &a, &b, &whole.col_range(3..38)));
+            vec![whole]
+        });
+        for (i, &value) in results[0].iter().enumerate() {
+            assert_eq!(value, if (3..38).contains(&(i % 50)) { 40.0 } else { 7.0 }, "element {i} of {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn results_have_either_dtype_whatever_the_operands_have() {
+    let other = |dtype| if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
+    check(&all().map(|case| Case { out: other(case.dtype), ..case }).collect::<Vec<_>>());
+}
+
+#[test]
+fn accumulating_adds_to_what_is_there() {
+    for out in DTYPES {
+        check(&all().map(|case| Case { out, accumulate: true, padding: 3, ..case }).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn bias_and_activation_follow_the_product_and_the_preactivation_is_kept() {
+    let activations = [None, Some(Activation::Silu), Some(Activation::GeluErf), Some(Activation::GeluTanh)];
+    for activation in activations {
+        for bias in [false, true] {
+            let preactivation = bias && activation.is_some();
+            // Sums of many terms are so large that every activation is the identity or zero.
+            let shallow = all().filter(|case| case.dims[2] <= 96);
+            let cases = shallow.map(|case| Case { bias, activation, preactivation, padding: 2, ..case });
+            check(&cases.collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn products_without_depth_are_zero_and_empty_ones_are_nothing() {
+    for dtype in DTYPES {
+        for order in ORDERS {
+            let case = Case { bias: true, ..Case::plain(order, [5, 7, 0], dtype) };
+            let bias: Vec<f32> = case.operands().bias.iter().map(|&bias| rounded(bias, dtype)).collect();
+            let results = run(|queue| case.launch(queue));
+            assert_eq!(results[0], bias.repeat(5), "{order:?} {dtype:?}");
+            for dims in [[0, 7, 3], [7, 0, 3], [0, 0, 0]] {
+                assert!(run(|queue| Case::plain(order, dims, dtype).launch(queue))[0].is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_of_many_tasks_agrees_with_f64() {
+    for dtype in DTYPES {
+        check(&ORDERS.map(|order| Case::plain(order, [515, 770, 130], dtype)));
+    }
+}

@@ -1,0 +1,79 @@
+//! AdamW over all parameters of a model.
+
+use evenkeel_device::kernel::{self, ClipFactor, SquaredNorm};
+use evenkeel_device::{DType, Queue, Tensor};
+use evenkeel_model::{Gradients, ParamSpec, Parameters};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOptions {
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    pub weight_decay: f32,
+    /// Gradients are scaled down to this global norm; not at all without it.
+    pub clip_norm: Option<f32>,
+}
+
+/// What changes from one update to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    pub lr: f32,
+    /// From 1.
+    pub step: u32,
+}
+
+/// The optimizer's state: first and second moments, f32.
+pub struct AdamW {
+    options: AdamWOptions,
+    means: Vec<Tensor>,
+    variances: Vec<Tensor>,
+    /// f32 [1, 1] each.
+    squared_norm: Tensor,
+    clip_factor: Tensor,
+}
+
+impl AdamW {
+    pub fn new(options: AdamWOptions, specs: &[ParamSpec], queue: &Queue) -> AdamW {
+        let zeros = || specs.iter().map(|spec| queue.zeros(spec.matrix[0], spec.matrix[1], DType::F32)).collect();
+        let scalar = || queue.zeros(1, 1, DType::F32);
+        AdamW { options, means: zeros(), variances: zeros(), squared_norm: scalar(), clip_factor: scalar() }
+    }
+
+    /// Updates every parameter and its copy. The gradients stay as they are.
+    pub fn update(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients, update: Update) {
+        let grad_factor = self.options.clip_norm.map(|limit| {
+            self.measure_norm(queue, parameters, gradients);
+            let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
+            queue.launch(ClipFactor { squared_norm, limit, out });
+            out
+        });
+        for id in parameters.ids() {
+            queue.launch(kernel::AdamW {
+                weight: parameters.master(id).view(),
+                grad: gradients.sum(queue, id).view(),
+                mean: self.means[id.0].view(),
+                variance: self.variances[id.0].view(),
+                copy: parameters.copy(id).map(Tensor::view),
+                lr: update.lr,
+                beta1: self.options.beta1,
+                beta2: self.options.beta2,
+                epsilon: self.options.epsilon,
+                weight_decay: self.options.weight_decay,
+                step: update.step,
+                grad_factor,
+            });
+        }
+    }
+
+    /// The squared global norm of the gradients, f32 [1, 1], as the last update measured it for clipping.
+    pub fn squared_norm(&self) -> &Tensor {
+        &self.squared_norm
+    }
+
+    fn measure_norm(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients) {
+        for id in parameters.ids() {
+            let (x, out) = (gradients.sum(queue, id).view(), self.squared_norm.view());
+            queue.launch(SquaredNorm { x, out, accumulate: id.0 > 0 });
+        }
+    }
+}
