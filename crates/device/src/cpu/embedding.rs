@@ -67,8 +67,9 @@ impl<T: Element, E: Element> Vectorised for EmbedTile<'_, T, E> {
     }
 }
 
-/// Columns per task: each task walks all tokens in order, since several may add to the same row.
-const BACKWARD_COLUMNS: usize = 128;
+/// Columns per task: each task walks all tokens in order, since several may add to the same row. A few cache lines, so
+/// that even a narrow model keeps many cores busy.
+const BACKWARD_COLUMNS: usize = 64;
 
 impl Run for EmbedBackward {
     fn run(&self, team: &mut Team) {

@@ -5,7 +5,9 @@ use super::simd::Simd;
 /// eˣ to about one unit in the last place; 0 below the smallest normal number, finite above the largest. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::Vector) -> S::Vector {
-    const LOWEST: f32 = -87.336_54;
+    // A little above the logarithm of the smallest normal number: even the power that is thrown away below it must be
+    // normal, since CPUs take a hundred cycles over one that is not.
+    const LOWEST: f32 = -87.3;
     const HIGHEST: f32 = 88.376_26;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;

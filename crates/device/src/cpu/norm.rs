@@ -46,15 +46,22 @@ impl<E: Element> Vectorised for NormRows<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        match self.kernel.kind {
+            NormKind::Rms => self.rows::<S, false>(s),
+            NormKind::Layer => self.rows::<S, true>(s),
+        }
+    }
+}
+
+impl<E: Element> NormRows<'_, E> {
+    #[inline(always)]
+    fn rows<S: Simd, const LAYER: bool>(&self, s: S) {
         for row in self.rows.clone() {
-            let (total, squares) = self.sums(s, row);
-            let size = self.x.cols as f32;
-            let (mean, variance) = match self.kernel.kind {
-                NormKind::Rms => (0.0, squares / size),
-                NormKind::Layer => {
-                    let mean = total / size;
-                    (mean, self.squared_deviations(s, row, mean) / size)
-                }
+            let mean_or_square = self.sum::<S, LAYER>(s, row) / self.x.cols as f32;
+            let (mean, variance) = if LAYER {
+                (mean_or_square, self.squared_deviations(s, row, mean_or_square) / self.x.cols as f32)
+            } else {
+                (0.0, mean_or_square)
             };
             let scale = 1.0 / (variance + self.kernel.epsilon).sqrt();
             // SAFETY: the row's statistics are this task's alone.
@@ -62,22 +69,20 @@ impl<E: Element> Vectorised for NormRows<'_, E> {
                 self.stats.at(row, 0).write(mean);
                 self.stats.at(row, 1).write(scale);
             }
-            self.normalise(s, row, mean, scale);
+            self.normalise::<S, LAYER>(s, row, mean, scale);
         }
     }
-}
 
-impl<E: Element> NormRows<'_, E> {
     /// What is normalised.
     #[inline(always)]
     fn input(&self) -> Matrix<E> {
         self.add.map_or(self.x, |(_, sum)| sum)
     }
 
-    /// Writes the sum with what is added, and returns the total of the row and that of its squares.
+    /// Writes the sum with what is added, and returns the total of the row, of its squares for an RMS norm.
     #[inline(always)]
-    fn sums<S: Simd>(&self, s: S, row: usize) -> (f32, f32) {
-        let (mut sum, mut squares) = ([s.splat(0.0); PARTS], [s.splat(0.0); PARTS]);
+    fn sum<S: Simd, const LAYER: bool>(&self, s: S, row: usize) -> f32 {
+        let mut sums = [s.splat(0.0); PARTS];
         each_vector!(0..self.x.cols, |col, count, part| {
             // SAFETY: rows are this task's alone.
             let x = unsafe {
@@ -91,10 +96,9 @@ impl<E: Element> NormRows<'_, E> {
                     None => x,
                 }
             };
-            sum[part] = s.add(sum[part], x);
-            squares[part] = s.mul_add(x, x, squares[part]);
+            sums[part] = if LAYER { s.add(sums[part], x) } else { s.mul_add(x, x, sums[part]) };
         });
-        (total(s, sum), total(s, squares))
+        total(s, sums)
     }
 
     #[inline(always)]
@@ -111,7 +115,7 @@ impl<E: Element> NormRows<'_, E> {
     }
 
     #[inline(always)]
-    fn normalise<S: Simd>(&self, s: S, row: usize, mean: f32, scale: f32) {
+    fn normalise<S: Simd, const LAYER: bool>(&self, s: S, row: usize, mean: f32, scale: f32) {
         let (input, offset) = (self.input(), s.splat(self.kernel.weight_offset));
         let (mean, scale) = (s.splat(mean), s.splat(scale));
         each_vector!(0..self.x.cols, |col, count| {
@@ -119,7 +123,8 @@ impl<E: Element> NormRows<'_, E> {
             unsafe {
                 let x = load(s, input.at(row, col), count);
                 let weight = s.add(offset, load(s, self.weight.at(0, col), count));
-                let mut out = s.mul(s.mul(s.sub(x, mean), scale), weight);
+                let centred = if LAYER { s.sub(x, mean) } else { x };
+                let mut out = s.mul(s.mul(centred, scale), weight);
                 if let Some(bias) = self.bias {
                     out = s.add(out, load(s, bias.at(0, col), count));
                 }
@@ -183,24 +188,27 @@ impl<E: Element> Vectorised for BackwardRows<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut row = self.rows.start;
-        while row + GROUP <= self.rows.end {
-            self.group::<S, GROUP>(s, row);
-            row += GROUP;
+        match self.kernel.kind {
+            NormKind::Rms => self.rows::<S, false>(s),
+            NormKind::Layer => self.rows::<S, true>(s),
         }
-        (row..self.rows.end).for_each(|row| self.group::<S, 1>(s, row));
     }
 }
 
 impl<E: Element> BackwardRows<'_, E> {
     #[inline(always)]
-    fn group<S: Simd, const ROWS: usize>(&self, s: S, first: usize) {
-        let zero = s.splat(0.0);
-        let mut facts = [RowFacts { mean: zero, scale: zero, mean_g: zero, mean_gx: zero }; ROWS];
-        for (i, facts) in facts.iter_mut().enumerate() {
-            *facts = self.facts(s, first + i);
+    fn rows<S: Simd, const LAYER: bool>(&self, s: S) {
+        let mut row = self.rows.start;
+        while row + GROUP <= self.rows.end {
+            let facts = self.facts::<S, LAYER, GROUP>(s, row);
+            self.gradients::<S, LAYER, GROUP>(s, row, facts);
+            row += GROUP;
         }
-        self.gradients(s, first, facts);
+        while row < self.rows.end {
+            let facts = self.facts::<S, LAYER, 1>(s, row);
+            self.gradients::<S, LAYER, 1>(s, row, facts);
+            row += 1;
+        }
     }
 
     /// `weight_offset + weight`
@@ -213,30 +221,43 @@ impl<E: Element> BackwardRows<'_, E> {
     }
 
     #[inline(always)]
-    fn facts<S: Simd>(&self, s: S, row: usize) -> RowFacts<S::Vector> {
-        // SAFETY: nobody writes the statistics.
-        let (mean, scale) = unsafe { (self.stats.at(row, 0).read(), self.stats.at(row, 1).read()) };
-        let (mean, scale) = (s.splat(mean), s.splat(scale));
-        let (mut sum_g, mut sum_gx) = (s.splat(0.0), s.splat(0.0));
+    fn facts<S: Simd, const LAYER: bool, const ROWS: usize>(&self, s: S, first: usize) -> [RowFacts<S::Vector>; ROWS] {
+        let zero = s.splat(0.0);
+        let mut facts = [RowFacts { mean: zero, scale: zero, mean_g: zero, mean_gx: zero }; ROWS];
+        for (i, facts) in facts.iter_mut().enumerate() {
+            // SAFETY: nobody writes the statistics.
+            let (mean, scale) = unsafe { (*self.stats.at(first + i, 0), *self.stats.at(first + i, 1)) };
+            (facts.mean, facts.scale) = (s.splat(mean), s.splat(scale));
+        }
         each_vector!(0..self.x.cols, |col, count| {
-            // SAFETY: rows are this task's alone.
-            let (x, dout) = unsafe { (load(s, self.x.at(row, col), count), load(s, self.dout.at(row, col), count)) };
             // SAFETY: nobody writes the weight.
-            let g = s.mul(dout, unsafe { self.weight(s, col, count) });
-            sum_g = s.add(sum_g, g);
-            sum_gx = s.mul_add(g, s.sub(x, mean), sum_gx);
+            let weight = unsafe { self.weight(s, col, count) };
+            for (i, facts) in facts.iter_mut().enumerate() {
+                let (x, dout) = (self.x.at(first + i, col), self.dout.at(first + i, col));
+                // SAFETY: rows are this task's alone.
+                let (x, dout) = unsafe { (load(s, x, count), load(s, dout, count)) };
+                let g = s.mul(dout, weight);
+                if LAYER {
+                    facts.mean_g = s.add(facts.mean_g, g);
+                }
+                facts.mean_gx = s.mul_add(g, if LAYER { s.sub(x, facts.mean) } else { x }, facts.mean_gx);
+            }
         });
         let size = s.splat(self.x.cols as f32);
-        let mean_gx = s.div(s.mul(s.splat(s.sum(sum_gx)), scale), size);
-        let mean_g = match self.kernel.kind {
-            NormKind::Rms => s.splat(0.0),
-            NormKind::Layer => s.div(s.splat(s.sum(sum_g)), size),
-        };
-        RowFacts { mean, scale, mean_g, mean_gx }
+        for facts in &mut facts {
+            facts.mean_g = s.div(s.splat(s.sum(facts.mean_g)), size);
+            facts.mean_gx = s.div(s.mul(s.splat(s.sum(facts.mean_gx)), facts.scale), size);
+        }
+        facts
     }
 
     #[inline(always)]
-    fn gradients<S: Simd, const ROWS: usize>(&self, s: S, first: usize, facts: [RowFacts<S::Vector>; ROWS]) {
+    fn gradients<S: Simd, const LAYER: bool, const ROWS: usize>(
+        &self,
+        s: S,
+        first: usize,
+        facts: [RowFacts<S::Vector>; ROWS],
+    ) {
         let biased = self.kernel.dbias.is_some();
         each_vector!(0..self.x.cols, |col, count| {
             // SAFETY: rows and sums are this task's alone, and each element is read before it is written; nobody writes
@@ -249,10 +270,11 @@ impl<E: Element> BackwardRows<'_, E> {
                     let row = first + i;
                     let x = load(s, self.x.at(row, col), count);
                     let dout = load(s, self.dout.at(row, col), count);
-                    let normal = s.mul(s.sub(x, facts.mean), facts.scale);
+                    let normal = s.mul(if LAYER { s.sub(x, facts.mean) } else { x }, facts.scale);
                     dweight = s.mul_add(dout, normal, dweight);
                     dbias = s.add(dbias, dout);
-                    let centred = s.sub(s.mul(dout, weight), facts.mean_g);
+                    let g = s.mul(dout, weight);
+                    let centred = if LAYER { s.sub(g, facts.mean_g) } else { g };
                     let inner = s.sub(centred, s.mul(normal, facts.mean_gx));
                     let dx = match self.residual {
                         Some(residual) => s.mul_add(facts.scale, inner, load(s, residual.at(row, col), count)),

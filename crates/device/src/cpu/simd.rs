@@ -284,7 +284,7 @@ mod avx512 {
         };
     }
 
-    /// The upper halves of 16 f32, rounded to nearest even as bf16; NaN stays NaN.
+    /// 16 f32 rounded to nearest even as bf16; NaN stays NaN.
     #[inline(always)]
     unsafe fn round_to_bf16(a: __m512) -> __m256i {
         // SAFETY: the caller is `Avx512`.
@@ -293,9 +293,10 @@ mod avx512 {
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
-            let chosen = _mm512_mask_blend_epi32(nan, rounded, quiet);
-            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(chosen))
+            let chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+            let upper: [u16; 32] = std::array::from_fn(|i| (2 * i + 1) as u16 % 32);
+            let upper = _mm512_loadu_si512(upper.as_ptr().cast());
+            _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, chosen))
         }
     }
 

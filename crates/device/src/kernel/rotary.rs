@@ -18,7 +18,12 @@ pub struct Rotary {
 impl Operation for Rotary {
     fn check(&self) {
         assert_eq!(self.table.dtype, DType::F32, "Rotary: the table is f32");
-        assert!(self.table.cols.is_multiple_of(2) && self.table.cols <= self.x.dim, "Rotary: {} of {}", self.table.cols, self.x.dim);
+        assert!(
+            self.table.cols.is_multiple_of(2) && self.table.cols <= self.x.dim,
+            "Rotary: {} of {}",
+            self.table.cols,
+            self.x.dim
+        );
         assert_indices("Rotary", &self.positions, self.x.tokens());
     }
 

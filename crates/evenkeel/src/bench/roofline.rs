@@ -105,6 +105,7 @@ fn compute_dtype(times: &[evenkeel_device::KernelTime]) -> DType {
 /// The best of many runs of one kernel, in operations or bytes per nanosecond.
 fn best_rate(device: &Device, kernel: impl Into<Kernel>, work: u64) -> f64 {
     let kernel = kernel.into();
+    device.compute().finish();
     device.measure_kernels(true);
     (0..15).for_each(|_| device.compute().launch(kernel.clone()));
     let times = device.take_kernel_times();

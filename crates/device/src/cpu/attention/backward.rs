@@ -15,7 +15,7 @@ use super::super::team::Scratch;
 use super::super::{Run, Team};
 use super::forward::hide;
 use super::tile::{Add, Left, ROWS, Right, Set, product};
-use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tokens, filled, for_tiles, keys_of, pack, rows_seen};
+use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tiles, Tokens, filled, keys_of, pack, rows_seen};
 use crate::kernel::AttentionBackward;
 
 /// Tasks wanted, where the shape has the work for them.
@@ -244,8 +244,8 @@ impl<E: Element> Vectorised for KeyGradients<'_, E> {
         if shares == 1 {
             // SAFETY: above.
             unsafe {
-                pack::unpack(s, sums, width, |_| 1.0, dk, key_head, segment.clone());
-                pack::unpack(s, sums.add(padded * width), width, |_| 1.0, dv, key_head, segment);
+                pack::unpack(s, sums, width, pack::Factor::One(1.0), dk, key_head, segment.clone());
+                pack::unpack(s, sums.add(padded * width), width, pack::Factor::One(1.0), dv, key_head, segment);
             }
         }
     }
@@ -257,28 +257,28 @@ impl<E: Element> KeyGradients<'_, E> {
         let shape = self.operands.shape;
         let (len, mask) = (self.task.segment.len(), shape.mask);
         // SAFETY of all below: the caller's promise.
-        for_tiles(&shape, &queries, self.task.key_head, |tile, head, queries| {
+        let tiles = Tiles::of(&shape, &queries, self.task.key_head);
+        for tile in tiles.clone() {
             // SAFETY: above.
-            unsafe { self.begin(s, self.memory.tile(tile), head, queries) };
-        });
+            unsafe { self.begin(s, self.memory.tile(tile.number), tile.head, tile.queries) };
+        }
         let keys = keys_of(mask, &queries, len);
         for start in (keys.start / ROWS * ROWS..keys.end).step_by(KEY_BLOCK) {
             let block = start..keys.end.min(start + KEY_BLOCK);
-            for_tiles(&shape, &queries, self.task.key_head, |tile, _, queries| {
-                if let Some((rows, all)) = rows_seen(mask, &queries, len, &block) {
+            for tile in tiles.clone() {
+                if let Some((rows, all)) = rows_seen(mask, &tile.queries, len, &block) {
                     let keys = block.start + rows.start..block.start + rows.end;
                     // SAFETY: above.
-                    unsafe { self.add_keys(s, self.memory.tile(tile), keys, queries.len(), all) };
+                    unsafe { self.add_keys(s, self.memory.tile(tile.number), keys, tile.queries.len(), all) };
                 }
-            });
+            }
         }
-        for_tiles(&shape, &queries, self.task.key_head, |tile, head, queries| {
-            let (memory, scale) = (self.memory.tile(tile), self.operands.scale);
+        for tile in tiles {
+            let (memory, scale) = (self.memory.tile(tile.number), pack::Factor::One(self.operands.scale));
+            let tokens = self.tokens(&tile.queries);
             // SAFETY: above.
-            unsafe {
-                pack::unpack(s, memory.dq, shape.width, |_| scale, self.operands.dq, head, self.tokens(&queries))
-            };
-        });
+            unsafe { pack::unpack(s, memory.dq, shape.width, scale, self.operands.dq, tile.head, tokens) };
+        }
     }
 
     #[inline(always)]
@@ -384,11 +384,13 @@ impl<E: Element> Vectorised for AddShares<'_, E> {
             unsafe {
                 let first = self.sums.0.add(from);
                 for i in (0..self.keys.len() * width).step_by(LANES) {
-                    let sum = (1..*shares)
-                        .fold(s.load(first.add(i)), |sum, share| s.add(sum, s.load(first.add(share * size + i))));
+                    let mut sum = s.load(first.add(i));
+                    for share in 1..*shares {
+                        sum = s.add(sum, s.load(first.add(share * size + i)));
+                    }
                     s.store(first.add(i), sum);
                 }
-                pack::unpack(s, first, width, |_| 1.0, to, *key_head, tokens.clone());
+                pack::unpack(s, first, width, pack::Factor::One(1.0), to, *key_head, tokens.clone());
             }
         }
     }

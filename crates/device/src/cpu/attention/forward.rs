@@ -7,7 +7,7 @@ use super::super::matrix::{Element, Matrix, matrix, with_element};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::super::{Run, Team};
 use super::tile::{Left, RescaleAdd, Right, Set, product};
-use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tokens, filled, for_tiles, keys_of, pack, rows_seen};
+use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tiles, Tokens, filled, keys_of, pack, rows_seen};
 use crate::kernel::Attention;
 
 /// The maximum before the first score. Finite, so that a query none of whose keys has come yet subtracts no infinities.
@@ -143,10 +143,11 @@ impl<E: Element> Vectorised for Block<E> {
         let (len, mask) = (self.segment.len(), shape.mask);
         // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this shape; only this task
         // writes the outputs of these queries.
-        for_tiles(&shape, &self.queries, self.key_head, |tile, head, queries| {
+        let tiles = Tiles::of(&shape, &self.queries, self.key_head);
+        for tile in tiles.clone() {
             // SAFETY: above.
-            unsafe { self.begin(s, self.memory.tile(tile), head, queries) };
-        });
+            unsafe { self.begin(s, self.memory.tile(tile.number), tile.head, tile.queries) };
+        }
         let keys = keys_of(mask, &self.queries, len);
         for start in keys.clone().step_by(KEY_BLOCK) {
             let block = start..keys.end.min(start + KEY_BLOCK);
@@ -157,17 +158,17 @@ impl<E: Element> Vectorised for Block<E> {
                 pack::rows(s, self.operands.k, self.key_head, tokens.clone(), 1.0, self.memory.keys, size);
                 pack::rows(s, self.operands.v, self.key_head, tokens, 1.0, self.memory.values, size);
             }
-            for_tiles(&shape, &self.queries, self.key_head, |tile, _, queries| {
-                if let Some((rows, all)) = rows_seen(mask, &queries, len, &block) {
+            for tile in tiles.clone() {
+                if let Some((rows, all)) = rows_seen(mask, &tile.queries, len, &block) {
                     // SAFETY: above.
-                    unsafe { self.attend(s, self.memory.tile(tile), block.start, rows, all) };
+                    unsafe { self.attend(s, self.memory.tile(tile.number), block.start, rows, all) };
                 }
-            });
+            }
         }
-        for_tiles(&shape, &self.queries, self.key_head, |tile, head, queries| {
+        for tile in tiles {
             // SAFETY: above.
-            unsafe { self.end(s, self.memory.tile(tile), head, queries) };
-        });
+            unsafe { self.end(s, self.memory.tile(tile.number), tile.head, tile.queries) };
+        }
     }
 }
 
@@ -224,8 +225,11 @@ impl<E: Element> Block<E> {
                 let logsum = *tile.max.add(lane) + (*tile.sum.add(lane)).ln();
                 self.operands.logsum.at(token, head).write(logsum);
             }
-            let inverse = |lane: usize| 1.0 / *tile.sum.add(lane);
-            pack::unpack(s, tile.out, self.memory.width, inverse, self.operands.out, head, tokens);
+            for lanes in (0..TILE).step_by(LANES) {
+                let inverse = s.div(s.splat(1.0), s.load(tile.sum.add(lanes)));
+                s.store(tile.sum.add(lanes), inverse);
+            }
+            pack::unpack(s, tile.out, self.memory.width, pack::Factor::Each(tile.sum), self.operands.out, head, tokens);
         }
     }
 }

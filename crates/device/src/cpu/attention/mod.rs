@@ -75,15 +75,47 @@ impl Shape {
 /// A segment's tokens.
 type Tokens = Range<usize>;
 
-/// The tiles of a block of queries: `each(tile number, query head, queries)`, queries counted from the segment's start.
-#[inline(always)]
-fn for_tiles(shape: &Shape, queries: &Range<usize>, key_head: usize, mut each: impl FnMut(usize, usize, Range<usize>)) {
-    let mut tile = 0;
-    for head in key_head * shape.group..(key_head + 1) * shape.group {
-        for start in queries.clone().step_by(TILE) {
-            each(tile, head, start..queries.end.min(start + TILE));
-            tile += 1;
+/// One tile of a block of queries.
+#[derive(Clone)]
+struct Tile {
+    number: usize,
+    /// The query head.
+    head: usize,
+    /// Counted from the segment's start.
+    queries: Range<usize>,
+}
+
+/// The tiles of a block of queries. Not an iterator with closures: those are compiled apart, without the vector level.
+#[derive(Clone)]
+struct Tiles {
+    next: Tile,
+    block: Range<usize>,
+    last_head: usize,
+}
+
+impl Tiles {
+    #[inline(always)]
+    fn of(shape: &Shape, block: &Range<usize>, key_head: usize) -> Tiles {
+        let head = key_head * shape.group;
+        let queries = block.start..block.end.min(block.start + TILE);
+        Tiles { next: Tile { number: 0, head, queries }, block: block.clone(), last_head: head + shape.group - 1 }
+    }
+}
+
+impl Iterator for Tiles {
+    type Item = Tile;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Tile> {
+        if self.next.head > self.last_head {
+            return None;
         }
+        let tile = self.next.clone();
+        let end = tile.queries.end == self.block.end;
+        let start = if end { self.block.start } else { tile.queries.end };
+        let queries = start..self.block.end.min(start + TILE);
+        self.next = Tile { number: tile.number + 1, head: tile.head + usize::from(end), queries };
+        Some(tile)
     }
 }
 

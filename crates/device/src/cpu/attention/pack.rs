@@ -47,22 +47,31 @@ pub(super) unsafe fn rows<S: Simd, E: Element>(
     }
 }
 
-/// `to[tokens.start + i] = factors[i] · from[i]`, rounded.
+#[derive(Clone, Copy)]
+pub(super) enum Factor {
+    One(f32),
+    /// A number for each row.
+    Each(*const f32),
+}
+
+/// `to[tokens.start + i] = factor · from[i]`, rounded.
 ///
 /// # Safety
-/// The tokens exist and belong to this task; `from` is [tokens, width], `factors` has a number for each token.
+/// The tokens exist and belong to this task; `from` is [tokens, width].
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Simd, E: Element>(
     s: S,
     from: *const f32,
     width: usize,
-    factor: impl Fn(usize) -> f32,
+    factor: Factor,
     to: HeadRows<E>,
     head: usize,
     tokens: Range<usize>,
 ) {
+    let one = if let Factor::One(one) = factor { one } else { 1.0 };
     for row in 0..tokens.len() {
-        let factor = s.splat(factor(row));
+        // SAFETY: a number for each row.
+        let factor = s.splat(unsafe { if let Factor::Each(factors) = factor { *factors.add(row) } else { one } });
         let to_row = to.at(tokens.start + row, head);
         for col in (0..to.dim).step_by(LANES) {
             // SAFETY: the caller's promise, and a head has `dim` numbers.
@@ -89,7 +98,10 @@ pub(super) unsafe fn transposed<S: Simd>(s: S, from: *const f32, width: usize, t
         for col in (0..width).step_by(LANES) {
             // SAFETY: whole squares of the two.
             unsafe {
-                let square = std::array::from_fn(|i| s.load(from.add((row + i) * width + col)));
+                let mut square = [s.splat(0.0); LANES];
+                for (i, vector) in square.iter_mut().enumerate() {
+                    *vector = s.load(from.add((row + i) * width + col));
+                }
                 for (i, column) in s.transpose(square).into_iter().enumerate() {
                     s.store(to.add((col + i) * TILE + row), column);
                 }

@@ -135,7 +135,10 @@ unsafe fn register_tile<S: Simd, const VECTORS: usize>(
     for _ in 0..depth {
         // SAFETY: the caller's promise.
         unsafe {
-            let vectors: [S::Vector; VECTORS] = std::array::from_fn(|v| s.load(b.add(v * LANES)));
+            let mut vectors = [s.splat(0.0); VECTORS];
+            for (v, vector) in vectors.iter_mut().enumerate() {
+                *vector = s.load(b.add(v * LANES));
+            }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let number = s.splat(*a.add(i * left.row));
                 for (sum, vector) in sums.iter_mut().zip(vectors) {

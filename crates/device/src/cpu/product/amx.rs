@@ -7,7 +7,7 @@ use std::arch::asm;
 
 use half::bf16;
 
-use super::grid::{Left, Level};
+use super::grid::{AHEAD_ROWS, Left, Level};
 
 const ROWS: usize = 32;
 const COLS: usize = 32;
@@ -22,9 +22,8 @@ impl Level for Tiles {
     const COLS: usize = COLS;
     const WIDTH_STEP: usize = COLS;
     const DEPTH_STEP: usize = TILE_WORDS;
-    const DEPTH_BLOCK: usize = 512;
+    const DEPTH_BLOCK: usize = 1024;
     const BLOCK: (usize, usize) = (128, 256);
-    const LEFT_ACROSS: bool = false;
     const LEFT_PADDED: bool = true;
 
     unsafe fn begin() {
@@ -37,41 +36,50 @@ impl Level for Tiles {
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 
-    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool) {
-        debug_assert!(left.rows == ROWS && left.depth_step == 4 && width == COLS && depth.is_multiple_of(TILE_WORDS));
+    unsafe fn multiply(
+        left: Left,
+        ahead: Left,
+        right: *const u32,
+        width: usize,
+        depth: usize,
+        sums: *mut f32,
+        add: bool,
+    ) {
+        debug_assert!(left.rows == ROWS && width == COLS && depth.is_multiple_of(TILE_WORDS));
         // SAFETY: the tiles are configured by `begin`; the left panel has 32 rows and the right one 32 columns of `depth`
         // words, so that each step reads 16 words of them; the sums are 32 × 32.
         unsafe {
-            let lower = sums.add(16 * COLS);
-            if add {
-                asm!(
-                    "tileloadd tmm0, [{upper} + {stride}]",
-                    "tileloadd tmm1, [{upper} + {stride} + 64]",
-                    "tileloadd tmm2, [{lower} + {stride}]",
-                    "tileloadd tmm3, [{lower} + {stride} + 64]",
-                    upper = in(reg) sums, lower = in(reg) lower, stride = in(reg) 4 * COLS,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    options(nostack, readonly, preserves_flags),
-                );
-            } else {
-                asm!(
-                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    options(nostack, nomem, preserves_flags),
-                );
-            }
             asm!(
+                "test {add}, {add}",
+                "jz 4f",
+                "tileloadd tmm0, [{upper} + {stride}]",
+                "tileloadd tmm1, [{upper} + {stride} + 64]",
+                "tileloadd tmm2, [{upper} + {stride} + 2048]",
+                "tileloadd tmm3, [{upper} + {stride} + 2112]",
+                "jmp 5f",
+                "4:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "5:",
                 "test {steps}, {steps}",
                 "jz 3f",
                 "2:",
-                "tileloadd tmm6, [{b} + {b_stride}]",
+                "tileloadd tmm6, [{b} + {stride}]",
                 "tileloadd tmm4, [{a} + {a_stride}]",
-                "tileloadd tmm7, [{b} + {b_stride} + 64]",
+                "tileloadd tmm7, [{b} + {stride} + 64]",
                 "tileloadd tmm5, [{a_lower} + {a_stride}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                "prefetcht1 [{ahead}]",
+                "prefetcht1 [{ahead} + {a_stride}]",
+                "prefetcht1 [{ahead} + 2*{a_stride}]",
+                "prefetcht1 [{ahead_last}]",
+                "add {ahead}, 64",
+                "add {ahead_last}, 64",
                 "add {a}, 64",
                 "add {a_lower}, 64",
                 "add {b}, 2048",
@@ -80,15 +88,17 @@ impl Level for Tiles {
                 "3:",
                 "tilestored [{upper} + {stride}], tmm0",
                 "tilestored [{upper} + {stride} + 64], tmm1",
-                "tilestored [{lower} + {stride}], tmm2",
-                "tilestored [{lower} + {stride} + 64], tmm3",
+                "tilestored [{upper} + {stride} + 2048], tmm2",
+                "tilestored [{upper} + {stride} + 2112], tmm3",
                 a = inout(reg) left.row(0) => _,
                 a_lower = inout(reg) left.row(16) => _,
                 a_stride = in(reg) left.row_step,
                 b = inout(reg) right => _,
-                b_stride = in(reg) 4 * COLS,
+                ahead = inout(reg) ahead.row(0) => _,
+                ahead_last = inout(reg) ahead.row(AHEAD_ROWS - 1) => _,
                 steps = inout(reg) depth / TILE_WORDS => _,
-                upper = in(reg) sums, lower = in(reg) lower, stride = in(reg) 4 * COLS,
+                add = in(reg) add as usize,
+                upper = in(reg) sums, stride = in(reg) 4 * COLS,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),

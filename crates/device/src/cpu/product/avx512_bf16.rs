@@ -15,12 +15,19 @@ impl Level for Pairs {
     const COLS: usize = COLS;
     const WIDTH_STEP: usize = 16;
     const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = 384;
+    const DEPTH_BLOCK: usize = 512;
     const BLOCK: (usize, usize) = (128, 384);
-    const LEFT_ACROSS: bool = false;
     const LEFT_PADDED: bool = false;
 
-    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool) {
+    unsafe fn multiply(
+        left: Left,
+        _ahead: Left,
+        right: *const u32,
+        width: usize,
+        depth: usize,
+        sums: *mut f32,
+        add: bool,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             match width {

@@ -48,22 +48,44 @@ struct Finish<O> {
 impl<O: Element> Vectorised for Finish<O> {
     type Output = ();
 
+    /// The two common cases have loops of their own: choosing per vector took as long as the arithmetic of a tile.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let Epilogue { out, accumulate, bias, activation, preactivation } = self.epilogue;
+        if bias.is_some() || activation.is_some() || preactivation.is_some() {
+            // SAFETY: `vector` is called with places inside the block.
+            self.each(s, |sums, row, col, count| unsafe { self.epilogue.vector(s, sums, row, col, count) });
+        } else if accumulate {
+            self.each(s, |sums, row, col, count| {
+                let out = out.at(row, col);
+                // SAFETY: `count` elements from here on are inside the block.
+                unsafe { store(s, out, s.add(load(s, out, count), sums), count) };
+            });
+        } else {
+            // SAFETY: as above.
+            self.each(s, |sums, row, col, count| unsafe { store(s, out.at(row, col), sums, count) });
+        }
+    }
+}
+
+impl<O: Element> Finish<O> {
+    /// Calls `work` with each vector of sums, its place in the output, and its length.
+    #[inline(always)]
+    fn each<S: Simd>(&self, s: S, work: impl Fn(S::Vector, usize, usize, usize)) {
         let (row, col) = self.at;
         for i in 0..self.rows {
             // SAFETY: row i of the sums, which `finish`'s caller made readable.
             let sums = unsafe { self.sums.add(i * self.stride) };
             let mut j = 0;
             while j + LANES <= self.cols {
-                // SAFETY: LANES columns from `j` on are inside the block.
-                unsafe { self.epilogue.vector(s, s.load(sums.add(j)), row + i, col + j, LANES) };
+                // SAFETY: LANES columns from `j` on are inside the row.
+                work(unsafe { s.load(sums.add(j)) }, row + i, col + j, LANES);
                 j += LANES;
             }
             if j < self.cols {
                 let count = self.cols - j;
                 // SAFETY: as many columns as are left.
-                unsafe { self.epilogue.vector(s, s.load_partial(sums.add(j), count), row + i, col + j, count) };
+                work(unsafe { s.load_partial(sums.add(j), count) }, row + i, col + j, count);
             }
         }
     }

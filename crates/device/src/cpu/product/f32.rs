@@ -18,12 +18,19 @@ impl Level for Fma {
     const COLS: usize = COLS;
     const WIDTH_STEP: usize = 16;
     const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = 384;
+    const DEPTH_BLOCK: usize = 512;
     const BLOCK: (usize, usize) = (128, 384);
-    const LEFT_ACROSS: bool = true;
     const LEFT_PADDED: bool = false;
 
-    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool) {
+    unsafe fn multiply(
+        left: Left,
+        _ahead: Left,
+        right: *const u32,
+        width: usize,
+        depth: usize,
+        sums: *mut f32,
+        add: bool,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             match width {
@@ -47,22 +54,19 @@ macro_rules! multiply_words {
             add: bool,
         ) {
             let mut total = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-            let mut words: [*const i32; ROWS] = std::array::from_fn(|row| left.row(row).cast());
-            let mut right = right;
-            for _ in 0..depth {
+            let words: [*const i32; ROWS] = std::array::from_fn(|row| left.row(row).cast());
+            for k in 0..depth {
                 let vectors: [__m512i; VECTORS] = std::array::from_fn(|v| {
                     // SAFETY: the right panel has `depth` words of `VECTORS` vectors.
-                    unsafe { _mm512_loadu_si512(right.add(16 * v).cast()) }
+                    unsafe { _mm512_loadu_si512(right.add(16 * (VECTORS * k + v)).cast()) }
                 });
                 for row in 0..ROWS {
-                    // SAFETY: the left rows have `depth` words, `depth_step` apart.
-                    let word = unsafe { _mm512_set1_epi32(words[row].read_unaligned()) };
+                    // SAFETY: the left rows have `depth` words.
+                    let word = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
                     for v in 0..VECTORS {
                         total[row][v] = $multiply_add(total[row][v], word, vectors[v]);
                     }
-                    words[row] = words[row].wrapping_byte_add(left.depth_step);
                 }
-                right = right.wrapping_add(16 * VECTORS);
             }
             for row in 0..ROWS {
                 for v in 0..VECTORS {

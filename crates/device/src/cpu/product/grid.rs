@@ -3,7 +3,7 @@
 //! Depth is K counted in 32-bit words, an f32 or two bf16 (see `pack`). The right operand is packed in panels of `COLS`
 //! columns of the output, [depth][columns], by the whole team; the left one is read in panels of `ROWS` rows where it
 //! lies, or copied first where a level cannot read it so. A task computes one block of the output: for each block of
-//! depth, for each right panel, which then stays in the first cache, all left panels.
+//! depth, for each left panel, all right panels of the block, which stay in the second cache.
 
 use std::ops::Range;
 
@@ -14,10 +14,12 @@ use super::epilogue::Epilogue;
 use super::pack::{self, SQUARE, Words};
 use crate::kernel::{Order, Product};
 
-/// Packed operands take at most this many words each; larger products are computed in slabs.
-const SLAB_WORDS: usize = 16 << 20;
+/// Packed operands take at most this many words each; larger products are computed in slabs. Tests have small products.
+const SLAB_WORDS: usize = if cfg!(test) { 1 << 14 } else { 16 << 20 };
 /// Tasks of a product at least, if its blocks can be cut so small.
-const TASKS_WANTED: usize = 24;
+const TASKS_WANTED: usize = 16;
+/// How many rows of the next left panel are fetched while a panel is multiplied by one right panel.
+pub(super) const AHEAD_ROWS: usize = 4;
 /// Words that a packing task reads of each column.
 const PACK_DEPTH: usize = 256;
 
@@ -31,12 +33,10 @@ pub(super) trait Level {
     const WIDTH_STEP: usize;
     /// Depth is filled up with zeros to a multiple of this.
     const DEPTH_STEP: usize;
-    /// The depth for which a right panel stays in the first cache.
+    /// The depth for which the panels of a block stay in the second cache.
     const DEPTH_BLOCK: usize;
     /// Rows and columns of the output that a task computes at most: with their operands they fit the second cache.
     const BLOCK: (usize, usize);
-    /// Whether the left operand may be read across its rows (order TN).
-    const LEFT_ACROSS: bool;
     /// Whether left panels must have all their rows.
     const LEFT_PADDED: bool;
 
@@ -48,19 +48,26 @@ pub(super) trait Level {
     /// Follows `begin`.
     unsafe fn end() {}
 
-    /// The product of two panels, set or added to `sums`, [ROWS, COLS].
+    /// The product of two panels, set or added to `sums`, [ROWS, COLS]. Rows `ahead` will be read later.
     /// # Safety
     /// Between `begin` and `end`; the panels have `depth` words, the right one `width` columns.
-    unsafe fn multiply(left: Left, right: *const u32, width: usize, depth: usize, sums: *mut f32, add: bool);
+    unsafe fn multiply(
+        left: Left,
+        ahead: Left,
+        right: *const u32,
+        width: usize,
+        depth: usize,
+        sums: *mut f32,
+        add: bool,
+    );
 }
 
-/// Rows of the left operand: word `w` of row `i` is at `first + i * row_step + w * depth_step` bytes.
+/// Rows of the left operand along K, `row_step` bytes apart.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     first: *const u8,
     pub rows: usize,
     pub row_step: usize,
-    pub depth_step: usize,
 }
 
 // SAFETY: a description, as `Matrix` is.
@@ -75,9 +82,12 @@ impl Left {
         self.first.wrapping_add(if row < self.rows { row * self.row_step } else { 0 })
     }
 
-    fn part(&self, rows: Range<usize>, word: usize) -> Left {
-        let first = self.first.wrapping_add(rows.start * self.row_step + word * self.depth_step);
-        Left { first, rows: rows.len(), ..*self }
+    /// Rows from `row` on, at most `most`, from a word on; the last rows if `row` is beyond them.
+    #[inline(always)]
+    fn part(&self, row: usize, most: usize, word: usize) -> Left {
+        let row = if row < self.rows { row } else { self.rows.saturating_sub(most) };
+        let first = self.first.wrapping_add(row * self.row_step + 4 * word);
+        Left { first, rows: most.min(self.rows - row), ..*self }
     }
 }
 
@@ -105,8 +115,7 @@ impl Right {
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
     let [m, n, k] = product.dims();
     let depth = k.div_ceil(L::Operand::PER_WORD).next_multiple_of(L::DEPTH_STEP);
-    let slab =
-        |of: usize, step: usize| (SLAB_WORDS / depth.max(1)).next_multiple_of(step).min(of.next_multiple_of(step));
+    let slab = |of: usize, step: usize| of.min(SLAB_WORDS / depth.max(1)).next_multiple_of(step).max(step);
     let (slab_rows, slab_cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
     let left_stride = copy_stride(depth);
     let copied = must_copy_left::<L>(product);
@@ -114,7 +123,6 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
     let mut common = team.take_common();
     let left_words = if copied { slab_rows * left_stride } else { 0 };
     let first = common.floats(left_words + slab_cols * depth).as_mut_ptr().cast::<u32>();
-    // The left copy comes last, so that both begin at a page.
     let right = Right { first, depth };
     let copy = first.wrapping_add(slab_cols * depth);
     let row_slab = if copied { slab_rows } else { m };
@@ -124,13 +132,13 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
         for row in (0..m).step_by(row_slab) {
             let rows = row..m.min(row + row_slab);
             let left = if !copied {
-                left_in_place::<L>(product)
+                left_in_place(product)
             } else {
                 if col == 0 || row_slab < m {
                     copy_left::<L>(product, rows.clone(), depth, copy, team);
                 }
                 let padded = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
-                Left { first: copy.cast(), rows: padded, row_step: 4 * left_stride, depth_step: 4 }
+                Left { first: copy.cast(), rows: padded, row_step: 4 * left_stride }
             };
             let slab = Slab { left, right, rows, cols: cols.clone(), depth };
             // SAFETY: the caller's promise.
@@ -144,7 +152,7 @@ fn must_copy_left<L: Level>(product: &Product) -> bool {
     let [m, _, k] = product.dims();
     let depth_padded = !k.is_multiple_of(L::DEPTH_STEP * L::Operand::PER_WORD);
     let rows_padded = L::LEFT_PADDED && !m.is_multiple_of(L::ROWS);
-    depth_padded || rows_padded || (product.order == Order::TN && !L::LEFT_ACROSS)
+    depth_padded || rows_padded || product.order == Order::TN
 }
 
 /// Words from one copied row to the next: a line more than needed, for rows a power of two apart would share one cache set.
@@ -152,10 +160,9 @@ fn copy_stride(depth: usize) -> usize {
     depth.next_multiple_of(SQUARE) + SQUARE
 }
 
-fn left_in_place<L: Level>(product: &Product) -> Left {
-    let stride_bytes = product.a.stride * product.a.dtype.size_bytes();
-    let (row_step, depth_step) = if product.order == Order::TN { (4, stride_bytes) } else { (stride_bytes, 4) };
-    Left { first: product.a.address as *const u8, rows: product.out.rows, row_step, depth_step }
+fn left_in_place(product: &Product) -> Left {
+    let row_step = product.a.stride * product.a.dtype.size_bytes();
+    Left { first: product.a.address as *const u8, rows: product.out.rows, row_step }
 }
 
 fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy: *mut u32, team: &mut Team) {
@@ -231,43 +238,70 @@ impl Slab {
         let steps = self.depth.div_ceil(L::DEPTH_BLOCK).max(1);
         let step = self.depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
         let tiles = rows.len().div_ceil(L::ROWS) * cols.len().div_ceil(L::COLS);
-        // With one step every tile is finished at once, in the same place.
-        let tile_words = if steps == 1 { 0 } else { L::ROWS * L::COLS };
-        let sums = scratch.floats(L::ROWS * L::COLS * if steps == 1 { 1 } else { tiles }).as_mut_ptr();
+        // With one step every tile is finished at once, and two in turns are enough.
+        let buffers = if steps == 1 { 2 } else { tiles };
+        let sums = scratch.floats(L::ROWS * L::COLS * buffers).as_mut_ptr();
+        let mut pending = None;
         for index in 0..steps {
             let words = (index * step).min(self.depth)..((index + 1) * step).min(self.depth);
-            let mut tile = sums;
-            for col in cols.clone().step_by(L::COLS) {
-                let count = L::COLS.min(self.cols.len() - col);
-                let width = count.next_multiple_of(L::WIDTH_STEP);
-                let right = self.right.panel(col, words.start, width);
-                for row in rows.clone().step_by(L::ROWS) {
-                    let row_count = L::ROWS.min(rows.end - row);
-                    let left = self.left.part(row..self.left.rows.min(row + L::ROWS), words.start);
-                    let at = (self.rows.start + row, self.cols.start + col);
-                    // SAFETY: the panels have these words, the tile is one of the scratch, the block is this task's.
-                    unsafe {
-                        L::multiply(left, right, width, words.len(), tile, index > 0);
-                        if index + 1 == steps {
-                            epilogue.finish(tile, L::COLS, at, row_count, count);
+            let mut tile = 0;
+            for row in rows.clone().step_by(L::ROWS) {
+                let left = self.left.part(row, L::ROWS, words.start);
+                let next = self.left.part(row + L::ROWS, L::ROWS, words.start);
+                for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
+                    let count = L::COLS.min(cols.end - col);
+                    let width = count.next_multiple_of(L::WIDTH_STEP);
+                    let right = self.right.panel(col, words.start, width);
+                    let ahead = next.part(panel * AHEAD_ROWS % L::ROWS, AHEAD_ROWS, 0);
+                    let to = sums.wrapping_add(tile % buffers * L::ROWS * L::COLS);
+                    tile += 1;
+                    // SAFETY: the panels have these words, and the tile is one of the scratch.
+                    unsafe { L::multiply(left, ahead, right, width, words.len(), to, index > 0) };
+                    if index + 1 == steps {
+                        let at = (self.rows.start + row, self.cols.start + col);
+                        let sums = Sums { first: to, at, rows: L::ROWS.min(rows.end - row), cols: count };
+                        // A tile is finished one later, when its last sums have arrived and other multiplications wait.
+                        if let Some(before) = pending.replace(sums) {
+                            // SAFETY: the tile lies in the block, which is this task's.
+                            unsafe { before.finish::<L, O>(epilogue) };
                         }
                     }
-                    tile = tile.wrapping_add(tile_words);
                 }
             }
+        }
+        if let Some(last) = pending {
+            // SAFETY: as above.
+            unsafe { last.finish::<L, O>(epilogue) };
         }
     }
 }
 
-/// The block of a task: the level's, halved until there are enough tasks for many threads. By shape alone.
+/// A tile that is ready but for the epilogue.
+struct Sums {
+    first: *const f32,
+    at: (usize, usize),
+    rows: usize,
+    cols: usize,
+}
+
+impl Sums {
+    /// # Safety
+    /// As [`Epilogue::finish`].
+    unsafe fn finish<L: Level, O: Element>(&self, epilogue: &Epilogue<O>) {
+        // SAFETY: the caller's promise.
+        unsafe { epilogue.finish(self.first, L::COLS, self.at, self.rows, self.cols) };
+    }
+}
+
+/// The block of a task: the level's, lower where there would be too few tasks for many threads. By shape alone.
 fn block_size<L: Level>(rows: usize, cols: usize) -> (usize, usize) {
-    let (mut block_rows, mut block_cols) = L::BLOCK;
+    let even = |len: usize, block: usize, step: usize| len.div_ceil(len.div_ceil(block)).next_multiple_of(step);
+    let (mut block_rows, mut block_cols) = (even(rows, L::BLOCK.0, L::ROWS), even(cols, L::BLOCK.1, L::COLS));
     while rows.div_ceil(block_rows) * cols.div_ceil(block_cols) < TASKS_WANTED {
-        let smallest = (L::ROWS, L::COLS);
-        if block_cols > 2 * smallest.1 && block_cols >= block_rows {
-            block_cols = (block_cols / 2).next_multiple_of(smallest.1);
-        } else if block_rows > 2 * smallest.0 {
-            block_rows = (block_rows / 2).next_multiple_of(smallest.0);
+        if block_rows >= 2 * L::ROWS.max(32) {
+            block_rows = (block_rows / 2).next_multiple_of(L::ROWS);
+        } else if block_cols >= 2 * L::COLS {
+            block_cols = (block_cols / 2).next_multiple_of(L::COLS);
         } else {
             break;
         }

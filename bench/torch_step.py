@@ -1,0 +1,50 @@
+"""Training steps of a random Llama in PyTorch, as a user of transformers writes them. Prints one JSON object.
+
+Needs torch and transformers. Threads come from OMP_NUM_THREADS.
+"""
+import argparse
+import json
+import os
+import resource
+import statistics
+import time
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+parser = argparse.ArgumentParser()
+for name, default in dict(hidden=512, layers=4, heads=8, kv_heads=4, ffn=1408, vocab=4096, batch=4, sequence=256,
+                          steps=12, warmup=3).items():
+    parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+options = parser.parse_args()
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
+torch.manual_seed(0)
+config = LlamaConfig(hidden_size=options.hidden, num_hidden_layers=options.layers, num_attention_heads=options.heads,
+                     num_key_value_heads=options.kv_heads, intermediate_size=options.ffn, vocab_size=options.vocab,
+                     max_position_embeddings=max(512, options.sequence), tie_word_embeddings=False, use_cache=False,
+                     attn_implementation="sdpa")
+model = LlamaForCausalLM(config).to({"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+
+seconds, losses = [], []
+for step in range(options.warmup + options.steps):
+    generator = torch.Generator().manual_seed(1000 + step)
+    ids = torch.randint(0, options.vocab, (options.batch, options.sequence), generator=generator)
+    start = time.perf_counter()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    losses.append(loss.item())
+    seconds.append(time.perf_counter() - start)
+
+timed = seconds[options.warmup:]
+median = statistics.median(timed)
+print(json.dumps({
+    "dtype": options.dtype, "threads": torch.get_num_threads(), "steps": len(timed), "median_step_s": median,
+    "min_step_s": min(timed), "tokens_per_s": options.batch * options.sequence / median,
+    "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "first_loss": losses[options.warmup], "last_loss": losses[-1], "torch": torch.__version__,
+}))

@@ -1,0 +1,65 @@
+//! The binary, as a person runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn evenkeel(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_evenkeel")).args(arguments).output().expect("the binary starts")
+}
+
+fn golden(case: &str) -> String {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
+    path.to_str().expect("a readable path").to_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+#[test]
+fn doctor_says_how_products_are_computed() {
+    let output = evenkeel(&["doctor"]);
+    assert!(output.status.success());
+    for line in ["cores", "memory", "vectors", "f32 products", "bf16 products"] {
+        assert!(stdout(&output).contains(line), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn inspect_describes_a_model_and_what_training_it_takes() {
+    let output = evenkeel(&["inspect", &golden("gemma3"), "--batch", "2", "--sequence", "16"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for text in ["Gemma3ForCausalLM", "vocabulary     128, tied", "layers         3", "peak memory", "bf16"] {
+        assert!(stdout(&output).contains(text), "{}", stdout(&output));
+    }
+    assert!(stdout(&evenkeel(&["inspect", &golden("vit")])).contains("10 labels"));
+}
+
+#[test]
+fn mistakes_exit_with_2_and_a_hint() {
+    let output = evenkeel(&["inspect", "no-such-folder"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("error: ") && stderr(&output).contains("no-such-folder"), "{}", stderr(&output));
+    let output = evenkeel(&["bench", "step", "--heads", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("hidden_size"), "{}", stderr(&output));
+}
+
+#[test]
+fn bench_step_reports_speed_memory_and_a_finite_loss() {
+    let tiny = "bench step --hidden 32 --layers 1 --heads 2 --kv-heads 1 --ffn 48 --vocab 64 --batch 2 --sequence 16";
+    for dtype in ["f32", "bf16"] {
+        let line = format!("{tiny} --steps 3 --warmup 1 --json --dtype {dtype}");
+        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+        assert!(json["tokens_per_s"].as_f64().unwrap() > 0.0 && json["peak_bytes"].as_u64().unwrap() > 0);
+        assert!(json["last_loss"].as_f64().unwrap().is_finite(), "{json}");
+    }
+    let output = evenkeel(&format!("{tiny} --roofline --recompute").split(' ').collect::<Vec<_>>());
+    assert!(stdout(&output).contains("AdamW") && stdout(&output).contains("of the step"), "{}", stdout(&output));
+}
