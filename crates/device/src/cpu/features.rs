@@ -124,7 +124,7 @@ pub struct CpuReport {
 
 pub fn cpu_report() -> CpuReport {
     let (vectors, f32_products) = match vector_level() {
-        VectorLevel::Avx512 => ("AVX-512", "gemm (AVX-512)"),
+        VectorLevel::Avx512 => ("AVX-512", "AVX-512"),
         VectorLevel::Avx2 => ("AVX2 + FMA", "gemm (AVX2 + FMA)"),
         VectorLevel::Portable => ("portable", "gemm (portable)"),
     };

@@ -197,13 +197,6 @@ impl Scratch {
         unsafe { std::slice::from_raw_parts_mut(first, len) }
     }
 
-    /// `len` 16-bit words, likewise.
-    pub fn words(&mut self, len: usize) -> &mut [u16] {
-        let first = self.at_least(len * size_of::<u16>()).cast::<u16>();
-        // SAFETY: as for `floats`.
-        unsafe { std::slice::from_raw_parts_mut(first, len) }
-    }
-
     fn at_least(&mut self, bytes: usize) -> *mut u8 {
         if let Some((memory, layout)) = self.memory
             && layout.size() >= bytes

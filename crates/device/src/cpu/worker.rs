@@ -66,6 +66,7 @@ impl Flag {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "most commands are launches")]
 enum Command {
     Launch(Kernel),
     Upload(View, HostData),

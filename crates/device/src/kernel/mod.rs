@@ -48,6 +48,7 @@ macro_rules! kernels {
     ($($kernel:ident),* $(,)?) => {
         /// Any kernel.
         #[derive(Clone, Debug)]
+        #[expect(clippy::large_enum_variant, reason = "moving some hundred bytes is cheaper than allocating them")]
         pub enum Kernel { $($kernel($kernel)),* }
 
         $(impl From<$kernel> for Kernel {

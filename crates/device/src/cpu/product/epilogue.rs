@@ -51,41 +51,42 @@ impl<O: Element> Vectorised for Finish<O> {
     /// The two common cases have loops of their own: choosing per vector took as long as the arithmetic of a tile.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Epilogue { out, accumulate, bias, activation, preactivation } = self.epilogue;
+        let Epilogue { accumulate, bias, activation, preactivation, .. } = self.epilogue;
         if bias.is_some() || activation.is_some() || preactivation.is_some() {
-            // SAFETY: `vector` is called with places inside the block.
-            self.each(s, |sums, row, col, count| unsafe { self.epilogue.vector(s, sums, row, col, count) });
+            self.each::<S, EVERYTHING>(s);
         } else if accumulate {
-            self.each(s, |sums, row, col, count| {
-                let out = out.at(row, col);
-                // SAFETY: `count` elements from here on are inside the block.
-                unsafe { store(s, out, s.add(load(s, out, count), sums), count) };
-            });
+            self.each::<S, ADD>(s);
         } else {
-            // SAFETY: as above.
-            self.each(s, |sums, row, col, count| unsafe { store(s, out.at(row, col), sums, count) });
+            self.each::<S, STORE>(s);
         }
     }
 }
 
+/// What is done to a vector of sums. Numbers, since a closure would not surely be compiled for the vector level.
+const STORE: u8 = 0;
+const ADD: u8 = 1;
+const EVERYTHING: u8 = 2;
+
 impl<O: Element> Finish<O> {
-    /// Calls `work` with each vector of sums, its place in the output, and its length.
     #[inline(always)]
-    fn each<S: Simd>(&self, s: S, work: impl Fn(S::Vector, usize, usize, usize)) {
+    fn each<S: Simd, const WHAT: u8>(&self, s: S) {
         let (row, col) = self.at;
         for i in 0..self.rows {
             // SAFETY: row i of the sums, which `finish`'s caller made readable.
             let sums = unsafe { self.sums.add(i * self.stride) };
             let mut j = 0;
             while j + LANES <= self.cols {
-                // SAFETY: LANES columns from `j` on are inside the row.
-                work(unsafe { s.load(sums.add(j)) }, row + i, col + j, LANES);
+                // SAFETY: LANES columns from `j` on are inside the block.
+                unsafe { self.epilogue.vector::<S, WHAT>(s, s.load(sums.add(j)), row + i, col + j, LANES) };
                 j += LANES;
             }
             if j < self.cols {
                 let count = self.cols - j;
                 // SAFETY: as many columns as are left.
-                work(unsafe { s.load_partial(sums.add(j), count) }, row + i, col + j, count);
+                unsafe {
+                    let sums = s.load_partial(sums.add(j), count);
+                    self.epilogue.vector::<S, WHAT>(s, sums, row + i, col + j, count);
+                }
             }
         }
     }
@@ -95,22 +96,24 @@ impl<O: Element> Epilogue<O> {
     /// # Safety
     /// `count` elements from (row, col) on are inside the output.
     #[inline(always)]
-    unsafe fn vector<S: Simd>(&self, s: S, sums: S::Vector, row: usize, col: usize, count: usize) {
+    unsafe fn vector<S: Simd, const WHAT: u8>(&self, s: S, sums: S::Vector, row: usize, col: usize, count: usize) {
         let mut x = sums;
         let out = self.out.at(row, col);
         // SAFETY: every operand has `count` elements from this column on: `Product::check` compared their shapes.
         unsafe {
-            if self.accumulate {
+            if WHAT == ADD || (WHAT == EVERYTHING && self.accumulate) {
                 x = s.add(load(s, out, count), x);
             }
-            if let Some(bias) = &self.bias {
-                x = s.add(x, load(s, bias.at(0, col), count));
-            }
-            if let Some(preactivation) = &self.preactivation {
-                store(s, preactivation.at(row, col), x, count);
-            }
-            if let Some(activation) = self.activation {
-                x = activate(activation, s, x);
+            if WHAT == EVERYTHING {
+                if let Some(bias) = &self.bias {
+                    x = s.add(x, load(s, bias.at(0, col), count));
+                }
+                if let Some(preactivation) = &self.preactivation {
+                    store(s, preactivation.at(row, col), x, count);
+                }
+                if let Some(activation) = self.activation {
+                    x = activate(activation, s, x);
+                }
             }
             store(s, out, x, count);
         }

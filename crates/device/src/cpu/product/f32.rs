@@ -43,8 +43,12 @@ impl Level for Fma {
 }
 
 /// The loop over K of eight rows and `VECTORS` vectors of columns, for an instruction that multiplies words and adds.
+///
+/// A macro with plain loops: what passes through a closure or an iterator is not surely compiled for AVX-512, and then
+/// costs a call for each vector.
 macro_rules! multiply_words {
-    ($features:literal, $multiply_add:expr) => {
+    ($features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+        #[allow(clippy::needless_range_loop)]
         #[target_feature(enable = $features)]
         unsafe fn multiply<const VECTORS: usize>(
             left: Left,
@@ -54,17 +58,22 @@ macro_rules! multiply_words {
             add: bool,
         ) {
             let mut total = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-            let words: [*const i32; ROWS] = std::array::from_fn(|row| left.row(row).cast());
+            let mut words = [std::ptr::null::<i32>(); ROWS];
+            for row in 0..ROWS {
+                words[row] = left.row(row).cast();
+            }
             for k in 0..depth {
-                let vectors: [__m512i; VECTORS] = std::array::from_fn(|v| {
+                let mut vectors = [_mm512_setzero_si512(); VECTORS];
+                for v in 0..VECTORS {
                     // SAFETY: the right panel has `depth` words of `VECTORS` vectors.
-                    unsafe { _mm512_loadu_si512(right.add(16 * (VECTORS * k + v)).cast()) }
-                });
+                    vectors[v] = unsafe { _mm512_loadu_si512(right.add(16 * (VECTORS * k + v)).cast()) };
+                }
                 for row in 0..ROWS {
                     // SAFETY: the left rows have `depth` words.
-                    let word = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
+                    let $a = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
                     for v in 0..VECTORS {
-                        total[row][v] = $multiply_add(total[row][v], word, vectors[v]);
+                        let ($sum, $b) = (total[row][v], vectors[v]);
+                        total[row][v] = $multiply_add;
                     }
                 }
             }
