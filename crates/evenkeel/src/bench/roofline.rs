@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_device::kernel::{Copy, Fill, Kernel, Order, Product};
-use evenkeel_device::{DType, Device};
+use evenkeel_device::{DType, Device, KernelTime};
 
 use crate::text;
 
@@ -35,7 +35,7 @@ struct Total {
 }
 
 /// The table of the given steps' kernels.
-pub fn table(device: &Device, times: &[evenkeel_device::KernelTime], steps: usize) -> String {
+pub fn table(device: &Device, times: &[KernelTime], steps: &[Duration]) -> String {
     let mut rows: BTreeMap<Row, Total> = BTreeMap::new();
     for time in times {
         let total = rows.entry(row(&time.kernel)).or_default();
@@ -44,7 +44,8 @@ pub fn table(device: &Device, times: &[evenkeel_device::KernelTime], steps: usiz
         total.flops += time.kernel.operation().flops();
         total.bytes += time.kernel.operation().bytes();
     }
-    let whole: Duration = rows.values().map(|total| total.time).sum();
+    let whole = steps.iter().sum::<Duration>().as_secs_f64();
+    let per_step = |seconds: f64| format!("{:.2} ms", seconds * 1e3 / steps.len() as f64);
     let mut rows: Vec<(Row, Total)> = rows.into_iter().collect();
     rows.sort_by_key(|(_, total)| std::cmp::Reverse(total.time));
     let dtype = compute_dtype(times);
@@ -57,18 +58,31 @@ pub fn table(device: &Device, times: &[evenkeel_device::KernelTime], steps: usiz
         };
         lines.push(vec![
             describe(row),
-            (total.launches / steps).to_string(),
-            format!("{:.2} ms", seconds * 1e3 / steps as f64),
-            format!("{:.1} %", 100.0 * seconds / whole.as_secs_f64()),
+            (total.launches / steps.len()).to_string(),
+            per_step(seconds),
+            percent(seconds / whole),
             format!("{achieved:.0} {unit}"),
             format!("{limit:.0} {unit}"),
-            format!("{:.0} %", 100.0 * achieved / limit),
+            percent(achieved / limit),
         ]);
     }
-    let products: Duration = rows.iter().filter(|(row, _)| row.product.is_some()).map(|(_, total)| total.time).sum();
-    let share = 100.0 * products.as_secs_f64() / whole.as_secs_f64();
+    let time = |only_products: bool| -> f64 {
+        let counted = rows.iter().filter(|(row, _)| !only_products || row.product.is_some());
+        counted.map(|(_, total)| total.time.as_secs_f64()).sum()
+    };
     let header = ["kernel", "launches", "per step", "of the step", "achieved", "alone", "share"];
-    format!("{}\nproducts take {share:.1} % of the kernels' time", text::table(&header, &lines))
+    format!(
+        "{}\na step takes {}: products {}, other kernels {}, between kernels {}",
+        text::table(&header, &lines),
+        per_step(whole),
+        percent(time(true) / whole),
+        percent((time(false) - time(true)) / whole),
+        percent(1.0 - time(false) / whole),
+    )
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
 }
 
 fn row(kernel: &Kernel) -> Row {
@@ -97,7 +111,7 @@ fn describe(row: &Row) -> String {
     }
 }
 
-fn compute_dtype(times: &[evenkeel_device::KernelTime]) -> DType {
+fn compute_dtype(times: &[KernelTime]) -> DType {
     let product = times.iter().find_map(|time| if let Kernel::Product(p) = &time.kernel { Some(p) } else { None });
     product.map_or(DType::F32, |product| product.a.dtype)
 }

@@ -94,10 +94,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Mistake> {
     let mut trainer = Trainer::new(arguments, &model, &device);
     (0..arguments.warmup).for_each(|_| drop(trainer.step()));
     let steps: Vec<Step> = (0..arguments.steps).map(|_| trainer.step()).collect();
-    let kernels = if arguments.roofline { trainer.measured_steps(&device) } else { Vec::new() };
     report(arguments, &model, &device, threads, &steps);
     if arguments.roofline {
-        println!("\n{}", roofline::table(&device, &kernels, MEASURED_STEPS));
+        let (steps, kernels) = trainer.measured_steps();
+        println!("\n{}", roofline::table(&device, &kernels, &steps));
     }
     Ok(())
 }
@@ -168,11 +168,12 @@ impl<'a> Trainer<'a> {
         Batch::tokens(self.device.compute(), &ids, &labels, Segments::uniform(batch, sequence))
     }
 
-    fn measured_steps(&mut self, device: &Device) -> Vec<KernelTime> {
-        device.measure_kernels(true);
-        (0..MEASURED_STEPS).for_each(|_| drop(self.step()));
-        device.measure_kernels(false);
-        device.take_kernel_times()
+    /// The durations of some steps, and every kernel they ran.
+    fn measured_steps(&mut self) -> (Vec<Duration>, Vec<KernelTime>) {
+        self.device.measure_kernels(true);
+        let steps = (0..MEASURED_STEPS).map(|_| self.step().duration).collect();
+        self.device.measure_kernels(false);
+        (steps, self.device.take_kernel_times())
     }
 }
 

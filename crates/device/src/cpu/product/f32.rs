@@ -62,19 +62,25 @@ macro_rules! multiply_words {
             for row in 0..ROWS {
                 words[row] = left.row(row).cast();
             }
-            for k in 0..depth {
-                let mut vectors = [_mm512_setzero_si512(); VECTORS];
-                for v in 0..VECTORS {
-                    // SAFETY: the right panel has `depth` words of `VECTORS` vectors.
-                    vectors[v] = unsafe { _mm512_loadu_si512(right.add(16 * (VECTORS * k + v)).cast()) };
-                }
-                for row in 0..ROWS {
-                    // SAFETY: the left rows have `depth` words.
-                    let $a = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
+            let mut k = 0;
+            while k < depth {
+                // Four at a time: a neighbour on the same core leaves few slots for the counting.
+                let steps = if k + 4 <= depth { 4 } else { 1 };
+                for _ in 0..steps {
+                    let mut vectors = [_mm512_setzero_si512(); VECTORS];
                     for v in 0..VECTORS {
-                        let ($sum, $b) = (total[row][v], vectors[v]);
-                        total[row][v] = $multiply_add;
+                        // SAFETY: the right panel has `depth` words of `VECTORS` vectors.
+                        vectors[v] = unsafe { _mm512_loadu_si512(right.add(16 * (VECTORS * k + v)).cast()) };
                     }
+                    for row in 0..ROWS {
+                        // SAFETY: the left rows have `depth` words.
+                        let $a = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
+                        for v in 0..VECTORS {
+                            let ($sum, $b) = (total[row][v], vectors[v]);
+                            total[row][v] = $multiply_add;
+                        }
+                    }
+                    k += 1;
                 }
             }
             for row in 0..ROWS {
