@@ -34,8 +34,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Mistake> {
     println!("hidden         {}, FFN {}", config.hidden, config.ffn);
     println!("heads          {} of {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads);
     match config.input {
-        Input::Tokens { .. } => println!("vocabulary     {}{}", config.classes, if config.tied { ", tied" } else { "" }),
-        Input::Images { size, patch, .. } => println!("images         {size}², patch {patch}, {} labels", config.classes),
+        Input::Tokens { .. } => {
+            println!("vocabulary     {}{}", config.classes, if config.tied { ", tied" } else { "" })
+        }
+        Input::Images { size, patch, .. } => {
+            println!("images         {size}², patch {patch}, {} labels", config.classes)
+        }
     }
     let (batch, sequence) = (arguments.batch as usize, arguments.sequence as usize);
     match config.input {
@@ -47,7 +51,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Mistake> {
         for (recompute, keep) in [("no", Keep::Everything), ("yes", Keep::Stream)] {
             let need = training_need(&model, dtype, keep, batch, sequence);
             let row = [name, recompute].map(str::to_owned).into_iter();
-            rows.push(row.chain([need.state_bytes, need.peak_bytes].map(text::bytes)).chain([flops(need.flops)]).collect());
+            rows.push(
+                row.chain([need.state_bytes, need.peak_bytes].map(text::bytes)).chain([flops(need.flops)]).collect(),
+            );
         }
     }
     println!("{}", text::table(&["dtype", "recompute", "state", "peak memory", "work per step"], &rows));

@@ -43,7 +43,11 @@ fn inspect_describes_a_model_and_what_training_it_takes() {
 fn mistakes_exit_with_2_and_a_hint() {
     let output = evenkeel(&["inspect", "no-such-folder"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("error: ") && stderr(&output).contains("no-such-folder"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).starts_with("error: ") && stderr(&output).contains("no-such-folder"),
+        "{}",
+        stderr(&output)
+    );
     let output = evenkeel(&["bench", "step", "--heads", "7"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("hidden_size"), "{}", stderr(&output));

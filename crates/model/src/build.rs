@@ -180,7 +180,8 @@ impl Builder<'_> {
         let scale = self.config.attention_scale * layer.scale;
         body.ops.push(Op::Attention(Attention { q, k, v, out, logsum, mask, scale }));
         let name = format!("{prefix}{}", self.names.out);
-        let linear = self.linear(body, out, &name, [heads * dim, hidden], out_bias, self.transposed(), self.out_scale());
+        let linear =
+            self.linear(body, out, &name, [heads * dim, hidden], out_bias, self.transposed(), self.out_scale());
         body.linear(linear)
     }
 
@@ -189,7 +190,8 @@ impl Builder<'_> {
         let (wide, down) = match self.names.mlp {
             Mlp::Gated { gate, up, down } => {
                 let mut project = |name: &str| {
-                    let linear = self.linear(body, input, &format!("{prefix}{name}"), [hidden, ffn], mlp_bias, false, 1.0);
+                    let linear =
+                        self.linear(body, input, &format!("{prefix}{name}"), [hidden, ffn], mlp_bias, false, 1.0);
                     body.linear(linear)
                 };
                 let (gate, up) = (project(gate), project(up));

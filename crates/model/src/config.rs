@@ -169,7 +169,8 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
 }
 
 fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Layer>, Vec<Rotary>), Error> {
-    let count = keys.bounded(family.keys.layers, MOST_LAYERS)?.ok_or_else(|| keys.missing(family.keys.layers, "a size"))?;
+    let count =
+        keys.bounded(family.keys.layers, MOST_LAYERS)?.ok_or_else(|| keys.missing(family.keys.layers, "a size"))?;
     let sliding = sliding_layers(keys, family, count)?;
     let window = keys.optional_size("sliding_window")?;
     let rotaries = match family.positions {
@@ -239,7 +240,8 @@ fn read_rotary(keys: &Keys, parameters: Option<&Value>, head_dim: usize, base: O
         }
         Ok(None)
     };
-    let base = first(&[(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")])?.or(base).unwrap_or(1e4);
+    let base =
+        first(&[(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")])?.or(base).unwrap_or(1e4);
     keys.require(base > 0.0, "rope_theta", "a positive number")?;
     let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
     let fraction = first(&factors)?.unwrap_or(1.0);

@@ -25,8 +25,12 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Store(error) => error.hint().map(|hint| hint.to_string()),
-            Error::UnknownArchitecture { .. } => Some("set `model_type` in config.json to the architecture it is built like".into()),
-            Error::BadConfig { .. } | Error::MissingKey { .. } => Some("is the folder complete and from transformers?".into()),
+            Error::UnknownArchitecture { .. } => {
+                Some("set `model_type` in config.json to the architecture it is built like".into())
+            }
+            Error::BadConfig { .. } | Error::MissingKey { .. } => {
+                Some("is the folder complete and from transformers?".into())
+            }
             Error::Unsupported { .. } => None,
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())

@@ -86,7 +86,10 @@ pub enum Choice {
 pub enum Positions {
     Rotary,
     /// A table of this name, its length under this key.
-    Learned { table: &'static str, count: &'static str },
+    Learned {
+        table: &'static str,
+        count: &'static str,
+    },
     /// Patches and a class token.
     Image,
 }

@@ -19,7 +19,11 @@ pub(crate) struct NormSpec {
 pub(crate) enum Input {
     Value(View),
     /// `into = x + add`, formed on the way.
-    Sum { x: View, add: View, into: View },
+    Sum {
+        x: View,
+        add: View,
+        into: View,
+    },
 }
 
 impl NormSpec {

@@ -1,7 +1,8 @@
 //! The operations units are made of, each with its forward and its backward.
 
 use evenkeel_device::kernel::{
-    self, ActivateBackward, Activation, Add, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward, Mask, Order, Product,
+    self, ActivateBackward, Activation, Add, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward, Mask, Order,
+    Product,
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
@@ -13,16 +14,36 @@ use crate::parameters::{Gradients, ParamId};
 pub(crate) enum Op {
     Linear(Linear),
     /// A norm of every head, in a slot of heads side by side.
-    HeadNorm { x: Slot, out: Slot, stats: Slot, heads: usize, norm: NormSpec },
+    HeadNorm {
+        x: Slot,
+        out: Slot,
+        stats: Slot,
+        heads: usize,
+        norm: NormSpec,
+    },
     /// Rotates heads where they lie.
-    Rotary { x: HeadSlot, table: usize },
+    Rotary {
+        x: HeadSlot,
+        table: usize,
+    },
     Attention(Attention),
     /// `out = activation(gate) · up`
-    Gated { activation: Activation, gate: Slot, up: Slot, out: Slot },
+    Gated {
+        activation: Activation,
+        gate: Slot,
+        up: Slot,
+        out: Slot,
+    },
     /// `out = a + b`
-    Add { a: Slot, b: Slot, out: Slot },
+    Add {
+        a: Slot,
+        b: Slot,
+        out: Slot,
+    },
     /// The images' patches as the batch has them.
-    Patches { out: Slot },
+    Patches {
+        out: Slot,
+    },
     Lookup(Lookup),
 }
 
@@ -174,7 +195,9 @@ impl Op {
     /// Slots that backward reads.
     pub fn saved(&self) -> Vec<Slot> {
         match self {
-            Op::Linear(linear) => [Some(linear.x), linear.activation.map(|(_, slot)| slot)].into_iter().flatten().collect(),
+            Op::Linear(linear) => {
+                [Some(linear.x), linear.activation.map(|(_, slot)| slot)].into_iter().flatten().collect()
+            }
             Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
             Op::Attention(attention) => {
                 let Attention { q, k, v, out, logsum, .. } = attention;

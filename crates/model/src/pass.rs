@@ -132,7 +132,6 @@ fn head(
         head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
         head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));
     }
-    let (dstream, doutput) =
-        head.entry.backward(queue, context.parameters, gradients, &entry, None, &[dnormalised]);
+    let (dstream, doutput) = head.entry.backward(queue, context.parameters, gradients, &entry, None, &[dnormalised]);
     (losses, dstream, doutput)
 }

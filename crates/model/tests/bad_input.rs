@@ -88,9 +88,10 @@ fn write_folder(folder: &Path, config: &Value, tensors: &Tensors) {
         .values()
         .map(|(dtype, shape)| vec![0u8; shape.iter().product::<usize>() * dtype.bitsize() / 8])
         .collect();
-    let views = tensors.iter().zip(&buffers).map(|((name, (dtype, shape)), bytes)| {
-        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-    });
+    let views = tensors
+        .iter()
+        .zip(&buffers)
+        .map(|((name, (dtype, shape)), bytes)| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
 }
 
@@ -137,7 +138,8 @@ fn harmless_differences_load() {
     });
     assert!(buffers.is_ok(), "{buffers:?}");
     let tied = with(llama(), &[("tie_word_embeddings", json!(true))]);
-    let doubled = load_changed(tied, |tensors| drop(tensors.insert("lm_head.weight".into(), (Dtype::F32, vec![10, 8]))));
+    let doubled =
+        load_changed(tied, |tensors| drop(tensors.insert("lm_head.weight".into(), (Dtype::F32, vec![10, 8]))));
     assert!(doubled.is_ok(), "{doubled:?}");
     let bare = load_changed(llama(), |tensors| {
         let renamed = std::mem::take(tensors).into_iter();

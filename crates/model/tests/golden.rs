@@ -9,8 +9,20 @@ use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Mode
 use evenkeel_store::{Folder, SafeTensorsFile};
 
 const CASES: [&str; 14] = [
-    "gemma3", "gpt2", "gpt_neox", "gpt_neox_serial", "llama2", "llama3", "llama_linear", "llama_odd", "llama_packed",
-    "llama_short", "mistral", "qwen2", "qwen3", "vit",
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "gpt_neox_serial",
+    "llama2",
+    "llama3",
+    "llama_linear",
+    "llama_odd",
+    "llama_packed",
+    "llama_short",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "vit",
 ];
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -132,7 +144,10 @@ fn every_architecture_agrees_with_pytorch_in_f32() {
         for (name, ours) in &outcome.gradients {
             let theirs = expected.floats(&format!("grad.{name}"));
             let (error, size) = (distance(ours, &theirs), norm(&theirs));
-            assert!(error <= GRADIENT_TOLERANCE * size + GRADIENT_FLOOR, "{case}: gradient of {name} off by {error} of {size}");
+            assert!(
+                error <= GRADIENT_TOLERANCE * size + GRADIENT_FLOOR,
+                "{case}: gradient of {name} off by {error} of {size}"
+            );
         }
     }
 }

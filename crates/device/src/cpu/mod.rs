@@ -24,8 +24,8 @@ mod rotary;
 mod rows;
 
 pub use features::{CpuReport, cpu_report};
-pub use worker::CpuOptions;
 pub(crate) use team::Team;
+pub use worker::CpuOptions;
 pub(crate) use worker::{CpuBackend, Flag};
 
 /// A kernel's computation on this device.

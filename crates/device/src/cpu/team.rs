@@ -240,7 +240,10 @@ mod tests {
                 team.tasks(tasks, |task, _| {
                     runs[task].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(runs.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{tasks} tasks, {threads} threads");
+                assert!(
+                    runs.iter().all(|count| count.load(Ordering::Relaxed) == 1),
+                    "{tasks} tasks, {threads} threads"
+                );
             }
         }
     }

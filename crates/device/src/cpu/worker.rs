@@ -101,7 +101,8 @@ impl CpuBackend {
         features::enable_tiles();
         let reports = Arc::new(Reports::default());
         let memory = Memory::reserve(options.memory_bytes)?;
-        let compute = start_worker(format!("{}-compute", options.name), options.threads, &options.cores, &reports, true)?;
+        let compute =
+            start_worker(format!("{}-compute", options.name), options.threads, &options.cores, &reports, true)?;
         let comm = start_worker(format!("{}-comm", options.name), 1, &[], &reports, false)?;
         Ok(CpuBackend { queues: [compute, comm], reports, memory })
     }

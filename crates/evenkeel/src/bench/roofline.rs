@@ -54,7 +54,9 @@ pub fn table(device: &Device, times: &[KernelTime], steps: &[Duration]) -> Strin
         let seconds = total.time.as_secs_f64();
         let (achieved, limit, unit) = match row.product {
             Some(shape) => (total.flops as f64 / seconds / 1e9, product_limit(device, shape, dtype), "GFLOP/s"),
-            None => (total.bytes as f64 / seconds / 1e9, copy_limit(device, total.bytes / total.launches as u64), "GB/s"),
+            None => {
+                (total.bytes as f64 / seconds / 1e9, copy_limit(device, total.bytes / total.launches as u64), "GB/s")
+            }
         };
         lines.push(vec![
             describe(row),

@@ -92,7 +92,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Mistake> {
     let device = Device::cpu(&CpuOptions::with_threads(threads))
         .map_err(|error| Mistake { what: format!("no memory for the device: {error}"), hint: None })?;
     let mut trainer = Trainer::new(arguments, &model, &device);
-    (0..arguments.warmup).for_each(|_| drop(trainer.step()));
+    for _ in 0..arguments.warmup {
+        trainer.step();
+    }
     let steps: Vec<Step> = (0..arguments.steps).map(|_| trainer.step()).collect();
     report(arguments, &model, &device, threads, &steps);
     if arguments.roofline {

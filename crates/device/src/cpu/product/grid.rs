@@ -1,7 +1,7 @@
 //! Products by panels: the loops that the AVX-512 and AMX levels share.
 //!
 //! Depth is K counted in 32-bit words, an f32 or two bf16 (see `pack`). The right operand is packed in panels of `COLS`
-//! columns of the output, [depth][columns], by the whole team; the left one is read in panels of `ROWS` rows where it
+//! columns of the output, depth × columns, by the whole team; the left one is read in panels of `ROWS` rows where it
 //! lies, or copied first where a level cannot read it so. A task computes one block of the output: for each block of
 //! depth, for each left panel, all right panels of the block, which stay in the second cache.
 
@@ -17,7 +17,7 @@ use crate::kernel::{Order, Product};
 /// Packed operands take at most this many words each; larger products are computed in slabs. Tests have small products.
 const SLAB_WORDS: usize = if cfg!(test) { 1 << 14 } else { 16 << 20 };
 /// Tasks of a product at least, if its blocks can be cut so small.
-const TASKS_WANTED: usize = 16;
+const TASKS_WANTED: usize = 32;
 /// How many rows of the next left panel are fetched while a panel is multiplied by one right panel.
 pub(super) const AHEAD_ROWS: usize = 4;
 /// Words that a packing task reads of each column.
