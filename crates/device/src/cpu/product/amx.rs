@@ -25,6 +25,7 @@ impl Level for Tiles {
     const DEPTH_BLOCK: usize = 1024;
     const BLOCK: (usize, usize) = (128, 256);
     const LEFT_PADDED: bool = true;
+    const LEFT_ACROSS: bool = false;
 
     unsafe fn begin() {
         // SAFETY: the configuration is 64 readable bytes, and the process may use tiles.

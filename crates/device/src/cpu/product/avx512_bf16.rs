@@ -6,6 +6,7 @@ use half::bf16;
 
 use super::f32::{COLS, ROWS, multiply_words};
 use super::grid::{Left, Level};
+use super::pack::SQUARE;
 
 pub(super) struct Pairs;
 
@@ -18,6 +19,7 @@ impl Level for Pairs {
     const DEPTH_BLOCK: usize = 512;
     const BLOCK: (usize, usize) = (128, 384);
     const LEFT_PADDED: bool = false;
+    const LEFT_ACROSS: bool = true;
 
     unsafe fn multiply(
         left: Left,
@@ -30,10 +32,13 @@ impl Level for Pairs {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match width {
-                48 => multiply::<3>(left, right, depth, sums, add),
-                32 => multiply::<2>(left, right, depth, sums, add),
-                _ => multiply::<1>(left, right, depth, sums, add),
+            match (width, left.depth_step) {
+                (48, 4) => multiply::<3, 1>(left, right, depth, sums, add),
+                (32, 4) => multiply::<2, 1>(left, right, depth, sums, add),
+                (_, 4) => multiply::<1, 1>(left, right, depth, sums, add),
+                (48, _) => multiply::<3, SQUARE>(left, right, depth, sums, add),
+                (32, _) => multiply::<2, SQUARE>(left, right, depth, sums, add),
+                _ => multiply::<1, SQUARE>(left, right, depth, sums, add),
             }
         }
     }

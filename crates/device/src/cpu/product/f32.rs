@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::grid::{Left, Level};
+use super::pack::SQUARE;
 
 pub(super) const ROWS: usize = 8;
 pub(super) const COLS: usize = 48;
@@ -21,6 +22,7 @@ impl Level for Fma {
     const DEPTH_BLOCK: usize = 512;
     const BLOCK: (usize, usize) = (128, 384);
     const LEFT_PADDED: bool = false;
+    const LEFT_ACROSS: bool = true;
 
     unsafe fn multiply(
         left: Left,
@@ -33,16 +35,19 @@ impl Level for Fma {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match width {
-                48 => multiply::<3>(left, right, depth, sums, add),
-                32 => multiply::<2>(left, right, depth, sums, add),
-                _ => multiply::<1>(left, right, depth, sums, add),
+            match (width, left.depth_step) {
+                (48, 4) => multiply::<3, 1>(left, right, depth, sums, add),
+                (32, 4) => multiply::<2, 1>(left, right, depth, sums, add),
+                (_, 4) => multiply::<1, 1>(left, right, depth, sums, add),
+                (48, _) => multiply::<3, SQUARE>(left, right, depth, sums, add),
+                (32, _) => multiply::<2, SQUARE>(left, right, depth, sums, add),
+                _ => multiply::<1, SQUARE>(left, right, depth, sums, add),
             }
         }
     }
 }
 
-/// The loop over K of eight rows and `VECTORS` vectors of columns, for an instruction that multiplies words and adds.
+/// The loop over K of eight rows, whose words are `STEP` apart, and `VECTORS` vectors of columns, for an instruction that multiplies words and adds.
 ///
 /// A macro with plain loops: what passes through a closure or an iterator is not surely compiled for AVX-512, and then
 /// costs a call for each vector.
@@ -50,7 +55,7 @@ macro_rules! multiply_words {
     ($features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         #[allow(clippy::needless_range_loop)]
         #[target_feature(enable = $features)]
-        unsafe fn multiply<const VECTORS: usize>(
+        unsafe fn multiply<const VECTORS: usize, const STEP: usize>(
             left: Left,
             right: *const u32,
             depth: usize,
@@ -74,7 +79,7 @@ macro_rules! multiply_words {
                     }
                     for row in 0..ROWS {
                         // SAFETY: the left rows have `depth` words.
-                        let $a = unsafe { _mm512_set1_epi32(words[row].add(k).read_unaligned()) };
+                        let $a = unsafe { _mm512_set1_epi32(words[row].add(STEP * k).read_unaligned()) };
                         for v in 0..VECTORS {
                             let ($sum, $b) = (total[row][v], vectors[v]);
                             total[row][v] = $multiply_add;

@@ -20,6 +20,7 @@ const SLAB_WORDS: usize = if cfg!(test) { 1 << 14 } else { 16 << 20 };
 const TASKS_WANTED: usize = 32;
 /// How many rows of the next left panel are fetched while a panel is multiplied by one right panel.
 pub(super) const AHEAD_ROWS: usize = 4;
+const WORD_BYTES: usize = 4;
 /// Words that a packing task reads of each column.
 const PACK_DEPTH: usize = 256;
 
@@ -39,6 +40,8 @@ pub(super) trait Level {
     const BLOCK: (usize, usize);
     /// Whether left panels must have all their rows.
     const LEFT_PADDED: bool;
+    /// Whether a left operand whose columns run along K may stay so, packed in squares' widths, or is turned.
+    const LEFT_ACROSS: bool;
 
     /// # Safety
     /// The CPU has the level.
@@ -62,12 +65,15 @@ pub(super) trait Level {
     );
 }
 
-/// Rows of the left operand along K, `row_step` bytes apart.
+/// Rows of the left operand: `row_step` bytes apart, their words `depth_step` bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     first: *const u8,
     pub rows: usize,
     pub row_step: usize,
+    pub depth_step: usize,
+    /// From one sixteen rows to the next.
+    square_step: usize,
 }
 
 // SAFETY: a description, as `Matrix` is.
@@ -76,6 +82,17 @@ unsafe impl Send for Left {}
 unsafe impl Sync for Left {}
 
 impl Left {
+    /// Rows along K, where they lie or as `copy_left` laid them out.
+    fn along(first: *const u8, rows: usize, row_step: usize) -> Left {
+        Left { first, rows, row_step, depth_step: WORD_BYTES, square_step: SQUARE * row_step }
+    }
+
+    /// Packed like the right operand, sixteen rows wide.
+    fn across(first: *const u8, rows: usize, depth: usize) -> Left {
+        let depth_step = SQUARE * WORD_BYTES;
+        Left { first, rows, row_step: WORD_BYTES, depth_step, square_step: depth * depth_step }
+    }
+
     /// The address of a row; of the first one for rows that do not exist, whose sums nobody reads.
     #[inline(always)]
     pub fn row(&self, row: usize) -> *const u8 {
@@ -86,8 +103,8 @@ impl Left {
     #[inline(always)]
     fn part(&self, row: usize, most: usize, word: usize) -> Left {
         let row = if row < self.rows { row } else { self.rows.saturating_sub(most) };
-        let first = self.first.wrapping_add(row * self.row_step + 4 * word);
-        Left { first, rows: most.min(self.rows - row), ..*self }
+        let offset = row / SQUARE * self.square_step + row % SQUARE * self.row_step + word * self.depth_step;
+        Left { first: self.first.wrapping_add(offset), rows: most.min(self.rows - row), ..*self }
     }
 }
 
@@ -138,7 +155,11 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
                     copy_left::<L>(product, rows.clone(), depth, copy, team);
                 }
                 let padded = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
-                Left { first: copy.cast(), rows: padded, row_step: 4 * left_stride }
+                if is_across::<L>(product) {
+                    Left::across(copy.cast(), padded, depth)
+                } else {
+                    Left::along(copy.cast(), padded, WORD_BYTES * left_stride)
+                }
             };
             let slab = Slab { left, right, rows, cols: cols.clone(), depth };
             // SAFETY: the caller's promise.
@@ -155,6 +176,10 @@ fn must_copy_left<L: Level>(product: &Product) -> bool {
     depth_padded || rows_padded || product.order == Order::TN
 }
 
+fn is_across<L: Level>(product: &Product) -> bool {
+    L::LEFT_ACROSS && product.order == Order::TN
+}
+
 /// Words from one copied row to the next: a line more than needed, for rows a power of two apart would share one cache set.
 fn copy_stride(depth: usize) -> usize {
     depth.next_multiple_of(SQUARE) + SQUARE
@@ -162,16 +187,27 @@ fn copy_stride(depth: usize) -> usize {
 
 fn left_in_place(product: &Product) -> Left {
     let row_step = product.a.stride * product.a.dtype.size_bytes();
-    Left { first: product.a.address as *const u8, rows: product.out.rows, row_step }
+    Left::along(product.a.address as *const u8, product.out.rows, row_step)
 }
 
 fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy: *mut u32, team: &mut Team) {
     const ROWS_PER_TASK: usize = 32;
     let a = matrix::<L::Operand>(&product.a);
+    let padded_rows = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
+    if is_across::<L>(product) {
+        let copy = Right { first: copy, depth };
+        return team.blocks(padded_rows, SQUARE, |block, _| {
+            let count = block.len().min(rows.len() - block.start);
+            // SAFETY: all levels have AVX-512, and the copy has room for these rows.
+            unsafe {
+                pack::pack_across(&a, rows.start + block.start, count, 0..depth, copy.panel(block.start, 0, 1), SQUARE)
+            };
+        });
+    }
     let stride = copy_stride(depth);
     let depth = depth.next_multiple_of(SQUARE);
     let copy = Right { first: copy, depth: stride };
-    team.blocks(rows.len().next_multiple_of(L::ROWS.max(SQUARE)), ROWS_PER_TASK, |block, _| {
+    team.blocks(padded_rows, ROWS_PER_TASK, |block, _| {
         let to = copy.panel(block.start, 0, 1);
         let turn = if product.order == Order::TN { pack::turn_columns } else { pack::copy_rows };
         // SAFETY: all levels have AVX-512, and the copy has room for these rows.
