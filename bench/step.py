@@ -2,7 +2,8 @@
 
     python bench/step.py --binary target/release/evenkeel --python PYTHON_WITH_TORCH [--threads 2] [--rounds 5]
 
-Each round runs both, one after the other; the figures are medians over the rounds' medians.
+Each round runs all three, one after the other; the figures are medians over the rounds' medians. PyTorch runs with its
+default AdamW and with the fused one. The large model is measured in a third of the rounds.
 """
 import argparse
 import datetime
@@ -19,6 +20,7 @@ MODELS = {
     "hidden 512, 4 layers, 4 × 256 tokens": [],
     "hidden 1024, 8 layers, 4 × 1024 tokens": [
         "--hidden", "1024", "--layers", "8", "--heads", "16", "--kv-heads", "8", "--ffn", "2816", "--sequence", "1024",
+        "--warmup", "1",
     ],
 }
 
@@ -50,24 +52,29 @@ def main():
     rows, torch_version = [], None
     for model, sizes in MODELS.items():
         steps = max(3, options.steps // (4 if sizes else 1))
+        rounds = max(1, options.rounds // (3 if sizes else 1))
         for dtype in ("f32", "bf16"):
             shared = [*sizes, "--dtype", dtype, "--steps", str(steps)]
-            ours, theirs = [], []
-            for _ in range(options.rounds):
+            ours, theirs, fused = [], [], []
+            for _ in range(rounds):
                 ours.append(measure([options.binary, "bench", "step", "--json", "--threads", str(options.threads), *shared],
                                     options.threads))
-                theirs.append(measure([options.python, str(HERE / "torch_step.py"), *shared], options.threads))
+                torch_step = [options.python, str(HERE / "torch_step.py"), *shared]
+                theirs.append(measure(torch_step, options.threads))
+                fused.append(measure([*torch_step, "--fused"], options.threads))
             torch_version = theirs[0]["torch"]
-            ratio = median(ours, "tokens_per_s") / median(theirs, "tokens_per_s")
-            rows.append([model, dtype, f'{median(ours, "tokens_per_s"):,.0f}', f'{median(theirs, "tokens_per_s"):,.0f}',
-                         f"{ratio:.2f}", f'{median(ours, "peak_process_bytes") / 2**20:,.0f}',
+            speed, default, best = (median(runs, "tokens_per_s") for runs in (ours, theirs, fused))
+            ratio = speed / default
+            rows.append([model, dtype, f"{speed:,.0f}", f"{default:,.0f}", f"{best:,.0f}", f"{ratio:.2f}",
+                         f"{speed / best:.2f}", f'{median(ours, "peak_process_bytes") / 2**20:,.0f}',
                          f'{median(theirs, "peak_process_bytes") / 2**20:,.0f}'])
             print(f"{model} {dtype}: {ratio:.2f}×", file=sys.stderr, flush=True)
 
     print(f"{datetime.date.today()}, {cpu_name()}, {options.threads} cores, PyTorch {torch_version}, "
           f"median of {options.rounds} rounds.\n")
-    print("| model | dtype | Evenkeel tokens/s | PyTorch tokens/s | ratio | Evenkeel peak MiB | PyTorch peak MiB |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| model | dtype | Evenkeel tokens/s | PyTorch tokens/s | PyTorch fused | ratio | ratio to fused "
+          "| Evenkeel peak MiB | PyTorch peak MiB |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
         print("| " + " | ".join(row) + " |")
 

@@ -16,6 +16,7 @@ parser = argparse.ArgumentParser()
 for name, default in dict(hidden=512, layers=4, heads=8, kv_heads=4, ffn=1408, vocab=4096, batch=4, sequence=256,
                           steps=12, warmup=3).items():
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+parser.add_argument("--fused", action="store_true", help="AdamW in one kernel instead of PyTorch's default")
 parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
 options = parser.parse_args()
 
@@ -26,7 +27,8 @@ config = LlamaConfig(hidden_size=options.hidden, num_hidden_layers=options.layer
                      max_position_embeddings=max(512, options.sequence), tie_word_embeddings=False, use_cache=False,
                      attn_implementation="sdpa")
 model = LlamaForCausalLM(config).to({"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype])
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01,
+                              fused=options.fused or None)
 
 seconds, losses = [], []
 for step in range(options.warmup + options.steps):

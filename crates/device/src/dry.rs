@@ -10,8 +10,8 @@ use crate::{DType, View};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub launches: u64,
-    pub flops: u64,
-    pub bytes: u64,
+    pub flops: u128,
+    pub bytes: u128,
 }
 
 /// What a dry device was asked to do, per kernel.
@@ -19,11 +19,11 @@ pub struct Count {
 pub struct Counts(pub BTreeMap<&'static str, Count>);
 
 impl Counts {
-    pub fn flops(&self) -> u64 {
+    pub fn flops(&self) -> u128 {
         self.0.values().map(|count| count.flops).sum()
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u128 {
         self.0.values().map(|count| count.bytes).sum()
     }
 }
@@ -44,8 +44,8 @@ impl Backend for DryBackend {
         let mut counts = self.counts.lock().expect("counting never panics");
         let count = counts.0.entry(kernel.name()).or_default();
         count.launches += 1;
-        count.flops += kernel.operation().flops();
-        count.bytes += kernel.operation().bytes();
+        count.flops += kernel.operation().flops() as u128;
+        count.bytes += kernel.operation().bytes() as u128;
     }
 
     fn record(&self, _lane: Lane) -> Event {

@@ -2,8 +2,6 @@
 
 use crate::Mistake;
 
-pub fn run() -> Result<(), Mistake> {
-    println!("evenkeel {}", env!("CARGO_PKG_VERSION"));
-    println!("{}", evenkeel_device::cpu_report());
-    Ok(())
+pub fn run() -> Result<String, Mistake> {
+    Ok(format!("evenkeel {}\n{}", env!("CARGO_PKG_VERSION"), evenkeel_device::cpu_report()))
 }

@@ -5,6 +5,7 @@ mod doctor;
 mod inspect;
 mod text;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +48,7 @@ impl From<evenkeel_store::Error> for Mistake {
 }
 
 const EXIT_MISTAKE: u8 = 2;
+const EXIT_FAULT: u8 = 3;
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
@@ -55,7 +57,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => bench::run(&command),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(text) => print(&text),
         Err(Mistake { what, hint }) => {
             eprintln!("error: {what}");
             if let Some(hint) = hint {
@@ -63,5 +65,16 @@ fn main() -> ExitCode {
             }
             ExitCode::from(EXIT_MISTAKE)
         }
+    }
+}
+
+/// A reader that has seen enough is no error; a full disk is.
+fn print(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("error: cannot write the output: {error}");
+            ExitCode::from(EXIT_FAULT)
+        }
+        _ => ExitCode::SUCCESS,
     }
 }

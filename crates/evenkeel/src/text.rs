@@ -10,6 +10,11 @@ pub fn count(count: u64) -> String {
     scaled(count as f64, 1000.0, &["", "K", "M", "B", "T"])
 }
 
+/// `1.50 TFLOP`
+pub fn flops(count: u128) -> String {
+    scaled(count as f64, 1000.0, &["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
+}
+
 fn scaled(mut value: f64, base: f64, units: &[&str]) -> String {
     let mut unit = 0;
     while value >= base && unit + 1 < units.len() {
@@ -50,6 +55,7 @@ mod tests {
         }
         assert_eq!(count(13_900_000), "13.9 M");
         assert_eq!(count(7), "7");
+        assert_eq!(flops(1_540_000_000_000), "1.5 TFLOP");
     }
 
     #[test]

@@ -40,6 +40,37 @@ fn inspect_describes_a_model_and_what_training_it_takes() {
 }
 
 #[test]
+fn inspect_takes_every_golden_model_as_it_is() {
+    for entry in std::fs::read_dir(golden("")).expect("golden folders").flatten() {
+        if entry.path().join("config.json").exists() {
+            let output = evenkeel(&["inspect", entry.path().to_str().expect("a readable path")]);
+            assert!(output.status.success(), "{}: {}", entry.path().display(), stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_without_a_panic() {
+    let gpt2 = golden("gpt2");
+    let vit = golden("vit");
+    let cases: [(&[&str], &str); 8] = [
+        (&["inspect", &gpt2, "--sequence", "33"], "32 positions"),
+        (&["inspect", &vit, "--batch", "65536"], "too large"),
+        (&["bench", "step", "--layers", "4096"], "this machine has"),
+        (&["bench", "step", "--batch", "65536", "--sequence", "1048576"], "at most"),
+        (&["bench", "step", "--sequence", "1"], "from 2"),
+        (&["bench", "step", "--threads", "0"], "from 1"),
+        (&["bench", "step", "--steps", "18446744073709551615"], "from 1"),
+        (&["bench", "step", "--heads", "0"], "num_attention_heads"),
+    ];
+    for (arguments, expected) in cases {
+        let output = evenkeel(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn mistakes_exit_with_2_and_a_hint() {
     let output = evenkeel(&["inspect", "no-such-folder"]);
     assert_eq!(output.status.code(), Some(2));

@@ -21,7 +21,8 @@ pub struct Batch {
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
-    largest_id: u32,
+    largest_id: Option<u32>,
+    largest_label: Option<u32>,
 }
 
 /// Pictures in [image, channel, y, x] order.
@@ -42,7 +43,8 @@ impl Batch {
             patch_rows: queue.indices(&[]),
             labels: queue.indices(labels),
             targets: count_targets(labels),
-            largest_id: ids.iter().copied().max().unwrap_or(0),
+            largest_id: ids.iter().copied().max(),
+            largest_label: largest_label(labels),
             segments,
         }
     }
@@ -74,16 +76,19 @@ impl Batch {
             patches: Some(patches),
             labels: queue.indices(labels),
             targets: count_targets(labels),
-            largest_id: 0,
+            largest_id: None,
+            largest_label: largest_label(labels),
             segments,
         }
     }
 
     /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.
     pub(crate) fn check(&self, config: &Config) {
+        for (what, largest) in [("token id", self.largest_id), ("label", self.largest_label)] {
+            let (largest, classes) = (largest.map_or(0, |largest| largest as usize), config.classes);
+            assert!(largest < classes, "{what} {largest} in a batch for {classes} classes");
+        }
         let Input::Tokens { learned_positions } = config.input else { return };
-        let (id, classes) = (self.largest_id as usize, config.classes);
-        assert!(id < classes, "token id {id} in a batch for a vocabulary of {classes}");
         let longest = self.segments.iter().map(|segment| segment.len()).max().unwrap_or(0);
         let limit = learned_positions.unwrap_or(longest);
         assert!(longest <= limit, "a sequence of {longest} tokens for a model of {limit} positions");
@@ -96,6 +101,10 @@ impl Batch {
 
 fn positions(segments: &Segments) -> Vec<u32> {
     segments.iter().flat_map(|segment| 0..segment.len() as u32).collect()
+}
+
+fn largest_label(labels: &[u32]) -> Option<u32> {
+    labels.iter().copied().filter(|&label| label != IGNORE).max()
 }
 
 fn count_targets(labels: &[u32]) -> usize {

@@ -311,6 +311,10 @@ impl BodyBuilder {
     }
 
     fn finish(self, inputs: Vec<Slot>, stream: Option<Slot>, output: Slot) -> Body {
+        // Backward of an activation overwrites the gradient it is given, and the output's is shared with the stream.
+        let activated =
+            |op: &Op| matches!(op, Op::Linear(linear) if linear.out == output && linear.activation.is_some());
+        assert!(!self.ops.iter().any(activated), "an output has no activation");
         Body { ops: self.ops, slots: self.slots, inputs, stream, output }
     }
 }

@@ -4,12 +4,14 @@ use evenkeel_device::kernel::{Activation, NormKind};
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::family::{Choice, FAMILIES, Family, Mlp, Positions, Window};
+use crate::family::{Choice, FAMILIES, Family, Positions, Window};
 use crate::rotary::{Rotary, Scaling};
 
 /// No real model comes near these; a file that does is broken or hostile.
 const LARGEST_SIZE: u64 = 1 << 24;
 const MOST_LAYERS: u64 = 1 << 12;
+const LARGEST_HEAD: usize = 1 << 12;
+const LARGEST_IMAGE: usize = 1 << 24;
 
 /// A model's sizes and options.
 #[derive(Clone, Debug)]
@@ -80,11 +82,15 @@ impl Config {
         let kv_heads = keys.optional_size("num_key_value_heads")?.unwrap_or(heads);
         let head_dim = match keys.optional_size("head_dim")? {
             Some(dim) => dim,
+            None if family.model_type == "gemma3_text" => return Err(keys.missing("head_dim", "a size")),
             None => {
                 keys.require(hidden % heads == 0, names.hidden, &format!("a multiple of {heads} heads"))?;
                 hidden / heads
             }
         };
+        keys.require(head_dim <= LARGEST_HEAD, "head_dim", &format!("at most {LARGEST_HEAD}"))?;
+        let width_fits = heads * head_dim <= LARGEST_SIZE as usize;
+        keys.require(width_fits, names.heads, &format!("heads of {LARGEST_SIZE} features together at most"))?;
         keys.require(heads.is_multiple_of(kv_heads), "num_key_value_heads", &format!("a divisor of {heads} heads"))?;
         // GPT-2 writes null for "four times the hidden size".
         let ffn = match keys.optional_size(names.ffn)? {
@@ -115,7 +121,7 @@ impl Config {
             rotaries,
             norm: family.norm,
             epsilon,
-            activation: keys.activation(names.activation, matches!(family.names.mlp, Mlp::Gated { .. }))?,
+            activation: keys.activation(names.activation)?.unwrap_or(family.default_activation),
             attention_scale: (1.0 / score_dim.sqrt()) as f32,
             causal: matches!(input, Input::Tokens { .. }),
             qkv_bias: keys.choice(&family.qkv_bias)?,
@@ -141,18 +147,8 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     });
     found.ok_or_else(|| Error::UnknownArchitecture {
         found: shorten(model_type.or(class).unwrap_or("(none)")),
-        known: FAMILIES.map_names(),
+        known: FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", "),
     })
-}
-
-trait MapNames {
-    fn map_names(&self) -> String;
-}
-
-impl MapNames for [Family] {
-    fn map_names(&self) -> String {
-        self.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ")
-    }
 }
 
 /// Options that change the numbers and that no unit implements.
@@ -161,6 +157,9 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
         if keys.optional_float(key)?.is_some() {
             return Err(Error::Unsupported { what: format!("`{key}`") });
         }
+    }
+    if keys.optional_flag("scale_attn_weights")? == Some(false) {
+        return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
     }
     if keys.optional_flag("use_bidirectional_attention")? == Some(true) {
         return Err(Error::Unsupported { what: "`use_bidirectional_attention`".to_owned() });
@@ -216,20 +215,27 @@ fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool
 fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Rotary>, Error> {
     let parameters = keys.json.get("rope_parameters").filter(|parameters| !parameters.is_null());
     if let Some(kinds) = parameters.filter(|parameters| parameters.get("full_attention").is_some()) {
-        let read = |kind: &str| read_rotary(keys, kinds.get(kind), head_dim, None);
+        let read = |kind: &str| read_rotary(keys, family, kinds.get(kind), head_dim, None);
         return Ok(vec![read("full_attention")?, read("sliding_attention")?]);
     }
     if family.model_type == "gemma3_text" {
-        let full = read_rotary(keys, parameters.or(keys.json.get("rope_scaling")), head_dim, Some(1e6))?;
+        let full = read_rotary(keys, family, parameters.or(keys.json.get("rope_scaling")), head_dim, Some(1e6))?;
         let base = keys.optional_float("rope_local_base_freq")?.unwrap_or(1e4);
+        keys.require(base > 0.0, "rope_local_base_freq", "a positive number")?;
         let local = Rotary { base, scaling: Scaling::None, dim: head_dim };
         return Ok(vec![full, local]);
     }
-    Ok(vec![read_rotary(keys, parameters.or(keys.json.get("rope_scaling")), head_dim, None)?])
+    Ok(vec![read_rotary(keys, family, parameters.or(keys.json.get("rope_scaling")), head_dim, None)?])
 }
 
 /// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files.
-fn read_rotary(keys: &Keys, parameters: Option<&Value>, head_dim: usize, base: Option<f64>) -> Result<Rotary, Error> {
+fn read_rotary(
+    keys: &Keys,
+    family: &Family,
+    parameters: Option<&Value>,
+    head_dim: usize,
+    base: Option<f64>,
+) -> Result<Rotary, Error> {
     let empty = Value::Object(Default::default());
     let inner = Keys { json: parameters.filter(|parameters| !parameters.is_null()).unwrap_or(&empty) };
     let first = |names: &[(&Keys, &str)]| -> Result<Option<f64>, Error> {
@@ -244,7 +250,7 @@ fn read_rotary(keys: &Keys, parameters: Option<&Value>, head_dim: usize, base: O
         first(&[(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")])?.or(base).unwrap_or(1e4);
     keys.require(base > 0.0, "rope_theta", "a positive number")?;
     let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
-    let fraction = first(&factors)?.unwrap_or(1.0);
+    let fraction = first(&factors)?.unwrap_or(family.default_rotary_fraction);
     keys.require(fraction > 0.0 && fraction <= 1.0, "partial_rotary_factor", "a number above 0, up to 1")?;
     let dim = (head_dim as f64 * fraction) as usize;
     keys.require(dim >= 2 && dim.is_multiple_of(2), "head_dim", "an even number of rotated elements")?;
@@ -265,6 +271,9 @@ fn read_rotary(keys: &Keys, parameters: Option<&Value>, head_dim: usize, base: O
         },
         other => return Err(Error::Unsupported { what: format!("rope type `{}`", shorten(other)) }),
     };
+    if let Scaling::Llama3 { low, high, .. } = scaling {
+        inner.require(high > low, "high_freq_factor", "more than low_freq_factor")?;
+    }
     Ok(Rotary { base, dim, scaling })
 }
 
@@ -275,9 +284,9 @@ fn read_input(keys: &Keys, family: &Family) -> Result<Input, Error> {
         Positions::Image => {
             let (size, patch) = (keys.size("image_size")?, keys.size("patch_size")?);
             keys.require(size.is_multiple_of(patch), "image_size", &format!("a multiple of the patch, {patch}"))?;
-            keys.require(size <= 1 << 16, "image_size", "at most 65536")?;
             let channels = keys.optional_size("num_channels")?.unwrap_or(3);
-            keys.require(channels <= 1 << 10, "num_channels", "at most 1024")?;
+            let values = (size as u64).saturating_mul(size as u64).saturating_mul(channels as u64);
+            keys.require(values <= LARGEST_IMAGE as u64, "image_size", &format!("{LARGEST_IMAGE} values at most"))?;
             Input::Images { size, patch, channels }
         }
     })
@@ -341,12 +350,12 @@ impl Keys<'_> {
         }
     }
 
-    fn activation(&self, key: &str, gated: bool) -> Result<Activation, Error> {
+    fn activation(&self, key: &str) -> Result<Option<Activation>, Error> {
         match self.optional_text(key)? {
-            Some("silu" | "swish") => Ok(Activation::Silu),
-            Some("gelu") => Ok(Activation::GeluErf),
-            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Activation::GeluTanh),
-            None => Ok(if gated { Activation::Silu } else { Activation::GeluErf }),
+            Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+            Some("gelu") => Ok(Some(Activation::GeluErf)),
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Some(Activation::GeluTanh)),
+            None => Ok(None),
             Some(_) => Err(self.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh")),
         }
     }

@@ -1,6 +1,6 @@
 //! The known architectures, as data: what their files call things and which options they have.
 
-use evenkeel_device::kernel::NormKind;
+use evenkeel_device::kernel::{Activation, NormKind};
 
 /// One architecture.
 #[derive(Debug)]
@@ -13,6 +13,9 @@ pub struct Family {
     pub names: Names,
     pub norm: NormKind,
     pub default_epsilon: f64,
+    pub default_activation: Activation,
+    /// The share of a head that is rotated where config.json does not say.
+    pub default_rotary_fraction: f64,
     /// 1 where a stored norm weight w stands for 1 + w.
     pub norm_offset: f32,
     pub qkv_bias: Choice,
@@ -136,6 +139,8 @@ const LLAMA: Family = Family {
     names: LLAMA_NAMES,
     norm: NormKind::Rms,
     default_epsilon: 1e-6,
+    default_activation: Activation::Silu,
+    default_rotary_fraction: 1.0,
     norm_offset: 0.0,
     qkv_bias: Choice::Key("attention_bias"),
     out_bias: Choice::Key("attention_bias"),
@@ -189,6 +194,7 @@ pub static FAMILIES: [Family; 8] = [
             ..LLAMA_NAMES
         },
         norm_offset: 1.0,
+        default_activation: Activation::GeluTanh,
         mlp_bias: Choice::Never,
         window: Window::ByLayer,
         scaled_embeddings: true,
@@ -222,6 +228,7 @@ pub static FAMILIES: [Family; 8] = [
             head: "lm_head",
         },
         norm: NormKind::Layer,
+        default_activation: Activation::GeluTanh,
         default_epsilon: 1e-5,
         qkv_bias: Choice::Always,
         out_bias: Choice::Always,
@@ -250,6 +257,8 @@ pub static FAMILIES: [Family; 8] = [
             head: "embed_out",
         },
         norm: NormKind::Layer,
+        default_activation: Activation::GeluErf,
+        default_rotary_fraction: 0.25,
         default_epsilon: 1e-5,
         qkv_bias: Choice::KeyOrTrue("attention_bias"),
         out_bias: Choice::KeyOrTrue("attention_bias"),
@@ -276,6 +285,7 @@ pub static FAMILIES: [Family; 8] = [
             head: "classifier",
         },
         norm: NormKind::Layer,
+        default_activation: Activation::GeluErf,
         default_epsilon: 1e-12,
         qkv_bias: Choice::KeyOrTrue("qkv_bias"),
         out_bias: Choice::Always,

@@ -83,10 +83,16 @@ impl Model {
 
     /// Buffers that older versions of transformers saved, and a tied head saved a second time.
     fn may_be_ignored(&self, name: &str) -> bool {
-        const BUFFERS: [&str; 4] = ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias"];
-        const MORE_BUFFERS: [&str; 2] = ["attention.masked_bias", "embeddings.position_ids"];
+        const BUFFERS: [&str; 6] = [
+            ".rotary_emb.inv_freq",
+            ".attn.bias",
+            ".attn.masked_bias",
+            ".attention.bias",
+            ".attention.masked_bias",
+            ".embeddings.position_ids",
+        ];
         let head = self.config.family.names.head;
-        BUFFERS.iter().chain(&MORE_BUFFERS).any(|buffer| name.ends_with(buffer))
+        BUFFERS.iter().any(|buffer| name.ends_with(buffer))
             || (self.config.tied && name.strip_suffix(".weight") == Some(head))
     }
 }

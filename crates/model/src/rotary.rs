@@ -50,15 +50,20 @@ impl Rotary {
     }
 
     /// Rows of cosines and sines for positions `0..positions`.
-    fn rows(&self, positions: usize) -> Vec<f32> {
-        let frequencies = self.frequencies();
-        let mut rows = Vec::with_capacity(positions * self.dim);
-        for position in 0..positions {
-            let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
-            rows.extend(angles.clone().map(|angle| angle.cos() as f32));
-            rows.extend(angles.map(|angle| angle.sin() as f32));
-        }
-        rows
+    fn table(&self, queue: &Queue, positions: usize) -> Tensor {
+        let (frequencies, table) = (self.frequencies(), queue.tensor(positions, self.dim, DType::F32));
+        let filled = queue.write_rows(&table, |first, rows| -> Result<(), std::convert::Infallible> {
+            for (position, row) in (first..).zip(rows.chunks_exact_mut(self.dim)) {
+                let (cosines, sines) = row.split_at_mut(self.dim / 2);
+                for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
+                    let angle = position as f64 * frequency;
+                    (*cosine, *sine) = (angle.cos() as f32, angle.sin() as f32);
+                }
+            }
+            Ok(())
+        });
+        filled.expect("infallible");
+        table
     }
 }
 
@@ -69,8 +74,7 @@ pub struct RotaryTables {
 
 impl RotaryTables {
     pub fn new(config: &Config, queue: &Queue, positions: usize) -> RotaryTables {
-        let upload = |rotary: &Rotary| queue.floats(positions, rotary.dim, DType::F32, &rotary.rows(positions));
-        RotaryTables { tables: config.rotaries.iter().map(upload).collect() }
+        RotaryTables { tables: config.rotaries.iter().map(|rotary| rotary.table(queue, positions)).collect() }
     }
 
     pub(crate) fn table(&self, index: usize) -> &Tensor {

@@ -38,6 +38,8 @@ fn bad_configs_are_refused_with_the_key_named() {
         ("num_attention_heads", json!(0), "num_attention_heads"),
         ("num_key_value_heads", json!(3), "num_key_value_heads"),
         ("head_dim", json!(3), "head_dim"),
+        ("head_dim", json!(1 << 20), "head_dim"),
+        ("scale_attn_weights", json!(false), "scale_attn_weights"),
         ("vocab_size", json!(1e300), "vocab_size"),
         ("intermediate_size", json!([12]), "intermediate_size"),
         ("hidden_act", json!("relu6"), "hidden_act"),
@@ -152,7 +154,10 @@ fn harmless_differences_load() {
 fn a_config_of_absurd_size_allocates_nothing_before_the_files_are_compared() {
     let folder = tempfile::tempdir().unwrap();
     let small = llama();
-    let huge = with(llama(), &[("hidden_size", json!(1 << 22)), ("intermediate_size", json!(1 << 24))]);
+    let huge = with(
+        llama(),
+        &[("hidden_size", json!(1 << 22)), ("intermediate_size", json!(1 << 24)), ("head_dim", json!(4))],
+    );
     write_folder(folder.path(), &huge, &tensors(&Model::from_json(&small).unwrap()));
     let folder = Folder::open(folder.path()).unwrap();
     let device = Device::dry();

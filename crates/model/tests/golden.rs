@@ -133,6 +133,7 @@ fn every_architecture_agrees_with_pytorch_in_f32() {
     for case in CASES {
         let expected = Expected::open(case);
         let outcome = run(case, DType::F32, &device, Keep::Everything);
+        assert_eq!(outcome.logits.len(), expected.floats("logits").len(), "{case}");
         for (ours, theirs) in outcome.logits.iter().zip(expected.floats("logits")) {
             let error = (*ours as f64 - theirs as f64).abs();
             assert!(error <= LOGIT_TOLERANCE, "{case}: logit {ours}, expected {theirs}");

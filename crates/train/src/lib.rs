@@ -1,6 +1,6 @@
 //! Training: what turns gradients into better parameters.
 //!
-//! This crate knows no files of its own and no network; it opens the ones through `store`, the other through `comm`.
+//! This crate opens no files and knows no network.
 
 mod optimizer;
 

@@ -205,7 +205,9 @@ fn backward<E: Element, D: Element>(kernel: &LossBackward, team: &mut Team) {
             unsafe {
                 let label = labels.at(0, row).read();
                 let [max, sum, target, total] = read_stats(stats, row);
-                let loss = (max + sum.ln()) - (1.0 - kernel.smoothing) * target - rest * total;
+                // The sum of logits is infinite where one is masked away; without smoothing it does not count.
+                let spread = if rest == 0.0 { 0.0 } else { rest * total };
+                let loss = (max + sum.ln()) - (1.0 - kernel.smoothing) * target - spread;
                 losses.at(0, row).write(if label == IGNORE { 0.0 } else { loss });
                 let Some(dlogits) = dlogits else { continue };
                 let factor = kernel.scale / sum;

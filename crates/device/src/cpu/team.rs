@@ -53,16 +53,18 @@ impl Team {
             failure: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
-        let mut helpers = Vec::new();
+        let (scratch, common) = (Scratch::default(), Scratch::default());
+        let mut team = Team { shared, helpers: Vec::new(), scratch, common };
         for index in 1..threads {
-            let (shared, setup) = (shared.clone(), setup.clone());
+            let (shared, setup) = (team.shared.clone(), setup.clone());
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
-            helpers.push(builder.spawn(move || {
+            let helper = builder.spawn(move || {
                 setup(index);
                 shared.help();
-            })?);
+            });
+            team.helpers.push(helper?);
         }
-        Ok(Team { shared, helpers, scratch: Scratch::default(), common: Scratch::default() })
+        Ok(team)
     }
 
     /// Runs `work(0..tasks)`, each once, on whichever thread is free, and returns when all are done.
@@ -79,11 +81,8 @@ impl Team {
         self.shared.publish(Job { tasks, work }, self.helpers.len());
         let own = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(tasks, work, &mut self.scratch)));
         self.shared.join();
-        if let Err(panic) = own {
-            resume_unwind(panic);
-        }
-        let failure = self.shared.failure.lock().expect("no panic under this lock").take();
-        if let Some(panic) = failure {
+        let helpers_failure = self.shared.failure.lock().expect("no panic under this lock").take();
+        if let Some(panic) = own.err().or(helpers_failure) {
             resume_unwind(panic);
         }
     }
@@ -252,6 +251,8 @@ mod tests {
     fn a_panicking_task_panics_the_caller_and_leaves_the_team_usable() {
         let mut team = Team::start("test", 4, |_| ()).unwrap();
         let result = catch_unwind(AssertUnwindSafe(|| team.tasks(100, |task, _| assert_ne!(task, 63))));
+        assert!(result.is_err());
+        let result = catch_unwind(AssertUnwindSafe(|| team.tasks(100, |_, _| panic!("every task fails"))));
         assert!(result.is_err());
         let sum = AtomicUsize::new(0);
         team.tasks(10, |task, _| {

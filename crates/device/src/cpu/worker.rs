@@ -80,8 +80,20 @@ enum Command {
 struct Reports {
     measuring: AtomicBool,
     times: Mutex<Vec<KernelTime>>,
-    /// The message of the first kernel that panicked. Nothing runs after it.
+    /// The message of the first kernel that panicked. Nothing runs after it, on either queue.
     failure: Mutex<Option<String>>,
+    failed: AtomicBool,
+}
+
+impl Reports {
+    fn fail(&self, message: String) {
+        self.failure.lock().expect("no panic under this lock").get_or_insert(message);
+        self.failed.store(true, Ordering::Release);
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.failure.lock().expect("no panic under this lock").clone()
+    }
 }
 
 pub(crate) struct CpuBackend {
@@ -127,7 +139,7 @@ impl CpuBackend {
 
     /// Panics with the message of the kernel that failed, if one did.
     fn check(&self) {
-        if let Some(message) = &*self.reports.failure.lock().expect("no panic under this lock") {
+        if let Some(message) = self.reports.failure() {
             panic!("{message}");
         }
     }
@@ -191,29 +203,25 @@ fn start_worker(
             features::pin_to_core(core);
         }
     };
-    let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+    let team = Team::start(&name, threads, pin.clone())?;
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         pin(0);
-        match Team::start(&name, threads, pin) {
-            Ok(team) => serve(team, receiver, &reports, measured),
-            Err(error) => fail(&reports, format!("{name}: cannot start its threads: {error}")),
-        }
+        serve(team, receiver, &reports, measured);
     })?;
     Ok(WorkerQueue { commands: Some(sender), thread: Some(thread) })
 }
 
 /// Runs commands until the queue is closed. After a failure only events are still raised, so that nobody waits for ever.
 fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measured: bool) {
-    let mut failed = false;
     for command in commands {
         match command {
             Command::Record(flag) => flag.raise(),
             Command::Wait(flag) => flag.wait(),
-            _ if failed => (),
+            _ if reports.failed.load(Ordering::Acquire) => (),
             command => {
                 let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
                 if let Err(panic) = outcome {
-                    failed = true;
-                    fail(reports, panic_message(&*panic));
+                    reports.fail(panic_message(&*panic));
                 }
             }
         }
@@ -233,10 +241,6 @@ fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool)
         Command::Download(view, reply) => drop(reply.send(download(view))),
         Command::Record(_) | Command::Wait(_) => unreachable!("handled by the caller"),
     }
-}
-
-fn fail(reports: &Reports, message: String) {
-    reports.failure.lock().expect("no panic under this lock").get_or_insert(message);
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -6,7 +6,7 @@
 //!
 //! Shapes in comments: T tokens, H features, N heads, D head dimension, V vocabulary rows held here, R ranks.
 //! Activations and matrices have the compute dtype (f32 or bf16). Vectors (norm weights, biases), statistics, losses
-//! and gradients of weights are f32. Gradients of weights are always added to what is there.
+//! and gradients of weights are f32. Gradients of vectors and tables are added to what is there.
 
 mod activation;
 mod attention;

@@ -80,6 +80,9 @@ impl Operation for NormBackward {
         }
         assert_vector("NormBackward weight", &self.weight, self.x.cols);
         assert_vector("NormBackward dweight", &self.dweight, self.x.cols);
+        if let Some(dbias) = &self.dbias {
+            assert_vector("NormBackward dbias", dbias, self.x.cols);
+        }
         assert_eq!(self.stats.shape(), [self.x.rows, 2], "NormBackward stats");
     }
 

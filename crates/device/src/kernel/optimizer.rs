@@ -1,4 +1,4 @@
-use super::{Operation, assert_same_shape, optional_bytes};
+use super::{Operation, assert_same_shape, assert_vector, optional_bytes};
 use crate::{DType, View};
 
 /// One AdamW update with decoupled weight decay, on f32 masters:
@@ -30,6 +30,9 @@ impl Operation for AdamW {
             assert!(view.is_contiguous(), "AdamW works on whole parameters");
         }
         assert!(self.copy.is_none_or(|copy| copy.shape() == self.weight.shape() && copy.is_contiguous()), "AdamW copy");
+        if let Some(factor) = &self.grad_factor {
+            assert_vector("AdamW factor", factor, 1);
+        }
         assert!(self.step > 0, "AdamW steps count from 1");
     }
 

@@ -61,7 +61,8 @@ impl Operation for Product {
         };
         assert_eq!((self.a.shape(), self.b.shape()), (a, b), "Product {:?} into {:?}", self.order, [m, n]);
         assert_eq!(self.a.dtype, self.b.dtype, "Product: operands of different dtypes");
-        assert!(!self.accumulate || (self.bias.is_none() && self.activation.is_none()), "Product: accumulate is bare");
+        let bare = self.bias.is_none() && self.activation.is_none() && self.preactivation.is_none();
+        assert!(bare || !self.accumulate, "Product: accumulate is bare");
         if let Some(bias) = &self.bias {
             assert_vector("Product", bias, n);
         }

@@ -11,7 +11,7 @@ pub enum Command {
     Step(step::Arguments),
 }
 
-pub fn run(command: &Command) -> Result<(), Mistake> {
+pub fn run(command: &Command) -> Result<String, Mistake> {
     match command {
         Command::Step(arguments) => step::run(arguments),
     }

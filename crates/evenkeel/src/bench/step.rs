@@ -26,20 +26,20 @@ pub struct Arguments {
     #[arg(long, default_value_t = 4096)]
     vocab: usize,
     /// Sequences of a step.
-    #[arg(long, default_value_t = 4, value_parser = positive)]
+    #[arg(long, default_value_t = 4, value_parser = between::<1, 65536>)]
     batch: usize,
-    /// Tokens of a sequence.
-    #[arg(long, default_value_t = 256, value_parser = positive)]
+    /// Tokens of a sequence; every one but the last has a next one to predict.
+    #[arg(long, default_value_t = 256, value_parser = between::<2, 1048576>)]
     sequence: usize,
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     dtype: Precision,
     /// Cores to compute on; all of them by default.
-    #[arg(long)]
+    #[arg(long, value_parser = between::<1, 1024>)]
     threads: Option<usize>,
-    #[arg(long, default_value_t = 12, value_parser = positive)]
+    #[arg(long, default_value_t = 12, value_parser = between::<1, 1000000>)]
     steps: usize,
     /// Steps before those that are timed.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = between::<0, 1000000>)]
     warmup: usize,
     /// Keep only the residual stream of the forward pass and compute the rest again.
     #[arg(long)]
@@ -48,7 +48,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Time every kernel and compare it with what this machine reaches on it alone.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     roofline: bool,
 }
 
@@ -58,8 +58,9 @@ enum Precision {
     Bf16,
 }
 
-fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&value| value > 0).ok_or_else(|| "a whole number above 0 is needed".to_owned())
+fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
+    let value = text.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
+    value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
 }
 
 impl Arguments {
@@ -74,7 +75,10 @@ impl Arguments {
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
         });
-        Ok(Model::from_json(&config)?)
+        Model::from_json(&config).map_err(|error| {
+            let what = error.to_string().replace("config.json: ", "the options make no model: ");
+            Mistake { what, hint: Some("`evenkeel bench step --help` lists the sizes".to_owned()) }
+        })
     }
 
     fn dtype(&self) -> DType {
@@ -85,21 +89,39 @@ impl Arguments {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Mistake> {
+pub fn run(arguments: &Arguments) -> Result<String, Mistake> {
     let model = arguments.model()?;
-    let cores = evenkeel_device::cpu_report().cores;
-    let threads = arguments.threads.unwrap_or(cores).max(1);
+    let machine = evenkeel_device::cpu_report();
+    check_memory(arguments, &model, machine.memory_bytes)?;
+    let threads = arguments.threads.unwrap_or(machine.cores);
     let device = Device::cpu(&CpuOptions::with_threads(threads))
-        .map_err(|error| Mistake { what: format!("no memory for the device: {error}"), hint: None })?;
+        .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?;
     let mut trainer = Trainer::new(arguments, &model, &device);
     for _ in 0..arguments.warmup {
         trainer.step();
     }
     let steps: Vec<Step> = (0..arguments.steps).map(|_| trainer.step()).collect();
-    report(arguments, &model, &device, threads, &steps);
+    let mut text = report(arguments, &model, &device, threads, &steps);
     if arguments.roofline {
         let (steps, kernels) = trainer.measured_steps();
-        println!("\n{}", roofline::table(&device, &kernels, &steps));
+        text = format!("{text}\n\n{}", roofline::table(&device, &kernels, &steps));
+    }
+    Ok(text)
+}
+
+/// Refuses, after a dry run, what would not fit.
+fn check_memory(arguments: &Arguments, model: &Model, machine_bytes: u64) -> Result<(), Mistake> {
+    const MOST_TOKENS: usize = 1 << 26;
+    let hint = Some("use a smaller --batch or --sequence, or --recompute".to_owned());
+    if arguments.batch * arguments.sequence > MOST_TOKENS {
+        return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
+    }
+    let device = Device::dry();
+    Trainer::new(arguments, model, &device).step();
+    let needed = device.usage().peak_bytes;
+    if needed > machine_bytes {
+        let (needed, machine) = (text::bytes(needed), text::bytes(machine_bytes));
+        return Err(Mistake { what: format!("a step needs {needed} of memory, this machine has {machine}"), hint });
     }
     Ok(())
 }
@@ -179,7 +201,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize, steps: &[Step]) {
+fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize, steps: &[Step]) -> String {
     let mut seconds: Vec<f64> = steps.iter().map(|step| step.duration.as_secs_f64()).collect();
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
@@ -193,14 +215,19 @@ fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize,
             "median_step_s": median, "min_step_s": seconds[0], "tokens_per_s": tokens / median,
             "peak_bytes": peak_bytes, "peak_process_bytes": process_bytes, "first_loss": first, "last_loss": last,
         });
-        println!("{json}");
-        return;
+        return json.to_string();
     }
-    println!("{} parameters, {dtype}, {threads} threads, {tokens} tokens a step", text::count(model.parameter_count()));
-    println!("step    {:.1} ms median, {:.1} ms best of {}", median * 1e3, seconds[0] * 1e3, steps.len());
-    println!("speed   {:.0} tokens/s", tokens / median);
-    println!("memory  {} peak, {} of the process", text::bytes(peak_bytes), text::bytes(process_bytes));
-    println!("loss    {first:.4} → {last:.4}");
+    let lines = [
+        format!(
+            "{} parameters, {dtype}, {tokens} tokens a step, threads: {threads}",
+            text::count(model.parameter_count())
+        ),
+        format!("step    {:.1} ms median, {:.1} ms best of {}", median * 1e3, seconds[0] * 1e3, steps.len()),
+        format!("speed   {:.0} tokens/s", tokens / median),
+        format!("memory  {} peak, {} of the process", text::bytes(peak_bytes), text::bytes(process_bytes)),
+        format!("loss    {first:.4} → {last:.4}"),
+    ];
+    lines.join("\n")
 }
 
 /// The most memory this process ever had resident; 0 where the system does not say.

@@ -1,7 +1,7 @@
 //! Products of matrices.
 //!
 //! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left
-//! one is read where it lies ([`grid`]). A level brings only its packing and the multiplication of one panel by another:
+//! one is read where it lies if it can be ([`grid`]). A level brings only the multiplication of one panel by another:
 //! [`mod@f32`], [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm` crate, task by task ([`portable`]).
 //!
 //! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on

@@ -1,0 +1,135 @@
+//! Ten steps of AdamW against PyTorch's, from the same weights on the same batches.
+
+use std::path::{Path, PathBuf};
+
+use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::pass::{self, Keep};
+use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, RotaryTables};
+use evenkeel_store::{Folder, SafeTensorsFile};
+use evenkeel_train::{AdamW, AdamWOptions, Update};
+
+const STEPS: usize = 10;
+const LOSS_TOLERANCE: f64 = 1e-4;
+/// Of what a parameter moved in ten steps, by norm.
+const MOVEMENT_TOLERANCE: f64 = 1e-2;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
+}
+
+fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
+    let mut values = vec![0.0; tensor.element_count()];
+    tensor.read(0..values.len(), &mut values).expect("numbers");
+    values
+}
+
+fn indices(file: &SafeTensorsFile, name: &str) -> Vec<u32> {
+    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
+    let mut values = vec![0i32; tensor.element_count()];
+    tensor.read(0..values.len(), &mut values).expect("integers");
+    values.iter().map(|&value| if value < 0 { IGNORE } else { value as u32 }).collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn ten_steps_follow_pytorch() {
+    for case in ["llama3", "vit"] {
+        let expected = SafeTensorsFile::open(golden(case).join("adamw.safetensors")).expect("golden files are sound");
+        let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap();
+        let queue = device.compute();
+        let folder = Folder::open(golden(case)).unwrap();
+        let model = Model::open(&folder).unwrap();
+        let parameters = model.load(&folder, DType::F32, queue).unwrap();
+        let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(parameters.master(id))).collect();
+        let gradients = Gradients::new(&model.specs, queue);
+        let options = AdamWOptions { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: None };
+        let optimizer = AdamW::new(options, &model.specs, queue);
+        let losses = floats(&expected, "losses");
+        let labels = indices(&expected, "labels");
+        let labels_per_step = labels.len() / STEPS;
+        for step in 0..STEPS {
+            let labels = &labels[step * labels_per_step..][..labels_per_step];
+            let batch = match model.config.input {
+                Input::Tokens { .. } => {
+                    let ids = &indices(&expected, "input_ids")[step * labels_per_step..][..labels_per_step];
+                    let segments = indices(&expected, "segments").iter().map(|&offset| offset as usize).collect();
+                    Batch::tokens(queue, ids, labels, Segments::new(segments))
+                }
+                Input::Images { .. } => {
+                    let pixels = floats(&expected, "pixel_values");
+                    let pixels = &pixels[step * pixels.len() / STEPS..][..pixels.len() / STEPS];
+                    let images = Images { pixels, count: labels.len() };
+                    Batch::images(queue, images, labels, model.config.input, DType::F32)
+                }
+            };
+            let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+            let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
+            let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
+            gradients.clear();
+            let ours = pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+            let ours = queue.read(&ours).iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
+            assert!(
+                (ours - losses[step] as f64).abs() <= LOSS_TOLERANCE,
+                "{case} step {step}: {ours}, {}",
+                losses[step]
+            );
+            optimizer.update(queue, &parameters, &gradients, Update { lr: 1e-3, step: step as u32 + 1 });
+        }
+        for (id, start) in parameters.ids().zip(&start) {
+            let name = format!("final.{}", parameters.specs[id.0].name);
+            // The gradient of a key's bias is rounding noise, which AdamW makes whole steps of.
+            if expected.tensor(&name).is_some() {
+                let (ours, theirs) = (queue.read(parameters.master(id)), floats(&expected, &name));
+                let (error, moved) = (distance(&ours, &theirs), distance(start, &theirs));
+                assert!(error <= MOVEMENT_TOLERANCE * moved, "{case}: {name} off by {error} of {moved}");
+            }
+        }
+    }
+}
+
+#[test]
+fn clipping_bounds_the_norm_and_keeps_copies_equal() {
+    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) }).unwrap();
+    let queue = device.compute();
+    let folder = Folder::open(golden("llama2")).unwrap();
+    let model = Model::open(&folder).unwrap();
+    let parameters = model.load(&folder, DType::Bf16, queue).unwrap();
+    let gradients = Gradients::new(&model.specs, queue);
+    let ids: Vec<u32> = (0..32).collect();
+    let batch = Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 16));
+    let tables = RotaryTables::new(&model.config, queue, 16);
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+    pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+    let clipped = AdamWOptions { beta1: 0.0, beta2: 0.0, epsilon: 1.0, weight_decay: 0.0, clip_norm: Some(0.01) };
+    let optimizer = AdamW::new(clipped, &model.specs, queue);
+    let before: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(parameters.master(id))).collect();
+    optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 });
+    let squared: f64 = parameters
+        .ids()
+        .flat_map(|id| queue.read(gradients.sum(queue, id)))
+        .map(|gradient| (gradient as f64).powi(2))
+        .sum();
+    let measured = queue.read(optimizer.squared_norm())[0] as f64;
+    assert!((measured / squared - 1.0).abs() < 1e-5, "norm² {measured}, expected {squared}");
+    // With both betas 0 and epsilon 1 a weight moves by g / (|g| + 1), and the clipped g is small: nearly by g.
+    let moved: f64 = parameters
+        .ids()
+        .zip(&before)
+        .map(|(id, before)| distance(before, &queue.read(parameters.master(id))).powi(2))
+        .sum::<f64>()
+        .sqrt();
+    assert!((0.0095..0.0101).contains(&moved), "moved by {moved}, clipped to 0.01");
+    for id in parameters.ids() {
+        let rounded: Vec<f32> = queue.read(parameters.master(id));
+        let rounded = rounded.iter().map(|&value| evenkeel_device::bf16::from_f32(value).to_f32());
+        if let Some(copy) = parameters.copy(id) {
+            assert!(rounded.eq(queue.read(copy)), "{}", parameters.specs[id.0].name);
+        }
+    }
+}
