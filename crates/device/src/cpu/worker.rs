@@ -180,6 +180,10 @@ impl Backend for CpuBackend {
 
 impl Drop for CpuBackend {
     fn drop(&mut self) {
+        // Nobody will read what a host that panics had still queued.
+        if std::thread::panicking() {
+            self.reports.fail("the host panicked".to_owned());
+        }
         for queue in &mut self.queues {
             queue.commands = None;
             if let Some(thread) = queue.thread.take() {
