@@ -11,48 +11,49 @@ use super::pack::SQUARE;
 pub(super) const ROWS: usize = 8;
 pub(super) const COLS: usize = 48;
 
-pub(super) struct Fma;
-
-impl Level for Fma {
-    type Operand = f32;
-    const ROWS: usize = ROWS;
-    const COLS: usize = COLS;
-    const WIDTH_STEP: usize = 16;
-    const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = 512;
-    const BLOCK: (usize, usize) = (128, 384);
-    const LEFT_PADDED: bool = false;
-    const LEFT_ACROSS: bool = true;
-
-    unsafe fn multiply(
-        left: Left,
-        _ahead: Left,
-        right: *const u32,
-        width: usize,
-        depth: usize,
-        sums: *mut f32,
-        add: bool,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (width, left.depth_step) {
-                (48, 4) => multiply::<3, 1>(left, right, depth, sums, add),
-                (32, 4) => multiply::<2, 1>(left, right, depth, sums, add),
-                (_, 4) => multiply::<1, 1>(left, right, depth, sums, add),
-                (48, _) => multiply::<3, SQUARE>(left, right, depth, sums, add),
-                (32, _) => multiply::<2, SQUARE>(left, right, depth, sums, add),
-                _ => multiply::<1, SQUARE>(left, right, depth, sums, add),
-            }
-        }
-    }
-}
-
-/// The loop over K of eight rows, whose words are `STEP` apart, and `VECTORS` vectors of columns, for an instruction that multiplies words and adds.
+/// A level that multiplies words and adds them with one instruction, and its loop over K: of eight rows, whose words are
+/// `STEP` apart, and `VECTORS` vectors of columns.
 ///
 /// A macro with plain loops: what passes through a closure or an iterator is not surely compiled for AVX-512, and then
 /// costs a call for each vector.
-macro_rules! multiply_words {
-    ($features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+macro_rules! words_level {
+    ($level:ident, $operand:ty, $features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+        pub(super) struct $level;
+
+        impl Level for $level {
+            type Operand = $operand;
+            const ROWS: usize = ROWS;
+            const COLS: usize = COLS;
+            const WIDTH_STEP: usize = 16;
+            const DEPTH_STEP: usize = 1;
+            const DEPTH_BLOCK: usize = 512;
+            const BLOCK: (usize, usize) = (128, 384);
+            const LEFT_PADDED: bool = false;
+            const LEFT_ACROSS: bool = true;
+
+            unsafe fn multiply(
+                left: Left,
+                _ahead: Left,
+                right: *const u32,
+                width: usize,
+                depth: usize,
+                sums: *mut f32,
+                add: bool,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (width, left.depth_step) {
+                        (48, 4) => multiply::<3, 1>(left, right, depth, sums, add),
+                        (32, 4) => multiply::<2, 1>(left, right, depth, sums, add),
+                        (_, 4) => multiply::<1, 1>(left, right, depth, sums, add),
+                        (48, _) => multiply::<3, SQUARE>(left, right, depth, sums, add),
+                        (32, _) => multiply::<2, SQUARE>(left, right, depth, sums, add),
+                        _ => multiply::<1, SQUARE>(left, right, depth, sums, add),
+                    }
+                }
+            }
+        }
+
         #[allow(clippy::needless_range_loop)]
         #[target_feature(enable = $features)]
         unsafe fn multiply<const VECTORS: usize, const STEP: usize>(
@@ -101,6 +102,6 @@ macro_rules! multiply_words {
         }
     };
 }
-pub(super) use multiply_words;
+pub(super) use words_level;
 
-multiply_words!("avx512f", |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
+words_level!(Fma, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
