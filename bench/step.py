@@ -65,16 +65,16 @@ def main():
             torch_version = theirs[0]["torch"]
             speed, default, best = (median(runs, "tokens_per_s") for runs in (ours, theirs, fused))
             ratio = speed / default
-            rows.append([model, dtype, f"{speed:,.0f}", f"{default:,.0f}", f"{best:,.0f}", f"{ratio:.2f}",
+            rows.append([model, dtype, str(rounds), f"{speed:,.0f}", f"{default:,.0f}", f"{best:,.0f}", f"{ratio:.2f}",
                          f"{speed / best:.2f}", f'{median(ours, "peak_process_bytes") / 2**20:,.0f}',
                          f'{median(theirs, "peak_process_bytes") / 2**20:,.0f}'])
             print(f"{model} {dtype}: {ratio:.2f}×", file=sys.stderr, flush=True)
 
     print(f"{datetime.date.today()}, {cpu_name()}, {options.threads} cores, PyTorch {torch_version}, "
-          f"median of {options.rounds} rounds.\n")
-    print("| model | dtype | Evenkeel tokens/s | PyTorch tokens/s | PyTorch fused | ratio | ratio to fused "
+          "medians over the rounds.\n")
+    print("| model | dtype | rounds | Evenkeel tokens/s | PyTorch tokens/s | PyTorch fused | ratio | ratio to fused "
           "| Evenkeel peak MiB | PyTorch peak MiB |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
         print("| " + " | ".join(row) + " |")
 
