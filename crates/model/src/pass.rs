@@ -5,7 +5,7 @@ use evenkeel_device::{DType, Tensor};
 use crate::body::{BodyState, Context};
 use crate::build::{Model, Unit};
 use crate::entry::EntryState;
-use crate::head::LossOptions;
+use crate::head::{Head, LossOptions};
 use crate::parameters::Gradients;
 
 /// The stream and the last unit's output, on the way from unit to unit.
@@ -33,8 +33,7 @@ pub enum Keep {
 /// The losses of the batch's labels, f32 [1, labels], and no gradients.
 pub fn losses(model: &Model, context: &Context, smoothing: f32) -> Tensor {
     let (flow, _) = forward(model, context, Keep::Nothing);
-    let entry = model.head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
-    let x = model.head.classified(context, &entry.normalised[0]);
+    let (_, x) = enter_head(&model.head, context, &flow);
     let losses = context.queue.tensor(1, x.rows, DType::F32);
     let options = LossOptions { smoothing, scale: 1.0 };
     for rows in model.head.chunks(x.rows) {
@@ -48,8 +47,8 @@ pub fn losses(model: &Model, context: &Context, smoothing: f32) -> Tensor {
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
     let (flow, _) = forward(model, context, Keep::Nothing);
-    let entry = model.head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
-    model.head.logits(context, &model.head.classified(context, &entry.normalised[0]))
+    let (_, x) = enter_head(&model.head, context, &flow);
+    model.head.logits(context, &x)
 }
 
 /// The losses, f32 [1, labels]; every parameter's gradient is added to `gradients`.
@@ -105,6 +104,13 @@ fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState
     (flow, states)
 }
 
+/// The head's entry, and the rows that get logits.
+fn enter_head(head: &Head, context: &Context, flow: &Flow) -> (EntryState, Tensor) {
+    let entry = head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+    let x = head.classified(context, &entry.normalised[0]);
+    (entry, x)
+}
+
 /// Losses, and the gradients of the stream and of the last unit's output.
 fn head(
     model: &Model,
@@ -114,9 +120,8 @@ fn head(
     options: LossOptions,
 ) -> (Tensor, Tensor, Tensor) {
     let (head, queue) = (&model.head, context.queue);
-    let entry = head.entry.forward(queue, context.parameters, flow.stream.as_ref(), &flow.output);
+    let (entry, x) = enter_head(head, context, &flow);
     let normalised = &entry.normalised[0];
-    let x = head.classified(context, normalised);
     let dnormalised = if head.first_tokens_only {
         queue.zeros(normalised.rows, normalised.cols, normalised.dtype)
     } else {

@@ -3,18 +3,10 @@
 use std::ops::Range;
 
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
-use super::rows::{Tile, each_vector, load, store, tiles};
+use super::rows::{Tile, each_vector, load, place_of, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::kernel::{Embed, EmbedBackward};
-
-/// The row of a table of `rows` rows, the first of which is `first`, that holds an index. None for `IGNORE`, too: it
-/// would need a table that reaches the last of all numbers.
-#[inline(always)]
-fn row_of(index: u32, first: u32, rows: usize) -> Option<usize> {
-    let row = index.checked_sub(first)? as usize;
-    (index != crate::kernel::IGNORE && row < rows).then_some(row)
-}
 
 impl Run for Embed {
     fn run(&self, team: &mut Team) {
@@ -44,7 +36,7 @@ impl<T: Element, E: Element> Vectorised for EmbedTile<'_, T, E> {
     fn run<S: Simd>(self, s: S) {
         let EmbedTile { kernel, table, out, .. } = self;
         for token in self.tile.rows {
-            let row = row_of(self.tokens[token], kernel.first, table.rows);
+            let row = place_of(self.tokens[token], kernel.first, table.rows);
             if row.is_none() && kernel.accumulate {
                 continue;
             }
@@ -99,7 +91,7 @@ impl<E: Element> Vectorised for AddToTable<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let scale = s.splat(self.kernel.scale);
         for (token, &index) in self.tokens.iter().enumerate() {
-            let Some(row) = row_of(index, self.kernel.first, self.dtable.rows) else { continue };
+            let Some(row) = place_of(index, self.kernel.first, self.dtable.rows) else { continue };
             each_vector!(self.cols.clone(), |col, count| {
                 let to = self.dtable.at(row, col);
                 // SAFETY: these columns of the table are this task's alone; nobody writes `dout`.

@@ -2,6 +2,7 @@
 
 use super::math::exp;
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
+use super::rows::{each_vector, load, place_of, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::kernel::{IGNORE, LossBackward, LossMerge, LossStats};
@@ -27,7 +28,7 @@ impl Run for LossStats {
                     // SAFETY: the row's elements, which no other task writes.
                     unsafe {
                         let sums = vectorise(RowSums { logits: logits.at(row, 0), len: logits.cols });
-                        let column = column_of(labels.at(0, row).read(), first, logits.cols);
+                        let column = place_of(labels.at(0, row).read(), first, logits.cols);
                         let target = column.map_or(0.0, |column| logits.at(row, column).read().to_f32());
                         write_stats(stats, row, [sums.max, sums.exponentials, target, sums.logits]);
                     }
@@ -35,12 +36,6 @@ impl Run for LossStats {
             });
         });
     }
-}
-
-/// Where the label's logit lies among the columns held here.
-fn column_of(label: u32, first: u32, cols: usize) -> Option<usize> {
-    let column = label.wrapping_sub(first) as usize;
-    (label != IGNORE && label >= first && column < cols).then_some(column)
 }
 
 /// # Safety
@@ -221,7 +216,7 @@ fn backward<E: Element, D: Element>(kernel: &LossBackward, team: &mut Team) {
                     rest: kernel.scale * rest,
                 };
                 vectorise(row_gradient);
-                if let Some(column) = column_of(label, kernel.first, logits.cols) {
+                if let Some(column) = place_of(label, kernel.first, logits.cols) {
                     let certain = kernel.scale * (1.0 - kernel.smoothing + rest);
                     let gradient = factor.mul_add(vectorise(Exp(target - max)), -certain);
                     dlogits.at(row, column).write(D::from_f32(gradient));
@@ -247,24 +242,14 @@ impl<E: Element, D: Element> Vectorised for RowGradient<E, D> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let whole = self.len / LANES * LANES;
-        // SAFETY of the accesses below: they end at or before `len`. A vector is read before it is overwritten.
-        for i in (0..whole).step_by(LANES) {
-            // SAFETY: above.
+        each_vector!(0..self.len, |i, count| {
+            // SAFETY: `count` elements from `i` on lie before `len`. A vector is read before it is overwritten.
             unsafe {
-                let gradient = if self.ignored { s.splat(0.0) } else { self.at(s, E::load(s, self.logits.add(i))) };
-                D::store(s, self.dlogits.add(i), gradient);
-            }
-        }
-        let count = self.len - whole;
-        if count > 0 {
-            // SAFETY: above.
-            unsafe {
-                let x = E::load_partial(s, self.logits.add(whole), count);
+                let x = load(s, self.logits.add(i), count);
                 let gradient = if self.ignored { s.splat(0.0) } else { self.at(s, x) };
-                D::store_partial(s, self.dlogits.add(whole), gradient, count);
+                store(s, self.dlogits.add(i), gradient, count);
             }
-        }
+        });
     }
 }
 

@@ -1,6 +1,7 @@
 //! AdamW and the norm that clips its gradients: each a single pass over memory, which is all they cost.
 
 use super::matrix::{Element, Matrix, matrix, with_element};
+use super::rows::{each_vector, load, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::kernel::{AdamW, ClipFactor, SquaredNorm};
@@ -95,35 +96,19 @@ impl<E: Element> Vectorised for Update<E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let whole = self.len / LANES * LANES;
-        for i in (0..whole).step_by(LANES) {
-            // SAFETY: i + LANES elements lie inside every operand.
+        each_vector!(0..self.len, |i, count| {
+            // SAFETY: `count` elements from `i` on lie inside every operand.
             unsafe {
-                let at = [self.weight, self.grad, self.mean, self.variance].map(|from| s.load(from.add(i)));
+                let at = [self.weight, self.grad, self.mean, self.variance].map(|from| load(s, from.add(i), count));
                 let [weight, mean, variance] = self.step(s, at);
-                s.store(self.weight.add(i), weight);
-                s.store(self.mean.add(i), mean);
-                s.store(self.variance.add(i), variance);
+                store(s, self.weight.add(i), weight, count);
+                store(s, self.mean.add(i), mean, count);
+                store(s, self.variance.add(i), variance, count);
                 if let Some(copy) = self.copy {
-                    E::store(s, copy.add(i), weight);
+                    store(s, copy.add(i), weight, count);
                 }
             }
-        }
-        let rest = self.len - whole;
-        if rest > 0 {
-            // SAFETY: `rest` elements are left of every operand.
-            unsafe {
-                let at = [self.weight, self.grad, self.mean, self.variance];
-                let at = at.map(|from| s.load_partial(from.add(whole), rest));
-                let [weight, mean, variance] = self.step(s, at);
-                s.store_partial(self.weight.add(whole), weight, rest);
-                s.store_partial(self.mean.add(whole), mean, rest);
-                s.store_partial(self.variance.add(whole), variance, rest);
-                if let Some(copy) = self.copy {
-                    E::store_partial(s, copy.add(whole), weight, rest);
-                }
-            }
-        }
+        });
     }
 }
 

@@ -9,6 +9,7 @@ use half::bf16;
 use super::Team;
 use super::matrix::{Element, Matrix, matrix, with_element};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
+use crate::kernel::IGNORE;
 use crate::{DType, View};
 
 /// Elements per task: tens of microseconds of memory traffic, and 128 tasks in [4096, 1024].
@@ -100,6 +101,14 @@ pub(crate) unsafe fn load<E: Element, S: Simd>(s: S, from: *const E, count: usiz
 pub(crate) unsafe fn store<E: Element, S: Simd>(s: S, to: *mut E, vector: S::Vector, count: usize) {
     // SAFETY: the caller's promise.
     unsafe { if count == LANES { E::store(s, to, vector) } else { E::store_partial(s, to, vector, count) } }
+}
+
+/// The place of an index among `count` rows or columns, the first of which is `first`. None where another rank holds it,
+/// and for `IGNORE`.
+#[inline(always)]
+pub(crate) fn place_of(index: u32, first: u32, count: usize) -> Option<usize> {
+    let place = index.checked_sub(first)? as usize;
+    (index != IGNORE && place < count).then_some(place)
 }
 
 /// A function of elements at the same place of several matrices.

@@ -2,7 +2,8 @@
 
 use super::super::activation::activate;
 use super::super::matrix::{Element, Matrix, matrix};
-use super::super::simd::{LANES, Simd, Vectorised, vectorise};
+use super::super::rows::{each_vector, load, store};
+use super::super::simd::{Simd, Vectorised, vectorise};
 use crate::kernel::{Activation, Product};
 
 /// The output of a product and what is done to each sum on its way there.
@@ -74,20 +75,10 @@ impl<O: Element> Finish<O> {
         for i in 0..self.rows {
             // SAFETY: row i of the sums, which `finish`'s caller made readable.
             let sums = unsafe { self.sums.add(i * self.stride) };
-            let mut j = 0;
-            while j + LANES <= self.cols {
-                // SAFETY: LANES columns from `j` on are inside the block.
-                unsafe { self.epilogue.vector::<S, WHAT>(s, s.load(sums.add(j)), row + i, col + j, LANES) };
-                j += LANES;
-            }
-            if j < self.cols {
-                let count = self.cols - j;
-                // SAFETY: as many columns as are left.
-                unsafe {
-                    let sums = s.load_partial(sums.add(j), count);
-                    self.epilogue.vector::<S, WHAT>(s, sums, row + i, col + j, count);
-                }
-            }
+            each_vector!(0..self.cols, |j, count| {
+                // SAFETY: `count` columns from `j` on are inside the block.
+                unsafe { self.epilogue.vector::<S, WHAT>(s, load(s, sums.add(j), count), row + i, col + j, count) };
+            });
         }
     }
 }
@@ -118,20 +109,4 @@ impl<O: Element> Epilogue<O> {
             store(s, out, x, count);
         }
     }
-}
-
-/// # Safety
-/// `from` is readable for `count <= LANES` elements.
-#[inline(always)]
-unsafe fn load<S: Simd, E: Element>(s: S, from: *const E, count: usize) -> S::Vector {
-    // SAFETY: the caller's promise.
-    unsafe { if count == LANES { E::load(s, from) } else { E::load_partial(s, from, count) } }
-}
-
-/// # Safety
-/// `to` is writable for `count <= LANES` elements.
-#[inline(always)]
-unsafe fn store<S: Simd, E: Element>(s: S, to: *mut E, vector: S::Vector, count: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { if count == LANES { E::store(s, to, vector) } else { E::store_partial(s, to, vector, count) } }
 }
