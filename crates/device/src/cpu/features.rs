@@ -11,6 +11,16 @@ pub(crate) enum VectorLevel {
     Avx512,
 }
 
+/// How products of f32 are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum F32Level {
+    /// By the `gemm` crate, with what vectors there are.
+    Gemm,
+    Avx512,
+    /// Each f32 in three parts of bf16.
+    AmxTiles,
+}
+
 /// How products of bf16 are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Bf16Level {
@@ -32,6 +42,14 @@ pub(crate) fn vector_level() -> VectorLevel {
             VectorLevel::Portable
         }
     })
+}
+
+pub(crate) fn f32_level() -> F32Level {
+    match (vector_level(), bf16_level()) {
+        (_, Bf16Level::AmxTiles) => F32Level::AmxTiles,
+        (VectorLevel::Avx512, _) => F32Level::Avx512,
+        _ => F32Level::Gemm,
+    }
 }
 
 pub(crate) fn bf16_level() -> Bf16Level {
@@ -123,10 +141,15 @@ pub struct CpuReport {
 }
 
 pub fn cpu_report() -> CpuReport {
-    let (vectors, f32_products) = match vector_level() {
-        VectorLevel::Avx512 => ("AVX-512", "AVX-512"),
-        VectorLevel::Avx2 => ("AVX2 + FMA", "gemm (AVX2 + FMA)"),
-        VectorLevel::Portable => ("portable", "gemm (portable)"),
+    let vectors = match vector_level() {
+        VectorLevel::Avx512 => "AVX-512",
+        VectorLevel::Avx2 => "AVX2 + FMA",
+        VectorLevel::Portable => "portable",
+    };
+    let f32_products = match f32_level() {
+        F32Level::AmxTiles => "AMX tiles, each number in three bf16 parts",
+        F32Level::Avx512 => "AVX-512",
+        F32Level::Gemm => "gemm",
     };
     let bf16_products = match bf16_level() {
         Bf16Level::AmxTiles => "AMX tiles",

@@ -94,6 +94,12 @@ impl<E> Matrix<E> {
         // SAFETY: the arena placed the whole view inside its memory, and (row, col) lies in it or one past a row's end.
         unsafe { self.first.add(row * self.stride + col) }
     }
+
+    /// The address where an element would be if the matrix had it, for loads whose mask leaves it out.
+    #[inline(always)]
+    pub fn beyond(&self, row: usize, col: usize) -> *mut E {
+        self.first.wrapping_add(row * self.stride + col)
+    }
 }
 
 /// The view as a matrix of its element type, which the kernel knows.

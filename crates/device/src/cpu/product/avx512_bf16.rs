@@ -2,13 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
-
 use super::f32::{COLS, ROWS, words_level};
-use super::grid::{Left, Level};
-use super::pack::SQUARE;
+use super::grid::{Left, Level, Panels};
+use super::pack::{Pairs, SQUARE};
 
-words_level!(Pairs, bf16, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
+words_level!(Dots, Pairs, "avx512f,avx512bf16", |sum, a, b| _mm512_dpbf16_ps(sum, pairs(a), pairs(b)));
 
 #[inline]
 #[target_feature(enable = "avx512f")]

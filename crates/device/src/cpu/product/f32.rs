@@ -5,8 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::grid::{Left, Level};
-use super::pack::SQUARE;
+use super::grid::{Left, Level, Panels};
+use super::pack::{SQUARE, Singles};
 
 pub(super) const ROWS: usize = 8;
 pub(super) const COLS: usize = 48;
@@ -17,11 +17,11 @@ pub(super) const COLS: usize = 48;
 /// A macro with plain loops: what passes through a closure or an iterator is not surely compiled for AVX-512, and then
 /// costs a call for each vector.
 macro_rules! words_level {
-    ($level:ident, $operand:ty, $features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+    ($level:ident, $packing:ty, $features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         pub(super) struct $level;
 
         impl Level for $level {
-            type Operand = $operand;
+            type Packing = $packing;
             const ROWS: usize = ROWS;
             const COLS: usize = COLS;
             const WIDTH_STEP: usize = 16;
@@ -32,9 +32,9 @@ macro_rules! words_level {
             const LEFT_ACROSS: bool = true;
 
             unsafe fn multiply(
-                left: Left,
+                Panels { left, right }: Panels,
+                _next: Panels,
                 _ahead: Left,
-                right: *const u32,
                 width: usize,
                 depth: usize,
                 sums: *mut f32,
@@ -104,4 +104,4 @@ macro_rules! words_level {
 }
 pub(super) use words_level;
 
-words_level!(Fma, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));
+words_level!(Fma, Singles, "avx512f", |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum));

@@ -11,7 +11,7 @@ use super::super::Team;
 use super::super::matrix::{Element, matrix};
 use super::super::team::Scratch;
 use super::epilogue::Epilogue;
-use super::pack::{self, SQUARE, Words};
+use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product};
 
 /// Packed operands take at most this many words each; larger products are computed in slabs. Tests have small products.
@@ -26,7 +26,7 @@ const PACK_DEPTH: usize = 256;
 
 /// How one CPU level multiplies panels.
 pub(super) trait Level {
-    type Operand: Element + Words;
+    type Packing: Packing;
     /// The tile of sums that one call computes.
     const ROWS: usize;
     const COLS: usize;
@@ -40,6 +40,8 @@ pub(super) trait Level {
     const BLOCK: (usize, usize);
     /// Whether left panels must have all their rows.
     const LEFT_PADDED: bool;
+    /// Whether the left operand's words are not those that lie in memory.
+    const LEFT_REPACKED: bool = false;
     /// Whether a left operand whose columns run along K may stay so, packed in squares' widths, or is turned.
     const LEFT_ACROSS: bool;
 
@@ -51,18 +53,18 @@ pub(super) trait Level {
     /// Follows `begin`.
     unsafe fn end() {}
 
-    /// The product of two panels, set or added to `sums`, [ROWS, COLS]. Rows `ahead` will be read later.
+    /// The product of two panels, set or added to `sums`, [ROWS, COLS]. The panels `next` come next, and rows `ahead`
+    /// will be read later.
     /// # Safety
     /// Between `begin` and `end`; the panels have `depth` words, the right one `width` columns.
-    unsafe fn multiply(
-        left: Left,
-        ahead: Left,
-        right: *const u32,
-        width: usize,
-        depth: usize,
-        sums: *mut f32,
-        add: bool,
-    );
+    unsafe fn multiply(now: Panels, next: Panels, ahead: Left, width: usize, depth: usize, sums: *mut f32, add: bool);
+}
+
+/// What one call multiplies.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub left: Left,
+    pub right: *const u32,
 }
 
 /// Rows of the left operand: `row_step` bytes apart, their words `depth_step` bytes.
@@ -131,7 +133,7 @@ impl Right {
 /// The CPU has the level.
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
     let [m, n, k] = product.dims();
-    let depth = k.div_ceil(L::Operand::PER_WORD).next_multiple_of(L::DEPTH_STEP);
+    let depth = L::Packing::words(k).next_multiple_of(L::DEPTH_STEP);
     let slab = |of: usize, step: usize| of.min(SLAB_WORDS / depth.max(1)).next_multiple_of(step).max(step);
     let (slab_rows, slab_cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
     let left_stride = copy_stride(depth);
@@ -171,9 +173,10 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
 
 fn must_copy_left<L: Level>(product: &Product) -> bool {
     let [m, _, k] = product.dims();
-    let depth_padded = !k.is_multiple_of(L::DEPTH_STEP * L::Operand::PER_WORD);
+    let row_bytes = k * product.a.dtype.size_bytes();
+    let depth_padded = !row_bytes.is_multiple_of(L::DEPTH_STEP * WORD_BYTES);
     let rows_padded = L::LEFT_PADDED && !m.is_multiple_of(L::ROWS);
-    depth_padded || rows_padded || product.order == Order::TN
+    L::LEFT_REPACKED || depth_padded || rows_padded || product.order == Order::TN
 }
 
 fn is_across<L: Level>(product: &Product) -> bool {
@@ -192,7 +195,7 @@ fn left_in_place(product: &Product) -> Left {
 
 fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy: *mut u32, team: &mut Team) {
     const ROWS_PER_TASK: usize = 32;
-    let a = matrix::<L::Operand>(&product.a);
+    let a = matrix::<<L::Packing as Packing>::Element>(&product.a);
     let padded_rows = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
     if is_across::<L>(product) {
         let copy = Right { first: copy, depth };
@@ -200,7 +203,14 @@ fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy
             let count = block.len().min(rows.len() - block.start);
             // SAFETY: all levels have AVX-512, and the copy has room for these rows.
             unsafe {
-                pack::pack_across(&a, rows.start + block.start, count, 0..depth, copy.panel(block.start, 0, 1), SQUARE)
+                pack::pack_across::<L::Packing>(
+                    &a,
+                    rows.start + block.start,
+                    count,
+                    0..depth,
+                    copy.panel(block.start, 0, 1),
+                    SQUARE,
+                )
             };
         });
     }
@@ -209,18 +219,20 @@ fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy
     let copy = Right { first: copy, depth: stride };
     team.blocks(padded_rows, ROWS_PER_TASK, |block, _| {
         let to = copy.panel(block.start, 0, 1);
-        let turn = if product.order == Order::TN { pack::turn_columns } else { pack::copy_rows };
+        let turn =
+            if product.order == Order::TN { pack::turn_columns::<L::Packing> } else { pack::copy_rows::<L::Packing> };
         // SAFETY: all levels have AVX-512, and the copy has room for these rows.
         unsafe { turn(&a, rows.start + block.start, block.len(), depth, to, stride) };
     });
 }
 
 fn pack_right<L: Level>(product: &Product, cols: Range<usize>, right: Right, team: &mut Team) {
-    let b = matrix::<L::Operand>(&product.b);
+    let b = matrix::<<L::Packing as Packing>::Element>(&product.b);
     let depth = right.depth;
     let panels = cols.len().div_ceil(L::COLS);
     let parts = depth.div_ceil(PACK_DEPTH);
-    let pack = if product.order == Order::NT { pack::pack_along } else { pack::pack_across };
+    let pack =
+        if product.order == Order::NT { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
     team.tasks(panels * parts, |task, _| {
         let col = task / parts * L::COLS;
         let words = task % parts * PACK_DEPTH..depth.min((task % parts + 1) * PACK_DEPTH);
@@ -283,16 +295,21 @@ impl Slab {
             let mut tile = 0;
             for row in rows.clone().step_by(L::ROWS) {
                 let left = self.left.part(row, L::ROWS, words.start);
-                let next = self.left.part(row + L::ROWS, L::ROWS, words.start);
+                let next_left = self.left.part(row + L::ROWS, L::ROWS, words.start);
                 for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
                     let count = L::COLS.min(cols.end - col);
                     let width = count.next_multiple_of(L::WIDTH_STEP);
-                    let right = self.right.panel(col, words.start, width);
-                    let ahead = next.part(panel * AHEAD_ROWS % L::ROWS, AHEAD_ROWS, 0);
+                    let now = Panels { left, right: self.right.panel(col, words.start, width) };
+                    let next = if col + L::COLS < cols.end {
+                        Panels { left, right: self.right.panel(col + L::COLS, words.start, L::COLS) }
+                    } else {
+                        Panels { left: next_left, right: self.right.panel(cols.start, words.start, L::COLS) }
+                    };
+                    let ahead = next_left.part(panel * AHEAD_ROWS % L::ROWS, AHEAD_ROWS, 0);
                     let to = sums.wrapping_add(tile % buffers * L::ROWS * L::COLS);
                     tile += 1;
                     // SAFETY: the panels have these words, and the tile is one of the scratch.
-                    unsafe { L::multiply(left, ahead, right, width, words.len(), to, index > 0) };
+                    unsafe { L::multiply(now, next, ahead, width, words.len(), to, index > 0) };
                     if index + 1 == steps {
                         let at = (self.rows.start + row, self.cols.start + col);
                         let sums = Sums { first: to, at, rows: L::ROWS.min(rows.end - row), cols: count };

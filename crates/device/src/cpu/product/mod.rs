@@ -21,7 +21,7 @@ mod grid;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 
-use super::features::{Bf16Level, VectorLevel, bf16_level, vector_level};
+use super::features::{Bf16Level, F32Level, bf16_level, f32_level};
 use super::matrix::{Element, with_element};
 use super::{Run, Team};
 use crate::DType;
@@ -30,45 +30,37 @@ use epilogue::Epilogue;
 
 impl Run for Product {
     fn run(&self, team: &mut Team) {
-        run_at(self, vector_level(), bf16_level(), team);
+        run_at(self, f32_level(), bf16_level(), team);
     }
 }
 
 /// Computes with the means of the given levels, which this CPU must have.
-fn run_at(product: &Product, vectors: VectorLevel, bf16: Bf16Level, team: &mut Team) {
+fn run_at(product: &Product, f32: F32Level, bf16: Bf16Level, team: &mut Team) {
     let [m, n, _] = product.dims();
     if m > 0 && n > 0 {
         with_element!(product.out.dtype, O => {
             let epilogue = Epilogue::<O>::new(product);
-            dispatch(product, &epilogue, vectors, bf16, team);
+            dispatch(product, &epilogue, f32, bf16, team);
         });
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn dispatch<O: Element>(
-    product: &Product,
-    epilogue: &Epilogue<O>,
-    vectors: VectorLevel,
-    bf16: Bf16Level,
-    team: &mut Team,
-) {
+fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level, bf16: Bf16Level, team: &mut Team) {
     use grid::run_tiles;
-    match (product.a.dtype, vectors, bf16) {
-        // SAFETY: the CPU has the level, as `run_at` requires.
-        (DType::F32, VectorLevel::Avx512, _) => unsafe { run_tiles::<f32::Fma, O>(product, epilogue, team) },
-        // SAFETY: as above.
-        (DType::Bf16, _, Bf16Level::AmxTiles) => unsafe { run_tiles::<amx::Tiles, O>(product, epilogue, team) },
-        // SAFETY: as above.
-        (DType::Bf16, _, Bf16Level::Avx512Bf16) => unsafe {
-            run_tiles::<avx512_bf16::Pairs, O>(product, epilogue, team)
-        },
-        _ => portable::run(product, epilogue, team),
-    }
+    let run = match (product.a.dtype, f32, bf16) {
+        (DType::F32, F32Level::AmxTiles, _) => run_tiles::<amx::TilesOfParts, O>,
+        (DType::F32, F32Level::Avx512, _) => run_tiles::<f32::Fma, O>,
+        (DType::Bf16, _, Bf16Level::AmxTiles) => run_tiles::<amx::Tiles, O>,
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => run_tiles::<avx512_bf16::Dots, O>,
+        _ => return portable::run(product, epilogue, team),
+    };
+    // SAFETY: the CPU has the level, as `run_at` requires.
+    unsafe { run(product, epilogue, team) };
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, _: VectorLevel, _: Bf16Level, team: &mut Team) {
+fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, _: F32Level, _: Bf16Level, team: &mut Team) {
     portable::run(product, epilogue, team);
 }
 
@@ -85,20 +77,26 @@ mod tests {
     }
 
     fn numbers<E: Element>(len: usize, seed: usize) -> Vec<E> {
-        (0..len).map(|i| E::from_f32(((i * 7919 + seed * 104729) % 1009) as f32 / 504.5 - 1.0)).collect()
+        let mut state = seed as u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| E::from_f32(next())).collect()
     }
 
     /// The relative error by norm of a product computed at the given levels against sums in f64.
-    fn error<E: Element>(order: Order, [m, n, k]: [usize; 3], vectors: VectorLevel, level: Bf16Level) -> f64 {
+    fn error<E: Element>(order: Order, [m, n, k]: [usize; 3], f32: F32Level, bf16: Bf16Level) -> f64 {
         let (a, b) = (numbers::<E>(m * k, 1), numbers::<E>(k * n, 2));
-        let out = vec![f32::NAN; m * n];
+        let mut out = vec![f32::NAN; m * n];
         let (a_view, b_view) = match order {
             Order::NN => (view(&a, m, k), view(&b, k, n)),
             Order::NT => (view(&a, m, k), view(&b, n, k)),
             Order::TN => (view(&a, k, m), view(&b, k, n)),
         };
         let mut team = Team::start("test", 2, |_| ()).unwrap();
-        run_at(&Product::new(order, a_view, b_view, view(&out, m, n)), vectors, level, &mut team);
+        let out_view = View { address: out.as_mut_ptr() as u64, ..view(&out, m, n) };
+        run_at(&Product::new(order, a_view, b_view, out_view), f32, bf16, &mut team);
         let (mut difference, mut size) = (0.0, 0.0);
         for i in 0..m {
             for j in 0..n {
@@ -121,15 +119,52 @@ mod tests {
                     // Tiles and dot products exist beside each other; a CPU may have the upper one without the lower.
                     let lacking = level == Bf16Level::Avx512Bf16 && !is_x86_feature_detected!("avx512bf16");
                     if level <= bf16_level() && !lacking {
-                        let error = error::<bf16>(order, dims, vector_level(), level);
+                        let error = error::<bf16>(order, dims, f32_level(), level);
                         assert!(error < 2e-6, "bf16 {order:?} {dims:?} at {level:?}: {error:.1e}");
                     }
                 }
-                for vectors in [VectorLevel::Portable, VectorLevel::Avx512] {
-                    if vectors <= vector_level() {
-                        let error = error::<f32>(order, dims, vectors, Bf16Level::Widen);
-                        assert!(error < 2e-6, "f32 {order:?} {dims:?} at {vectors:?}: {error:.1e}");
+                for level in [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles] {
+                    if level <= f32_level() {
+                        let error = error::<f32>(order, dims, level, Bf16Level::Widen);
+                        assert!(error < 2e-6, "f32 {order:?} {dims:?} at {level:?}: {error:.1e}");
                     }
+                }
+            }
+        }
+    }
+
+    // Numbers of many sizes, whose three parts reach far down: a part or a product of parts left out shows.
+    #[test]
+    fn tiles_of_parts_err_no_more_than_half_as_much_again_as_fused_multiply_adds() {
+        if f32_level() < F32Level::AmxTiles {
+            println!("skipped: this CPU has no AMX tiles");
+            return;
+        }
+        for order in [Order::NN, Order::NT, Order::TN] {
+            for dims in [[64, 64, 32], [64, 96, 512], [96, 64, 4096]] {
+                let of = |level| error::<f32>(order, dims, level, Bf16Level::Widen);
+                let (tiles, fused) = (of(F32Level::AmxTiles), of(F32Level::Avx512));
+                assert!(tiles <= 1.5 * fused, "{order:?} {dims:?}: {tiles:.2e} by tiles, {fused:.2e} fused");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_so_at_every_level() {
+        for strange in
+            [f32::NAN, f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001), f32::INFINITY, -f32::INFINITY]
+        {
+            for level in [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles] {
+                if level <= f32_level() {
+                    let (mut a, b) = (numbers::<f32>(40 * 40, 1), numbers::<f32>(40 * 40, 2));
+                    a[5 * 40 + 7] = strange;
+                    let mut out = vec![0f32; 40 * 40];
+                    let out_view = View { address: out.as_mut_ptr() as u64, ..view(&out, 40, 40) };
+                    let mut team = Team::start("test", 1, |_| ()).unwrap();
+                    let product = Product::new(Order::NN, view(&a, 40, 40), view(&b, 40, 40), out_view);
+                    run_at(&product, level, Bf16Level::Widen, &mut team);
+                    let finite: Vec<bool> = out.chunks(40).map(|row| row.iter().all(|x| x.is_finite())).collect();
+                    assert!((0..40).all(|row| finite[row] == (row != 5)), "{strange} at {level:?}: {finite:?}");
                 }
             }
         }

@@ -7,69 +7,187 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::super::matrix::Matrix;
+use super::super::matrix::{Element, Matrix};
 
 /// Rows and columns of the square that is transposed in registers.
 pub(super) const SQUARE: usize = 16;
 
-/// An element type whose words can be gathered from memory.
+/// How the elements along K become 32-bit words. Words that begin beyond the matrix are zero.
 ///
 /// # Safety
 /// Every method needs AVX-512 F, BW, DQ and VL.
-pub(super) unsafe trait Words: Copy {
-    /// Elements in a word.
-    const PER_WORD: usize;
+pub(super) unsafe trait Packing {
+    type Element: Element;
 
-    /// Sixteen words that lie along a row, from its element `col` on.
-    /// # Safety
-    /// `row` and `col` lie in the matrix.
-    unsafe fn along(from: &Matrix<Self>, row: usize, col: usize) -> __m512i;
+    /// The words of K elements.
+    fn words(k: usize) -> usize;
 
-    /// A word of each of sixteen columns from `col` on: the elements of rows `PER_WORD * word` and following.
+    /// Sixteen words that lie along a row, from `word` on, a multiple of sixteen.
     /// # Safety
-    /// The first of the rows and `col` lie in the matrix.
-    unsafe fn across(from: &Matrix<Self>, word: usize, col: usize) -> __m512i;
+    /// `row` lies in the matrix.
+    unsafe fn along(from: &Matrix<Self::Element>, row: usize, word: usize) -> __m512i;
+
+    /// A word of each of sixteen columns from `col` on.
+    /// # Safety
+    /// `col` lies in the matrix.
+    unsafe fn across(from: &Matrix<Self::Element>, word: usize, col: usize) -> __m512i;
 }
 
+/// Every f32 is a word.
+pub(super) struct Singles;
+
+/// Two bf16 are a word.
+pub(super) struct Pairs;
+
+/// Every f32 is the sum of three bf16, each the rounding of what the ones before leave; nothing is left after the third.
+/// Of each 32 elements the sixteen words of the first parts are followed by those of the second and of the third.
+pub(super) struct Parts;
+
+/// Words of 32 elements in three parts.
+pub(super) const PARTS_WORDS: usize = 3 * SQUARE;
+
 // SAFETY: the methods are used under the features named there.
-unsafe impl Words for f32 {
-    const PER_WORD: usize = 1;
+unsafe impl Packing for Singles {
+    type Element = f32;
+
+    fn words(k: usize) -> usize {
+        k
+    }
 
     #[inline(always)]
-    unsafe fn along(from: &Matrix<f32>, row: usize, col: usize) -> __m512i {
-        // SAFETY: the mask leaves out what is beyond the row.
-        unsafe { _mm512_maskz_loadu_epi32(low_bits(from.cols - col, 16) as u16, from.at(row, col).cast()) }
+    unsafe fn along(from: &Matrix<f32>, row: usize, word: usize) -> __m512i {
+        // SAFETY: the row lies in the matrix.
+        unsafe { _mm512_castps_si512(load_f32(from, row, word)) }
     }
 
     #[inline(always)]
     unsafe fn across(from: &Matrix<f32>, word: usize, col: usize) -> __m512i {
-        // SAFETY: a row of the matrix.
-        unsafe { Self::along(from, word, col) }
+        // SAFETY: reads nothing where there is no such row.
+        unsafe { _mm512_castps_si512(load_f32(from, word, col)) }
     }
 }
 
-// SAFETY: as for f32.
-unsafe impl Words for bf16 {
-    const PER_WORD: usize = 2;
+// SAFETY: as for `Singles`.
+unsafe impl Packing for Pairs {
+    type Element = bf16;
+
+    fn words(k: usize) -> usize {
+        k.div_ceil(2)
+    }
 
     #[inline(always)]
-    unsafe fn along(from: &Matrix<bf16>, row: usize, col: usize) -> __m512i {
+    unsafe fn along(from: &Matrix<bf16>, row: usize, word: usize) -> __m512i {
+        let left = from.cols.saturating_sub(2 * word);
         // SAFETY: the mask leaves out what is beyond the row.
-        unsafe { _mm512_maskz_loadu_epi16(low_bits(from.cols - col, 32), from.at(row, col).cast()) }
+        unsafe { _mm512_maskz_loadu_epi16(low_bits(left, 32), from.beyond(row, 2 * word).cast()) }
     }
 
     #[inline(always)]
     unsafe fn across(from: &Matrix<bf16>, word: usize, col: usize) -> __m512i {
-        let mask = low_bits(from.cols - col, 16) as u16;
-        // SAFETY: the mask leaves out what is beyond the row, and a second row is read only if there is one.
+        // SAFETY: reads nothing where there is no such row.
         unsafe {
-            let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.at(2 * word, col).cast()));
-            if 2 * word + 1 == from.rows {
-                return low;
-            }
-            let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.at(2 * word + 1, col).cast()));
-            _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+            _mm512_or_si512(load_bf16(from, 2 * word, col), _mm512_slli_epi32::<16>(load_bf16(from, 2 * word + 1, col)))
         }
+    }
+}
+
+// SAFETY: as for `Singles`.
+unsafe impl Packing for Parts {
+    type Element = f32;
+
+    fn words(k: usize) -> usize {
+        k.div_ceil(2 * SQUARE) * PARTS_WORDS
+    }
+
+    #[inline(always)]
+    unsafe fn along(from: &Matrix<f32>, row: usize, word: usize) -> __m512i {
+        let (part, col) = (word / SQUARE % 3, word / PARTS_WORDS * 2 * SQUARE);
+        // SAFETY: the row lies in the matrix.
+        unsafe {
+            let (low, high) = (load_f32(from, row, col), load_f32(from, row, col + SQUARE));
+            upper_halves(rounded(left_for_part(low, part)), rounded(left_for_part(high, part)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn across(from: &Matrix<f32>, word: usize, col: usize) -> __m512i {
+        let (part, row) = (word / SQUARE % 3, 2 * (word / PARTS_WORDS * SQUARE + word % SQUARE));
+        // SAFETY: reads nothing where there is no such row.
+        unsafe {
+            let (low, high) = (load_f32(from, row, col), load_f32(from, row + 1, col));
+            let (low, high) = (rounded(left_for_part(low, part)), rounded(left_for_part(high, part)));
+            _mm512_or_si512(_mm512_srli_epi32::<16>(_mm512_castps_si512(low)), _mm512_castps_si512(high))
+        }
+    }
+}
+
+/// Sixteen elements of a row from `col` on, zeros beyond the matrix.
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn load_f32(from: &Matrix<f32>, row: usize, col: usize) -> __m512 {
+    let left = if row < from.rows { from.cols.saturating_sub(col) } else { 0 };
+    // SAFETY: the mask leaves out what is beyond the matrix.
+    unsafe { _mm512_maskz_loadu_ps(low_bits(left, 16) as u16, from.beyond(row, col).cast()) }
+}
+
+/// As [`load_f32`], the bits in the lower halves of words.
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn load_bf16(from: &Matrix<bf16>, row: usize, col: usize) -> __m512i {
+    let left = if row < from.rows { from.cols.saturating_sub(col) } else { 0 };
+    // SAFETY: the mask leaves out what is beyond the matrix.
+    unsafe {
+        let bits = _mm256_maskz_loadu_epi16(low_bits(left, 16) as u16, from.beyond(row, col).cast());
+        _mm512_cvtepu16_epi32(bits)
+    }
+}
+
+/// What the parts before `part` leave of each element.
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn left_for_part(elements: __m512, part: usize) -> __m512 {
+    let mut left = elements;
+    for _ in 0..part {
+        // SAFETY: the caller's promise.
+        left = unsafe { _mm512_sub_ps(left, rounded(left)) };
+    }
+    left
+}
+
+/// Rounded to bf16, to nearest. What is not a number stays so, there or in the parts that follow.
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn rounded(elements: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (bits, numbers) = (_mm512_castps_si512(elements), _mm512_cmpord_ps_mask(elements, elements));
+        let nearest = _mm512_mask_add_epi32(bits, numbers, bits, _mm512_set1_epi32(0x8000));
+        _mm512_castsi512_ps(_mm512_and_si512(nearest, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+    }
+}
+
+/// The upper halves of sixteen words and of sixteen more, in order.
+/// # Safety
+/// AVX-512.
+#[inline(always)]
+unsafe fn upper_halves(low: __m512, high: __m512) -> __m512i {
+    const ODD: [u16; 32] = {
+        let mut odd = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            odd[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        odd
+    };
+    // SAFETY: the caller's promise; the table is 64 bytes.
+    unsafe {
+        let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
+        _mm512_permutex2var_epi16(_mm512_castps_si512(low), odd, _mm512_castps_si512(high))
     }
 }
 
@@ -80,8 +198,8 @@ unsafe impl Words for bf16 {
 /// AVX-512; the rows and words lie in the matrix but for the padding of the last word, `to` has `words.len() * width`
 /// words.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn pack_along<E: Words>(
-    from: &Matrix<E>,
+pub(super) unsafe fn pack_along<P: Packing>(
+    from: &Matrix<P::Element>,
     first: usize,
     rows: usize,
     words: std::ops::Range<usize>,
@@ -92,9 +210,9 @@ pub(super) unsafe fn pack_along<E: Words>(
         for row in (0..width).step_by(SQUARE) {
             let mut square = [_mm512_setzero_si512(); SQUARE];
             for (i, vector) in square.iter_mut().enumerate() {
-                if row + i < rows && word * E::PER_WORD < from.cols {
-                    // SAFETY: inside the matrix.
-                    *vector = unsafe { E::along(from, first + row + i, word * E::PER_WORD) };
+                if row + i < rows {
+                    // SAFETY: the row lies in the matrix.
+                    *vector = unsafe { P::along(from, first + row + i, word) };
                 }
             }
             let square = transposed(square);
@@ -111,8 +229,8 @@ pub(super) unsafe fn pack_along<E: Words>(
 /// # Safety
 /// As [`pack_along`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn pack_across<E: Words>(
-    from: &Matrix<E>,
+pub(super) unsafe fn pack_across<P: Packing>(
+    from: &Matrix<P::Element>,
     first: usize,
     cols: usize,
     words: std::ops::Range<usize>,
@@ -126,8 +244,7 @@ pub(super) unsafe fn pack_across<E: Words>(
         for col in (0..width).step_by(SQUARE) {
             // SAFETY: the rows and columns that exist are read, and sixteen words written inside the panel.
             unsafe {
-                let exists = col < cols && word * E::PER_WORD < from.rows;
-                let vector = if exists { E::across(&from, word, first + col) } else { _mm512_setzero_si512() };
+                let vector = if col < cols { P::across(&from, word, first + col) } else { _mm512_setzero_si512() };
                 _mm512_storeu_si512(to.add((word - words.start) * width + col).cast(), vector);
             }
         }
@@ -139,8 +256,8 @@ pub(super) unsafe fn pack_across<E: Words>(
 /// # Safety
 /// AVX-512; `to` has `rows * stride` words, `depth` is a multiple of sixteen and at most `stride`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn copy_rows<E: Words>(
-    from: &Matrix<E>,
+pub(super) unsafe fn copy_rows<P: Packing>(
+    from: &Matrix<P::Element>,
     first: usize,
     rows: usize,
     depth: usize,
@@ -151,9 +268,8 @@ pub(super) unsafe fn copy_rows<E: Words>(
         for word in (0..depth).step_by(SQUARE) {
             // SAFETY: only what lies in the matrix is read, and sixteen words written inside the row.
             unsafe {
-                let exists = first + i < from.rows && word * E::PER_WORD < from.cols;
-                let vector =
-                    if exists { E::along(from, first + i, word * E::PER_WORD) } else { _mm512_setzero_si512() };
+                let exists = first + i < from.rows;
+                let vector = if exists { P::along(from, first + i, word) } else { _mm512_setzero_si512() };
                 _mm512_storeu_si512(to.add(i * stride + word).cast(), vector);
             }
         }
@@ -165,8 +281,8 @@ pub(super) unsafe fn copy_rows<E: Words>(
 /// # Safety
 /// As [`copy_rows`], and `rows` is a multiple of sixteen.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn turn_columns<E: Words>(
-    from: &Matrix<E>,
+pub(super) unsafe fn turn_columns<P: Packing>(
+    from: &Matrix<P::Element>,
     first: usize,
     rows: usize,
     depth: usize,
@@ -177,9 +293,9 @@ pub(super) unsafe fn turn_columns<E: Words>(
         for i in (0..rows).step_by(SQUARE) {
             let mut square = [_mm512_setzero_si512(); SQUARE];
             for (k, vector) in square.iter_mut().enumerate() {
-                if first + i < from.cols && (word + k) * E::PER_WORD < from.rows {
-                    // SAFETY: inside the matrix.
-                    *vector = unsafe { E::across(from, word + k, first + i) };
+                if first + i < from.cols {
+                    // SAFETY: the columns lie in the matrix.
+                    *vector = unsafe { P::across(from, word + k, first + i) };
                 }
             }
             // SAFETY: sixteen rows of sixteen words inside the copy.
@@ -199,16 +315,9 @@ fn low_bits(count: usize, most: usize) -> u32 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn store_rows(rows: &[__m512i; SQUARE], to: *mut u32, stride: usize, count: usize) {
-    if count == SQUARE {
-        for (i, &row) in rows.iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), row) };
-        }
-    } else {
-        for (i, &row) in rows.iter().enumerate().take(count) {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), row) };
-        }
+    for (i, &row) in rows.iter().enumerate().take(count) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), row) };
     }
 }
 
