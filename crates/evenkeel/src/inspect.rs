@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{DType, Device};
-use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables};
+use evenkeel_device::DType;
+use evenkeel_model::{Input, Model};
 use evenkeel_store::Folder;
-use evenkeel_train::{AdamW, AdamWOptions};
+use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, cost};
 
 use crate::{Mistake, text};
 
@@ -53,11 +51,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Mistake> {
     }
     let mut rows = Vec::new();
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
-        for (recompute, keep) in [("no", Keep::Everything), ("yes", Keep::Stream)] {
-            let need = training_need(&model, dtype, keep, batch, sequence);
-            let row = [name, recompute].map(str::to_owned).into_iter();
-            let bytes = [need.state_bytes, need.peak_bytes].map(text::bytes);
-            rows.push(row.chain(bytes).chain([text::flops(need.flops)]).collect());
+        for recompute in [false, true] {
+            let optimizer = AdamWOptions::default();
+            let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute, longest: sequence };
+            let cost = cost(&model, options, dtype, &[Samples::blank(config.input, batch, sequence)]);
+            let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
+            let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
+            rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
         }
     }
     let lines = [
@@ -85,38 +85,4 @@ fn sequence(arguments: &Arguments, input: Input) -> Result<usize, Mistake> {
             hint: Some(format!("use --sequence {longest} or less")),
         }),
     }
-}
-
-struct Need {
-    /// Parameters, gradients and moments.
-    state_bytes: u64,
-    peak_bytes: u64,
-    flops: u128,
-}
-
-/// What one training step takes, from a dry run.
-fn training_need(model: &Model, dtype: DType, keep: Keep, batch: usize, sequence: usize) -> Need {
-    let device = Device::dry();
-    let queue = device.compute();
-    let parameters = Parameters::allocate(&model.specs, dtype, queue);
-    let gradients = Gradients::new(&model.specs, queue);
-    let options = AdamWOptions { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: Some(1.0) };
-    let _optimizer = AdamW::new(options, &model.specs, queue);
-    let state_bytes = device.usage().live_bytes;
-    let batch = match model.config.input {
-        Input::Tokens { .. } => {
-            let tokens = batch * sequence;
-            let (ids, labels) = (vec![0; tokens], vec![IGNORE; tokens]);
-            Batch::tokens(queue, &ids, &labels, Segments::uniform(batch, sequence))
-        }
-        Input::Images { size, channels, .. } => {
-            let pixels = vec![0.0; batch * channels * size * size];
-            let images = Images { pixels: &pixels, count: batch };
-            Batch::images(queue, images, &vec![0; batch], model.config.input, dtype)
-        }
-    };
-    let tables = RotaryTables::new(&model.config, queue, sequence);
-    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
-    pass::losses_and_gradients(model, &context, &gradients, LossOptions { smoothing: 0.0, scale: 1.0 }, keep);
-    Need { state_bytes, peak_bytes: device.usage().peak_bytes, flops: device.counts().flops() }
 }

@@ -89,6 +89,11 @@ pub struct BodyBackward {
 }
 
 impl Body {
+    /// Whether this body puts something on the residual stream directly.
+    pub fn starts_stream(&self) -> bool {
+        self.stream.is_some()
+    }
+
     /// Returns the contribution to the stream, the partial output, and what backward needs.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
         let mut values = Slots::new(self.slots);

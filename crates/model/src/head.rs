@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::{ColumnSum, LossBackward, LossStats, Order, Product, STATS_PER_TOKEN};
+use evenkeel_device::kernel::{ColumnSum, LossBackward, LossStats, Order, Product};
 use evenkeel_device::{DType, Tensor};
 
 use crate::body::Context;
@@ -62,12 +62,10 @@ impl Head {
         logits
     }
 
-    /// What the classes held here add to the softmax of each row.
-    pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>) -> Tensor {
-        let stats = context.queue.tensor(logits.rows, STATS_PER_TOKEN, DType::F32);
+    /// Writes what the classes held here add to the softmax of each row.
+    pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>, stats: &Tensor) {
         let labels = context.batch.labels.view().col_range(rows);
         context.queue.launch(LossStats { logits: logits.view(), labels, first: 0, stats: stats.view() });
-        stats
     }
 
     /// Writes the losses of these rows; with `dlogits`, also the gradient of the logits.

@@ -1,5 +1,6 @@
 //! The plain pass: the whole chain forward and backward on one rank, in order. Every schedule is held to its numbers.
 
+use evenkeel_device::kernel::STATS_PER_TOKEN;
 use evenkeel_device::{DType, Tensor};
 
 use crate::body::{BodyState, Context};
@@ -30,24 +31,42 @@ pub enum Keep {
     Everything,
 }
 
-/// The losses of the batch's labels, f32 [1, labels], and no gradients.
-pub fn losses(model: &Model, context: &Context, smoothing: f32) -> Tensor {
+/// What a pass without backward finds, row by row.
+pub struct Findings {
+    /// f32 [1, labels]
+    pub losses: Tensor,
+    /// f32 [labels, STATS], see [`label_is_first`].
+    pub stats: Tensor,
+}
+
+pub const STATS: usize = STATS_PER_TOKEN;
+
+/// Whether the label of a row with these statistics got the highest logit.
+pub fn label_is_first(stats: &[f32]) -> bool {
+    let &[maximum, _, label, _] = stats else { panic!("a row has {STATS} statistics") };
+    label == maximum
+}
+
+/// The losses of the batch's labels, and no gradients.
+pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
     let (flow, _) = forward(model, context, Keep::Nothing);
-    let (_, x) = enter_head(&model.head, context, &flow);
+    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     let losses = context.queue.tensor(1, x.rows, DType::F32);
+    let stats = context.queue.tensor(x.rows, STATS, DType::F32);
     let options = LossOptions { smoothing, scale: 1.0 };
     for rows in model.head.chunks(x.rows) {
         let logits = model.head.logits(context, &x.row_range(rows.clone()));
-        let stats = model.head.stats(context, &logits, rows.clone());
+        let stats = stats.row_range(rows.clone());
+        model.head.stats(context, &logits, rows.clone(), &stats);
         model.head.loss(context, &logits, &stats, rows, options, &losses, None);
     }
-    losses
+    Findings { losses, stats }
 }
 
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
     let (flow, _) = forward(model, context, Keep::Nothing);
-    let (_, x) = enter_head(&model.head, context, &flow);
+    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     model.head.logits(context, &x)
 }
 
@@ -61,7 +80,8 @@ pub fn losses_and_gradients(
 ) -> Tensor {
     assert_ne!(keep, Keep::Nothing, "backward needs at least the stream");
     let (flow, states) = forward(model, context, keep);
-    let (losses, mut dstream, mut doutput) = head(model, context, gradients, flow, options);
+    let (losses, mut dstream, mut doutput) =
+        head_backward(model, context, gradients, flow.stream.as_ref(), flow.output, options);
     for (unit, mut state) in model.units.iter().zip(states).rev() {
         let body = state.body.take().unwrap_or_else(|| recompute(unit, context, state.entry.as_mut()));
         let (dinputs, backward) = unit.body.backward_input(context, gradients, body, Some(&dstream), &doutput);
@@ -74,7 +94,7 @@ pub fn losses_and_gradients(
 }
 
 /// Runs a unit's forward again from the stream at its entry.
-fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
+pub fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
     let inputs = entry.map_or(Vec::new(), |entry| {
         unit.entry.recompute(context.queue, context.parameters, entry);
         entry.normalised.clone()
@@ -105,22 +125,23 @@ fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState
 }
 
 /// The head's entry, and the rows that get logits.
-fn enter_head(head: &Head, context: &Context, flow: &Flow) -> (EntryState, Tensor) {
-    let entry = head.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+fn enter_head(head: &Head, context: &Context, stream: Option<&Tensor>, output: &Tensor) -> (EntryState, Tensor) {
+    let entry = head.entry.forward(context.queue, context.parameters, stream, output);
     let x = head.classified(context, &entry.normalised[0]);
     (entry, x)
 }
 
-/// Losses, and the gradients of the stream and of the last unit's output.
-fn head(
+/// The head, forward and backward: the losses, and the gradients of the stream and of the last unit's output.
+pub fn head_backward(
     model: &Model,
     context: &Context,
     gradients: &Gradients,
-    flow: Flow,
+    stream: Option<&Tensor>,
+    output: Tensor,
     options: LossOptions,
 ) -> (Tensor, Tensor, Tensor) {
     let (head, queue) = (&model.head, context.queue);
-    let (entry, x) = enter_head(head, context, &flow);
+    let (entry, x) = enter_head(head, context, stream, &output);
     let normalised = &entry.normalised[0];
     let dnormalised = if head.first_tokens_only {
         queue.zeros(normalised.rows, normalised.cols, normalised.dtype)
@@ -132,7 +153,8 @@ fn head(
     for rows in head.chunks(x.rows) {
         let part = x.row_range(rows.clone());
         let logits = head.logits(context, &part);
-        let stats = head.stats(context, &logits, rows.clone());
+        let stats = queue.tensor(logits.rows, STATS, DType::F32);
+        head.stats(context, &logits, rows.clone(), &stats);
         let dlogits = head.dlogits(context, &logits);
         head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
         head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));

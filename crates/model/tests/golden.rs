@@ -110,7 +110,7 @@ fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue,
     Outcome {
         logits: queue.read(&pass::logits(model, &context)),
         loss: mean(queue.read(&losses)),
-        smoothed_loss: mean(queue.read(&pass::losses(model, &context, 0.1))),
+        smoothed_loss: mean(queue.read(&pass::evaluate(model, &context, 0.1).losses)),
         gradients: parameters
             .ids()
             .map(|id| (parameters.specs[id.0].name.clone(), queue.read(gradients.sum(queue, id))))

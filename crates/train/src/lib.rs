@@ -1,7 +1,18 @@
-//! Training: what turns gradients into better parameters.
+//! Training: data in, better parameters out, and what a person is told meanwhile.
 //!
-//! This crate opens no files and knows no network.
+//! [`Trainer`] holds one rank's state and makes steps. This crate opens no files itself (`store` does) and knows no
+//! network.
 
+mod error;
 mod optimizer;
+mod rate;
+mod run;
+mod samples;
+mod trainer;
 
+pub use error::Error;
 pub use optimizer::{AdamW, AdamWOptions, Update};
+pub use rate::{Decay, Rate};
+pub use run::{Attendant, Feed, Limits, Plan, Progress, StepReport, Stop, run};
+pub use samples::Samples;
+pub use trainer::{Cost, Evaluation, StepOutcome, Trainer, TrainerOptions, cost};

@@ -2,7 +2,7 @@
 
 use evenkeel_device::kernel::{self, ClipFactor, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor};
-use evenkeel_model::{Gradients, ParamSpec, Parameters};
+use evenkeel_model::{Gradients, ParamId, ParamSpec, Parameters};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
@@ -10,8 +10,23 @@ pub struct AdamWOptions {
     pub beta2: f32,
     pub epsilon: f32,
     pub weight_decay: f32,
+    /// Whether biases and norm weights decay too.
+    pub decay_vectors: bool,
     /// Gradients are scaled down to this global norm; not at all without it.
     pub clip_norm: Option<f32>,
+}
+
+impl Default for AdamWOptions {
+    fn default() -> AdamWOptions {
+        AdamWOptions {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            decay_vectors: false,
+            clip_norm: Some(1.0),
+        }
+    }
 }
 
 /// What changes from one update to the next.
@@ -39,15 +54,24 @@ impl AdamW {
         AdamW { options, means: zeros(), variances: zeros(), squared_norm: scalar(), clip_factor: scalar() }
     }
 
+    /// Measures the squared global norm of the gradients, f32 [1, 1]. [`AdamW::update`] clips by what was measured last.
+    pub fn measure_norm(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients) -> &Tensor {
+        for id in parameters.ids() {
+            let (x, out) = (gradients.sum(queue, id).view(), self.squared_norm.view());
+            queue.launch(SquaredNorm { x, out, accumulate: id.0 > 0 });
+        }
+        &self.squared_norm
+    }
+
     /// Updates every parameter and its copy. The gradients stay as they are.
     pub fn update(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients, update: Update) {
         let grad_factor = self.options.clip_norm.map(|limit| {
-            self.measure_norm(queue, parameters, gradients);
             let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
             queue.launch(ClipFactor { squared_norm, limit, out });
             out
         });
         for id in parameters.ids() {
+            let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
             queue.launch(kernel::AdamW {
                 weight: parameters.master(id).view(),
                 grad: gradients.sum(queue, id).view(),
@@ -58,22 +82,18 @@ impl AdamW {
                 beta1: self.options.beta1,
                 beta2: self.options.beta2,
                 epsilon: self.options.epsilon,
-                weight_decay: self.options.weight_decay,
+                weight_decay: if decays { self.options.weight_decay } else { 0.0 },
                 step: update.step,
                 grad_factor,
             });
         }
     }
 
-    /// The squared global norm of the gradients, f32 [1, 1], as the last update measured it for clipping.
-    pub fn squared_norm(&self) -> &Tensor {
-        &self.squared_norm
+    pub fn mean(&self, id: ParamId) -> &Tensor {
+        &self.means[id.0]
     }
 
-    fn measure_norm(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients) {
-        for id in parameters.ids() {
-            let (x, out) = (gradients.sum(queue, id).view(), self.squared_norm.view());
-            queue.launch(SquaredNorm { x, out, accumulate: id.0 > 0 });
-        }
+    pub fn variance(&self, id: ParamId) -> &Tensor {
+        &self.variances[id.0]
     }
 }

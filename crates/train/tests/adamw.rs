@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, RotaryTables};
+use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables};
 use evenkeel_store::{Folder, SafeTensorsFile};
-use evenkeel_train::{AdamW, AdamWOptions, Update};
+use evenkeel_train::{AdamW, AdamWOptions, Samples, Trainer, TrainerOptions, Update};
 
 const STEPS: usize = 10;
+const LR: f64 = 1e-3;
 const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
@@ -46,40 +47,42 @@ fn ten_steps_follow_pytorch() {
         let model = Model::open(&folder).unwrap();
         let parameters = model.load(&folder, DType::F32, queue).unwrap();
         let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(parameters.master(id))).collect();
-        let gradients = Gradients::new(&model.specs, queue);
-        let options = AdamWOptions { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: None };
-        let optimizer = AdamW::new(options, &model.specs, queue);
+        let optimizer = AdamWOptions {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            decay_vectors: true,
+            clip_norm: None,
+        };
+        let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 64 };
+        let mut trainer = Trainer::new(&model, &device, parameters, options);
         let losses = floats(&expected, "losses");
         let labels = indices(&expected, "labels");
         let labels_per_step = labels.len() / STEPS;
         for step in 0..STEPS {
-            let labels = &labels[step * labels_per_step..][..labels_per_step];
-            let batch = match model.config.input {
+            let of_step = |all: Vec<u32>| all[step * labels_per_step..][..labels_per_step].to_vec();
+            let labels = of_step(labels.clone());
+            let samples = match model.config.input {
                 Input::Tokens { .. } => {
-                    let ids = &indices(&expected, "input_ids")[step * labels_per_step..][..labels_per_step];
-                    let segments = indices(&expected, "segments").iter().map(|&offset| offset as usize).collect();
-                    Batch::tokens(queue, ids, labels, Segments::new(segments))
+                    let offsets = indices(&expected, "segments");
+                    let segment_lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
+                    Samples::Tokens { ids: of_step(indices(&expected, "input_ids")), labels, segment_lengths }
                 }
                 Input::Images { .. } => {
                     let pixels = floats(&expected, "pixel_values");
-                    let pixels = &pixels[step * pixels.len() / STEPS..][..pixels.len() / STEPS];
-                    let images = Images { pixels, count: labels.len() };
-                    Batch::images(queue, images, labels, model.config.input, DType::F32)
+                    let pixels = pixels[step * pixels.len() / STEPS..][..pixels.len() / STEPS].to_vec();
+                    Samples::Images { pixels, labels }
                 }
             };
-            let tables = RotaryTables::new(&model.config, queue, batch.token_count());
-            let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
-            let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
-            gradients.clear();
-            let ours = pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
-            let ours = queue.read(&ours).iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
+            let ours = trainer.step(&[samples], LR).loss;
             assert!(
                 (ours - losses[step] as f64).abs() <= LOSS_TOLERANCE,
                 "{case} step {step}: {ours}, {}",
                 losses[step]
             );
-            optimizer.update(queue, &parameters, &gradients, Update { lr: 1e-3, step: step as u32 + 1 });
         }
+        let parameters = &trainer.parameters;
         for (id, start) in parameters.ids().zip(&start) {
             let name = format!("final.{}", parameters.specs[id.0].name);
             // The gradient of a key's bias is rounding noise, which AdamW makes whole steps of.
@@ -106,16 +109,23 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
-    let clipped = AdamWOptions { beta1: 0.0, beta2: 0.0, epsilon: 1.0, weight_decay: 0.0, clip_norm: Some(0.01) };
+    let clipped = AdamWOptions {
+        beta1: 0.0,
+        beta2: 0.0,
+        epsilon: 1.0,
+        weight_decay: 0.0,
+        decay_vectors: true,
+        clip_norm: Some(0.01),
+    };
     let optimizer = AdamW::new(clipped, &model.specs, queue);
     let before: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(parameters.master(id))).collect();
+    let measured = queue.read(optimizer.measure_norm(queue, &parameters, &gradients))[0] as f64;
     optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 });
     let squared: f64 = parameters
         .ids()
         .flat_map(|id| queue.read(gradients.sum(queue, id)))
         .map(|gradient| (gradient as f64).powi(2))
         .sum();
-    let measured = queue.read(optimizer.squared_norm())[0] as f64;
     assert!((measured / squared - 1.0).abs() < 1e-5, "norm² {measured}, expected {squared}");
     // With both betas 0 and epsilon 1 a weight moves by g / (|g| + 1), and the clipped g is small: nearly by g.
     let moved: f64 = parameters

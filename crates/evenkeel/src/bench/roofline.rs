@@ -1,15 +1,20 @@
-//! What each kernel of a step reaches, beside what this machine reaches on the same work by itself.
+//! What each kernel of a step reaches, beside what this machine reaches by itself.
 //!
-//! A product's limit is the same product alone, again and again on the same operands. Every other kernel's limit is a
-//! plain copy that moves as many bytes.
+//! A product's limit is the same product alone, again and again on the same operands. Every other kernel's limit is the
+//! lower of two: a plain copy that moves as many bytes, and a large product that takes as many operations. Steps and
+//! limits are measured in turns, and medians are compared, for machines change their speed from minute to minute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_device::kernel::{Copy, Fill, Kernel, Order, Product};
-use evenkeel_device::{DType, Device, KernelTime};
+use evenkeel_device::{DType, Device, KernelTime, Tensor};
 
 use crate::text;
+
+const ROUNDS: usize = 7;
+/// How often a limit is measured in each round.
+const PROBES_PER_ROUND: usize = 3;
 
 /// Kernels that count as one row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,55 +31,97 @@ struct Shape {
     accumulate: bool,
 }
 
+/// The launches of a row in all measured steps.
 #[derive(Default)]
-struct Total {
-    launches: usize,
-    time: Duration,
+struct Launches {
+    times: Vec<Duration>,
     flops: u64,
     bytes: u64,
 }
 
-/// The table of the given steps' kernels.
-pub fn table(device: &Device, times: &[KernelTime], steps: &[Duration]) -> String {
-    let mut rows: BTreeMap<Row, Total> = BTreeMap::new();
-    for time in times {
-        let total = rows.entry(row(&time.kernel)).or_default();
-        total.launches += 1;
-        total.time += time.duration;
-        total.flops += time.kernel.operation().flops();
-        total.bytes += time.kernel.operation().bytes();
+impl Launches {
+    fn count(&self) -> usize {
+        self.times.len()
     }
+
+    fn time(&self) -> Duration {
+        self.times.iter().sum()
+    }
+}
+
+/// Runs steps and limits in turns, and prints the table of the steps' kernels.
+pub fn table(device: &Device, mut step: impl FnMut() -> Duration) -> String {
+    let (_, first) = measured(device, &mut step);
+    let dtype = compute_dtype(&first);
+    let peak = Probe::of_product(device, PEAK, dtype);
+    let mut limits: BTreeMap<Row, Probe> = BTreeMap::new();
+    for time in &first {
+        let row = row(&time.kernel);
+        let probe = || match row.product {
+            Some(shape) => Probe::of_product(device, shape, dtype),
+            None => Probe::of_copy(device, time.kernel.operation().bytes()),
+        };
+        limits.entry(row).or_insert_with(probe);
+    }
+    let mut peak = (peak, Vec::new());
+    let mut limits: BTreeMap<Row, (Probe, Vec<Duration>)> =
+        limits.into_iter().map(|(row, probe)| (row, (probe, Vec::new()))).collect();
+    let mut rows: BTreeMap<Row, Launches> = BTreeMap::new();
+    let mut steps = Vec::new();
+    for _ in 0..ROUNDS {
+        let (duration, times) = measured(device, &mut step);
+        steps.push(duration);
+        for time in times {
+            let launches = rows.entry(row(&time.kernel)).or_default();
+            launches.times.push(time.duration);
+            launches.flops += time.kernel.operation().flops();
+            launches.bytes += time.kernel.operation().bytes();
+        }
+        for (probe, times) in limits.values_mut().chain([&mut peak]) {
+            times.extend(probe.measure(device));
+        }
+    }
+    let peak_rate = peak.0.rate(&peak.1);
+    let limits = limits.into_iter().map(|(row, (probe, times))| (row, probe.rate(&times))).collect();
+    lay_out(rows, &limits, peak_rate, &steps)
+}
+
+fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate: f64, steps: &[Duration]) -> String {
     let whole = steps.iter().sum::<Duration>().as_secs_f64();
     let per_step = |seconds: f64| format!("{:.2} ms", seconds * 1e3 / steps.len() as f64);
-    let mut rows: Vec<(Row, Total)> = rows.into_iter().collect();
-    rows.sort_by_key(|(_, total)| std::cmp::Reverse(total.time));
-    let dtype = compute_dtype(times);
-    let mut lines: Vec<Vec<String>> = Vec::new();
-    for (row, total) in &rows {
-        let seconds = total.time.as_secs_f64();
-        let (achieved, limit, unit) = match row.product {
-            Some(shape) => (total.flops as f64 / seconds / 1e9, product_limit(device, shape, dtype), "GFLOP/s"),
-            None => {
-                (total.bytes as f64 / seconds / 1e9, copy_limit(device, total.bytes / total.launches as u64), "GB/s")
-            }
-        };
-        lines.push(vec![
-            describe(row),
-            (total.launches / steps.len()).to_string(),
-            per_step(seconds),
-            percent(seconds / whole),
-            format!("{achieved:.0} {unit}"),
-            format!("{limit:.0} {unit}"),
-            percent(achieved / limit),
-        ]);
-    }
+    let mut rows: Vec<(Row, Launches)> = rows.into_iter().collect();
+    rows.sort_by_key(|(_, launches)| std::cmp::Reverse(launches.time()));
+    let lines: Vec<Vec<String>> = rows
+        .iter()
+        .map(|(row, launches)| {
+            let seconds = launches.time().as_secs_f64();
+            let typical = median(&launches.times).as_secs_f64() * launches.count() as f64;
+            let (flops, bytes) = (launches.flops as f64 / typical / 1e9, launches.bytes as f64 / typical / 1e9);
+            let limit = limits[row];
+            let by_flops = row.product.is_some() || flops / peak_rate > bytes / limit;
+            let (achieved, limit, unit) = match row.product {
+                Some(_) => (flops, limit, "GFLOP/s"),
+                None if by_flops => (flops, peak_rate, "GFLOP/s"),
+                None => (bytes, limit, "GB/s"),
+            };
+            vec![
+                describe(row),
+                (launches.count() / steps.len()).to_string(),
+                per_step(seconds),
+                percent(seconds / whole),
+                format!("{achieved:.0} {unit}"),
+                format!("{limit:.0} {unit}"),
+                percent(achieved / limit),
+            ]
+        })
+        .collect();
     let time = |only_products: bool| -> f64 {
         let counted = rows.iter().filter(|(row, _)| !only_products || row.product.is_some());
-        counted.map(|(_, total)| total.time.as_secs_f64()).sum()
+        counted.map(|(_, launches)| launches.time().as_secs_f64()).sum()
     };
-    let header = ["kernel", "launches", "per step", "of the step", "achieved", "alone", "share"];
+    let header = ["kernel", "launches", "per step", "of the step", "achieved", "limit", "share"];
     format!(
-        "{}\na step takes {}: products {}, other kernels {}, between kernels {}",
+        "{}\na step takes {}: products {}, other kernels {}, between kernels {}\n{LEGEND}",
         text::table(&header, &lines),
         per_step(whole),
         percent(time(true) / whole),
@@ -83,8 +130,27 @@ pub fn table(device: &Device, times: &[KernelTime], steps: &[Duration]) -> Strin
     )
 }
 
+const LEGEND: &str = "\
+NN, NT, TN: which operands are transposed; rows × columns × depth; +: added to what is there. Limits are measured in turns
+with the steps: of a product, the same product alone; of others, a copy of as many bytes or a large product of as many
+operations, whichever is slower. Achieved and limit are medians.";
+
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
+
+/// A step's duration and its kernels.
+fn measured(device: &Device, step: &mut impl FnMut() -> Duration) -> (Duration, Vec<KernelTime>) {
+    device.measure_kernels(true);
+    let duration = step();
+    device.measure_kernels(false);
+    (duration, device.take_kernel_times())
 }
 
 fn row(kernel: &Kernel) -> Row {
@@ -118,42 +184,59 @@ fn compute_dtype(times: &[KernelTime]) -> DType {
     product.map_or(DType::F32, |product| product.a.dtype)
 }
 
-/// The best of many runs of one kernel, in operations or bytes per nanosecond.
-fn best_rate(device: &Device, kernel: impl Into<Kernel>, work: u64) -> f64 {
-    let kernel = kernel.into();
-    device.compute().finish();
-    device.measure_kernels(true);
-    (0..15).for_each(|_| device.compute().launch(kernel.clone()));
-    let times = device.take_kernel_times();
-    device.measure_kernels(false);
-    let best = times.iter().map(|time| time.duration).min().expect("several runs");
-    work as f64 / best.as_secs_f64() / 1e9
-}
-
-fn product_limit(device: &Device, shape: Shape, dtype: DType) -> f64 {
-    let queue = device.compute();
-    let [m, n, k] = shape.dims;
-    let (order, a, b) = match shape.order {
-        "NN" => (Order::NN, [m, k], [k, n]),
-        "NT" => (Order::NT, [m, k], [n, k]),
-        _ => (Order::TN, [k, m], [k, n]),
-    };
-    let operand = |[rows, cols]: [usize; 2]| {
-        let tensor = queue.tensor(rows, cols, dtype);
-        queue.launch(Fill { out: tensor.view(), value: 0.5 });
-        tensor
-    };
-    let out = queue.zeros(m, n, if shape.wide_out { DType::F32 } else { dtype });
-    let (a, b) = (operand(a), operand(b));
-    let product = Product { accumulate: shape.accumulate, ..Product::new(order, &a, &b, &out) };
-    best_rate(device, product, 2 * (m * n * k) as u64)
-}
-
+/// A product large enough to reach what the machine has.
+const PEAK: Shape = Shape { order: "NN", dims: [1024, 1024, 1024], wide_out: true, accumulate: false };
 const COPY_COLS: usize = 1024;
 
-fn copy_limit(device: &Device, bytes: u64) -> f64 {
-    let queue = device.compute();
-    let (rows, cols) = ((bytes as usize / (8 * COPY_COLS)).max(1), COPY_COLS);
-    let (x, out) = (queue.zeros(rows, cols, DType::F32), queue.zeros(rows, cols, DType::F32));
-    best_rate(device, Copy { x: x.view(), out: out.view() }, (8 * rows * cols) as u64)
+/// A kernel that shows a limit, with its operands.
+struct Probe {
+    kernel: Kernel,
+    /// Operations or bytes.
+    work: u64,
+    _operands: Vec<Tensor>,
+}
+
+impl Probe {
+    fn of_product(device: &Device, shape: Shape, dtype: DType) -> Probe {
+        let queue = device.compute();
+        let [m, n, k] = shape.dims;
+        let (order, a, b) = match shape.order {
+            "NN" => (Order::NN, [m, k], [k, n]),
+            "NT" => (Order::NT, [m, k], [n, k]),
+            _ => (Order::TN, [k, m], [k, n]),
+        };
+        let operand = |[rows, cols]: [usize; 2]| {
+            let tensor = queue.tensor(rows, cols, dtype);
+            queue.launch(Fill { out: tensor.view(), value: 0.5 });
+            tensor
+        };
+        let out = queue.zeros(m, n, if shape.wide_out { DType::F32 } else { dtype });
+        let (a, b) = (operand(a), operand(b));
+        let product = Product { accumulate: shape.accumulate, ..Product::new(order, &a, &b, &out) };
+        Probe { kernel: product.into(), work: 2 * (m * n * k) as u64, _operands: vec![a, b, out] }
+    }
+
+    fn of_copy(device: &Device, bytes: u64) -> Probe {
+        let queue = device.compute();
+        let (rows, cols) = ((bytes as usize / (8 * COPY_COLS)).max(1), COPY_COLS);
+        let (x, out) = (queue.zeros(rows, cols, DType::F32), queue.zeros(rows, cols, DType::F32));
+        let kernel = Copy { x: x.view(), out: out.view() };
+        Probe { kernel: kernel.into(), work: (8 * rows * cols) as u64, _operands: vec![x, out] }
+    }
+
+    /// Several runs; a first one that warms the caches does not count.
+    fn measure(&self, device: &Device) -> Vec<Duration> {
+        device.compute().launch(self.kernel.clone());
+        device.compute().finish();
+        device.measure_kernels(true);
+        (0..PROBES_PER_ROUND).for_each(|_| device.compute().launch(self.kernel.clone()));
+        let times = device.take_kernel_times();
+        device.measure_kernels(false);
+        times.iter().map(|time| time.duration).collect()
+    }
+
+    /// Operations or bytes per nanosecond.
+    fn rate(&self, times: &[Duration]) -> f64 {
+        self.work as f64 / median(times).as_secs_f64() / 1e9
+    }
 }

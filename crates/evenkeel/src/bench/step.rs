@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, KernelTime};
-use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables};
-use evenkeel_train::{AdamW, AdamWOptions, Update};
+use evenkeel_device::kernel::IGNORE;
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::{Model, Parameters};
+use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions, cost};
 
 use super::roofline;
 use crate::{Mistake, text};
@@ -81,6 +80,11 @@ impl Arguments {
         })
     }
 
+    fn trainer_options(&self) -> TrainerOptions {
+        let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
+        TrainerOptions { optimizer, label_smoothing: 0.0, recompute: self.recompute, longest: self.sequence }
+    }
+
     fn dtype(&self) -> DType {
         match self.dtype {
             Precision::F32 => DType::F32,
@@ -96,15 +100,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Mistake> {
     let threads = arguments.threads.unwrap_or(machine.cores);
     let device = Device::cpu(&CpuOptions::with_threads(threads))
         .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?;
-    let mut trainer = Trainer::new(arguments, &model, &device);
+    let mut run = Run::new(arguments, &model, &device);
     for _ in 0..arguments.warmup {
-        trainer.step();
+        run.step();
     }
-    let steps: Vec<Step> = (0..arguments.steps).map(|_| trainer.step()).collect();
+    let steps: Vec<Step> = (0..arguments.steps).map(|_| run.step()).collect();
     let mut text = report(arguments, &model, &device, threads, &steps);
     if arguments.roofline {
-        let (steps, kernels) = trainer.measured_steps();
-        text = format!("{text}\n\n{}", roofline::table(&device, &kernels, &steps));
+        text = format!("{text}\n\n{}", roofline::table(&device, || run.step().duration));
     }
     Ok(text)
 }
@@ -116,9 +119,8 @@ fn check_memory(arguments: &Arguments, model: &Model, machine_bytes: u64) -> Res
     if arguments.batch * arguments.sequence > MOST_TOKENS {
         return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
     }
-    let device = Device::dry();
-    Trainer::new(arguments, model, &device).step();
-    let needed = device.usage().peak_bytes;
+    let blank = Samples::blank(model.config.input, arguments.batch, arguments.sequence);
+    let needed = cost(model, arguments.trainer_options(), arguments.dtype(), &[blank]).peak_bytes;
     if needed > machine_bytes {
         let (needed, machine) = (text::bytes(needed), text::bytes(machine_bytes));
         return Err(Mistake { what: format!("a step needs {needed} of memory, this machine has {machine}"), hint });
@@ -126,79 +128,50 @@ fn check_memory(arguments: &Arguments, model: &Model, machine_bytes: u64) -> Res
     Ok(())
 }
 
-/// Steps whose kernels are timed one by one.
-const MEASURED_STEPS: usize = 5;
+const LR: f64 = 3e-4;
 
 struct Step {
     duration: Duration,
     loss: f64,
 }
 
-struct Trainer<'a> {
+/// A trainer and the random batches it is fed.
+struct Run<'a> {
     arguments: &'a Arguments,
-    model: &'a Model,
-    device: &'a Device,
-    parameters: Parameters,
-    gradients: Gradients,
-    optimizer: AdamW,
-    tables: RotaryTables,
-    steps: u32,
+    trainer: Trainer<'a>,
+    steps: u64,
 }
 
-impl<'a> Trainer<'a> {
-    fn new(arguments: &'a Arguments, model: &'a Model, device: &'a Device) -> Trainer<'a> {
-        let queue = device.compute();
-        let options = AdamWOptions { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.01, clip_norm: None };
-        Trainer {
-            parameters: Parameters::random(&model.specs, arguments.dtype(), 0, queue),
-            gradients: Gradients::new(&model.specs, queue),
-            optimizer: AdamW::new(options, &model.specs, queue),
-            tables: RotaryTables::new(&model.config, queue, arguments.sequence),
-            steps: 0,
-            arguments,
-            model,
-            device,
-        }
+impl<'a> Run<'a> {
+    fn new(arguments: &'a Arguments, model: &'a Model, device: &'a Device) -> Run<'a> {
+        let parameters = Parameters::random(&model.specs, arguments.dtype(), 0, device.compute());
+        Run { trainer: Trainer::new(model, device, parameters, arguments.trainer_options()), arguments, steps: 0 }
     }
 
     fn step(&mut self) -> Step {
         let start = Instant::now();
         self.steps += 1;
-        let queue = self.device.compute();
-        let batch = self.batch();
-        let context = Context { queue, parameters: &self.parameters, tables: &self.tables, batch: &batch };
-        let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
-        let keep = if self.arguments.recompute { Keep::Stream } else { Keep::Everything };
-        self.gradients.clear();
-        let losses = pass::losses_and_gradients(self.model, &context, &self.gradients, options, keep);
-        self.optimizer.update(queue, &self.parameters, &self.gradients, Update { lr: 3e-4, step: self.steps });
-        let loss = queue.read(&losses).iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
-        Step { duration: start.elapsed(), loss }
+        let outcome = self.trainer.step(&[samples(self.arguments, self.steps)], LR);
+        // The update is still on its way when the loss is known.
+        self.trainer.device.compute().finish();
+        Step { duration: start.elapsed(), loss: outcome.loss }
     }
+}
 
-    /// Random tokens, each to be predicted from those before it.
-    fn batch(&self) -> Batch {
-        let Arguments { batch, sequence, vocab, .. } = *self.arguments;
-        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + self.steps as u64);
-        let mut token = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 33) % vocab as u64) as u32
-        };
-        let ids: Vec<u32> = (0..batch * sequence).map(|_| token()).collect();
-        let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
-        let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
-        Batch::tokens(self.device.compute(), &ids, &labels, Segments::uniform(batch, sequence))
-    }
-
-    /// The durations of some steps, and every kernel they ran.
-    fn measured_steps(&mut self) -> (Vec<Duration>, Vec<KernelTime>) {
-        self.device.measure_kernels(true);
-        let steps = (0..MEASURED_STEPS).map(|_| self.step().duration).collect();
-        self.device.measure_kernels(false);
-        (steps, self.device.take_kernel_times())
-    }
+/// Random tokens, each to be predicted from those before it.
+fn samples(arguments: &Arguments, step: u64) -> Samples {
+    let &Arguments { batch, sequence, vocab, .. } = arguments;
+    let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
+    let mut token = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 33) % vocab as u64) as u32
+    };
+    let ids: Vec<u32> = (0..batch * sequence).map(|_| token()).collect();
+    let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
+    let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
+    Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
 }
 
 fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize, steps: &[Step]) -> String {

@@ -1,0 +1,198 @@
+//! The loop: samples, steps, evaluations and checkpoints until a limit is reached.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::rate::Rate;
+use crate::samples::Samples;
+use crate::trainer::{Evaluation, StepOutcome, Trainer};
+
+/// Where micro-batches come from.
+pub trait Feed {
+    /// The next micro-batch; none when the last epoch is over.
+    fn next(&mut self) -> Result<Option<Samples>, Error>;
+
+    /// The share of the epochs that lies behind, where their number is a limit.
+    fn progress(&self) -> Option<f64>;
+
+    /// The epoch that the next samples are of, from 0.
+    fn epoch(&self) -> u64;
+}
+
+/// When a run ends. What is not set does not end it; the feed's end always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    pub steps: Option<u64>,
+    pub tokens: Option<u64>,
+    pub duration: Option<Duration>,
+}
+
+/// What a run is to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    pub rate: Rate,
+    pub limits: Limits,
+    /// Micro-batches per step.
+    pub accumulate: usize,
+    pub evaluate_every: Option<u64>,
+    pub checkpoint_every: Option<u64>,
+    /// Steps in a row whose loss or gradients may be other than finite.
+    pub nonfinite_limit: u32,
+}
+
+/// How far a run has come; part of a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    pub step: u64,
+    pub tokens: u64,
+    pub seconds: f64,
+    /// The share of the run at which the warm-up ended.
+    pub warmup_share: f64,
+    /// Steps without an update, one after another.
+    pub nonfinite_in_a_row: u32,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// A limit was reached.
+    Done,
+    /// The data are used up.
+    DataEnded,
+    /// The user asked for it.
+    Interrupted,
+}
+
+/// What happens in a run, for those who show or record it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// From 1.
+    pub step: u64,
+    pub epoch: u64,
+    pub lr: f64,
+    pub outcome: StepOutcome,
+    /// Of all steps so far.
+    pub tokens: u64,
+    pub duration: Duration,
+    /// Of the whole run, resumed parts included.
+    pub elapsed: Duration,
+    /// The share of the run that lies behind.
+    pub share: f64,
+}
+
+/// What the loop does not do itself.
+pub trait Attendant {
+    fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
+    /// Evaluates on held-out samples; none where there are none.
+    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error>;
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
+    /// Writes everything needed to go on from here.
+    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
+}
+
+/// Trains until a limit is reached, the data end or `interrupted` is set; the last state is checkpointed in each case.
+pub fn run(
+    trainer: &mut Trainer,
+    feed: &mut dyn Feed,
+    plan: &Plan,
+    progress: &mut Progress,
+    interrupted: &AtomicBool,
+    attendant: &mut dyn Attendant,
+) -> Result<Stop, Error> {
+    let begun = Instant::now();
+    let seconds_before = progress.seconds;
+    let mut checkpointed = progress.step;
+    let stop = loop {
+        if interrupted.load(Ordering::Relaxed) {
+            break Stop::Interrupted;
+        }
+        let share = share(plan, progress, feed);
+        if share >= 1.0 {
+            break Stop::Done;
+        }
+        let start = Instant::now();
+        let epoch = feed.epoch();
+        let micros = next_micros(feed, plan.accumulate)?;
+        if micros.is_empty() {
+            break Stop::DataEnded;
+        }
+        if progress.step == plan.rate.warmup_steps {
+            progress.warmup_share = share;
+        }
+        let lr = plan.rate.at(progress.step, share, progress.warmup_share);
+        let outcome = trainer.step(&micros, lr);
+        progress.step += 1;
+        progress.tokens += outcome.tokens as u64;
+        progress.seconds = seconds_before + begun.elapsed().as_secs_f64();
+        attendant.stepped(&StepReport {
+            step: progress.step,
+            epoch,
+            lr,
+            outcome,
+            tokens: progress.tokens,
+            duration: start.elapsed(),
+            elapsed: Duration::from_secs_f64(progress.seconds),
+            share: self::share(plan, progress, feed).min(1.0),
+        })?;
+        guard(plan, progress, &outcome)?;
+        if is_due(plan.evaluate_every, progress.step) {
+            evaluate(trainer, progress.step, attendant)?;
+        }
+        if is_due(plan.checkpoint_every, progress.step) {
+            attendant.checkpoint(trainer, feed, progress)?;
+            checkpointed = progress.step;
+        }
+    };
+    if !is_due(plan.evaluate_every, progress.step) && stop != Stop::Interrupted {
+        evaluate(trainer, progress.step, attendant)?;
+    }
+    if checkpointed != progress.step {
+        attendant.checkpoint(trainer, feed, progress)?;
+    }
+    Ok(stop)
+}
+
+fn evaluate(trainer: &Trainer, step: u64, attendant: &mut dyn Attendant) -> Result<(), Error> {
+    match attendant.evaluate(trainer)? {
+        Some(evaluation) => attendant.evaluated(step, &evaluation),
+        None => Ok(()),
+    }
+}
+
+fn is_due(every: Option<u64>, step: u64) -> bool {
+    every.is_some_and(|every| step > 0 && step.is_multiple_of(every))
+}
+
+/// The micro-batches of a step; fewer at the end of the data.
+fn next_micros(feed: &mut dyn Feed, count: usize) -> Result<Vec<Samples>, Error> {
+    let mut micros = Vec::with_capacity(count);
+    while micros.len() < count
+        && let Some(samples) = feed.next()?
+    {
+        micros.push(samples);
+    }
+    Ok(micros)
+}
+
+/// The share of the run that lies behind, by the limit that is nearest.
+fn share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> f64 {
+    let Limits { steps, tokens, duration } = plan.limits;
+    let shares = [
+        steps.map(|steps| progress.step as f64 / steps as f64),
+        tokens.map(|tokens| progress.tokens as f64 / tokens as f64),
+        duration.map(|duration| progress.seconds / duration.as_secs_f64()),
+        feed.progress(),
+    ];
+    shares.into_iter().flatten().fold(0.0, f64::max)
+}
+
+/// Ends a run that no longer learns.
+fn guard(plan: &Plan, progress: &mut Progress, outcome: &StepOutcome) -> Result<(), Error> {
+    progress.nonfinite_in_a_row = if outcome.updated { 0 } else { progress.nonfinite_in_a_row + 1 };
+    if progress.nonfinite_in_a_row >= plan.nonfinite_limit {
+        let (steps, step) = (progress.nonfinite_in_a_row, progress.step);
+        return Err(Error::NotFinite { steps, step, loss: outcome.loss, grad_norm: outcome.grad_norm });
+    }
+    Ok(())
+}
