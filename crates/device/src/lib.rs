@@ -19,6 +19,6 @@ pub use cpu::{CpuOptions, CpuReport, cpu_report};
 pub use device::Device;
 pub use dry::Counts;
 pub use queue::{Event, KernelTime, Queue};
-pub use tensor::{DType, Heads, Tensor, View};
+pub use tensor::{DType, Extent, Heads, Tensor, View};
 
 pub use half::bf16;

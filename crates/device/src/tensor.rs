@@ -30,6 +30,12 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     pub(crate) address: u64,
+    extent: Extent,
+}
+
+/// What a view reaches over. Views hand it out to be read; only slicing changes it, which stays inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
     pub rows: usize,
     pub cols: usize,
     /// Elements from one row to the next.
@@ -37,7 +43,18 @@ pub struct View {
     pub dtype: DType,
 }
 
+impl Deref for View {
+    type Target = Extent;
+    fn deref(&self) -> &Extent {
+        &self.extent
+    }
+}
+
 impl View {
+    pub(crate) fn new(address: u64, extent: Extent) -> View {
+        View { address, extent }
+    }
+
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.cols]
     }
@@ -62,25 +79,26 @@ impl View {
     pub fn row_range(&self, rows: Range<usize>) -> View {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {:?}", self.shape());
         let skipped_bytes = rows.start * self.stride * self.dtype.size_bytes();
-        View { address: self.address + skipped_bytes as u64, rows: rows.len(), ..*self }
+        View::new(self.address + skipped_bytes as u64, Extent { rows: rows.len(), ..self.extent })
     }
 
     pub fn col_range(&self, cols: Range<usize>) -> View {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "cols {cols:?} of {:?}", self.shape());
         let skipped_bytes = cols.start * self.dtype.size_bytes();
-        View { address: self.address + skipped_bytes as u64, cols: cols.len(), ..*self }
+        View::new(self.address + skipped_bytes as u64, Extent { cols: cols.len(), ..self.extent })
     }
 
     /// Rows 0, n, 2n, …
     pub fn every_nth_row(&self, n: usize) -> View {
-        View { rows: self.rows.div_ceil(n), stride: self.stride * n, ..*self }
+        let (rows, stride) = (self.rows.div_ceil(n), self.stride * n);
+        View::new(self.address, Extent { rows, stride, ..self.extent })
     }
 
     /// The same elements in another shape.
     pub fn reshaped(&self, rows: usize, cols: usize) -> View {
         assert!(self.is_contiguous(), "only contiguous tensors can be reshaped");
         assert_eq!(rows * cols, self.len(), "reshape of {:?} to {:?}", self.shape(), [rows, cols]);
-        View { rows, cols, stride: cols, ..*self }
+        View::new(self.address, Extent { rows, cols, stride: cols, ..self.extent })
     }
 }
 
@@ -93,7 +111,7 @@ pub struct Tensor {
 
 impl Tensor {
     pub(crate) fn new(block: Arc<Block>, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        let view = View { address: block.address(), rows, cols, stride: cols, dtype };
+        let view = View::new(block.address(), Extent { rows, cols, stride: cols, dtype });
         Tensor { block, view }
     }
 
@@ -140,10 +158,10 @@ impl From<&Tensor> for View {
 /// `step` may be larger than `dim`, so the heads of a fused QKV projection are read where they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    pub view: View,
-    pub count: usize,
-    pub dim: usize,
-    pub step: usize,
+    pub(crate) view: View,
+    pub(crate) count: usize,
+    pub(crate) dim: usize,
+    pub(crate) step: usize,
 }
 
 impl Heads {
@@ -164,6 +182,14 @@ impl Heads {
 
     pub fn tokens(&self) -> usize {
         self.view.rows
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn dim(&self) -> usize {
+        self.dim
     }
 
     pub fn bytes(&self) -> u64 {

@@ -142,8 +142,8 @@ impl Op {
             Op::Rotary { x, table } => queue.launch(rotation(context, x.of(values), *table, false)),
             Op::Attention(attention) => {
                 let (q, k, v) = (attention.q.of(values), attention.k.of(values), attention.v.of(values));
-                let out = queue.tensor(q.tokens(), q.count * q.dim, context.dtype());
-                let logsum = queue.tensor(q.tokens(), q.count, DType::F32);
+                let out = queue.tensor(q.tokens(), q.count() * q.dim(), context.dtype());
+                let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
                 queue.launch(kernel::Attention {
                     q,
                     k,

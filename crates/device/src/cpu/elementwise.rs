@@ -5,7 +5,7 @@ use super::rows::{Map, Tile, column_sums, each_vector, load, map, map_mixed, sto
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
-use crate::{DType, View};
+use crate::{DType, Extent, View};
 
 #[derive(Clone, std::marker::Copy)]
 struct Sum;
@@ -36,7 +36,10 @@ impl Map<1, 1> for Identity {
 impl Run for Copy {
     fn run(&self, team: &mut Team) {
         // Indices are as wide as f32, and moving an f32 keeps its bits.
-        let as_numbers = |view: View| if view.dtype == DType::U32 { View { dtype: DType::F32, ..view } } else { view };
+        let as_numbers = |view: View| match view.dtype {
+            DType::U32 => View::new(view.address, Extent { dtype: DType::F32, ..*view }),
+            _ => view,
+        };
         map_mixed(team, Identity, [as_numbers(self.x)], [as_numbers(self.out)]);
     }
 }

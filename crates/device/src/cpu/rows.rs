@@ -10,7 +10,7 @@ use super::Team;
 use super::matrix::{Element, Matrix, matrix, with_element};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use crate::kernel::IGNORE;
-use crate::{DType, View};
+use crate::{DType, Extent, View};
 
 /// Elements per task: tens of microseconds of memory traffic, and 128 tasks in [4096, 1024].
 const TILE_ELEMENTS: usize = 1 << 15;
@@ -250,7 +250,7 @@ pub(crate) fn column_sums(
     let stride = cols.next_multiple_of(LANES);
     let mut common = team.take_common();
     let address = common.floats(blocks * outs.len() * stride).as_mut_ptr() as u64;
-    let partials = View { address, rows: blocks * outs.len(), cols, stride, dtype: DType::F32 };
+    let partials = View::new(address, Extent { rows: blocks * outs.len(), cols, stride, dtype: DType::F32 });
     team.blocks(rows, height, |block, _| {
         let first = block.start / height * outs.len();
         let sums = matrix::<f32>(&partials.row_range(first..first + outs.len()));

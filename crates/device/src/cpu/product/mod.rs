@@ -67,13 +67,13 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, _: F32Level, 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
-    use crate::View;
     use crate::kernel::Order;
+    use crate::{Extent, View};
     use half::bf16;
 
     fn view<E: Element>(values: &[E], rows: usize, cols: usize) -> View {
         assert_eq!(values.len(), rows * cols);
-        View { address: values.as_ptr() as u64, rows, cols, stride: cols, dtype: E::DTYPE }
+        View::new(values.as_ptr() as u64, Extent { rows, cols, stride: cols, dtype: E::DTYPE })
     }
 
     fn numbers<E: Element>(len: usize, seed: usize) -> Vec<E> {
@@ -95,7 +95,7 @@ mod tests {
             Order::TN => (view(&a, k, m), view(&b, k, n)),
         };
         let mut team = Team::start("test", 2, |_| ()).unwrap();
-        let out_view = View { address: out.as_mut_ptr() as u64, ..view(&out, m, n) };
+        let out_view = View::new(out.as_mut_ptr() as u64, *view(&out, m, n));
         run_at(&Product::new(order, a_view, b_view, out_view), f32, bf16, &mut team);
         let (mut difference, mut size) = (0.0, 0.0);
         for i in 0..m {
@@ -159,7 +159,7 @@ mod tests {
                     let (mut a, b) = (numbers::<f32>(40 * 40, 1), numbers::<f32>(40 * 40, 2));
                     a[5 * 40 + 7] = strange;
                     let mut out = vec![0f32; 40 * 40];
-                    let out_view = View { address: out.as_mut_ptr() as u64, ..view(&out, 40, 40) };
+                    let out_view = View::new(out.as_mut_ptr() as u64, *view(&out, 40, 40));
                     let mut team = Team::start("test", 1, |_| ()).unwrap();
                     let product = Product::new(Order::NN, view(&a, 40, 40), view(&b, 40, 40), out_view);
                     run_at(&product, level, Bf16Level::Widen, &mut team);
