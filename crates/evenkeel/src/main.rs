@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod config;
 mod doctor;
 mod inspect;
 mod text;
@@ -24,15 +25,34 @@ enum Command {
     Doctor,
     /// Says what a model folder holds and what it takes to train it.
     Inspect(inspect::Arguments),
+    /// Checks a run's configuration and prints it with every default filled in.
+    Config(config::Arguments),
     /// Measures this machine.
     #[command(subcommand)]
     Bench(bench::Command),
 }
 
 /// A user's mistake: what happened, and what to do about it.
+#[derive(Debug, PartialEq)]
 struct Mistake {
     what: String,
     hint: Option<String>,
+}
+
+/// All of a user's mistakes that could be found at once.
+#[derive(Debug, PartialEq)]
+struct Mistakes(Vec<Mistake>);
+
+impl From<Vec<Mistake>> for Mistakes {
+    fn from(mistakes: Vec<Mistake>) -> Mistakes {
+        Mistakes(mistakes)
+    }
+}
+
+impl<M: Into<Mistake>> From<M> for Mistakes {
+    fn from(mistake: M) -> Mistakes {
+        Mistakes(vec![mistake.into()])
+    }
 }
 
 impl From<evenkeel_model::Error> for Mistake {
@@ -51,21 +71,27 @@ const EXIT_MISTAKE: u8 = 2;
 const EXIT_FAULT: u8 = 3;
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
-        Command::Doctor => doctor::run(),
-        Command::Inspect(arguments) => inspect::run(&arguments),
-        Command::Bench(command) => bench::run(&command),
-    };
-    match outcome {
+    match run(&Arguments::parse().command) {
         Ok(text) => print(&text),
-        Err(Mistake { what, hint }) => {
-            eprintln!("error: {what}");
-            if let Some(hint) = hint {
-                eprintln!("  hint: {hint}");
+        Err(Mistakes(mistakes)) => {
+            for Mistake { what, hint } in mistakes {
+                eprintln!("error: {what}");
+                if let Some(hint) = hint {
+                    eprintln!("  hint: {hint}");
+                }
             }
             ExitCode::from(EXIT_MISTAKE)
         }
     }
+}
+
+fn run(command: &Command) -> Result<String, Mistakes> {
+    Ok(match command {
+        Command::Doctor => doctor::run()?,
+        Command::Inspect(arguments) => inspect::run(arguments)?,
+        Command::Config(arguments) => config::run(arguments)?,
+        Command::Bench(command) => bench::run(command)?,
+    })
 }
 
 /// A reader that has seen enough is no error; a full disk is.

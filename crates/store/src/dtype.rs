@@ -6,7 +6,9 @@ use std::fmt;
 ///
 /// The format's types of less than a byte are left out: they occur in quantized checkpoints only, which cannot be
 /// trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// They are ordered as in the `safetensors` crate, which lays out a file's tensors by this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, non_camel_case_types, reason = "the names are the format's")]
 pub enum FileDtype {
     BOOL,
@@ -14,23 +16,23 @@ pub enum FileDtype {
     I8,
     F8_E5M2,
     F8_E4M3,
-    U16,
     I16,
+    U16,
     F16,
     BF16,
-    U32,
     I32,
+    U32,
     F32,
-    U64,
-    I64,
     F64,
+    I64,
+    U64,
 }
 
 impl FileDtype {
     /// Every one, smallest first.
     pub const ALL: [FileDtype; 15] = {
         use FileDtype::*;
-        [BOOL, U8, I8, F8_E5M2, F8_E4M3, U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64]
+        [BOOL, U8, I8, F8_E5M2, F8_E4M3, I16, U16, F16, BF16, I32, U32, F32, F64, I64, U64]
     };
 
     /// Bytes of one element.

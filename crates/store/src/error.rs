@@ -32,9 +32,14 @@ pub enum Defect {
     Io(#[from] io::Error),
     #[error("is {found_bytes} bytes long, the limit is {limit_bytes}")]
     FileTooLarge { found_bytes: u64, limit_bytes: u64 },
+    /// Of what need not be part of a model.
+    #[error("does not exist")]
+    NotThere,
 
     #[error("is not UTF-8 from byte {at} of its JSON on")]
     NotUtf8 { at: usize },
+    #[error("is not UTF-8 text from byte {at} on")]
+    NotText { at: usize },
     #[error("is not JSON: {detail}")]
     NotJson { detail: String },
     #[error("has the JSON key `{key}` twice in one object")]
@@ -97,6 +102,31 @@ pub enum Defect {
     CannotConvert { tensor: String, dtype: FileDtype, wanted: &'static str },
     #[error("tensor `{tensor}` holds the value {value}, which does not fit {wanted}")]
     DoesNotFit { tensor: String, value: i128, wanted: &'static str },
+
+    #[error("cannot be written: {0}")]
+    CannotBeWritten(io::Error),
+    #[error("cannot be written: no space is left on its disk")]
+    NoSpaceLeft,
+    #[error("cannot be written: the user's quota on its disk is used up")]
+    QuotaUsedUp,
+    #[error("may not be written: {0}")]
+    MayNotBeWritten(io::Error),
+    #[error("exists already")]
+    ExistsAlready,
+    #[error("is not a folder, but stands where one must be")]
+    InTheWay,
+    #[error("names no file or folder")]
+    NamesNothing,
+    #[error("the name `{name}` cannot be used in a folder, expected a plain file name")]
+    NotAFileName { name: String },
+    #[error("tensor `{tensor}` is to be written as {dtype}, expected F32, BF16 or F16")]
+    CannotWriteAs { tensor: String, dtype: FileDtype },
+    #[error("tensor `{tensor}` holds the value {value}, which {dtype} turns into infinity")]
+    BeyondDtype { tensor: String, value: f32, dtype: FileDtype },
+    #[error("tensor `{tensor}` needs {expected_bytes} bytes, was given {found_bytes}")]
+    TensorIncomplete { tensor: String, expected_bytes: usize, found_bytes: usize },
+    #[error("was given {found_bytes} bytes after its last tensor")]
+    BeyondLastTensor { found_bytes: usize },
 }
 
 impl Error {
@@ -121,6 +151,13 @@ impl Error {
                 "pickle files can run code when loaded; save the model again with `safe_serialization=True`"
             }
             Defect::TensorNotInShard { .. } => "the index and the shards are from different checkpoints",
+            Defect::NotThere => "check the path; a relative one begins where the command was started",
+            Defect::NoSpaceLeft | Defect::QuotaUsedUp => {
+                "free some space or write to another disk; what was there before is unchanged"
+            }
+            Defect::MayNotBeWritten(_) => "check the owner and the permissions of the folder it is in",
+            Defect::ExistsAlready => "choose another name, or ask for it to be replaced",
+            Defect::BeyondDtype { .. } => "save the model as BF16 or F32",
             _ => return None,
         })
     }
@@ -129,6 +166,19 @@ impl Error {
 impl Defect {
     pub(crate) fn of(self, file: &Path) -> Error {
         Error { file: file.to_owned(), defect: self }
+    }
+
+    /// What kept a file or folder from being written.
+    pub(crate) fn of_writing(error: io::Error) -> Defect {
+        match error.kind() {
+            io::ErrorKind::StorageFull => Defect::NoSpaceLeft,
+            io::ErrorKind::QuotaExceeded => Defect::QuotaUsedUp,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Defect::MayNotBeWritten(error),
+            io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => Defect::ExistsAlready,
+            io::ErrorKind::NotFound => Defect::NotThere,
+            io::ErrorKind::NotADirectory => Defect::InTheWay,
+            _ => Defect::CannotBeWritten(error),
+        }
     }
 }
 

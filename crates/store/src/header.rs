@@ -14,16 +14,18 @@ use crate::error::printable;
 use crate::{Defect, FileDtype, json, limits};
 
 const LENGTH_BYTES: usize = size_of::<u64>();
+/// The one key of a header that is not a tensor.
+pub(crate) const METADATA: &str = "__metadata__";
 const GIT_LFS: &[u8] = b"version https://git-lfs";
 
 #[derive(Debug)]
 pub(crate) struct Header {
     pub metadata: BTreeMap<String, String>,
-    pub tensors: BTreeMap<String, TensorEntry>,
+    pub tensors: BTreeMap<String, PlacedTensor>,
 }
 
 #[derive(Debug)]
-pub(crate) struct TensorEntry {
+pub(crate) struct PlacedTensor {
     pub dtype: FileDtype,
     pub shape: Vec<usize>,
     /// Counted from the start of the file.
@@ -77,7 +79,7 @@ fn split(file: &[u8]) -> Result<(&[u8], &[u8]), Defect> {
     }
 }
 
-fn check_entry(name: &str, entry: RawEntry, data_begin: usize, data_bytes: usize) -> Result<TensorEntry, Defect> {
+fn check_entry(name: &str, entry: RawEntry, data_begin: usize, data_bytes: usize) -> Result<PlacedTensor, Defect> {
     let tensor = name.to_owned();
     let RawEntry { dtype, shape, data_offsets: (begin, end) } = entry;
     let Some(dtype) = FileDtype::from_name(&dtype) else {
@@ -99,12 +101,16 @@ fn check_entry(name: &str, entry: RawEntry, data_begin: usize, data_bytes: usize
     if found_bytes != expected_bytes {
         return Err(Defect::SizeMismatch { tensor, dtype, shape, expected_bytes, found_bytes });
     }
-    Ok(TensorEntry { dtype, shape, bytes: data_begin + begin..data_begin + end })
+    Ok(PlacedTensor { dtype, shape, bytes: data_begin + begin..data_begin + end })
 }
 
 /// The tensors must cover the data exactly: bytes that belong to no tensor could hide a second file, bytes that belong
 /// to two would let a small file unfold into a large model. Their order in the header is free.
-fn check_coverage(tensors: &BTreeMap<String, TensorEntry>, data_begin: usize, data_bytes: usize) -> Result<(), Defect> {
+fn check_coverage(
+    tensors: &BTreeMap<String, PlacedTensor>,
+    data_begin: usize,
+    data_bytes: usize,
+) -> Result<(), Defect> {
     let mut in_order: Vec<_> = tensors.iter().map(|(name, entry)| (entry.bytes.start, entry.bytes.end, name)).collect();
     in_order.sort_unstable();
     let mut previous_end = 0;
@@ -157,7 +163,7 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<RawHeader, A::Error> {
         let mut header = RawHeader { metadata: BTreeMap::new(), tensors: BTreeMap::new() };
         while let Some(key) = entries.next_key::<String>()? {
-            if key == "__metadata__" {
+            if key == METADATA {
                 header.metadata = entries.next_value::<Option<_>>()?.unwrap_or_default();
             } else {
                 header.tensors.insert(key, entries.next_value()?);

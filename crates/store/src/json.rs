@@ -5,7 +5,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::io::Read;
 use std::path::Path;
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -14,7 +13,7 @@ use crate::error::printable;
 use crate::{Defect, Error, regular_file};
 
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, limit_bytes: u64) -> Result<T, Error> {
-    let text = read_bytes(path, limit_bytes).map_err(|defect| defect.of(path))?;
+    let text = regular_file::read(path, limit_bytes).map_err(|defect| defect.of(path))?;
     parse(&text).map_err(|defect| defect.of(path))
 }
 
@@ -27,17 +26,6 @@ pub(crate) fn parse<'text, T: Deserialize<'text>>(bytes: &'text [u8]) -> Result<
         Some(key) => Err(Defect::DuplicateKey { key: printable(&key) }),
         None => serde_json::from_str(text).map_err(|error| Defect::WrongForm { detail: detail(error) }),
     }
-}
-
-fn read_bytes(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Defect> {
-    let (file, found_bytes) = regular_file::open(path)?;
-    if found_bytes > limit_bytes {
-        return Err(Defect::FileTooLarge { found_bytes, limit_bytes });
-    }
-    let mut bytes = Vec::new();
-    // Should the file grow meanwhile, no more than was checked is read.
-    file.take(found_bytes).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Walks any JSON value and keeps only the first key that one object has twice.

@@ -1,5 +1,5 @@
-//! Every file Evenkeel opens is opened here. This half reads Hugging Face model folders: `config.json`, safetensors
-//! files and the index of a sharded checkpoint.
+//! Every file Evenkeel opens is opened here: Hugging Face model folders with `config.json`, safetensors files and the
+//! index of a sharded checkpoint, and the files and folders that a run writes.
 //!
 //! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they
 //! return: lengths, then bounds, then contents. What they return can be trusted, and nothing above this crate checks a
@@ -22,6 +22,8 @@ mod limits;
 mod regular_file;
 mod safetensors_file;
 mod tensor;
+mod text_file;
+mod write;
 
 pub use convert::Element;
 pub use dtype::FileDtype;
@@ -29,3 +31,8 @@ pub use error::{Defect, Error};
 pub use folder::Folder;
 pub use safetensors_file::SafeTensorsFile;
 pub use tensor::RawTensor;
+pub use text_file::{read_json, read_text};
+pub use write::{
+    FileWriter, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, Shard, TensorEntry, copy_file, cut_in_shards,
+    recover, save_model, write_file_atomically, write_json,
+};

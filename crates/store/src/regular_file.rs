@@ -1,7 +1,7 @@
 //! Opening a path as a regular file, and nothing else.
 
 use std::fs::{self, File, FileType};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -18,6 +18,33 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64), Defect> {
     Ok((file, metadata.len()))
 }
 
+/// [`open`] for a file that need not be part of a model.
+pub(crate) fn open_any(path: &Path) -> Result<(File, u64), Defect> {
+    open(path).map_err(|defect| match defect {
+        Defect::Missing => Defect::NotThere,
+        other => other,
+    })
+}
+
+/// The whole of a file that need not be part of a model.
+pub(crate) fn read_any(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Defect> {
+    read_opened(open_any(path)?, limit_bytes)
+}
+
+pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Defect> {
+    read_opened(open(path)?, limit_bytes)
+}
+
+fn read_opened((file, found_bytes): (File, u64), limit_bytes: u64) -> Result<Vec<u8>, Defect> {
+    if found_bytes > limit_bytes {
+        return Err(Defect::FileTooLarge { found_bytes, limit_bytes });
+    }
+    let mut bytes = Vec::new();
+    // Should the file grow meanwhile, no more than was checked is read.
+    file.take(found_bytes).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Whether the folder has this entry, even as a broken link.
 pub(crate) fn is_listed(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
@@ -31,7 +58,7 @@ pub(crate) fn absence(path: &Path, error: io::Error) -> Defect {
     }
 }
 
-fn must_be_regular(found: FileType) -> Result<(), Defect> {
+pub(crate) fn must_be_regular(found: FileType) -> Result<(), Defect> {
     let found = match found {
         found if found.is_file() => return Ok(()),
         found if found.is_dir() => "a folder",

@@ -7,15 +7,13 @@ use std::path::Path;
 
 use evenkeel_device::{Queue, Tensor};
 use evenkeel_model::{ParamId, ParamSpec};
-use evenkeel_store::{
-    FileDtype, NewFolder, RawTensor, SafeTensorsFile, SafeTensorsWriter, TensorEntry, read_json,
-};
+use evenkeel_store::{FileDtype, NewFolder, RawTensor, SafeTensorsFile, SafeTensorsWriter, TensorEntry, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Error;
 use crate::run::Progress;
 use crate::trainer::Trainer;
-use crate::Error;
 
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
@@ -69,8 +67,9 @@ impl Kind {
 pub fn save(path: &Path, trainer: &Trainer, progress: &Progress, feed: Value) -> Result<(), Error> {
     let folder = NewFolder::create(path)?;
     let tensors: BTreeMap<String, &Tensor> = all(trainer).map(|(name, _, tensor)| (name, tensor)).collect();
-    let entries: Vec<TensorEntry> =
-        all(trainer).map(|(name, spec, _)| TensorEntry { name, dtype: FileDtype::F32, shape: spec.shape.clone() }).collect();
+    let entries: Vec<TensorEntry> = all(trainer)
+        .map(|(name, spec, _)| TensorEntry { name, dtype: FileDtype::F32, shape: spec.shape.clone() })
+        .collect();
     folder.file(TENSORS, |file| -> Result<(), Error> {
         let mut writer = SafeTensorsWriter::new(file, &entries, &BTreeMap::new())?;
         for name in writer.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>() {
@@ -116,9 +115,7 @@ fn all<'a>(trainer: &'a Trainer) -> impl Iterator<Item = (String, &'a ParamSpec,
 
 fn read_tensor(queue: &Queue, raw: RawTensor, tensor: &Tensor) -> Result<(), Error> {
     let cols = tensor.cols;
-    queue.write_rows(tensor, |first, rows| {
-        raw.read(first * cols..first * cols + rows.len(), rows).map_err(Error::from)
-    })
+    queue.write_rows(tensor, |first, rows| raw.read(first * cols..first * cols + rows.len(), rows).map_err(Error::from))
 }
 
 /// Hands on the elements of a tensor, row-major, a few rows at a time.

@@ -10,13 +10,9 @@ use crate::Error;
 use crate::checkpoint::write_pieces;
 
 /// Writes the weights, rounded to `dtype`, as transformers names and shards them.
-pub fn save_weights(
-    folder: &NewFolder,
-    parameters: &Parameters,
-    dtype: FileDtype,
-    queue: &Queue,
-) -> Result<(), Error> {
-    let entry = |spec: &evenkeel_model::ParamSpec| TensorEntry { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
+pub fn save_weights(folder: &NewFolder, parameters: &Parameters, dtype: FileDtype, queue: &Queue) -> Result<(), Error> {
+    let entry =
+        |spec: &evenkeel_model::ParamSpec| TensorEntry { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
     let entries: Vec<TensorEntry> = parameters.specs.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> =
         parameters.ids().map(|id| (parameters.specs[id.0].name.as_str(), id)).collect();

@@ -3,7 +3,9 @@
 //! [`Trainer`] holds one rank's state and makes steps. This crate opens no files itself (`store` does) and knows no
 //! network.
 
+pub mod checkpoint;
 mod error;
+mod export;
 mod optimizer;
 mod rate;
 mod run;
@@ -11,6 +13,7 @@ mod samples;
 mod trainer;
 
 pub use error::Error;
+pub use export::save_weights;
 pub use optimizer::{AdamW, AdamWOptions, Update};
 pub use rate::{Decay, Rate};
 pub use run::{Attendant, Feed, Limits, Plan, Progress, StepReport, Stop, run};

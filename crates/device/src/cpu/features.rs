@@ -30,13 +30,31 @@ pub(crate) enum Bf16Level {
     AmxTiles,
 }
 
+/// Holds the CPU below what it can do, to try what other CPUs do: one of [`CEILINGS`].
+const CEILING: &str = "EVENKEEL_CPU";
+const CEILINGS: [&str; 4] = ["portable", "avx2", "avx512", "amx"];
+
+/// The user's ceiling as a place in [`CEILINGS`]; the highest where none is set.
+pub(crate) fn ceiling() -> std::io::Result<usize> {
+    let Ok(wanted) = std::env::var(CEILING) else { return Ok(CEILINGS.len() - 1) };
+    CEILINGS.iter().position(|&name| name == wanted).ok_or_else(|| {
+        let known = CEILINGS.join(", ");
+        std::io::Error::other(format!("{CEILING} is `{}`, expected one of: {known}", wanted.escape_debug()))
+    })
+}
+
+fn is_allowed(level: &str) -> bool {
+    let ceiling = ceiling().unwrap_or(0);
+    CEILINGS[..=ceiling].contains(&level)
+}
+
 pub(crate) fn vector_level() -> VectorLevel {
     static LEVEL: OnceLock<VectorLevel> = OnceLock::new();
     *LEVEL.get_or_init(|| {
         let avx512 = ["avx512f", "avx512bw", "avx512dq", "avx512vl"];
-        if has_all(&avx512) {
+        if is_allowed("avx512") && has_all(&avx512) {
             VectorLevel::Avx512
-        } else if has_all(&["avx2", "fma"]) {
+        } else if is_allowed("avx2") && has_all(&["avx2", "fma"]) {
             VectorLevel::Avx2
         } else {
             VectorLevel::Portable
@@ -57,7 +75,7 @@ pub(crate) fn bf16_level() -> Bf16Level {
     *LEVEL.get_or_init(|| {
         if vector_level() < VectorLevel::Avx512 {
             Bf16Level::Widen
-        } else if enable_tiles() {
+        } else if is_allowed("amx") && enable_tiles() {
             Bf16Level::AmxTiles
         } else if has_all(&["avx512bf16"]) {
             Bf16Level::Avx512Bf16

@@ -110,6 +110,7 @@ struct WorkerQueue {
 impl CpuBackend {
     pub fn start(options: &CpuOptions) -> std::io::Result<CpuBackend> {
         assert!(options.threads > 0, "a device has at least one thread");
+        features::ceiling()?;
         features::enable_tiles();
         let reports = Arc::new(Reports::default());
         let memory = Memory::reserve(options.memory_bytes)?;

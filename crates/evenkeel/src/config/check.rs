@@ -1,0 +1,258 @@
+//! Keys against each other, and what is filled in from other keys.
+
+use std::path::PathBuf;
+
+use super::raw::RawConfig;
+use super::settings::{Architecture, DataSource, RecordFormat, Schedule, Settings};
+use super::{ModelSource, RunConfig, Sizes, TokenizerSource};
+use crate::Mistakes;
+
+/// Keys that describe a new model.
+const SIZES: [&str; 8] = [
+    "model.architecture",
+    "model.hidden",
+    "model.layers",
+    "model.heads",
+    "model.kv_heads",
+    "model.ffn",
+    "model.vocab",
+    "model.tied",
+];
+
+/// Tokens of a micro-batch; a machine that can hold more has not been seen.
+const MOST_TOKENS: usize = 1 << 26;
+
+impl RawConfig {
+    /// Reads every key and looks for contradictions; nothing is checked again after this.
+    pub fn check(mut self) -> Result<RunConfig, Mistakes> {
+        let mut settings = Settings::read(&mut self);
+        if self.incomplete {
+            return Err(self.into_mistakes().into());
+        }
+        let source = check_model(&mut self, &mut settings);
+        check_data(&mut self, &settings);
+        check_images(&mut self, &settings);
+        check_train(&mut self, &settings);
+        check_eval(&mut self, &settings);
+        if settings.output.save_dtype.is_some() && !settings.output.save_model {
+            let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
+            self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
+        }
+        let tokenizer = resolve(&mut settings);
+        match (source, self.into_mistakes()) {
+            (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings }),
+            (_, mistakes) => Err(mistakes.into()),
+        }
+    }
+}
+
+fn check_model(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSource> {
+    let sizes: Vec<&str> = SIZES.into_iter().filter(|key| raw.is_given(key)).collect();
+    let model = &mut settings.model;
+    if let (Some(_), Some(_)) = (&model.path, &model.config) {
+        let hint = "`model.path` starts from the folder's weights, `model.config` from random ones";
+        let what = "`model.path` and `model.config` are both set, expected one of them".to_owned();
+        raw.note_contradiction(&["model.config", "model.path"], what, Some(hint));
+        return None;
+    }
+    let file = model.path.as_ref().map(|_| "model.path").or(model.config.as_ref().map(|_| "model.config"));
+    if let (Some(file), Some(&first)) = (file, sizes.first()) {
+        let what = format!("{} set, but `{file}` has a model's sizes already", list(&sizes));
+        raw.note_contradiction(&[first, file], what, None);
+        return None;
+    }
+    if let Some(path) = &model.path {
+        return Some(ModelSource::Folder(path.clone()));
+    }
+    if let Some(config) = &model.config {
+        return Some(ModelSource::Config(config.clone()));
+    }
+    if sizes.is_empty() {
+        let hint = "set model.path, model.config, or model.hidden, layers, heads and ffn";
+        let what = "there is no model to train".to_owned();
+        raw.note_contradiction(&["model.path", "model.config"], what, Some(hint));
+        return None;
+    }
+    check_sizes(raw, settings)
+}
+
+fn check_sizes(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSource> {
+    let model = &mut settings.model;
+    model.architecture.get_or_insert(Architecture::Llama);
+    model.tied.get_or_insert(false);
+    model.kv_heads = model.kv_heads.or(model.heads);
+    let needed = ["model.hidden", "model.layers", "model.heads", "model.ffn"];
+    for missing in needed.into_iter().filter(|key| !raw.is_given(key)).collect::<Vec<_>>() {
+        let what = format!("`{missing}` is missing, a new model needs it");
+        raw.note_contradiction(&[], what, None);
+    }
+    if let (Some(hidden), Some(heads)) = (model.hidden, model.heads)
+        && !(hidden.is_multiple_of(heads) && (hidden / heads).is_multiple_of(2))
+    {
+        let what = format!("`model.hidden` is {hidden}, which {heads} heads cannot share in even parts");
+        let hint = "hidden must be heads times an even number";
+        raw.note_contradiction(&["model.hidden", "model.heads"], what, Some(hint));
+    }
+    if let (Some(heads), Some(kv_heads)) = (model.heads, model.kv_heads)
+        && !heads.is_multiple_of(kv_heads)
+    {
+        let what = format!("`model.kv_heads` is {kv_heads}, which does not divide the {heads} heads");
+        raw.note_contradiction(&["model.kv_heads", "model.heads"], what, None);
+    }
+    Some(ModelSource::Sizes(Sizes {
+        architecture: model.architecture?,
+        hidden: model.hidden?,
+        layers: model.layers?,
+        heads: model.heads?,
+        kv_heads: model.kv_heads?,
+        ffn: model.ffn?,
+        vocab: model.vocab,
+        tied: model.tied?,
+    }))
+}
+
+fn check_data(raw: &mut RawConfig, settings: &Settings) {
+    let data = &settings.data;
+    let source = data.source.name();
+    let synthetic = data.source == DataSource::Synthetic;
+    let of_records = matches!(data.source, DataSource::Jsonl | DataSource::Parquet);
+    if !synthetic && data.paths.is_empty() {
+        let what = format!("`data.source` is \"{source}\", but `data.paths` has no files");
+        raw.note_contradiction(&["data.source", "data.paths"], what, None);
+    }
+    let useless = [
+        ("data.paths", synthetic && !data.paths.is_empty(), "reads no files"),
+        ("data.eval_paths", synthetic && !data.eval_paths.is_empty(), "reads no files"),
+        ("data.records", !synthetic && data.records.is_some(), "has as many records as its files"),
+        ("data.separator", data.source != DataSource::Text && data.separator.is_some(), "needs no separator"),
+        ("data.format", !of_records && data.format != RecordFormat::Text, "has no records of several columns"),
+    ];
+    for (key, useless, why) in useless {
+        if useless {
+            let what = format!("`{key}` is set, but the source \"{source}\" {why}");
+            raw.note_contradiction(&[key, "data.source"], what, None);
+        }
+    }
+    if data.separator.as_deref() == Some("") {
+        let what = "`data.separator` is empty, expected a text".to_owned();
+        let hint = "leave it out to make each file one record";
+        raw.note_contradiction(&["data.separator"], what, Some(hint));
+    }
+    if data.chat_template.is_some() && data.format != RecordFormat::Messages {
+        let what = format!("`data.chat_template` is set, but `data.format` is \"{}\"", data.format.name());
+        let hint = "a template is for format \"messages\"";
+        raw.note_contradiction(&["data.chat_template", "data.format"], what, Some(hint));
+    }
+    if data.tokenizer.as_deref() == Some("") {
+        let what = "`data.tokenizer` is empty, expected \"bytes\" or a path".to_owned();
+        raw.note_contradiction(&["data.tokenizer"], what, None);
+    }
+}
+
+fn of_images(settings: &Settings) -> bool {
+    matches!(settings.data.source, DataSource::Images | DataSource::Cifar10)
+}
+
+fn check_images(raw: &mut RawConfig, settings: &Settings) {
+    if !of_images(settings) {
+        return;
+    }
+    let data = &settings.data;
+    let sizes = SIZES.into_iter().find(|key| raw.is_given(key));
+    let useless = [
+        ("data.packing", raw.is_given("data.packing") && data.packing),
+        ("data.tokenizer", data.tokenizer.is_some()),
+        ("sample.prompts", !settings.sample.prompts.is_empty()),
+    ];
+    let keys = useless.into_iter().filter_map(|(key, set)| set.then_some(key)).chain(sizes);
+    for key in keys.collect::<Vec<_>>() {
+        let what = format!("`{key}` is for text, but `data.source` is \"{}\"", data.source.name());
+        let hint = sizes.filter(|&sizes| sizes == key);
+        let hint = hint.map(|_| "a model of images comes from model.path or model.config");
+        raw.note_contradiction(&[key, "data.source"], what, hint);
+    }
+}
+
+fn check_train(raw: &mut RawConfig, settings: &Settings) {
+    let train = &settings.train;
+    let ends = ["train.steps", "train.epochs", "train.tokens"];
+    let has_end = train.steps.is_some() || train.epochs.is_some() || train.tokens.is_some();
+    if !has_end && train.minutes.is_none() {
+        let what = "training has no end".to_owned();
+        let hint = "set train.steps, train.epochs, train.tokens or train.minutes";
+        raw.note_contradiction(&[&ends[..], &["train.minutes"]].concat(), what, Some(hint));
+    } else if !has_end && train.schedule != Schedule::Constant {
+        let name = train.schedule.name();
+        let what = format!("`train.schedule` is \"{name}\", which needs an end that does not depend on the clock");
+        let hint = "set train.steps, train.epochs or train.tokens too, or train.schedule to \"constant\"";
+        raw.note_contradiction(&[&["train.schedule"], &ends[..]].concat(), what, Some(hint));
+    }
+    if train.min_lr > train.lr {
+        let what = format!("`train.min_lr` is {}, more than `train.lr`, {}", train.min_lr, train.lr);
+        raw.note_contradiction(&["train.min_lr", "train.lr"], what, None);
+    } else if train.min_lr > 0.0 && train.schedule == Schedule::Constant {
+        let what = format!("`train.min_lr` is {}, but `train.schedule` is \"constant\"", train.min_lr);
+        raw.note_contradiction(&["train.min_lr", "train.schedule"], what, None);
+    }
+    if let Some(steps) = train.steps.filter(|&steps| train.warmup_steps > steps) {
+        let what = format!("`train.warmup_steps` is {}, more than `train.steps`, {steps}", train.warmup_steps);
+        raw.note_contradiction(&["train.warmup_steps", "train.steps"], what, None);
+    }
+    let tokens = train.batch * settings.data.sequence;
+    if !of_images(settings) && tokens > MOST_TOKENS {
+        let what = format!("a micro-batch has {tokens} tokens, the limit is {MOST_TOKENS}");
+        let hint = "lower train.batch or data.sequence and raise train.accumulate";
+        raw.note_contradiction(&["train.batch", "data.sequence"], what, Some(hint));
+    }
+}
+
+fn check_eval(raw: &mut RawConfig, settings: &Settings) {
+    let data = &settings.data;
+    if data.holdout > 0 && !data.eval_paths.is_empty() {
+        let what = "`data.holdout` and `data.eval_paths` are both set, expected one of them".to_owned();
+        raw.note_contradiction(&["data.holdout", "data.eval_paths"], what, None);
+    }
+    if data.holdout == 1 {
+        let what = "`data.holdout` is 1, which leaves nothing to train on".to_owned();
+        raw.note_contradiction(&["data.holdout"], what, Some("use 2 or more, or 0 to keep no records back"));
+    }
+    if let Some(every) = settings.eval.every.filter(|_| !has_eval_data(settings)) {
+        let what = format!("`eval.every` is {every}, but there is nothing to evaluate on");
+        let hint = "set data.holdout or data.eval_paths";
+        raw.note_contradiction(&["eval.every", "data.holdout", "data.eval_paths"], what, Some(hint));
+    }
+}
+
+fn has_eval_data(settings: &Settings) -> bool {
+    settings.data.holdout > 0 || !settings.data.eval_paths.is_empty()
+}
+
+/// Fills in what follows from other keys, so that the resolved file says what will happen.
+fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
+    let of_images = of_images(settings);
+    settings.data.packing &= !of_images;
+    if settings.data.source == DataSource::Synthetic {
+        settings.data.records.get_or_insert(1024);
+    }
+    if has_eval_data(settings) {
+        settings.eval.every.get_or_insert(100);
+    }
+    if settings.output.save_model {
+        settings.output.save_dtype.get_or_insert(settings.train.dtype);
+    }
+    if of_images {
+        return None;
+    }
+    let folder = settings.model.path.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let tokenizer = settings.data.tokenizer.get_or_insert(folder.unwrap_or_else(|| "bytes".to_owned()));
+    Some(match tokenizer.as_str() {
+        "bytes" => TokenizerSource::Bytes,
+        path => TokenizerSource::Path(PathBuf::from(path)),
+    })
+}
+
+fn list(keys: &[&str]) -> String {
+    let quoted: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+    let verb = if keys.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", quoted.join(", "))
+}

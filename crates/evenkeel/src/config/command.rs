@@ -1,0 +1,85 @@
+//! `evenkeel config`, and the flags that every command with a configuration takes.
+
+use std::path::PathBuf;
+
+use super::{RawConfig, RunConfig, explain};
+use crate::Mistakes;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Lists every key: its type, default and meaning.
+    #[arg(long, conflicts_with = "file")]
+    explain: bool,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+/// A file and what the command line changes in it. Values are read as `--set` reads them, so they have the same bounds.
+#[derive(clap::Args)]
+pub struct Overrides {
+    /// The run's configuration, TOML.
+    file: Option<PathBuf>,
+    /// Steps to train (train.steps).
+    #[arg(long, value_name = "N")]
+    steps: Option<String>,
+    /// Learning rate after the warmup (train.lr).
+    #[arg(long, value_name = "RATE")]
+    lr: Option<String>,
+    /// Sequences of a micro-batch (train.batch).
+    #[arg(long, value_name = "N")]
+    batch: Option<String>,
+    /// Tokens of a sequence (data.sequence).
+    #[arg(long, value_name = "N")]
+    sequence: Option<String>,
+    /// What is computed in, f32 or bf16 (train.dtype).
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<String>,
+    /// Folder of everything that is written (output.folder).
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<String>,
+    /// Seed of weights, data and training (model.seed, data.seed, train.seed).
+    #[arg(long, value_name = "N")]
+    seed: Option<String>,
+    /// Changes any key; may be repeated, and comes after the other flags.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Overrides {
+    /// The configuration that a run has, or everything that is wrong with it.
+    pub fn read(&self) -> Result<RunConfig, Mistakes> {
+        const MOST_BYTES: u64 = 1 << 20;
+        let mut raw = RawConfig::new();
+        if let Some(file) = &self.file {
+            match evenkeel_store::read_text(file, MOST_BYTES) {
+                Ok(text) => raw.read_file(&file.display().to_string(), &text),
+                Err(error) => raw.note_unreadable(&error),
+            }
+        }
+        let flags: [(&'static str, &Option<String>, &[&str]); 7] = [
+            ("--steps", &self.steps, &["train.steps"]),
+            ("--lr", &self.lr, &["train.lr"]),
+            ("--batch", &self.batch, &["train.batch"]),
+            ("--sequence", &self.sequence, &["data.sequence"]),
+            ("--dtype", &self.dtype, &["train.dtype"]),
+            ("--output", &self.output, &["output.folder"]),
+            ("--seed", &self.seed, &["model.seed", "data.seed", "train.seed"]),
+        ];
+        for (flag, value, keys) in flags {
+            for (value, key) in value.iter().flat_map(|value| keys.iter().map(move |key| (value, key))) {
+                raw.set(flag, &format!("{key}={value}"));
+            }
+        }
+        for assignment in &self.set {
+            raw.set("--set", assignment);
+        }
+        raw.check()
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Mistakes> {
+    if arguments.explain {
+        return Ok(explain());
+    }
+    Ok(arguments.overrides.read()?.to_toml().trim_end().to_owned())
+}

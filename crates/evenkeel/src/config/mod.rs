@@ -1,0 +1,102 @@
+//! The configuration of a run: what is written in a TOML file and on the command line, checked once.
+//!
+//! `settings.rs` is the table of keys; everything else follows from it. [`RawConfig`] holds what was given and where,
+//! [`RawConfig::check`] reports every mistake at once, and a [`RunConfig`] has none: nothing below validates it again.
+//! Whether files exist is not asked here; who opens them says so.
+
+mod check;
+mod command;
+mod explain;
+mod nearest;
+mod raw;
+mod setting;
+mod settings;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+pub use command::{Arguments, run};
+pub use explain::explain;
+pub use raw::RawConfig;
+pub use settings::{Architecture, Settings};
+
+/// A configuration without mistakes, every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunConfig {
+    pub source: ModelSource,
+    /// None for images.
+    pub tokenizer: Option<TokenizerSource>,
+    pub settings: Settings,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// A Hugging Face folder with weights.
+    Folder(PathBuf),
+    /// A config.json, to start from random weights.
+    Config(PathBuf),
+    /// A new model with random weights.
+    Sizes(Sizes),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sizes {
+    pub architecture: Architecture,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub ffn: usize,
+    /// The tokenizer's if None.
+    pub vocab: Option<usize>,
+    pub tied: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenizerSource {
+    Bytes,
+    /// A tokenizer.json or a folder with one.
+    Path(PathBuf),
+}
+
+impl RunConfig {
+    /// The file that gives this configuration again.
+    pub fn to_toml(&self) -> String {
+        let mut text = format!("# {}\n", self.describe());
+        for (section, values) in self.settings.values() {
+            if !values.is_empty() {
+                let _ = write!(text, "\n[{section}]\n");
+            }
+            for (key, value) in values {
+                let _ = writeln!(text, "{key} = {}", setting::in_toml(&value));
+            }
+        }
+        text
+    }
+
+    /// One line. Paths are quoted, so that none can end it.
+    fn describe(&self) -> String {
+        let model = match &self.source {
+            ModelSource::Folder(path) => format!("Fine-tunes the model in {path:?}"),
+            ModelSource::Config(path) => format!("Pre-trains the model that {path:?} describes"),
+            ModelSource::Sizes(sizes) => {
+                let Sizes { architecture, hidden, layers, heads, kv_heads, ffn, vocab, tied } = sizes;
+                let (name, tied) = (architecture.name(), if *tied { ", tied" } else { "" });
+                let vocab =
+                    vocab.map_or("the tokenizer's vocabulary".to_owned(), |vocab| format!("vocabulary {vocab}"));
+                format!(
+                    "Pre-trains a new {name}: {layers} layers, hidden {hidden}, {heads} heads ({kv_heads} for keys and \
+                     values), FFN {ffn}, {vocab}{tied}"
+                )
+            }
+        };
+        match &self.tokenizer {
+            None => format!("{model}, on images."),
+            Some(TokenizerSource::Bytes) => format!("{model}, on bytes."),
+            Some(TokenizerSource::Path(path)) => format!("{model}, on tokens of {path:?}."),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What was written, where, and what is wrong with each key by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+
+use toml::Value;
+use toml::de::{DeTable, DeValue};
+
+use super::Settings;
+use super::nearest::nearest;
+use super::setting::{Bounds, Kind, Setting, in_toml};
+use super::table::{Section, Source};
+use crate::Mistake;
+
+/// Values as they were given, not yet checked against each other. Later ones replace earlier ones.
+pub struct RawConfig {
+    sections: Vec<Section>,
+    /// `section.key` → value.
+    given: BTreeMap<String, Given>,
+    /// Keys whose value could not be read; placeholders stand for them.
+    unread: BTreeSet<String>,
+    findings: Vec<Finding>,
+    /// A file that could not be read whole may hold keys that were not seen, so a missing key proves nothing.
+    pub(super) incomplete: bool,
+}
+
+struct Given {
+    value: Value,
+    place: Place,
+}
+
+/// Where something was given. Ordered as mistakes are reported.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    File { name: String, line: usize },
+    Flag(&'static str),
+    Nowhere,
+}
+
+struct Finding {
+    place: Place,
+    what: String,
+    hint: Option<String>,
+}
+
+impl RawConfig {
+    pub fn new() -> RawConfig {
+        let (given, unread) = (BTreeMap::new(), BTreeSet::new());
+        RawConfig { sections: Settings::sections(), given, unread, findings: Vec::new(), incomplete: false }
+    }
+
+    /// Takes everything from a file that can be understood and notes the rest. `name` is for messages.
+    pub fn read_file(&mut self, name: &str, text: &str) {
+        let (document, errors) = DeTable::parse_recoverable(text);
+        let line_ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+        let line_of = |span: Range<usize>| line_ends.partition_point(|&end| end < span.start) + 1;
+        let mut broken_lines = BTreeSet::new();
+        for error in errors {
+            let line = line_of(error.span().unwrap_or(0..0));
+            // One slip often has several consequences on its line; the first names it best.
+            if broken_lines.insert(line) {
+                let place = Place::File { name: name.to_owned(), line };
+                self.note(place, format!("is not TOML: {}", printable(error.message())), None);
+            }
+        }
+        self.incomplete |= !broken_lines.is_empty();
+        for (section, content) in document.get_ref() {
+            let place_of = |span: Range<usize>| Place::File { name: name.to_owned(), line: line_of(span) };
+            let section_place = place_of(section.span());
+            let section_name: &str = section.get_ref();
+            let known = self.sections.iter().any(|section| section.name == section_name);
+            match content.get_ref() {
+                DeValue::Table(keys) if known => {
+                    for (key, value) in keys {
+                        let place = place_of(key.span());
+                        let broken = matches!(place, Place::File { line, .. } if broken_lines.contains(&line));
+                        let value = Some(value.get_ref()).filter(|_| !broken).map(owned);
+                        self.give(section_name, key.get_ref(), place, value);
+                    }
+                }
+                DeValue::Table(_) => self.note_unknown_section(section_place, section_name),
+                _ if matches!(&section_place, Place::File { line, .. } if broken_lines.contains(line)) => (),
+                value if known => {
+                    let found = show(&owned(value));
+                    self.note(section_place, format!("`{section_name}` is {found}, expected a section"), None);
+                }
+                _ => self.note_unknown_key(section_place, None, section_name),
+            }
+        }
+    }
+
+    /// `section.key=value` from the command line. Texts need no quotes, and a list of one no brackets.
+    pub fn set(&mut self, flag: &'static str, assignment: &str) {
+        let place = Place::Flag(flag);
+        let parts = assignment.split_once('=').and_then(|(name, words)| Some((name.trim().split_once('.')?, words)));
+        let Some(((section, key), words)) = parts else {
+            let what = format!("`{}` is no assignment, expected section.key=value", printable(assignment));
+            return self.note(place, what, Some("for example --set train.lr=1e-4".to_owned()));
+        };
+        let Some(known) = self.sections.iter().find(|known| known.name == section) else {
+            return self.note_unknown_section(place, section);
+        };
+        let kind = known.keys.iter().find(|known| known.name == key).map(|known| known.kind);
+        let value = kind.map(|kind| from_words(kind, words));
+        self.give(section, key, place, value);
+    }
+
+    /// A file that could not be read at all.
+    pub fn note_unreadable(&mut self, error: &evenkeel_store::Error) {
+        self.incomplete = true;
+        let hint = "`evenkeel config --explain` says what a configuration can hold".to_owned();
+        self.note(Place::Nowhere, error.to_string(), Some(hint));
+    }
+
+    /// Notes that the values of these keys contradict each other, unless one of them could not be read. The first of
+    /// them that was given says where.
+    pub(super) fn note_contradiction(&mut self, keys: &[&str], what: String, hint: Option<&str>) {
+        if keys.iter().any(|&key| self.unread.contains(key)) {
+            return;
+        }
+        let place =
+            keys.iter().find_map(|&key| self.given.get(key)).map_or(Place::Nowhere, |given| given.place.clone());
+        self.note(place, what, hint.map(str::to_owned));
+    }
+
+    pub(super) fn is_given(&self, key: &str) -> bool {
+        self.given.contains_key(key)
+    }
+
+    /// Everything that is wrong, in the order of the file, then of the command line, then what is missing.
+    pub(super) fn into_mistakes(mut self) -> Vec<Mistake> {
+        self.findings.sort_by(|a, b| a.place.cmp(&b.place));
+        let mistake = |finding: Finding| Mistake {
+            what: match &finding.place {
+                Place::Nowhere => finding.what,
+                place => format!("{place}: {}", finding.what),
+            },
+            hint: finding.hint,
+        };
+        self.findings.into_iter().map(mistake).collect()
+    }
+
+    /// `value` is None where the file is broken, or the key unknown.
+    fn give(&mut self, section: &str, key: &str, place: Place, value: Option<Value>) {
+        let known = self.sections.iter().find(|known| known.name == section);
+        if !known.is_some_and(|known| known.keys.iter().any(|known| known.name == key)) {
+            return self.note_unknown_key(place, Some(section), key);
+        }
+        let name = format!("{section}.{key}");
+        match value {
+            Some(value) => {
+                self.unread.remove(&name);
+                self.given.insert(name, Given { value, place });
+            }
+            None => {
+                self.unread.insert(name);
+            }
+        }
+    }
+
+    fn note(&mut self, place: Place, what: String, hint: Option<String>) {
+        self.findings.push(Finding { place, what, hint });
+    }
+
+    fn note_unknown_section(&mut self, place: Place, section: &str) {
+        let names: Vec<&str> = self.sections.iter().map(|known| known.name).collect();
+        let hint = match nearest(section, names.iter().copied()) {
+            Some(meant) => format!("did you mean [{meant}]?"),
+            None => format!("the sections are {}", names.join(", ")),
+        };
+        self.note(place, format!("unknown section `{}`", printable(section)), Some(hint));
+    }
+
+    fn note_unknown_key(&mut self, place: Place, section: Option<&str>, key: &str) {
+        let of = |wanted: Option<&str>| {
+            let sections = self.sections.iter().filter(move |known| wanted.is_none_or(|wanted| known.name == wanted));
+            sections.flat_map(|known| known.keys.iter().map(|key| (known.name, key.name))).collect::<Vec<_>>()
+        };
+        let meant = |wanted: Option<&str>| {
+            let keys = of(wanted);
+            let name = nearest(key, keys.iter().map(|&(_, key)| key))?;
+            keys.into_iter().find(|&(_, key)| key == name)
+        };
+        let elsewhere = of(None).into_iter().find(|&(_, name)| name == key);
+        let hint = match meant(section).filter(|_| section.is_some()).or(elsewhere).or_else(|| meant(None)) {
+            Some((section, key)) => format!("did you mean `{section}.{key}`?"),
+            None => "`evenkeel config --explain` lists every key".to_owned(),
+        };
+        let name = section.map_or(key.to_owned(), |section| format!("{section}.{key}"));
+        self.note(place, format!("unknown key `{}`", printable(&name)), Some(hint));
+    }
+}
+
+impl Source for RawConfig {
+    fn take<T: Setting>(&mut self, section: &'static str, key: &'static str, default: Option<T>, bounds: Bounds) -> T {
+        let name = format!("{section}.{key}");
+        let kind = T::kind(bounds);
+        let Some(given) = self.given.get(&name) else {
+            if let Some(value) = default.or_else(T::absent) {
+                return value;
+            }
+            if !self.incomplete {
+                let what = format!("`{name}` is missing, expected {}", kind.expected());
+                self.note(Place::Nowhere, what, None);
+            }
+            self.unread.insert(name);
+            return T::placeholder();
+        };
+        if let Some(value) = T::read(&given.value, bounds) {
+            return value;
+        }
+        let what = format!("`{name}` is {}, expected {}", show(&given.value), kind.expected());
+        let (place, hint) = (given.place.clone(), misreading(kind, &given.value));
+        self.note(place, what, hint);
+        self.unread.insert(name);
+        T::placeholder()
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File { name, line } => write!(out, "{name}:{line}"),
+            Place::Flag(flag) => out.write_str(flag),
+            Place::Nowhere => Ok(()),
+        }
+    }
+}
+
+/// How a value of the wrong type or name may have come about.
+fn misreading(kind: Kind, value: &Value) -> Option<String> {
+    let text = value.as_str()?;
+    match kind {
+        Kind::Choice(names) => nearest(text, names.iter().copied()).map(|meant| format!("did you mean \"{meant}\"?")),
+        Kind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
+        Kind::Whole(_) | Kind::Number(_) if text.parse::<f64>().is_ok() => Some("write it without quotes".to_owned()),
+        Kind::Texts | Kind::Paths => Some("put it in brackets".to_owned()),
+        _ => None,
+    }
+}
+
+fn from_words(kind: Kind, words: &str) -> Value {
+    let trimmed = words.trim();
+    let quoted = trimmed.starts_with(['"', '\'']);
+    let text = || Value::String(words.to_owned());
+    if kind.is_text() && !quoted {
+        return text();
+    }
+    let value = DeValue::parse(trimmed).map_or_else(|_| text(), |value| owned(value.get_ref()));
+    if !kind.is_list() || value.is_array() {
+        return value;
+    }
+    Value::Array(vec![if quoted { value } else { text() }])
+}
+
+fn owned(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::String(text) => Value::String(text.clone().into_owned()),
+        // What does not fit an i64 is out of every key's bounds; as a number it can still be shown.
+        DeValue::Integer(whole) => i64::from_str_radix(whole.as_str(), whole.radix())
+            .map_or_else(|_| Value::Float(whole.as_str().parse().unwrap_or(f64::NAN)), Value::Integer),
+        DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Value::Boolean(*flag),
+        DeValue::Datetime(time) => Value::Datetime(*time),
+        DeValue::Array(values) => Value::Array(values.iter().map(|value| owned(value.get_ref())).collect()),
+        DeValue::Table(table) => Value::Table(
+            table.iter().map(|(key, value)| (key.get_ref().clone().into_owned(), owned(value.get_ref()))).collect(),
+        ),
+    }
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("\"{}\"", printable(text)),
+        Value::Table(_) => "a table".to_owned(),
+        value => printable(&in_toml(value)),
+    }
+}
+
+/// The beginning of a text, without control characters.
+fn printable(text: &str) -> String {
+    const SHOWN: usize = 80;
+    let mut short: String = text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        short.push('…');
+    }
+    short
+}

@@ -1,0 +1,316 @@
+//! What a key can hold: types that are read from TOML within bounds and written back.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use toml::Value;
+
+/// A type that a key can have.
+pub trait Setting: Sized {
+    fn kind(bounds: Bounds) -> Kind;
+
+    /// None if the value is of another type or out of bounds.
+    fn read(value: &Value, bounds: Bounds) -> Option<Self>;
+
+    /// None if it stands for a key that is not set.
+    fn write(&self) -> Option<Value>;
+
+    /// What a key without default is when it is not given; None makes the key required.
+    fn absent() -> Option<Self> {
+        None
+    }
+
+    /// Stands in for a value that could not be read while the other mistakes are looked for.
+    fn placeholder() -> Self;
+}
+
+/// The numbers that a key accepts. Every bound is small enough for an f64 to hold it exactly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    least: f64,
+    most: f64,
+    least_excluded: bool,
+    most_excluded: bool,
+}
+
+pub fn anything() -> Bounds {
+    Bounds { least: f64::NEG_INFINITY, most: f64::INFINITY, least_excluded: false, most_excluded: false }
+}
+
+/// This and more.
+pub fn from(least: impl Into<f64>) -> Bounds {
+    Bounds { least: least.into(), ..anything() }
+}
+
+/// More than this.
+pub fn above(least: impl Into<f64>) -> Bounds {
+    Bounds { least_excluded: true, ..from(least) }
+}
+
+impl Bounds {
+    pub fn to(self, most: impl Into<f64>) -> Bounds {
+        Bounds { most: most.into(), most_excluded: false, ..self }
+    }
+
+    pub fn below(self, most: impl Into<f64>) -> Bounds {
+        Bounds { most_excluded: true, ..self.to(most) }
+    }
+
+    fn contains(self, value: f64) -> bool {
+        let least = if self.least_excluded { value > self.least } else { value >= self.least };
+        let most = if self.most_excluded { value < self.most } else { value <= self.most };
+        least && most && value.is_finite()
+    }
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.least.is_finite() {
+            write!(out, " {} {}", if self.least_excluded { "above" } else { "from" }, self.least)?;
+        }
+        if self.most.is_finite() {
+            let words = match (self.least_excluded, self.most_excluded) {
+                (_, true) => ", below",
+                (true, false) => ", up to",
+                (false, false) => " to",
+            };
+            write!(out, "{words} {}", self.most)?;
+        }
+        Ok(())
+    }
+}
+
+/// The form of a key's values, for messages, for `--explain` and for the words after `--set`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Flag,
+    Whole(Bounds),
+    Number(Bounds),
+    Text,
+    Path,
+    Texts,
+    Paths,
+    Choice(&'static [&'static str]),
+}
+
+impl Kind {
+    /// Whether `--set` takes the words as they are, without quotes.
+    pub fn is_text(self) -> bool {
+        matches!(self, Kind::Text | Kind::Path | Kind::Choice(_))
+    }
+
+    pub fn is_list(self) -> bool {
+        matches!(self, Kind::Texts | Kind::Paths)
+    }
+
+    /// For `expected …` in a message.
+    pub fn expected(self) -> String {
+        match self {
+            Kind::Flag => self.to_string(),
+            Kind::Choice([_]) => self.to_string(),
+            Kind::Choice(_) => format!("one of {self}"),
+            _ => format!("a {self}"),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Flag => out.write_str("true or false"),
+            Kind::Whole(bounds) => write!(out, "whole number{bounds}"),
+            Kind::Number(bounds) => write!(out, "number{bounds}"),
+            Kind::Text => out.write_str("text"),
+            Kind::Path => out.write_str("path"),
+            Kind::Texts => out.write_str("list of texts"),
+            Kind::Paths => out.write_str("list of paths"),
+            Kind::Choice(names) => {
+                let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+                out.write_str(&quoted.join(", "))
+            }
+        }
+    }
+}
+
+/// A value as a file has it. Small and large numbers keep their exponent.
+pub fn in_toml(value: &Value) -> String {
+    match value {
+        Value::Float(number) if number.is_finite() => format!("{number:?}"),
+        value => value.to_string(),
+    }
+}
+
+impl Setting for bool {
+    fn kind(_: Bounds) -> Kind {
+        Kind::Flag
+    }
+
+    fn read(value: &Value, _: Bounds) -> Option<bool> {
+        value.as_bool()
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Boolean(*self))
+    }
+
+    fn placeholder() -> bool {
+        false
+    }
+}
+
+macro_rules! whole_numbers {
+    ($($type:ty),+) => {$(
+        impl Setting for $type {
+            fn kind(bounds: Bounds) -> Kind {
+                Kind::Whole(bounds)
+            }
+
+            fn read(value: &Value, bounds: Bounds) -> Option<$type> {
+                let whole = value.as_integer().filter(|&whole| bounds.contains(whole as f64))?;
+                whole.try_into().ok()
+            }
+
+            fn write(&self) -> Option<Value> {
+                // Read from an i64, or a small default.
+                Some(Value::Integer(*self as i64))
+            }
+
+            fn placeholder() -> $type {
+                1
+            }
+        }
+    )+};
+}
+
+whole_numbers!(usize, u64, u32);
+
+impl Setting for f64 {
+    fn kind(bounds: Bounds) -> Kind {
+        Kind::Number(bounds)
+    }
+
+    fn read(value: &Value, bounds: Bounds) -> Option<f64> {
+        let number = value.as_float().or(value.as_integer().map(|whole| whole as f64))?;
+        Some(number).filter(|&number| bounds.contains(number))
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Float(*self))
+    }
+
+    fn placeholder() -> f64 {
+        1.0
+    }
+}
+
+impl Setting for String {
+    fn kind(_: Bounds) -> Kind {
+        Kind::Text
+    }
+
+    fn read(value: &Value, _: Bounds) -> Option<String> {
+        value.as_str().map(str::to_owned)
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.clone()))
+    }
+
+    fn placeholder() -> String {
+        String::new()
+    }
+}
+
+impl Setting for PathBuf {
+    fn kind(_: Bounds) -> Kind {
+        Kind::Path
+    }
+
+    fn read(value: &Value, _: Bounds) -> Option<PathBuf> {
+        value.as_str().filter(|path| !path.is_empty() && !path.contains('\0')).map(PathBuf::from)
+    }
+
+    fn write(&self) -> Option<Value> {
+        // Read from a text, so nothing is lost.
+        Some(Value::String(self.to_string_lossy().into_owned()))
+    }
+
+    fn placeholder() -> PathBuf {
+        PathBuf::new()
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    fn kind(bounds: Bounds) -> Kind {
+        if T::kind(bounds) == Kind::Path { Kind::Paths } else { Kind::Texts }
+    }
+
+    fn read(value: &Value, bounds: Bounds) -> Option<Vec<T>> {
+        value.as_array()?.iter().map(|value| T::read(value, bounds)).collect()
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Array(self.iter().filter_map(T::write).collect()))
+    }
+
+    fn placeholder() -> Vec<T> {
+        Vec::new()
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    fn kind(bounds: Bounds) -> Kind {
+        T::kind(bounds)
+    }
+
+    fn read(value: &Value, bounds: Bounds) -> Option<Option<T>> {
+        T::read(value, bounds).map(Some)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.as_ref().and_then(T::write)
+    }
+
+    fn absent() -> Option<Option<T>> {
+        Some(None)
+    }
+
+    fn placeholder() -> Option<T> {
+        None
+    }
+}
+
+/// An enum whose values have one name each.
+macro_rules! choices {
+    ($($(#[$attribute:meta])* $type:ident { $first:ident = $first_name:literal $(, $other:ident = $name:literal)* })+) => {$(
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type { $first $(, $other)* }
+
+        impl $type {
+            pub fn name(self) -> &'static str {
+                match self { $type::$first => $first_name $(, $type::$other => $name)* }
+            }
+        }
+
+        impl $crate::config::setting::Setting for $type {
+            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::Kind {
+                $crate::config::setting::Kind::Choice(&[$first_name $(, $name)*])
+            }
+
+            fn read(value: &toml::Value, _: $crate::config::setting::Bounds) -> Option<$type> {
+                [$type::$first $(, $type::$other)*].into_iter().find(|choice| value.as_str() == Some(choice.name()))
+            }
+
+            fn write(&self) -> Option<toml::Value> {
+                Some(toml::Value::String(self.name().to_owned()))
+            }
+
+            fn placeholder() -> $type {
+                $type::$first
+            }
+        }
+    )+};
+}
+
+pub(super) use choices;

@@ -1,0 +1,180 @@
+//! The table of keys: one line each for the file, `--set`, `--explain` and the struct that a run reads.
+
+use std::path::PathBuf;
+
+use super::setting::{above, choices, from};
+use super::table::settings;
+
+choices! {
+    Architecture { Llama = "llama" }
+    DataSource {
+        Synthetic = "synthetic", Text = "text", Jsonl = "jsonl", Parquet = "parquet", Images = "images",
+        Cifar10 = "cifar10"
+    }
+    RecordFormat { Text = "text", Alpaca = "alpaca", Messages = "messages" }
+    Schedule { Cosine = "cosine", Linear = "linear", Constant = "constant" }
+    Dtype { F32 = "f32", Bf16 = "bf16" }
+}
+
+const MOST_SIZE: u32 = 1 << 24;
+const A_BILLION: u32 = 1_000_000_000;
+
+settings! {
+    /// What is trained: a folder, a config.json, or the sizes of a new model.
+    [model] Model {
+        /// Folder of a Hugging Face model to fine-tune.
+        path: Option<PathBuf>;
+        /// A config.json to pre-train from random weights.
+        config: Option<PathBuf>;
+        /// Architecture of a new model; "llama" where sizes are given.
+        architecture: Option<Architecture>;
+        /// Width of the residual stream of a new model.
+        hidden: Option<usize>, from(1).to(MOST_SIZE);
+        /// Layers of a new model.
+        layers: Option<usize>, from(1).to(4096);
+        /// Attention heads of a new model.
+        heads: Option<usize>, from(1).to(MOST_SIZE);
+        /// Heads for keys and values of a new model; as many as heads if not set.
+        kv_heads: Option<usize>, from(1).to(MOST_SIZE);
+        /// Width of the feed-forward layers of a new model.
+        ffn: Option<usize>, from(1).to(MOST_SIZE);
+        /// Vocabulary of a new model; the tokenizer's if not set.
+        vocab: Option<usize>, from(2).to(MOST_SIZE);
+        /// Whether a new model's head is its embedding; false if not set.
+        tied: Option<bool>;
+        /// Seed of random weights.
+        seed: u64 = 0, from(0);
+    }
+
+    /// What it is trained on.
+    [data] Data {
+        /// Where records come from.
+        source: DataSource;
+        /// Files to read, for every source but "synthetic".
+        paths: Vec<PathBuf> = Vec::new();
+        /// Text between two records of a text file; a whole file is one record if not set.
+        separator: Option<String>;
+        /// What a record holds: plain text, instruction and answer, or a conversation.
+        format: RecordFormat = RecordFormat::Text;
+        /// Column of the text, in format "text".
+        text_column: String = "text".to_owned();
+        /// Column of the instruction, in format "alpaca".
+        instruction_column: String = "instruction".to_owned();
+        /// Column of the instruction's input, in format "alpaca".
+        input_column: String = "input".to_owned();
+        /// Column of the answer, in format "alpaca".
+        output_column: String = "output".to_owned();
+        /// Column of the conversation, in format "messages".
+        messages_column: String = "messages".to_owned();
+        /// "bytes", a tokenizer.json, or a folder with one; model.path if not set, else "bytes".
+        tokenizer: Option<String>;
+        /// File with the template of conversations; the model's own if not set.
+        chat_template: Option<PathBuf>;
+        /// Tokens of a sequence.
+        sequence: usize = 1024, from(2).to(1 << 20);
+        /// Whether short records share a sequence; not for images.
+        packing: bool = true;
+        /// Whether records come in a new order every epoch.
+        shuffle: bool = true;
+        /// Seed of the order and of synthetic records.
+        seed: u64 = 0, from(0);
+        /// Threads that prepare records.
+        workers: usize = 1, from(1).to(256);
+        /// One record in this many is kept for evaluation; 0 keeps none.
+        holdout: u64 = 0, from(0);
+        /// Files to evaluate on.
+        eval_paths: Vec<PathBuf> = Vec::new();
+        /// Records of the synthetic source; 1024 if not set.
+        records: Option<u64>, from(1).to(A_BILLION);
+    }
+
+    /// How it is trained. Training ends at the first of steps, epochs, tokens and minutes; one of them is needed.
+    [train] Train {
+        /// Sequences (or images) of a micro-batch.
+        batch: usize = 8, from(1).to(65536);
+        /// Micro-batches of a step.
+        accumulate: usize = 1, from(1).to(65536);
+        /// Steps to train.
+        steps: Option<u32>, from(1).to(A_BILLION);
+        /// Times to go through the data.
+        epochs: Option<u32>, from(1).to(1_000_000);
+        /// Tokens to train on, padding not counted.
+        tokens: Option<u64>, from(1);
+        /// Minutes to train.
+        minutes: Option<f64>, above(0).to(10_000_000);
+        /// Learning rate after the warmup.
+        lr: f64 = 3e-4, above(0).to(100);
+        /// Learning rate at the end of the schedule.
+        min_lr: f64 = 0.0, from(0).to(100);
+        /// Steps over which the learning rate rises from 0.
+        warmup_steps: u32 = 0, from(0).to(A_BILLION);
+        /// How the learning rate falls after the warmup.
+        schedule: Schedule = Schedule::Cosine;
+        /// AdamW's decay of the mean of gradients.
+        beta1: f64 = 0.9, from(0).below(1);
+        /// AdamW's decay of the mean of squared gradients.
+        beta2: f64 = 0.95, from(0).below(1);
+        /// AdamW's term against division by zero.
+        epsilon: f64 = 1e-8, above(0).to(1);
+        /// AdamW's weight decay.
+        weight_decay: f64 = 0.1, from(0).to(100);
+        /// Gradients are scaled down to this global norm; 0 leaves them.
+        clip_norm: f64 = 1.0, from(0).to(1_000_000);
+        /// Share of the target's probability spread over the vocabulary.
+        label_smoothing: f64 = 0.0, from(0).below(1);
+        /// What is computed in; weights and sums are kept in f32.
+        dtype: Dtype = Dtype::F32;
+        /// Whether activations are computed again in backward, to save memory.
+        recompute: bool = false;
+        /// Seed of what is random in a step.
+        seed: u64 = 0, from(0);
+        /// Steps in a row that may be skipped because their loss or gradients are not finite.
+        nonfinite_limit: u32 = 10, from(0).to(A_BILLION);
+    }
+
+    /// Evaluation on records that are not trained on.
+    [eval] Eval {
+        /// Steps between evaluations; 100 if not set and there is something to evaluate on.
+        every: Option<u32>, from(1).to(A_BILLION);
+        /// Micro-batches of one evaluation; 0 takes all there are.
+        batches: u64 = 16, from(0);
+    }
+
+    /// What a run writes.
+    [output] Output {
+        /// Folder of everything that is written.
+        folder: PathBuf = PathBuf::from("run");
+        /// Steps between checkpoints; 0 writes one at the end only.
+        checkpoint_every: u32 = 500, from(0).to(A_BILLION);
+        /// Checkpoints that are kept; older ones are removed.
+        keep_checkpoints: usize = 2, from(1).to(1_000_000);
+        /// Whether the trained model is written as a Hugging Face folder.
+        save_model: bool = true;
+        /// Dtype of the written model; train.dtype if not set.
+        save_dtype: Option<Dtype>;
+        /// Steps between printed lines.
+        log_every: u32 = 10, from(1).to(A_BILLION);
+        /// Whether TensorBoard's event files are written.
+        tensorboard: bool = false;
+        /// Whether an earlier run in the folder is replaced.
+        overwrite: bool = false;
+    }
+
+    /// Texts that the model continues at each evaluation and at the end.
+    [sample] Sample {
+        /// Beginnings of the texts.
+        prompts: Vec<String> = Vec::new();
+        /// Tokens to continue with.
+        tokens: usize = 64, from(1).to(1 << 20);
+        /// How far to stray from the likeliest token; 0 never strays.
+        temperature: f64 = 0.8, from(0).to(100);
+        /// Tokens are drawn from the likeliest that have this probability together.
+        top_p: f64 = 0.95, above(0).to(1);
+    }
+
+    /// The machine.
+    [device] Device {
+        /// Threads that compute; all cores if not set.
+        threads: Option<usize>, from(1).to(4096);
+    }
+}

@@ -1,0 +1,342 @@
+//! `evenkeel config`, as a person runs it.
+
+use std::process::{Command, Output};
+
+const GOOD: &str = "[model]\npath = \"m\"\n[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\n";
+const NEW: &str = "[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\n[model]\n";
+
+/// Runs in a folder of its own with the text as `run.toml`.
+fn config(text: &str, flags: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("run.toml"), text).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+    command.current_dir(folder.path()).args(["config", "run.toml"]).args(flags);
+    command.output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("text")
+}
+
+/// The configuration must be refused with exactly these lines.
+fn check(text_of_file: &str, flags: &[&str], expected: &[&str]) {
+    let output = config(text_of_file, flags);
+    let found: Vec<&str> = text(&output.stderr).lines().collect();
+    assert_eq!(found, expected, "\n{text_of_file}\n{flags:?}");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""));
+}
+
+#[test]
+fn every_mistake_is_reported_at_once_with_its_place() {
+    let file = "lr = 3\n[model]\npath = \"m\"\nseed = -1\n[trian]\nbatch = 3\n[data]\nsource = \"jsonll\"\nsequence = 1\n\
+                [train]\nlearning_rate = 2\nlr = \"3e-4\"\nmin_lr = 1e99\ndtype = \"fp16\"\nbeta1 = 1.0\n\
+                [eval]\nbatch = 3\n[output]\nfolder = 3\n[sample]\nprompts = \"hello\"\ntop_p = nan\n";
+    let flags = ["--steps", "many", "--set", "train.lr", "--set", "machine.cores=2", "--set", "device.thread=3"];
+    let expected = [
+        "error: run.toml:1: unknown key `lr`",
+        "  hint: did you mean `train.lr`?",
+        "error: run.toml:4: `model.seed` is -1, expected a whole number from 0",
+        "error: run.toml:5: unknown section `trian`",
+        "  hint: did you mean [train]?",
+        "error: run.toml:8: `data.source` is \"jsonll\", expected one of \"synthetic\", \"text\", \"jsonl\", \"parquet\", \
+         \"images\", \"cifar10\"",
+        "  hint: did you mean \"jsonl\"?",
+        "error: run.toml:9: `data.sequence` is 1, expected a whole number from 2 to 1048576",
+        "error: run.toml:11: unknown key `train.learning_rate`",
+        "  hint: did you mean `train.lr`?",
+        "error: run.toml:12: `train.lr` is \"3e-4\", expected a number above 0, up to 100",
+        "  hint: write it without quotes",
+        "error: run.toml:13: `train.min_lr` is 1e99, expected a number from 0 to 100",
+        "error: run.toml:14: `train.dtype` is \"fp16\", expected one of \"f32\", \"bf16\"",
+        "  hint: did you mean \"bf16\"?",
+        "error: run.toml:15: `train.beta1` is 1.0, expected a number from 0, below 1",
+        "error: run.toml:17: unknown key `eval.batch`",
+        "  hint: did you mean `eval.batches`?",
+        "error: run.toml:19: `output.folder` is 3, expected a path",
+        "error: run.toml:21: `sample.prompts` is \"hello\", expected a list of texts",
+        "  hint: put it in brackets",
+        "error: run.toml:22: `sample.top_p` is nan, expected a number above 0, up to 1",
+        "error: --set: `train.lr` is no assignment, expected section.key=value",
+        "  hint: for example --set train.lr=1e-4",
+        "error: --set: unknown section `machine`",
+        "  hint: the sections are model, data, train, eval, output, sample, device",
+        "error: --set: unknown key `device.thread`",
+        "  hint: did you mean `device.threads`?",
+        "error: --steps: `train.steps` is \"many\", expected a whole number from 1 to 1000000000",
+    ];
+    check(file, &flags, &expected);
+}
+
+#[test]
+fn values_of_the_wrong_form_are_named() {
+    let cases = [
+        ("[train]\nsteps = 3\nsteps = 4\n", "run.toml:3: is not TOML: duplicate key"),
+        ("[train]\nlr = .5\n", "run.toml:2: is not TOML: "),
+        ("train = 5\n", "run.toml:1: `train` is 5, expected a section"),
+        ("[[train]]\n", "run.toml:1: `train` is [{}], expected a section"),
+        ("[train.lr]\nx = 1\n", "run.toml:1: `train.lr` is a table, expected a number above 0, up to 100"),
+        ("[data]\npaths = [\"a\", 1]\n", "run.toml:2: `data.paths` is [\"a\", 1], expected a list of paths"),
+        ("[data]\npaths = [\"\"]\n", "run.toml:2: `data.paths` is [\"\"], expected a list of paths"),
+        ("[output]\nfolder = \"\\u0000\"\n", "run.toml:2: `output.folder` is \" \", expected a path"),
+        ("[train]\nbatch = 1.5\n", "run.toml:2: `train.batch` is 1.5, expected a whole number from 1 to 65536"),
+        (
+            "[train]\ntokens = 99999999999999999999\n",
+            "run.toml:2: `train.tokens` is 1e20, expected a whole number from 1",
+        ),
+        ("[train]\nminutes = inf\n", "run.toml:2: `train.minutes` is inf, expected a number above 0, up to 10000000"),
+        ("[train]\nlr = 1979-05-27\n", "run.toml:2: `train.lr` is 1979-05-27, expected a number above 0, up to 100"),
+    ];
+    for (file, expected) in cases {
+        let output = config(file, &[]);
+        let lines: Vec<&str> = text(&output.stderr).lines().collect();
+        assert_eq!(output.status.code(), Some(2), "{file}");
+        assert!(lines.iter().any(|line| line.starts_with(&format!("error: {expected}"))), "{file}: {lines:#?}");
+    }
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_refused() {
+    let cases: &[(&str, &[&str], &[&str])] = &[
+        (
+            GOOD,
+            &["--set", "model.config=c"],
+            &[
+                "--set: `model.path` and `model.config` are both set, expected one of them",
+                "hint: `model.path` starts from the folder's weights, `model.config` from random ones",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "model.hidden=64", "--set", "model.tied=true"],
+            &["--set: `model.hidden`, `model.tied` are set, but `model.path` has a model's sizes already"],
+        ),
+        (
+            NEW,
+            &[],
+            &[
+                "there is no model to train",
+                "hint: set model.path, model.config, or model.hidden, layers, heads and ffn",
+            ],
+        ),
+        (
+            NEW,
+            &["--set", "model.hidden=60", "--set", "model.heads=8", "--set", "model.kv_heads=3"],
+            &[
+                "--set: `model.hidden` is 60, which 8 heads cannot share in even parts",
+                "hint: hidden must be heads times an even number",
+                "--set: `model.kv_heads` is 3, which does not divide the 8 heads",
+                "`model.layers` is missing, a new model needs it",
+                "`model.ffn` is missing, a new model needs it",
+            ],
+        ),
+        (GOOD, &["--set", "data.source=text"], &["--set: `data.source` is \"text\", but `data.paths` has no files"]),
+        (
+            GOOD,
+            &["--set", "data.paths=a", "--set", "data.format=alpaca"],
+            &[
+                "--set: `data.paths` is set, but the source \"synthetic\" reads no files",
+                "--set: `data.format` is set, but the source \"synthetic\" has no records of several columns",
+            ],
+        ),
+        (
+            GOOD,
+            &[
+                "--set",
+                "data.source=jsonl",
+                "--set",
+                "data.paths=a",
+                "--set",
+                "data.records=5",
+                "--set",
+                "data.separator=x",
+            ],
+            &[
+                "--set: `data.records` is set, but the source \"jsonl\" has as many records as its files",
+                "--set: `data.separator` is set, but the source \"jsonl\" needs no separator",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "data.chat_template=t"],
+            &[
+                "--set: `data.chat_template` is set, but `data.format` is \"text\"",
+                "hint: a template is for format \"messages\"",
+            ],
+        ),
+        (
+            NEW,
+            &[
+                "--set",
+                "data.source=images",
+                "--set",
+                "data.paths=a",
+                "--set",
+                "data.packing=true",
+                "--set",
+                "model.layers=2",
+            ],
+            &[
+                "--set: `data.packing` is for text, but `data.source` is \"images\"",
+                "--set: `model.layers` is for text, but `data.source` is \"images\"",
+                "hint: a model of images comes from model.path or model.config",
+                "`model.hidden` is missing, a new model needs it",
+                "`model.heads` is missing, a new model needs it",
+                "`model.ffn` is missing, a new model needs it",
+            ],
+        ),
+        (
+            "[model]\npath = \"m\"\n[data]\nsource = \"synthetic\"\n",
+            &[],
+            &["training has no end", "hint: set train.steps, train.epochs, train.tokens or train.minutes"],
+        ),
+        (
+            "[model]\npath = \"m\"\n[data]\nsource = \"synthetic\"\n[train]\nminutes = 5\n",
+            &[],
+            &[
+                "`train.schedule` is \"cosine\", which needs an end that does not depend on the clock",
+                "hint: set train.steps, train.epochs or train.tokens too, or train.schedule to \"constant\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--lr", "1e-5", "--set", "train.min_lr=1e-4", "--set", "train.warmup_steps=11"],
+            &[
+                "--set: `train.min_lr` is 0.0001, more than `train.lr`, 0.00001",
+                "--set: `train.warmup_steps` is 11, more than `train.steps`, 10",
+            ],
+        ),
+        (
+            GOOD,
+            &["--batch", "65536", "--sequence", "1048576"],
+            &[
+                "--batch: a micro-batch has 68719476736 tokens, the limit is 67108864",
+                "hint: lower train.batch or data.sequence and raise train.accumulate",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "eval.every=5"],
+            &[
+                "--set: `eval.every` is 5, but there is nothing to evaluate on",
+                "hint: set data.holdout or data.eval_paths",
+            ],
+        ),
+        (
+            GOOD,
+            &[
+                "--set",
+                "data.source=text",
+                "--set",
+                "data.paths=a",
+                "--set",
+                "data.holdout=1",
+                "--set",
+                "data.eval_paths=b",
+            ],
+            &[
+                "--set: `data.holdout` and `data.eval_paths` are both set, expected one of them",
+                "--set: `data.holdout` is 1, which leaves nothing to train on",
+                "hint: use 2 or more, or 0 to keep no records back",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "output.save_model=false", "--set", "output.save_dtype=f32"],
+            &["--set: `output.save_dtype` is set, but `output.save_model` is false"],
+        ),
+    ];
+    for (file, flags, expected) in cases {
+        let line = |line: &&str| if line.starts_with("hint") { format!("  {line}") } else { format!("error: {line}") };
+        let expected: Vec<String> = expected.iter().map(line).collect();
+        check(file, flags, &expected.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_key_that_cannot_be_read_starts_no_second_error() {
+    let flags = ["--set", "train.lr=fast", "--set", "train.min_lr=50"];
+    check(GOOD, &flags, &["error: --set: `train.lr` is \"fast\", expected a number above 0, up to 100"]);
+    // The file has a source, though on a broken line.
+    let file = "[model]\npath = \"m\"\n[data]\nsource = text\n[train]\nsteps = 0\n";
+    let output = config(file, &[]);
+    let lines: Vec<&str> = text(&output.stderr).lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    assert!(lines[0].starts_with("error: run.toml:4: is not TOML: "), "{lines:#?}");
+    assert_eq!(lines[1], "error: run.toml:6: `train.steps` is 0, expected a whole number from 1 to 1000000000");
+}
+
+#[test]
+fn a_file_that_is_no_text_is_refused_before_it_is_parsed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("bytes"), [b'a', 0xff]).expect("a file");
+    std::fs::write(folder.path().join("large"), vec![b'\n'; (1 << 20) + 1]).expect("a file");
+    let cases = [
+        ("missing", "`missing`: does not exist"),
+        (".", "`.`: is a folder, expected a regular file"),
+        ("bytes", "`bytes`: is not UTF-8 text from byte 1 on"),
+        ("large", "`large`: is 1048577 bytes long, the limit is 1048576"),
+    ];
+    for (name, expected) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+        let output = command.current_dir(folder.path()).args(["config", name]).output().expect("the binary starts");
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(text(&output.stderr).lines().next(), Some(&*format!("error: {expected}")));
+    }
+}
+
+#[test]
+fn nesting_without_end_is_an_error_and_no_crash() {
+    for file in
+        [format!("a = {}", "[".repeat(500_000)), format!("a = {}", "{a=".repeat(300_000)), "[a.".repeat(300_000)]
+    {
+        let output = config(&file, &[]);
+        assert_eq!(output.status.code(), Some(2), "{:?}", output.status);
+    }
+}
+
+#[test]
+fn the_resolved_configuration_is_a_configuration() {
+    let first = config(GOOD, &["--lr", "0.01", "--seed", "7", "--dtype", "bf16", "--output", "out", "--batch", "2"]);
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let resolved = text(&first.stdout);
+    for line in ["lr = 0.01", "seed = 7", "dtype = \"bf16\"", "folder = \"out\"", "batch = 2", "epsilon = 1e-8"] {
+        assert!(resolved.lines().any(|found| found == line), "{line} is not in\n{resolved}");
+    }
+    assert_eq!(resolved.matches("seed = 7").count(), 3);
+    let again = config(resolved, &[]);
+    assert_eq!(text(&again.stdout), resolved, "{}", text(&again.stderr));
+}
+
+#[test]
+fn explain_lists_every_key_of_a_resolved_file_in_its_section() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+    let output = command.args(["config", "--explain"]).output().expect("the binary starts");
+    assert!(output.status.success());
+    let mut sections = Vec::new();
+    let mut keys = Vec::new();
+    for line in text(&output.stdout).lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+        if let Some((name, meaning)) = line.strip_prefix('[').and_then(|line| line.split_once("]  ")) {
+            assert!(!meaning.is_empty());
+            sections.push(name);
+        } else if let Some(row) = line.strip_prefix("  ").filter(|row| !row.starts_with(' ')) {
+            let cells: Vec<&str> = row.split("  ").filter(|cell| !cell.is_empty()).collect();
+            assert_eq!(cells.len(), 4, "a key, a default, a type and a meaning: {row}");
+            keys.push(format!("{}.{}", sections.last().expect("a section"), cells[0]));
+        }
+    }
+    assert_eq!(sections, ["model", "data", "train", "eval", "output", "sample", "device"]);
+    let resolved = config(GOOD, &["--set", "data.holdout=2"]);
+    let mut section = "";
+    for line in text(&resolved.stdout).lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match (line.strip_prefix('['), line.split_once(" = ")) {
+            (Some(name), _) => section = name.trim_end_matches(']'),
+            (None, Some((key, _))) => assert!(keys.contains(&format!("{section}.{key}")), "{section}.{key}"),
+            (None, None) => panic!("{line}"),
+        }
+    }
+    for key in &keys {
+        let output = config("", &["--set", &format!("{key}=1")]);
+        assert!(!text(&output.stderr).contains("unknown"), "{key}: {}", text(&output.stderr));
+    }
+}

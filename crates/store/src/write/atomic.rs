@@ -1,0 +1,91 @@
+//! One file, written whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::target::Target;
+use crate::{Defect, Error, regular_file};
+
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A file being written. It has its own way to write, whose errors say which file and what to do; as an
+/// [`io::Write`] it serves code that knows nothing of this crate.
+pub struct FileWriter {
+    /// The name the file will have, for messages.
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+/// Writes a file under a temporary name, makes sure it is on disk, and only then gives it its name.
+///
+/// Until this returns, `path` is what it was before. Where it was a link, the link is replaced, not what it points to.
+pub fn write_file_atomically<T, E: From<Error>>(
+    path: impl AsRef<Path>,
+    fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
+) -> Result<T, E> {
+    let target = Target::new(path.as_ref())?;
+    if let Ok(metadata) = fs::metadata(&target.path) {
+        // To replace /dev/null by a file would be a lasting surprise.
+        regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&target.path))?;
+    }
+    let temporary = target.new_file()?;
+    let handle = temporary.handle.try_clone().map_err(|error| target.failure(error))?;
+    let mut writer = FileWriter::new(handle, &target.path);
+    let value = fill(&mut writer)?;
+    writer.finish()?;
+    fs::rename(&temporary.path, &target.path).map_err(|error| target.failure(error))?;
+    target.sync_parent()?;
+    Ok(value)
+}
+
+/// Writes a value as JSON for people to read, as [`write_file_atomically`] does.
+pub fn write_json(path: impl AsRef<Path>, value: &impl Serialize) -> Result<(), Error> {
+    write_file_atomically(path, |writer| writer.put_json(value))
+}
+
+impl FileWriter {
+    pub(super) fn new(file: File, path: &Path) -> FileWriter {
+        FileWriter { path: path.to_owned(), file: BufWriter::with_capacity(BUFFER_BYTES, file) }
+    }
+
+    /// Appends these bytes.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file.write_all(bytes).map_err(|error| Defect::of_writing(error).of(&self.path))
+    }
+
+    /// Appends a value as JSON for people to read.
+    ///
+    /// # Panics
+    /// If the value cannot be JSON, for example a map whose keys are not text.
+    pub fn put_json(&mut self, value: &impl Serialize) -> Result<(), Error> {
+        let mut text = serde_json::to_vec_pretty(value).expect("the value has a form that JSON can hold");
+        text.push(b'\n');
+        self.put(&text)
+    }
+
+    /// The name the file will have.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes sure that everything is on disk.
+    pub(super) fn finish(mut self) -> Result<(), Error> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        // What could not be flushed once must not be tried again when dropped.
+        let (_file, _unwritten) = self.file.into_parts();
+        synced.map_err(|error| Defect::of_writing(error).of(&self.path))
+    }
+}
+
+impl io::Write for FileWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

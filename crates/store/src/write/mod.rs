@@ -1,0 +1,18 @@
+//! The writing half. What it writes appears under its name complete and on disk, or not at all: a run that is killed,
+//! a machine that loses power and a disk that fills up leave what was there before.
+
+mod atomic;
+mod copy;
+mod model;
+mod new_folder;
+mod recover;
+mod round;
+mod safetensors_writer;
+mod target;
+
+pub use atomic::{FileWriter, write_file_atomically, write_json};
+pub use copy::copy_file;
+pub use model::{SHARD_BYTES, Shard, cut_in_shards, save_model};
+pub use new_folder::NewFolder;
+pub use recover::{Recovery, recover};
+pub use safetensors_writer::{SafeTensorsWriter, TensorEntry};

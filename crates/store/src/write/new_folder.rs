@@ -1,0 +1,115 @@
+//! A folder, written whole or not at all.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::FileWriter;
+use super::recover;
+use super::target::{self, Target, Temporary};
+use crate::error::printable;
+use crate::{Defect, Error, regular_file};
+
+/// A folder that is being written under a temporary name beside its own. [`commit`](Self::commit) gives it its name;
+/// without that, dropping it removes all of it.
+///
+/// Several threads may write files into it at the same time.
+pub struct NewFolder {
+    target: Target,
+    temporary: Temporary,
+}
+
+impl NewFolder {
+    /// Begins a folder that will be at `path`. Missing folders above it are made, and what an earlier, interrupted
+    /// attempt left is cleared away as by [`recover`](super::recover()).
+    pub fn create(path: impl AsRef<Path>) -> Result<NewFolder, Error> {
+        let target = Target::new(path.as_ref())?;
+        fs::create_dir_all(&target.parent).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Defect::InTheWay.of(&target.parent),
+            _ => Defect::of_writing(error).of(&target.parent),
+        })?;
+        recover::recover_target(&target)?;
+        let temporary = target.new_folder()?;
+        Ok(NewFolder { target, temporary })
+    }
+
+    /// Where the folder will be.
+    pub fn path(&self) -> &Path {
+        &self.target.path
+    }
+
+    /// Writes one file and makes sure it is on disk. A file that fails is removed again.
+    pub fn file<T, E: From<Error>>(
+        &self,
+        name: &str,
+        fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
+    ) -> Result<T, E> {
+        check_name(name).map_err(|defect| defect.of(&self.target.path))?;
+        // Messages name the place the file will have: the temporary one is gone when they are read.
+        let shown = self.target.path.join(name);
+        let path = self.temporary.path.join(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path);
+        let handle = file.map_err(|error| Defect::of_writing(error).of(&shown))?;
+        let mut unfinished = Unfinished { path: &path, is_finished: false };
+        let mut writer = FileWriter::new(handle, &shown);
+        let value = fill(&mut writer)?;
+        writer.finish()?;
+        unfinished.is_finished = true;
+        Ok(value)
+    }
+
+    /// Writes one file of these bytes.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        self.file(name, |writer| writer.put(bytes))
+    }
+
+    /// Writes a value as JSON for people to read.
+    pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
+        self.file(name, |writer| writer.put_json(value))
+    }
+
+    /// Gives the folder its name. When this returns, it is on disk and survives a loss of power.
+    ///
+    /// Something that has the name already is an error, or, with `replace`, a folder that is deleted with all that is
+    /// in it once the new one stands in its place. An interruption at any point leaves the old or the new one whole:
+    /// under the name, or, between two renames, where [`recover`](super::recover()) finds it.
+    pub fn commit(self, replace: bool) -> Result<(), Error> {
+        let target = &self.target;
+        target::sync_folder(&self.temporary.path).map_err(|error| target.failure(error))?;
+        if !regular_file::is_listed(&target.path) {
+            fs::rename(&self.temporary.path, &target.path).map_err(|error| target.failure(error))?;
+            return target.sync_parent();
+        }
+        if !replace {
+            return Err(Defect::ExistsAlready.of(&target.path));
+        }
+        if !target.path.is_dir() {
+            return Err(Defect::InTheWay.of(&target.path));
+        }
+        fs::rename(&self.temporary.path, target.replacement()).map_err(|error| target.failure(error))?;
+        target.sync_parent()?;
+        recover::finish_replacement(target)
+    }
+}
+
+/// A file that is removed unless it was finished.
+struct Unfinished<'path> {
+    path: &'path Path,
+    is_finished: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), Defect> {
+    let is_plain = !matches!(name, "" | "." | "..")
+        && !name.contains(|character: char| character == '/' || character.is_control());
+    if is_plain { Ok(()) } else { Err(Defect::NotAFileName { name: printable(name) }) }
+}

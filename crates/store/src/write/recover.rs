@@ -1,0 +1,77 @@
+//! After a crash: what was left beside a path, finished, undone or removed.
+
+use std::fs;
+use std::path::Path;
+
+use super::target::{self, Target};
+use crate::{Defect, Error, regular_file};
+
+/// What [`recover`] found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// The path was as its last writer meant it to be. Temporaries beside it may have been removed.
+    Nothing,
+    /// A replacement had been interrupted with the new folder complete; the new folder is in its place now.
+    Finished,
+    /// The folder had been moved aside and nothing had taken its place; it is back.
+    Undone,
+}
+
+/// Finishes or undoes an interrupted [`NewFolder::commit`](super::NewFolder::commit) to `path`, and deletes what
+/// writers that no longer run have left beside it. Call it before a checkpoint is looked for.
+///
+/// A writer that is still at work is left alone, and so are temporaries on a file system without locks.
+pub fn recover(path: impl AsRef<Path>) -> Result<Recovery, Error> {
+    let target = Target::new(path.as_ref())?;
+    if !target.parent.is_dir() {
+        return Ok(Recovery::Nothing);
+    }
+    recover_target(&target)
+}
+
+pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
+    for path in target.temporaries().map_err(|error| Defect::Io(error).of(&target.parent))? {
+        if target::is_locked(&path) == Some(false) {
+            target::remove(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
+        }
+    }
+    let (replacement, outgoing) = (target.replacement(), target.outgoing());
+    if regular_file::is_listed(&replacement) {
+        if target::is_locked(&replacement) == Some(true) {
+            return Ok(Recovery::Nothing);
+        }
+        finish_replacement(target)?;
+        return Ok(Recovery::Finished);
+    }
+    if !regular_file::is_listed(&outgoing) {
+        return Ok(Recovery::Nothing);
+    }
+    if regular_file::is_listed(&target.path) {
+        target::remove(&outgoing).map_err(|error| Defect::of_writing(error).of(&outgoing))?;
+        return Ok(Recovery::Nothing);
+    }
+    fs::rename(&outgoing, &target.path).map_err(|error| target.failure(error))?;
+    target.sync_parent()?;
+    Ok(Recovery::Undone)
+}
+
+/// Puts a complete `.NAME.new` in the place of `NAME`. If that fails, `NAME` is what it was and the new one is gone.
+pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
+    let (replacement, outgoing) = (target.replacement(), target.outgoing());
+    let exchange = || {
+        if regular_file::is_listed(&target.path) {
+            target::remove(&outgoing)?;
+            fs::rename(&target.path, &outgoing)?;
+        }
+        fs::rename(&replacement, &target.path)
+    };
+    if let Err(error) = exchange() {
+        if !regular_file::is_listed(&target.path) {
+            let _ = fs::rename(&outgoing, &target.path);
+        }
+        let _ = target::remove(&replacement);
+        return Err(target.failure(error));
+    }
+    target.sync_parent()?;
+    target::remove(&outgoing).map_err(|error| Defect::of_writing(error).of(&outgoing))
+}

@@ -1,0 +1,163 @@
+//! Writers that are killed and disks that cannot take more, for real.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use evenkeel_store::{Defect, Error, NewFolder, read_text, recover, write_file_atomically};
+use fastrand::Rng;
+use tempfile::TempDir;
+
+const PLACE: &str = "EVENKEEL_TEST_PLACE";
+const FILES: [&str; 3] = ["a", "b", "c"];
+const ROUNDS: u64 = 25;
+
+/// Not a test: what `a_killed_writer…` starts and kills. It replaces a folder and a file for ever.
+#[test]
+#[ignore = "runs for ever, as a victim of another test"]
+fn victim() {
+    let Ok(place) = env::var(PLACE) else { return };
+    let path = Path::new(&place).join("checkpoint");
+    for version in 1_u64.. {
+        let contents = version.to_string().repeat(10_000);
+        let new = NewFolder::create(&path).unwrap();
+        FILES.iter().for_each(|name| new.write(name, contents.as_bytes()).unwrap());
+        new.commit(true).unwrap();
+        write_file_atomically(path.with_file_name("latest"), |writer| writer.put(contents.as_bytes())).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_writer_leaves_the_old_or_the_new_one_whole() {
+    let folder = TempDir::new().unwrap();
+    let (path, latest) = (folder.path().join("checkpoint"), folder.path().join("latest"));
+    let mut rng = Rng::with_seed(3);
+    let mut leftovers = 0;
+    for _ in 0..ROUNDS {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "victim", "--ignored"])
+            .env(PLACE, folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From the second round on there is something to lose from the first moment.
+        while !latest.exists() {
+            sleep(Duration::from_millis(1));
+        }
+        sleep(Duration::from_micros(rng.u64(1_000..60_000)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        leftovers += fs::read_dir(folder.path()).unwrap().count() - 2;
+        recover(&path).unwrap();
+        recover(&latest).unwrap();
+        let contents: Vec<String> = FILES.iter().map(|name| read_text(path.join(name), 1 << 20).unwrap()).collect();
+        assert!(contents.iter().all(|text| *text == contents[0]), "files of different versions");
+        assert!(contents[0].len() >= 10_000);
+        assert!(read_text(&latest, 1 << 20).unwrap().len() >= 10_000);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "something was left");
+    }
+    assert!(leftovers > 0, "no kill hit a writer at work");
+}
+
+/// A file system of one megabyte, unmounted at the end.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(place: &Path) -> Option<SmallDisk> {
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "evenkeel-test"]).arg(place).output();
+        match mount {
+            Ok(output) if output.status.success() => Some(SmallDisk(place.to_owned())),
+            other => {
+                println!("skipped: a small disk cannot be mounted here: {other:?}");
+                None
+            }
+        }
+    }
+
+    fn make_read_only(&self) {
+        assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+fn visible(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_full_disk_is_said_and_leaves_what_was_there() {
+    let folder = TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path()) else { return };
+    let path = disk.0.join("file");
+    write_file_atomically(&path, |writer| writer.put(b"old")).unwrap();
+    let full = |error: Error| {
+        assert!(matches!(error.defect, Defect::NoSpaceLeft), "{error:?}");
+        assert_eq!(error.hint(), Some("free some space or write to another disk; what was there before is unchanged"));
+        error.to_string()
+    };
+    // In pieces below and above the size of the buffer: the first fails when flushed at the end.
+    for pieces in [1500, 3 << 20] {
+        let failed = write_file_atomically(&path, |writer| {
+            (0..(6 << 20) / pieces).try_for_each(|_| writer.put(&vec![1; pieces]))
+        });
+        assert_eq!(
+            full(failed.unwrap_err()),
+            format!("`{}`: cannot be written: no space is left on its disk", path.display())
+        );
+        assert_eq!(visible(&disk.0), ["file"]);
+        assert_eq!(read_text(&path, 9).unwrap(), "old");
+    }
+    let small_but_too_much = write_file_atomically(&path, |writer| writer.put(&vec![1; (1 << 20) - 1]));
+    full(small_but_too_much.unwrap_err());
+    let new = NewFolder::create(disk.0.join("checkpoint")).unwrap();
+    new.write("fits", b"1").unwrap();
+    full(new.write("does not", &vec![1; 2 << 20]).unwrap_err());
+    drop(new);
+    assert_eq!(visible(&disk.0), ["file"]);
+}
+
+#[test]
+fn a_read_only_disk_is_said() {
+    let folder = TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path()) else { return };
+    write_file_atomically(disk.0.join("file"), |writer| writer.put(b"old")).unwrap();
+    disk.make_read_only();
+    refused_for_permission(&disk.0);
+}
+
+#[test]
+fn a_folder_without_permission_is_said() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("file"), "old").unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    if fs::create_dir(folder.path().join("probe")).is_ok() {
+        println!("skipped: this user may write anywhere");
+        return;
+    }
+    refused_for_permission(folder.path());
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn refused_for_permission(folder: &Path) {
+    let errors = [
+        write_file_atomically(folder.join("file"), |writer| writer.put(b"")).unwrap_err(),
+        write_file_atomically(folder.join("other"), |writer| writer.put(b"")).unwrap_err(),
+        NewFolder::create(folder.join("checkpoint")).err().unwrap(),
+        NewFolder::create(folder.join("runs/checkpoint")).err().unwrap(),
+    ];
+    for error in errors {
+        assert!(matches!(error.defect, Defect::MayNotBeWritten(_)), "{error:?}");
+        assert_eq!(error.hint(), Some("check the owner and the permissions of the folder it is in"));
+    }
+    assert_eq!(read_text(folder.join("file"), 9).unwrap(), "old");
+}
