@@ -18,6 +18,9 @@ pub trait Feed {
 
     /// The epoch that the next samples are of, from 0.
     fn epoch(&self) -> u64;
+
+    /// What another feed needs to go on with the very next sample.
+    fn state(&self) -> serde_json::Value;
 }
 
 /// When a run ends. What is not set does not end it; the feed's end always does.

@@ -7,6 +7,7 @@ mod model;
 mod new_folder;
 mod recover;
 mod round;
+mod run_folder;
 mod safetensors_writer;
 mod target;
 
@@ -15,4 +16,5 @@ pub use copy::copy_file;
 pub use model::{SHARD_BYTES, Shard, cut_in_shards, save_model};
 pub use new_folder::NewFolder;
 pub use recover::{Recovery, recover};
+pub use run_folder::{LogFile, exists, remove, subfolders};
 pub use safetensors_writer::{SafeTensorsWriter, TensorEntry};

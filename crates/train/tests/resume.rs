@@ -1,0 +1,231 @@
+//! Runs that were cut short and continued, against runs that were not.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::{Model, Parameters};
+use evenkeel_train::{
+    AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Rate, Samples, StepReport, Stop,
+    Trainer, TrainerOptions, checkpoint, run,
+};
+
+const SEQUENCE: usize = 12;
+
+fn model() -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 50, "tie_word_embeddings": false,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn trainer<'a>(model: &'a Model, device: &'a Device, dtype: DType) -> Trainer<'a> {
+    let parameters = Parameters::random(&model.specs, dtype, 7, device.compute());
+    let options = TrainerOptions {
+        optimizer: AdamWOptions::default(),
+        label_smoothing: 0.1,
+        recompute: false,
+        longest: SEQUENCE,
+    };
+    Trainer::new(model, device, parameters, options)
+}
+
+/// Samples that depend on their number alone.
+struct Numbers {
+    next: u64,
+    end: u64,
+}
+
+impl Feed for Numbers {
+    fn next(&mut self) -> Result<Option<Samples>, Error> {
+        if self.next == self.end {
+            return Ok(None);
+        }
+        self.next += 1;
+        let ids: Vec<u32> = (0..2 * SEQUENCE as u64).map(|i| ((i * i + self.next * 13) % 50) as u32).collect();
+        let labels = ids.iter().map(|id| (id + 1) % 50).collect();
+        Ok(Some(Samples::Tokens { ids, labels, segment_lengths: vec![SEQUENCE; 2] }))
+    }
+
+    fn progress(&self) -> Option<f64> {
+        None
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn state(&self) -> serde_json::Value {
+        self.next.into()
+    }
+}
+
+/// Checkpoints to a folder and keeps what it hears.
+struct Watch<'a> {
+    folder: PathBuf,
+    reports: Vec<StepReport>,
+    stop_at: u64,
+    interrupted: &'a AtomicBool,
+    checkpoints: Cell<usize>,
+}
+
+impl Attendant for Watch<'_> {
+    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
+        self.reports.push(*report);
+        self.interrupted.store(report.step == self.stop_at, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error> {
+        let mut evaluation = Evaluation::default();
+        trainer.evaluate(&Numbers { next: 900, end: 901 }.next()?.unwrap(), &mut evaluation);
+        Ok(Some(evaluation))
+    }
+
+    fn evaluated(&mut self, _: u64, evaluation: &Evaluation) -> Result<(), Error> {
+        assert_eq!(evaluation.labels, 2 * SEQUENCE);
+        assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        self.checkpoints.set(self.checkpoints.get() + 1);
+        checkpoint::save(&self.folder, trainer, progress, feed.state())
+    }
+}
+
+fn plan(steps: u64) -> Plan {
+    Plan {
+        rate: Rate { peak: 1e-2, floor: 1e-3, warmup_steps: 3, decay: Decay::Cosine },
+        limits: Limits { steps: Some(steps), ..Limits::default() },
+        accumulate: 2,
+        evaluate_every: Some(5),
+        checkpoint_every: None,
+        nonfinite_limit: 3,
+    }
+}
+
+fn device() -> Device {
+    Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap()
+}
+
+fn weights(trainer: &Trainer) -> Vec<Vec<f32>> {
+    let queue = trainer.device.compute();
+    let ids = || trainer.parameters.ids();
+    let masters = ids().map(|id| queue.read(trainer.parameters.master(id)));
+    let means = ids().map(|id| queue.read(trainer.optimizer.mean(id)));
+    let variances = ids().map(|id| queue.read(trainer.optimizer.variance(id)));
+    masters.chain(means).chain(variances).collect()
+}
+
+/// Trains to `steps`, from the folder's checkpoint if it has one; interrupted after step `stop_at`.
+fn train(folder: &Path, dtype: DType, steps: u64, stop_at: u64) -> (Stop, Vec<Vec<f32>>, Vec<StepReport>) {
+    let (model, device) = (model(), device());
+    let mut trainer = trainer(&model, &device, dtype);
+    let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
+    if folder.exists() {
+        let state = checkpoint::load(folder, &mut trainer).unwrap();
+        feed.next = state.feed.as_u64().unwrap();
+        progress = state.progress;
+    }
+    let interrupted = AtomicBool::new(false);
+    let mut watch = Watch {
+        folder: folder.to_owned(),
+        reports: vec![],
+        stop_at,
+        interrupted: &interrupted,
+        checkpoints: Cell::new(0),
+    };
+    let stop = run(&mut trainer, &mut feed, &plan(steps), &mut progress, &interrupted, &mut watch).unwrap();
+    assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
+    (stop, weights(&trainer), watch.reports)
+}
+
+#[test]
+fn ten_steps_and_ten_resumed_ones_equal_twenty_straight_bit_for_bit() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let temporary = tempfile::tempdir().unwrap();
+        let (stop, straight, all) = train(&temporary.path().join("straight"), dtype, 20, 0);
+        assert_eq!(stop, Stop::Done);
+        let folder = temporary.path().join("resumed");
+        let (stop, _, first) = train(&folder, dtype, 20, 10);
+        assert_eq!((stop, first.len()), (Stop::Interrupted, 10));
+        let (stop, resumed, second) = train(&folder, dtype, 20, 0);
+        assert_eq!((stop, second.len()), (Stop::Done, 10));
+        assert_eq!(straight, resumed, "{dtype:?}");
+        let lines = |reports: &[StepReport]| -> Vec<_> {
+            reports.iter().map(|report| (report.step, report.lr, report.outcome, report.tokens)).collect()
+        };
+        assert_eq!(lines(&all), lines(&[first, second].concat()), "{dtype:?}");
+        assert!(all[19].outcome.loss < all[0].outcome.loss, "it learns");
+    }
+}
+
+#[test]
+fn a_run_ends_with_its_data() {
+    let (model, device) = (model(), device());
+    let mut trainer = trainer(&model, &device, DType::F32);
+    let temporary = tempfile::tempdir().unwrap();
+    let interrupted = AtomicBool::new(false);
+    let folder = temporary.path().join("run");
+    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut feed = Numbers { next: 0, end: 7 };
+    let stop = run(&mut trainer, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap();
+    assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
+}
+
+#[test]
+fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
+    let (model, device) = (model(), device());
+    let mut trainer = trainer(&model, &device, DType::F32);
+    let queue = device.compute();
+    let poisoned = trainer.parameters.master(evenkeel_model::ParamId(0)).clone();
+    queue.launch(evenkeel_device::kernel::Fill { out: poisoned.view(), value: f32::NAN });
+    let before = weights(&trainer);
+    let temporary = tempfile::tempdir().unwrap();
+    let interrupted = AtomicBool::new(false);
+    let folder = temporary.path().join("run");
+    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut feed = Numbers { next: 0, end: 1000 };
+    let error =
+        run(&mut trainer, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { steps: 3, step: 3, .. }), "{error}");
+    assert!(watch.reports.iter().all(|report| !report.outcome.updated));
+    assert_eq!(watch.checkpoints.get(), 0, "a broken state is not kept");
+    let same =
+        before.iter().zip(weights(&trainer)).all(|(a, b)| a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    assert!(same, "no weight and no moment moved");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("checkpoint");
+    let (model, device) = (model(), device());
+    let mut trainer = trainer(&model, &device, DType::F32);
+    checkpoint::save(&folder, &trainer, &Progress::default(), serde_json::Value::Null).unwrap();
+    let state: serde_json::Value = evenkeel_store::read_json(folder.join("state.json"), 1 << 20).unwrap();
+    let mut newer = state.clone();
+    newer["version"] = 99.into();
+    std::fs::write(folder.join("state.json"), newer.to_string()).unwrap();
+    let error = checkpoint::load(&folder, &mut trainer).unwrap_err();
+    assert!(matches!(error, Error::CheckpointVersion { found: 99, .. }), "{error}");
+    std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
+
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 50, "tie_word_embeddings": false,
+    });
+    let larger = Model::from_json(&config).unwrap();
+    let parameters = Parameters::random(&larger.specs, DType::F32, 7, device.compute());
+    let options = TrainerOptions {
+        optimizer: AdamWOptions::default(),
+        label_smoothing: 0.0,
+        recompute: false,
+        longest: SEQUENCE,
+    };
+    let error = checkpoint::load(&folder, &mut Trainer::new(&larger, &device, parameters, options)).unwrap_err();
+    assert!(matches!(error, Error::OtherModel { .. }), "{error}");
+}
