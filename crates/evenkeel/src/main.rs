@@ -3,13 +3,17 @@
 mod bench;
 mod config;
 mod doctor;
+mod eval;
+mod generate;
 mod inspect;
-mod text;
+mod process;
+mod train;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use evenkeel_train::report::text;
 
 /// Trains Hugging Face transformers with tensor parallelism on unequal, shared hardware.
 #[derive(Parser)]
@@ -25,6 +29,12 @@ enum Command {
     Doctor,
     /// Says what a model folder holds and what it takes to train it.
     Inspect(inspect::Arguments),
+    /// Trains a model as a configuration says.
+    Train(train::Arguments),
+    /// Evaluates a model on held-out data.
+    Eval(eval::Arguments),
+    /// Continues a text.
+    Generate(generate::Arguments),
     /// Checks a run's configuration and prints it with every default filled in.
     Config(config::Arguments),
     /// Measures this machine.
@@ -67,28 +77,59 @@ impl From<evenkeel_store::Error> for Mistake {
     }
 }
 
+/// Why a command did not do what it was asked for.
+enum Failure {
+    /// The user's; nothing was started.
+    Mistakes(Mistakes),
+    /// The machine's, or of a run that went wrong.
+    Fault(Mistake),
+}
+
+impl<M: Into<Mistakes>> From<M> for Failure {
+    fn from(mistakes: M) -> Failure {
+        Failure::Mistakes(mistakes.into())
+    }
+}
+
+impl From<evenkeel_train::data::Error> for Mistake {
+    fn from(error: evenkeel_train::data::Error) -> Mistake {
+        Mistake { what: error.to_string(), hint: error.hint() }
+    }
+}
+
+impl From<evenkeel_train::Error> for Failure {
+    fn from(error: evenkeel_train::Error) -> Failure {
+        let is_fault = error.is_fault();
+        let mistake = Mistake { what: error.to_string(), hint: error.hint() };
+        if is_fault { Failure::Fault(mistake) } else { mistake.into() }
+    }
+}
+
 const EXIT_MISTAKE: u8 = 2;
 const EXIT_FAULT: u8 = 3;
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse().command) {
-        Ok(text) => print(&text),
-        Err(Mistakes(mistakes)) => {
-            for Mistake { what, hint } in mistakes {
-                eprintln!("error: {what}");
-                if let Some(hint) = hint {
-                    eprintln!("  hint: {hint}");
-                }
-            }
-            ExitCode::from(EXIT_MISTAKE)
+    let (mistakes, code) = match run(&Arguments::parse().command) {
+        Ok(text) => return print(&text),
+        Err(Failure::Mistakes(Mistakes(mistakes))) => (mistakes, EXIT_MISTAKE),
+        Err(Failure::Fault(mistake)) => (vec![mistake], EXIT_FAULT),
+    };
+    for Mistake { what, hint } in mistakes {
+        eprintln!("error: {what}");
+        if let Some(hint) = hint {
+            eprintln!("  hint: {hint}");
         }
     }
+    ExitCode::from(code)
 }
 
-fn run(command: &Command) -> Result<String, Mistakes> {
+fn run(command: &Command) -> Result<String, Failure> {
     Ok(match command {
         Command::Doctor => doctor::run()?,
         Command::Inspect(arguments) => inspect::run(arguments)?,
+        Command::Train(arguments) => train::run(arguments)?,
+        Command::Eval(arguments) => eval::run(arguments)?,
+        Command::Generate(arguments) => generate::run(arguments)?,
         Command::Config(arguments) => config::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })

@@ -190,14 +190,6 @@ fn keys_that_contradict_each_other_are_refused() {
             &["training has no end", "hint: set train.steps, train.epochs, train.tokens or train.minutes"],
         ),
         (
-            "[model]\npath = \"m\"\n[data]\nsource = \"synthetic\"\n[train]\nminutes = 5\n",
-            &[],
-            &[
-                "`train.schedule` is \"cosine\", which needs an end that does not depend on the clock",
-                "hint: set train.steps, train.epochs or train.tokens too, or train.schedule to \"constant\"",
-            ],
-        ),
-        (
             GOOD,
             &["--lr", "1e-5", "--set", "train.min_lr=1e-4", "--set", "train.warmup_steps=11"],
             &[

@@ -3,6 +3,7 @@
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 
+use crate::cache::Cache;
 use crate::config::{Config, Input};
 
 /// A batch on a device. All its sequences lie one after another: T tokens, cut by `segments`.
@@ -10,8 +11,10 @@ pub struct Batch {
     pub segments: Segments,
     /// u32 [1, T]: token ids; empty for images.
     pub(crate) ids: Tensor,
-    /// u32 [1, T]: each token's place in its segment.
+    /// u32 [1, T]: each token's place in its sequence.
     pub(crate) positions: Tensor,
+    /// What the sequences held before these tokens: segment i goes on where cached sequence i ends.
+    pub(crate) cache: Option<Cache>,
     /// The patches of images, [T, channels · patch²], zero in the class token's rows.
     pub(crate) patches: Option<Tensor>,
     /// u32 [1, T]: 0 for class tokens, [`IGNORE`] for the others, and the reverse.
@@ -21,6 +24,8 @@ pub struct Batch {
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
+    /// One behind the last position of the longest sequence.
+    longest: usize,
     largest_id: Option<u32>,
     largest_label: Option<u32>,
 }
@@ -36,15 +41,35 @@ impl Batch {
     pub fn tokens(queue: &Queue, ids: &[u32], labels: &[u32], segments: Segments) -> Batch {
         assert_eq!((ids.len(), labels.len()), (segments.tokens(), segments.tokens()), "one id and one label per token");
         Batch {
+            labels: queue.indices(labels),
+            targets: count_targets(labels),
+            largest_label: largest_label(labels),
+            ..Batch::unlabelled(queue, ids, segments, None)
+        }
+    }
+
+    /// Tokens that continue the sequences of a cache, one segment each.
+    pub(crate) fn continuing(queue: &Queue, ids: &[u32], segments: Segments, cache: Cache) -> Batch {
+        assert_eq!(ids.len(), segments.tokens(), "one id per token");
+        assert_eq!(cache.lengths.len(), segments.iter().count(), "one segment per cached sequence");
+        Batch::unlabelled(queue, ids, segments, Some(cache))
+    }
+
+    fn unlabelled(queue: &Queue, ids: &[u32], segments: Segments, cache: Option<Cache>) -> Batch {
+        let starts = cache.as_ref().map_or(&[][..], |cache| &cache.lengths);
+        let positions = positions(&segments, starts);
+        Batch {
             ids: queue.indices(ids),
-            positions: queue.indices(&positions(&segments)),
+            positions: queue.indices(&positions),
             patches: None,
             class_rows: queue.indices(&[]),
             patch_rows: queue.indices(&[]),
-            labels: queue.indices(labels),
-            targets: count_targets(labels),
+            labels: queue.indices(&[]),
+            targets: 0,
+            longest: longest(&positions),
             largest_id: ids.iter().copied().max(),
-            largest_label: largest_label(labels),
+            largest_label: None,
+            cache,
             segments,
         }
     }
@@ -55,7 +80,7 @@ impl Batch {
         assert_eq!(labels.len(), images.count, "one label per image");
         assert_eq!(images.pixels.len(), images.count * channels * size * size, "pixels of {} images", images.count);
         let segments = Segments::uniform(images.count, Input::tokens_per_image(size, patch));
-        let positions = positions(&segments);
+        let positions = positions(&segments, &[]);
         let rows = |is_class: bool| -> Vec<u32> {
             positions.iter().map(|&position| if (position == 0) == is_class { 0 } else { IGNORE }).collect()
         };
@@ -74,8 +99,10 @@ impl Batch {
             patch_rows: queue.indices(&rows(false)),
             positions: queue.indices(&positions),
             patches: Some(patches),
+            cache: None,
             labels: queue.indices(labels),
             targets: count_targets(labels),
+            longest: longest(&positions),
             largest_id: None,
             largest_label: largest_label(labels),
             segments,
@@ -89,7 +116,7 @@ impl Batch {
             assert!(largest < classes, "{what} {largest} in a batch for {classes} classes");
         }
         let Input::Tokens { learned_positions } = config.input else { return };
-        let longest = self.segments.iter().map(|segment| segment.len()).max().unwrap_or(0);
+        let longest = self.longest;
         let limit = learned_positions.unwrap_or(longest);
         assert!(longest <= limit, "a sequence of {longest} tokens for a model of {limit} positions");
     }
@@ -99,8 +126,14 @@ impl Batch {
     }
 }
 
-fn positions(segments: &Segments) -> Vec<u32> {
-    segments.iter().flat_map(|segment| 0..segment.len() as u32).collect()
+/// Segments without a start begin at 0.
+fn positions(segments: &Segments, starts: &[usize]) -> Vec<u32> {
+    let starts = starts.iter().copied().chain(std::iter::repeat(0));
+    segments.iter().zip(starts).flat_map(|(segment, start)| start as u32..(start + segment.len()) as u32).collect()
+}
+
+fn longest(positions: &[u32]) -> usize {
+    positions.iter().max().map_or(0, |&last| last as usize + 1)
 }
 
 fn largest_label(labels: &[u32]) -> Option<u32> {

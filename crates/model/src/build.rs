@@ -113,7 +113,7 @@ impl Builder<'_> {
         let mlp_norm = self.norm(&format!("{prefix}{}", self.names.mlp_norm), self.config.hidden);
         let mut body = BodyBuilder::default();
         let attention_input = body.slot();
-        let attended = self.attention(&mut body, attention_input, &prefix, layer);
+        let attended = self.attention(&mut body, attention_input, &prefix, index, layer);
         if self.config.parallel {
             let mlp_input = body.slot();
             let fed = self.mlp(&mut body, mlp_input, &prefix);
@@ -138,7 +138,7 @@ impl Builder<'_> {
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 
-    fn attention(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, layer: &Layer) -> Slot {
+    fn attention(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, index: usize, layer: &Layer) -> Slot {
         let Config { hidden, heads, kv_heads, head_dim: dim, qkv_bias, out_bias, .. } = *self.config;
         let packed = |slot, count| HeadSlot { slot, first: 0, count, dim, step: dim };
         let [mut q, mut k, v] = match self.names.qkv {
@@ -178,7 +178,7 @@ impl Builder<'_> {
         let (out, logsum) = (body.slot(), body.slot());
         let mask = Mask { causal: self.config.causal, window: layer.window };
         let scale = self.config.attention_scale * layer.scale;
-        body.ops.push(Op::Attention(Attention { q, k, v, out, logsum, mask, scale }));
+        body.ops.push(Op::Attention(Attention { q, k, v, out, logsum, mask, scale, layer: index }));
         let name = format!("{prefix}{}", self.names.out);
         let linear =
             self.linear(body, out, &name, [heads * dim, hidden], out_bias, self.transposed(), self.out_scale());

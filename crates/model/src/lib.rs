@@ -4,16 +4,19 @@
 //! of its parameters; [`Parameters`] holds their values on a device, loaded from a folder or drawn at random. A unit is
 //! an [`Entry`] (residual add and norm) and a [`Body`] (the sublayer): a list of operations, each with its forward and
 //! backward written once in `op`. [`pass`] runs the chain plainly on one rank: the reference for every schedule.
+//! [`Generator`] runs it on new tokens of sequences whose keys and values it has cached.
 //!
 //! This crate knows no ranks, no groups and no communication.
 
 mod batch;
 mod body;
 mod build;
+mod cache;
 mod config;
 mod entry;
 mod error;
 mod family;
+mod generate;
 mod head;
 mod load;
 mod norm;
@@ -21,6 +24,7 @@ mod op;
 mod parameters;
 pub mod pass;
 mod rotary;
+mod sampling;
 
 pub use batch::{Batch, Images};
 pub use body::{Body, BodyBackward, BodyState, Context};
@@ -28,6 +32,8 @@ pub use build::{Model, Unit};
 pub use config::{Config, Input};
 pub use entry::{Entry, EntryState};
 pub use error::Error;
+pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use head::{Head, LossOptions};
 pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters};
 pub use rotary::RotaryTables;
+pub use sampling::{Sampling, SamplingError};

@@ -87,6 +87,8 @@ pub(crate) struct Attention {
     pub logsum: Slot,
     pub mask: Mask,
     pub scale: f32,
+    /// Where a cache keeps this layer's keys and values.
+    pub layer: usize,
 }
 
 impl Attention {
@@ -140,23 +142,7 @@ impl Op {
                 values.set(*stats, row_stats);
             }
             Op::Rotary { x, table } => queue.launch(rotation(context, x.of(values), *table, false)),
-            Op::Attention(attention) => {
-                let (q, k, v) = (attention.q.of(values), attention.k.of(values), attention.v.of(values));
-                let out = queue.tensor(q.tokens(), q.count() * q.dim(), context.dtype());
-                let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
-                queue.launch(kernel::Attention {
-                    q,
-                    k,
-                    v,
-                    out: attention.out_heads(&out),
-                    logsum: logsum.view(),
-                    segments: context.batch.segments.clone(),
-                    mask: attention.mask,
-                    scale: attention.scale,
-                });
-                values.set(attention.out, out);
-                values.set(attention.logsum, logsum);
-            }
+            Op::Attention(attention) => attention.forward(context, values),
             Op::Gated { activation, gate, up, out } => {
                 let (gate, up) = (values.get(*gate), values.get(*up));
                 let result = queue.tensor(gate.rows, gate.cols, gate.dtype);
@@ -339,6 +325,36 @@ impl Linear {
 }
 
 impl Attention {
+    /// Tokens that continue cached sequences see those; others see only their own segment, and leave what backward needs.
+    fn forward(&self, context: &Context, values: &mut Slots) {
+        let (queue, batch) = (context.queue, context.batch);
+        let (q, k, v) = (self.q.of(values), self.k.of(values), self.v.of(values));
+        let result = queue.tensor(q.tokens(), q.count() * q.dim(), context.dtype());
+        let (out, segments, mask, scale) = (self.out_heads(&result), batch.segments.clone(), self.mask, self.scale);
+        if let Some(cache) = &batch.cache {
+            let [cached_k, cached_v] = cache.heads(self.layer);
+            let (capacity, lengths) = (cache.capacity, cache.lengths.clone());
+            queue.launch(kernel::CachedAttention {
+                q,
+                k,
+                v,
+                out,
+                cached_k,
+                cached_v,
+                capacity,
+                lengths,
+                segments,
+                mask,
+                scale,
+            });
+        } else {
+            let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
+            queue.launch(kernel::Attention { q, k, v, out, logsum: logsum.view(), segments, mask, scale });
+            values.set(self.logsum, logsum);
+        }
+        values.set(self.out, result);
+    }
+
     fn backward(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
         let dout = slots.take(self.out);
         for heads in [&self.q, &self.k, &self.v] {

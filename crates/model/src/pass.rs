@@ -1,6 +1,6 @@
 //! The plain pass: the whole chain forward and backward on one rank, in order. Every schedule is held to its numbers.
 
-use evenkeel_device::kernel::STATS_PER_TOKEN;
+use evenkeel_device::kernel::{Embed, STATS_PER_TOKEN};
 use evenkeel_device::{DType, Tensor};
 
 use crate::body::{BodyState, Context};
@@ -68,6 +68,20 @@ pub fn logits(model: &Model, context: &Context) -> Tensor {
     let (flow, _) = forward(model, context, Keep::Nothing);
     let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     model.head.logits(context, &x)
+}
+
+/// The logits of what follows each segment that has tokens, in order, f32 [segments with tokens, classes].
+pub fn next_logits(model: &Model, context: &Context) -> Tensor {
+    let (flow, _) = forward(model, context, Keep::Nothing);
+    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
+    let segments = context.batch.segments.iter().filter(|segment| !segment.is_empty());
+    let ends: Vec<u32> = segments.map(|segment| segment.end as u32 - 1).collect();
+    let ends = context.queue.indices(&ends);
+    let last = context.queue.tensor(ends.cols, x.cols, x.dtype);
+    // A lookup in the rows themselves picks the segments' last.
+    let (table, indices, out) = (x.view(), ends.view(), last.view());
+    context.queue.launch(Embed { table, indices, first: 0, scale: 1.0, out, accumulate: false });
+    model.head.logits(context, &last)
 }
 
 /// The losses, f32 [1, labels]; every parameter's gradient is added to `gradients`.

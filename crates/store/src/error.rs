@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::FileDtype;
 use crate::limits;
+use crate::{FileDtype, Place};
 
 /// What is wrong, and with which file or folder.
 #[derive(Debug, thiserror::Error)]
@@ -127,9 +127,47 @@ pub enum Defect {
     TensorIncomplete { tensor: String, expected_bytes: usize, found_bytes: usize },
     #[error("was given {found_bytes} bytes after its last tensor")]
     BeyondLastTensor { found_bytes: usize },
+
+    #[error("has no data: no {expected}")]
+    NoData { expected: &'static str },
+    #[error("holds {found} files, the limit is {}", limits::DATA_FILES)]
+    TooManyFiles { found: usize },
+    #[error("was {expected_bytes} bytes long when it was opened and is {found_bytes} now")]
+    Changed { expected_bytes: u64, found_bytes: u64 },
+    #[error("{place} is not UTF-8")]
+    RecordNotUtf8 { place: Place },
+    #[error("the record at {place} is longer than the limit of {limit_bytes} bytes")]
+    RecordTooLong { place: Place, limit_bytes: u64 },
+    #[error("{place} is not JSON: {detail}")]
+    RecordNotJson { place: Place, detail: String },
+    #[error("{place} is {found}, expected a JSON object")]
+    RecordNotObject { place: Place, found: &'static str },
+    #[error("is not a Parquet file that can be read: {detail}")]
+    NotParquet { detail: String },
+    #[error("has no column `{column}`; its columns are {present}")]
+    NoSuchColumn { column: String, present: String },
+    #[error("column `{column}` is {found}, expected text, numbers, booleans, or lists or groups of them")]
+    ColumnType { column: String, found: String },
+    #[error("column `{column}` is compressed with {found}, expected SNAPPY, GZIP or UNCOMPRESSED")]
+    ColumnCompression { column: String, found: String },
+    #[error("is not an image that can be read: {detail}")]
+    NotAnImage { detail: String },
+    #[error("is an image of {width} × {height} pixels, the limit is {}", limits::IMAGE_PIXELS)]
+    ImageTooLarge { width: usize, height: usize },
+    #[error("is named in characters that are not UTF-8")]
+    NameNotUtf8,
+    #[error("is {found_bytes} bytes long, expected a multiple of {record_bytes}, the size of an image and its label")]
+    NotWholeImages { found_bytes: u64, record_bytes: u64 },
+    #[error("{place} has label {found}, expected 0 to 9")]
+    UnknownLabel { place: Place, found: u8 },
 }
 
 impl Error {
+    /// Whether the machine is at fault (a full disk, a failing one), and not what the file holds or where it is.
+    pub fn is_fault(&self) -> bool {
+        matches!(self.defect, Defect::CannotBeWritten(_) | Defect::NoSpaceLeft | Defect::QuotaUsedUp | Defect::Io(_))
+    }
+
     /// What to do about it, for the `hint:` line.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match &self.defect {
@@ -157,6 +195,11 @@ impl Error {
             }
             Defect::MayNotBeWritten(_) => "check the owner and the permissions of the folder it is in",
             Defect::ExistsAlready => "choose another name, or ask for it to be replaced",
+            Defect::RecordTooLong { .. } => "check the format and the separator of the data, or raise the limit",
+            Defect::RecordNotObject { .. } => "in a JSON Lines file every line is an object with named fields",
+            Defect::ColumnType { .. } => "name the columns that are needed, so that others are left out",
+            Defect::ColumnCompression { .. } => "write the file again, compressed with snappy or gzip",
+            Defect::Changed { .. } => "data must not change during a run; start it again",
             Defect::BeyondDtype { .. } => "save the model as BF16 or F32",
             _ => return None,
         })

@@ -1,5 +1,5 @@
 //! Every file Evenkeel opens is opened here: Hugging Face model folders with `config.json`, safetensors files and the
-//! index of a sharded checkpoint, and the files and folders that a run writes.
+//! index of a sharded checkpoint; the files and folders that a run writes; the data that it trains on.
 //!
 //! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they
 //! return: lengths, then bounds, then contents. What they return can be trusted, and nothing above this crate checks a
@@ -12,6 +12,7 @@
 #![deny(missing_docs)]
 
 mod convert;
+mod dataset;
 mod dtype;
 mod error;
 mod folder;
@@ -26,6 +27,7 @@ mod text_file;
 mod write;
 
 pub use convert::Element;
+pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec};
 pub use dtype::FileDtype;
 pub use error::{Defect, Error};
 pub use folder::Folder;

@@ -18,3 +18,15 @@ pub(crate) const INDEX_BYTES: u64 = 64 << 20;
 
 /// Each shard is one memory map, and Linux gives a process 65,530.
 pub(crate) const SHARDS: usize = 10_000;
+
+/// ImageNet with all its classes has 14 million images.
+pub(crate) const DATA_FILES: usize = 1 << 25;
+
+/// A table of a thousand columns and ten thousand row groups needs about this much.
+pub(crate) const PARQUET_FOOTER_BYTES: u64 = 1 << 30;
+
+/// Groups within each other; a list is two of them. JSON, which rows become, is bounded at 128.
+pub(crate) const PARQUET_DEPTH: usize = 60;
+
+/// The largest cameras have 150 million; each takes 3 bytes here.
+pub(crate) const IMAGE_PIXELS: usize = 1 << 26;

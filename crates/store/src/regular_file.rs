@@ -20,10 +20,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64), Defect> {
 
 /// [`open`] for a file that need not be part of a model.
 pub(crate) fn open_any(path: &Path) -> Result<(File, u64), Defect> {
-    open(path).map_err(|defect| match defect {
-        Defect::Missing => Defect::NotThere,
-        other => other,
-    })
+    open(path).map_err(of_any)
 }
 
 /// The whole of a file that need not be part of a model.
@@ -33,6 +30,18 @@ pub(crate) fn read_any(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Defect>
 
 pub(crate) fn read(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Defect> {
     read_opened(open(path)?, limit_bytes)
+}
+
+pub(crate) fn absence_of_any(path: &Path, error: io::Error) -> Defect {
+    of_any(absence(path, error))
+}
+
+/// The hint of a missing file is about models.
+fn of_any(defect: Defect) -> Defect {
+    match defect {
+        Defect::Missing => Defect::NotThere,
+        other => other,
+    }
 }
 
 fn read_opened((file, found_bytes): (File, u64), limit_bytes: u64) -> Result<Vec<u8>, Defect> {

@@ -7,6 +7,12 @@ use std::path::PathBuf;
 pub enum Error {
     #[error(transparent)]
     Store(#[from] evenkeel_store::Error),
+    #[error(transparent)]
+    Data(#[from] crate::data::Error),
+    #[error(transparent)]
+    Generate(#[from] evenkeel_model::GenerateError),
+    #[error("the run's progress cannot be written: {0}")]
+    Report(std::io::Error),
     #[error("`{}` was written in version {found} of the format, this program knows {known}", path.display())]
     CheckpointVersion { path: PathBuf, found: u32, known: u32 },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
@@ -19,9 +25,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the machine or the run is at fault, and not what the user gave.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Error::Store(error) | Error::Data(crate::data::Error::Store(error)) => error.is_fault(),
+            Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
+            Error::Data(_) | Error::CheckpointVersion { .. } | Error::OtherModel { .. } => false,
+        }
+    }
+
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Store(error) => error.hint().map(str::to_owned),
+            Error::Data(error) => error.hint(),
+            Error::Generate(error) => error.hint().map(str::to_owned),
+            Error::Report(_) => None,
             Error::CheckpointVersion { .. } => Some("use the program that wrote it".to_owned()),
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())

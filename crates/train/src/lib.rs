@@ -4,10 +4,12 @@
 //! network.
 
 pub mod checkpoint;
+pub mod data;
 mod error;
 mod export;
 mod optimizer;
 mod rate;
+pub mod report;
 mod run;
 mod samples;
 mod trainer;

@@ -34,6 +34,16 @@ impl Samples {
         }
     }
 
+    /// Tokens, or patches of images.
+    pub fn tokens(&self, input: Input) -> usize {
+        match (self, input) {
+            (Samples::Images { labels, .. }, Input::Images { size, patch, .. }) => {
+                labels.len() * Input::tokens_per_image(size, patch)
+            }
+            _ => self.labels().len(),
+        }
+    }
+
     pub(crate) fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {
         match self {
             Samples::Tokens { ids, labels, segment_lengths } => {

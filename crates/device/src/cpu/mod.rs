@@ -12,6 +12,7 @@ mod worker;
 
 mod activation;
 mod attention;
+mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;

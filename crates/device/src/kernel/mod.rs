@@ -10,6 +10,7 @@
 
 mod activation;
 mod attention;
+mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;
@@ -21,6 +22,7 @@ mod rotary;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
 pub use attention::{Attention, AttentionBackward, Mask, Segments};
+pub use cached_attention::CachedAttention;
 pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
@@ -48,7 +50,7 @@ macro_rules! kernels {
     ($($kernel:ident),* $(,)?) => {
         /// Any kernel.
         #[derive(Clone, Debug)]
-        #[expect(clippy::large_enum_variant, reason = "moving some hundred bytes is cheaper than allocating them")]
+        #[allow(clippy::large_enum_variant, reason = "moving some hundred bytes is cheaper than allocating them")]
         pub enum Kernel { $($kernel($kernel)),* }
 
         $(impl From<$kernel> for Kernel {
@@ -73,9 +75,9 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Activate, ActivateBackward, AdamW, Add, Attention, AttentionBackward, ClipFactor, ColumnSum, Copy, Dropout, Embed,
-    EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, LossBackward, LossMerge, LossStats, Norm, NormBackward,
-    Product, RandomNormal, Rotary, ScatterColumns, SquaredNorm,
+    Activate, ActivateBackward, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor, ColumnSum, Copy,
+    Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, LossBackward, LossMerge, LossStats, Norm,
+    NormBackward, Product, RandomNormal, Rotary, ScatterColumns, SquaredNorm,
 }
 
 fn assert_same_shape(name: &str, views: &[crate::View]) {

@@ -49,6 +49,13 @@ impl Launches {
     }
 }
 
+/// Operations per second of a large product: what this machine has, measured in some milliseconds.
+pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
+    let probe = Probe::of_product(device, PEAK, dtype);
+    let best = probe.measure(device).into_iter().min().expect("several runs");
+    probe.work as f64 / best.as_secs_f64()
+}
+
 /// Runs steps and limits in turns, and prints the table of the steps' kernels.
 pub fn table(device: &Device, mut step: impl FnMut() -> Duration) -> String {
     let (_, first) = measured(device, &mut step);

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Model, Parameters};
 use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions, cost};
 
-use super::roofline;
-use crate::{Mistake, text};
+use super::{Precision, roofline};
+use crate::{Mistake, process, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -51,12 +51,6 @@ pub struct Arguments {
     roofline: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Precision {
-    F32,
-    Bf16,
-}
-
 fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
     value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
@@ -83,13 +77,6 @@ impl Arguments {
     fn trainer_options(&self) -> TrainerOptions {
         let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
         TrainerOptions { optimizer, label_smoothing: 0.0, recompute: self.recompute, longest: self.sequence }
-    }
-
-    fn dtype(&self) -> DType {
-        match self.dtype {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        }
     }
 }
 
@@ -120,7 +107,7 @@ fn check_memory(arguments: &Arguments, model: &Model, machine_bytes: u64) -> Res
         return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
     }
     let blank = Samples::blank(model.config.input, arguments.batch, arguments.sequence);
-    let needed = cost(model, arguments.trainer_options(), arguments.dtype(), &[blank]).peak_bytes;
+    let needed = cost(model, arguments.trainer_options(), arguments.dtype.into(), &[blank]).peak_bytes;
     if needed > machine_bytes {
         let (needed, machine) = (text::bytes(needed), text::bytes(machine_bytes));
         return Err(Mistake { what: format!("a step needs {needed} of memory, this machine has {machine}"), hint });
@@ -144,7 +131,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(arguments: &'a Arguments, model: &'a Model, device: &'a Device) -> Run<'a> {
-        let parameters = Parameters::random(&model.specs, arguments.dtype(), 0, device.compute());
+        let parameters = Parameters::random(&model.specs, arguments.dtype.into(), 0, device.compute());
         Run { trainer: Trainer::new(model, device, parameters, arguments.trainer_options()), arguments, steps: 0 }
     }
 
@@ -179,9 +166,9 @@ fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize,
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let tokens = (arguments.batch * arguments.sequence) as f64;
-    let dtype = if arguments.dtype == Precision::F32 { "f32" } else { "bf16" };
+    let dtype = arguments.dtype.name();
     let (first, last) = (steps[0].loss, steps[steps.len() - 1].loss);
-    let (peak_bytes, process_bytes) = (device.usage().peak_bytes, peak_process_bytes());
+    let (peak_bytes, process_bytes) = (device.usage().peak_bytes, process::peak_bytes());
     if arguments.json {
         let json = serde_json::json!({
             "dtype": dtype, "threads": threads, "parameters": model.parameter_count(), "steps": steps.len(),
@@ -201,12 +188,4 @@ fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize,
         format!("loss    {first:.4} → {last:.4}"),
     ];
     lines.join("\n")
-}
-
-/// The most memory this process ever had resident; 0 where the system does not say.
-fn peak_process_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
 }

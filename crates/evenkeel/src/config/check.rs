@@ -175,17 +175,11 @@ fn check_images(raw: &mut RawConfig, settings: &Settings) {
 
 fn check_train(raw: &mut RawConfig, settings: &Settings) {
     let train = &settings.train;
-    let ends = ["train.steps", "train.epochs", "train.tokens"];
-    let has_end = train.steps.is_some() || train.epochs.is_some() || train.tokens.is_some();
-    if !has_end && train.minutes.is_none() {
+    if train.steps.is_none() && train.epochs.is_none() && train.tokens.is_none() && train.minutes.is_none() {
         let what = "training has no end".to_owned();
         let hint = "set train.steps, train.epochs, train.tokens or train.minutes";
-        raw.note_contradiction(&[&ends[..], &["train.minutes"]].concat(), what, Some(hint));
-    } else if !has_end && train.schedule != Schedule::Constant {
-        let name = train.schedule.name();
-        let what = format!("`train.schedule` is \"{name}\", which needs an end that does not depend on the clock");
-        let hint = "set train.steps, train.epochs or train.tokens too, or train.schedule to \"constant\"";
-        raw.note_contradiction(&[&["train.schedule"], &ends[..]].concat(), what, Some(hint));
+        let keys = ["train.steps", "train.epochs", "train.tokens", "train.minutes"];
+        raw.note_contradiction(&keys, what, Some(hint));
     }
     if train.min_lr > train.lr {
         let what = format!("`train.min_lr` is {}, more than `train.lr`, {}", train.min_lr, train.lr);

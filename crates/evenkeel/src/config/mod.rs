@@ -18,10 +18,10 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub use command::{Arguments, run};
+pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
 pub use raw::RawConfig;
-pub use settings::{Architecture, Settings};
+pub use settings::{Architecture, DataSource, Dtype, RecordFormat, Schedule, Settings};
 
 /// A configuration without mistakes, every default filled in.
 #[derive(Clone, Debug, PartialEq)]

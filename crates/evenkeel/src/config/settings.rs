@@ -74,6 +74,10 @@ settings! {
         sequence: usize = 1024, from(2).to(1 << 20);
         /// Whether short records share a sequence; not for images.
         packing: bool = true;
+        /// Whether training mirrors every other image.
+        flip: bool = true;
+        /// Pixels by which training shifts images at random, each way.
+        crop: usize = 4, from(0).to(1024);
         /// Whether records come in a new order every epoch.
         shuffle: bool = true;
         /// Seed of the order and of synthetic records.
@@ -128,8 +132,8 @@ settings! {
         recompute: bool = false;
         /// Seed of what is random in a step.
         seed: u64 = 0, from(0);
-        /// Steps in a row that may be skipped because their loss or gradients are not finite.
-        nonfinite_limit: u32 = 10, from(0).to(A_BILLION);
+        /// Steps in a row whose loss or gradients are not finite, after which a run ends; they change no weight.
+        nonfinite_limit: u32 = 10, from(1).to(A_BILLION);
     }
 
     /// Evaluation on records that are not trained on.

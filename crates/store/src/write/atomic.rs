@@ -21,12 +21,14 @@ pub struct FileWriter {
 
 /// Writes a file under a temporary name, makes sure it is on disk, and only then gives it its name.
 ///
-/// Until this returns, `path` is what it was before. Where it was a link, the link is replaced, not what it points to.
+/// Missing folders above it are made. Until this returns, `path` is what it was before. Where it was a link, the link
+/// is replaced, not what it points to.
 pub fn write_file_atomically<T, E: From<Error>>(
     path: impl AsRef<Path>,
     fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
 ) -> Result<T, E> {
     let target = Target::new(path.as_ref())?;
+    target.make_parent()?;
     if let Ok(metadata) = fs::metadata(&target.path) {
         // To replace /dev/null by a file would be a lasting surprise.
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&target.path))?;

@@ -1,7 +1,6 @@
 //! A folder, written whole or not at all.
 
 use std::fs::{self, OpenOptions};
-use std::io;
 use std::path::Path;
 
 use serde::Serialize;
@@ -26,10 +25,7 @@ impl NewFolder {
     /// attempt left is cleared away as by [`recover`](super::recover()).
     pub fn create(path: impl AsRef<Path>) -> Result<NewFolder, Error> {
         let target = Target::new(path.as_ref())?;
-        fs::create_dir_all(&target.parent).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Defect::InTheWay.of(&target.parent),
-            _ => Defect::of_writing(error).of(&target.parent),
-        })?;
+        target.make_parent()?;
         recover::recover_target(&target)?;
         let temporary = target.new_folder()?;
         Ok(NewFolder { target, temporary })

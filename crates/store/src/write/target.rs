@@ -41,6 +41,14 @@ impl Target {
         Ok(Target { path: path.to_owned(), parent: parent.to_owned(), name: name.to_owned() })
     }
 
+    /// Makes the folders above the target that are missing.
+    pub fn make_parent(&self) -> Result<(), Error> {
+        fs::create_dir_all(&self.parent).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Defect::InTheWay.of(&self.parent),
+            _ => Defect::of_writing(error).of(&self.parent),
+        })
+    }
+
     pub fn new_file(&self) -> Result<Temporary, Error> {
         let create = |path: &Path| OpenOptions::new().write(true).create_new(true).open(path);
         self.new_temporary(create).map_err(|error| self.failure(error))

@@ -1,5 +1,7 @@
 //! How numbers and tables are written for people.
 
+use std::time::Duration;
+
 /// `1.5 GiB`
 pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
@@ -13,6 +15,23 @@ pub fn count(count: u64) -> String {
 /// `1.50 TFLOP`
 pub fn flops(count: u128) -> String {
     scaled(count as f64, 1000.0, &["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
+}
+
+/// `1h 02m`, the two largest units.
+pub fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m {:02}s", seconds % 60),
+        3600..86400 => format!("{hours}h {:02}m", minutes % 60),
+        _ => format!("{days}d {:02}h", hours % 24),
+    }
+}
+
+/// `41.4%`
+pub fn percent(share: f64) -> String {
+    format!("{:.1}%", 100.0 * share)
 }
 
 fn scaled(mut value: f64, base: f64, units: &[&str]) -> String {
@@ -56,6 +75,15 @@ mod tests {
         assert_eq!(count(13_900_000), "13.9 M");
         assert_eq!(count(7), "7");
         assert_eq!(flops(1_540_000_000_000), "1.5 TFLOP");
+    }
+
+    #[test]
+    fn durations_have_their_two_largest_units() {
+        let cases = [(0, "0s"), (59, "59s"), (60, "1m 00s"), (3599, "59m 59s"), (3720, "1h 02m"), (90_000, "1d 01h")];
+        for (seconds, expected) in cases {
+            assert_eq!(duration(Duration::from_secs(seconds)), expected);
+        }
+        assert_eq!(percent(0.4142), "41.4%");
     }
 
     #[test]

@@ -1,0 +1,74 @@
+//! `evenkeel eval CONFIG`: loss, perplexity and accuracy of a model on data it was not trained on.
+
+use std::path::PathBuf;
+
+use evenkeel_store::exists;
+use evenkeel_train::{AdamWOptions, Evaluation, Trainer, TrainerOptions};
+
+use crate::config::{ModelSource, Overrides};
+use crate::train::feed::{Data, Text};
+use crate::train::model::{ModelInput, device_dtype};
+use crate::train::start_device;
+use crate::{Failure, Mistake};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// The model folder to evaluate; the run's own result if there is one, else the model that it begins with.
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let mut config = arguments.overrides.read()?;
+    let trained = config.settings.output.folder.join("model");
+    match &arguments.model {
+        Some(path) => config.source = ModelSource::Folder(path.clone()),
+        None if exists(&trained) => config.source = ModelSource::Folder(trained),
+        None => (),
+    }
+    let text = Text::open(&config)?;
+    let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let data = Data::open(&config, &input.model, text)?;
+    let Some(mut feed) = data.evaluation()? else {
+        return Err(Mistake {
+            what: "there is nothing to evaluate on".to_owned(),
+            hint: Some("give data.eval_paths, or hold records out with data.holdout".to_owned()),
+        }
+        .into());
+    };
+    let settings = &config.settings;
+    let device = start_device(settings)?;
+    let parameters = input.parameters(settings.model.seed, device_dtype(settings.train.dtype), device.compute())?;
+    let options = TrainerOptions {
+        optimizer: AdamWOptions::default(),
+        label_smoothing: 0.0,
+        recompute: false,
+        longest: settings.data.sequence,
+    };
+    let trainer = Trainer::new(&input.model, &device, parameters, options);
+    let mut evaluation = Evaluation::default();
+    let mut left = if settings.eval.batches > 0 { settings.eval.batches } else { u64::MAX };
+    while left > 0
+        && let Some(samples) = feed.next()?
+    {
+        trainer.evaluate(&samples, &mut evaluation);
+        left -= 1;
+    }
+    if evaluation.labels == 0 {
+        let what = "the held-out records have no label that counts".to_owned();
+        return Err(Mistake { what, hint: None }.into());
+    }
+    Ok(format!(
+        "model       {}\nlabels      {}\nloss        {:.4}\nperplexity  {:.3}\naccuracy    {:.1} %",
+        match &config.source {
+            ModelSource::Folder(path) => path.display().to_string(),
+            _ => "random weights".to_owned(),
+        },
+        evaluation.labels,
+        evaluation.loss(),
+        evaluation.perplexity(),
+        100.0 * evaluation.accuracy(),
+    ))
+}

@@ -1,0 +1,18 @@
+//! What the system says of this process.
+
+/// The memory this process has resident; 0 where the system does not say.
+pub fn resident_bytes() -> u64 {
+    status("VmRSS:")
+}
+
+/// The most memory this process ever had resident; 0 where the system does not say.
+pub fn peak_bytes() -> u64 {
+    status("VmHWM:")
+}
+
+fn status(key: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let kib = line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

@@ -1,0 +1,150 @@
+//! What goes on beside the steps: progress, metrics, evaluations, samples and checkpoints.
+
+use std::io::{Stderr, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use evenkeel_store::{LogFile, read_text, write_file_atomically};
+use evenkeel_train::report::{
+    Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, write_eval_metrics,
+    write_step_metrics,
+};
+use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, StepReport, Trainer, checkpoint};
+use serde_json::Value;
+
+use super::feed::Data;
+use super::output::RunFolder;
+use super::sample::Prompts;
+
+pub struct Attending<'a> {
+    pub folder: &'a RunFolder,
+    pub data: &'a Data,
+    /// Micro-batches of an evaluation; all of them without it.
+    pub eval_batches: Option<u64>,
+    pub prompts: Prompts<'a>,
+    pub progress: ProgressLine<Stderr>,
+    pub records: Records,
+    pub summary: Summary,
+    /// Operations per token, and per second at this machine's best.
+    pub flops_per_token: f64,
+    pub peak_flops_per_s: f64,
+}
+
+/// What is written down of each step and evaluation.
+pub struct Records {
+    metrics: LogFile,
+    events: Option<EventWriter<LogFile>>,
+    curve: Curve,
+}
+
+impl Records {
+    /// Continues the records of a run at a step; what was written after it is dropped.
+    pub fn open(folder: &RunFolder, title: &str, step: u64, tensorboard: bool) -> Result<Records, Error> {
+        const MOST_BYTES: u64 = 1 << 32;
+        let path = folder.metrics();
+        let before = if step > 0 { read_text(&path, MOST_BYTES).unwrap_or_default() } else { String::new() };
+        let mut curve = Curve::new(title);
+        let mut metrics = LogFile::create(&path)?;
+        for line in before.lines() {
+            let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
+            let Some(at) = value["step"].as_u64().filter(|&at| at <= step) else { continue };
+            if let Some(loss) = value["loss"].as_f64() {
+                curve.add(at, loss);
+            }
+            if let Some(loss) = value["eval_loss"].as_f64() {
+                curve.add_eval(at, loss);
+            }
+            writeln!(metrics, "{line}").map_err(|error| metrics.failure(error))?;
+        }
+        metrics.publish()?;
+        let events = if tensorboard { Some(open_events(folder)?) } else { None };
+        Ok(Records { metrics, events, curve })
+    }
+
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
+        self.curve.add(metrics.step, metrics.loss);
+        write_step_metrics(&mut self.metrics, metrics).map_err(|error| self.metrics.failure(error))?;
+        self.metrics.publish()?;
+        match &mut self.events {
+            Some(events) => events.step(now_s(), metrics).map_err(event_failure),
+            None => Ok(()),
+        }
+    }
+
+    fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> Result<(), Error> {
+        self.curve.add_eval(step, metrics.loss);
+        write_eval_metrics(&mut self.metrics, step, metrics).map_err(|error| self.metrics.failure(error))?;
+        self.metrics.publish()?;
+        match &mut self.events {
+            Some(events) => events.eval(now_s(), step, metrics).map_err(event_failure),
+            None => Ok(()),
+        }
+    }
+
+    /// Draws the curve as it is now and hands the events to the system.
+    pub fn publish(&mut self, curve: &Path) -> Result<(), Error> {
+        let mut svg = Vec::new();
+        self.curve.write_svg(&mut svg).expect("memory takes all bytes");
+        write_file_atomically(curve, |file| file.put(&svg))?;
+        self.events.as_mut().map_or(Ok(()), |events| events.flush().map_err(event_failure))
+    }
+}
+
+fn open_events(folder: &RunFolder) -> Result<EventWriter<LogFile>, Error> {
+    let name = event_file_name(now_s() as u64, std::process::id());
+    EventWriter::new(LogFile::create(folder.file(&name))?, now_s()).map_err(event_failure)
+}
+
+fn event_failure(error: std::io::Error) -> Error {
+    Error::Report(error)
+}
+
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+impl Attendant for Attending<'_> {
+    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
+        let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
+        let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
+        let metrics =
+            StepMetrics::new(report, Some(flops_per_s / self.peak_flops_per_s), crate::process::resident_bytes());
+        self.summary.step(&metrics);
+        self.records.step(&metrics)?;
+        self.progress.step(&metrics).map_err(Error::Report)
+    }
+
+    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error> {
+        let Some(mut feed) = self.data.evaluation()? else { return Ok(None) };
+        let mut evaluation = Evaluation::default();
+        let mut left = self.eval_batches.unwrap_or(u64::MAX);
+        while left > 0
+            && let Some(samples) = feed.next()?
+        {
+            trainer.evaluate(&samples, &mut evaluation);
+            left -= 1;
+        }
+        Ok(Some(evaluation))
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
+        let metrics = EvalMetrics::from(evaluation);
+        self.summary.eval(step, &metrics);
+        self.records.eval(step, &metrics)?;
+        self.records.publish(&self.folder.curve())?;
+        self.progress.eval(step, &metrics).map_err(Error::Report)
+    }
+
+    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        checkpoint::save(&self.folder.checkpoint(progress.step), trainer, progress, feed.state())?;
+        self.folder.prune()?;
+        self.records.publish(&self.folder.curve())
+    }
+}
+
+impl Attending<'_> {
+    /// Lets the model continue the prompts.
+    pub fn show_samples(&mut self, trainer: &Trainer) -> Result<Vec<String>, Error> {
+        self.prompts.continue_all(trainer.model, &trainer.parameters, trainer.device.compute())
+    }
+}

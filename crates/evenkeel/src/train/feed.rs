@@ -1,0 +1,266 @@
+//! From a run's data settings to micro-batches.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use evenkeel_model::{Input, Model};
+use evenkeel_store::{exists, read_text};
+use evenkeel_train::data::{
+    Augment, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, Order, OrderOptions,
+    Packing, Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
+};
+use evenkeel_train::{Error, Feed, Samples};
+
+use crate::config::{DataSource, RecordFormat, RunConfig, Settings, TokenizerSource};
+use crate::{Mistake, Mistakes};
+
+/// A tokenizer and what was written beside it.
+pub struct Text {
+    pub tokenizer: Tokenizer,
+    config: TokenizerConfig,
+    /// Where its files are.
+    pub folder: Option<PathBuf>,
+}
+
+const TOKENIZER_BYTES: u64 = 256 << 20;
+
+impl Text {
+    /// None for images.
+    pub fn open(config: &RunConfig) -> Result<Option<Text>, Mistakes> {
+        config.tokenizer.as_ref().map(Text::from_source).transpose()
+    }
+
+    pub fn from_source(source: &TokenizerSource) -> Result<Text, Mistakes> {
+        let TokenizerSource::Path(path) = source else {
+            return Ok(Text { tokenizer: Tokenizer::Bytes, config: TokenizerConfig::default(), folder: None });
+        };
+        let is_file = path.extension().is_some_and(|extension| extension == "json");
+        let folder = if is_file { path.parent().unwrap_or(Path::new("")).to_owned() } else { path.clone() };
+        let file = if is_file { path.clone() } else { folder.join("tokenizer.json") };
+        let beside = folder.join("tokenizer_config.json");
+        let mut config = match exists(&beside) {
+            true => TokenizerConfig::parse(read_text(&beside, TOKENIZER_BYTES)?.as_bytes())?,
+            false => TokenizerConfig::default(),
+        };
+        let template = folder.join("chat_template.jinja");
+        if exists(&template) {
+            config.chat_template = Some(read_text(&template, TOKENIZER_BYTES)?);
+        }
+        let tokenizer = Tokenizer::hugging_face(read_text(&file, TOKENIZER_BYTES)?.as_bytes(), &config)?;
+        Ok(Text { tokenizer, config, folder: Some(folder) })
+    }
+}
+
+/// What a run reads and evaluates on.
+pub struct Data {
+    source: Arc<dyn Source>,
+    held_out: Option<(Arc<dyn Source>, OrderOptions)>,
+    reader: Reader,
+    order: OrderOptions,
+    batch: usize,
+    epochs: Option<u64>,
+    workers: usize,
+}
+
+enum Reader {
+    Text { encoder: Arc<Encoder>, packing: Packing },
+    Images { training: ImageOptions, evaluation: ImageOptions },
+}
+
+impl Data {
+    pub fn open(config: &RunConfig, model: &Model, text: Option<Text>) -> Result<Data, Mistakes> {
+        let settings = &config.settings;
+        let data = &settings.data;
+        let source = open_source(settings, &data.paths)?;
+        let held_out_every = (data.holdout > 0).then_some(data.holdout);
+        let order = OrderOptions { seed: data.seed, shuffle: data.shuffle, held_out_every, part: Part::Train };
+        let held_out = if !data.eval_paths.is_empty() {
+            let whole = OrderOptions { shuffle: false, held_out_every: None, ..order };
+            Some((open_source(settings, &data.eval_paths)?, whole))
+        } else {
+            held_out_every.map(|_| (source.clone(), OrderOptions { part: Part::HeldOut, ..order }))
+        };
+        let reader = match (model.config.input, text) {
+            (Input::Tokens { learned_positions }, Some(text)) => {
+                check_positions(data.sequence, learned_positions)?;
+                text_reader(settings, model, text)?
+            }
+            (Input::Images { size, channels, .. }, None) => {
+                image_reader(settings, size, channels, model.config.classes)
+            }
+            (Input::Tokens { .. }, None) => return Err(mismatch("text", "images").into()),
+            (Input::Images { .. }, Some(_)) => return Err(mismatch("images", "text").into()),
+        };
+        let epochs = settings.train.epochs.map(u64::from);
+        Ok(Data { source, held_out, reader, order, batch: settings.train.batch, epochs, workers: data.workers })
+    }
+
+    /// None for images.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        match &self.reader {
+            Reader::Text { encoder, .. } => Some(encoder.tokenizer()),
+            Reader::Images { .. } => None,
+        }
+    }
+
+    /// The micro-batches of training, from the beginning or from a checkpoint's state.
+    pub fn training(&self, from: Option<State>) -> Result<Box<dyn Feed>, Error> {
+        let options = LoaderOptions { order: self.order, epochs: self.epochs, workers: self.workers };
+        self.feed(&self.source, options, from, true)
+    }
+
+    /// The held-out micro-batches, once.
+    pub fn evaluation(&self) -> Result<Option<Box<dyn Feed>>, Error> {
+        let Some((source, order)) = &self.held_out else { return Ok(None) };
+        let options = LoaderOptions { order: *order, epochs: Some(1), workers: 1 };
+        self.feed(source, options, None, false).map(Some)
+    }
+
+    fn feed(
+        &self,
+        source: &Arc<dyn Source>,
+        options: LoaderOptions,
+        from: Option<State>,
+        training: bool,
+    ) -> Result<Box<dyn Feed>, Error> {
+        let windows = Order::new(options.order, source.chunks())?.windows();
+        let (batch, epochs, source) = (self.batch, options.epochs, source.clone());
+        Ok(match &self.reader {
+            Reader::Text { encoder, packing } => {
+                let loader = Loader::rows(source, encoder.clone(), *packing, options, from)?;
+                Box::new(LoaderFeed { loader, windows, epochs, take: move |loader: &mut _| take_rows(loader, batch) })
+            }
+            Reader::Images { training: augmented, evaluation } => {
+                let images = Images::new(if training { augmented.clone() } else { evaluation.clone() })?;
+                let loader = Loader::images(source, images, batch, options, from)?;
+                Box::new(LoaderFeed { loader, windows, epochs, take: take_images })
+            }
+        })
+    }
+}
+
+fn open_source(settings: &Settings, paths: &[PathBuf]) -> Result<Arc<dyn Source>, Mistakes> {
+    use evenkeel_store::{Format, Source, SourceSpec};
+    let data = &settings.data;
+    let format = match data.source {
+        DataSource::Synthetic => return Ok(Arc::new(Corpus::new(data.seed, data.records))),
+        DataSource::Text => Format::Text { separator: data.separator.clone().unwrap_or_default() },
+        DataSource::Jsonl => Format::Jsonl,
+        DataSource::Parquet => Format::Parquet,
+        DataSource::Images => Format::Images,
+        DataSource::Cifar10 => Format::Cifar10,
+    };
+    let columns = match data.format {
+        RecordFormat::Text => vec![data.text_column.clone()],
+        RecordFormat::Alpaca => {
+            vec![data.instruction_column.clone(), data.input_column.clone(), data.output_column.clone()]
+        }
+        RecordFormat::Messages => vec![data.messages_column.clone()],
+    };
+    Ok(Arc::new(Source::open(&SourceSpec { columns, ..SourceSpec::new(format, paths.to_vec()) })?))
+}
+
+fn text_reader(settings: &Settings, model: &Model, text: Text) -> Result<Reader, Mistakes> {
+    let data = &settings.data;
+    let format = match data.format {
+        RecordFormat::Text => Format::Text { column: data.text_column.clone() },
+        RecordFormat::Messages => Format::Messages { column: data.messages_column.clone() },
+        RecordFormat::Alpaca => Format::Instruction {
+            instruction: data.instruction_column.clone(),
+            input: data.input_column.clone(),
+            output: data.output_column.clone(),
+        },
+    };
+    let own = match &data.chat_template {
+        Some(path) => Some(read_text(path, TOKENIZER_BYTES)?),
+        None => text.config.chat_template.clone(),
+    };
+    let template = match own.filter(|_| data.format == RecordFormat::Messages) {
+        Some(source) => Some(Template::new(&source, &text.config, start_of_day())?),
+        None => None,
+    };
+    let encoder = Arc::new(Encoder::new(text.tokenizer, template, format, model.config.classes)?);
+    let sequence = data.sequence;
+    let packing = if data.packing { Packing::Packed { sequence } } else { Packing::Single { sequence } };
+    Ok(Reader::Text { encoder, packing })
+}
+
+fn image_reader(settings: &Settings, size: usize, channels: usize, classes: usize) -> Reader {
+    let data = &settings.data;
+    let evaluation =
+        ImageOptions { size, mean: vec![0.5; channels], deviation: vec![0.5; channels], augment: None, classes };
+    let augment = Some(Augment { flip: data.flip, shift: data.crop });
+    Reader::Images { training: ImageOptions { augment, ..evaluation.clone() }, evaluation }
+}
+
+/// Templates may ask for the date; a run that goes on the same day reads the same.
+fn start_of_day() -> u64 {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    now - now % DAY
+}
+
+fn check_positions(sequence: usize, learned: Option<usize>) -> Result<(), Mistake> {
+    match learned {
+        Some(positions) if positions < sequence => Err(Mistake {
+            what: format!("data.sequence is {sequence}, this model has {positions} positions"),
+            hint: Some(format!("use data.sequence = {positions} or less")),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn mismatch(reads: &str, data: &str) -> Mistake {
+    Mistake {
+        what: format!("the model reads {reads}, the data are {data}"),
+        hint: Some("choose another model, or another data.source".to_owned()),
+    }
+}
+
+/// A loader as a feed; `take` makes one micro-batch of what it hands out.
+struct LoaderFeed<Item, Take> {
+    loader: Loader<Item>,
+    windows: u64,
+    epochs: Option<u64>,
+    take: Take,
+}
+
+impl<Item: Send + 'static, Take> Feed for LoaderFeed<Item, Take>
+where
+    Take: FnMut(&mut Loader<Item>) -> Result<Option<Samples>, Error>,
+{
+    fn next(&mut self) -> Result<Option<Samples>, Error> {
+        (self.take)(&mut self.loader)
+    }
+
+    fn progress(&self) -> Option<f64> {
+        let cursor = self.loader.state().cursor;
+        let done = cursor.epoch as f64 + cursor.window as f64 / self.windows.max(1) as f64;
+        // The last window is not over before the loader says so.
+        self.epochs.map(|epochs| (done / epochs as f64).min(1.0 - f64::EPSILON))
+    }
+
+    fn epoch(&self) -> u64 {
+        self.loader.state().cursor.epoch
+    }
+
+    fn state(&self) -> serde_json::Value {
+        serde_json::to_value(self.loader.state()).expect("a state is a few numbers")
+    }
+}
+
+fn take_rows(loader: &mut Loader<Row>, batch: usize) -> Result<Option<Samples>, Error> {
+    let (mut ids, mut labels, mut segment_lengths) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..batch {
+        let Some(row) = loader.next()? else { break };
+        ids.extend(row.ids);
+        labels.extend(row.labels);
+        segment_lengths.extend(row.segment_lengths);
+    }
+    Ok((!ids.is_empty()).then_some(Samples::Tokens { ids, labels, segment_lengths }))
+}
+
+fn take_images(loader: &mut Loader<ImageBatch>) -> Result<Option<Samples>, Error> {
+    Ok(loader.next()?.map(|ImageBatch { pixels, labels }| Samples::Images { pixels, labels }))
+}

@@ -1,0 +1,259 @@
+//! `evenkeel train CONFIG`: from a configuration to a trained model.
+
+mod attendant;
+pub mod feed;
+pub mod model;
+mod output;
+mod sample;
+
+use std::io::{IsTerminal, stderr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use evenkeel_device::{CpuOptions, Device};
+use evenkeel_model::{Model, Sampling};
+use evenkeel_store::NewFolder;
+use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
+use evenkeel_train::{
+    AdamWOptions, Cost, Decay, Limits, Plan, Progress, Rate, Samples, Stop, Trainer, TrainerOptions, checkpoint, cost,
+    save_weights,
+};
+
+use crate::bench::peak_flops_per_s;
+use crate::config::{Dtype, Overrides, Schedule, Settings};
+use crate::{Failure, Mistake, Mistakes, text};
+use attendant::{Attending, Records};
+use feed::{Data, Text};
+use model::{ModelInput, device_dtype, file_dtype};
+use output::RunFolder;
+use sample::Prompts;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Continues the run in the output folder from its newest checkpoint; begins one if there is none.
+    #[arg(long)]
+    resume: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let config = arguments.overrides.read()?;
+    let settings = &config.settings;
+    let text = Text::open(&config)?;
+    let tokenizer_folder = text.as_ref().and_then(|text| text.folder.clone());
+    let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let options = trainer_options(settings);
+    let cost = check_memory(settings, &input.model, options)?;
+    let data = Data::open(&config, &input.model, text)?;
+    let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
+
+    let device = start_device(settings)?;
+    let dtype = device_dtype(settings.train.dtype);
+    let parameters = input.parameters(settings.model.seed, dtype, device.compute())?;
+    let mut trainer = Trainer::new(&input.model, &device, parameters, options);
+    let (mut progress, mut from) = (Progress::default(), None);
+    if let Some(path) = &newest {
+        let state = checkpoint::load(path, &mut trainer)?;
+        progress = state.progress;
+        from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(path))?);
+    }
+    let mut feed = data.training(from)?;
+    let title =
+        format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
+    let mut attending = Attending {
+        folder: &folder,
+        data: &data,
+        eval_batches: (settings.eval.batches > 0).then_some(settings.eval.batches),
+        prompts: prompts(settings, &data),
+        progress: ProgressLine::new(stderr(), progress_options(settings)),
+        records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
+        summary: Summary::default(),
+        flops_per_token: cost.flops as f64 / tokens_of_step(settings, &input.model) as f64,
+        peak_flops_per_s: peak_flops_per_s(&device, dtype),
+    };
+    let begin = match &newest {
+        Some(path) => format!("resumes from `{}`", path.display()),
+        None => "begins".to_owned(),
+    };
+    attending.say(&format!("{title}, {} of memory, {begin}", text::bytes(cost.peak_bytes)))?;
+
+    let interrupted = interruption()?;
+    let stop =
+        evenkeel_train::run(&mut trainer, &mut *feed, &plan(settings), &mut progress, &interrupted, &mut attending)?;
+    attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
+    if stop == Stop::Interrupted {
+        let what = format!("interrupted after step {}; everything is in `{}`", progress.step, folder.root().display());
+        return Ok(format!("{what}\nContinue with the same command and --resume."));
+    }
+    if settings.output.save_model {
+        save_model(&folder, &input, &trainer, settings, tokenizer_folder, &data)?;
+    }
+    let samples = attending.show_samples(&trainer)?;
+    Ok(conclusion(&attending, &folder, settings, stop, &samples))
+}
+
+impl Attending<'_> {
+    fn say(&mut self, line: &str) -> Result<(), evenkeel_train::Error> {
+        self.progress.note(line).map_err(evenkeel_train::Error::Report)
+    }
+}
+
+fn trainer_options(settings: &Settings) -> TrainerOptions {
+    let train = &settings.train;
+    let optimizer = AdamWOptions {
+        beta1: train.beta1 as f32,
+        beta2: train.beta2 as f32,
+        epsilon: train.epsilon as f32,
+        weight_decay: train.weight_decay as f32,
+        decay_vectors: false,
+        clip_norm: (train.clip_norm > 0.0).then_some(train.clip_norm as f32),
+    };
+    TrainerOptions {
+        optimizer,
+        label_smoothing: train.label_smoothing as f32,
+        recompute: train.recompute,
+        longest: settings.data.sequence,
+    }
+}
+
+fn plan(settings: &Settings) -> Plan {
+    let train = &settings.train;
+    let decay = match train.schedule {
+        Schedule::Cosine => Decay::Cosine,
+        Schedule::Linear => Decay::Linear,
+        Schedule::Constant => Decay::Constant,
+    };
+    let every = |steps: u32| (steps > 0).then_some(u64::from(steps));
+    Plan {
+        rate: Rate { peak: train.lr, floor: train.min_lr, warmup_steps: train.warmup_steps.into(), decay },
+        limits: Limits {
+            steps: train.steps.map(u64::from),
+            tokens: train.tokens,
+            duration: train.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
+        },
+        accumulate: train.accumulate,
+        evaluate_every: settings.eval.every.map(u64::from),
+        checkpoint_every: every(settings.output.checkpoint_every),
+        nonfinite_limit: train.nonfinite_limit,
+    }
+}
+
+fn tokens_of_step(settings: &Settings, model: &Model) -> usize {
+    let micro = blank(settings, model);
+    settings.train.accumulate * micro.tokens(model.config.input)
+}
+
+fn blank(settings: &Settings, model: &Model) -> Samples {
+    Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
+}
+
+/// Refuses, after a dry run, what would not fit.
+fn check_memory(settings: &Settings, model: &Model, options: TrainerOptions) -> Result<Cost, Mistakes> {
+    let micros = vec![blank(settings, model); settings.train.accumulate];
+    let cost = cost(model, options, device_dtype(settings.train.dtype), &micros);
+    let machine_bytes = evenkeel_device::cpu_report().memory_bytes;
+    if cost.peak_bytes > machine_bytes {
+        let (needed, machine) = (text::bytes(cost.peak_bytes), text::bytes(machine_bytes));
+        let what = format!("a step needs {needed} of memory, this machine has {machine}");
+        let hint = "use a smaller train.batch or data.sequence, train.recompute = true, or train.dtype = \"bf16\"";
+        return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
+    }
+    Ok(cost)
+}
+
+pub fn start_device(settings: &Settings) -> Result<Device, Mistakes> {
+    let threads = settings.device.threads.unwrap_or_else(|| evenkeel_device::cpu_report().cores);
+    Ok(Device::cpu(&CpuOptions::with_threads(threads))
+        .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?)
+}
+
+fn progress_options(settings: &Settings) -> ProgressOptions {
+    let style = match terminal_size::terminal_size_of(stderr()) {
+        Some((width, _)) if stderr().is_terminal() => Style::Terminal { columns: width.0.into() },
+        _ => Style::Plain,
+    };
+    let total_steps = settings.train.steps.map(u64::from);
+    ProgressOptions { style, total_steps, log_every: settings.output.log_every.into() }
+}
+
+fn prompts<'a>(settings: &'a Settings, data: &'a Data) -> Prompts<'a> {
+    let sample = &settings.sample;
+    let sampling = Sampling {
+        temperature: sample.temperature as f32,
+        top_k: None,
+        top_p: sample.top_p as f32,
+        seed: settings.train.seed,
+    };
+    Prompts { tokenizer: data.tokenizer(), texts: &sample.prompts, tokens: sample.tokens, sampling }
+}
+
+/// Set at the first interruption or request to end; the second one ends the process at once.
+fn interruption() -> Result<Arc<AtomicBool>, Mistakes> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        let registered = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone())
+            .and_then(|_| signal_hook::flag::register(signal, flag.clone()));
+        registered.map_err(|error| Mistake { what: format!("signals cannot be caught: {error}"), hint: None })?;
+    }
+    Ok(flag)
+}
+
+fn save_model(
+    folder: &RunFolder,
+    input: &ModelInput,
+    trainer: &Trainer,
+    settings: &Settings,
+    tokenizer_folder: Option<std::path::PathBuf>,
+    data: &Data,
+) -> Result<(), evenkeel_train::Error> {
+    let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
+    let new = NewFolder::create(folder.model())?;
+    input.save_beside_weights(&new, dtype, tokenizer_folder, data.tokenizer())?;
+    save_weights(&new, &trainer.parameters, file_dtype(dtype), trainer.device.compute())?;
+    Ok(new.commit(true)?)
+}
+
+fn not_a_state(path: &std::path::Path) -> Mistake {
+    Mistake {
+        what: format!("`{}` says nothing of the data's place", path.display()),
+        hint: Some("the checkpoint was written by another version, or changed".to_owned()),
+    }
+}
+
+/// What is said at the end.
+fn conclusion(
+    attending: &Attending,
+    folder: &RunFolder,
+    settings: &Settings,
+    stop: Stop,
+    samples: &[String],
+) -> String {
+    let ended = match stop {
+        Stop::Done => "all steps are done",
+        Stop::DataEnded => "the data are used up",
+        Stop::Interrupted => "interrupted",
+    };
+    let mut files =
+        vec![("metrics", folder.metrics().display().to_string()), ("curve", folder.curve().display().to_string())];
+    if settings.output.save_model {
+        files.push(("model", folder.model().display().to_string()));
+    }
+    let mut out = Vec::new();
+    attending.summary.write(&mut out, ended, &files).expect("memory takes all bytes");
+    let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
+    if !samples.is_empty() {
+        lines.push("\nWhat it writes:".to_owned());
+        lines.extend(samples.iter().map(|sample| format!("  {}", sample.trim_end().replace('\n', "\n  "))));
+    }
+    if settings.output.save_model {
+        let model = folder.model().display().to_string();
+        lines.push("\nWhat to try next:".to_owned());
+        if let Some(prompt) = settings.sample.prompts.first() {
+            lines.push(format!("  evenkeel generate {model} --prompt {prompt:?}"));
+        }
+        lines.push(format!("  evenkeel inspect {model}"));
+    }
+    lines.join("\n")
+}

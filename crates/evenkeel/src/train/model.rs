@@ -1,0 +1,158 @@
+//! The model that a run trains: from a folder, from a config.json, or new.
+
+use std::path::PathBuf;
+
+use evenkeel_device::{DType, Queue};
+use evenkeel_model::{Model, Parameters};
+use evenkeel_store::{FileDtype, Folder, NewFolder, copy_file, exists, read_json};
+use evenkeel_train::data::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::config::{Dtype, ModelSource, RunConfig, Sizes};
+use crate::{Mistake, Mistakes};
+
+/// A model, where its weights come from, and the config.json that goes with it.
+pub struct ModelInput {
+    pub model: Model,
+    json: Value,
+    folder: Option<Folder>,
+}
+
+const CONFIG_BYTES: u64 = 16 << 20;
+
+impl ModelInput {
+    pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Mistakes> {
+        let (json, folder) = match &config.source {
+            ModelSource::Folder(path) => {
+                let folder = Folder::open(path)?;
+                (folder.config().clone(), Some(folder))
+            }
+            ModelSource::Config(path) => (read_json(path, CONFIG_BYTES)?, None),
+            ModelSource::Sizes(sizes) => {
+                let tokenizer = tokenizer.ok_or_else(no_new_classifier)?;
+                (new_config(sizes, tokenizer, config.settings.data.sequence), None)
+            }
+        };
+        let model = Model::from_json(&json)?;
+        if let Some(folder) = &folder {
+            model.check(folder)?;
+        }
+        Ok(ModelInput { model, json, folder })
+    }
+
+    /// The weights to begin with.
+    pub fn parameters(&self, seed: u64, dtype: DType, queue: &Queue) -> Result<Parameters, Mistakes> {
+        Ok(match &self.folder {
+            Some(folder) => self.model.load(folder, dtype, queue)?,
+            None => Parameters::random(&self.model.specs, dtype, seed, queue),
+        })
+    }
+
+    /// Everything of a model folder but its weights.
+    pub fn save_beside_weights(
+        &self,
+        folder: &NewFolder,
+        dtype: Dtype,
+        tokenizer_folder: Option<PathBuf>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<(), evenkeel_store::Error> {
+        let mut json = self.json.clone();
+        if let Some(object) = json.as_object_mut() {
+            object.remove("torch_dtype");
+            object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
+        }
+        folder.write_json("config.json", &json)?;
+        let from = self.folder.as_ref().map(|folder| folder.path().to_owned());
+        let copied = copy_present(folder, from.as_deref(), &["generation_config.json", "preprocessor_config.json"])?;
+        if !copied.contains(&"generation_config.json") && tokenizer.is_some() {
+            let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
+            let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
+            folder.write_json("generation_config.json", &Value::Object(tokens.collect()))?;
+        }
+        let copied = copy_present(folder, tokenizer_folder.or(from).as_deref(), &TOKENIZER_FILES)?;
+        if copied.is_empty()
+            && let Some(Tokenizer::Bytes) = tokenizer
+        {
+            let (tokenizer, config) = evenkeel_train::data::byte_tokenizer_files();
+            folder.write_json("tokenizer.json", &tokenizer)?;
+            folder.write_json("tokenizer_config.json", &config)?;
+        }
+        Ok(())
+    }
+}
+
+const TOKENIZER_FILES: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+fn copy_present<'n>(
+    folder: &NewFolder,
+    from: Option<&std::path::Path>,
+    names: &[&'n str],
+) -> Result<Vec<&'n str>, evenkeel_store::Error> {
+    let Some(from) = from else { return Ok(Vec::new()) };
+    let present: Vec<&str> = names.iter().copied().filter(|name| exists(from.join(name))).collect();
+    for name in &present {
+        copy_file(from.join(name), folder, name)?;
+    }
+    Ok(present)
+}
+
+/// A Llama as transformers describes it.
+fn new_config(sizes: &Sizes, tokenizer: &Tokenizer, sequence: usize) -> Value {
+    let Sizes { architecture: _, hidden, layers, heads, kv_heads, ffn, vocab, tied } = sizes;
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab.unwrap_or(tokenizer.vocabulary()),
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": sequence,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "eos_token_id": tokenizer.end(),
+        "pad_token_id": tokenizer.padding(),
+    })
+}
+
+fn no_new_classifier() -> Mistake {
+    Mistake {
+        what: "a new model is a Llama, which reads text, and the data are images".to_owned(),
+        hint: Some("give model.config, the config.json of a ViT".to_owned()),
+    }
+}
+
+pub fn file_dtype(dtype: Dtype) -> FileDtype {
+    match dtype {
+        Dtype::F32 => FileDtype::F32,
+        Dtype::Bf16 => FileDtype::BF16,
+    }
+}
+
+fn file_dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float32",
+        Dtype::Bf16 => "bfloat16",
+    }
+}
+
+pub fn device_dtype(dtype: Dtype) -> DType {
+    match dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::Bf16 => DType::Bf16,
+    }
+}

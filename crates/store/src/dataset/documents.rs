@@ -1,0 +1,116 @@
+//! The documents that begin in a range of a text file.
+//!
+//! A byte is part of a separator if it lies in any occurrence of it, also where occurrences overlap; a document is a
+//! longest run of other bytes. So whether a document begins at a byte can be seen from the bytes around it, wherever
+//! reading began. Splitting from the front, one occurrence after the other, could not be cut in chunks: in a row of
+//! newlines it matters where one starts to count.
+
+use std::ops::Range;
+
+use super::data_file::DataFile;
+use super::place::Place;
+use super::separator::Separator;
+use super::view::View;
+use crate::{Defect, Error};
+
+/// A document and the offset of its first byte.
+pub(super) type Document = (u64, Vec<u8>);
+
+/// Reads from a little before the range to the end of the last document that begins in it. Documents of white space
+/// alone are left out.
+pub(super) fn documents(
+    file: &DataFile,
+    range: Range<u64>,
+    separator: &Separator,
+    limit_bytes: u64,
+) -> Result<Vec<Document>, Error> {
+    let mut view = View::new(file, context_begin(range.start, separator))?;
+    let mut found = Vec::new();
+    let mut current = Current { begin: 0, length: 0, is_wanted: false, text: Vec::new() };
+    let mut matched = 0;
+    while let Some((at, byte)) = view.next()? {
+        if current.length == 0 {
+            current.begin = at;
+            current.is_wanted = at >= range.start;
+        }
+        let is_beyond = at >= range.end;
+        if is_beyond && (current.length == 0 || !current.is_wanted) {
+            return Ok(found);
+        }
+        current.push(byte);
+        matched = separator.step(matched, byte);
+        if matched == separator.len() {
+            current.cut(separator.len());
+            current.finish(file, limit_bytes, &mut found)?;
+        } else if current.text.len() as u64 > limit_bytes.saturating_add(separator.len() as u64) {
+            return Err(too_long(file, current.begin, limit_bytes));
+        }
+    }
+    current.finish(file, limit_bytes, &mut found)?;
+    Ok(found)
+}
+
+/// The text of a document, or where it is not UTF-8.
+pub(super) fn decode(file: &DataFile, (begin, bytes): Document) -> Result<(u64, String), Error> {
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok((begin, text)),
+        Err(error) => {
+            let byte = offset_of(file, begin, error.utf8_error().valid_up_to())?;
+            Err(file.fail(Defect::RecordNotUtf8 { place: Place::of_byte(file, byte) }))
+        }
+    }
+}
+
+/// A run of bytes after the last separator, not all of which are known to be the document's.
+struct Current {
+    begin: u64,
+    length: usize,
+    /// Whether it begins in the range. If not, nothing of it is kept.
+    is_wanted: bool,
+    text: Vec<u8>,
+}
+
+impl Current {
+    fn push(&mut self, byte: u8) {
+        self.length += 1;
+        if self.is_wanted {
+            self.text.push(byte);
+        }
+    }
+
+    /// Takes a separator off its end. One that began before the run takes all of it.
+    fn cut(&mut self, separator_bytes: usize) {
+        self.text.truncate(self.text.len().saturating_sub(separator_bytes));
+    }
+
+    fn finish(&mut self, file: &DataFile, limit_bytes: u64, found: &mut Vec<Document>) -> Result<(), Error> {
+        self.length = 0;
+        let text = std::mem::take(&mut self.text);
+        if text.len() as u64 > limit_bytes {
+            return Err(too_long(file, self.begin, limit_bytes));
+        }
+        if !text.trim_ascii().is_empty() {
+            found.push((self.begin, text));
+        }
+        Ok(())
+    }
+}
+
+/// Far enough back to see every separator that ends at the byte before `begin` or later; each of its bytes may stand
+/// for two in the file.
+fn context_begin(begin: u64, separator: &Separator) -> u64 {
+    begin.saturating_sub(2 * separator.len() as u64 + 1)
+}
+
+fn too_long(file: &DataFile, begin: u64, limit_bytes: u64) -> Error {
+    file.fail(Defect::RecordTooLong { place: Place::of_byte(file, begin), limit_bytes })
+}
+
+/// The offset of the `index`th byte that a view from `begin` shows.
+fn offset_of(file: &DataFile, begin: u64, index: usize) -> Result<u64, Error> {
+    let mut view = View::new(file, begin)?;
+    for _ in 0..index {
+        view.next()?;
+    }
+    Ok(view.next()?.map_or(file.size_bytes, |(at, _)| at))
+}

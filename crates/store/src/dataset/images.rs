@@ -1,0 +1,76 @@
+//! Folders of images, one folder per class.
+
+use std::path::PathBuf;
+
+use super::data_file::{has_ending, list};
+use super::place::{Origin, Place};
+use super::{Chunks, Record, SourceSpec, picture};
+use crate::{Defect, Error, limits, regular_file};
+
+/// Decoded, images are much larger than their files, so a chunk has few. It is a number and not a size because a
+/// million files are quickly listed but slowly asked for their sizes.
+const IMAGES_PER_CHUNK: usize = 8;
+
+pub(super) struct ImageChunks {
+    /// Each image and the place of its class.
+    images: Vec<(PathBuf, usize)>,
+    classes: Vec<String>,
+    record_bytes: u64,
+}
+
+impl ImageChunks {
+    /// Classes are numbered by name over all folders, and a class without images counts, so that the folders to train
+    /// on and to test on agree.
+    pub fn open(spec: &SourceSpec) -> Result<ImageChunks, Error> {
+        let mut folders = Vec::new();
+        for path in &spec.paths {
+            for (name, entry) in list(path)?.into_iter().filter(|(_, entry)| entry.is_dir()) {
+                if entry.file_name().and_then(|name| name.to_str()).is_none() {
+                    return Err(Defect::NameNotUtf8.of(&entry));
+                }
+                folders.push((name, entry));
+            }
+        }
+        let mut classes: Vec<String> = folders.iter().map(|(name, _)| name.clone()).collect();
+        classes.sort();
+        classes.dedup();
+        let mut images = Vec::new();
+        for (name, folder) in folders {
+            let label = classes.binary_search(&name).expect("every folder's name is a class");
+            let files = list(&folder)?.into_iter().filter(|(name, _)| has_ending(name, &["png", "jpg", "jpeg"]));
+            images.extend(files.map(|(_, path)| (path, label)));
+            if images.len() > limits::DATA_FILES {
+                return Err(Defect::TooManyFiles { found: images.len() }.of(&folder));
+            }
+        }
+        if images.is_empty() {
+            return Err(Defect::NoData { expected: "folder with *.png, *.jpg or *.jpeg in it" }.of(&spec.paths[0]));
+        }
+        Ok(ImageChunks { images, classes, record_bytes: spec.record_bytes })
+    }
+
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+}
+
+impl Chunks for ImageChunks {
+    fn count(&self) -> usize {
+        self.images.len().div_ceil(IMAGES_PER_CHUNK)
+    }
+
+    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+        let first = chunk * IMAGES_PER_CHUNK;
+        let images = self.images.iter().enumerate().skip(first).take(IMAGES_PER_CHUNK);
+        let read = |(position, (path, label)): (usize, &(PathBuf, usize))| {
+            let bytes = regular_file::read_any(path, self.record_bytes).map_err(|defect| defect.of(path))?;
+            let (width, height, rgb) = picture::decode(&bytes).map_err(|defect| defect.of(path))?;
+            Ok((position as u64, Record::Image { width, height, rgb, label: *label }))
+        };
+        images.map(read).collect()
+    }
+
+    fn origin(&self, _: usize, position: u64) -> Result<Origin, Error> {
+        Ok(Origin { file: self.images[position as usize].0.clone(), place: Place::WholeFile })
+    }
+}

@@ -1,0 +1,160 @@
+//! Data to train on, cut in chunks by position alone.
+//!
+//! How many chunks there are and where they lie follows from sizes, so opening a file of any size takes no time, any
+//! order over the chunks is a pure function, and a chunk is read without touching the others. A record belongs to the
+//! chunk in which it begins.
+
+mod chunk_index;
+mod cifar;
+mod data_file;
+mod documents;
+mod guard;
+mod images;
+mod jsonl;
+mod parquet;
+mod picture;
+mod place;
+mod separator;
+mod text;
+mod view;
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use crate::Error;
+
+pub use place::{Origin, Place};
+
+/// What files of data hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Documents in plain text (`*.txt`).
+    Text {
+        /// What stands between two documents, for example an empty line, `"\n\n"`. Where separators overlap, as in
+        /// a row of newlines, all of them separate. An empty one makes each file one document.
+        separator: String,
+    },
+    /// One JSON object per line (`*.jsonl`, `*.ndjson`).
+    Jsonl,
+    /// Tables (`*.parquet`).
+    Parquet,
+    /// Folders of one folder per class, each with the images of that class (`*.png`, `*.jpg`, `*.jpeg`).
+    Images,
+    /// CIFAR-10's binary files. Of a folder, those to train on: `data_batch_*.bin`.
+    Cifar10,
+}
+
+/// Which data to open, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceSpec {
+    /// What the files hold.
+    pub format: Format,
+    /// Files, and folders whose files with the format's endings are taken in the order of their names.
+    pub paths: Vec<PathBuf>,
+    /// How much of a file is one chunk: about as much as [`Source::read`] holds in memory.
+    pub chunk_bytes: u64,
+    /// The longest record. Of an image, the size of its file.
+    pub record_bytes: u64,
+    /// The columns wanted of Parquet files. None means all of them.
+    pub columns: Vec<String>,
+}
+
+/// One example to train on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// A document.
+    Text(String),
+    /// A row of named columns.
+    Fields(Map<String, Value>),
+    /// An image and its class.
+    Image {
+        /// Pixels in a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// `[height, width, 3]`.
+        rgb: Vec<u8>,
+        /// The place of its class in [`Source::classes`].
+        label: usize,
+    },
+}
+
+/// Opened data. May be read by several threads at the same time.
+pub struct Source {
+    chunks: Box<dyn Chunks>,
+    classes: Vec<String>,
+}
+
+/// A format's way to number its chunks and to read one. Records come with their position: a byte of the file, a row.
+trait Chunks: Send + Sync {
+    fn count(&self) -> usize;
+    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error>;
+    /// Where a record of this chunk and position came from.
+    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error>;
+}
+
+impl SourceSpec {
+    /// With chunks of 1 MiB, records of up to 16 MiB and all columns.
+    pub fn new(format: Format, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> SourceSpec {
+        let paths = paths.into_iter().map(Into::into).collect();
+        SourceSpec { format, paths, chunk_bytes: 1 << 20, record_bytes: 16 << 20, columns: Vec::new() }
+    }
+}
+
+impl Source {
+    /// Finds the files and looks at their sizes. Only of Parquet files some is read: the list of their row groups.
+    ///
+    /// # Panics
+    /// If there are no paths, or chunks of no bytes are asked for.
+    pub fn open(spec: &SourceSpec) -> Result<Source, Error> {
+        assert!(!spec.paths.is_empty(), "data without paths");
+        assert!(spec.chunk_bytes > 0, "chunks of 0 bytes");
+        let mut classes = Vec::new();
+        let chunks: Box<dyn Chunks> = match &spec.format {
+            Format::Text { separator } => Box::new(text::TextChunks::open(spec, separator)?),
+            Format::Jsonl => Box::new(jsonl::JsonlChunks::open(spec)?),
+            Format::Parquet => Box::new(parquet::ParquetChunks::open(spec)?),
+            Format::Images => {
+                let images = images::ImageChunks::open(spec)?;
+                classes = images.classes().to_vec();
+                Box::new(images)
+            }
+            Format::Cifar10 => {
+                classes = cifar::CLASSES.map(str::to_owned).to_vec();
+                Box::new(cifar::CifarChunks::open(spec)?)
+            }
+        };
+        Ok(Source { chunks, classes })
+    }
+
+    /// How many chunks there are.
+    pub fn chunks(&self) -> usize {
+        self.chunks.count()
+    }
+
+    /// The records that begin in a chunk, in order. May be none: a record can be longer than a chunk.
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn read(&self, chunk: usize) -> Result<Vec<Record>, Error> {
+        assert!(chunk < self.chunks(), "chunk {chunk} of {}", self.chunks());
+        Ok(self.chunks.read(chunk)?.into_iter().map(|(_, record)| record).collect())
+    }
+
+    /// Where a record came from, for messages: the `record`th that [`read`](Self::read) gives of `chunk`.
+    ///
+    /// It reads the chunk again, which costs only those who have something to complain about.
+    ///
+    /// # Panics
+    /// If there is no such record.
+    pub fn origin(&self, chunk: usize, record: usize) -> Result<Origin, Error> {
+        let records = self.chunks.read(chunk)?;
+        self.chunks.origin(chunk, records[record].0)
+    }
+
+    /// The names of the classes that images are labelled with. Empty for text.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+}

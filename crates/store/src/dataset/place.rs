@@ -1,0 +1,66 @@
+//! Where in a file something is, for people to find it.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use super::data_file::DataFile;
+
+/// A place in a file. Everything is counted from 1 but bytes, which are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "Display says what they are")]
+pub enum Place {
+    Line { line: u64, byte: u64 },
+    Row { row: u64 },
+    WholeFile,
+}
+
+/// The file and the place in it that a record came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The file.
+    pub file: PathBuf,
+    /// Where in the file.
+    pub place: Place,
+}
+
+impl Place {
+    /// Counts the lines before a byte. Reads the file up to there, so it is for messages only; a file that cannot be
+    /// read any more has no lines.
+    pub(super) fn of_byte(file: &DataFile, byte: u64) -> Place {
+        let newlines = file.open().ok().and_then(|opened| count_newlines(opened, byte).ok());
+        Place::Line { line: newlines.map_or(0, |newlines| newlines + 1), byte }
+    }
+}
+
+fn count_newlines(file: File, until: u64) -> io::Result<u64> {
+    let mut file = file.take(until);
+    let mut batch = vec![0; 1 << 16];
+    let mut newlines = 0;
+    loop {
+        match file.read(&mut batch)? {
+            0 => return Ok(newlines),
+            bytes => newlines += batch[..bytes].iter().filter(|&&byte| byte == b'\n').count() as u64,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Line { line, byte } => write!(out, "line {line} (byte {byte})"),
+            Place::Row { row } => write!(out, "row {row}"),
+            Place::WholeFile => write!(out, "the whole file"),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place {
+            Place::WholeFile => write!(out, "`{}`", self.file.display()),
+            place => write!(out, "{place} of `{}`", self.file.display()),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Records to documents: which columns are read, how they become text, and which tokens the loss counts.
+
+use std::ops::Range;
+
+use evenkeel_device::kernel::IGNORE;
+use serde_json::{Map, Value};
+
+use super::error::Error;
+use super::order::Cursor;
+use super::pipeline::Decode;
+use super::source::Record;
+use super::template::Template;
+use super::tokenizer::{Tokenizer, kind};
+
+/// What a record's columns hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A plain text; every token counts.
+    Text { column: String },
+    /// A conversation, a list of `{"role": …, "content": …}`; the assistant's turns count.
+    Messages { column: String },
+    /// A task, what it is to be done with, and the answer, which is what counts. The input may be missing or empty.
+    Instruction { instruction: String, input: String, output: String },
+}
+
+/// The tokens of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Document {
+    pub ids: Vec<u32>,
+    /// What should follow each token, or [`IGNORE`]; always that for the last.
+    pub labels: Vec<u32>,
+}
+
+/// Turns records into documents.
+pub struct Encoder {
+    tokenizer: Tokenizer,
+    template: Option<Template>,
+    format: Format,
+    /// Of the model.
+    vocabulary: usize,
+}
+
+impl Document {
+    /// Every token but the first is to be predicted.
+    pub fn plain(ids: Vec<u32>) -> Document {
+        let labels = ids.iter().skip(1).copied().chain((!ids.is_empty()).then_some(IGNORE)).collect();
+        Document { ids, labels }
+    }
+
+    /// The tokens that are `counted` are to be predicted.
+    fn masked(ids: Vec<u32>, counted: &[bool]) -> Document {
+        let mut document = Document::plain(ids);
+        for (label, &counted) in document.labels.iter_mut().zip(counted.iter().skip(1)) {
+            if !counted {
+                *label = IGNORE;
+            }
+        }
+        document
+    }
+
+    fn has_labels(&self) -> bool {
+        self.labels.iter().any(|&label| label != IGNORE)
+    }
+}
+
+impl Encoder {
+    /// `vocabulary` is the model's; `template` is needed for [`Format::Messages`] only.
+    pub fn new(
+        tokenizer: Tokenizer,
+        template: Option<Template>,
+        format: Format,
+        vocabulary: usize,
+    ) -> Result<Encoder, Error> {
+        if let (Format::Messages { column }, None) = (&format, &template) {
+            return Err(Error::NoTemplate { column: column.clone() });
+        }
+        let needed = [tokenizer.padding(), tokenizer.end().unwrap_or(0)];
+        if let Some(id) = needed.into_iter().find(|&id| id as usize >= vocabulary) {
+            return Err(Error::IdBeyondVocabulary { id, vocabulary });
+        }
+        Ok(Encoder { tokenizer, template, format, vocabulary })
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The tokens of a record, or nothing where there is nothing to learn from it.
+    pub fn encode(&self, record: &Record) -> Result<Option<Document>, Error> {
+        let document = match (record, &self.format) {
+            (Record::Text(text), Format::Text { .. }) => self.plain(text)?,
+            (Record::Fields(fields), Format::Text { column }) => self.plain(text(fields, column)?)?,
+            (Record::Fields(fields), Format::Messages { column }) => self.conversation(fields, column)?,
+            (Record::Fields(fields), Format::Instruction { instruction, input, output }) => {
+                self.instruction(text(fields, instruction)?, optional_text(fields, input)?, text(fields, output)?)?
+            }
+            (Record::Text(_), _) => {
+                return Err(Error::WrongRecord { expected: "a row of columns", found: "a plain text" });
+            }
+            (Record::Image { .. }, _) => return Err(Error::WrongRecord { expected: "text", found: "an image" }),
+        };
+        if let Some(&id) = document.ids.iter().find(|&&id| id as usize >= self.vocabulary) {
+            return Err(Error::IdBeyondVocabulary { id, vocabulary: self.vocabulary });
+        }
+        Ok(document.has_labels().then_some(document))
+    }
+
+    fn plain(&self, text: &str) -> Result<Document, Error> {
+        let mut ids = self.tokenizer.encode(text, true)?;
+        if let Some(end) = self.tokenizer.end().filter(|end| ids.last() != Some(end)) {
+            ids.push(end);
+        }
+        Ok(Document::plain(ids))
+    }
+
+    fn instruction(&self, instruction: &str, input: Option<&str>, output: &str) -> Result<Document, Error> {
+        let mut text = instruction_prompt(instruction, input.filter(|input| !input.is_empty()));
+        let start = text.len();
+        text.push_str(output);
+        let answer = start..text.len();
+        self.spans(&text, std::slice::from_ref(&answer), true, true)
+    }
+
+    fn conversation(&self, fields: &Map<String, Value>, column: &str) -> Result<Document, Error> {
+        let value = get(fields, column)?;
+        let messages = value.as_array().ok_or_else(|| wrong(column, "a list of messages", value))?;
+        for (index, message) in messages.iter().enumerate() {
+            check_message(index, message)?;
+        }
+        let template = self.template.as_ref().expect("checked by Encoder::new");
+        let turns = template.turns(messages)?;
+        // A template writes the model's own end of turn. Bytes have no text for theirs, so it is put behind.
+        let add_end = matches!(self.tokenizer, Tokenizer::Bytes);
+        self.spans(&turns.text, &turns.assistant, false, add_end)
+    }
+
+    /// The document of a text in which the tokens of `spans` count, and the end behind the last of them.
+    fn spans(&self, text: &str, spans: &[Range<usize>], added: bool, add_end: bool) -> Result<Document, Error> {
+        let encoded = self.tokenizer.encode_with_ranges(text, added)?;
+        let (mut ids, end) = (encoded.ids, self.tokenizer.end());
+        let mut counted = counted(&encoded.ranges, spans);
+        let ends_in_span = spans.last().is_some_and(|span| span.end == text.len());
+        if end.is_some() && ids.last().copied() == end {
+            // The tokenizer may have put it there by itself; it stands for no bytes then.
+            if let Some(last) = counted.last_mut() {
+                *last |= ends_in_span;
+            }
+        } else if let Some(end) = end.filter(|_| add_end) {
+            ids.push(end);
+            counted.push(ends_in_span);
+        }
+        Ok(Document::masked(ids, &counted))
+    }
+}
+
+impl Decode for Encoder {
+    type Piece = Document;
+
+    fn decode(&self, record: Record, _: Cursor) -> Result<Option<Document>, Error> {
+        self.encode(&record)
+    }
+
+    fn bytes(document: &Document) -> usize {
+        size_of_val(&document.ids[..]) + size_of_val(&document.labels[..])
+    }
+}
+
+/// Which tokens lie in a span. A token on a span's edge counts: the model has to say it to speak at all.
+fn counted(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Vec<bool> {
+    let mut span = 0;
+    let inside = |range: &Range<usize>| {
+        // Tokens come in the text's order, and so do spans.
+        while spans.get(span).is_some_and(|span| span.end <= range.start && span.end < range.end) {
+            span += 1;
+        }
+        let Some(span) = spans.get(span) else { return false };
+        if range.is_empty() {
+            // Spaces whose offsets a tokenizer trimmed: the token ends where it stands.
+            span.start < range.start && range.start <= span.end
+        } else {
+            range.start < span.end && span.start < range.end
+        }
+    };
+    ranges.iter().map(inside).collect()
+}
+
+fn instruction_prompt(instruction: &str, input: Option<&str>) -> String {
+    match input {
+        None => format!("Do what the task says.\n\n### Task:\n{instruction}\n\n### Answer:\n"),
+        Some(input) => format!(
+            "Do what the task says with the material given.\n\n### Task:\n{instruction}\n\n### Material:\n{input}\n\n\
+             ### Answer:\n"
+        ),
+    }
+}
+
+fn check_message(index: usize, message: &Value) -> Result<(), Error> {
+    let wrong = |expected, value| Error::WrongMessage { message: index, expected, found: kind(value) };
+    let keys = message.as_object().ok_or_else(|| wrong("a table with `role` and `content`", message))?;
+    match keys.get("role") {
+        Some(Value::String(_)) => Ok(()),
+        Some(role) => Err(wrong("a table whose `role` is a text", role)),
+        None => Err(Error::MissingKey { message: index, key: "role", found: keys.keys().cloned().collect() }),
+    }
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<&'a str, Error> {
+    let value = get(fields, column)?;
+    value.as_str().ok_or_else(|| wrong(column, "a text", value))
+}
+
+fn optional_text<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<Option<&'a str>, Error> {
+    match fields.get(column) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_str().map(Some).ok_or_else(|| wrong(column, "a text", value)),
+    }
+}
+
+fn get<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<&'a Value, Error> {
+    let missing = || Error::MissingColumn { column: column.to_owned(), found: fields.keys().cloned().collect() };
+    fields.get(column).ok_or_else(missing)
+}
+
+fn wrong(column: &str, expected: &'static str, found: &Value) -> Error {
+    Error::WrongColumn { column: column.to_owned(), expected, found: kind(found) }
+}

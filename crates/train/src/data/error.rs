@@ -1,0 +1,151 @@
+//! What can be wrong with data, and where.
+
+use std::any::Any;
+use std::fmt;
+
+use super::order::{Cursor, Part};
+
+/// A record's place in its source, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    pub chunk: usize,
+    pub record: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "record {} of chunk {}", self.record, self.chunk)
+    }
+}
+
+/// Why data cannot be read. [`Error::hint`] says what to do about it. Text quoted from data is shortened and has no
+/// control characters.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] evenkeel_store::Error),
+
+    #[error("tokenizer.json cannot be read: {detail}")]
+    BadTokenizer { detail: String },
+    #[error("tokenizer_config.json: {detail}")]
+    BadTokenizerConfig { detail: String },
+    #[error("tokenizer_config.json names `{token}` as {what}, tokenizer.json has no such token")]
+    UnknownToken { what: &'static str, token: String },
+    #[error("the tokenizer failed: {detail}")]
+    Tokenizer { detail: String },
+    #[error("token id {id} is beyond the vocabulary of {vocabulary}")]
+    IdBeyondVocabulary { id: u32, vocabulary: usize },
+
+    #[error("the chat template cannot be read: {detail}")]
+    BadTemplate { detail: String },
+    #[error("the chat template failed: {detail}")]
+    Template { detail: String },
+    #[error("the chat template did not end within {steps} steps")]
+    TemplateEndless { steps: u64 },
+    #[error("the chat template wrote more than {limit_bytes} bytes")]
+    TemplateOutput { limit_bytes: usize },
+    #[error("a conversation has {found} messages, the limit is {limit}")]
+    TooManyMessages { found: usize, limit: usize },
+    #[error(
+        "the chat template is not prefix-stable: with {cut} of {messages} messages it writes a text that the whole \
+         conversation's does not begin with, from byte {at} on"
+    )]
+    NotPrefixStable { cut: usize, messages: usize, at: usize },
+
+    #[error("{origin}: {error}")]
+    At { origin: String, error: Box<Error> },
+    #[error("has no column `{column}`; it has {}", list(found))]
+    MissingColumn { column: String, found: Vec<String> },
+    #[error("column `{column}` holds {found}, expected {expected}")]
+    WrongColumn { column: String, expected: &'static str, found: &'static str },
+    #[error("message {message} has no `{key}`; it has {}", list(found))]
+    MissingKey { message: usize, key: &'static str, found: Vec<String> },
+    #[error("message {message} is {found}, expected {expected}")]
+    WrongMessage { message: usize, expected: &'static str, found: &'static str },
+    #[error("is {found}, expected {expected}")]
+    WrongRecord { expected: &'static str, found: &'static str },
+    #[error("no chat template for column `{column}` of messages")]
+    NoTemplate { column: String },
+
+    #[error("is an image of {width} by {height} with {found_bytes} bytes, expected {expected}")]
+    BadImage { width: usize, height: usize, found_bytes: usize, expected: String },
+    #[error("has label {label}, the model has {classes} classes")]
+    BadLabel { label: usize, classes: usize },
+
+    #[error("the data has no chunks")]
+    NoChunks,
+    #[error("epoch {epoch} has no {part} record to learn from")]
+    NothingToRead { epoch: u64, part: Part },
+    #[error("the {what} is {found}, expected {expected}")]
+    BadOption { what: &'static str, found: String, expected: String },
+    #[error("the state to continue from was taken with other data or options")]
+    OtherOrder,
+    #[error("the state to continue from is at {cursor}, {detail}")]
+    BadState { cursor: Cursor, detail: String },
+    #[error("cannot start the thread `{name}`: {detail}")]
+    Thread { name: String, detail: String },
+    #[error("the thread `{thread}` panicked: {detail}")]
+    Panicked { thread: String, detail: String },
+    #[error("loading has stopped after an error")]
+    Stopped,
+}
+
+impl Error {
+    pub(crate) fn at(self, origin: String) -> Error {
+        Error::At { origin, error: Box::new(self) }
+    }
+
+    pub(crate) fn panicked(thread: &str, payload: &(dyn Any + Send)) -> Error {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let detail = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Error::Panicked { thread: thread.to_owned(), detail: printable(detail) }
+    }
+
+    /// What to do about it, for the `hint:` line.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::Store(error) => return error.hint().map(|hint| hint.to_string()),
+            Error::At { error, .. } => return error.hint(),
+            Error::BadTokenizer { .. } => "expected the file that `save_pretrained` of a fast tokenizer writes",
+            Error::UnknownToken { .. } | Error::IdBeyondVocabulary { .. } => {
+                "the tokenizer and the model are from different folders"
+            }
+            Error::TemplateEndless { .. } | Error::TemplateOutput { .. } => "does the template loop without end?",
+            Error::NotPrefixStable { .. } => {
+                "the template rewrites earlier turns, so the loss cannot be limited to the assistant's; \
+                 use another template or a text column"
+            }
+            Error::MissingColumn { .. } | Error::WrongColumn { .. } => {
+                "name the data's own columns in the run's options"
+            }
+            Error::NoTemplate { .. } => "tokenizer_config.json has no chat_template, give one or use a text column",
+            Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",
+            Error::OtherOrder => "seed, shuffling, held-out share and files must stay the same to continue",
+            Error::BadState { .. } => "the data or the tokenizer changed since the state was saved",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// Text from data made safe to print.
+pub(crate) fn printable(text: &str) -> String {
+    const CHARS: usize = 200;
+    let mut shown: String = text.chars().take(CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 16;
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", printable(name))).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,38 @@
+//! From records to batches: what a run reads, in which order, cut into rows of tokens or batches of images.
+//!
+//! ```text
+//! Source → Order → Encoder → Packer → Loader::next
+//! chunks   places  documents rows     (worker threads up to here)
+//! ```
+//!
+//! Everything is a function of the seed and the place in the data. The number of workers changes nothing, and a
+//! [`State`] taken after any row continues with the next one, bit for bit.
+//!
+//! No file is opened here: contents come in as bytes, or through a [`Source`].
+
+mod byte_files;
+mod corpus;
+mod encode;
+mod error;
+mod images;
+mod loader;
+mod order;
+mod packing;
+mod pipeline;
+mod python;
+mod random;
+mod source;
+mod template;
+mod tokenizer;
+
+pub use byte_files::byte_tokenizer_files;
+pub use corpus::Corpus;
+pub use encode::{Document, Encoder, Format};
+pub use error::{Error, Place};
+pub use images::{Augment, ImageBatch, ImageOptions, Images};
+pub use loader::{Loader, LoaderOptions};
+pub use order::{Cursor, Order, OrderOptions, Part, State, WINDOW_CHUNKS};
+pub use packing::{Packing, Row};
+pub use source::{Record, Source};
+pub use template::{Template, Turns};
+pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig};

@@ -1,0 +1,113 @@
+//! What a run writes and shows: metrics, event files, the loss curve, the progress line and the summary.
+//!
+//! Everything here turns numbers into text or bytes on a [`Write`](std::io::Write). It opens no file, asks no clock and
+//! looks for no terminal: who calls it knows them.
+
+mod curve;
+mod metrics;
+mod progress;
+mod summary;
+mod tensorboard;
+pub mod text;
+mod ticks;
+
+use std::time::Duration;
+
+pub use curve::Curve;
+pub use metrics::{write_eval_metrics, write_step_metrics};
+pub use progress::{ProgressLine, ProgressOptions, Style};
+pub use summary::Summary;
+pub use tensorboard::{EventWriter, event_file_name};
+
+use crate::{Evaluation, StepReport};
+
+/// One training step, as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepMetrics {
+    /// From 1.
+    pub step: u64,
+    /// From 0.
+    pub epoch: u64,
+    /// The mean over the step's labels.
+    pub loss: f64,
+    pub lr: f64,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Of all steps so far.
+    pub tokens: u64,
+    pub tokens_per_s: f64,
+    /// Share of the machine's peak that the step reached; None where the peak is not known.
+    pub peak_share: Option<f64>,
+    pub memory_bytes: u64,
+    /// Since the beginning of the run, resumed parts included.
+    pub elapsed: Duration,
+    /// The share of the run that lies behind.
+    pub share: f64,
+    /// The step changed no weight, because its loss or gradients were not finite.
+    pub skipped: bool,
+}
+
+impl StepMetrics {
+    /// `peak_share` and `memory_bytes` come from who knows the device.
+    pub fn new(report: &StepReport, peak_share: Option<f64>, memory_bytes: u64) -> StepMetrics {
+        let seconds = report.duration.as_secs_f64().max(1e-9);
+        StepMetrics {
+            step: report.step,
+            epoch: report.epoch,
+            loss: report.outcome.loss,
+            lr: report.lr,
+            grad_norm: report.outcome.grad_norm,
+            tokens: report.tokens,
+            tokens_per_s: report.outcome.tokens as f64 / seconds,
+            peak_share,
+            memory_bytes,
+            elapsed: report.elapsed,
+            share: report.share,
+            skipped: !report.outcome.updated,
+        }
+    }
+
+    /// At the speed so far.
+    pub fn left(&self) -> Option<Duration> {
+        let seconds = self.elapsed.as_secs_f64() * (1.0 - self.share) / self.share;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+/// One evaluation, as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalMetrics {
+    pub loss: f64,
+    /// The share of labels that got the highest logit.
+    pub accuracy: f64,
+}
+
+impl EvalMetrics {
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+}
+
+impl From<&Evaluation> for EvalMetrics {
+    fn from(evaluation: &Evaluation) -> EvalMetrics {
+        EvalMetrics { loss: evaluation.loss(), accuracy: evaluation.accuracy() }
+    }
+}
+
+#[cfg(test)]
+fn example() -> StepMetrics {
+    StepMetrics {
+        step: 120,
+        epoch: 0,
+        loss: 3.4521,
+        lr: 3e-4,
+        grad_norm: 1.2345,
+        tokens: 983_040,
+        tokens_per_s: 12_345.6,
+        peak_share: Some(0.4142),
+        memory_bytes: 3 << 29,
+        elapsed: Duration::from_secs(80),
+        share: 0.25,
+        skipped: false,
+    }
+}

@@ -1,0 +1,149 @@
+//! What a run came to.
+
+use std::io::{self, Write};
+
+use super::progress::value;
+use super::{EvalMetrics, StepMetrics, text};
+
+/// Collects over a run what is said at its end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    first: Option<StepMetrics>,
+    last: Option<StepMetrics>,
+    /// Over the steps of this process, not of those before it was resumed.
+    tokens: u64,
+    seconds: f64,
+    peak_share_sum: f64,
+    peak_share_count: u64,
+    memory_bytes: u64,
+    skipped: u64,
+    last_eval: Option<EvalMetrics>,
+    /// The step too.
+    best_eval: Option<(u64, EvalMetrics)>,
+}
+
+impl Summary {
+    pub fn step(&mut self, metrics: &StepMetrics) {
+        self.first.get_or_insert(*metrics);
+        if let Some(last) = &self.last {
+            self.tokens += metrics.tokens.saturating_sub(last.tokens);
+            self.seconds += metrics.elapsed.saturating_sub(last.elapsed).as_secs_f64();
+        }
+        if let Some(share) = metrics.peak_share {
+            self.peak_share_sum += share;
+            self.peak_share_count += 1;
+        }
+        self.memory_bytes = self.memory_bytes.max(metrics.memory_bytes);
+        self.skipped += u64::from(metrics.skipped);
+        self.last = Some(*metrics);
+    }
+
+    pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) {
+        // A loss that is not a number is never better.
+        if self.best_eval.is_none_or(|(_, best)| metrics.loss < best.loss || best.loss.is_nan()) {
+            self.best_eval = Some((step, *metrics));
+        }
+        self.last_eval = Some(*metrics);
+    }
+
+    /// Writes the table. `ended` says why the run ended, `files` what it left and where.
+    pub fn write(&self, out: &mut impl Write, ended: &str, files: &[(&str, String)]) -> io::Result<()> {
+        let rows = self.rows(ended).into_iter().chain(files.iter().map(|(what, place)| (*what, place.clone())));
+        let rows: Vec<(&str, String)> = rows.collect();
+        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        rows.iter().try_for_each(|(label, value)| writeln!(out, "{label:<width$}  {value}"))
+    }
+
+    fn rows(&self, ended: &str) -> Vec<(&'static str, String)> {
+        let mut rows = vec![("ended", ended.to_owned())];
+        let (Some(first), Some(last)) = (&self.first, &self.last) else {
+            rows.push(("steps", "0".to_owned()));
+            return rows;
+        };
+        let skipped = if self.skipped == 0 { String::new() } else { format!(", {} skipped", self.skipped) };
+        rows.push(("steps", format!("{}{skipped}", last.step)));
+        rows.push(("tokens", text::count(last.tokens)));
+        rows.push(("time", text::duration(last.elapsed)));
+        rows.push(("loss", format!("{} → {}", value(first.loss, 4), value(last.loss, 4))));
+        if let Some(eval) = &self.last_eval {
+            let (loss, perplexity) = (value(eval.loss, 4), value(eval.perplexity(), 2));
+            let accuracy = text::percent(eval.accuracy);
+            rows.push(("eval", format!("loss {loss}, perplexity {perplexity}, accuracy {accuracy}")));
+        }
+        if let Some((step, best)) = self.best_eval.filter(|(_, best)| Some(*best) != self.last_eval) {
+            rows.push(("best eval", format!("loss {} at step {step}", value(best.loss, 4))));
+        }
+        if self.seconds > 0.0 {
+            let per_second = text::count((self.tokens as f64 / self.seconds) as u64);
+            rows.push(("speed", format!("{per_second} tokens/s, everything included")));
+        }
+        if self.peak_share_count > 0 {
+            let share = text::percent(self.peak_share_sum / self.peak_share_count as f64);
+            rows.push(("use of machine", format!("{share} of its peak in a step")));
+        }
+        rows.push(("memory", text::bytes(self.memory_bytes)));
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::example;
+    use super::*;
+
+    fn written(summary: &Summary, ended: &str, files: &[(&str, String)]) -> String {
+        let mut out = Vec::new();
+        summary.write(&mut out, ended, files).expect("memory can be written");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_run_is_summed_up_in_a_table() {
+        let mut summary = Summary::default();
+        for step in 1..=5u64 {
+            summary.step(&StepMetrics {
+                step,
+                loss: 10.0 / step as f64,
+                tokens: 1000 * step,
+                elapsed: Duration::from_secs(100 + 2 * step),
+                peak_share: Some(0.1 * step as f64),
+                memory_bytes: (6 - step) << 20,
+                skipped: step == 3,
+                ..example()
+            });
+        }
+        for (step, loss) in [(2, 4.0), (4, 1.0), (5, 2.0)] {
+            summary.eval(step, &EvalMetrics { loss, accuracy: 0.5 });
+        }
+        let files = [("model", "run/model".to_owned()), ("curve", "run/loss.svg".to_owned())];
+        let expected = "\
+ended           all steps done
+steps           5, 1 skipped
+tokens          5.0 K
+time            1m 50s
+loss            10.0000 → 2.0000
+eval            loss 2.0000, perplexity 7.39, accuracy 50.0%
+best eval       loss 1.0000 at step 4
+speed           500 tokens/s, everything included
+use of machine  30.0% of its peak in a step
+memory          5.0 MiB
+model           run/model
+curve           run/loss.svg
+";
+        assert_eq!(written(&summary, "all steps done", &files), expected);
+    }
+
+    #[test]
+    fn a_run_without_steps_or_numbers_says_so() {
+        assert_eq!(written(&Summary::default(), "interrupted", &[]), "ended  interrupted\nsteps  0\n");
+        let mut summary = Summary::default();
+        summary.step(&StepMetrics { loss: f64::NAN, peak_share: None, skipped: true, ..example() });
+        summary.eval(120, &EvalMetrics { loss: f64::NAN, accuracy: 0.0 });
+        summary.eval(120, &EvalMetrics { loss: f64::INFINITY, accuracy: 0.0 });
+        let text = written(&summary, "ten steps in a row were not finite", &[]);
+        assert!(text.contains("loss    NaN → NaN\n") && text.contains("loss inf, perplexity inf"), "{text}");
+        assert!(!text.contains("best eval"), "{text}");
+    }
+}
