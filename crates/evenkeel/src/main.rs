@@ -83,6 +83,8 @@ enum Failure {
     Mistakes(Mistakes),
     /// The machine's, or of a run that went wrong.
     Fault(Mistake),
+    /// A signal's.
+    Interrupted { mistake: Mistake, code: u8 },
 }
 
 impl<M: Into<Mistakes>> From<M> for Failure {
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Ok(text) => return print(&text),
         Err(Failure::Mistakes(Mistakes(mistakes))) => (mistakes, EXIT_MISTAKE),
         Err(Failure::Fault(mistake)) => (vec![mistake], EXIT_FAULT),
+        Err(Failure::Interrupted { mistake, code }) => (vec![mistake], code),
     };
     for Mistake { what, hint } in mistakes {
         eprintln!("error: {what}");

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use evenkeel_model::{Input, Model};
 use evenkeel_store::{exists, read_text};
 use evenkeel_train::data::{
-    Augment, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, Order, OrderOptions,
-    Packing, Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
+    Augment, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, OrderOptions, Packing,
+    Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
 };
 use evenkeel_train::{Error, Feed, Samples};
 
@@ -124,17 +124,16 @@ impl Data {
         from: Option<State>,
         training: bool,
     ) -> Result<Box<dyn Feed>, Error> {
-        let windows = Order::new(options.order, source.chunks())?.windows();
-        let (batch, epochs, source) = (self.batch, options.epochs, source.clone());
+        let (batch, source) = (self.batch, source.clone());
         Ok(match &self.reader {
             Reader::Text { encoder, packing } => {
                 let loader = Loader::rows(source, encoder.clone(), *packing, options, from)?;
-                Box::new(LoaderFeed { loader, windows, epochs, take: move |loader: &mut _| take_rows(loader, batch) })
+                Box::new(LoaderFeed { loader, take: move |loader: &mut _| take_rows(loader, batch) })
             }
             Reader::Images { training: augmented, evaluation } => {
                 let images = Images::new(if training { augmented.clone() } else { evaluation.clone() })?;
                 let loader = Loader::images(source, images, batch, options, from)?;
-                Box::new(LoaderFeed { loader, windows, epochs, take: take_images })
+                Box::new(LoaderFeed { loader, take: take_images })
             }
         })
     }
@@ -221,8 +220,6 @@ fn mismatch(reads: &str, data: &str) -> Mistake {
 /// A loader as a feed; `take` makes one micro-batch of what it hands out.
 struct LoaderFeed<Item, Take> {
     loader: Loader<Item>,
-    windows: u64,
-    epochs: Option<u64>,
     take: Take,
 }
 
@@ -235,14 +232,11 @@ where
     }
 
     fn progress(&self) -> Option<f64> {
-        let cursor = self.loader.state().cursor;
-        let done = cursor.epoch as f64 + cursor.window as f64 / self.windows.max(1) as f64;
-        // The last window is not over before the loader says so.
-        self.epochs.map(|epochs| (done / epochs as f64).min(1.0 - f64::EPSILON))
+        self.loader.progress()
     }
 
     fn epoch(&self) -> u64 {
-        self.loader.state().cursor.epoch
+        self.loader.epoch()
     }
 
     fn state(&self) -> serde_json::Value {

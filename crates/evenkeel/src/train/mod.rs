@@ -8,7 +8,7 @@ mod sample;
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use evenkeel_device::{CpuOptions, Device};
@@ -39,6 +39,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let interruption = Interruption::listen()?;
     let config = arguments.overrides.read()?;
     let settings = &config.settings;
     let text = Text::open(&config)?;
@@ -79,13 +80,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     attending.say(&format!("{title}, {} of memory, {begin}", text::bytes(cost.peak_bytes)))?;
 
-    let interrupted = interruption()?;
-    let stop =
-        evenkeel_train::run(&mut trainer, &mut *feed, &plan(settings), &mut progress, &interrupted, &mut attending)?;
+    let stop = evenkeel_train::run(
+        &mut trainer,
+        &mut *feed,
+        &plan(settings),
+        &mut progress,
+        &interruption.asked,
+        &mut attending,
+    )?;
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
     if stop == Stop::Interrupted {
-        let what = format!("interrupted after step {}; everything is in `{}`", progress.step, folder.root().display());
-        return Ok(format!("{what}\nContinue with the same command and --resume."));
+        let what = format!("interrupted after step {}, which is saved in `{}`", progress.step, folder.root().display());
+        let hint = Some("continue with the same command and --resume".to_owned());
+        return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
     if settings.output.save_model {
         save_model(&folder, &input, &trainer, settings, tokenizer_folder, &data)?;
@@ -189,15 +196,31 @@ fn prompts<'a>(settings: &'a Settings, data: &'a Data) -> Prompts<'a> {
     Prompts { tokenizer: data.tokenizer(), texts: &sample.prompts, tokens: sample.tokens, sampling }
 }
 
-/// Set at the first interruption or request to end; the second one ends the process at once.
-fn interruption() -> Result<Arc<AtomicBool>, Mistakes> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        let registered = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.clone())
-            .and_then(|_| signal_hook::flag::register(signal, flag.clone()));
-        registered.map_err(|error| Mistake { what: format!("signals cannot be caught: {error}"), hint: None })?;
+/// What signals have asked for.
+struct Interruption {
+    asked: Arc<AtomicBool>,
+    signal: Arc<AtomicUsize>,
+}
+
+impl Interruption {
+    /// The first signal lets the step end and a checkpoint be written; the second ends the process at once.
+    fn listen() -> Result<Interruption, Mistakes> {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        use signal_hook::flag::{register, register_conditional_shutdown, register_usize};
+        let listened = Interruption { asked: Arc::default(), signal: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            let registered = register_conditional_shutdown(signal, 128 + signal, listened.asked.clone())
+                .and_then(|_| register(signal, listened.asked.clone()))
+                .and_then(|_| register_usize(signal, listened.signal.clone(), signal as usize));
+            registered.map_err(|error| Mistake { what: format!("signals cannot be caught: {error}"), hint: None })?;
+        }
+        Ok(listened)
     }
-    Ok(flag)
+
+    /// As shells number it.
+    fn exit_code(&self) -> u8 {
+        128 + self.signal.load(Ordering::Relaxed) as u8
+    }
 }
 
 fn save_model(
@@ -231,7 +254,7 @@ fn conclusion(
     samples: &[String],
 ) -> String {
     let ended = match stop {
-        Stop::Done => "all steps are done",
+        Stop::Done => "as planned",
         Stop::DataEnded => "the data are used up",
         Stop::Interrupted => "interrupted",
     };

@@ -1,0 +1,44 @@
+//! A folder that Evenkeel wrote, which transformers loaded unchanged (`golden/check_saved.py`), against both.
+
+use std::path::Path;
+
+use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::{Batch, Context, Model, RotaryTables, pass};
+use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile};
+use evenkeel_train::save_weights;
+
+const LOGIT_TOLERANCE: f32 = 1e-4;
+
+#[test]
+fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again_byte_for_byte() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/saved");
+    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap();
+    let queue = device.compute();
+    let folder = Folder::open(&golden).unwrap();
+    let model = Model::open(&folder).unwrap();
+    let parameters = model.load(&folder, DType::F32, queue).unwrap();
+
+    let recorded = SafeTensorsFile::open(golden.join("logits.safetensors")).unwrap();
+    let ids = recorded.tensor("input_ids").unwrap();
+    let mut tokens = vec![0i32; ids.element_count()];
+    ids.read(0..tokens.len(), &mut tokens).unwrap();
+    let tokens: Vec<u32> = tokens.into_iter().map(|token| token as u32).collect();
+    let mut expected = vec![0f32; tokens.len() * model.config.classes];
+    recorded.tensor("logits").unwrap().read(0..expected.len(), &mut expected).unwrap();
+
+    let batch = Batch::tokens(queue, &tokens, &vec![IGNORE; tokens.len()], Segments::uniform(1, tokens.len()));
+    let tables = RotaryTables::new(&model.config, queue, tokens.len());
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
+    for (ours, theirs) in queue.read(&pass::logits(&model, &context)).iter().zip(&expected) {
+        assert!((ours - theirs).abs() <= LOGIT_TOLERANCE, "{ours}, transformers has {theirs}");
+    }
+
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("again");
+    let new = NewFolder::create(&path).unwrap();
+    save_weights(&new, &parameters, FileDtype::F32, queue).unwrap();
+    new.commit(false).unwrap();
+    let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(bytes(&golden) == bytes(&path), "the weights are written as they were read");
+}
