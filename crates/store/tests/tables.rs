@@ -168,7 +168,7 @@ fn conversations_come_back_from_any_chunks_of_any_file() {
         let groups: Vec<Vec<Value>> =
             (0..rng.usize(..4)).map(|_| (0..rng.usize(1..200)).map(|_| conversation(&mut rng)).collect()).collect();
         let properties = WriterProperties::builder()
-            .set_compression(compressions[round % 4])
+            .set_compression(compressions[round % compressions.len()])
             .set_writer_version(rng.choice([WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0]).unwrap())
             .set_dictionary_enabled(rng.bool())
             .set_write_batch_size(7)

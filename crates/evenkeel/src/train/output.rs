@@ -1,11 +1,13 @@
 //! A run's folder.
 //!
-//!     run.toml        the resolved configuration
-//!     metrics.jsonl   a line for each step and each evaluation
-//!     loss.svg        the loss curve
-//!     events.out…     TensorBoard's, if wanted
-//!     checkpoints/    step-00000500, …
-//!     model/          the trained model, a Hugging Face folder
+//! ```text
+//! run.toml        the resolved configuration
+//! metrics.jsonl   a line for each step and each evaluation
+//! loss.svg        the loss curve
+//! events.out…     TensorBoard's, if wanted
+//! checkpoints/    step-00000500, …
+//! model/          the trained model, a Hugging Face folder
+//! ```
 
 use std::path::{Path, PathBuf};
 
