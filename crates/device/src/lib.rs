@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod dry;
 pub mod kernel;
+mod libraries;
 mod queue;
 mod tensor;
 
@@ -18,6 +19,7 @@ pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, cpu_report};
 pub use device::Device;
 pub use dry::Counts;
+pub use libraries::libraries_found;
 pub use queue::{Event, KernelTime, Queue};
 pub use tensor::{DType, Extent, Heads, Tensor, View};
 

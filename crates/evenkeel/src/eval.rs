@@ -26,6 +26,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     match &arguments.model {
         Some(path) => config.source = ModelSource::Folder(path.clone()),
         None if exists(&trained) => config.source = ModelSource::Folder(trained),
+        None if exists(config.settings.output.folder.join("checkpoints")) => {
+            return Err(Mistake {
+                what: format!("the run in `{}` has no model yet", config.settings.output.folder.display()),
+                hint: Some("finish it with `evenkeel train … --resume`, or give --model".to_owned()),
+            }
+            .into());
+        }
         None => (),
     }
     let text = Text::open(&config)?;

@@ -17,7 +17,7 @@ pub struct Arguments {
     /// A Hugging Face model folder.
     model: PathBuf,
     /// The beginning of the text.
-    #[arg(long, short)]
+    #[arg(long, short, allow_hyphen_values = true)]
     prompt: String,
     /// New tokens at most.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -69,6 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let end_tokens: Vec<u32> = tokenizer.end().into_iter().collect();
     let options = GenerateOptions { sampling, max_tokens, end_tokens };
     let mut stream = Stream { tokenizer, end: tokenizer.end(), tokens: Vec::new(), printed: 0 };
+    options.sampling.check().map_err(|error| mistake(error.into()))?;
     put(&arguments.prompt);
     generator.generate(&[prompt], &options, |_, token| stream.push(token)).map_err(mistake)?;
     stream.finish();

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use evenkeel_train::report::text;
 
-/// Trains Hugging Face transformers with tensor parallelism on unequal, shared hardware.
+/// Trains and fine-tunes Hugging Face transformers.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -146,6 +146,9 @@ fn an_interrupted_run_saves_its_last_step_and_continues() {
         assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "the run makes steps");
         std::thread::sleep(Duration::from_millis(10));
     }
+    let second = place.run(&["train", "tiny.toml", "--output", "run", "--set", "output.overwrite=true"]);
+    assert_eq!(second.status.code(), Some(2));
+    assert!(stderr(&second).contains("another run is writing"), "{}", stderr(&second));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
@@ -162,7 +165,14 @@ fn an_interrupted_run_saves_its_last_step_and_continues() {
 fn mistakes_are_said_before_anything_is_written() {
     let place = Place::new();
     fs::write(place.path("empty.jsonl"), "").unwrap();
-    let cases: [(&[&str], &[&str]); 6] = [
+    let empty = "data.paths=[\"empty.jsonl\"]";
+    fs::write(
+        place.path("empty.toml"),
+        TINY.replace("source = \"synthetic\"\nrecords = 100_000", "source = \"jsonl\""),
+    )
+    .unwrap();
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&["train", "empty.toml", "--set", empty], &["no chunks"]),
         (&["train", "missing.toml"], &["missing.toml", "does not exist"]),
         (&["train", "tiny.toml", "--set", "train.stepz=3"], &["unknown key `train.stepz`", "did you mean", "steps"]),
         (&["train", "tiny.toml", "--set", "model.path=x"], &["model.path"]),
@@ -177,7 +187,10 @@ fn mistakes_are_said_before_anything_is_written() {
         for text in expected {
             assert!(said.contains(text), "{arguments:?}: {said}");
         }
-        assert!(!place.path("run").exists(), "{arguments:?} wrote something");
+        let written = fs::read_dir(place.path("run")).map_or(0, |entries| {
+            entries.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.file_name() != ".lock")).count()
+        });
+        assert_eq!(written, 0, "{arguments:?} wrote something");
     }
 }
 
@@ -189,6 +202,12 @@ fn an_earlier_run_is_neither_mixed_nor_lost() {
     let output = place.run(&["train", "tiny.toml", "--output", "run"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("holds an earlier run") && stderr(&output).contains("--resume"));
+    assert_eq!(before, fs::read(place.path("run/metrics.jsonl")).unwrap());
+    // A mistake that shows late does not cost the earlier run either.
+    let late =
+        ["train", "tiny.toml", "--output", "run", "--set", "output.overwrite=true", "--set", "data.holdout=1000000"];
+    let output = place.run(&late);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert_eq!(before, fs::read(place.path("run/metrics.jsonl")).unwrap());
     place.stdout(&["train", "tiny.toml", "--output", "run", "--steps", "4", "--set", "output.overwrite=true"]);
     assert_eq!(lines(&place.path("run/metrics.jsonl")).iter().filter(|line| line.get("loss").is_some()).count(), 4);

@@ -110,7 +110,7 @@ impl Batch {
     }
 
     /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.
-    pub(crate) fn check(&self, config: &Config) {
+    pub fn check(&self, config: &Config) {
         for (what, largest) in [("token id", self.largest_id), ("label", self.largest_label)] {
             let (largest, classes) = (largest.map_or(0, |largest| largest as usize), config.classes);
             assert!(largest < classes, "{what} {largest} in a batch for {classes} classes");

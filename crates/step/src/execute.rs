@@ -65,6 +65,7 @@ impl Executor<'_> {
     /// Runs a verified program over its micro-batches, one batch each. Returns their losses, f32 [1, labels]; gradients
     /// are added to what is there.
     pub fn run(&self, program: &Program, batches: &[Batch], options: LossOptions) -> Vec<Tensor> {
+        batches.iter().for_each(|batch| batch.check(&self.model.config));
         let units = || (0..=self.model.units.len()).map(|_| UnitValues::default()).collect();
         let mut values = Values(batches.iter().map(|_| units()).collect());
         let mut losses: Vec<Option<Tensor>> = batches.iter().map(|_| None).collect();

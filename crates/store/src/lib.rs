@@ -35,6 +35,7 @@ pub use safetensors_file::SafeTensorsFile;
 pub use tensor::RawTensor;
 pub use text_file::{read_json, read_text};
 pub use write::{
-    FileWriter, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, Shard, TensorEntry, copy_file,
-    cut_in_shards, exists, recover, remove, save_model, subfolders, write_file_atomically, write_json,
+    FileWriter, FolderLock, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, Shard, TensorEntry,
+    copy_file, cut_in_shards, exists, recover, recover_all, remove, save_model, subfolders, write_file_atomically,
+    write_json,
 };

@@ -18,8 +18,9 @@ use crate::trainer::Trainer;
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
 const VERSION: u32 = 1;
-/// `state.json` holds unpacked tokens, a few sequences at most.
-const STATE_LIMIT_BYTES: u64 = 256 << 20;
+const STATE_LIMIT_BYTES: u64 = 64 << 10;
+/// No run takes so many steps, tokens or seconds.
+const MOST: u64 = 1 << 48;
 /// Values on their way from device to file at a time.
 const PIECE_ELEMENTS: usize = 4 << 20;
 
@@ -32,6 +33,22 @@ pub struct State {
     updates: u32,
     /// What the feed needs to go on with the next sample.
     pub feed: Value,
+}
+
+impl State {
+    /// Whether the numbers can be those of a run.
+    fn check(&self) -> Result<(), &'static str> {
+        let Progress { step, tokens, seconds, warmup_share, nonfinite_in_a_row } = self.progress;
+        let checks = [
+            ("step", step < MOST),
+            ("tokens", tokens < MOST),
+            ("seconds", (0.0..MOST as f64).contains(&seconds)),
+            ("warmup_share", (0.0..=1.0).contains(&warmup_share)),
+            ("nonfinite_in_a_row", nonfinite_in_a_row < u32::MAX / 2),
+            ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
+        ];
+        checks.into_iter().find(|(_, sound)| !sound).map_or(Ok(()), |(what, _)| Err(what))
+    }
 }
 
 /// What is kept of each parameter.
@@ -88,6 +105,7 @@ pub fn load(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     if state.version != VERSION {
         return Err(Error::CheckpointVersion { path: path.to_owned(), found: state.version, known: VERSION });
     }
+    state.check().map_err(|what| Error::BadState { path: path.join(STATE), what })?;
     let file = SafeTensorsFile::open(path.join(TENSORS))?;
     let mut found = Vec::new();
     for (name, spec, tensor) in all(trainer) {

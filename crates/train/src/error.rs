@@ -15,6 +15,8 @@ pub enum Error {
     Report(std::io::Error),
     #[error("`{}` was written in version {found} of the format, this program knows {known}", path.display())]
     CheckpointVersion { path: PathBuf, found: u32, known: u32 },
+    #[error("`{}`: `{what}` is not a number that a run can have", path.display())]
+    BadState { path: PathBuf, what: &'static str },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
     OtherModel { path: PathBuf, tensor: String },
     #[error(
@@ -30,7 +32,9 @@ impl Error {
         match self {
             Error::Store(error) | Error::Data(crate::data::Error::Store(error)) => error.is_fault(),
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
-            Error::Data(_) | Error::CheckpointVersion { .. } | Error::OtherModel { .. } => false,
+            Error::Data(_) | Error::CheckpointVersion { .. } | Error::BadState { .. } | Error::OtherModel { .. } => {
+                false
+            }
         }
     }
 
@@ -41,6 +45,7 @@ impl Error {
             Error::Generate(error) => error.hint().map(str::to_owned),
             Error::Report(_) => None,
             Error::CheckpointVersion { .. } => Some("use the program that wrote it".to_owned()),
+            Error::BadState { .. } => Some("the checkpoint was changed; resume from an earlier one".to_owned()),
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())
             }

@@ -94,7 +94,8 @@ pub trait Attendant {
     fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
 }
 
-/// Trains until a limit is reached, the data end or `interrupted` is set; the last state is checkpointed in each case.
+/// Trains until a limit is reached, the data end or `interrupted` is set. The last good state is checkpointed then, and
+/// also where data or an evaluation fail.
 pub fn run(
     trainer: &mut Trainer,
     feed: &mut dyn Feed,
@@ -104,56 +105,78 @@ pub fn run(
     attendant: &mut dyn Attendant,
 ) -> Result<Stop, Error> {
     let begun = Instant::now();
-    let seconds_before = progress.seconds;
+    let (first, seconds_before) = (progress.step, progress.seconds);
     let mut checkpointed = progress.step;
-    let stop = loop {
+    let outcome = loop {
         if interrupted.load(Ordering::Relaxed) {
-            break Stop::Interrupted;
+            break Ok(Stop::Interrupted);
         }
-        let share = share(plan, progress, feed);
-        if share >= 1.0 {
-            break Stop::Done;
+        if share(plan, progress, feed) >= 1.0 {
+            break Ok(Stop::Done);
         }
-        let start = Instant::now();
-        let epoch = feed.epoch();
-        let micros = next_micros(feed, plan.accumulate)?;
-        if micros.is_empty() {
-            break Stop::DataEnded;
-        }
-        if progress.step == plan.rate.warmup_steps {
-            progress.warmup_share = share;
-        }
-        let lr = plan.rate.at(progress.step, share, progress.warmup_share);
-        let outcome = trainer.step(&micros, lr);
-        progress.step += 1;
-        progress.tokens += outcome.tokens as u64;
-        progress.seconds = seconds_before + begun.elapsed().as_secs_f64();
-        attendant.stepped(&StepReport {
-            step: progress.step,
-            epoch,
-            lr,
-            outcome,
-            tokens: progress.tokens,
-            duration: start.elapsed(),
-            elapsed: Duration::from_secs_f64(progress.seconds),
-            share: self::share(plan, progress, feed).min(1.0),
-        })?;
-        guard(plan, progress, &outcome)?;
-        if is_due(plan.evaluate_every, progress.step) {
-            evaluate(trainer, progress.step, attendant)?;
+        match step(trainer, feed, plan, progress, attendant) {
+            Ok(true) => progress.seconds = seconds_before + begun.elapsed().as_secs_f64(),
+            Ok(false) => break Ok(Stop::DataEnded),
+            Err(error) => break Err(error),
         }
         if is_due(plan.checkpoint_every, progress.step) {
             attendant.checkpoint(trainer, feed, progress)?;
             checkpointed = progress.step;
         }
     };
-    if !is_due(plan.evaluate_every, progress.step) && stop != Stop::Interrupted {
-        evaluate(trainer, progress.step, attendant)?;
+    if matches!(outcome, Err(Error::NotFinite { .. })) {
+        return outcome;
     }
+    let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
+    let evaluated = match outcome {
+        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(trainer, progress.step, attendant),
+        _ => Ok(()),
+    };
     if checkpointed != progress.step {
         attendant.checkpoint(trainer, feed, progress)?;
     }
-    Ok(stop)
+    evaluated.and(outcome)
+}
+
+/// One step and what follows it; false if there are no more samples.
+fn step(
+    trainer: &mut Trainer,
+    feed: &mut dyn Feed,
+    plan: &Plan,
+    progress: &mut Progress,
+    attendant: &mut dyn Attendant,
+) -> Result<bool, Error> {
+    let start = Instant::now();
+    let epoch = feed.epoch();
+    let share = rate_share(plan, progress, feed);
+    let micros = next_micros(feed, plan.accumulate)?;
+    if micros.is_empty() {
+        return Ok(false);
+    }
+    if progress.step == plan.rate.warmup_steps {
+        progress.warmup_share = share;
+    }
+    let lr = plan.rate.at(progress.step, share, progress.warmup_share);
+    let outcome = trainer.step(&micros, lr);
+    progress.step += 1;
+    progress.tokens += outcome.tokens as u64;
+    let duration = start.elapsed();
+    progress.seconds += duration.as_secs_f64();
+    attendant.stepped(&StepReport {
+        step: progress.step,
+        epoch,
+        lr,
+        outcome,
+        tokens: progress.tokens,
+        duration,
+        elapsed: Duration::from_secs_f64(progress.seconds),
+        share: self::share(plan, progress, feed).min(1.0),
+    })?;
+    guard(plan, progress, &outcome)?;
+    if is_due(plan.evaluate_every, progress.step) {
+        evaluate(trainer, progress.step, attendant)?;
+    }
+    Ok(true)
 }
 
 fn evaluate(trainer: &Trainer, step: u64, attendant: &mut dyn Attendant) -> Result<(), Error> {
@@ -180,19 +203,29 @@ fn next_micros(feed: &mut dyn Feed, count: usize) -> Result<Vec<Samples>, Error>
 
 /// The share of the run that lies behind, by the limit that is nearest.
 fn share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> f64 {
-    let Limits { steps, tokens, duration } = plan.limits;
+    let time = plan.limits.duration.map_or(0.0, |duration| progress.seconds / duration.as_secs_f64());
+    countable_share(plan, progress, feed).unwrap_or(0.0).max(time)
+}
+
+/// The share that the learning rate follows. The clock counts only where nothing else limits the run, for no two runs
+/// agree on it.
+fn rate_share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> f64 {
+    countable_share(plan, progress, feed).unwrap_or_else(|| share(plan, progress, feed))
+}
+
+fn countable_share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> Option<f64> {
     let shares = [
-        steps.map(|steps| progress.step as f64 / steps as f64),
-        tokens.map(|tokens| progress.tokens as f64 / tokens as f64),
-        duration.map(|duration| progress.seconds / duration.as_secs_f64()),
+        plan.limits.steps.map(|steps| progress.step as f64 / steps as f64),
+        plan.limits.tokens.map(|tokens| progress.tokens as f64 / tokens as f64),
         feed.progress(),
     ];
-    shares.into_iter().flatten().fold(0.0, f64::max)
+    shares.into_iter().flatten().reduce(f64::max)
 }
 
 /// Ends a run that no longer learns.
 fn guard(plan: &Plan, progress: &mut Progress, outcome: &StepOutcome) -> Result<(), Error> {
-    progress.nonfinite_in_a_row = if outcome.updated { 0 } else { progress.nonfinite_in_a_row + 1 };
+    let is_finite = outcome.loss.is_finite() && outcome.grad_norm.is_finite();
+    progress.nonfinite_in_a_row = if is_finite { 0 } else { progress.nonfinite_in_a_row + 1 };
     if progress.nonfinite_in_a_row >= plan.nonfinite_limit {
         let (steps, step) = (progress.nonfinite_in_a_row, progress.step);
         return Err(Error::NotFinite { steps, step, loss: outcome.loss, grad_norm: outcome.grad_norm });

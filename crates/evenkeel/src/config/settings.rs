@@ -72,7 +72,8 @@ settings! {
         chat_template: Option<PathBuf>;
         /// Tokens of a sequence.
         sequence: usize = 1024, from(2).to(1 << 20);
-        /// Whether short records share a sequence; not for images.
+        /// Whether records share sequences and run on from one to the next; if not, a record fills one sequence and what is
+        /// longer is cut off. Not for images.
         packing: bool = true;
         /// Whether training mirrors every other image.
         flip: bool = true;
@@ -102,7 +103,7 @@ settings! {
         steps: Option<u32>, from(1).to(A_BILLION);
         /// Times to go through the data.
         epochs: Option<u32>, from(1).to(1_000_000);
-        /// Tokens to train on, padding not counted.
+        /// Tokens to train on.
         tokens: Option<u64>, from(1);
         /// Minutes to train.
         minutes: Option<f64>, above(0).to(10_000_000);
@@ -110,16 +111,16 @@ settings! {
         lr: f64 = 3e-4, above(0).to(100);
         /// Learning rate at the end of the schedule.
         min_lr: f64 = 0.0, from(0).to(100);
-        /// Steps over which the learning rate rises from 0.
+        /// Steps over which the learning rate rises.
         warmup_steps: u32 = 0, from(0).to(A_BILLION);
         /// How the learning rate falls after the warmup.
         schedule: Schedule = Schedule::Cosine;
         /// AdamW's decay of the mean of gradients.
-        beta1: f64 = 0.9, from(0).below(1);
+        beta1: f64 = 0.9, from(0).to(0.9999999);
         /// AdamW's decay of the mean of squared gradients.
-        beta2: f64 = 0.95, from(0).below(1);
+        beta2: f64 = 0.95, from(0).to(0.9999999);
         /// AdamW's term against division by zero.
-        epsilon: f64 = 1e-8, above(0).to(1);
+        epsilon: f64 = 1e-8, from(1e-30).to(1);
         /// AdamW's weight decay.
         weight_decay: f64 = 0.1, from(0).to(100);
         /// Gradients are scaled down to this global norm; 0 leaves them.
@@ -164,7 +165,7 @@ settings! {
         overwrite: bool = false;
     }
 
-    /// Texts that the model continues at each evaluation and at the end.
+    /// Texts that the model continues at the end.
     [sample] Sample {
         /// Beginnings of the texts.
         prompts: Vec<String> = Vec::new();

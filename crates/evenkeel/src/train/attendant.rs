@@ -1,10 +1,10 @@
 //! What goes on beside the steps: progress, metrics, evaluations, samples and checkpoints.
 
-use std::io::{Stderr, Write};
+use std::io::Stderr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evenkeel_store::{LogFile, read_text, write_file_atomically};
+use evenkeel_store::{LogFile, exists, read_text, write_file_atomically};
 use evenkeel_train::report::{
     Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, write_eval_metrics,
     write_step_metrics,
@@ -40,11 +40,11 @@ pub struct Records {
 impl Records {
     /// Continues the records of a run at a step; what was written after it is dropped.
     pub fn open(folder: &RunFolder, title: &str, step: u64, tensorboard: bool) -> Result<Records, Error> {
-        const MOST_BYTES: u64 = 1 << 32;
+        const MOST_BYTES: u64 = 1 << 30;
         let path = folder.metrics();
-        let before = if step > 0 { read_text(&path, MOST_BYTES).unwrap_or_default() } else { String::new() };
+        let before = if step > 0 && exists(&path) { read_text(&path, MOST_BYTES)? } else { String::new() };
         let mut curve = Curve::new(title);
-        let mut metrics = LogFile::create(&path)?;
+        let mut kept = String::new();
         for line in before.lines() {
             let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
             let Some(at) = value["step"].as_u64().filter(|&at| at <= step) else { continue };
@@ -54,9 +54,10 @@ impl Records {
             if let Some(loss) = value["eval_loss"].as_f64() {
                 curve.add_eval(at, loss);
             }
-            writeln!(metrics, "{line}").map_err(|error| metrics.failure(error))?;
+            kept.extend([line, "\n"]);
         }
-        metrics.publish()?;
+        write_file_atomically(&path, |file| file.put(kept.as_bytes()))?;
+        let metrics = LogFile::append(&path)?;
         let events = if tensorboard { Some(open_events(folder)?) } else { None };
         Ok(Records { metrics, events, curve })
     }
@@ -107,6 +108,8 @@ impl Attendant for Attending<'_> {
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
         let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
         let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
+        // A step that beats the peak shows that others used the machine while it was measured.
+        self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
         let metrics =
             StepMetrics::new(report, Some(flops_per_s / self.peak_flops_per_s), crate::process::resident_bytes());
         self.summary.step(&metrics);
@@ -139,12 +142,5 @@ impl Attendant for Attending<'_> {
         checkpoint::save(&self.folder.checkpoint(progress.step), trainer, progress, feed.state())?;
         self.folder.prune()?;
         self.records.publish(&self.folder.curve())
-    }
-}
-
-impl Attending<'_> {
-    /// Lets the model continue the prompts.
-    pub fn show_samples(&mut self, trainer: &Trainer) -> Result<Vec<String>, Error> {
-        self.prompts.continue_all(trainer.model, &trainer.parameters, trainer.device.compute())
     }
 }

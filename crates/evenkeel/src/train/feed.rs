@@ -19,8 +19,8 @@ use crate::{Mistake, Mistakes};
 pub struct Text {
     pub tokenizer: Tokenizer,
     config: TokenizerConfig,
-    /// Where its files are.
-    pub folder: Option<PathBuf>,
+    /// Its tokenizer.json, and the folder of what goes with it; the built-in one has none.
+    pub files: Option<(PathBuf, PathBuf)>,
 }
 
 const TOKENIZER_BYTES: u64 = 256 << 20;
@@ -33,7 +33,7 @@ impl Text {
 
     pub fn from_source(source: &TokenizerSource) -> Result<Text, Mistakes> {
         let TokenizerSource::Path(path) = source else {
-            return Ok(Text { tokenizer: Tokenizer::Bytes, config: TokenizerConfig::default(), folder: None });
+            return Ok(Text { tokenizer: Tokenizer::Bytes, config: TokenizerConfig::default(), files: None });
         };
         let is_file = path.extension().is_some_and(|extension| extension == "json");
         let folder = if is_file { path.parent().unwrap_or(Path::new("")).to_owned() } else { path.clone() };
@@ -48,7 +48,7 @@ impl Text {
             config.chat_template = Some(read_text(&template, TOKENIZER_BYTES)?);
         }
         let tokenizer = Tokenizer::hugging_face(read_text(&file, TOKENIZER_BYTES)?.as_bytes(), &config)?;
-        Ok(Text { tokenizer, config, folder: Some(folder) })
+        Ok(Text { tokenizer, config, files: Some((file, folder)) })
     }
 }
 
@@ -241,6 +241,43 @@ where
 
     fn state(&self) -> serde_json::Value {
         serde_json::to_value(self.loader.state()).expect("a state is a few numbers")
+    }
+}
+
+/// A feed whose first samples are there already.
+pub struct Primed {
+    first: Option<Samples>,
+    feed: Box<dyn Feed>,
+    progress: Option<f64>,
+    epoch: u64,
+}
+
+impl Primed {
+    pub fn new(mut feed: Box<dyn Feed>) -> Result<Primed, Error> {
+        let (progress, epoch) = (feed.progress(), feed.epoch());
+        Ok(Primed { first: feed.next()?, feed, progress, epoch })
+    }
+}
+
+impl Feed for Primed {
+    fn next(&mut self) -> Result<Option<Samples>, Error> {
+        match self.first.take() {
+            None => self.feed.next(),
+            first => Ok(first),
+        }
+    }
+
+    fn progress(&self) -> Option<f64> {
+        if self.first.is_some() { self.progress } else { self.feed.progress() }
+    }
+
+    fn epoch(&self) -> u64 {
+        if self.first.is_some() { self.epoch } else { self.feed.epoch() }
+    }
+
+    fn state(&self) -> serde_json::Value {
+        assert!(self.first.is_none(), "a state is behind the samples that were handed out");
+        self.feed.state()
     }
 }
 

@@ -7,6 +7,7 @@ mod output;
 mod sample;
 
 use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Model, Sampling};
 use evenkeel_store::NewFolder;
+use evenkeel_train::data::Tokenizer;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
     AdamWOptions, Cost, Decay, Limits, Plan, Progress, Rate, Samples, Stop, Trainer, TrainerOptions, checkpoint, cost,
@@ -24,8 +26,8 @@ use crate::bench::peak_flops_per_s;
 use crate::config::{Dtype, Overrides, Schedule, Settings};
 use crate::{Failure, Mistake, Mistakes, text};
 use attendant::{Attending, Records};
-use feed::{Data, Text};
-use model::{ModelInput, device_dtype, file_dtype};
+use feed::{Data, Primed, Text};
+use model::{ModelInput, device_dtype, file_dtype, save_tokenizer};
 use output::RunFolder;
 use sample::Prompts;
 
@@ -43,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let config = arguments.overrides.read()?;
     let settings = &config.settings;
     let text = Text::open(&config)?;
-    let tokenizer_folder = text.as_ref().and_then(|text| text.folder.clone());
+    let tokenizer_files = text.as_ref().and_then(|text| text.files.clone());
     let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let options = trainer_options(settings);
     let cost = check_memory(settings, &input.model, options)?;
@@ -60,7 +62,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         progress = state.progress;
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(path))?);
     }
-    let mut feed = data.training(from)?;
+    // Bad data show themselves before an earlier run is replaced.
+    let mut feed = Primed::new(data.training(from)?)?;
+    check_evaluation(&data)?;
+    folder.claim(&config, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
     let mut attending = Attending {
@@ -82,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
     let stop = evenkeel_train::run(
         &mut trainer,
-        &mut *feed,
+        &mut feed,
         &plan(settings),
         &mut progress,
         &interruption.asked,
@@ -90,14 +95,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     )?;
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
     if stop == Stop::Interrupted {
-        let what = format!("interrupted after step {}, which is saved in `{}`", progress.step, folder.root().display());
+        let what = match progress.step {
+            0 => "interrupted before the first step".to_owned(),
+            step => format!("interrupted after step {step}, which is saved in `{}`", folder.root().display()),
+        };
         let hint = Some("continue with the same command and --resume".to_owned());
         return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
     if settings.output.save_model {
-        save_model(&folder, &input, &trainer, settings, tokenizer_folder, &data)?;
+        save_model(&folder, &input, &trainer, settings, tokenizer_files, data.tokenizer())?;
     }
-    let samples = attending.show_samples(&trainer)?;
+    let samples = attending.prompts.continue_all(&input.model, &trainer.parameters, device.compute());
     Ok(conclusion(&attending, &folder, settings, stop, &samples))
 }
 
@@ -115,7 +123,7 @@ fn trainer_options(settings: &Settings) -> TrainerOptions {
         epsilon: train.epsilon as f32,
         weight_decay: train.weight_decay as f32,
         decay_vectors: false,
-        clip_norm: (train.clip_norm > 0.0).then_some(train.clip_norm as f32),
+        clip_norm: Some(train.clip_norm as f32).filter(|&norm| norm > 0.0),
     };
     TrainerOptions {
         optimizer,
@@ -144,6 +152,17 @@ fn plan(settings: &Settings) -> Plan {
         evaluate_every: settings.eval.every.map(u64::from),
         checkpoint_every: every(settings.output.checkpoint_every),
         nonfinite_limit: train.nonfinite_limit,
+    }
+}
+
+fn check_evaluation(data: &Data) -> Result<(), Failure> {
+    let nothing = || Mistake {
+        what: "no record is held out to evaluate on".to_owned(),
+        hint: Some("lower data.holdout, give data.eval_paths, or set data.holdout = 0".to_owned()),
+    };
+    match data.evaluation()? {
+        Some(mut feed) => Ok(feed.next()?.map(drop).ok_or_else(nothing)?),
+        None => Ok(()),
     }
 }
 
@@ -228,12 +247,15 @@ fn save_model(
     input: &ModelInput,
     trainer: &Trainer,
     settings: &Settings,
-    tokenizer_folder: Option<std::path::PathBuf>,
-    data: &Data,
+    tokenizer_files: Option<(PathBuf, PathBuf)>,
+    tokenizer: Option<&Tokenizer>,
 ) -> Result<(), evenkeel_train::Error> {
     let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
     let new = NewFolder::create(folder.model())?;
-    input.save_beside_weights(&new, dtype, tokenizer_folder, data.tokenizer())?;
+    input.save_config(&new, dtype)?;
+    if tokenizer.is_some() {
+        save_tokenizer(&new, tokenizer_files, settings.data.chat_template.as_deref())?;
+    }
     save_weights(&new, &trainer.parameters, file_dtype(dtype), trainer.device.compute())?;
     Ok(new.commit(true)?)
 }
@@ -256,7 +278,7 @@ fn conclusion(
     let ended = match stop {
         Stop::Done => "as planned",
         Stop::DataEnded => "the data are used up",
-        Stop::Interrupted => "interrupted",
+        Stop::Interrupted => unreachable!("an interrupted run has no conclusion"),
     };
     let mut files =
         vec![("metrics", folder.metrics().display().to_string()), ("curve", folder.curve().display().to_string())];

@@ -1,9 +1,9 @@
 //! The model that a run trains: from a folder, from a config.json, or new.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::{Input, Model, Parameters};
 use evenkeel_store::{FileDtype, Folder, NewFolder, copy_file, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
@@ -48,41 +48,52 @@ impl ModelInput {
         })
     }
 
-    /// Everything of a model folder but its weights.
-    pub fn save_beside_weights(
-        &self,
-        folder: &NewFolder,
-        dtype: Dtype,
-        tokenizer_folder: Option<PathBuf>,
-        tokenizer: Option<&Tokenizer>,
-    ) -> Result<(), evenkeel_store::Error> {
+    /// config.json and its like.
+    pub fn save_config(&self, folder: &NewFolder, dtype: Dtype) -> Result<(), evenkeel_store::Error> {
         let mut json = self.json.clone();
         if let Some(object) = json.as_object_mut() {
             object.remove("torch_dtype");
             object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
         }
         folder.write_json("config.json", &json)?;
-        let from = self.folder.as_ref().map(|folder| folder.path().to_owned());
-        let copied = copy_present(folder, from.as_deref(), &["generation_config.json", "preprocessor_config.json"])?;
-        if !copied.contains(&"generation_config.json") && tokenizer.is_some() {
+        let from = self.folder.as_ref().map(|folder| folder.path());
+        let copied = copy_present(folder, from, &["generation_config.json", "preprocessor_config.json"])?;
+        let is_text = matches!(self.model.config.input, Input::Tokens { .. });
+        if is_text && !copied.contains(&"generation_config.json") {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
             folder.write_json("generation_config.json", &Value::Object(tokens.collect()))?;
-        }
-        let copied = copy_present(folder, tokenizer_folder.or(from).as_deref(), &TOKENIZER_FILES)?;
-        if copied.is_empty()
-            && let Some(Tokenizer::Bytes) = tokenizer
-        {
-            let (tokenizer, config) = evenkeel_train::data::byte_tokenizer_files();
-            folder.write_json("tokenizer.json", &tokenizer)?;
-            folder.write_json("tokenizer_config.json", &config)?;
         }
         Ok(())
     }
 }
 
-const TOKENIZER_FILES: [&str; 9] = [
-    "tokenizer.json",
+/// The tokenizer that the model was trained with: its own tokenizer.json and what lies beside it, or the built-in one as
+/// files; and the chat template, where the run had one of its own.
+pub fn save_tokenizer(
+    folder: &NewFolder,
+    files: Option<(PathBuf, PathBuf)>,
+    chat_template: Option<&Path>,
+) -> Result<(), evenkeel_store::Error> {
+    match files {
+        Some((file, beside)) => {
+            copy_file(file, folder, "tokenizer.json")?;
+            let names: Vec<&str> = BESIDE_TOKENIZER
+                .into_iter()
+                .filter(|name| chat_template.is_none() || !name.starts_with("chat_"))
+                .collect();
+            copy_present(folder, Some(&beside), &names)?;
+        }
+        None => {
+            let (tokenizer, config) = evenkeel_train::data::byte_tokenizer_files();
+            folder.write_json("tokenizer.json", &tokenizer)?;
+            folder.write_json("tokenizer_config.json", &config)?;
+        }
+    }
+    chat_template.map_or(Ok(()), |template| copy_file(template, folder, "chat_template.jinja"))
+}
+
+const BESIDE_TOKENIZER: [&str; 8] = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -95,7 +106,7 @@ const TOKENIZER_FILES: [&str; 9] = [
 
 fn copy_present<'n>(
     folder: &NewFolder,
-    from: Option<&std::path::Path>,
+    from: Option<&Path>,
     names: &[&'n str],
 ) -> Result<Vec<&'n str>, evenkeel_store::Error> {
     let Some(from) = from else { return Ok(Vec::new()) };

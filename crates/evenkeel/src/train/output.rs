@@ -11,37 +11,47 @@
 
 use std::path::{Path, PathBuf};
 
-use evenkeel_store::{exists, recover, remove, subfolders, write_file_atomically};
+use evenkeel_store::{FolderLock, exists, recover_all, remove, subfolders, write_file_atomically};
 
 use crate::config::RunConfig;
-use crate::{Mistake, Mistakes};
+use crate::{Failure, Mistake};
 
 pub struct RunFolder {
     root: PathBuf,
     keep_checkpoints: usize,
+    _lock: FolderLock,
 }
 
 impl RunFolder {
-    /// Claims the folder: an earlier run in it is continued, replaced, or a mistake. Returns the newest checkpoint, if
-    /// the run is to be resumed and has one.
-    pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<PathBuf>), Mistakes> {
+    /// Looks at the folder and changes nothing in it: an earlier run is to be continued, to be replaced, or a mistake.
+    /// Returns the newest checkpoint, if the run is to be resumed and has one.
+    pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<PathBuf>), Failure> {
         let output = &config.settings.output;
-        let folder = RunFolder { root: output.folder.clone(), keep_checkpoints: output.keep_checkpoints };
-        let earlier = exists(folder.config());
-        if earlier && !resume && !output.overwrite {
+        let Some(lock) = FolderLock::take(&output.folder)? else {
+            let what = format!("another run is writing to `{}`", output.folder.display());
+            return Err(Mistake { what, hint: Some("wait for it, or choose another --output".to_owned()) }.into());
+        };
+        let folder = RunFolder { root: output.folder.clone(), keep_checkpoints: output.keep_checkpoints, _lock: lock };
+        recover_all(folder.checkpoints())?;
+        let newest = folder.checkpointed_steps()?.last().map(|&step| folder.checkpoint(step));
+        let is_earlier_run = newest.is_some() || exists(folder.model());
+        if is_earlier_run && !resume && !output.overwrite {
             let what = format!("`{}` holds an earlier run", folder.root.display());
             let hint =
                 "continue it with --resume, choose another --output, or replace it with --set output.overwrite=true";
             return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
         }
-        if earlier && !resume {
-            for path in [folder.checkpoints(), folder.metrics(), folder.curve(), folder.model(), folder.config()] {
-                remove(path)?;
-            }
+        Ok((folder, newest.filter(|_| resume)))
+    }
+
+    /// Makes the folder this run's: what an earlier one left is removed, unless it is continued.
+    pub fn claim(&self, config: &RunConfig, resume: bool) -> Result<(), Failure> {
+        if !resume {
+            let left = [self.checkpoints(), self.metrics(), self.curve(), self.model()];
+            left.into_iter().try_for_each(remove).map_err(evenkeel_train::Error::from)?;
         }
-        let checkpoint = if resume { folder.newest_checkpoint()? } else { None };
-        write_file_atomically(folder.config(), |file| file.put(config.to_toml().as_bytes()))?;
-        Ok((folder, checkpoint))
+        let written = write_file_atomically(self.config(), |file| file.put(config.to_toml().as_bytes()));
+        Ok(written.map_err(evenkeel_train::Error::from)?)
     }
 
     pub fn config(&self) -> PathBuf {
@@ -72,25 +82,20 @@ impl RunFolder {
         self.checkpoints().join(format!("step-{step:08}"))
     }
 
-    fn newest_checkpoint(&self) -> Result<Option<PathBuf>, Mistakes> {
-        let folder = self.checkpoints();
-        // An interrupted replacement hides the folder until it is put right.
-        for name in subfolders(&folder)? {
-            recover(folder.join(name))?;
-        }
-        Ok(self.steps()?.last().map(|name| folder.join(name)))
-    }
-
-    fn steps(&self) -> Result<Vec<String>, evenkeel_store::Error> {
+    /// Sorted. Folders of other names are the user's own.
+    fn checkpointed_steps(&self) -> Result<Vec<u64>, evenkeel_store::Error> {
         let names = subfolders(self.checkpoints())?;
-        Ok(names.into_iter().filter(|name| name.starts_with("step-")).collect())
+        let step = |name: &String| name.strip_prefix("step-")?.parse().ok();
+        let mut steps: Vec<u64> = names.iter().filter_map(step).collect();
+        steps.sort_unstable();
+        Ok(steps)
     }
 
     /// Removes the oldest checkpoints beyond those to be kept.
     pub fn prune(&self) -> Result<(), evenkeel_store::Error> {
-        let names = self.steps()?;
-        let surplus = names.len().saturating_sub(self.keep_checkpoints);
-        names[..surplus].iter().try_for_each(|name| remove(self.checkpoints().join(name)))
+        let steps = self.checkpointed_steps()?;
+        let surplus = steps.len().saturating_sub(self.keep_checkpoints);
+        steps[..surplus].iter().try_for_each(|&step| remove(self.checkpoint(step)))
     }
 
     pub fn root(&self) -> &Path {

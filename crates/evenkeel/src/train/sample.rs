@@ -14,10 +14,14 @@ pub struct Prompts<'a> {
 }
 
 impl Prompts<'_> {
-    /// Each prompt with what the model makes of it.
-    pub fn continue_all(&self, model: &Model, parameters: &Parameters, queue: &Queue) -> Result<Vec<String>, Error> {
-        let Some(tokenizer) = self.tokenizer else { return Ok(Vec::new()) };
-        self.texts.iter().map(|text| self.continued(text, tokenizer, model, parameters, queue)).collect()
+    /// Each prompt with what the model makes of it, or why it makes nothing: a finished run does not fail for it.
+    pub fn continue_all(&self, model: &Model, parameters: &Parameters, queue: &Queue) -> Vec<String> {
+        let Some(tokenizer) = self.tokenizer else { return Vec::new() };
+        let continued = |text: &String| {
+            let outcome = self.continued(text, tokenizer, model, parameters, queue);
+            outcome.unwrap_or_else(|error| format!("{text} ({error})"))
+        };
+        self.texts.iter().map(continued).collect()
     }
 
     fn continued(

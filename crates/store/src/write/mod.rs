@@ -15,6 +15,6 @@ pub use atomic::{FileWriter, write_file_atomically, write_json};
 pub use copy::copy_file;
 pub use model::{SHARD_BYTES, Shard, cut_in_shards, save_model};
 pub use new_folder::NewFolder;
-pub use recover::{Recovery, recover};
-pub use run_folder::{LogFile, exists, remove, subfolders};
+pub use recover::{Recovery, recover, recover_all};
+pub use run_folder::{FolderLock, LogFile, exists, remove, subfolders};
 pub use safetensors_writer::{SafeTensorsWriter, TensorEntry};

@@ -29,6 +29,24 @@ pub fn recover(path: impl AsRef<Path>) -> Result<Recovery, Error> {
     recover_target(&target)
 }
 
+/// [`recover`]s everything in a folder that was being written, also what is not under its name at the moment.
+pub fn recover_all(parent: impl AsRef<Path>) -> Result<(), Error> {
+    let parent = parent.as_ref();
+    let failure = |error| Defect::Io(error).of(parent);
+    let entries = match fs::read_dir(parent) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failure)?,
+    };
+    let mut names = std::collections::BTreeSet::new();
+    for entry in entries {
+        let name = entry.map_err(failure)?.file_name().to_string_lossy().into_owned();
+        if let Some(name) = target::name_behind(&name) {
+            names.insert(name.to_owned());
+        }
+    }
+    names.into_iter().try_for_each(|name| recover(parent.join(name)).map(drop))
+}
+
 pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
     for path in target.temporaries().map_err(|error| Defect::Io(error).of(&target.parent))? {
         if target::is_locked(&path) == Some(false) {

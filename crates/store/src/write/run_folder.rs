@@ -53,6 +53,25 @@ impl Write for LogFile {
     }
 }
 
+/// The right to write to a folder, as long as it lives. The system takes it back from a process that dies.
+pub struct FolderLock(#[expect(dead_code, reason = "holds the lock")] File);
+
+impl FolderLock {
+    /// None while another process has it.
+    pub fn take(folder: impl AsRef<Path>) -> Result<Option<FolderLock>, Error> {
+        let folder = folder.as_ref();
+        fs::create_dir_all(folder).map_err(|error| Defect::of_writing(error).of(folder))?;
+        let path = folder.join(".lock");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|error| Defect::of_writing(error).of(&path))?;
+        match file.try_lock() {
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            // A file system without locks cannot tell.
+            _ => Ok(Some(FolderLock(file))),
+        }
+    }
+}
+
 /// The names of the folders in a folder, sorted; none where there is no such folder. Hidden ones are left out.
 pub fn subfolders(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
     let path = path.as_ref();
@@ -73,10 +92,11 @@ pub fn subfolders(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Deletes a folder or a file that the run no longer needs.
+/// Deletes a folder or a file that the run no longer needs. It loses its name first, so that none is there in part.
 pub fn remove(path: impl AsRef<Path>) -> Result<(), Error> {
     let path = path.as_ref();
-    match target::remove(path) {
+    let outgoing = target::Target::new(path)?.outgoing();
+    match fs::rename(path, &outgoing).and_then(|()| target::remove(&outgoing)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Defect::of_writing(error).of(path)),
         _ => Ok(()),
     }

@@ -151,6 +151,13 @@ pub(crate) fn is_locked(path: &Path) -> Option<bool> {
 }
 
 /// Removes a file, a link or a folder with all that is in it. That it is gone already is fine.
+/// The name that a temporary, a replacement or an outgoing folder stands for.
+pub(crate) fn name_behind(hidden: &str) -> Option<&str> {
+    let inner = hidden.strip_prefix('.')?;
+    let ended = inner.strip_suffix(".new").or(inner.strip_suffix(".old"));
+    ended.or_else(|| inner.rsplit_once(".tmp-").map(|(name, _)| name)).filter(|name| !name.is_empty())
+}
+
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),

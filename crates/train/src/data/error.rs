@@ -116,7 +116,7 @@ impl Error {
                  use another template or a text column"
             }
             Error::MissingColumn { .. } | Error::WrongColumn { .. } => {
-                "name the data's own columns in the run's options"
+                "set data.format to what the records hold, or name their columns: data.text_column and its like"
             }
             Error::NoTemplate { .. } => "tokenizer_config.json has no chat_template, give one or use a text column",
             Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",

@@ -133,11 +133,12 @@ macro_rules! tiles_level {
                 sums: *mut f32,
                 add: bool,
             ) {
-                debug_assert!(now.left.rows == ROWS && width == COLS && depth.is_multiple_of($step_words));
+                assert!(now.left.rows == ROWS && width == COLS && depth.is_multiple_of($step_words));
                 if depth == 0 {
                     // SAFETY: the sums are 32 × 32.
                     return unsafe { sums.write_bytes(0, ROWS * COLS * usize::from(!add)) };
                 }
+                // Thirteen general registers, which is all there are.
                 // SAFETY: the tiles are configured by `begin`; the left panel has 32 rows and the right one 32 columns
                 // of `depth` words, of which each step reads as many as it says; the sums are 32 × 32.
                 unsafe {

@@ -1,0 +1,30 @@
+//! Which libraries that can be loaded at run time this machine has.
+
+/// A library by what it is for, and the name it is loaded by.
+const LIBRARIES: [(&str, &str); 5] = [
+    ("CUDA driver", "libcuda.so.1"),
+    ("cuBLASLt", "libcublasLt.so"),
+    ("cuDNN", "libcudnn.so.9"),
+    ("NCCL", "libnccl.so.2"),
+    ("MPI", "libmpi.so"),
+];
+
+/// The names of the libraries that are there.
+pub fn libraries_found() -> Vec<&'static str> {
+    LIBRARIES.iter().filter(|(_, file)| can_be_loaded(file)).map(|&(name, _)| name).collect()
+}
+
+#[cfg(unix)]
+fn can_be_loaded(file: &str) -> bool {
+    let Ok(name) = std::ffi::CString::new(file) else { return false };
+    // SAFETY: the name ends with a zero; the libraries named above may be loaded and let go at any time.
+    unsafe {
+        let library = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
+        !library.is_null() && libc::dlclose(library) == 0
+    }
+}
+
+#[cfg(not(unix))]
+fn can_be_loaded(_file: &str) -> bool {
+    false
+}
