@@ -49,7 +49,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "error: run.toml:13: `train.min_lr` is 1e99, expected a number from 0 to 100",
         "error: run.toml:14: `train.dtype` is \"fp16\", expected one of \"f32\", \"bf16\"",
         "  hint: did you mean \"bf16\"?",
-        "error: run.toml:15: `train.beta1` is 1.0, expected a number from 0, below 1",
+        "error: run.toml:15: `train.beta1` is 1.0, expected a number from 0 to 0.9999999",
         "error: run.toml:17: unknown key `eval.batch`",
         "  hint: did you mean `eval.batches`?",
         "error: run.toml:19: `output.folder` is 3, expected a path",

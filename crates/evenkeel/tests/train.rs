@@ -162,6 +162,19 @@ fn an_interrupted_run_saves_its_last_step_and_continues() {
 }
 
 #[test]
+fn the_examples_that_need_no_download_run() {
+    let place = Place::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for example in ["quickstart", "finetune-instructions", "pretrain-text"] {
+        let (file, output) = (format!("examples/{example}.toml"), place.path(example));
+        let mut command =
+            place.command(&["train", &file, "--steps", "2", "--batch", "2", "--set", "train.warmup_steps=1"]);
+        let output = command.args(["--output", output.to_str().unwrap()]).current_dir(&root).output().unwrap();
+        assert!(output.status.success(), "{example}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn mistakes_are_said_before_anything_is_written() {
     let place = Place::new();
     fs::write(place.path("empty.jsonl"), "").unwrap();
