@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Segments};
 use evenkeel_device::{DType, Heads, Queue, Tensor};
-use support::{DTYPES, Random, assert_close, run, tolerance};
+use support::{DTYPES, Random, assert_close, rounded, run, tolerance};
 
 /// How heads lie in memory.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,8 @@ enum Lie {
     Packed,
     /// q, k and v of a head together in one tensor, as GPT-NeoX has them. As many key heads as query heads.
     Interleaved,
+    /// A share of more heads: others lie before and after these.
+    Between,
 }
 
 #[derive(Clone, Debug)]
@@ -169,11 +171,11 @@ impl Case {
             });
             [logsum].into_iter().chain(inputs).chain(gradients).chain(outs).collect()
         });
-        let tensors_each = if let Lie::Packed = self.lie { 3 } else { 1 };
+        let tensors_each = if let Lie::Interleaved = self.lie { 1 } else { 3 };
         let take = |tensors: usize, which: usize, heads: usize| -> Vec<f32> {
             let values = &results[1 + tensors * tensors_each..][..tensors_each];
             let (values, first, step, width) = match self.lie {
-                Lie::Packed => (&values[which], 0, dim, heads * dim),
+                Lie::Packed | Lie::Between => (&values[which], 0, dim, heads * dim),
                 Lie::Interleaved => (&values[0], which * dim, 3 * dim, 3 * heads * dim),
             };
             let starts = (0..tokens).flat_map(|token| (0..heads).map(move |head| token * width + first + head * step));
@@ -197,6 +199,22 @@ impl Case {
                         .map(|i| at(which, i / dim / counts[which], i / dim % counts[which], i % dim))
                         .collect();
                     support::strided(queue, tokens, counts[which] * dim, 3, self.dtype, &flat)
+                });
+                ([0, 1, 2].map(|which| Heads::packed(&tensors[which], counts[which])), tensors.to_vec())
+            }
+            Lie::Between => {
+                // Two strange heads before and one after, all NaN.
+                let tensors = [0, 1, 2].map(|which| {
+                    let count = counts[which];
+                    let flat: Vec<f32> = (0..tokens * (count + 3) * dim)
+                        .map(|i| (i / dim / (count + 3), i / dim % (count + 3), i % dim))
+                        .map(
+                            |(token, head, d)| {
+                                if (2..count + 2).contains(&head) { at(which, token, head - 2, d) } else { f32::NAN }
+                            },
+                        )
+                        .collect();
+                    queue.floats(tokens, (count + 3) * dim, self.dtype, &flat).col_range(2 * dim..(count + 2) * dim)
                 });
                 ([0, 1, 2].map(|which| Heads::packed(&tensors[which], counts[which])), tensors.to_vec())
             }
@@ -289,7 +307,40 @@ fn long_segments_agree_whichever_way_the_work_is_divided() {
         // So many query heads that a block of queries is one tile of each.
         (16, 2, vec![0, 130], windowed),
     ] {
-        Case { heads, key_heads, dim: 16, offsets, mask, lie: Lie::Packed, dtype: DType::F32 }.check();
+        for (dim, lie, dtype) in [(16, Lie::Packed, DType::F32), (40, Lie::Between, DType::Bf16)] {
+            Case { heads, key_heads, dim, offsets: offsets.clone(), mask, lie, dtype }.check();
+        }
+    }
+}
+
+#[test]
+fn a_share_of_the_heads_in_groups_of_any_size_agrees() {
+    let causal = Mask { causal: true, window: None };
+    let windowed = Mask { causal: true, window: Some(50) };
+    for dtype in DTYPES {
+        for (heads, key_heads, dim, mask) in [
+            (3, 1, 64, causal),
+            (5, 1, 48, windowed),
+            (6, 2, 24, causal),
+            (7, 1, 80, Mask { causal: false, window: None }),
+            (12, 4, 33, windowed),
+            (9, 3, 128, causal),
+        ] {
+            let offsets = vec![0, 7, 170, 171, 260];
+            Case { heads, key_heads, dim, offsets, mask, lie: Lie::Between, dtype }.check();
+        }
+    }
+}
+
+#[test]
+fn segments_too_long_to_keep_sums_for_agree() {
+    for (heads, key_heads, dim, offsets, mask) in [
+        (1, 1, 256, vec![0, 2500], Mask { causal: true, window: Some(600) }),
+        (2, 1, 250, vec![0, 30, 2100, 2200], Mask { causal: false, window: Some(90) }),
+    ] {
+        for dtype in DTYPES {
+            Case { heads, key_heads, dim, offsets: offsets.clone(), mask, lie: Lie::Packed, dtype }.check();
+        }
     }
 }
 
@@ -313,6 +364,25 @@ fn large_scores_do_not_overflow() {
     // Scores of a thousand have an error of their own, which exponentials multiply.
     assert_close("out", &results[0], &out, 1e-4);
     assert!(results.iter().flatten().all(|value| value.is_finite()));
+}
+
+#[test]
+fn scores_that_rise_from_key_to_key_are_weighed_against_the_highest() {
+    for (causal, dtype) in [(true, DType::F32), (true, DType::Bf16), (false, DType::F32), (false, DType::Bf16)] {
+        let mask = Mask { causal, window: None };
+        let case = Case { heads: 2, key_heads: 1, dim: 64, offsets: vec![0, 310], mask, lie: Lie::Packed, dtype };
+        let mut operands = case.operands(9);
+        // Scores of a hundred and more at the end, some ten above those of the block before.
+        operands.q.iter_mut().for_each(|q| *q = q.abs());
+        for (i, k) in operands.k.iter_mut().enumerate() {
+            *k = rounded((1.0 + k.abs()) * (i / case.dim) as f32 / 60.0, dtype);
+        }
+        let results = case.compute(&operands);
+        let [out, logsum] = case.plain_forward(&operands);
+        assert_close(&format!("logsum of {case:?}"), &results[1], &logsum, tolerance(DType::F32));
+        // Scores of a hundred have an error of their own, which exponentials multiply.
+        assert_close(&format!("out of {case:?}"), &results[0], &out, tolerance(dtype).max(1e-4));
+    }
 }
 
 #[test]

@@ -30,8 +30,8 @@ const CASES: [&str; 13] = [
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 1e-4,
-        // Sums in another order round differently, and every layer rounds to eight bits.
-        _ => 5e-2,
+        // Every layer rounds to eight bits, and tiles round attention's weights, which the cached kernel does not.
+        _ => 1e-1,
     }
 }
 

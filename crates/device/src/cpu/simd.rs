@@ -38,6 +38,12 @@ pub(crate) trait Simd: Copy {
     fn max_lane(self, a: Self::Vector) -> f32;
     /// Sixteen rows as sixteen columns.
     fn transpose(self, rows: [Self::Vector; LANES]) -> [Self::Vector; LANES];
+    /// The nearest bf16 in the upper half of each lane, anything in the lower; NaN stays NaN.
+    fn nearest_bf16(self, a: Self::Vector) -> Self::Vector;
+    /// In each lane, the upper half of `high` above that of `low`.
+    fn pair_upper_halves(self, low: Self::Vector, high: Self::Vector) -> Self::Vector;
+    /// The upper halves of the lanes of `first`, then those of `second`.
+    fn join_upper_halves(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
 
     /// # Safety
     /// `from` is readable for [`LANES`] elements.
@@ -82,6 +88,14 @@ pub(crate) fn vectorise<W: Vectorised>(work: W) -> W::Output {
         VectorLevel::Portable => (),
     }
     work.run(Portable)
+}
+
+/// Runs a loop that only CPUs with AVX-512 are given; it is compiled for no others.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn vectorise_avx512<W: Vectorised>(work: W) -> W::Output {
+    assert_eq!(vector_level(), VectorLevel::Avx512, "this loop needs AVX-512");
+    // SAFETY: the level was detected on this CPU.
+    unsafe { run_avx512(work) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -201,6 +215,20 @@ impl Simd for Portable {
         std::array::from_fn(|col| Lanes(std::array::from_fn(|row| rows[row].0[col])))
     }
     #[inline(always)]
+    fn nearest_bf16(self, a: Lanes) -> Lanes {
+        a.map(|a| f32::from_bits((round_to_bf16(a) as u32) << 16))
+    }
+    #[inline(always)]
+    fn pair_upper_halves(self, low: Lanes, high: Lanes) -> Lanes {
+        low.zip(high, |low, high| f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000))
+    }
+    #[inline(always)]
+    fn join_upper_halves(self, first: Lanes, second: Lanes) -> Lanes {
+        let halves = [first.0, second.0];
+        let upper = |i: usize| halves[i / LANES][i % LANES].to_bits() >> 16;
+        Lanes(std::array::from_fn(|i| f32::from_bits(upper(2 * i) | upper(2 * i + 1) << 16)))
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Lanes {
         // SAFETY: the caller's promise.
         Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
@@ -284,19 +312,47 @@ mod avx512 {
         };
     }
 
-    /// 16 f32 rounded to nearest even as bf16; NaN stays NaN.
+    /// Numbers of the upper halves of 32 words' lanes.
+    const UPPER_HALVES: [u16; 2 * LANES] = {
+        let mut numbers = [0; 2 * LANES];
+        let mut i = 0;
+        while i < numbers.len() {
+            numbers[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        numbers
+    };
+
+    /// Rounded to nearest even in the upper halves; NaN stays NaN.
     #[inline(always)]
-    unsafe fn round_to_bf16(a: __m512) -> __m256i {
+    unsafe fn nearest(a: __m512) -> __m512i {
         // SAFETY: the caller is `Avx512`.
         unsafe {
             let bits = _mm512_castps_si512(a);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
-            let chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
-            let upper: [u16; 32] = std::array::from_fn(|i| (2 * i + 1) as u16 % 32);
-            let upper = _mm512_loadu_si512(upper.as_ptr().cast());
-            _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, chosen))
+            _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000))
+        }
+    }
+
+    /// 32 upper halves in order.
+    #[inline(always)]
+    unsafe fn upper_halves(first: __m512i, second: __m512i) -> __m512i {
+        // SAFETY: the caller is `Avx512`; the table is 64 bytes.
+        unsafe {
+            let numbers = _mm512_loadu_si512(UPPER_HALVES.as_ptr().cast());
+            _mm512_permutex2var_epi16(first, numbers, second)
+        }
+    }
+
+    /// 16 f32 rounded to nearest even as bf16; NaN stays NaN.
+    #[inline(always)]
+    unsafe fn round_to_bf16(a: __m512) -> __m256i {
+        // SAFETY: the caller is `Avx512`.
+        unsafe {
+            let rounded = nearest(a);
+            _mm512_castsi512_si256(upper_halves(rounded, rounded))
         }
     }
 
@@ -328,6 +384,14 @@ mod avx512 {
             scale_by_power_of_two(a, n) => {
                 let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
                 _mm512_mul_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
+            };
+            nearest_bf16(a) => _mm512_castsi512_ps(nearest(a));
+            pair_upper_halves(low, high) => {
+                let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+                _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(high)))
+            };
+            join_upper_halves(first, second) => {
+                _mm512_castsi512_ps(upper_halves(_mm512_castps_si512(first), _mm512_castps_si512(second)))
             };
         }
 

@@ -1,47 +1,46 @@
 //! Gradients of attention. With `P = exp(scale · q·kᵀ - logsum)` and `δ = Σ dout · out` of each query,
 //! `dv = Pᵀ·dout`, `dS = P ∘ (dout·vᵀ - δ)`, `dq = scale · dS·k`, `dk = scale · dSᵀ·q`.
 //!
-//! A task goes through blocks of queries of one segment and one key head, and sums the gradients of all the keys on
-//! the way. Where segments and key heads are too few to occupy many cores, the query blocks are dealt out to several
-//! tasks, each with sums of its own, which are then added in order: the only cost is that memory, while tasks that
-//! each owned some keys or some queries would compute the scores twice.
+//! A task has some query blocks and some keys of one segment and one key head, as [`division`](super::division) deals
+//! them out. For each query block, key blocks stream past its tiles.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::super::features::{Bf16Level, bf16_level};
 use super::super::math::exp;
-use super::super::matrix::{Element, Matrix, matrix, with_element};
+use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
-use super::super::team::Scratch;
 use super::super::{Run, Team};
-use super::forward::hide;
-use super::tile::{Add, Left, ROWS, Right, Set, product};
-use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tiles, Tokens, filled, keys_of, pack, rows_seen};
+use super::division::{Part, Plan, Task, divide, sums_floats};
+use super::level::{Level, Scored, TileRun};
+use super::mask::{Seen, hide, keys_of, rows_seen, tiles_seen, write_bounds};
+use super::pack::{self, Rows};
+use super::sums::{AddShares, SharedSums};
+use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
 use crate::kernel::AttentionBackward;
 
-/// Tasks wanted, where the shape has the work for them.
-const TASKS: usize = 32;
+/// Rows of queries whose tiles wait in the second cache while key blocks go past.
+const QUERY_ROWS: usize = 128;
+/// Keys of a block whose scores are computed at once.
+const SCORED: usize = 32;
+const PARTS: usize = KEY_BLOCK / SCORED;
 /// Keys of a task that adds up the sums of others.
 const SUMMED_KEYS: usize = 64;
 
 impl Run for AttentionBackward {
     fn run(&self, team: &mut Team) {
-        with_element!(self.q.view.dtype, E => run::<E>(self, team));
+        run_at(self, bf16_level(), team);
     }
 }
 
-/// A segment, a key head, and the share of its query blocks that one task has: each `shares`-th from `share`.
-#[derive(Clone)]
-struct Task {
-    segment: Tokens,
-    key_head: usize,
-    share: usize,
-    shares: usize,
-    /// Where its sums begin in the common memory, if it shares the keys with others.
-    sums: usize,
+/// Computes bf16 with the means of the given level, which this CPU must have.
+pub(super) fn run_at(kernel: &AttentionBackward, level: Bf16Level, team: &mut Team) {
+    with_level!(kernel.q.view.dtype, level, run(kernel, team));
 }
 
-fn run<E: Element>(kernel: &AttentionBackward, team: &mut Team) {
-    let shape = Shape::new(&kernel.q, &kernel.k, kernel.mask);
+fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
+    let shape = Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS);
     let operands = Operands::<E> {
         q: HeadRows::of(&kernel.q),
         k: HeadRows::of(&kernel.k),
@@ -52,58 +51,38 @@ fn run<E: Element>(kernel: &AttentionBackward, team: &mut Team) {
         dk: HeadRows::of(&kernel.dk),
         dv: HeadRows::of(&kernel.dv),
         logsum: matrix(&kernel.logsum),
-        scale: kernel.scale,
         shape,
     };
-    let (tasks, common_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count);
+    let (tasks, shared_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count, L::KEYS);
     let mut common = team.take_common();
-    let sums = CommonSums(common.floats(common_floats).as_mut_ptr());
-    team.tasks(tasks.len(), |task, scratch| operands.run_task(&tasks[task], sums, scratch));
-    // Blocks of keys whose sums lie in several tasks' memory.
-    let mut shared = Vec::new();
-    for task in tasks.iter().filter(|task| task.shares > 1 && task.share == 0) {
-        let keys = 0..task.segment.len();
-        shared.extend(keys.clone().step_by(SUMMED_KEYS).map(|start| (task, start..keys.end.min(start + SUMMED_KEYS))));
-    }
-    team.tasks(shared.len(), |block, _| {
-        let (task, keys) = &shared[block];
-        vectorise(AddShares { operands, task, keys: keys.clone(), sums });
+    let shared = SharedSums::new(common.floats(shared_floats));
+    team.tasks(tasks.len(), |number, scratch| {
+        let task = &tasks[number];
+        let keys = task.plan(&shape).keys_at_once;
+        let floats = Memory::<E, L>::floats(&shape, keys);
+        let mut memory = Memory::<E, L>::cut(&shape, keys, scratch.floats(floats));
+        if let Part::Both { shares: 2.., sums, .. } = task.part {
+            memory.sums = shared.at(sums);
+        }
+        L::vectorise(Gradients { operands, task, memory });
     });
-    team.return_common(common);
-}
-
-/// The tasks, and the numbers of common memory that those need which share keys.
-fn divide(shape: &Shape, segments: &[Tokens], key_heads: usize) -> (Vec<Task>, usize) {
-    // Work grows with the square of the length, or with the window.
-    let pairs = |segment: &Tokens| segment.len() * shape.mask.window.unwrap_or(usize::MAX).min(segment.len());
-    let total: usize = segments.iter().map(pairs).sum::<usize>() * key_heads;
-    let (mut tasks, mut floats) = (Vec::new(), 0);
-    for segment in segments {
-        let wanted = (pairs(segment) * TASKS).div_ceil(total.max(1));
-        let shares = wanted.min(segment.len().div_ceil(shape.query_block)).max(1);
-        for key_head in 0..key_heads {
-            for share in 0..shares {
-                tasks.push(Task { segment: segment.clone(), key_head, share, shares, sums: floats });
-                floats += if shares > 1 { sums_floats(shape, segment.len()) } else { 0 };
+    // Blocks of keys whose sums lie in several tasks' memory.
+    let mut blocks = Vec::new();
+    for task in &tasks {
+        if let Part::Both { share: 0, shares: shares @ 2.., sums } = task.part {
+            let step = sums_floats(&shape, task.segment.len(), L::KEYS);
+            for start in (0..task.segment.len()).step_by(SUMMED_KEYS) {
+                let tokens = task.segment.start + start..task.segment.end.min(task.segment.start + start + SUMMED_KEYS);
+                let rows = |of| Rows { of, head: task.key_head, tokens: tokens.clone() };
+                let to = [(rows(operands.dk), shape.scale), (rows(operands.dv), 1.0)];
+                let first = shared.at(sums + start * shape.width);
+                blocks.push(AddShares { to, first, shares, step, width: shape.width });
             }
         }
     }
-    // The longest first, so that none ends alone.
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.segment.len()));
-    (tasks, floats)
+    team.tasks(blocks.len(), |block, _| vectorise(blocks[block].clone()));
+    team.return_common(common);
 }
-
-/// dk, then dv: [keys, W] each.
-fn sums_floats(shape: &Shape, keys: usize) -> usize {
-    2 * keys.next_multiple_of(ROWS) * shape.width
-}
-
-/// Memory that tasks write disjoint parts of.
-#[derive(Clone, Copy)]
-struct CommonSums(*mut f32);
-
-// SAFETY: tasks write disjoint parts of it.
-unsafe impl Sync for CommonSums {}
 
 #[derive(Clone, Copy)]
 struct Operands<E> {
@@ -116,282 +95,392 @@ struct Operands<E> {
     dk: HeadRows<E>,
     dv: HeadRows<E>,
     logsum: Matrix<f32>,
-    scale: f32,
     shape: Shape,
 }
 
-impl<E: Element> Operands<E> {
-    fn run_task(&self, task: &Task, common: CommonSums, scratch: &mut Scratch) {
-        let len = task.segment.len();
-        let memory = Memory::cut(&self.shape, len, scratch.floats(Memory::floats(&self.shape, len)));
-        let sums = if task.shares > 1 {
-            // SAFETY: `divide` counted this task's sums.
-            unsafe { common.0.add(task.sums) }
-        } else {
-            memory.sums
-        };
-        vectorise(KeyGradients { operands: *self, task, memory: Memory { sums, ..memory } });
-    }
-}
-
-/// A thread's working memory. K is the segment's length in whole steps of the product's.
-#[derive(Clone, Copy)]
-struct Memory {
-    /// [K, W] each.
+/// A thread's working memory. K is the number of keys packed at once, in whole steps of the level's.
+struct Memory<E, L> {
+    /// [K, W]; and transposed.
     keys: *mut f32,
+    key_columns: *mut f32,
+    /// [K, W]
     values: *mut f32,
     /// dk, then dv: [K, W] each.
     sums: *mut f32,
-    /// [KEY_BLOCK, TILE] each: P and dS, transposed.
-    weights: *mut f32,
-    gradients: *mut f32,
+    /// [SCORED, TILE] each: scores and gradients of weights, transposed. Two in turns.
+    scores: [*mut f32; 2],
+    products: [*mut f32; 2],
     tiles: *mut f32,
     width: usize,
+    level: PhantomData<(E, L)>,
 }
 
 /// What a tile keeps from one key block to the next.
 #[derive(Clone, Copy)]
 struct TileMemory {
-    /// [TILE, W], scaled; and transposed.
+    /// [TILE, W]; and transposed.
     queries: *mut f32,
     queries_across: *mut f32,
     /// [TILE, W]; and transposed.
     dout: *mut f32,
     dout_across: *mut f32,
-    /// [TILE, W]
+    /// [KEY_BLOCK, TILE] each: P and dS of the present key block, transposed; the latter as a right operand too.
+    weights: *mut f32,
+    gradients: *mut f32,
+    right_gradients: *mut f32,
+    /// [W, TILE]
     dq: *mut f32,
     /// [2, TILE]
     bounds: *mut f32,
     /// [TILE] each.
     logsum: *mut f32,
     delta: *mut f32,
+    scale: *mut f32,
 }
 
-impl Memory {
+impl<E: Element, L: Level<E>> Memory<E, L> {
     fn tile_floats(width: usize) -> usize {
-        5 * TILE * width + 4 * TILE
+        (4 * TILE * width + 3 * KEY_BLOCK * TILE) / L::WORD + TILE * width + 5 * TILE
     }
 
-    fn floats(shape: &Shape, len: usize) -> usize {
-        2 * sums_floats(shape, len) + 2 * KEY_BLOCK * TILE + shape.tiles() * Memory::tile_floats(shape.width)
+    fn packed_keys_floats(shape: &Shape, keys: usize) -> usize {
+        keys.next_multiple_of(L::KEYS) * shape.width / L::WORD
     }
 
-    fn cut(shape: &Shape, len: usize, memory: &mut [f32]) -> Memory {
-        let segment = sums_floats(shape, len);
+    fn floats(shape: &Shape, keys: usize) -> usize {
+        3 * Self::packed_keys_floats(shape, keys)
+            + sums_floats(shape, keys, L::KEYS)
+            + 4 * SCORED * TILE
+            + shape.tiles_at_most() * Self::tile_floats(shape.width)
+    }
+
+    fn cut(shape: &Shape, keys: usize, memory: &mut [f32]) -> Memory<E, L> {
+        let packed = Self::packed_keys_floats(shape, keys);
         let mut cutter = Cutter(memory);
+        let keys_memory = cutter.cut(packed);
         Memory {
-            keys: cutter.cut(segment / 2),
-            values: cutter.cut(segment / 2),
-            sums: cutter.cut(segment),
-            weights: cutter.cut(KEY_BLOCK * TILE),
-            gradients: cutter.cut(KEY_BLOCK * TILE),
-            tiles: cutter.cut(shape.tiles() * Memory::tile_floats(shape.width)),
+            keys: keys_memory,
+            key_columns: if L::ROWS_ARE_COLUMNS { keys_memory } else { cutter.cut(packed) },
+            values: cutter.cut(packed),
+            sums: cutter.cut(sums_floats(shape, keys, L::KEYS)),
+            scores: [cutter.cut(SCORED * TILE), cutter.cut(SCORED * TILE)],
+            products: [cutter.cut(SCORED * TILE), cutter.cut(SCORED * TILE)],
+            tiles: cutter.cut(shape.tiles_at_most() * Self::tile_floats(shape.width)),
             width: shape.width,
+            level: PhantomData,
         }
     }
 
     #[inline(always)]
-    fn tile(&self, tile: usize) -> TileMemory {
-        let size = TILE * self.width;
-        // SAFETY: `floats` counted as much for every tile of a query block.
-        unsafe {
-            let first = self.tiles.add(tile * Memory::tile_floats(self.width));
-            let bounds = first.add(5 * size);
-            TileMemory {
-                queries: first,
-                queries_across: first.add(size),
-                dout: first.add(2 * size),
-                dout_across: first.add(3 * size),
-                dq: first.add(4 * size),
-                bounds,
-                logsum: bounds.add(2 * TILE),
-                delta: bounds.add(3 * TILE),
-            }
+    fn tile(&self, number: usize) -> TileMemory {
+        let (rows, block) = (TILE * self.width / L::WORD, KEY_BLOCK * TILE / L::WORD);
+        // `floats` counted as much for every tile of a query block; the one after the last is only fetched.
+        let first = self.tiles.wrapping_add(number * Self::tile_floats(self.width));
+        let weights = first.wrapping_add(4 * rows);
+        let dq = weights.wrapping_add(3 * block);
+        let bounds = dq.wrapping_add(TILE * self.width);
+        TileMemory {
+            queries: first,
+            queries_across: first.wrapping_add(rows),
+            dout: first.wrapping_add(2 * rows),
+            dout_across: first.wrapping_add(3 * rows),
+            weights,
+            gradients: weights.wrapping_add(block),
+            right_gradients: weights.wrapping_add(2 * block),
+            dq,
+            bounds,
+            logsum: bounds.wrapping_add(2 * TILE),
+            delta: bounds.wrapping_add(3 * TILE),
+            scale: bounds.wrapping_add(4 * TILE),
         }
     }
 }
 
-struct KeyGradients<'a, E> {
+struct Gradients<'a, E, L> {
     operands: Operands<E>,
     task: &'a Task,
-    memory: Memory,
+    memory: Memory<E, L>,
 }
 
-impl<E: Element> Vectorised for KeyGradients<'_, E> {
+impl<E: Element, L: Level<E>> Vectorised for Gradients<'_, E, L> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Operands { k, v, dk, dv, shape, .. } = self.operands;
-        let Task { segment, key_head, share, shares, .. } = self.task.clone();
-        let Memory { keys, values, sums, width, .. } = self.memory;
-        let padded = segment.len().next_multiple_of(ROWS);
-        // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this shape; only this task
-        // writes these sums and the gradients of these queries.
+        let (shape, len) = (self.operands.shape, self.task.segment.len());
+        let plan = self.task.plan(&shape);
+        // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this task; only this task
+        // writes these sums and the gradients of these queries or keys.
         // SAFETY: above.
         unsafe {
-            pack::rows(s, k, key_head, segment.clone(), 1.0, keys, [padded, width]);
-            pack::rows(s, v, key_head, segment.clone(), 1.0, values, [padded, width]);
-            for i in (0..2 * padded * width).step_by(LANES) {
-                s.store(sums.add(i), s.splat(0.0));
-            }
-        }
-        for block in (share..segment.len().div_ceil(shape.query_block)).step_by(shares) {
-            let start = block * shape.query_block;
-            // SAFETY: above.
-            unsafe { self.add_queries(s, start..segment.len().min(start + shape.query_block)) };
-        }
-        if shares == 1 {
-            // SAFETY: above.
-            unsafe {
-                pack::unpack(s, sums, width, pack::Factor::One(1.0), dk, key_head, segment.clone());
-                pack::unpack(s, sums.add(padded * width), width, pack::Factor::One(1.0), dv, key_head, segment);
-            }
-        }
-    }
-}
-
-impl<E: Element> KeyGradients<'_, E> {
-    #[inline(always)]
-    unsafe fn add_queries<S: Simd>(&self, s: S, queries: Range<usize>) {
-        let shape = self.operands.shape;
-        let (len, mask) = (self.task.segment.len(), shape.mask);
-        // SAFETY of all below: the caller's promise.
-        let tiles = Tiles::of(&shape, &queries, self.task.key_head);
-        for tile in tiles.clone() {
-            // SAFETY: above.
-            unsafe { self.begin(s, self.memory.tile(tile.number), tile.head, tile.queries) };
-        }
-        let keys = keys_of(mask, &queries, len);
-        for start in (keys.start / ROWS * ROWS..keys.end).step_by(KEY_BLOCK) {
-            let block = start..keys.end.min(start + KEY_BLOCK);
-            for tile in tiles.clone() {
-                if let Some((rows, all)) = rows_seen(mask, &tile.queries, len, &block) {
-                    let keys = block.start + rows.start..block.start + rows.end;
-                    // SAFETY: above.
-                    unsafe { self.add_keys(s, self.memory.tile(tile.number), keys, tile.queries.len(), all) };
+            L::begin();
+            for start in plan.keys.clone().step_by(plan.keys_at_once) {
+                let keys = start..plan.keys.end.min(start + plan.keys_at_once);
+                self.pack_keys(s, keys.clone());
+                if plan.for_keys {
+                    let floats = sums_floats(&shape, keys.len(), L::KEYS);
+                    pack::fill(s, self.memory.sums, floats, 0.0);
+                }
+                for number in plan.blocks.clone().step_by(plan.block_step) {
+                    let block =
+                        QueryBlock::new(&shape, &self.task.segment, shape.block(number, len), self.task.key_head);
+                    let seen = keys_of(shape.mask, &block.queries, len);
+                    if seen.end <= keys.start || keys.end <= seen.start {
+                        continue;
+                    }
+                    // Keys come in several parts only where there is but one block.
+                    if keys.start == plan.keys.start {
+                        self.begin(s, &block);
+                    }
+                    self.add_keys(s, &block, &keys, &plan);
+                    if plan.for_queries && keys.end == plan.keys.end {
+                        self.end(s, &block);
+                    }
+                }
+                if plan.for_keys && !plan.shared {
+                    self.write_keys(s, keys);
                 }
             }
-        }
-        for tile in tiles {
-            let (memory, scale) = (self.memory.tile(tile.number), pack::Factor::One(self.operands.scale));
-            let tokens = self.tokens(&tile.queries);
-            // SAFETY: above.
-            unsafe { pack::unpack(s, memory.dq, shape.width, scale, self.operands.dq, tile.head, tokens) };
-        }
-    }
-
-    #[inline(always)]
-    fn tokens(&self, queries: &Range<usize>) -> Range<usize> {
-        self.task.segment.start + queries.start..self.task.segment.start + queries.end
-    }
-
-    #[inline(always)]
-    unsafe fn begin<S: Simd>(&self, s: S, tile: TileMemory, head: usize, queries: Range<usize>) {
-        let Operands { q, out, dout, logsum, scale, shape, .. } = self.operands;
-        let (tokens, size) = (self.tokens(&queries), [TILE, shape.width]);
-        // SAFETY: the caller's promise.
-        unsafe {
-            pack::rows(s, q, head, tokens.clone(), scale, tile.queries, size);
-            pack::transposed(s, tile.queries, shape.width, tile.queries_across);
-            pack::rows(s, dout, head, tokens.clone(), 1.0, tile.dout, size);
-            pack::transposed(s, tile.dout, shape.width, tile.dout_across);
-            pack::bounds(shape.mask, &queries, self.task.segment.len(), tile.bounds);
-            for i in (0..TILE * shape.width).step_by(LANES) {
-                s.store(tile.dq.add(i), s.splat(0.0));
-            }
-            // Lanes beyond the last query have zero queries and gradients, whatever their weights.
-            for lanes in (0..TILE).step_by(LANES) {
-                s.store(tile.logsum.add(lanes), s.splat(0.0));
-                s.store(tile.delta.add(lanes), s.splat(0.0));
-            }
-            pack::row_products(s, dout, out, head, tokens.clone(), tile.delta);
-            for (lane, token) in tokens.enumerate() {
-                tile.logsum.add(lane).write(logsum.at(token, head).read());
-            }
-        }
-    }
-
-    /// What the tile's queries and these keys give each other's gradients.
-    #[inline(always)]
-    unsafe fn add_keys<S: Simd>(&self, s: S, tile: TileMemory, keys: Range<usize>, queries: usize, all: bool) {
-        let Shape { dim, width, .. } = self.operands.shape;
-        let Memory { weights, gradients, .. } = self.memory;
-        let padded = self.task.segment.len().next_multiple_of(ROWS);
-        let rows = keys.len();
-        // SAFETY: the caller's promise.
-        unsafe {
-            let packed = |all_keys: *mut f32| all_keys.add(keys.start * width);
-            let down = |first: *mut f32| Left { first, row: width, depth: 1 };
-            let across = |first: *mut f32| Right { first, stride: TILE };
-            let key_rows = packed(self.memory.keys);
-            product(s, down(key_rows), across(tile.queries_across), dim, [rows, TILE], weights, TILE, Set);
-            if !all {
-                hide(s, weights, tile.bounds, keys.start, rows);
-            }
-            let value_rows = packed(self.memory.values);
-            product(s, down(value_rows), across(tile.dout_across), dim, [rows, TILE], gradients, TILE, Set);
-            differentiate(s, weights, gradients, rows, tile);
-            let (dk, dv) = (packed(self.memory.sums), packed(self.memory.sums.add(padded * width)));
-            let by_key = |first: *mut f32| Left { first, row: TILE, depth: 1 };
-            let by_width = |first: *mut f32| Right { first, stride: width };
-            product(s, by_key(weights), by_width(tile.dout), queries, [rows, width], dv, width, Add);
-            product(s, by_key(gradients), by_width(tile.queries), queries, [rows, width], dk, width, Add);
-            let by_query = Left { first: gradients, row: 1, depth: TILE };
-            product(s, by_query, by_width(key_rows), rows, [TILE, width], tile.dq, width, Add);
+            L::end();
         }
     }
 }
 
-/// Scores become weights P, gradients of weights become gradients of scores.
-#[inline(always)]
-unsafe fn differentiate<S: Simd>(s: S, weights: *mut f32, gradients: *mut f32, rows: usize, tile: TileMemory) {
-    for lanes in (0..TILE).step_by(LANES) {
+impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
+    /// Some keys of the segment, or their values or gradients.
+    #[inline(always)]
+    fn key_rows(&self, of: HeadRows<E>, keys: &Range<usize>) -> Rows<E> {
+        let start = self.task.segment.start;
+        Rows { of, head: self.task.key_head, tokens: start + keys.start..start + keys.end }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_keys<S: Simd>(&self, s: S, keys: Range<usize>) {
+        let Operands { k, v, shape, .. } = self.operands;
+        let count = keys.len().next_multiple_of(L::KEYS);
+        // SAFETY of both: the caller's promise.
+        for (of, to) in [(k, self.memory.keys), (v, self.memory.values)] {
+            // SAFETY: above.
+            unsafe { pack::along::<S, E, L>(s, &self.key_rows(of, &keys), count, shape.width, to) };
+        }
+        if !L::ROWS_ARE_COLUMNS {
+            // SAFETY: above.
+            unsafe { L::pack_columns(s, &self.key_rows(k, &keys), count, shape.width, self.memory.key_columns) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write_keys<S: Simd>(&self, s: S, keys: Range<usize>) {
+        let Operands { dk, dv, shape, .. } = self.operands;
+        let half = sums_floats(&shape, keys.len(), L::KEYS) / 2;
+        for (of, from, factor) in [(dk, 0, shape.scale), (dv, half, 1.0)] {
+            // SAFETY: the caller's promise.
+            unsafe { pack::unpack(s, self.memory.sums.add(from), shape.width, factor, &self.key_rows(of, &keys)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(&self, s: S, block: &QueryBlock) {
+        for number in 0..block.tiles() {
+            // SAFETY: the caller's promise.
+            unsafe { self.begin_tile(s, self.memory.tile(number), block.tile(number)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_tile<S: Simd>(&self, s: S, memory: TileMemory, tile: Tile) {
+        let Operands { q, out, dout, logsum, shape, .. } = self.operands;
+        let Tile { head, queries, tokens } = tile;
+        let dout_rows = Rows { of: dout, head, tokens: tokens.clone() };
+        let out_rows = Rows { of: out, ..dout_rows.clone() };
+        for (of, rows, across) in [(q, memory.queries, memory.queries_across), (dout, memory.dout, memory.dout_across)]
+        {
+            let from = Rows { of, ..dout_rows.clone() };
+            // SAFETY: the caller's promise.
+            unsafe {
+                pack::down::<S, E, L>(s, &from, shape.width, rows);
+                pack::across::<S, E, L>(s, &from, shape.width, across);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            write_bounds(shape.mask, &queries, self.task.segment.len(), memory.bounds);
+            pack::fill(s, memory.dq, TILE * shape.width, 0.0);
+            // Lanes beyond the last query have zero queries and gradients, whatever their weights.
+            pack::fill(s, memory.logsum, TILE, 0.0);
+            pack::fill(s, memory.delta, TILE, 0.0);
+            pack::fill(s, memory.scale, TILE, shape.scale);
+            pack::row_products(s, &dout_rows, &out_rows, memory.delta);
+            for (lane, token) in tokens.enumerate() {
+                memory.logsum.add(lane).write(logsum.at(token, head).read());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end<S: Simd>(&self, s: S, block: &QueryBlock) {
+        for number in 0..block.tiles() {
+            let (memory, tile) = (self.memory.tile(number), block.tile(number));
+            let rows = Rows { of: self.operands.dq, head: tile.head, tokens: tile.tokens };
+            // SAFETY: the caller's promise.
+            unsafe { pack::unpack_columns(s, memory.dq, memory.scale, &rows) };
+        }
+    }
+
+    /// What the block's queries and the packed keys give each other's gradients, as far as the plan wants them.
+    #[inline(always)]
+    unsafe fn add_keys<S: Simd>(&self, s: S, block: &QueryBlock, packed: &Range<usize>, plan: &Plan) {
+        let shape = self.operands.shape;
+        let (len, mask) = (block.segment.len(), shape.mask);
+        let seen = keys_of(mask, &block.queries, len);
+        let (start, end) = (seen.start.max(packed.start), seen.end.min(packed.end));
+        let first = packed.start + (start - packed.start) / L::KEYS * L::KEYS;
+        for start in (first..end).step_by(KEY_BLOCK) {
+            let keys = start..end.min(start + KEY_BLOCK);
+            let all_rows = rows_seen(mask, &block.queries, len, &keys, L::KEYS).rows;
+            let tiles = tiles_seen(mask, block, &keys);
+            let at = Place { block, packed: start - packed.start, keys, all_rows };
+            // Parts are the scored keys of one tile after another. What one stage stores, the next reads after a delay.
+            let parts = tiles.len() * PARTS;
+            for step in 0..parts + 2 * L::DELAY {
+                let [second, third] = [step.wrapping_sub(L::DELAY), step.wrapping_sub(2 * L::DELAY)];
+                // SAFETY of all: the caller's promise.
+                if step < parts {
+                    // SAFETY: above.
+                    unsafe { self.score(s, &tiles, step, &at) };
+                }
+                if second < parts {
+                    // SAFETY: above.
+                    unsafe { self.differentiate(s, &tiles, second, &at) };
+                }
+                if plan.for_queries && third < parts && third % PARTS == PARTS - 1 {
+                    // SAFETY: above.
+                    unsafe { self.add_to_queries(s, tiles.start + third / PARTS, &at) };
+                }
+            }
+            if plan.for_keys && !tiles.is_empty() {
+                // SAFETY: the caller's promise.
+                unsafe { self.add_to_keys(s, packed.len(), tiles, &at) };
+            }
+        }
+    }
+
+    /// The rows of a key block that a tile sees.
+    #[inline(always)]
+    fn seen(&self, number: usize, at: &Place) -> Seen {
+        let (queries, len) = (at.block.tile(number).queries, at.block.segment.len());
+        rows_seen(self.operands.shape.mask, &queries, len, &at.keys, L::KEYS)
+    }
+
+    /// The tile of a part, and the keys it scores.
+    #[inline(always)]
+    fn part(&self, tiles: &Range<usize>, part: usize, at: &Place) -> (usize, Seen) {
+        let (number, first) = (tiles.start + part / PARTS, part % PARTS * SCORED);
+        let Seen { rows, all } = self.seen(number, at);
+        let start = rows.start.max(first);
+        (number, Seen { rows: start..rows.end.min(first + SCORED).max(start), all })
+    }
+
+    /// Scores and the gradients of weights.
+    #[inline(always)]
+    unsafe fn score<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
+        let (shape, (number, Seen { rows, .. })) = (&self.operands.shape, self.part(tiles, part, at));
+        let (next_number, Seen { rows: next_rows, .. }) = self.part(tiles, part + 1, at);
+        let (tile, next_tile) = (self.memory.tile(number), self.memory.tile(next_number));
+        let Memory { keys, values, .. } = self.memory;
+        let buffer = part % (1 + L::DELAY);
+        let packed = (at.packed + rows.start) * shape.width / L::WORD;
+        let next_packed = (at.packed + next_rows.start) * shape.width / L::WORD;
+        let scores = Scored { rows: keys.wrapping_add(packed), queries: tile.queries_across };
+        let products = Scored { rows: values.wrapping_add(packed), queries: tile.dout_across };
+        let next = Scored { rows: keys.wrapping_add(next_packed), queries: next_tile.queries_across };
+        for (now, next, to) in
+            [(scores, products, self.memory.scores[buffer]), (products, next, self.memory.products[buffer])]
+        {
+            // SAFETY: the caller's promise.
+            unsafe { L::scores(s, shape, now, next, rows.len(), to) };
+        }
+    }
+
+    /// Scores become weights P, gradients of weights become gradients of scores dS.
+    #[inline(always)]
+    unsafe fn differentiate<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
+        let (number, Seen { rows, all }) = self.part(tiles, part, at);
+        let (tile, buffer) = (self.memory.tile(number), part % (1 + L::DELAY));
+        let (scores, products) = (self.memory.scores[buffer], self.memory.products[buffer]);
+        let scale = s.splat(self.operands.shape.scale);
         // SAFETY: the caller's promise: both are [rows, TILE].
         unsafe {
-            let (logsum, delta) = (s.load(tile.logsum.add(lanes)), s.load(tile.delta.add(lanes)));
-            for row in 0..rows {
-                let at = row * TILE + lanes;
-                let weight = exp(s, s.sub(s.load(weights.add(at)), logsum));
-                let gradient = s.mul(weight, s.sub(s.load(gradients.add(at)), delta));
-                s.store(weights.add(at), weight);
-                s.store(gradients.add(at), gradient);
+            if !all {
+                hide(s, scores, tile.bounds, at.keys.start + rows.start, rows.len());
             }
-        }
-    }
-}
-
-/// Adds the shares' sums for some keys of a segment, in order, into the first's, and rounds them.
-struct AddShares<'a, E> {
-    operands: Operands<E>,
-    task: &'a Task,
-    keys: Range<usize>,
-    sums: CommonSums,
-}
-
-impl<E: Element> Vectorised for AddShares<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Operands { dk, dv, shape, .. } = self.operands;
-        let Task { segment, key_head, shares, .. } = self.task;
-        let (width, size) = (shape.width, sums_floats(&shape, segment.len()));
-        let tokens = segment.start + self.keys.start..segment.start + self.keys.end;
-        for (half, to) in [dk, dv].into_iter().enumerate() {
-            let from = self.task.sums + half * size / 2 + self.keys.start * width;
-            // SAFETY: the shares' sums follow one another, and these keys are this task's.
-            unsafe {
-                let first = self.sums.0.add(from);
-                for i in (0..self.keys.len() * width).step_by(LANES) {
-                    let mut sum = s.load(first.add(i));
-                    for share in 1..*shares {
-                        sum = s.add(sum, s.load(first.add(share * size + i)));
+            let (mut below, mut delta) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
+            for v in 0..2 {
+                below[v] = s.sub(s.splat(0.0), s.load(tile.logsum.add(v * LANES)));
+                delta[v] = s.load(tile.delta.add(v * LANES));
+            }
+            for row in (0..rows.len()).step_by(2) {
+                let (mut weights, mut differences) = ([[s.splat(0.0); 2]; 2], [[s.splat(0.0); 2]; 2]);
+                for i in 0..2 {
+                    for v in 0..2 {
+                        let at = (row + i) * TILE + v * LANES;
+                        weights[i][v] = exp(s, s.mul_add(s.load(scores.add(at)), scale, below[v]));
+                        differences[i][v] = s.mul(weights[i][v], s.sub(s.load(products.add(at)), delta[v]));
                     }
-                    s.store(first.add(i), sum);
                 }
-                pack::unpack(s, first, width, pack::Factor::One(1.0), to, *key_head, tokens.clone());
+                L::store_left(s, weights, rows.start + row, tile.weights);
+                L::store_left(s, differences, rows.start + row, tile.gradients);
+                L::store_right(s, differences, rows.start + row, tile.right_gradients);
+            }
+            // Keys that this tile does not see, but others of its block do.
+            let scored = part % PARTS * SCORED..(part % PARTS + 1) * SCORED;
+            let wanted = at.all_rows.start.max(scored.start)..at.all_rows.end.min(scored.end);
+            for unseen in [wanted.start..rows.start.min(wanted.end), rows.end.max(wanted.start)..wanted.end] {
+                for of in [tile.weights, tile.gradients] {
+                    let (first, words) = (unseen.start * TILE / L::WORD, unseen.len() * TILE / L::WORD);
+                    pack::fill(s, of.add(first), words, 0.0);
+                }
             }
         }
     }
+
+    /// What a tile's dS adds to the gradients of its queries.
+    #[inline(always)]
+    unsafe fn add_to_queries<S: Simd>(&self, s: S, number: usize, at: &Place) {
+        let (shape, tile, rows) = (&self.operands.shape, self.memory.tile(number), self.seen(number, at).rows);
+        let packed = (at.packed + rows.start) * shape.width / L::WORD;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let columns = self.memory.key_columns.add(packed);
+            let gradients = tile.right_gradients.add(rows.start * TILE / L::WORD);
+            L::add_columns(s, shape, columns, gradients, rows.len(), tile.dq);
+        }
+    }
+
+    /// What the queries of these tiles add to the sums of the keys.
+    #[inline(always)]
+    unsafe fn add_to_keys<S: Simd>(&self, s: S, packed_keys: usize, tiles: Range<usize>, at: &Place) {
+        let (shape, tile, rows) = (&self.operands.shape, self.memory.tile(tiles.start), &at.all_rows);
+        let run = TileRun { count: tiles.len(), step: Memory::<E, L>::tile_floats(shape.width) };
+        let (from, keys) = (rows.start * TILE / L::WORD, rows.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            let dk = self.memory.sums.add((at.packed + rows.start) * shape.width);
+            let dv = dk.add(sums_floats(shape, packed_keys, L::KEYS) / 2);
+            for (left, right, sums) in [(tile.weights, tile.dout, dv), (tile.gradients, tile.queries, dk)] {
+                L::add_rows(s, shape, left.add(from), right, run, keys, sums);
+            }
+        }
+    }
+}
+
+/// A block of queries and a block of keys.
+struct Place<'a> {
+    block: &'a QueryBlock,
+    /// Counted from the segment's start.
+    keys: Range<usize>,
+    /// Where the keys begin among the packed ones.
+    packed: usize,
+    /// The rows of the key block that any of the queries sees.
+    all_rows: Range<usize>,
 }

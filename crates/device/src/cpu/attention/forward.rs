@@ -1,32 +1,47 @@
 //! `out = softmax(scale · q·kᵀ) · v`, a block of queries at a time.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::super::features::{Bf16Level, bf16_level};
 use super::super::math::exp;
-use super::super::matrix::{Element, Matrix, matrix, with_element};
-use super::super::simd::{LANES, Simd, Vectorised, vectorise};
+use super::super::matrix::{Element, Matrix, matrix};
+use super::super::simd::{LANES, Simd, Vectorised};
 use super::super::{Run, Team};
-use super::tile::{Left, RescaleAdd, Right, Set, product};
-use super::{Cutter, HeadRows, KEY_BLOCK, Shape, TILE, Tiles, Tokens, filled, keys_of, pack, rows_seen};
+use super::level::{Level, Scored};
+use super::mask::{hide, keys_of, rows_seen, tiles_seen, write_bounds};
+use super::pack::{self, Rows};
+use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
 use crate::kernel::Attention;
 
+/// Rows of queries that share packed keys, which are packed again for every block.
+const QUERY_ROWS: usize = 256;
 /// The maximum before the first score. Finite, so that a query none of whose keys has come yet subtracts no infinities.
 const LOWEST: f32 = -1e30;
+/// How far a score may rise above the number that is subtracted from all before that number is raised and the sums so
+/// far are scaled down: exponentials up to e⁸ are as exact as those below one, and most blocks of keys need no scaling.
+const RISE: f32 = 8.0;
 
 impl Run for Attention {
     fn run(&self, team: &mut Team) {
-        with_element!(self.q.view.dtype, E => run::<E>(self, team));
+        run_at(self, bf16_level(), team);
     }
 }
 
-fn run<E: Element>(kernel: &Attention, team: &mut Team) {
-    let shape = Shape::new(&kernel.q, &kernel.k, kernel.mask);
+/// Computes bf16 with the means of the given level, which this CPU must have.
+pub(super) fn run_at(kernel: &Attention, level: Bf16Level, team: &mut Team) {
+    with_level!(kernel.q.view.dtype, level, run(kernel, team));
+}
+
+fn run<E: Element, L: Level<E>>(kernel: &Attention, team: &mut Team) {
+    let shape = Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS);
     let mut blocks = Vec::new();
     for segment in filled(&kernel.segments) {
         // The last queries of a causal segment see the most keys: they go first, so that no long task ends alone.
-        for start in (0..segment.len()).step_by(shape.query_block).rev() {
-            let queries = start..segment.len().min(start + shape.query_block);
-            blocks.extend((0..kernel.k.count).map(|key_head| (segment.clone(), queries.clone(), key_head)));
+        for number in (0..shape.blocks(segment.len())).rev() {
+            let queries = shape.block(number, segment.len());
+            let block = |key_head| QueryBlock::new(&shape, &segment, queries.clone(), key_head);
+            blocks.extend((0..kernel.k.count).map(|key_head| (block(key_head), key_head)));
         }
     }
     let operands = Operands::<E> {
@@ -35,13 +50,12 @@ fn run<E: Element>(kernel: &Attention, team: &mut Team) {
         v: HeadRows::of(&kernel.v),
         out: HeadRows::of(&kernel.out),
         logsum: matrix(&kernel.logsum),
-        scale: kernel.scale,
         shape,
     };
     team.tasks(blocks.len(), |task, scratch| {
-        let (segment, queries, key_head) = blocks[task].clone();
-        let memory = Memory::cut(&shape, scratch.floats(Memory::floats(&shape)));
-        vectorise(Block { operands, segment, queries, key_head, memory });
+        let (block, key_head) = &blocks[task];
+        let memory = Memory::<E, L>::cut(&shape, scratch.floats(Memory::<E, L>::floats(&shape)));
+        L::vectorise(Attend { operands, block, key_head: *key_head, memory });
     });
 }
 
@@ -52,236 +66,271 @@ struct Operands<E> {
     v: HeadRows<E>,
     out: HeadRows<E>,
     logsum: Matrix<f32>,
-    scale: f32,
     shape: Shape,
 }
 
 /// A thread's working memory.
-#[derive(Clone, Copy)]
-struct Memory {
-    /// [KEY_BLOCK, W] each.
+struct Memory<E, L> {
+    /// [KEY_BLOCK, W]
     keys: *mut f32,
+    /// [W, KEY_BLOCK]
     values: *mut f32,
-    /// [TILE, W]: queries before they are transposed.
-    rows: *mut f32,
-    /// [KEY_BLOCK, TILE]: scores, then their exponentials.
-    scores: *mut f32,
-    /// [TILE]: what a larger maximum takes off the sums so far.
-    factors: *mut f32,
+    /// [KEY_BLOCK, TILE] each: scores; and their exponentials, packed. Two tiles' in turns.
+    scores: [*mut f32; 2],
+    weights: [*mut f32; 2],
     tiles: *mut f32,
     width: usize,
+    level: PhantomData<(E, L)>,
 }
 
 /// What a tile keeps from one key block to the next.
 #[derive(Clone, Copy)]
 struct TileMemory {
-    /// [W, TILE], scaled.
+    /// [W, TILE]
     queries: *mut f32,
-    /// [TILE, W]
+    /// [W, TILE]
     out: *mut f32,
     /// [2, TILE]
     bounds: *mut f32,
-    /// [TILE] each.
+    /// [TILE] each: what is subtracted from scores, and the sum of their exponentials.
     max: *mut f32,
     sum: *mut f32,
 }
 
-impl Memory {
+impl<E: Element, L: Level<E>> Memory<E, L> {
     fn tile_floats(width: usize) -> usize {
-        2 * TILE * width + 4 * TILE
+        TILE * width / L::WORD + TILE * width + 4 * TILE
     }
 
     fn floats(shape: &Shape) -> usize {
-        let width = shape.width;
-        let tiles = shape.tiles() * Memory::tile_floats(width);
-        2 * KEY_BLOCK * width + TILE * width + KEY_BLOCK * TILE + TILE + tiles
+        let block = 2 * (KEY_BLOCK * TILE + (KEY_BLOCK * TILE + KEY_BLOCK * shape.width) / L::WORD);
+        block + shape.tiles_at_most() * Self::tile_floats(shape.width)
     }
 
-    fn cut(shape: &Shape, memory: &mut [f32]) -> Memory {
+    fn cut(shape: &Shape, memory: &mut [f32]) -> Memory<E, L> {
         let width = shape.width;
         let mut cutter = Cutter(memory);
         Memory {
-            keys: cutter.cut(KEY_BLOCK * width),
-            values: cutter.cut(KEY_BLOCK * width),
-            rows: cutter.cut(TILE * width),
-            scores: cutter.cut(KEY_BLOCK * TILE),
-            factors: cutter.cut(TILE),
-            tiles: cutter.cut(shape.tiles() * Memory::tile_floats(width)),
+            keys: cutter.cut(KEY_BLOCK * width / L::WORD),
+            values: cutter.cut(KEY_BLOCK * width / L::WORD),
+            scores: [cutter.cut(KEY_BLOCK * TILE), cutter.cut(KEY_BLOCK * TILE)],
+            weights: [cutter.cut(KEY_BLOCK * TILE / L::WORD), cutter.cut(KEY_BLOCK * TILE / L::WORD)],
+            tiles: cutter.cut(shape.tiles_at_most() * Self::tile_floats(width)),
             width,
+            level: PhantomData,
         }
     }
 
     #[inline(always)]
-    fn tile(&self, tile: usize) -> TileMemory {
-        let size = TILE * self.width;
-        // SAFETY: `floats` counted as much for every tile of the block.
-        unsafe {
-            let queries = self.tiles.add(tile * Memory::tile_floats(self.width));
-            let out = queries.add(size);
-            let bounds = out.add(size);
-            TileMemory { queries, out, bounds, max: bounds.add(2 * TILE), sum: bounds.add(3 * TILE) }
-        }
+    fn tile(&self, number: usize) -> TileMemory {
+        // `floats` counted as much for every tile of the block; the one after the last is only fetched.
+        let queries = self.tiles.wrapping_add(number * Self::tile_floats(self.width));
+        let out = queries.wrapping_add(TILE * self.width / L::WORD);
+        let bounds = out.wrapping_add(TILE * self.width);
+        TileMemory { queries, out, bounds, max: bounds.wrapping_add(2 * TILE), sum: bounds.wrapping_add(3 * TILE) }
     }
 }
 
-/// A block of queries, all heads of one group, against every key they see.
-struct Block<E> {
+/// A block of queries against every key they see.
+struct Attend<'a, E, L> {
     operands: Operands<E>,
-    segment: Tokens,
-    /// Counted from the segment's start.
-    queries: Range<usize>,
+    block: &'a QueryBlock,
     key_head: usize,
-    memory: Memory,
+    memory: Memory<E, L>,
 }
 
-impl<E: Element> Vectorised for Block<E> {
+impl<E: Element, L: Level<E>> Vectorised for Attend<'_, E, L> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let shape = self.operands.shape;
-        let (len, mask) = (self.segment.len(), shape.mask);
+        let Operands { k, v, shape, .. } = self.operands;
+        let (len, mask, width) = (self.block.segment.len(), shape.mask, shape.width);
         // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this shape; only this task
         // writes the outputs of these queries.
-        let tiles = Tiles::of(&shape, &self.queries, self.key_head);
-        for tile in tiles.clone() {
+        // SAFETY: above.
+        unsafe { L::begin() };
+        for number in 0..self.block.tiles() {
             // SAFETY: above.
-            unsafe { self.begin(s, self.memory.tile(tile.number), tile.head, tile.queries) };
+            unsafe { self.begin(s, self.memory.tile(number), self.block.tile(number)) };
         }
-        let keys = keys_of(mask, &self.queries, len);
+        let keys = keys_of(mask, &self.block.queries, len);
         for start in keys.clone().step_by(KEY_BLOCK) {
             let block = start..keys.end.min(start + KEY_BLOCK);
-            let tokens = self.segment.start + block.start..self.segment.start + block.end;
-            let size = [block.len().next_multiple_of(super::tile::ROWS), shape.width];
+            let tokens = self.block.segment.start + block.start..self.block.segment.start + block.end;
+            let rows = |of| Rows { of, head: self.key_head, tokens: tokens.clone() };
+            let (keys, values) = (rows(k), rows(v));
+            let count = block.len().next_multiple_of(L::KEYS);
             // SAFETY: above.
             unsafe {
-                pack::rows(s, self.operands.k, self.key_head, tokens.clone(), 1.0, self.memory.keys, size);
-                pack::rows(s, self.operands.v, self.key_head, tokens, 1.0, self.memory.values, size);
+                pack::along::<S, E, L>(s, &keys, count, width, self.memory.keys);
+                L::pack_columns(s, &values, count, width, self.memory.values);
             }
-            for tile in tiles.clone() {
-                if let Some((rows, all)) = rows_seen(mask, &tile.queries, len, &block) {
-                    // SAFETY: above.
-                    unsafe { self.attend(s, self.memory.tile(tile.number), block.start, rows, all) };
+            // SAFETY: above.
+            unsafe { self.attend(s, block) };
+        }
+        for number in 0..self.block.tiles() {
+            // SAFETY: above.
+            unsafe { self.end(s, self.memory.tile(number), self.block.tile(number)) };
+        }
+        // SAFETY: above.
+        unsafe { L::end() };
+    }
+}
+
+/// What is done with a tile and a block of keys, one after the other.
+#[derive(Clone, Copy)]
+enum Stage {
+    Scores,
+    Weights,
+    Values,
+}
+
+impl<E: Element, L: Level<E>> Attend<'_, E, L> {
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(&self, s: S, memory: TileMemory, tile: Tile) {
+        let Operands { q, shape, .. } = self.operands;
+        let rows = Rows { of: q, head: tile.head, tokens: tile.tokens };
+        // SAFETY: the caller's promise.
+        unsafe {
+            pack::across::<S, E, L>(s, &rows, shape.width, memory.queries);
+            write_bounds(shape.mask, &tile.queries, self.block.segment.len(), memory.bounds);
+            pack::fill(s, memory.max, TILE, LOWEST);
+            pack::fill(s, memory.sum, TILE, 0.0);
+            pack::fill(s, memory.out, TILE * shape.width, 0.0);
+        }
+    }
+
+    /// Adds the packed keys of a block and their values. A tile's scores, its exponentials and its product with the
+    /// values are each computed while another tile's wait to be stored: what tiles store is slow to come back.
+    #[inline(always)]
+    unsafe fn attend<S: Simd>(&self, s: S, block: Range<usize>) {
+        let (shape, len) = (&self.operands.shape, self.block.segment.len());
+        let Memory { scores, weights, .. } = self.memory;
+        let tiles = tiles_seen(shape.mask, self.block, &block);
+        for step in tiles.start..tiles.end + 2 * L::DELAY {
+            for (delay, stage) in [Stage::Scores, Stage::Weights, Stage::Values].into_iter().enumerate() {
+                let number = step.wrapping_sub(delay * L::DELAY);
+                if !tiles.contains(&number) {
+                    continue;
+                }
+                let tile = self.memory.tile(number);
+                let seen = rows_seen(shape.mask, &self.block.tile(number).queries, len, &block, L::KEYS);
+                let (packed, keys) = (seen.rows.start * shape.width / L::WORD, seen.rows.len());
+                let (scores, weights) = (scores[number % (1 + L::DELAY)], weights[number % (1 + L::DELAY)]);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match stage {
+                        Stage::Scores => {
+                            let rows = self.memory.keys.add(packed);
+                            let now = Scored { rows, queries: tile.queries };
+                            let next = Scored { queries: self.memory.tile(number + 1).queries, ..now };
+                            L::scores(s, shape, now, next, keys, scores);
+                        }
+                        Stage::Weights => {
+                            if !seen.all {
+                                hide(s, scores, tile.bounds, block.start + seen.rows.start, keys);
+                            }
+                            raise(s, scores, keys, tile, shape);
+                            exponentiate::<S, E, L>(s, scores, keys, tile, shape.scale, weights);
+                        }
+                        Stage::Values => {
+                            L::add_columns(s, shape, self.memory.values.add(packed), weights, keys, tile.out);
+                        }
+                    }
                 }
             }
         }
-        for tile in tiles {
-            // SAFETY: above.
-            unsafe { self.end(s, self.memory.tile(tile.number), tile.head, tile.queries) };
-        }
-    }
-}
-
-impl<E: Element> Block<E> {
-    #[inline(always)]
-    fn tokens(&self, queries: &Range<usize>) -> Range<usize> {
-        self.segment.start + queries.start..self.segment.start + queries.end
     }
 
     #[inline(always)]
-    unsafe fn begin<S: Simd>(&self, s: S, tile: TileMemory, head: usize, queries: Range<usize>) {
-        let Operands { q, scale, shape, .. } = self.operands;
+    unsafe fn end<S: Simd>(&self, s: S, memory: TileMemory, tile: Tile) {
         // SAFETY: the caller's promise.
         unsafe {
-            pack::rows(s, q, head, self.tokens(&queries), scale, self.memory.rows, [TILE, shape.width]);
-            pack::transposed(s, self.memory.rows, shape.width, tile.queries);
-            pack::bounds(shape.mask, &queries, self.segment.len(), tile.bounds);
-            for lane in 0..TILE {
-                tile.max.add(lane).write(LOWEST);
-                tile.sum.add(lane).write(0.0);
-            }
-            for i in (0..TILE * shape.width).step_by(LANES) {
-                s.store(tile.out.add(i), s.splat(0.0));
-            }
-        }
-    }
-
-    /// Adds the keys in `rows` of the packed block that begins with key `first`.
-    #[inline(always)]
-    unsafe fn attend<S: Simd>(&self, s: S, tile: TileMemory, first: usize, rows: Range<usize>, all: bool) {
-        let Shape { dim, width, .. } = self.operands.shape;
-        let Memory { scores, factors, .. } = self.memory;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let keys = Left { first: self.memory.keys.add(rows.start * width), row: width, depth: 1 };
-            let queries = Right { first: tile.queries, stride: TILE };
-            product(s, keys, queries, dim, [rows.len(), TILE], scores, TILE, Set);
-            if !all {
-                hide(s, scores, tile.bounds, first + rows.start, rows.len());
-            }
-            exponentiate(s, scores, rows.len(), tile, factors);
-            let weights = Left { first: scores, row: 1, depth: TILE };
-            let values = Right { first: self.memory.values.add(rows.start * width), stride: width };
-            product(s, weights, values, rows.len(), [TILE, width], tile.out, width, RescaleAdd(factors));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn end<S: Simd>(&self, s: S, tile: TileMemory, head: usize, queries: Range<usize>) {
-        let tokens = self.tokens(&queries);
-        // SAFETY: the caller's promise.
-        unsafe {
-            for (lane, token) in tokens.clone().enumerate() {
-                let logsum = *tile.max.add(lane) + (*tile.sum.add(lane)).ln();
-                self.operands.logsum.at(token, head).write(logsum);
+            for (lane, token) in tile.tokens.clone().enumerate() {
+                let logsum = *memory.max.add(lane) + (*memory.sum.add(lane)).ln();
+                self.operands.logsum.at(token, tile.head).write(logsum);
             }
             for lanes in (0..TILE).step_by(LANES) {
-                let inverse = s.div(s.splat(1.0), s.load(tile.sum.add(lanes)));
-                s.store(tile.sum.add(lanes), inverse);
+                let inverse = s.div(s.splat(1.0), s.load(memory.sum.add(lanes)));
+                s.store(memory.sum.add(lanes), inverse);
             }
-            pack::unpack(s, tile.out, self.memory.width, pack::Factor::Each(tile.sum), self.operands.out, head, tokens);
+            let rows = Rows { of: self.operands.out, head: tile.head, tokens: tile.tokens };
+            pack::unpack_columns(s, memory.out, memory.sum, &rows);
         }
     }
 }
 
-/// Sets the scores of keys that a query does not see to minus infinity.
+/// Raises what is subtracted from scores where one of them has risen too far above it, and scales down the sums so far.
+///
+/// # Safety
+/// `scores` is [keys, TILE] and keys come in eights.
 #[inline(always)]
-pub(super) unsafe fn hide<S: Simd>(s: S, scores: *mut f32, bounds: *const f32, first_key: usize, rows: usize) {
-    let hidden = s.splat(f32::NEG_INFINITY);
-    for lanes in (0..TILE).step_by(LANES) {
-        // SAFETY: the caller's promise: `scores` is [rows, TILE], `bounds` [2, TILE].
-        unsafe {
-            let (start, end) = (s.load(bounds.add(lanes)), s.load(bounds.add(TILE + lanes)));
-            for row in 0..rows {
-                let key = s.splat((first_key + row) as f32);
-                let at = scores.add(row * TILE + lanes);
-                let before_end = s.select_less(key, end, s.load(at), hidden);
-                s.store(at, s.select_less(key, start, hidden, before_end));
-            }
-        }
-    }
-}
-
-/// Turns scores into exponentials above the running maximum, and brings maximum and sum up to date.
-#[inline(always)]
-unsafe fn exponentiate<S: Simd>(s: S, scores: *mut f32, rows: usize, tile: TileMemory, factors: *mut f32) {
+unsafe fn raise<S: Simd>(s: S, scores: *const f32, keys: usize, tile: TileMemory, shape: &Shape) {
     /// Chains that run side by side, to hide the latency of a maximum.
     const CHAINS: usize = 4;
     for lanes in (0..TILE).step_by(LANES) {
-        // SAFETY: the caller's promise: `scores` is [rows, TILE] and rows come in eights.
+        // SAFETY: the caller's promise.
         unsafe {
-            let before = s.load(tile.max.add(lanes));
-            let mut chains = [before; CHAINS];
-            for row in (0..rows).step_by(CHAINS) {
+            let mut chains = [s.splat(f32::NEG_INFINITY); CHAINS];
+            for key in (0..keys).step_by(CHAINS) {
                 for (i, max) in chains.iter_mut().enumerate() {
-                    *max = s.max(s.load(scores.add((row + i) * TILE + lanes)), *max);
+                    *max = s.max(s.load(scores.add((key + i) * TILE + lanes)), *max);
                 }
             }
-            let max = s.max(s.max(chains[0], chains[1]), s.max(chains[2], chains[3]));
-            let factor = exp(s, s.sub(before, max));
-            let mut sums = [s.splat(0.0); 2];
-            for row in (0..rows).step_by(2) {
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let at = scores.add((row + i) * TILE + lanes);
-                    let weight = exp(s, s.sub(s.load(at), max));
-                    s.store(at, weight);
-                    *sum = s.add(*sum, weight);
+            let highest = s.max(s.max(chains[0], chains[1]), s.max(chains[2], chains[3]));
+            let highest = s.mul(highest, s.splat(shape.scale));
+            let before = s.load(tile.max.add(lanes));
+            if s.max_lane(s.sub(highest, before)) > RISE {
+                let max = s.max(highest, before);
+                let factor = exp(s, s.sub(before, max));
+                s.store(tile.max.add(lanes), max);
+                s.store(tile.sum.add(lanes), s.mul(s.load(tile.sum.add(lanes)), factor));
+                for row in 0..shape.width {
+                    let at = tile.out.add(row * TILE + lanes);
+                    s.store(at, s.mul(s.load(at), factor));
                 }
             }
-            let sum = s.mul_add(s.load(tile.sum.add(lanes)), factor, s.add(sums[0], sums[1]));
-            s.store(tile.max.add(lanes), max);
-            s.store(tile.sum.add(lanes), sum);
-            s.store(factors.add(lanes), factor);
+        }
+    }
+}
+
+/// Turns scores into packed exponentials, and adds these up.
+///
+/// # Safety
+/// Both are [keys, TILE].
+#[inline(always)]
+unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>>(
+    s: S,
+    scores: *const f32,
+    keys: usize,
+    tile: TileMemory,
+    scale: f32,
+    weights: *mut f32,
+) {
+    let scale = s.splat(scale);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut below = [s.splat(0.0); 2];
+        for (v, below) in below.iter_mut().enumerate() {
+            *below = s.sub(s.splat(0.0), s.load(tile.max.add(v * LANES)));
+        }
+        let mut sums = [[s.splat(0.0); 2]; 2];
+        for key in (0..keys).step_by(2) {
+            let mut rows = [[s.splat(0.0); 2]; 2];
+            for (i, row) in rows.iter_mut().enumerate() {
+                for (v, weight) in row.iter_mut().enumerate() {
+                    let score = s.load(scores.add((key + i) * TILE + v * LANES));
+                    *weight = exp(s, s.mul_add(score, scale, below[v]));
+                    sums[i][v] = s.add(sums[i][v], *weight);
+                }
+            }
+            L::store_right(s, rows, key, weights);
+        }
+        let [first, second] = sums;
+        for (v, (first, second)) in first.into_iter().zip(second).enumerate() {
+            let at = tile.sum.add(v * LANES);
+            s.store(at, s.add(s.load(at), s.add(first, second)));
         }
     }
 }

@@ -2,15 +2,21 @@
 //!
 //! A tile is [`TILE`] tokens of one query head. Its scores against a block of keys are kept transposed, keys down and
 //! queries across, so that the softmax of sixteen queries is sixteen lanes that never meet, masks are comparisons of
-//! lanes, and neither keys nor values are ever transposed. Operands are packed and widened to f32; every product of a
-//! tile goes through [`tile::product`].
+//! lanes, and what is summed over keys is summed transposed too: weights are never turned. A [`Level`] packs the
+//! operands and multiplies them: by AMX tiles in bf16, or widened to f32 by fused multiply-adds.
 //!
-//! Shapes in comments: W is the head dimension rounded up to whole vectors, the padding zero.
+//! Shapes in comments: W is the head dimension rounded up to what the level multiplies at once, the padding zero.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod backward;
+mod division;
 mod forward;
+mod fused;
+mod level;
+mod mask;
 mod pack;
-mod tile;
+mod sums;
 
 use std::ops::Range;
 
@@ -18,13 +24,27 @@ use super::matrix::{Element, Matrix, matrix};
 use super::simd::LANES;
 use crate::Heads;
 use crate::kernel::{Mask, Segments};
+use level::Level;
 
 /// Tokens of a tile: two vectors of scores.
 const TILE: usize = 2 * LANES;
-/// Keys that stream past the tiles together; packed keys and values of 64 numbers fill most of the first cache.
+/// Keys that stream past the tiles together.
 const KEY_BLOCK: usize = 64;
-/// Rows of queries, all heads of a group together, that share packed keys.
-const QUERY_ROWS: usize = 128;
+/// Calls `$run::<E, L>` with the element type of `$dtype` and the level that `$bf16` (a `Bf16Level`) means for it.
+macro_rules! with_level {
+    ($dtype:expr, $bf16:expr, $run:ident($($argument:expr),*)) => {
+        match ($dtype, $bf16) {
+            #[cfg(target_arch = "x86_64")]
+            ($crate::DType::Bf16, $crate::cpu::features::Bf16Level::AmxTiles) => {
+                $run::<half::bf16, $crate::cpu::attention::amx::Tiles>($($argument),*)
+            }
+            ($crate::DType::Bf16, _) => $run::<half::bf16, $crate::cpu::attention::fused::Fused>($($argument),*),
+            ($crate::DType::F32, _) => $run::<f32, $crate::cpu::attention::fused::Fused>($($argument),*),
+            ($crate::DType::U32, _) => panic!("indices are not numbers"),
+        }
+    };
+}
+use with_level;
 
 /// One tensor's heads as pointers.
 #[derive(Clone, Copy)]
@@ -51,93 +71,80 @@ struct Shape {
     /// Query heads to a key head.
     group: usize,
     dim: usize,
-    /// `dim` in whole vectors.
+    /// W.
     width: usize,
     mask: Mask,
+    scale: f32,
     /// Tokens of a query block.
     query_block: usize,
 }
 
 impl Shape {
-    fn new(q: &Heads, k: &Heads, mask: Mask) -> Shape {
+    /// A query block has about `query_rows` rows, all heads of a group together.
+    fn new<E: Element, L: Level<E>>(q: &Heads, k: &Heads, mask: Mask, scale: f32, query_rows: usize) -> Shape {
         assert_ne!(mask.window, Some(0), "a window without the query's own token hides everything");
+        // The largest score is then also the largest before it is scaled.
+        assert!(scale > 0.0, "scores are multiplied by {scale}, not by a positive number");
         let group = q.count / k.count;
-        let query_block = (QUERY_ROWS / group / TILE * TILE).max(TILE);
-        Shape { group, dim: q.dim, width: q.dim.next_multiple_of(LANES), mask, query_block }
+        let query_block = (query_rows / group / TILE * TILE).max(TILE);
+        Shape { group, dim: q.dim, width: q.dim.next_multiple_of(L::WIDTH), mask, scale, query_block }
     }
 
-    /// Tiles of a whole query block: for each head of the group, its tokens.
-    fn tiles(&self) -> usize {
+    /// Tiles of a whole query block.
+    fn tiles_at_most(&self) -> usize {
         self.group * self.query_block / TILE
+    }
+
+    /// The query blocks of a segment.
+    fn blocks(&self, len: usize) -> usize {
+        len.div_ceil(self.query_block)
+    }
+
+    /// A query block's tokens, counted from the segment's start.
+    fn block(&self, number: usize, len: usize) -> Range<usize> {
+        number * self.query_block..len.min((number + 1) * self.query_block)
     }
 }
 
-/// A segment's tokens.
-type Tokens = Range<usize>;
+/// A block of queries of all heads of one group. Its tiles are numbered by token first, so that those which see a key
+/// follow one another.
+#[derive(Clone)]
+struct QueryBlock {
+    /// Tokens, where the segment lies.
+    segment: Range<usize>,
+    /// Counted from the segment's start.
+    queries: Range<usize>,
+    first_head: usize,
+    group: usize,
+}
 
 /// One tile of a block of queries.
-#[derive(Clone)]
 struct Tile {
-    number: usize,
     /// The query head.
     head: usize,
     /// Counted from the segment's start.
     queries: Range<usize>,
+    /// Counted from the first of all.
+    tokens: Range<usize>,
 }
 
-/// The tiles of a block of queries. Not an iterator with closures: those are compiled apart, without the vector level.
-#[derive(Clone)]
-struct Tiles {
-    next: Tile,
-    block: Range<usize>,
-    last_head: usize,
-}
-
-impl Tiles {
-    #[inline(always)]
-    fn of(shape: &Shape, block: &Range<usize>, key_head: usize) -> Tiles {
-        let head = key_head * shape.group;
-        let queries = block.start..block.end.min(block.start + TILE);
-        Tiles { next: Tile { number: 0, head, queries }, block: block.clone(), last_head: head + shape.group - 1 }
+impl QueryBlock {
+    fn new(shape: &Shape, segment: &Range<usize>, queries: Range<usize>, key_head: usize) -> QueryBlock {
+        QueryBlock { segment: segment.clone(), queries, first_head: key_head * shape.group, group: shape.group }
     }
-}
-
-impl Iterator for Tiles {
-    type Item = Tile;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Tile> {
-        if self.next.head > self.last_head {
-            return None;
-        }
-        let tile = self.next.clone();
-        let end = tile.queries.end == self.block.end;
-        let start = if end { self.block.start } else { tile.queries.end };
-        let queries = start..self.block.end.min(start + TILE);
-        self.next = Tile { number: tile.number + 1, head: tile.head + usize::from(end), queries };
-        Some(tile)
+    fn tiles(&self) -> usize {
+        self.queries.len().div_ceil(TILE) * self.group
     }
-}
 
-/// The keys that any of the queries sees.
-#[inline(always)]
-fn keys_of(mask: Mask, queries: &Range<usize>, len: usize) -> Range<usize> {
-    mask.keys(queries.start, len).start..mask.keys(queries.end - 1, len).end
-}
-
-/// The rows of a key block, in whole steps of the product's, that any of the queries sees; and whether all of them see
-/// all of those.
-#[inline(always)]
-fn rows_seen(mask: Mask, queries: &Range<usize>, len: usize, block: &Range<usize>) -> Option<(Range<usize>, bool)> {
-    let keys = keys_of(mask, queries, len);
-    let (start, end) = (keys.start.max(block.start), keys.end.min(block.end));
-    if start >= end {
-        return None;
+    #[inline(always)]
+    fn tile(&self, number: usize) -> Tile {
+        let start = self.queries.start + number / self.group * TILE;
+        let queries = start..self.queries.end.min(start + TILE);
+        let tokens = self.segment.start + queries.start..self.segment.start + queries.end;
+        Tile { head: self.first_head + number % self.group, queries, tokens }
     }
-    let rows = (start - block.start) / tile::ROWS * tile::ROWS..(end - block.start).next_multiple_of(tile::ROWS);
-    let common = mask.keys(queries.end - 1, len).start..mask.keys(queries.start, len).end;
-    let all = common.start <= block.start + rows.start && block.start + rows.end <= common.end;
-    Some((rows, all))
 }
 
 /// Cuts memory in parts.
@@ -152,6 +159,72 @@ impl Cutter<'_> {
 }
 
 /// The segments that have tokens.
-fn filled(segments: &Segments) -> Vec<Tokens> {
+fn filled(segments: &Segments) -> Vec<Range<usize>> {
     segments.iter().filter(|segment| !segment.is_empty()).collect()
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use half::bf16;
+
+    use super::super::Team;
+    use super::super::features::{Bf16Level, bf16_level};
+    use super::*;
+    use crate::kernel::{Attention, AttentionBackward};
+    use crate::{Extent, View};
+
+    fn numbers(len: usize, seed: u64) -> Vec<bf16> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| bf16::from_f32(next())).collect()
+    }
+
+    fn view<E: Element>(values: &mut [E], rows: usize) -> View {
+        let cols = values.len() / rows;
+        View::new(values.as_mut_ptr() as u64, Extent { rows, cols, stride: cols, dtype: E::DTYPE })
+    }
+
+    /// out, dq, dk and dv at a level.
+    fn compute(level: Bf16Level, dim: usize, mask: Mask, segments: &Segments) -> [Vec<f32>; 4] {
+        let (heads, key_heads, tokens, scale) = (4, 2, segments.tokens(), 1.5 / (dim as f32).sqrt());
+        let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
+        let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
+        let mut sums = vec![0f32; tokens * heads];
+        let logsum = view(&mut sums, tokens);
+        let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
+        let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
+        let mut team = Team::start("test", 2, |_| ()).unwrap();
+        let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale };
+        forward::run_at(&forward, level, &mut team);
+        let segments = segments.clone();
+        let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale };
+        backward::run_at(&backward, level, &mut team);
+        [&queries[1], &queries[3], &keys[2], &keys[3]].map(|x| x.iter().map(|x| x.to_f32()).collect())
+    }
+
+    // The longer segments have no room for sums in tests, so their scores are computed twice.
+    #[test]
+    fn tiles_and_fused_multiply_adds_agree_on_bf16() {
+        if bf16_level() < Bf16Level::AmxTiles {
+            println!("skipped: this CPU has no AMX tiles");
+            return;
+        }
+        for (causal, window) in [(true, None), (false, None), (true, Some(40)), (false, Some(100))] {
+            for (dim, offsets) in [(64, vec![0, 60, 260, 261]), (40, vec![0, 500]), (16, vec![0, 33, 400])] {
+                let (mask, segments) = (Mask { causal, window }, Segments::new(offsets));
+                let [tiles, fused] =
+                    [Bf16Level::AmxTiles, Bf16Level::Widen].map(|level| compute(level, dim, mask, &segments));
+                for (name, (tiles, fused)) in ["out", "dq", "dk", "dv"].into_iter().zip(tiles.iter().zip(&fused)) {
+                    let size: f32 = fused.iter().map(|x| x * x).sum();
+                    let difference: f32 = tiles.iter().zip(fused).map(|(a, b)| (a - b) * (a - b)).sum();
+                    let error = (difference / size).sqrt();
+                    // Both are rounded to bf16, the tiles' weights too.
+                    assert!(error < 6e-3, "{name} of dimension {dim}, {mask:?}, {segments:?}: {error:.1e}");
+                }
+            }
+        }
+    }
 }

@@ -1,109 +1,144 @@
-//! Copies of heads' rows where products read them best: widened, padded, in order or transposed; and the way back.
+//! Copies of heads' rows where products read them best: packed, padded, in order or transposed; and the way back.
 
 use std::ops::Range;
 
 use super::super::matrix::Element;
 use super::super::simd::{LANES, Simd};
+use super::level::Level;
 use super::{HeadRows, TILE};
-use crate::kernel::Mask;
 
-/// # Safety
-/// `from` is readable for `count` elements, or for a vector if there are more.
-#[inline(always)]
-unsafe fn load<S: Simd, E: Element>(s: S, from: *const E, count: usize) -> S::Vector {
-    // SAFETY: the caller's promise.
-    unsafe { if count >= LANES { E::load(s, from) } else { E::load_partial(s, from, count) } }
+/// Tokens of one head.
+#[derive(Clone)]
+pub(super) struct Rows<E> {
+    pub of: HeadRows<E>,
+    pub head: usize,
+    pub tokens: Range<usize>,
 }
 
-/// `to[i] = factor · from[tokens.start + i]`, [rows, width], zero beyond the tokens and beyond the head.
-///
-/// # Safety
-/// The tokens exist and `to` holds `rows · width` numbers.
-#[inline(always)]
-pub(super) unsafe fn rows<S: Simd, E: Element>(
-    s: S,
-    from: HeadRows<E>,
-    head: usize,
-    tokens: Range<usize>,
-    factor: f32,
-    to: *mut f32,
-    [rows, width]: [usize; 2],
-) {
-    let factor = s.splat(factor);
-    // SAFETY of both loops: the caller's promise, and a head has `dim` numbers.
-    for row in 0..tokens.len() {
-        let from_row = from.at(tokens.start + row, head);
-        for col in (0..width).step_by(LANES) {
-            // SAFETY: above.
-            unsafe {
-                let x = load(s, from_row.add(col), from.dim - col);
-                s.store(to.add(row * width + col), s.mul(x, factor));
+impl<E: Element> Rows<E> {
+    /// Sixteen numbers of a row from `col` on, zeros beyond the head and beyond the tokens.
+    ///
+    /// # Safety
+    /// The tokens and the head exist.
+    #[inline(always)]
+    pub unsafe fn load<S: Simd>(&self, s: S, row: usize, col: usize) -> S::Vector {
+        if row >= self.tokens.len() || col >= self.of.dim {
+            return s.splat(0.0);
+        }
+        let (count, from) = (self.of.dim - col, self.of.at(self.tokens.start + row, self.head));
+        // SAFETY: a head has `dim` numbers.
+        unsafe { if count >= LANES { E::load(s, from.add(col)) } else { E::load_partial(s, from.add(col), count) } }
+    }
+
+    /// Writes as many of the sixteen numbers as the head has from `col` on.
+    ///
+    /// # Safety
+    /// The row and the column exist and belong to this task.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, vector: S::Vector) {
+        let (count, to) = (self.of.dim - col, self.of.at(self.tokens.start + row, self.head));
+        // SAFETY: a head has `dim` numbers.
+        unsafe {
+            if count >= LANES {
+                E::store(s, to.add(col), vector);
+            } else {
+                E::store_partial(s, to.add(col), vector, count);
             }
         }
     }
-    for i in (tokens.len() * width..rows * width).step_by(LANES) {
-        // SAFETY: above.
-        unsafe { s.store(to.add(i), s.splat(0.0)) };
-    }
 }
 
-#[derive(Clone, Copy)]
-pub(super) enum Factor {
-    One(f32),
-    /// A number for each row.
-    Each(*const f32),
-}
-
-/// `to[tokens.start + i] = factor · from[i]`, rounded.
+/// `count` rows in order, [count, width]: the left operand of scores.
 ///
 /// # Safety
-/// The tokens exist and belong to this task; `from` is [tokens, width].
+/// The rows exist, but for padding, and `to` has room for them.
 #[inline(always)]
-pub(super) unsafe fn unpack<S: Simd, E: Element>(
+pub(super) unsafe fn along<S: Simd, E: Element, L: Level<E>>(
     s: S,
-    from: *const f32,
+    rows: &Rows<E>,
+    count: usize,
     width: usize,
-    factor: Factor,
-    to: HeadRows<E>,
-    head: usize,
-    tokens: Range<usize>,
+    to: *mut f32,
 ) {
-    let one = if let Factor::One(one) = factor { one } else { 1.0 };
-    for row in 0..tokens.len() {
-        // SAFETY: a number for each row.
-        let factor = s.splat(unsafe { if let Factor::Each(factors) = factor { *factors.add(row) } else { one } });
-        let to_row = to.at(tokens.start + row, head);
-        for col in (0..to.dim).step_by(LANES) {
-            // SAFETY: the caller's promise, and a head has `dim` numbers.
-            unsafe {
-                let x = s.mul(s.load(from.add(row * width + col)), factor);
-                let count = to.dim - col;
-                if count >= LANES {
-                    E::store(s, to_row.add(col), x);
-                } else {
-                    E::store_partial(s, to_row.add(col), x, count);
-                }
-            }
+    let words = width / L::WORD;
+    for row in 0..count {
+        for vector in 0..words / LANES {
+            // SAFETY: the caller's promise.
+            unsafe { s.store(to.add(row * words + vector * LANES), L::along(s, rows, row, vector)) };
         }
     }
 }
 
-/// A tile's rows [TILE, width] as columns [width, TILE].
+/// A tile's rows as columns, [width, TILE]: the right operand of scores.
 ///
 /// # Safety
-/// Both hold that many numbers and do not overlap.
+/// As [`along`].
 #[inline(always)]
-pub(super) unsafe fn transposed<S: Simd>(s: S, from: *const f32, width: usize, to: *mut f32) {
+pub(super) unsafe fn across<S: Simd, E: Element, L: Level<E>>(s: S, rows: &Rows<E>, width: usize, to: *mut f32) {
     for row in (0..TILE).step_by(LANES) {
-        for col in (0..width).step_by(LANES) {
-            // SAFETY: whole squares of the two.
+        for vector in 0..width / L::WORD / LANES {
+            // SAFETY: whole squares of the caller's rows and memory.
             unsafe {
                 let mut square = [s.splat(0.0); LANES];
-                for (i, vector) in square.iter_mut().enumerate() {
-                    *vector = s.load(from.add((row + i) * width + col));
+                for (i, words) in square.iter_mut().enumerate() {
+                    *words = L::along(s, rows, row + i, vector);
                 }
                 for (i, column) in s.transpose(square).into_iter().enumerate() {
-                    s.store(to.add((col + i) * TILE + row), column);
+                    s.store(to.add((vector * LANES + i) * TILE + row), column);
+                }
+            }
+        }
+    }
+}
+
+/// A tile's rows in order, [TILE, width]: the right operand of sums over queries.
+///
+/// # Safety
+/// As [`along`].
+#[inline(always)]
+pub(super) unsafe fn down<S: Simd, E: Element, L: Level<E>>(s: S, rows: &Rows<E>, width: usize, to: *mut f32) {
+    for word in 0..TILE / L::WORD {
+        for col in (0..width).step_by(LANES) {
+            // SAFETY: the caller's promise.
+            unsafe { s.store(to.add(word * width + col), L::down(s, rows, word, col)) };
+        }
+    }
+}
+
+/// `to = factor · from`, [tokens, width], rounded.
+///
+/// # Safety
+/// The rows exist and belong to this task; `from` holds that many numbers.
+#[inline(always)]
+pub(super) unsafe fn unpack<S: Simd, E: Element>(s: S, from: *const f32, width: usize, factor: f32, to: &Rows<E>) {
+    let factor = s.splat(factor);
+    for row in 0..to.tokens.len() {
+        for col in (0..to.of.dim).step_by(LANES) {
+            // SAFETY: the caller's promise.
+            unsafe { to.store(s, row, col, s.mul(s.load(from.add(row * width + col)), factor)) };
+        }
+    }
+}
+
+/// `to = (factors · from)ᵀ`, rounded: `from` is [W, TILE] with a factor for each column.
+///
+/// # Safety
+/// As [`unpack`].
+#[inline(always)]
+pub(super) unsafe fn unpack_columns<S: Simd, E: Element>(s: S, from: *const f32, factors: *const f32, to: &Rows<E>) {
+    for row in (0..to.tokens.len()).step_by(LANES) {
+        for col in (0..to.of.dim).step_by(LANES) {
+            // SAFETY: whole squares of `from`, and rows that exist.
+            unsafe {
+                let factor = s.load(factors.add(row));
+                let mut square = [s.splat(0.0); LANES];
+                for (i, column) in square.iter_mut().enumerate() {
+                    *column = s.mul(s.load(from.add((col + i) * TILE + row)), factor);
+                }
+                for (i, numbers) in s.transpose(square).into_iter().enumerate() {
+                    if row + i < to.tokens.len() {
+                        to.store(s, row + i, col, numbers);
+                    }
                 }
             }
         }
@@ -113,42 +148,28 @@ pub(super) unsafe fn transposed<S: Simd>(s: S, from: *const f32, width: usize, t
 /// `to[i] = Σ a · b` over the head of each token.
 ///
 /// # Safety
-/// The tokens exist and `to` holds a number for each.
+/// The rows exist and `to` holds a number for each.
 #[inline(always)]
-pub(super) unsafe fn row_products<S: Simd, E: Element>(
-    s: S,
-    a: HeadRows<E>,
-    b: HeadRows<E>,
-    head: usize,
-    tokens: Range<usize>,
-    to: *mut f32,
-) {
-    for (row, token) in tokens.enumerate() {
-        let (a_row, b_row) = (a.at(token, head), b.at(token, head));
+pub(super) unsafe fn row_products<S: Simd, E: Element>(s: S, a: &Rows<E>, b: &Rows<E>, to: *mut f32) {
+    for row in 0..a.tokens.len() {
         let mut sum = s.splat(0.0);
-        for col in (0..a.dim).step_by(LANES) {
-            let count = a.dim - col;
-            // SAFETY: a head has `dim` numbers.
-            unsafe { sum = s.mul_add(load(s, a_row.add(col), count), load(s, b_row.add(col), count), sum) };
+        for col in (0..a.of.dim).step_by(LANES) {
+            // SAFETY: the caller's promise.
+            unsafe { sum = s.mul_add(a.load(s, row, col), b.load(s, row, col), sum) };
         }
         // SAFETY: the caller's promise.
         unsafe { to.add(row).write(s.sum(sum)) };
     }
 }
 
-/// The first key that each query of a tile sees, then the end of its keys: [2, TILE]. Positions are exact in f32, since
-/// no segment has 2²⁴ tokens. Lanes beyond the last query see what it sees.
+/// Sets `count` numbers, a multiple of a vector's.
 ///
 /// # Safety
-/// `to` holds that many numbers.
+/// `to` holds them.
 #[inline(always)]
-pub(super) unsafe fn bounds(mask: Mask, queries: &Range<usize>, len: usize, to: *mut f32) {
-    for lane in 0..TILE {
-        let keys = mask.keys((queries.start + lane).min(queries.end - 1), len);
+pub(super) unsafe fn fill<S: Simd>(s: S, to: *mut f32, count: usize, value: f32) {
+    for i in (0..count).step_by(LANES) {
         // SAFETY: the caller's promise.
-        unsafe {
-            to.add(lane).write(keys.start as f32);
-            to.add(TILE + lane).write(keys.end as f32);
-        }
+        unsafe { s.store(to.add(i), s.splat(value)) };
     }
 }

@@ -115,13 +115,13 @@ macro_rules! tiles_level {
             const LEFT_ACROSS: bool = false;
 
             unsafe fn begin() {
-                // SAFETY: the configuration is 64 readable bytes, and the process may use tiles.
-                unsafe { asm!("ldtilecfg [{}]", in(reg) &ALL_TILES, options(nostack, readonly, preserves_flags)) };
+                // SAFETY: the caller's promise.
+                unsafe { configure_tiles() };
             }
 
             unsafe fn end() {
-                // SAFETY: gives the tile registers back.
-                unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+                // SAFETY: the caller's promise.
+                unsafe { release_tiles() };
             }
 
             unsafe fn multiply(
@@ -235,6 +235,24 @@ tiles_level!(
     load_right!(2048),
     four_products!(concat!(fetch_four_lines_of_right!(), fetch_parts_of_left!())),
 );
+
+/// Makes the tile registers eight tiles of 16 rows of 64 bytes.
+///
+/// # Safety
+/// The process may use tiles.
+pub(in super::super) unsafe fn configure_tiles() {
+    // SAFETY: the configuration is 64 readable bytes, and the caller's promise.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &ALL_TILES, options(nostack, readonly, preserves_flags)) };
+}
+
+/// Gives the tile registers back.
+///
+/// # Safety
+/// Follows [`configure_tiles`].
+pub(in super::super) unsafe fn release_tiles() {
+    // SAFETY: the caller's promise.
+    unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+}
 
 /// What `ldtilecfg` reads.
 #[repr(C, align(64))]

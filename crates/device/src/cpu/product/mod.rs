@@ -11,7 +11,7 @@ mod epilogue;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]
