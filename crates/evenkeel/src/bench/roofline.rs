@@ -72,6 +72,8 @@ pub fn table(device: &Device, mut step: impl FnMut() -> Duration) -> String {
         };
         limits.entry(row).or_insert_with(probe);
     }
+    // The operands are filled before anything is measured again.
+    device.compute().finish();
     let mut peak = (peak, Vec::new());
     let mut limits: BTreeMap<Row, (Probe, Vec<Duration>)> =
         limits.into_iter().map(|(row, probe)| (row, (probe, Vec::new()))).collect();
@@ -104,7 +106,11 @@ fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate
         .iter()
         .map(|(row, launches)| {
             let seconds = launches.time().as_secs_f64();
-            let typical = median(&launches.times).as_secs_f64() * launches.count() as f64;
+            // Launches of one product are alike; those of another kernel have many sizes.
+            let typical = match row.product {
+                Some(_) => median(&launches.times).as_secs_f64() * launches.count() as f64,
+                None => seconds,
+            };
             let (flops, bytes) = (launches.flops as f64 / typical / 1e9, launches.bytes as f64 / typical / 1e9);
             let limit = limits[row];
             let by_flops = row.product.is_some() || flops / peak_rate > bytes / limit;
@@ -142,7 +148,7 @@ fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate
 const LEGEND: &str = "\
 NN, NT, TN: which operands are transposed; rows × columns × depth; +: added to what is there. Limits are measured in turns
 with the steps: of a product, the same product alone; of others, a copy of as many bytes or a large product of as many
-operations, whichever is slower. Achieved and limit are medians.";
+operations, whichever is slower. Limits, and what products achieve, are medians.";
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
