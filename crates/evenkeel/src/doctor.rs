@@ -1,14 +1,12 @@
 //! `evenkeel doctor`
 
-use evenkeel_device::{CpuOptions, Device, cpu_report, libraries_found};
+use evenkeel_device::{cpu_report, libraries_found};
 
-use crate::{Mistake, process};
+use crate::{Mistake, device, process};
 
 pub fn run() -> Result<String, Mistake> {
     // What a run would stumble over shows here.
-    let options = CpuOptions { memory_bytes: 1 << 20, ..CpuOptions::with_threads(1) };
-    Device::cpu(&options)
-        .map_err(|error| Mistake { what: format!("a device cannot be started: {error}"), hint: None })?;
+    device::start(Some(1))?;
     let lines = [
         format!("evenkeel {}", env!("CARGO_PKG_VERSION")),
         cpu_report().to_string(),

@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use evenkeel_store::exists;
-use evenkeel_train::{AdamWOptions, Evaluation, Trainer, TrainerOptions};
+use evenkeel_train::{AdamWOptions, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides};
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, device_dtype};
-use crate::train::start_device;
-use crate::{Failure, Mistake};
+use crate::{Failure, Mistake, device};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -38,15 +37,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let text = Text::open(&config)?;
     let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
-    let Some(mut feed) = data.evaluation()? else {
-        return Err(Mistake {
-            what: "there is nothing to evaluate on".to_owned(),
-            hint: Some("give data.eval_paths, or hold records out with data.holdout".to_owned()),
-        }
-        .into());
-    };
     let settings = &config.settings;
-    let device = start_device(settings)?;
+    let device = device::start(settings.device.threads)?;
     let parameters = input.parameters(settings.model.seed, device_dtype(settings.train.dtype), device.compute())?;
     let options = TrainerOptions {
         optimizer: AdamWOptions::default(),
@@ -55,14 +47,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         longest: settings.data.sequence,
     };
     let trainer = Trainer::new(&input.model, &device, parameters, options);
-    let mut evaluation = Evaluation::default();
-    let mut left = if settings.eval.batches > 0 { settings.eval.batches } else { u64::MAX };
-    while left > 0
-        && let Some(samples) = feed.next()?
-    {
-        trainer.evaluate(&samples, &mut evaluation);
-        left -= 1;
-    }
+    let Some(evaluation) = data.evaluate(&trainer, config.eval_batches())? else {
+        return Err(Mistake {
+            what: "there is nothing to evaluate on".to_owned(),
+            hint: Some("give data.eval_paths, or hold records out with data.holdout".to_owned()),
+        }
+        .into());
+    };
     if evaluation.labels == 0 {
         let what = "the held-out records have no label that counts".to_owned();
         return Err(Mistake { what, hint: None }.into());

@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_device::DType;
 use evenkeel_model::{GenerateOptions, Generator, Model, Sampling};
 use evenkeel_store::Folder;
 use evenkeel_train::data::Tokenizer;
 
 use crate::config::TokenizerSource;
 use crate::train::feed::Text;
-use crate::{Failure, Mistake};
+use crate::{Failure, Mistake, device};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -54,8 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     })?;
     let tokenizer = &text.tokenizer;
     let prompt = tokenizer.encode(&arguments.prompt, true)?;
-    let device = Device::cpu(&CpuOptions::with_threads(evenkeel_device::cpu_report().cores))
-        .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?;
+    let device = device::start(None)?;
     let parameters = model.load(&folder, DType::from(arguments.dtype), device.compute())?;
     let max_tokens = arguments.tokens as usize;
     let capacity = prompt.len() + max_tokens;

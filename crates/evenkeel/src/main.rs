@@ -2,6 +2,7 @@
 
 mod bench;
 mod config;
+mod device;
 mod doctor;
 mod eval;
 mod generate;

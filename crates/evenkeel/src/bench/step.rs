@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use evenkeel_device::Device;
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Model, Parameters};
 use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions, cost};
 
 use super::{Precision, roofline};
-use crate::{Mistake, process, text};
+use crate::{Mistake, device, process, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -85,8 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Mistake> {
     let machine = evenkeel_device::cpu_report();
     check_memory(arguments, &model, machine.memory_bytes)?;
     let threads = arguments.threads.unwrap_or(machine.cores);
-    let device = Device::cpu(&CpuOptions::with_threads(threads))
-        .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?;
+    let device = device::start(Some(threads))?;
     let mut run = Run::new(arguments, &model, &device);
     for _ in 0..arguments.warmup {
         run.step();

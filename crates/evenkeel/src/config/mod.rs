@@ -63,6 +63,11 @@ pub enum TokenizerSource {
 }
 
 impl RunConfig {
+    /// Micro-batches of an evaluation; all there are without it.
+    pub fn eval_batches(&self) -> Option<u64> {
+        Some(self.settings.eval.batches).filter(|&batches| batches > 0)
+    }
+
     /// The file that gives this configuration again.
     pub fn to_toml(&self) -> String {
         let mut text = format!("# {}\n", self.describe());

@@ -118,16 +118,7 @@ impl Attendant for Attending<'_> {
     }
 
     fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error> {
-        let Some(mut feed) = self.data.evaluation()? else { return Ok(None) };
-        let mut evaluation = Evaluation::default();
-        let mut left = self.eval_batches.unwrap_or(u64::MAX);
-        while left > 0
-            && let Some(samples) = feed.next()?
-        {
-            trainer.evaluate(&samples, &mut evaluation);
-            left -= 1;
-        }
-        Ok(Some(evaluation))
+        self.data.evaluate(trainer, self.eval_batches)
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {

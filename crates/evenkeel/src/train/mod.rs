@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Model, Sampling};
 use evenkeel_store::NewFolder;
 use evenkeel_train::data::Tokenizer;
@@ -24,7 +23,7 @@ use evenkeel_train::{
 
 use crate::bench::peak_flops_per_s;
 use crate::config::{Dtype, Overrides, Schedule, Settings};
-use crate::{Failure, Mistake, Mistakes, text};
+use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, device_dtype, file_dtype, save_tokenizer};
@@ -52,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
-    let device = start_device(settings)?;
+    let device = device::start(settings.device.threads)?;
     let dtype = device_dtype(settings.train.dtype);
     let parameters = input.parameters(settings.model.seed, dtype, device.compute())?;
     let mut trainer = Trainer::new(&input.model, &device, parameters, options);
@@ -71,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut attending = Attending {
         folder: &folder,
         data: &data,
-        eval_batches: (settings.eval.batches > 0).then_some(settings.eval.batches),
+        eval_batches: config.eval_batches(),
         prompts: prompts(settings, &data),
         progress: ProgressLine::new(stderr(), progress_options(settings)),
         records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
@@ -187,12 +186,6 @@ fn check_memory(settings: &Settings, model: &Model, options: TrainerOptions) -> 
         return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
     }
     Ok(cost)
-}
-
-pub fn start_device(settings: &Settings) -> Result<Device, Mistakes> {
-    let threads = settings.device.threads.unwrap_or_else(|| evenkeel_device::cpu_report().cores);
-    Ok(Device::cpu(&CpuOptions::with_threads(threads))
-        .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })?)
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {
