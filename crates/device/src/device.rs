@@ -5,7 +5,8 @@ use crate::cpu::{CpuBackend, CpuOptions};
 use crate::dry::{Counts, DryBackend};
 use crate::queue::{KernelTime, Lane, Queue};
 
-/// What a rank computes on: memory, a compute queue and a comm queue.
+/// What a rank computes on: memory, a compute queue and a comm queue. Clones are the same device.
+#[derive(Clone)]
 pub struct Device {
     arena: Arena,
     compute: Queue,
@@ -13,6 +14,7 @@ pub struct Device {
     kind: Kind,
 }
 
+#[derive(Clone)]
 enum Kind {
     Cpu(Arc<CpuBackend>),
     Dry(Arc<DryBackend>),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, HostData, Lane};
+use crate::queue::{Backend, Event, Health, HostData, Lane};
 use crate::{DType, View};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,5 +63,11 @@ impl Backend for DryBackend {
         }
     }
 
+    fn call(&self, _lane: Lane, _work: Box<dyn FnOnce() + Send>) {}
+
     fn finish(&self, _lane: Lane) {}
+
+    fn health(&self) -> Health {
+        Health::default()
+    }
 }

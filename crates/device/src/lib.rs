@@ -10,17 +10,18 @@ mod arena;
 mod cpu;
 mod device;
 mod dry;
+pub mod host;
 pub mod kernel;
 mod libraries;
 mod queue;
 mod tensor;
 
 pub use arena::{Arena, OutOfMemory, Usage};
-pub use cpu::{CpuOptions, CpuReport, cpu_report};
+pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
 pub use device::Device;
 pub use dry::Counts;
 pub use libraries::libraries_found;
-pub use queue::{Event, KernelTime, Queue};
+pub use queue::{Event, Health, KernelTime, Queue};
 pub use tensor::{DType, Extent, Heads, Tensor, View};
 
 pub use half::bf16;

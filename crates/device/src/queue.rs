@@ -4,7 +4,7 @@
 //! named thread, on a GPU it is a stream. Memory is placed and freed in issue order (see `arena`), so freeing a tensor
 //! that one queue still uses and handing its bytes to the other queue needs an event between them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::arena::Arena;
@@ -27,8 +27,22 @@ pub(crate) trait Backend: Send + Sync {
     fn upload(&self, lane: Lane, view: View, data: HostData);
     /// Reads `view` once everything issued before has run.
     fn download(&self, lane: Lane, view: View) -> HostData;
+    /// Runs `work` on the host, in the queue's order.
+    fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>);
     /// Blocks until everything issued so far has run.
     fn finish(&self, lane: Lane);
+    fn health(&self) -> Health;
+}
+
+/// Says whether a device still runs what it is given. It keeps nothing of the device alive.
+#[derive(Clone, Debug, Default)]
+pub struct Health(pub(crate) Arc<OnceLock<String>>);
+
+impl Health {
+    /// The message of the first kernel or call that panicked. Nothing runs on the device after that.
+    pub fn failure(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
 }
 
 /// Rows of numbers on their way between host and device.
@@ -135,6 +149,16 @@ impl Queue {
     /// Everything issued from here on runs after `event`.
     pub fn wait(&self, event: &Event) {
         self.backend.wait(self.lane, event);
+    }
+
+    /// Runs host code in the queue's order, as a kernel would run. A panic in it fails the device with its message; where
+    /// the device has failed before or computes nothing (a dry one), `work` is dropped without being run.
+    pub fn call(&self, work: impl FnOnce() + Send + 'static) {
+        self.backend.call(self.lane, Box::new(work));
+    }
+
+    pub fn health(&self) -> Health {
+        self.backend.health()
     }
 
     /// Blocks until everything issued so far has run. Panics if a kernel failed.

@@ -55,6 +55,11 @@ impl View {
         View { address, extent }
     }
 
+    /// Where the first element lies in the device's memory.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.cols]
     }

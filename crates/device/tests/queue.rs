@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use evenkeel_device::kernel::{Add, Copy, Fill, GatherColumns};
-use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 
 fn device() -> Device {
     Device::cpu(&CpuOptions { memory_bytes: 1 << 26, ..CpuOptions::with_threads(2) }).expect("a CPU device starts")
@@ -42,6 +42,72 @@ fn a_failed_kernel_ends_both_queues_with_its_message_and_nobody_waits_for_ever()
         assert_eq!(again, first);
     }
     assert!(first.contains('9'), "the message is the kernel's: {first}");
+}
+
+#[test]
+fn host_code_runs_in_the_order_of_its_queue() {
+    let device = device();
+    let (compute, comm) = (device.compute(), device.comm());
+    let x = compute.zeros(1, 16, DType::F32);
+    for round in 1..=100 {
+        compute.launch(Fill { out: x.view(), value: round as f32 });
+        comm.wait(&compute.record());
+        let address = x.address();
+        // SAFETY: the event keeps the tensor from being written meanwhile, in both directions.
+        comm.call(move || assert_eq!(unsafe { *(address as *const f32) }, round as f32));
+        compute.wait(&comm.record());
+    }
+    compute.finish();
+}
+
+#[test]
+fn a_panic_in_host_code_reaches_a_host_that_is_already_waiting() {
+    let message = |result: std::thread::Result<()>| *result.unwrap_err().downcast::<String>().expect("a message");
+    let waits: [fn(&Device, &Tensor); 3] = [
+        |device, _| device.compute().finish(),
+        |device, _| device.comm().finish(),
+        |device, x| drop(device.compute().read(x)),
+    ];
+    for wait in waits {
+        let device = device();
+        let x = device.compute().zeros(2, 4, DType::F32);
+        let health = device.comm().health();
+        assert_eq!(health.failure(), None);
+        device.comm().call(|| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            panic!("the peer of call {} is gone", 7);
+        });
+        device.compute().wait(&device.comm().record());
+        let said = message(catch_unwind(AssertUnwindSafe(|| wait(&device, &x))));
+        assert_eq!(said, "the peer of call 7 is gone");
+        assert_eq!(health.failure(), Some("the peer of call 7 is gone"));
+    }
+}
+
+#[test]
+fn a_dry_device_drops_host_code_without_running_it() {
+    let held = std::sync::Arc::new(());
+    let watched = held.clone();
+    Device::dry().comm().call(move || panic!("ran with {watched:?}"));
+    assert_eq!(std::sync::Arc::strong_count(&held), 1);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_comm_thread_keeps_to_the_cores_of_its_rank() {
+    let allowed = || {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("a status");
+        let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).expect("a list of cores");
+        line.split_whitespace().nth(1).expect("a list of cores").to_owned()
+    };
+    let all = allowed();
+    let options = CpuOptions { cores: vec![0], memory_bytes: 1 << 20, ..CpuOptions::with_threads(1) };
+    for (options, expected) in [(options.clone(), "0"), (CpuOptions { cores: Vec::new(), ..options }, all.as_str())] {
+        let device = Device::cpu(&options).expect("a CPU device starts");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        device.comm().call(move || sender.send(allowed()).expect("somebody listens"));
+        assert_eq!(receiver.recv().expect("an answer"), expected);
+    }
 }
 
 #[test]

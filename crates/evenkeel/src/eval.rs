@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use evenkeel_store::exists;
-use evenkeel_train::{AdamWOptions, Trainer, TrainerOptions};
+use evenkeel_train::{AdamWOptions, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides};
+use crate::launch::Launch;
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, device_dtype};
-use crate::{Failure, Mistake, device};
+use crate::{Failure, Mistake};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -38,16 +39,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
-    let device = device::start(settings.device.threads)?;
-    let parameters = input.parameters(settings.model.seed, device_dtype(settings.train.dtype), device.compute())?;
     let options = TrainerOptions {
         optimizer: AdamWOptions::default(),
         label_smoothing: 0.0,
         recompute: false,
         longest: settings.data.sequence,
     };
-    let trainer = Trainer::new(&input.model, &device, parameters, options);
-    let Some(evaluation) = data.evaluate(&trainer, config.eval_batches())? else {
+    let launch = Launch::of(settings);
+    let shards = input.model.cut(&launch.cut)?;
+    let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
+    let ranks = launch.start(shards, options, move |shard, queue| Ok(input.parameters(shard, seed, dtype, queue)?))?;
+    let Some(evaluation) = data.evaluate(&ranks, config.eval_batches())? else {
         return Err(Mistake {
             what: "there is nothing to evaluate on".to_owned(),
             hint: Some("give data.eval_paths, or hold records out with data.holdout".to_owned()),

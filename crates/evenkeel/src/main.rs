@@ -7,6 +7,7 @@ mod doctor;
 mod eval;
 mod generate;
 mod inspect;
+mod launch;
 mod process;
 mod train;
 
@@ -105,6 +106,12 @@ impl From<evenkeel_train::Error> for Failure {
         let is_fault = error.is_fault();
         let mistake = Mistake { what: error.to_string(), hint: error.hint() };
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
+    }
+}
+
+impl From<evenkeel_comm::RankFailure> for Failure {
+    fn from(failure: evenkeel_comm::RankFailure) -> Failure {
+        evenkeel_train::Error::from(failure).into()
     }
 }
 

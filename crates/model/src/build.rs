@@ -1,5 +1,7 @@
 //! From a config to a chain of units and the list of its parameters.
 
+use std::ops::Range;
+
 use evenkeel_device::kernel::Mask;
 
 use crate::body::{Body, Slot};
@@ -8,14 +10,17 @@ use crate::entry::Entry;
 use crate::error::Error;
 use crate::family::{Mlp, Names, Positions, Qkv};
 use crate::head::Head;
+use crate::layout::{Ranges, Sharing, Slice};
 use crate::norm::NormSpec;
 use crate::op::{Attention, HeadSlot, Index, Linear, Lookup, Op};
 use crate::parameters::{Init, ParamId, ParamSpec};
+use crate::shard::{Cut, Part, Shard};
 
-/// A network: its parameters and its chain of units.
+/// A network, or one shard of it: its parameters and its chain of units.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub config: Config,
+    pub shard: Shard,
     pub specs: Vec<ParamSpec>,
     /// Embed, then the layers' sublayers in order.
     pub units: Vec<Unit>,
@@ -28,6 +33,8 @@ pub struct Unit {
     pub name: String,
     pub entry: Entry,
     pub body: Body,
+    /// Whether the body's output is a summand, to be added to those of the other shards.
+    pub is_partial: bool,
 }
 
 impl Model {
@@ -35,8 +42,20 @@ impl Model {
         Ok(Model::new(Config::from_json(json)?))
     }
 
+    /// The whole model.
     pub fn new(config: Config) -> Model {
-        let mut builder = Builder { config: &config, names: &config.family.names, specs: Vec::new() };
+        let shard = Shard::whole(&config);
+        Model::of_shard(config, shard)
+    }
+
+    /// The shards of this model.
+    pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
+        let shards = Shard::cut(&self.config, cut)?;
+        Ok(shards.into_iter().map(|shard| Model::of_shard(self.config.clone(), shard)).collect())
+    }
+
+    fn of_shard(config: Config, shard: Shard) -> Model {
+        let mut builder = Builder { config: &config, names: &config.family.names, shard: &shard, specs: Vec::new() };
         let mut units = vec![builder.embed()];
         let mut post = None;
         for (index, layer) in config.layers.iter().enumerate() {
@@ -44,18 +63,39 @@ impl Model {
         }
         let head = builder.head(post);
         let specs = builder.specs;
-        Model { specs, units, head, config }
+        Model { specs, units, head, shard, config }
     }
 
+    /// Of the whole model.
     pub fn parameter_count(&self) -> u64 {
-        self.specs.iter().map(|spec| spec.len() as u64).sum()
+        self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 }
 
 struct Builder<'a> {
     config: &'a Config,
     names: &'a Names,
+    shard: &'a Shard,
     specs: Vec<ParamSpec>,
+}
+
+/// A linear layer's parameters, and what a shard has of them.
+struct LinearSpec {
+    name: String,
+    /// Features in and out, of the whole layer.
+    dims: [usize; 2],
+    cut: LinearCut,
+    sharing: Sharing,
+    has_bias: bool,
+    /// The weight is stored [in, out].
+    transposed: bool,
+    init_scale: f32,
+}
+
+enum LinearCut {
+    Outputs(Ranges),
+    /// The shard's output is a summand.
+    Inputs(Range<usize>),
 }
 
 /// The id of the embedding table, which a tied head shares.
@@ -65,39 +105,46 @@ impl Builder<'_> {
     fn embed(&mut self) -> Unit {
         let (hidden, deviation) = (self.config.hidden, self.config.init_deviation);
         let normal = Init::Normal { deviation };
+        let shard = self.shard.of(Part::Embedding, self.config);
         let mut body = BodyBuilder::default();
         let (stream, output) = match self.config.input {
             Input::Tokens { learned_positions } => {
-                let table = self.matrix(self.names.embed, [self.config.classes, hidden], normal);
+                let slice = Slice::of_rows(shard.classes.clone(), hidden);
+                let shape = vec![self.config.classes, hidden];
+                let table = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
                 assert_eq!(table, EMBED);
-                let output = body.lookup(table, Index::Tokens, self.config.embed_scale, None);
+                let output = body.lookup(table, Index::Tokens, shard.classes.start, self.config.embed_scale, None);
                 let stream = learned_positions.map(|count| {
                     let Positions::Learned { table, .. } = self.config.family.positions else {
                         unreachable!("learned positions have a table")
                     };
-                    let table = self.matrix(table, [count, hidden], normal);
-                    body.lookup(table, Index::Positions, 1.0, None)
+                    let table = self.replicated(table, vec![count, hidden], normal);
+                    body.lookup(table, Index::Positions, 0, 1.0, None)
                 });
                 (stream, output)
             }
             Input::Images { size, patch, channels } => {
-                let weight = self.tensor(self.names.embed, vec![hidden, channels, patch, patch], normal);
+                let elements = shard.patch_elements.clone();
+                let slice = Slice::of_cols(hidden, elements.clone());
+                let shape = vec![hidden, channels, patch, patch];
+                let weight = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
                 let bias = self.vector("vit.embeddings.patch_embeddings.projection.bias", hidden, 0.0);
-                let class = self.tensor("vit.embeddings.cls_token", vec![1, 1, hidden], normal);
+                let class = self.replicated("vit.embeddings.cls_token", vec![1, 1, hidden], normal);
                 let tokens = Input::tokens_per_image(size, patch);
-                let positions = self.tensor("vit.embeddings.position_embeddings", vec![1, tokens, hidden], normal);
+                let positions = self.replicated("vit.embeddings.position_embeddings", vec![1, tokens, hidden], normal);
                 let patches = body.slot();
-                body.ops.push(Op::Patches { out: patches });
-                let linear = Linear { first: true, ..body.plain_linear(patches, weight, None, false) };
+                body.ops.push(Op::Patches { elements, out: patches });
+                let linear = Linear { first: true, ..body.plain_linear(patches, weight) };
                 let output = body.linear(linear);
                 // What the projection's bias and the tables add goes to the stream, once per token.
-                let stream = body.lookup(positions, Index::Positions, 1.0, None);
-                body.lookup(class, Index::ClassRows, 1.0, Some(stream));
-                body.lookup(bias, Index::PatchRows, 1.0, Some(stream));
+                let stream = body.lookup(positions, Index::Positions, 0, 1.0, None);
+                body.lookup(class, Index::ClassRows, 0, 1.0, Some(stream));
+                body.lookup(bias, Index::PatchRows, 0, 1.0, Some(stream));
                 (Some(stream), output)
             }
         };
-        Unit { name: "embed".to_owned(), entry: Entry::default(), body: body.finish(Vec::new(), stream, output) }
+        let body = body.finish(Vec::new(), stream, output);
+        Unit { name: "embed".to_owned(), entry: Entry::default(), body, is_partial: !shard.is_whole() }
     }
 
     /// Adds a layer's units; returns the norm that its output passes on the way into the stream.
@@ -111,61 +158,95 @@ impl Builder<'_> {
         let prefix = self.names.layer.replace("{}", &index.to_string());
         let attention_norm = self.norm(&format!("{prefix}{}", self.names.attention_norm), self.config.hidden);
         let mlp_norm = self.norm(&format!("{prefix}{}", self.names.mlp_norm), self.config.hidden);
+        let [attention_shard, mlp_shard] =
+            [Part::Attention(index), Part::Mlp(index)].map(|part| self.shard.of(part, self.config));
         let mut body = BodyBuilder::default();
         let attention_input = body.slot();
-        let attended = self.attention(&mut body, attention_input, &prefix, index, layer);
+        let attended = self.attention(&mut body, attention_input, &prefix, index, layer, &attention_shard);
+        let is_partial = !attention_shard.is_whole();
         if self.config.parallel {
+            assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
             let mlp_input = body.slot();
-            let fed = self.mlp(&mut body, mlp_input, &prefix);
+            let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
             let output = body.slot();
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
             let entry = Entry { post, norms: vec![attention_norm, mlp_norm] };
             let body = body.finish(vec![attention_input, mlp_input], None, output);
-            units.push(Unit { name: format!("layer {index}"), entry, body });
+            units.push(Unit { name: format!("layer {index}"), entry, body, is_partial });
             return None;
         }
         let entry = Entry { post, norms: vec![attention_norm] };
         let body = body.finish(vec![attention_input], None, attended);
-        units.push(Unit { name: format!("attention {index}"), entry, body });
+        units.push(Unit { name: format!("attention {index}"), entry, body, is_partial });
 
         let hidden = self.config.hidden;
         let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
         let mut body = BodyBuilder::default();
         let input = body.slot();
-        let output = self.mlp(&mut body, input, &prefix);
+        let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
         let entry = Entry { post, norms: vec![mlp_norm] };
-        units.push(Unit { name: format!("mlp {index}"), entry, body: body.finish(vec![input], None, output) });
+        let (body, is_partial) = (body.finish(vec![input], None, output), !mlp_shard.is_whole());
+        units.push(Unit { name: format!("mlp {index}"), entry, body, is_partial });
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 
-    fn attention(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, index: usize, layer: &Layer) -> Slot {
+    fn attention(
+        &mut self,
+        body: &mut BodyBuilder,
+        input: Slot,
+        prefix: &str,
+        index: usize,
+        layer: &Layer,
+        shard: &Shard,
+    ) -> Slot {
         let Config { hidden, heads, kv_heads, head_dim: dim, qkv_bias, out_bias, .. } = *self.config;
-        let packed = |slot, count| HeadSlot { slot, first: 0, count, dim, step: dim };
+        let Shard { heads: held, kv_heads: held_kv, kv_holders, .. } = shard;
+        let fused = |name: &str, columns: Vec<Range<usize>>, transposed| LinearSpec {
+            name: format!("{prefix}{name}"),
+            dims: [hidden, 3 * heads * dim],
+            cut: LinearCut::Outputs(Ranges::new(columns)),
+            sharing: sharing(shard),
+            has_bias: qkv_bias,
+            transposed,
+            init_scale: 1.0,
+        };
+        let columns_of = |heads: &Range<usize>, width: usize| heads.start * width..heads.end * width;
         let [mut q, mut k, v] = match self.names.qkv {
             Qkv::Separate([q, k, v]) => {
-                let mut project = |name: &str, count: usize| {
-                    let name = format!("{prefix}{name}");
-                    let linear = self.linear(body, input, &name, [hidden, count * dim], qkv_bias, false, 1.0);
-                    packed(body.linear(linear), count)
+                let kv_sharing =
+                    if kv_holders.len() > 1 { Sharing::Summed(kv_holders.clone()) } else { sharing(shard) };
+                let mut project = |name: &str, all: usize, held: &Range<usize>, sharing: Sharing| {
+                    let linear = LinearSpec {
+                        name: format!("{prefix}{name}"),
+                        dims: [hidden, all * dim],
+                        cut: LinearCut::Outputs(columns_of(held, dim).into()),
+                        sharing,
+                        has_bias: qkv_bias,
+                        transposed: false,
+                        init_scale: 1.0,
+                    };
+                    let slot = self.linear(body, input, linear);
+                    HeadSlot { slot, first: 0, count: held.len(), dim, step: dim }
                 };
-                [project(q, heads), project(k, kv_heads), project(v, kv_heads)]
+                let q = project(q, heads, held, sharing(shard));
+                [q, project(k, kv_heads, held_kv, kv_sharing.clone()), project(v, kv_heads, held_kv, kv_sharing)]
             }
             Qkv::FusedBlocks(name) => {
-                let name = format!("{prefix}{name}");
-                let linear = self.linear(body, input, &name, [hidden, 3 * heads * dim], qkv_bias, true, 1.0);
-                let slot = body.linear(linear);
-                [0, 1, 2].map(|part| HeadSlot { slot, first: part * heads * dim, count: heads, dim, step: dim })
+                let block = |part: usize| columns_of(&(part * heads + held.start..part * heads + held.end), dim);
+                let slot = self.linear(body, input, fused(name, vec![block(0), block(1), block(2)], true));
+                let count = held.len();
+                [0, 1, 2].map(|part| HeadSlot { slot, first: part * count * dim, count, dim, step: dim })
             }
             Qkv::FusedByHead(name) => {
-                let name = format!("{prefix}{name}");
-                let linear = self.linear(body, input, &name, [hidden, 3 * heads * dim], qkv_bias, false, 1.0);
-                let slot = body.linear(linear);
-                [0, 1, 2].map(|part| HeadSlot { slot, first: part * dim, count: heads, dim, step: 3 * dim })
+                let slot = self.linear(body, input, fused(name, vec![columns_of(held, 3 * dim)], false));
+                [0, 1, 2].map(|part| HeadSlot { slot, first: part * dim, count: held.len(), dim, step: 3 * dim })
             }
         };
         if let Some(names) = self.names.qk_norm {
+            // Each shard sees its own heads, so each has a summand of the gradient.
+            let sharing = if shard.is_whole() { Sharing::Same } else { Sharing::Summed(0..shard.count) };
             for (heads, name) in [&mut q, &mut k].into_iter().zip(names) {
-                let norm = self.norm(&format!("{prefix}{name}"), dim);
+                let norm = self.norm_of(&format!("{prefix}{name}"), dim, sharing.clone());
                 let (x, out, stats) = (heads.slot, body.slot(), body.slot());
                 body.ops.push(Op::HeadNorm { x, out, stats, heads: heads.count, norm });
                 heads.slot = out;
@@ -179,47 +260,74 @@ impl Builder<'_> {
         let mask = Mask { causal: self.config.causal, window: layer.window };
         let scale = self.config.attention_scale * layer.scale;
         body.ops.push(Op::Attention(Attention { q, k, v, out, logsum, mask, scale, layer: index }));
-        let name = format!("{prefix}{}", self.names.out);
-        let linear =
-            self.linear(body, out, &name, [heads * dim, hidden], out_bias, self.transposed(), self.out_scale());
-        body.linear(linear)
+        let linear = LinearSpec {
+            name: format!("{prefix}{}", self.names.out),
+            dims: [heads * dim, hidden],
+            cut: LinearCut::Inputs(columns_of(held, dim)),
+            sharing: sharing(shard),
+            has_bias: out_bias,
+            transposed: self.transposed(),
+            init_scale: self.out_scale(),
+        };
+        self.linear(body, out, linear)
     }
 
-    fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str) -> Slot {
+    fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
         let Config { hidden, ffn, mlp_bias, activation, .. } = *self.config;
+        let widening = |name: &str, transposed| LinearSpec {
+            name: format!("{prefix}{name}"),
+            dims: [hidden, ffn],
+            cut: LinearCut::Outputs(shard.ffn.clone().into()),
+            sharing: sharing(shard),
+            has_bias: mlp_bias,
+            transposed,
+            init_scale: 1.0,
+        };
         let (wide, down) = match self.names.mlp {
             Mlp::Gated { gate, up, down } => {
-                let mut project = |name: &str| {
-                    let linear =
-                        self.linear(body, input, &format!("{prefix}{name}"), [hidden, ffn], mlp_bias, false, 1.0);
-                    body.linear(linear)
-                };
-                let (gate, up) = (project(gate), project(up));
+                let gate = self.linear(body, input, widening(gate, false));
+                let up = self.linear(body, input, widening(up, false));
                 let out = body.slot();
                 body.ops.push(Op::Gated { activation, gate, up, out });
                 (out, down)
             }
             Mlp::Plain { up, down } => {
-                let name = format!("{prefix}{up}");
-                let linear = self.linear(body, input, &name, [hidden, ffn], mlp_bias, self.transposed(), 1.0);
+                let linear = self.linear_op(body, input, widening(up, self.transposed()));
                 let before = body.slot();
                 (body.linear(Linear { activation: Some((activation, before)), ..linear }), down)
             }
         };
-        let name = format!("{prefix}{down}");
-        let linear = self.linear(body, wide, &name, [ffn, hidden], mlp_bias, self.transposed(), self.out_scale());
-        body.linear(linear)
+        let linear = LinearSpec {
+            name: format!("{prefix}{down}"),
+            dims: [ffn, hidden],
+            cut: LinearCut::Inputs(shard.ffn.clone()),
+            sharing: sharing(shard),
+            has_bias: mlp_bias,
+            transposed: self.transposed(),
+            init_scale: self.out_scale(),
+        };
+        self.linear(body, wide, linear)
     }
 
     fn head(&mut self, post: Option<NormSpec>) -> Head {
-        let Config { hidden, classes, init_deviation: deviation, .. } = *self.config;
+        let Config { hidden, classes, init_deviation: deviation, tied, .. } = *self.config;
+        let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
         let entry = Entry { post, norms: vec![self.norm(self.names.final_norm, hidden)] };
         let first_tokens_only = matches!(self.config.input, Input::Images { .. });
-        let name = format!("{}.weight", self.names.head);
-        let weight =
-            if self.config.tied { EMBED } else { self.matrix(&name, [classes, hidden], Init::Normal { deviation }) };
-        let bias = first_tokens_only.then(|| self.vector(&format!("{}.bias", self.names.head), classes, 0.0));
-        Head { entry, weight, bias, classes, first_tokens_only }
+        let (name, held) = (self.names.head, shard.classes.clone());
+        let weight = if tied {
+            EMBED
+        } else {
+            let slice = Slice::of_rows(held.clone(), hidden);
+            let init = Init::Normal { deviation };
+            self.tensor(&format!("{name}.weight"), vec![classes, hidden], slice, sharing(&shard), init)
+        };
+        let bias = first_tokens_only.then(|| {
+            let slice = Slice::of_cols(1, held.clone());
+            self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
+        });
+        let (first_class, widest, is_partial) = (held.start, shard.widest_classes, !shard.is_whole());
+        Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only }
     }
 
     /// GPT-2 stores its matrices [in, out].
@@ -232,53 +340,89 @@ impl Builder<'_> {
         if self.transposed() { 1.0 / (2.0 * self.config.layers.len() as f32).sqrt() } else { 1.0 }
     }
 
-    /// A linear layer `name` from `dims[0]` to `dims[1]` features, and its parameters.
-    fn linear(
-        &mut self,
-        body: &mut BodyBuilder,
-        x: Slot,
-        name: &str,
-        dims: [usize; 2],
-        bias: bool,
-        transposed: bool,
-        init_scale: f32,
-    ) -> Linear {
-        let [input, output] = dims;
-        let shape = if transposed { [input, output] } else { [output, input] };
-        let deviation = self.config.init_deviation * init_scale;
-        let weight = self.matrix(&format!("{name}.weight"), shape, Init::Normal { deviation });
-        let bias = bias.then(|| self.vector(&format!("{name}.bias"), output, 0.0));
-        body.plain_linear(x, weight, bias, transposed)
+    /// Adds a linear layer to a body.
+    fn linear(&mut self, body: &mut BodyBuilder, x: Slot, spec: LinearSpec) -> Slot {
+        let linear = self.linear_op(body, x, spec);
+        body.linear(linear)
     }
 
+    fn linear_op(&mut self, body: &mut BodyBuilder, x: Slot, spec: LinearSpec) -> Linear {
+        let LinearSpec { name, dims: [input, output], cut, sharing, has_bias, transposed, init_scale } = spec;
+        let is_summand = matches!(cut, LinearCut::Inputs(_));
+        let (inputs, outputs) = match cut {
+            LinearCut::Outputs(held) => (Ranges::from(0..input), held),
+            LinearCut::Inputs(held) => (held.into(), Ranges::from(0..output)),
+        };
+        let (shape, slice) = if transposed {
+            (vec![input, output], Slice { rows: inputs, cols: outputs.clone() })
+        } else {
+            (vec![output, input], Slice { rows: outputs.clone(), cols: inputs })
+        };
+        let init = Init::Normal { deviation: self.config.init_deviation * init_scale };
+        let adds_bias = !is_summand || sharing == Sharing::Same || self.shard.index == 0;
+        let weight = self.tensor(&format!("{name}.weight"), shape, slice, sharing.clone(), init);
+        let bias = has_bias.then(|| {
+            let sharing = if is_summand { Sharing::Same } else { sharing };
+            let slice = Slice::of_cols(1, outputs);
+            self.tensor(&format!("{name}.bias"), vec![output], slice, sharing, Init::Constant(0.0))
+        });
+        Linear { bias, adds_bias, transposed, ..body.plain_linear(x, weight) }
+    }
+
+    /// A norm of the stream, which every shard has.
     fn norm(&mut self, name: &str, width: usize) -> NormSpec {
+        self.norm_of(name, width, self.stream_sharing())
+    }
+
+    fn norm_of(&mut self, name: &str, width: usize, sharing: Sharing) -> NormSpec {
         let Config { norm: kind, epsilon, family, .. } = *self.config;
-        let weight = self.vector(&format!("{name}.weight"), width, 1.0 - family.norm_offset);
+        let mut vector = |name: String, value: f32| {
+            let slice = Slice::whole([1, width]);
+            self.tensor(&name, vec![width], slice, sharing.clone(), Init::Constant(value))
+        };
+        let weight = vector(format!("{name}.weight"), 1.0 - family.norm_offset);
         let has_bias = kind == evenkeel_device::kernel::NormKind::Layer;
-        let bias = has_bias.then(|| self.vector(&format!("{name}.bias"), width, 0.0));
+        let bias = has_bias.then(|| vector(format!("{name}.bias"), 0.0));
         NormSpec { kind, weight, bias, weight_offset: family.norm_offset, epsilon }
     }
 
-    fn matrix(&mut self, name: &str, shape: [usize; 2], init: Init) -> ParamId {
-        self.tensor(name, shape.to_vec(), init)
+    /// Where the stream is split by tokens, each shard sees its own and has a summand of the gradient.
+    fn stream_sharing(&self) -> Sharing {
+        if self.shard.split_sequence { Sharing::Summed(0..self.shard.count) } else { Sharing::Same }
     }
 
     fn vector(&mut self, name: &str, len: usize, value: f32) -> ParamId {
-        self.tensor(name, vec![len], Init::Constant(value))
+        self.replicated(name, vec![len], Init::Constant(value))
     }
 
-    fn tensor(&mut self, name: &str, shape: Vec<usize>, init: Init) -> ParamId {
-        // Leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix.
-        let len: usize = shape.iter().product();
-        let rows = match shape[..] {
-            [_] => 1,
-            [1, rows, _] => rows,
-            [rows, ..] => rows,
-            [] => unreachable!("every parameter has a dim"),
-        };
-        self.specs.push(ParamSpec { name: name.to_owned(), shape, matrix: [rows, len / rows], init });
+    /// A parameter that every shard holds and whose gradient every shard computes.
+    fn replicated(&mut self, name: &str, shape: Vec<usize>, init: Init) -> ParamId {
+        let slice = Slice::whole(as_matrix(&shape));
+        self.tensor(name, shape, slice, Sharing::Same, init)
+    }
+
+    fn tensor(&mut self, name: &str, shape: Vec<usize>, slice: Slice, sharing: Sharing, init: Init) -> ParamId {
+        let (whole, matrix) = (as_matrix(&shape), slice.dims());
+        self.specs.push(ParamSpec { name: name.to_owned(), shape, whole, slice, matrix, sharing, init });
         ParamId(self.specs.len() - 1)
     }
+}
+
+/// Leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix.
+fn as_matrix(shape: &[usize]) -> [usize; 2] {
+    let len: usize = shape.iter().product();
+    let rows = match *shape {
+        [_] => 1,
+        [1, rows, _] => rows,
+        [rows, ..] => rows,
+        [] => unreachable!("every parameter has a dim"),
+    };
+    [rows, len / rows]
+}
+
+/// Of a part that a shard has to itself, or that every shard has whole.
+fn sharing(shard: &Shard) -> Sharing {
+    if shard.is_whole() { Sharing::Same } else { Sharing::Alone }
 }
 
 #[derive(Default)]
@@ -293,8 +437,10 @@ impl BodyBuilder {
         Slot(self.slots - 1)
     }
 
-    fn plain_linear(&mut self, x: Slot, weight: ParamId, bias: Option<ParamId>, transposed: bool) -> Linear {
-        Linear { x, out: self.slot(), weight, bias, transposed, activation: None, first: false }
+    /// A layer without bias or activation, not added yet.
+    fn plain_linear(&mut self, x: Slot, weight: ParamId) -> Linear {
+        let out = self.slot();
+        Linear { x, out, weight, bias: None, adds_bias: true, transposed: false, activation: None, first: false }
     }
 
     fn linear(&mut self, linear: Linear) -> Slot {
@@ -304,9 +450,9 @@ impl BodyBuilder {
     }
 
     /// A lookup into a new slot, or added to one.
-    fn lookup(&mut self, table: ParamId, index: Index, scale: f32, add_to: Option<Slot>) -> Slot {
+    fn lookup(&mut self, table: ParamId, index: Index, first: usize, scale: f32, add_to: Option<Slot>) -> Slot {
         let out = add_to.unwrap_or_else(|| self.slot());
-        self.ops.push(Op::Lookup(Lookup { table, index, scale, out, accumulate: add_to.is_some() }));
+        self.ops.push(Op::Lookup(Lookup { table, index, first, scale, out, accumulate: add_to.is_some() }));
         out
     }
 

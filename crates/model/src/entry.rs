@@ -28,10 +28,9 @@ pub struct EntryState {
 }
 
 impl EntryState {
-    /// Drops what can be computed again from the stream.
+    /// Drops the normalised values, which can be computed again from the stream.
     pub fn forget(&mut self) {
         self.normalised.clear();
-        self.stats.clear();
     }
 }
 

@@ -19,6 +19,8 @@ pub enum Error {
     UnexpectedTensor { name: String, folder: PathBuf, unexpected: usize },
     #[error("tensor `{name}` is {found:?} in {}, config.json needs {expected:?}", .file.display())]
     WrongShape { name: String, file: PathBuf, found: Vec<usize>, expected: Vec<usize> },
+    #[error("the model cannot be cut in {shards}: it has {size} {what}")]
+    TooManyShards { shards: usize, what: &'static str, size: usize },
 }
 
 impl Error {
@@ -35,6 +37,7 @@ impl Error {
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())
             }
+            Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }
     }
 }

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::{ColumnSum, LossBackward, LossStats, Order, Product};
-use evenkeel_device::{DType, Tensor};
+use evenkeel_device::kernel::{ColumnSum, LossBackward, LossMerge, LossStats, Order, Product};
+use evenkeel_device::{DType, Queue, Tensor};
 
+use crate::batch::Batch;
 use crate::body::Context;
 use crate::entry::Entry;
 use crate::op::add_weight_gradient;
@@ -22,8 +23,14 @@ pub struct Head {
     pub entry: Entry,
     pub(crate) weight: ParamId,
     pub(crate) bias: Option<ParamId>,
-    /// Classes over all ranks.
+    /// Classes over all shards.
     pub(crate) classes: usize,
+    /// The first class that this shard has.
+    pub(crate) first_class: usize,
+    /// The most classes that any shard has.
+    pub(crate) widest: usize,
+    /// Whether other shards have other classes: statistics are to be merged, gradients of `x` to be summed.
+    pub is_partial: bool,
     /// Only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
 }
@@ -38,6 +45,11 @@ pub struct LossOptions {
 }
 
 impl Head {
+    /// How many rows of a batch get logits.
+    pub fn rows(&self, batch: &Batch) -> usize {
+        if self.first_tokens_only { batch.segments.iter().count() } else { batch.token_count() }
+    }
+
     /// The rows of `normalised` that get logits.
     pub fn classified(&self, context: &Context, normalised: &Tensor) -> Tensor {
         if !self.first_tokens_only {
@@ -47,9 +59,9 @@ impl Head {
         normalised.every_nth_row(context.batch.token_count() / images)
     }
 
-    /// Which rows to treat at a time.
+    /// Which rows to treat at a time, the same on every shard.
     pub fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let chunk = (CHUNK_ELEMENTS / self.classes).clamp(1, rows.max(1));
+        let chunk = (CHUNK_ELEMENTS / self.widest).clamp(1, rows.max(1));
         (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
     }
 
@@ -65,7 +77,19 @@ impl Head {
     /// Writes what the classes held here add to the softmax of each row.
     pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>, stats: &Tensor) {
         let labels = context.batch.labels.view().col_range(rows);
-        context.queue.launch(LossStats { logits: logits.view(), labels, first: 0, stats: stats.view() });
+        context.queue.launch(LossStats {
+            logits: logits.view(),
+            labels,
+            first: self.first_class as u32,
+            stats: stats.view(),
+        });
+    }
+
+    /// Joins the statistics of all shards, f32 [shards · rows, 4], one shard after another.
+    pub fn merge(&self, context: &Context, parts: &Tensor, stats: &Tensor) {
+        let shards = parts.rows / stats.rows;
+        let parts = parts.view().reshaped(shards, stats.len());
+        context.queue.launch(LossMerge { parts, stats: stats.view() });
     }
 
     /// Writes the losses of these rows; with `dlogits`, also the gradient of the logits.
@@ -82,7 +106,7 @@ impl Head {
         context.queue.launch(LossBackward {
             logits: logits.view(),
             labels: context.batch.labels.view().col_range(rows.clone()),
-            first: 0,
+            first: self.first_class as u32,
             stats: stats.view(),
             vocabulary: self.classes,
             smoothing: options.smoothing,
@@ -97,6 +121,16 @@ impl Head {
         match context.dtype() {
             DType::F32 => logits.clone(),
             dtype => context.queue.tensor(logits.rows, logits.cols, dtype),
+        }
+    }
+
+    /// Room for the gradient of the normalised values; rows that get no logits have none.
+    pub fn dnormalised(&self, queue: &Queue, normalised: &Tensor) -> Tensor {
+        let [rows, cols] = normalised.shape();
+        if self.first_tokens_only {
+            queue.zeros(rows, cols, normalised.dtype)
+        } else {
+            queue.tensor(rows, cols, normalised.dtype)
         }
     }
 

@@ -1,14 +1,39 @@
 //! Parameters from a Hugging Face folder. Names and shapes are compared with the config before memory is used.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
-use evenkeel_device::{DType, Queue};
+use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::Folder;
 
 use crate::build::Model;
 use crate::error::Error;
 use crate::parameters::{ParamSpec, Parameters};
+
+/// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
+/// else of it is read.
+pub fn fill_slice<E>(
+    queue: &Queue,
+    tensor: &Tensor,
+    spec: &ParamSpec,
+    read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let width = spec.whole[1];
+    for piece in spec.slice.pieces() {
+        let held = tensor.view().row_range(piece.held_rows).col_range(piece.held_cols);
+        let (first_row, cols) = (piece.rows.start, piece.cols);
+        queue.write_rows(held, |first, rows| {
+            let start = (first_row + first) * width;
+            if cols.len() == width {
+                return read(start..start + rows.len(), rows);
+            }
+            let starts = (start + cols.start..).step_by(width);
+            starts.zip(rows.chunks_exact_mut(cols.len())).try_for_each(|(at, row)| read(at..at + row.len(), row))
+        })?;
+    }
+    Ok(())
+}
 
 impl Model {
     /// The model that a folder's config.json describes.
@@ -21,16 +46,14 @@ impl Model {
         self.match_names(folder).map(drop)
     }
 
-    /// Loads the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
+    /// Loads this shard's part of the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
     pub fn load(&self, folder: &Folder, dtype: DType, queue: &Queue) -> Result<Parameters, Error> {
         let names = self.match_names(folder)?;
         let parameters = Parameters::allocate(&self.specs, dtype, queue);
         for (id, name) in parameters.ids().zip(&names) {
             let tensor = folder.tensor(name).expect("matched above");
-            let master = parameters.master(id);
-            let cols = master.cols;
-            queue.write_rows(master, |first, rows| {
-                tensor.read(first * cols..first * cols + rows.len(), rows).map_err(Error::from)
+            fill_slice(queue, parameters.master(id), &parameters.specs[id.0], |range, out| {
+                tensor.read(range, out).map_err(Error::from)
             })?;
         }
         parameters.refresh_copies(queue);

@@ -1,5 +1,7 @@
 //! The operations units are made of, each with its forward and its backward.
 
+use std::ops::Range;
+
 use evenkeel_device::kernel::{
     self, ActivateBackward, Activation, Add, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward, Mask, Order,
     Product,
@@ -40,8 +42,9 @@ pub(crate) enum Op {
         b: Slot,
         out: Slot,
     },
-    /// The images' patches as the batch has them.
+    /// These elements of the images' patches, as the batch has them.
     Patches {
+        elements: Range<usize>,
         out: Slot,
     },
     Lookup(Lookup),
@@ -54,6 +57,8 @@ pub(crate) struct Linear {
     pub out: Slot,
     pub weight: ParamId,
     pub bias: Option<ParamId>,
+    /// Of the shards whose outputs are summed, one adds the bias.
+    pub adds_bias: bool,
     /// The weight is stored [in, out].
     pub transposed: bool,
     /// With the slot that keeps the value before it.
@@ -102,6 +107,8 @@ impl Attention {
 pub(crate) struct Lookup {
     pub table: ParamId,
     pub index: Index,
+    /// The index of the first row that the table has here.
+    pub first: usize,
     pub scale: f32,
     pub out: Slot,
     pub accumulate: bool,
@@ -156,9 +163,9 @@ impl Op {
                 queue.launch(Add { a: a.view(), b: b.view(), out: result.view() });
                 values.set(*out, result);
             }
-            Op::Patches { out } => {
+            Op::Patches { elements, out } => {
                 let patches = context.batch.patches.as_ref().expect("a batch of images for a model that reads images");
-                values.set(*out, patches.clone());
+                values.set(*out, patches.col_range(elements.clone()));
             }
             Op::Lookup(lookup) => {
                 let table = context.parameters.value(lookup.table);
@@ -169,7 +176,7 @@ impl Op {
                 queue.launch(Embed {
                     table: table.view(),
                     indices: indices.view(),
-                    first: 0,
+                    first: lookup.first as u32,
                     scale: lookup.scale,
                     out: values.get(lookup.out).view(),
                     accumulate: lookup.accumulate,
@@ -253,7 +260,7 @@ impl Op {
             Op::Lookup(lookup) => context.queue.launch(EmbedBackward {
                 dtable: gradients.sum(context.queue, lookup.table).view(),
                 indices: lookup.index.of(context).view(),
-                first: 0,
+                first: lookup.first as u32,
                 scale: lookup.scale,
                 dout: slots.get(lookup.out).view(),
             }),
@@ -281,7 +288,7 @@ impl Linear {
         let out = queue.tensor(x.rows, width, context.dtype());
         let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
         queue.launch(Product {
-            bias: self.bias.map(|bias| context.parameters.value(bias).view()),
+            bias: self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias).view()),
             activation: self.activation.map(|(activation, _)| activation),
             preactivation: preactivation.as_ref().map(Tensor::view),
             ..Product::new(order, x, weight, &out)

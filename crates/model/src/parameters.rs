@@ -1,29 +1,47 @@
 //! A model's parameters on a device: f32 masters, copies in the compute dtype, and gradients.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
 use evenkeel_device::{DType, Queue, Tensor};
+
+use crate::layout::{Sharing, Slice};
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-/// What a parameter is.
+/// What a parameter is, and which part of it a shard holds.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
     /// Its Hugging Face name.
     pub name: String,
     /// Its shape in Hugging Face files.
     pub shape: Vec<usize>,
-    /// The shape it is computed with: the first dim, and all others as one; a vector is one row.
+    /// The whole as a matrix: the first dim, and all others as one; a vector is one row.
+    pub whole: [usize; 2],
+    /// What is held of that matrix.
+    pub slice: Slice,
+    /// Rows and columns held: the shape it is computed with.
     pub matrix: [usize; 2],
+    pub sharing: Sharing,
     pub init: Init,
 }
 
 impl ParamSpec {
+    /// Elements held.
     pub fn len(&self) -> usize {
         self.matrix[0] * self.matrix[1]
+    }
+
+    /// Whether shard `index` speaks for what it holds where others hold the same.
+    pub fn is_counted_by(&self, index: usize) -> bool {
+        match &self.sharing {
+            Sharing::Alone => true,
+            Sharing::Same => index == 0,
+            Sharing::Summed(holders) => index == holders.start,
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -68,12 +86,15 @@ impl Parameters {
         for (spec, master) in specs.iter().zip(&parameters.masters) {
             match spec.init {
                 Init::Constant(value) => queue.launch(Fill { out: master.view(), value }),
-                Init::Normal { deviation } => queue.launch(RandomNormal {
-                    out: master.view(),
-                    mean: 0.0,
-                    deviation,
-                    seed: seed ^ hash_name(&spec.name),
-                    placement: Placement::whole(spec.matrix[1]),
+                Init::Normal { deviation } => spec.slice.pieces().for_each(|piece| {
+                    let (first_row, first_col) = (piece.rows.start as u64, piece.cols.start as u64);
+                    queue.launch(RandomNormal {
+                        out: master.view().row_range(piece.held_rows).col_range(piece.held_cols),
+                        mean: 0.0,
+                        deviation,
+                        seed: seed ^ hash_name(&spec.name),
+                        placement: Placement { first_row, first_col, cols: spec.whole[1] as u64 },
+                    });
                 }),
             }
         }
@@ -122,16 +143,46 @@ fn hash_name(name: &str) -> u64 {
 
 /// The gradients of all parameters, f32, summed until they are cleared.
 ///
-/// Clearing touches no memory: the first to add to a gradient overwrites it.
+/// Clearing touches no memory: the first to add to a gradient overwrites it. Gradients that are summed over the same
+/// shards lie side by side, so that one reduction sums them all.
 pub struct Gradients {
     tensors: Vec<Tensor>,
     cleared: Vec<Cell<bool>>,
+    buckets: Vec<Bucket>,
+}
+
+/// Gradients that are summed over the same shards, f32 [1, n].
+pub struct Bucket {
+    pub holders: Range<usize>,
+    pub flat: Tensor,
+    members: Vec<ParamId>,
 }
 
 impl Gradients {
     pub fn new(specs: &[ParamSpec], queue: &Queue) -> Gradients {
-        let tensors = specs.iter().map(|spec| queue.tensor(spec.matrix[0], spec.matrix[1], DType::F32)).collect();
-        Gradients { tensors, cleared: vec![Cell::new(true); specs.len()] }
+        let mut tensors: Vec<Option<Tensor>> = vec![None; specs.len()];
+        let mut buckets = Vec::new();
+        for (holders, members) in summed(specs) {
+            let flat = queue.tensor(1, members.iter().map(|id| specs[id.0].len()).sum(), DType::F32);
+            let mut end = 0;
+            for &id in &members {
+                let [rows, cols] = specs[id.0].matrix;
+                end += rows * cols;
+                tensors[id.0] = Some(flat.col_range(end - rows * cols..end).reshaped(rows, cols));
+            }
+            buckets.push(Bucket { holders, flat, members });
+        }
+        let of_its_own = |spec: &ParamSpec| queue.tensor(spec.matrix[0], spec.matrix[1], DType::F32);
+        let tensors = tensors.into_iter().zip(specs).map(|(tensor, spec)| tensor.unwrap_or_else(|| of_its_own(spec)));
+        Gradients { tensors: tensors.collect(), cleared: vec![Cell::new(true); specs.len()], buckets }
+    }
+
+    /// What must be summed over shards once all micro-batches have been added.
+    pub fn buckets(&self, queue: &Queue) -> &[Bucket] {
+        for id in self.buckets.iter().flat_map(|bucket| &bucket.members) {
+            self.sum(queue, *id);
+        }
+        &self.buckets
     }
 
     pub fn clear(&self) {
@@ -151,4 +202,17 @@ impl Gradients {
         }
         tensor
     }
+}
+
+/// The parameters that are summed over shards, by the shards that hold them.
+fn summed(specs: &[ParamSpec]) -> Vec<(Range<usize>, Vec<ParamId>)> {
+    let mut groups: Vec<(Range<usize>, Vec<ParamId>)> = Vec::new();
+    for (index, spec) in specs.iter().enumerate() {
+        let Sharing::Summed(holders) = &spec.sharing else { continue };
+        match groups.iter_mut().find(|(group, _)| group == holders) {
+            Some((_, members)) => members.push(ParamId(index)),
+            None => groups.push((holders.clone(), vec![ParamId(index)])),
+        }
+    }
+    groups
 }

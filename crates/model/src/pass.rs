@@ -108,7 +108,7 @@ pub fn losses_and_gradients(
 }
 
 /// Runs a unit's forward again from the stream at its entry.
-pub fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
+fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
     let inputs = entry.map_or(Vec::new(), |entry| {
         unit.entry.recompute(context.queue, context.parameters, entry);
         entry.normalised.clone()
@@ -146,7 +146,7 @@ fn enter_head(head: &Head, context: &Context, stream: Option<&Tensor>, output: &
 }
 
 /// The head, forward and backward: the losses, and the gradients of the stream and of the last unit's output.
-pub fn head_backward(
+fn head_backward(
     model: &Model,
     context: &Context,
     gradients: &Gradients,
@@ -156,12 +156,7 @@ pub fn head_backward(
 ) -> (Tensor, Tensor, Tensor) {
     let (head, queue) = (&model.head, context.queue);
     let (entry, x) = enter_head(head, context, stream, &output);
-    let normalised = &entry.normalised[0];
-    let dnormalised = if head.first_tokens_only {
-        queue.zeros(normalised.rows, normalised.cols, normalised.dtype)
-    } else {
-        queue.tensor(normalised.rows, normalised.cols, normalised.dtype)
-    };
+    let dnormalised = head.dnormalised(queue, &entry.normalised[0]);
     let dx = head.classified(context, &dnormalised);
     let losses = queue.tensor(1, x.rows, DType::F32);
     for rows in head.chunks(x.rows) {

@@ -6,10 +6,12 @@
 //! This crate knows no files, no optimizer and no data; it is given batches.
 
 mod execute;
+mod groups;
 mod program;
 pub mod schedule;
 mod verify;
 
 pub use execute::Executor;
-pub use program::{Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
+pub use groups::TensorGroups;
+pub use program::{Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
 pub use verify::{Unsound, verify};

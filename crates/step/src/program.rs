@@ -1,8 +1,8 @@
-//! Programs: what is computed in a step, in which order, from which values, and when each is let go.
+//! Programs: what is computed and exchanged in a step, in which order, from which values, and when each is let go.
 
 use std::fmt;
 
-/// A unit's place in the chain.
+/// A unit's place in the chain; the head's is behind the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitIdx(pub usize);
 
@@ -10,23 +10,57 @@ pub struct UnitIdx(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Micro(pub usize);
 
-/// What a task computes. The chain's first unit has no entry, and its last link is the head.
+/// Some rows that the head treats at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chunk(pub usize);
+
+/// Which of a rank's two in-order queues a task runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    Compute,
+    Comm,
+}
+
+/// What a task does. The chain's first unit has no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// A unit's entry: the output of the unit before joins the stream, which is normalised.
     Enter,
     /// A unit's body.
     Forward,
-    /// The entry's norms and the body again, from the stream.
+    /// The entry's norms again, from the stream.
+    Normalise,
+    /// A unit's body again.
     Recompute,
-    /// The head: losses, and their gradients down to the last unit's output.
-    Loss,
+    /// The head's logits of a chunk, and what they say of the softmax.
+    Logits(Chunk),
+    /// A chunk's losses, and their gradients down to the head's input.
+    Loss(Chunk),
+    /// A chunk's losses alone.
+    Evaluate(Chunk),
     /// The gradients of a body's inputs.
     BackwardInput,
     /// The gradients of a body's weights.
     BackwardWeight,
     /// The gradients of a unit's entry.
     BackwardEnter,
+    /// The value that the task reads, summed over the tensor-parallel group.
+    AllReduce,
+    /// The same, but each rank gets its own rows of the sum.
+    ReduceScatter,
+    /// The rows of all ranks.
+    AllGather,
+    /// The gradients of parameters that several ranks hold, summed over those.
+    SumGradients,
+}
+
+impl Work {
+    pub fn lane(self) -> Lane {
+        match self {
+            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients => Lane::Comm,
+            _ => Lane::Compute,
+        }
+    }
 }
 
 /// What a value is, of one unit and one micro-batch.
@@ -34,16 +68,27 @@ pub enum Work {
 pub enum ValueKind {
     /// The residual stream behind a unit's entry.
     Stream,
-    /// The normalised stream, which a body reads.
+    /// The normalised stream, of this rank's rows.
     Normalised,
-    /// A body's output.
+    /// The normalised stream, of all rows.
+    NormalisedGathered,
+    /// A body's output, or this rank's summand of it.
     Output,
+    /// The sum of the ranks' outputs.
+    OutputReduced,
     /// What a body's forward leaves for its backward.
     Saved,
-    /// Gradients of the above.
+    Logits(Chunk),
+    /// What a rank's logits say of the softmax, and what all ranks' do.
+    Stats(Chunk),
+    StatsGathered(Chunk),
     StreamGradient,
+    StreamGradientGathered,
+    /// Of the normalised stream: this rank's summand, or all there is of it.
     NormalisedGradient,
+    NormalisedGradientReduced,
     OutputGradient,
+    OutputGradientGathered,
     /// What the input half of backward leaves for the weight half.
     WeightInputs,
 }

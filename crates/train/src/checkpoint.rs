@@ -3,17 +3,18 @@
 //! Tensors are saved whole under their Hugging Face names, so a checkpoint does not say how many devices wrote it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
-use evenkeel_device::{Queue, Tensor};
-use evenkeel_model::{ParamId, ParamSpec};
-use evenkeel_store::{FileDtype, NewFolder, RawTensor, SafeTensorsFile, SafeTensorsWriter, TensorEntry, read_json};
+use evenkeel_model::{ParamId, ParamSpec, fill_slice};
+use evenkeel_store::{FileDtype, NewFolder, SafeTensorsFile, SafeTensorsWriter, TensorEntry, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
+use crate::ranks::Ranks;
 use crate::run::Progress;
-use crate::trainer::Trainer;
+use crate::trainer::{Kind, Trainer};
 
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
@@ -51,56 +52,49 @@ impl State {
     }
 }
 
-/// What is kept of each parameter.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Weight,
-    Mean,
-    Variance,
-}
-
 const KINDS: [Kind; 3] = [Kind::Weight, Kind::Mean, Kind::Variance];
 
-impl Kind {
-    fn name(self, spec: &ParamSpec) -> String {
-        let kind = match self {
-            Kind::Weight => "weight",
-            Kind::Mean => "mean",
-            Kind::Variance => "variance",
-        };
-        format!("{kind}.{}", spec.name)
-    }
-
-    fn tensor<'a>(self, trainer: &'a Trainer, id: ParamId) -> &'a Tensor {
-        match self {
-            Kind::Weight => trainer.parameters.master(id),
-            Kind::Mean => trainer.optimizer.mean(id),
-            Kind::Variance => trainer.optimizer.variance(id),
-        }
-    }
+fn tensor_name(kind: Kind, spec: &ParamSpec) -> String {
+    let kind = match kind {
+        Kind::Weight => "weight",
+        Kind::Mean => "mean",
+        Kind::Variance => "variance",
+    };
+    format!("{kind}.{}", spec.name)
 }
 
 /// Writes a checkpoint folder. It appears under its name whole, or not at all.
-pub fn save(path: &Path, trainer: &Trainer, progress: &Progress, feed: Value) -> Result<(), Error> {
+pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Result<(), Error> {
+    let updates = ranks.each(|trainer| trainer.updates)?[0];
     let folder = NewFolder::create(path)?;
-    let tensors: BTreeMap<String, &Tensor> = all(trainer).map(|(name, _, tensor)| (name, tensor)).collect();
-    let entries: Vec<TensorEntry> = all(trainer)
-        .map(|(name, spec, _)| TensorEntry { name, dtype: FileDtype::F32, shape: spec.shape.clone() })
-        .collect();
+    let places: BTreeMap<String, (Kind, ParamId)> =
+        all(ranks.specs()).map(|(kind, id, spec)| (tensor_name(kind, spec), (kind, id))).collect();
+    let entry = |(kind, _, spec): (Kind, ParamId, &ParamSpec)| {
+        let (name, shape) = (tensor_name(kind, spec), spec.shape.clone());
+        TensorEntry { name, dtype: FileDtype::F32, shape }
+    };
+    let entries: Vec<TensorEntry> = all(ranks.specs()).map(entry).collect();
     folder.file(TENSORS, |file| -> Result<(), Error> {
         let mut writer = SafeTensorsWriter::new(file, &entries, &BTreeMap::new())?;
         for name in writer.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>() {
-            write_pieces(trainer.device.compute(), tensors[&name], &mut |piece| writer.write_f32(piece))?;
+            let (kind, id) = places[&name];
+            write_pieces(&ranks.specs()[id.0], |rows| ranks.read_rows(kind, id, rows), &mut |piece| {
+                writer.write_f32(piece)
+            })?;
         }
         Ok(writer.finish()?)
     })?;
-    let state = State { version: VERSION, progress: *progress, updates: trainer.updates, feed };
-    folder.write_json(STATE, &state)?;
+    folder.write_json(STATE, &State { version: VERSION, progress: *progress, updates, feed })?;
     Ok(folder.commit(true)?)
 }
 
-/// Puts the trainer in the state of a checkpoint, and says how far that was.
-pub fn load(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
+/// Puts the ranks in the state of a checkpoint, each reading its own slices, and says how far that was.
+pub fn load(path: &Path, ranks: &Ranks) -> Result<State, Error> {
+    let path = path.to_owned();
+    ranks.each(move |trainer| load_rank(&path, trainer))?.swap_remove(0)
+}
+
+fn load_rank(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     let state: State = read_json(path.join(STATE), STATE_LIMIT_BYTES)?;
     if state.version != VERSION {
         return Err(Error::CheckpointVersion { path: path.to_owned(), found: state.version, known: VERSION });
@@ -108,43 +102,37 @@ pub fn load(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
     state.check().map_err(|what| Error::BadState { path: path.join(STATE), what })?;
     let file = SafeTensorsFile::open(path.join(TENSORS))?;
     let mut found = Vec::new();
-    for (name, spec, tensor) in all(trainer) {
+    for (kind, id, spec) in all(&trainer.model.specs) {
+        let name = tensor_name(kind, spec);
         let raw = file.tensor(&name).filter(|raw| raw.shape() == spec.shape);
         let Some(raw) = raw else { return Err(Error::OtherModel { path: path.to_owned(), tensor: name }) };
-        found.push((raw, tensor));
+        found.push((raw, spec, trainer.tensor(kind, id)));
     }
     let queue = trainer.device.compute();
-    for (raw, tensor) in found {
-        read_tensor(queue, raw, tensor)?;
+    for (raw, spec, tensor) in found {
+        fill_slice(queue, tensor, spec, |range, out| raw.read(range, out).map_err(Error::from))?;
     }
     trainer.parameters.refresh_copies(queue);
     trainer.updates = state.updates;
     Ok(state)
 }
 
-/// Every tensor of the state: its name, its parameter, and where it is.
-fn all<'a>(trainer: &'a Trainer) -> impl Iterator<Item = (String, &'a ParamSpec, &'a Tensor)> {
-    let of = move |kind: Kind, id: ParamId| {
-        let spec = &trainer.parameters.specs[id.0];
-        (kind.name(spec), spec, kind.tensor(trainer, id))
-    };
-    KINDS.into_iter().flat_map(move |kind| trainer.parameters.ids().map(move |id| of(kind, id)))
+/// Every tensor of the state.
+fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (Kind, ParamId, &ParamSpec)> {
+    let of = move |kind| specs.iter().enumerate().map(move |(index, spec)| (kind, ParamId(index), spec));
+    KINDS.into_iter().flat_map(of)
 }
 
-fn read_tensor(queue: &Queue, raw: RawTensor, tensor: &Tensor) -> Result<(), Error> {
-    let cols = tensor.cols;
-    queue.write_rows(tensor, |first, rows| raw.read(first * cols..first * cols + rows.len(), rows).map_err(Error::from))
-}
-
-/// Hands on the elements of a tensor, row-major, a few rows at a time.
+/// Hands on the elements of a whole parameter, row-major, a few rows at a time.
 pub(crate) fn write_pieces(
-    queue: &Queue,
-    tensor: &Tensor,
+    spec: &ParamSpec,
+    read_rows: impl Fn(Range<usize>) -> Result<Vec<f32>, Error>,
     put: &mut dyn FnMut(&[f32]) -> Result<(), evenkeel_store::Error>,
 ) -> Result<(), Error> {
-    let rows = (PIECE_ELEMENTS / tensor.cols.max(1)).max(1);
-    for first in (0..tensor.rows).step_by(rows) {
-        put(&queue.read(&tensor.row_range(first..tensor.rows.min(first + rows))))?;
+    let [all, cols] = spec.whole;
+    let rows = (PIECE_ELEMENTS / cols.max(1)).max(1);
+    for first in (0..all).step_by(rows) {
+        put(&read_rows(first..all.min(first + rows))?)?;
     }
     Ok(())
 }

@@ -24,6 +24,10 @@ pub enum Error {
          {grad_norm})"
     )]
     NotFinite { steps: u32, step: u64, loss: f64, grad_norm: f64 },
+    #[error("ranks {} and {} of one tensor-parallel group were given different samples", ranks[0], ranks[1])]
+    DifferentSamples { ranks: [usize; 2] },
+    #[error(transparent)]
+    Rank(#[from] evenkeel_comm::RankFailure),
 }
 
 impl Error {
@@ -32,6 +36,7 @@ impl Error {
         match self {
             Error::Store(error) | Error::Data(crate::data::Error::Store(error)) => error.is_fault(),
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
+            Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::Data(_) | Error::CheckpointVersion { .. } | Error::BadState { .. } | Error::OtherModel { .. } => {
                 false
             }
@@ -43,7 +48,10 @@ impl Error {
             Error::Store(error) => error.hint().map(str::to_owned),
             Error::Data(error) => error.hint(),
             Error::Generate(error) => error.hint().map(str::to_owned),
-            Error::Report(_) => None,
+            Error::Report(_) | Error::Rank(_) => None,
+            Error::DifferentSamples { .. } => {
+                Some("all ranks of a group must read the same data in the same order".to_owned())
+            }
             Error::CheckpointVersion { .. } => Some("use the program that wrote it".to_owned()),
             Error::BadState { .. } => Some("the checkpoint was changed; resume from an earlier one".to_owned()),
             Error::OtherModel { .. } => {

@@ -1,24 +1,30 @@
 //! The trained model as an ordinary Hugging Face folder's weights.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use evenkeel_device::Queue;
-use evenkeel_model::{ParamId, Parameters};
+use evenkeel_model::{ParamId, ParamSpec};
 use evenkeel_store::{FileDtype, NewFolder, SHARD_BYTES, TensorEntry, save_model};
 
 use crate::Error;
 use crate::checkpoint::write_pieces;
 
-/// Writes the weights, rounded to `dtype`, as transformers names and shards them.
-pub fn save_weights(folder: &NewFolder, parameters: &Parameters, dtype: FileDtype, queue: &Queue) -> Result<(), Error> {
-    let entry =
-        |spec: &evenkeel_model::ParamSpec| TensorEntry { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
-    let entries: Vec<TensorEntry> = parameters.specs.iter().map(entry).collect();
+/// Writes the weights, rounded to `dtype`, as transformers names and shards them. `read_rows` hands out rows of whole
+/// parameters.
+pub fn save_weights(
+    folder: &NewFolder,
+    specs: &[ParamSpec],
+    dtype: FileDtype,
+    read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
+) -> Result<(), Error> {
+    let entry = |spec: &ParamSpec| TensorEntry { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
+    let entries: Vec<TensorEntry> = specs.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> =
-        parameters.ids().map(|id| (parameters.specs[id.0].name.as_str(), id)).collect();
+        specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), ParamId(index))).collect();
     // What transformers writes, and what older versions of it insist on.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     save_model(folder, &entries, &metadata, SHARD_BYTES, |name, put| {
-        write_pieces(queue, parameters.master(places[name]), put)
+        let id = places[name];
+        write_pieces(&specs[id.0], |rows| read_rows(id, rows), put)
     })
 }

@@ -1,6 +1,6 @@
 //! Training: data in, better parameters out, and what a person is told meanwhile.
 //!
-//! [`Trainer`] holds one rank's state and makes steps. This crate opens no files itself (`store` does) and knows no
+//! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate opens no files itself (`store` does) and knows no
 //! network.
 
 pub mod checkpoint;
@@ -8,6 +8,7 @@ pub mod data;
 mod error;
 mod export;
 mod optimizer;
+mod ranks;
 mod rate;
 pub mod report;
 mod run;
@@ -17,7 +18,8 @@ mod trainer;
 pub use error::Error;
 pub use export::save_weights;
 pub use optimizer::{AdamW, AdamWOptions, Update};
+pub use ranks::Ranks;
 pub use rate::{Decay, Rate};
 pub use run::{Attendant, Feed, Limits, Plan, Progress, StepReport, Stop, run};
 pub use samples::Samples;
-pub use trainer::{Cost, Evaluation, StepOutcome, Trainer, TrainerOptions, cost};
+pub use trainer::{Cost, Evaluation, Kind, StepOutcome, Trainer, TrainerOptions, cost};

@@ -1,6 +1,6 @@
 //! AdamW over all parameters of a model.
 
-use evenkeel_device::kernel::{self, ClipFactor, SquaredNorm};
+use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{Gradients, ParamId, ParamSpec, Parameters};
 
@@ -54,11 +54,19 @@ impl AdamW {
         AdamW { options, means: zeros(), variances: zeros(), squared_norm: scalar(), clip_factor: scalar() }
     }
 
-    /// Measures the squared global norm of the gradients, f32 [1, 1]. [`AdamW::update`] clips by what was measured last.
-    pub fn measure_norm(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients) -> &Tensor {
-        for id in parameters.ids() {
-            let (x, out) = (gradients.sum(queue, id).view(), self.squared_norm.view());
-            queue.launch(SquaredNorm { x, out, accumulate: id.0 > 0 });
+    /// Measures the squared norm of the gradients that are counted, f32 [1, 1]. [`AdamW::update`] clips by what is there
+    /// then.
+    pub fn measure_norm(
+        &self,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        is_counted: impl Fn(ParamId) -> bool,
+    ) -> &Tensor {
+        let out = self.squared_norm.view();
+        queue.launch(Fill { out, value: 0.0 });
+        for id in parameters.ids().filter(|&id| is_counted(id)) {
+            queue.launch(SquaredNorm { x: gradients.sum(queue, id).view(), out, accumulate: true });
         }
         &self.squared_norm
     }

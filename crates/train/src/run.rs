@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;
-use crate::trainer::{Evaluation, StepOutcome, Trainer};
+use crate::trainer::{Evaluation, StepOutcome};
 
 /// Where micro-batches come from.
 pub trait Feed {
@@ -88,16 +89,16 @@ pub struct StepReport {
 pub trait Attendant {
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
     /// Evaluates on held-out samples; none where there are none.
-    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error>;
+    fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
     /// Writes everything needed to go on from here.
-    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
 }
 
 /// Trains until a limit is reached, the data end or `interrupted` is set. The last good state is checkpointed then, and
 /// also where data or an evaluation fail.
 pub fn run(
-    trainer: &mut Trainer,
+    ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &Plan,
     progress: &mut Progress,
@@ -114,13 +115,13 @@ pub fn run(
         if share(plan, progress, feed) >= 1.0 {
             break Ok(Stop::Done);
         }
-        match step(trainer, feed, plan, progress, attendant) {
+        match step(ranks, feed, plan, progress, attendant) {
             Ok(true) => progress.seconds = seconds_before + begun.elapsed().as_secs_f64(),
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
         }
         if is_due(plan.checkpoint_every, progress.step) {
-            attendant.checkpoint(trainer, feed, progress)?;
+            attendant.checkpoint(ranks, feed, progress)?;
             checkpointed = progress.step;
         }
     };
@@ -129,18 +130,18 @@ pub fn run(
     }
     let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
     let evaluated = match outcome {
-        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(trainer, progress.step, attendant),
+        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(ranks, progress.step, attendant),
         _ => Ok(()),
     };
     if checkpointed != progress.step {
-        attendant.checkpoint(trainer, feed, progress)?;
+        attendant.checkpoint(ranks, feed, progress)?;
     }
     evaluated.and(outcome)
 }
 
 /// One step and what follows it; false if there are no more samples.
 fn step(
-    trainer: &mut Trainer,
+    ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &Plan,
     progress: &mut Progress,
@@ -157,7 +158,7 @@ fn step(
         progress.warmup_share = share;
     }
     let lr = plan.rate.at(progress.step, share, progress.warmup_share);
-    let outcome = trainer.step(&micros, lr);
+    let outcome = ranks.step(micros, lr)?;
     progress.step += 1;
     progress.tokens += outcome.tokens as u64;
     let duration = start.elapsed();
@@ -174,13 +175,13 @@ fn step(
     })?;
     guard(plan, progress, &outcome)?;
     if is_due(plan.evaluate_every, progress.step) {
-        evaluate(trainer, progress.step, attendant)?;
+        evaluate(ranks, progress.step, attendant)?;
     }
     Ok(true)
 }
 
-fn evaluate(trainer: &Trainer, step: u64, attendant: &mut dyn Attendant) -> Result<(), Error> {
-    match attendant.evaluate(trainer)? {
+fn evaluate(ranks: &Ranks, step: u64, attendant: &mut dyn Attendant) -> Result<(), Error> {
+    match attendant.evaluate(ranks)? {
         Some(evaluation) => attendant.evaluated(step, &evaluation),
         None => Ok(()),
     }

@@ -1,5 +1,7 @@
 //! What one micro-batch is made of, on the host.
 
+use std::hash::{Hash, Hasher};
+
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
@@ -26,6 +28,21 @@ impl Samples {
                 Samples::Images { pixels: vec![0.0; count * channels * size * size], labels: vec![0; count] }
             }
         }
+    }
+
+    /// A number that other samples hardly have.
+    pub(crate) fn hash(micros: &[Samples]) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        for samples in micros {
+            match samples {
+                Samples::Tokens { ids, labels, segment_lengths } => (ids, labels, segment_lengths).hash(&mut hasher),
+                Samples::Images { pixels, labels } => {
+                    pixels.iter().for_each(|pixel| pixel.to_bits().hash(&mut hasher));
+                    labels.hash(&mut hasher);
+                }
+            }
+        }
+        hasher.finish()
     }
 
     pub fn labels(&self) -> &[u32] {

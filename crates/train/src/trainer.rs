@@ -1,12 +1,14 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
+use evenkeel_comm::Communicator;
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{DType, Device};
+use evenkeel_device::{DType, Device, Tensor};
 use evenkeel_model::pass;
-use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables};
-use evenkeel_step::schedule::{Chain, sequential};
-use evenkeel_step::{Executor, Program, verify};
+use evenkeel_model::{Batch, Gradients, LossOptions, Model, ParamId, Parameters, RotaryTables};
+use evenkeel_step::schedule::{Chain, evaluation, sequential};
+use evenkeel_step::{Executor, Program, TensorGroups, verify};
 
+use crate::Error;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
 use crate::samples::Samples;
 
@@ -42,6 +44,12 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    pub fn add(&mut self, other: &Evaluation) {
+        self.labels += other.labels;
+        self.loss_sum += other.loss_sum;
+        self.correct += other.correct;
+    }
+
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.labels as f64
     }
@@ -56,23 +64,39 @@ impl Evaluation {
     }
 }
 
-pub struct Trainer<'a> {
-    pub model: &'a Model,
-    pub device: &'a Device,
+/// What is kept of each parameter from step to step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Weight,
+    Mean,
+    Variance,
+}
+
+/// One rank's shard of a model in training.
+pub struct Trainer {
+    pub model: Model,
+    pub device: Device,
     pub parameters: Parameters,
     pub optimizer: AdamW,
     gradients: Gradients,
     tables: RotaryTables,
+    groups: TensorGroups,
     options: TrainerOptions,
     /// Updates of the parameters so far.
     pub updates: u32,
-    /// The program for the last number of micro-batches.
+    /// The program for micro-batches whose heads have so many chunks.
     program: Program,
-    micros: usize,
+    chunks: Vec<usize>,
 }
 
-impl<'a> Trainer<'a> {
-    pub fn new(model: &'a Model, device: &'a Device, parameters: Parameters, options: TrainerOptions) -> Trainer<'a> {
+impl Trainer {
+    pub fn new(
+        model: Model,
+        device: Device,
+        groups: TensorGroups,
+        parameters: Parameters,
+        options: TrainerOptions,
+    ) -> Trainer {
         let queue = device.compute();
         Trainer {
             optimizer: AdamW::new(options.optimizer, &model.specs, queue),
@@ -80,33 +104,35 @@ impl<'a> Trainer<'a> {
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             program: Program::default(),
-            micros: 0,
+            chunks: Vec::new(),
             model,
             device,
+            groups,
             parameters,
             options,
         }
     }
 
-    /// Computes the gradients of all micro-batches together and updates the parameters once.
-    pub fn step(&mut self, micros: &[Samples], lr: f64) -> StepOutcome {
-        self.schedule(micros.len());
-        let queue = self.device.compute();
+    /// A whole model on one rank.
+    pub fn alone(model: Model, device: Device, parameters: Parameters, options: TrainerOptions) -> Trainer {
+        let groups = TensorGroups::new(&Communicator::dry(0, 1), &[0], &model.shard);
+        Trainer::new(model, device, groups, parameters, options)
+    }
+
+    /// Computes the gradients of all micro-batches together and updates the parameters once. Ranks that compute one
+    /// model's shards are given the same samples.
+    pub fn step(&mut self, micros: &[Samples], lr: f64) -> Result<StepOutcome, Error> {
+        self.compare_samples(micros)?;
         let batches: Vec<Batch> = micros.iter().map(|samples| self.batch(samples)).collect();
+        self.schedule(&batches);
         let targets: usize = batches.iter().map(|batch| batch.targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        let executor = Executor {
-            model: self.model,
-            device: self.device,
-            parameters: &self.parameters,
-            tables: &self.tables,
-            gradients: &self.gradients,
-        };
-        let losses = executor.run(&self.program, &batches, loss_options);
-        let squared_norm = self.optimizer.measure_norm(queue, &self.parameters, &self.gradients);
+        let found = self.executor().run(&self.program, &batches, loss_options);
+        let squared_norm = self.measure_norm();
+        let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
-        let loss_sum: f64 = losses.iter().flat_map(|losses| queue.read(losses)).map(f64::from).sum();
+        let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
         let loss = loss_sum / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
@@ -115,34 +141,89 @@ impl<'a> Trainer<'a> {
             self.optimizer.update(queue, &self.parameters, &self.gradients, update);
         }
         let tokens = batches.iter().map(Batch::token_count).sum();
-        StepOutcome { loss, grad_norm, tokens, updated }
+        Ok(StepOutcome { loss, grad_norm, tokens, updated })
     }
 
-    /// Adds what one batch says to `so_far`. Parameters stay as they are.
-    pub fn evaluate(&self, samples: &Samples, so_far: &mut Evaluation) {
+    /// Ranks that compute on different samples would train nonsense without any other sign of it.
+    fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
+        let group = &self.groups.all;
+        if group.size() == 1 {
+            return Ok(());
+        }
+        let hashes = group.exchange(Samples::hash(micros));
+        match hashes.iter().position(|&hash| hash != hashes[0]) {
+            None => Ok(()),
+            Some(member) => Err(Error::DifferentSamples { ranks: [group.ranks()[0], group.ranks()[member]] }),
+        }
+    }
+
+    /// The squared norm of the whole gradient, every parameter counted once, on all ranks the same.
+    fn measure_norm(&self) -> &Tensor {
+        let (compute, comm) = (self.device.compute(), self.device.comm());
+        let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
+        let squared_norm = self.optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
+        if self.groups.all.size() > 1 {
+            comm.wait(&compute.record());
+            self.groups.all.all_reduce(comm, squared_norm);
+            compute.wait(&comm.record());
+        }
+        squared_norm
+    }
+
+    /// What one batch says. Parameters stay as they are.
+    pub fn evaluate(&self, samples: &Samples) -> Evaluation {
         let queue = self.device.compute();
         let batch = self.batch(samples);
-        let context = Context { queue, parameters: &self.parameters, tables: &self.tables, batch: &batch };
-        let found = pass::evaluate(self.model, &context, 0.0);
+        let program = evaluation(&Chain::of(&self.model), self.chunks_of(&batch));
+        let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+        let found = self.executor().run(&program, std::slice::from_ref(&batch), options).remove(0);
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
+        let mut evaluation = Evaluation::default();
         for ((&label, &loss), stats) in samples.labels().iter().zip(&losses).zip(stats.chunks_exact(pass::STATS)) {
             if label != IGNORE {
-                so_far.labels += 1;
-                so_far.loss_sum += loss as f64;
-                so_far.correct += usize::from(pass::label_is_first(stats));
+                evaluation.labels += 1;
+                evaluation.loss_sum += loss as f64;
+                evaluation.correct += usize::from(pass::label_is_first(stats));
             }
+        }
+        evaluation
+    }
+
+    /// What this rank keeps of a parameter.
+    pub fn tensor(&self, kind: Kind, id: ParamId) -> &Tensor {
+        match kind {
+            Kind::Weight => self.parameters.master(id),
+            Kind::Mean => self.optimizer.mean(id),
+            Kind::Variance => self.optimizer.variance(id),
+        }
+    }
+
+    fn executor(&self) -> Executor<'_> {
+        Executor {
+            model: &self.model,
+            device: &self.device,
+            parameters: &self.parameters,
+            tables: &self.tables,
+            gradients: &self.gradients,
+            groups: &self.groups,
         }
     }
 
     fn batch(&self, samples: &Samples) -> Batch {
-        samples.batch(self.model, self.parameters.dtype(), self.device.compute())
+        samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    fn schedule(&mut self, micros: usize) {
-        if micros != self.micros {
-            self.program = sequential(Chain::of(self.model), micros, self.options.recompute);
+    fn chunks_of(&self, batch: &Batch) -> usize {
+        let head = &self.model.head;
+        head.chunks(head.rows(batch)).count()
+    }
+
+    fn schedule(&mut self, batches: &[Batch]) {
+        let chunks: Vec<usize> = batches.iter().map(|batch| self.chunks_of(batch)).collect();
+        if chunks != self.chunks {
+            self.program = sequential(&Chain::of(&self.model), &chunks, self.options.recompute);
             verify(&self.program).expect("the schedule writes sound programs");
-            self.micros = micros;
+            self.chunks = chunks;
         }
     }
 }
@@ -155,14 +236,21 @@ pub struct Cost {
     pub peak_bytes: u64,
     /// Of one step.
     pub flops: u128,
+    /// Of one step: the sizes of what is reduced and gathered, summed.
+    pub sent_bytes: u128,
 }
 
-/// What steps on such micro-batches take, from a dry run.
+/// What steps on such micro-batches take a rank with this model or shard of one, from a dry run.
 pub fn cost(model: &Model, options: TrainerOptions, dtype: DType, micros: &[Samples]) -> Cost {
-    let device = Device::dry();
+    let (device, shard) = (Device::dry(), &model.shard);
+    let communicator = Communicator::dry(shard.index, shard.count);
+    let ranks: Vec<usize> = (0..shard.count).collect();
+    let groups = TensorGroups::new(&communicator, &ranks, shard);
     let parameters = Parameters::allocate(&model.specs, dtype, device.compute());
-    let mut trainer = Trainer::new(model, &device, parameters, options);
-    let (state_bytes, before) = (device.usage().live_bytes, device.counts().flops());
-    trainer.step(micros, 0.0);
-    Cost { state_bytes, peak_bytes: device.usage().peak_bytes, flops: device.counts().flops() - before }
+    let mut trainer = Trainer::new(model.clone(), device, groups, parameters, options);
+    let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
+    trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
+    let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
+    let counted = communicator.counts();
+    Cost { state_bytes, peak_bytes: usage.peak_bytes, flops: counts.flops() - before, sent_bytes: counted.bytes() }
 }

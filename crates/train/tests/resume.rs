@@ -1,14 +1,16 @@
 //! Runs that were cut short and continued, against runs that were not.
 
+mod support;
+
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use evenkeel_device::{CpuOptions, DType, Device};
-use evenkeel_model::{Model, Parameters};
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, Model};
 use evenkeel_train::{
-    AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Rate, Samples, StepReport, Stop,
-    Trainer, TrainerOptions, checkpoint, run,
+    AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples, StepReport,
+    Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 
 const SEQUENCE: usize = 12;
@@ -21,15 +23,12 @@ fn model() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn trainer<'a>(model: &'a Model, device: &'a Device, dtype: DType) -> Trainer<'a> {
-    let parameters = Parameters::random(&model.specs, dtype, 7, device.compute());
-    let options = TrainerOptions {
-        optimizer: AdamWOptions::default(),
-        label_smoothing: 0.1,
-        recompute: false,
-        longest: SEQUENCE,
-    };
-    Trainer::new(model, device, parameters, options)
+fn options() -> TrainerOptions {
+    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.1, recompute: false, longest: SEQUENCE }
+}
+
+fn alone(dtype: DType) -> Ranks {
+    support::random(&model(), &Cut::even(1), options(), dtype)
 }
 
 /// Samples that depend on their number alone.
@@ -78,10 +77,8 @@ impl Attendant for Watch<'_> {
         Ok(())
     }
 
-    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error> {
-        let mut evaluation = Evaluation::default();
-        trainer.evaluate(&Numbers { next: 900, end: 901 }.next()?.unwrap(), &mut evaluation);
-        Ok(Some(evaluation))
+    fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
+        ranks.evaluate(Numbers { next: 900, end: 901 }.next()?.unwrap()).map(Some)
     }
 
     fn evaluated(&mut self, _: u64, evaluation: &Evaluation) -> Result<(), Error> {
@@ -90,9 +87,9 @@ impl Attendant for Watch<'_> {
         Ok(())
     }
 
-    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
         self.checkpoints.set(self.checkpoints.get() + 1);
-        checkpoint::save(&self.folder, trainer, progress, feed.state())
+        checkpoint::save(&self.folder, ranks, progress, feed.state())
     }
 }
 
@@ -107,26 +104,14 @@ fn plan(steps: u64) -> Plan {
     }
 }
 
-fn device() -> Device {
-    Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap()
-}
-
-fn weights(trainer: &Trainer) -> Vec<Vec<f32>> {
-    let queue = trainer.device.compute();
-    let ids = || trainer.parameters.ids();
-    let masters = ids().map(|id| queue.read(trainer.parameters.master(id)));
-    let means = ids().map(|id| queue.read(trainer.optimizer.mean(id)));
-    let variances = ids().map(|id| queue.read(trainer.optimizer.variance(id)));
-    masters.chain(means).chain(variances).collect()
-}
+type Trained = (Stop, Vec<Vec<f32>>, Vec<StepReport>);
 
 /// Trains to `steps`, from the folder's checkpoint if it has one; interrupted after step `stop_at`.
-fn train(folder: &Path, dtype: DType, steps: u64, stop_at: u64) -> (Stop, Vec<Vec<f32>>, Vec<StepReport>) {
-    let (model, device) = (model(), device());
-    let mut trainer = trainer(&model, &device, dtype);
+fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Trained {
+    let ranks = support::random(&model(), cut, options(), dtype);
     let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
     if folder.exists() {
-        let state = checkpoint::load(folder, &mut trainer).unwrap();
+        let state = checkpoint::load(folder, &ranks).unwrap();
         feed.next = state.feed.as_u64().unwrap();
         progress = state.progress;
     }
@@ -138,65 +123,92 @@ fn train(folder: &Path, dtype: DType, steps: u64, stop_at: u64) -> (Stop, Vec<Ve
         interrupted: &interrupted,
         checkpoints: Cell::new(0),
     };
-    let stop = run(&mut trainer, &mut feed, &plan(steps), &mut progress, &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, &plan(steps), &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
-    (stop, weights(&trainer), watch.reports)
+    (stop, support::state(&ranks), watch.reports)
 }
 
 #[test]
 fn ten_steps_and_ten_resumed_ones_equal_twenty_straight_bit_for_bit() {
+    let split = Cut { split_sequence: true, ..Cut::even(2) };
     // Shares such as 3/21 have no short decimal form: they must come back from the checkpoint as they were.
-    for (dtype, steps) in [(DType::F32, 20), (DType::F32, 21), (DType::Bf16, 20)] {
+    for (cut, dtype, steps) in [
+        (Cut::even(1), DType::F32, 20),
+        (Cut::even(1), DType::F32, 21),
+        (Cut::even(1), DType::Bf16, 20),
+        (Cut::weighted(vec![1.0, 2.0, 1.0]), DType::F32, 20),
+        (split, DType::Bf16, 20),
+    ] {
         let temporary = tempfile::tempdir().unwrap();
-        let (stop, straight, all) = train(&temporary.path().join("straight"), dtype, steps, 0);
+        let (stop, straight, all) = train(&temporary.path().join("straight"), &cut, dtype, steps, 0);
         assert_eq!(stop, Stop::Done);
         let folder = temporary.path().join("resumed");
-        let (stop, _, first) = train(&folder, dtype, steps, 10);
+        let (stop, _, first) = train(&folder, &cut, dtype, steps, 10);
         assert_eq!((stop, first.len()), (Stop::Interrupted, 10));
-        let (stop, resumed, second) = train(&folder, dtype, steps, 0);
+        let (stop, resumed, second) = train(&folder, &cut, dtype, steps, 0);
         assert_eq!((stop, second.len()), (Stop::Done, steps as usize - 10));
-        assert_eq!(straight, resumed, "{dtype:?}");
+        assert_eq!(straight, resumed, "{dtype:?}, {cut:?}");
         let lines = |reports: &[StepReport]| -> Vec<_> {
             reports.iter().map(|report| (report.step, report.lr, report.outcome, report.tokens)).collect()
         };
-        assert_eq!(lines(&all), lines(&[first, second].concat()), "{dtype:?}");
+        assert_eq!(lines(&all), lines(&[first, second].concat()), "{dtype:?}, {cut:?}");
         assert!(all[19].outcome.loss < all[0].outcome.loss, "it learns");
     }
 }
 
 #[test]
+fn a_run_resumes_on_another_number_of_ranks() {
+    let cuts = [Cut::even(1), Cut::even(2), Cut::weighted(vec![1.0, 1.0, 0.5]), Cut::even(4)];
+    for (from, to) in cuts.iter().zip(cuts.iter().cycle().skip(1)) {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("run");
+        let (_, before, _) = train(&folder, from, DType::F32, 20, 10);
+        let loaded = support::random(&model(), to, options(), DType::F32);
+        checkpoint::load(&folder, &loaded).unwrap();
+        assert_eq!(support::state(&loaded), before, "{from:?} to {to:?}: weights and moments come over bit for bit");
+        let (_, _, resumed) = train(&folder, to, DType::F32, 20, 0);
+        let (_, _, straight) = train(&temporary.path().join("straight"), &Cut::even(1), DType::F32, 20, 0);
+        for (resumed, straight) in resumed.iter().zip(&straight[10..]) {
+            let (ours, theirs) = (resumed.outcome.loss, straight.outcome.loss);
+            assert!((ours - theirs).abs() < 1e-4, "{from:?} to {to:?}, step {}: {ours}, {theirs}", straight.step);
+        }
+    }
+}
+
+#[test]
 fn a_run_ends_with_its_data() {
-    let (model, device) = (model(), device());
-    let mut trainer = trainer(&model, &device, DType::F32);
+    let ranks = alone(DType::F32);
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
     let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
     let mut feed = Numbers { next: 0, end: 7 };
-    let stop = run(&mut trainer, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap();
     assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
 }
 
 #[test]
 fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
-    let (model, device) = (model(), device());
-    let mut trainer = trainer(&model, &device, DType::F32);
-    let queue = device.compute();
-    let poisoned = trainer.parameters.master(evenkeel_model::ParamId(0)).clone();
-    queue.launch(evenkeel_device::kernel::Fill { out: poisoned.view(), value: f32::NAN });
-    let before = weights(&trainer);
+    let ranks = alone(DType::F32);
+    let poison = |trainer: &mut Trainer| {
+        let out = trainer.parameters.master(evenkeel_model::ParamId(0)).view();
+        trainer.device.compute().launch(evenkeel_device::kernel::Fill { out, value: f32::NAN });
+    };
+    ranks.each(poison).unwrap();
+    let before = support::state(&ranks);
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
     let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
     let mut feed = Numbers { next: 0, end: 1000 };
-    let error =
-        run(&mut trainer, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
+    let error = run(&ranks, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
     assert!(matches!(error, Error::NotFinite { steps: 3, step: 3, .. }), "{error}");
     assert!(watch.reports.iter().all(|report| !report.outcome.updated));
     assert_eq!(watch.checkpoints.get(), 0, "a broken state is not kept");
-    let same =
-        before.iter().zip(weights(&trainer)).all(|(a, b)| a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    let same = before
+        .iter()
+        .zip(support::state(&ranks))
+        .all(|(a, b)| a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
     assert!(same, "no weight and no moment moved");
 }
 
@@ -204,20 +216,19 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
 fn a_checkpoint_of_another_model_is_refused() {
     let temporary = tempfile::tempdir().unwrap();
     let folder = temporary.path().join("checkpoint");
-    let (model, device) = (model(), device());
-    let mut trainer = trainer(&model, &device, DType::F32);
-    checkpoint::save(&folder, &trainer, &Progress::default(), serde_json::Value::Null).unwrap();
+    let ranks = alone(DType::F32);
+    checkpoint::save(&folder, &ranks, &Progress::default(), serde_json::Value::Null).unwrap();
     let state: serde_json::Value = evenkeel_store::read_json(folder.join("state.json"), 1 << 20).unwrap();
     let mut newer = state.clone();
     newer["version"] = 99.into();
     std::fs::write(folder.join("state.json"), newer.to_string()).unwrap();
-    let error = checkpoint::load(&folder, &mut trainer).unwrap_err();
+    let error = checkpoint::load(&folder, &ranks).unwrap_err();
     assert!(matches!(error, Error::CheckpointVersion { found: 99, .. }), "{error}");
     for (key, absurd) in [("seconds", -1.0), ("seconds", 1e30), ("warmup_share", 7.0), ("step", 1e15)] {
         let mut changed = state.clone();
         changed["progress"][key] = if key == "step" { (absurd as u64).into() } else { absurd.into() };
         std::fs::write(folder.join("state.json"), changed.to_string()).unwrap();
-        let error = checkpoint::load(&folder, &mut trainer).unwrap_err();
+        let error = checkpoint::load(&folder, &ranks).unwrap_err();
         assert!(matches!(error, Error::BadState { .. }), "{key} {absurd}: {error}");
     }
     std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
@@ -227,13 +238,6 @@ fn a_checkpoint_of_another_model_is_refused() {
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 50, "tie_word_embeddings": false,
     });
     let larger = Model::from_json(&config).unwrap();
-    let parameters = Parameters::random(&larger.specs, DType::F32, 7, device.compute());
-    let options = TrainerOptions {
-        optimizer: AdamWOptions::default(),
-        label_smoothing: 0.0,
-        recompute: false,
-        longest: SEQUENCE,
-    };
-    let error = checkpoint::load(&folder, &mut Trainer::new(&larger, &device, parameters, options)).unwrap_err();
+    let error = checkpoint::load(&folder, &support::random(&larger, &Cut::even(2), options(), DType::F32)).unwrap_err();
     assert!(matches!(error, Error::OtherModel { .. }), "{error}");
 }

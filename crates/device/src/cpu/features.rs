@@ -127,19 +127,36 @@ fn request_tiles() -> bool {
     false
 }
 
-/// Keeps the calling thread on one core. A machine that refuses is used unpinned.
-pub(crate) fn pin_to_core(core: usize) {
+/// The cores that this process may run on.
+pub fn allowed_cores() -> Vec<usize> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: an all-zero set is a valid one, and the call writes no more than its size.
+        let set = unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) == 0).then_some(set)
+        };
+        if let Some(set) = set {
+            // SAFETY: the numbers asked for are below the set's size.
+            return (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect();
+        }
+    }
+    (0..std::thread::available_parallelism().map_or(1, |cores| cores.get())).collect()
+}
+
+/// Keeps the calling thread on these cores. A machine that refuses is used unpinned.
+pub(crate) fn pin_to_cores(cores: &[usize]) {
     #[cfg(target_os = "linux")]
     // SAFETY: the set is plain data of the size given, and 0 means the calling thread.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if core < libc::CPU_SETSIZE as usize {
+        for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
             libc::CPU_SET(core, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
         }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = core;
+    let _ = cores;
 }
 
 pub(crate) fn machine_memory_bytes() -> u64 {

@@ -21,10 +21,12 @@ mod norm;
 mod optimizer;
 mod product;
 mod random;
+mod reduction;
 mod rotary;
 mod rows;
 
-pub use features::{CpuReport, cpu_report};
+pub use features::{CpuReport, allowed_cores, cpu_report};
+pub(crate) use reduction::sum;
 pub(crate) use team::Team;
 pub use worker::CpuOptions;
 pub(crate) use worker::{CpuBackend, Flag};

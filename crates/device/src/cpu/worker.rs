@@ -14,7 +14,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::memory::Memory;
 use super::team::Team;
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, HostData, KernelTime, Lane};
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane};
 use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
@@ -27,7 +27,7 @@ pub struct CpuOptions {
     pub name: String,
     /// Threads of the compute queue.
     pub threads: usize,
-    /// The cores to pin them to, one each; not pinned if empty.
+    /// The cores to pin them to, one each; not pinned if empty. The comm queue's thread may run on any of them.
     pub cores: Vec<usize>,
     /// Address space of the arena; memory is used only as it is touched.
     pub memory_bytes: u64,
@@ -41,28 +41,50 @@ impl CpuOptions {
     }
 }
 
+/// How often a queue looks at a flag before it sleeps: a few microseconds, well below what waking a thread takes, since
+/// ranks may share cores.
+const LOOKS_BEFORE_SLEEP: usize = 100;
+
 /// A flag that goes up once and can be waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Flag {
-    up: Mutex<bool>,
+    up: AtomicBool,
+    /// How many sleep. Waking is a system call even when there is nobody to wake.
+    sleepers: Mutex<usize>,
     raised: Condvar,
 }
 
 impl Flag {
     pub fn raised() -> Arc<Flag> {
-        Arc::new(Flag { up: Mutex::new(true), raised: Condvar::new() })
+        Arc::new(Flag { up: AtomicBool::new(true), ..Flag::default() })
     }
 
     fn raise(&self) {
-        *self.up.lock().expect("no panic under this lock") = true;
-        self.raised.notify_all();
+        // Under the lock, so that nobody falls asleep between looking and being counted.
+        let sleepers = self.sleepers.lock().expect("no panic under this lock");
+        self.up.store(true, Ordering::Release);
+        if *sleepers > 0 {
+            self.raised.notify_all();
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.up.load(Ordering::Acquire)
     }
 
     fn wait(&self) {
-        let mut up = self.up.lock().expect("no panic under this lock");
-        while !*up {
-            up = self.raised.wait(up).expect("no panic under this lock");
+        for _ in 0..LOOKS_BEFORE_SLEEP {
+            if self.is_up() {
+                return;
+            }
+            std::hint::spin_loop();
         }
+        let mut sleepers = self.sleepers.lock().expect("no panic under this lock");
+        *sleepers += 1;
+        while !self.is_up() {
+            sleepers = self.raised.wait(sleepers).expect("no panic under this lock");
+        }
+        *sleepers -= 1;
     }
 }
 
@@ -73,6 +95,7 @@ enum Command {
     Download(View, SyncSender<HostData>),
     Record(Arc<Flag>),
     Wait(Arc<Flag>),
+    Call(Box<dyn FnOnce() + Send>),
 }
 
 /// What the workers tell the host.
@@ -80,19 +103,14 @@ enum Command {
 struct Reports {
     measuring: AtomicBool,
     times: Mutex<Vec<KernelTime>>,
-    /// The message of the first kernel that panicked. Nothing runs after it, on either queue.
-    failure: Mutex<Option<String>>,
-    failed: AtomicBool,
+    /// Once this has failed, nothing runs on either queue.
+    health: Health,
 }
 
 impl Reports {
+    /// The first message stays.
     fn fail(&self, message: String) {
-        self.failure.lock().expect("no panic under this lock").get_or_insert(message);
-        self.failed.store(true, Ordering::Release);
-    }
-
-    fn failure(&self) -> Option<String> {
-        self.failure.lock().expect("no panic under this lock").clone()
+        let _ = self.health.0.set(message);
     }
 }
 
@@ -114,9 +132,11 @@ impl CpuBackend {
         features::enable_tiles();
         let reports = Arc::new(Reports::default());
         let memory = Memory::reserve(options.memory_bytes)?;
-        let compute =
-            start_worker(format!("{}-compute", options.name), options.threads, &options.cores, &reports, true)?;
-        let comm = start_worker(format!("{}-comm", options.name), 1, &[], &reports, false)?;
+        // A compute thread has a core of its own; the comm thread may use any of them, and none of another rank's.
+        let each_alone: Vec<Vec<usize>> = options.cores.iter().map(|&core| vec![core]).collect();
+        let any_of_them = if options.cores.is_empty() { Vec::new() } else { vec![options.cores.clone()] };
+        let compute = start_worker(format!("{}-compute", options.name), options.threads, each_alone, &reports, true)?;
+        let comm = start_worker(format!("{}-comm", options.name), 1, any_of_them, &reports, false)?;
         Ok(CpuBackend { queues: [compute, comm], reports, memory })
     }
 
@@ -140,7 +160,7 @@ impl CpuBackend {
 
     /// Panics with the message of the kernel that failed, if one did.
     fn check(&self) {
-        if let Some(message) = self.reports.failure() {
+        if let Some(message) = self.reports.health.failure() {
             panic!("{message}");
         }
     }
@@ -173,9 +193,17 @@ impl Backend for CpuBackend {
         data.expect("a queue that has not failed answers")
     }
 
+    fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>) {
+        self.send(lane, Command::Call(work));
+    }
+
     fn finish(&self, lane: Lane) {
         self.record(lane).0.wait();
         self.check();
+    }
+
+    fn health(&self) -> Health {
+        self.reports.health.clone()
     }
 }
 
@@ -197,15 +225,15 @@ impl Drop for CpuBackend {
 fn start_worker(
     name: String,
     threads: usize,
-    cores: &[usize],
+    cores_of_threads: Vec<Vec<usize>>,
     reports: &Arc<Reports>,
     measured: bool,
 ) -> std::io::Result<WorkerQueue> {
     let (sender, receiver) = sync_channel(QUEUE_DEPTH);
-    let (reports, cores) = (reports.clone(), cores.to_vec());
+    let reports = reports.clone();
     let pin = move |index: usize| {
-        if let Some(&core) = cores.get(index) {
-            features::pin_to_core(core);
+        if let Some(cores) = cores_of_threads.get(index) {
+            features::pin_to_cores(cores);
         }
     };
     let team = Team::start(&name, threads, pin.clone())?;
@@ -222,7 +250,7 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
         match command {
             Command::Record(flag) => flag.raise(),
             Command::Wait(flag) => flag.wait(),
-            _ if reports.failed.load(Ordering::Acquire) => (),
+            _ if reports.health.failure().is_some() => (),
             command => {
                 let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
                 if let Err(panic) = outcome {
@@ -244,6 +272,7 @@ fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool)
         Command::Launch(kernel) => kernel.run_on_cpu(team),
         Command::Upload(view, data) => upload(view, data),
         Command::Download(view, reply) => drop(reply.send(download(view))),
+        Command::Call(work) => work(),
         Command::Record(_) | Command::Wait(_) => unreachable!("handled by the caller"),
     }
 }

@@ -7,7 +7,7 @@ use evenkeel_device::DType;
 
 pub use roofline::peak_flops_per_s;
 
-use crate::Mistake;
+use crate::Failure;
 
 /// What is computed in.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -40,7 +40,7 @@ pub enum Command {
     Step(step::Arguments),
 }
 
-pub fn run(command: &Command) -> Result<String, Mistake> {
+pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),
     }

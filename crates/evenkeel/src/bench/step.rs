@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_device::Device;
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions, cost};
+use evenkeel_train::{AdamWOptions, Ranks, Samples, Trainer, TrainerOptions, cost};
 
 use super::{Precision, roofline};
-use crate::{Mistake, device, process, text};
+use crate::launch::{Launch, check_memory};
+use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -40,6 +40,12 @@ pub struct Arguments {
     /// Steps before those that are timed.
     #[arg(long, default_value_t = 3, value_parser = between::<0, 1000000>)]
     warmup: usize,
+    /// Ranks that share every layer, each with its part of the threads.
+    #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
+    tp: usize,
+    /// Split the residual stream among the ranks by tokens.
+    #[arg(long)]
+    sequence_parallel: bool,
     /// Keep only the residual stream of the forward pass and compute the rest again.
     #[arg(long)]
     recompute: bool,
@@ -74,44 +80,59 @@ impl Arguments {
         })
     }
 
+    fn sizes(&self) -> Sizes {
+        Sizes { batch: self.batch, sequence: self.sequence, vocab: self.vocab }
+    }
+
     fn trainer_options(&self) -> TrainerOptions {
         let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
         TrainerOptions { optimizer, label_smoothing: 0.0, recompute: self.recompute, longest: self.sequence }
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<String, Mistake> {
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = arguments.model()?;
-    let machine = evenkeel_device::cpu_report();
-    check_memory(arguments, &model, machine.memory_bytes)?;
-    let threads = arguments.threads.unwrap_or(machine.cores);
-    let device = device::start(Some(threads))?;
-    let mut run = Run::new(arguments, &model, &device);
+    let mut launch = Launch::even(arguments.tp, arguments.threads);
+    launch.cut.split_sequence = arguments.sequence_parallel && arguments.tp > 1;
+    let shards = model.cut(&launch.cut)?;
+    check_fits(arguments, &shards)?;
+    let dtype = arguments.dtype.into();
+    let ranks = launch.start(shards, arguments.trainer_options(), move |shard, queue| {
+        Ok(Parameters::random(&shard.specs, dtype, 0, queue))
+    })?;
+    let mut run = Run { arguments, ranks, steps: 0 };
     for _ in 0..arguments.warmup {
-        run.step();
+        run.step()?;
     }
-    let steps: Vec<Step> = (0..arguments.steps).map(|_| run.step()).collect();
-    let mut text = report(arguments, &model, &device, threads, &steps);
+    let steps = (0..arguments.steps).map(|_| run.step()).collect::<Result<Vec<Step>, Failure>>()?;
+    let mut text = report(arguments, &model, &run.ranks, launch.cores_per_rank, &steps)?;
     if arguments.roofline {
-        text = format!("{text}\n\n{}", roofline::table(&device, || run.step().duration));
+        let first = run.steps;
+        let sizes = arguments.sizes();
+        let table = run.ranks.each(move |trainer| {
+            let mut number = first;
+            let device = trainer.device.clone();
+            roofline::table(&device, || {
+                number += 1;
+                timed_step(trainer, &[samples(sizes, number)]).map(|step| step.duration).unwrap_or_default()
+            })
+        })?;
+        text = format!("{text}\n\n{}", table[0]);
     }
     Ok(text)
 }
 
 /// Refuses, after a dry run, what would not fit.
-fn check_memory(arguments: &Arguments, model: &Model, machine_bytes: u64) -> Result<(), Mistake> {
+fn check_fits(arguments: &Arguments, shards: &[Model]) -> Result<(), Mistake> {
     const MOST_TOKENS: usize = 1 << 26;
-    let hint = Some("use a smaller --batch or --sequence, or --recompute".to_owned());
+    let hint = "use a smaller --batch or --sequence, or --recompute";
     if arguments.batch * arguments.sequence > MOST_TOKENS {
-        return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
+        let what = format!("a step has {MOST_TOKENS} tokens at most");
+        return Err(Mistake { what, hint: Some(hint.to_owned()) });
     }
-    let blank = Samples::blank(model.config.input, arguments.batch, arguments.sequence);
-    let needed = cost(model, arguments.trainer_options(), arguments.dtype.into(), &[blank]).peak_bytes;
-    if needed > machine_bytes {
-        let (needed, machine) = (text::bytes(needed), text::bytes(machine_bytes));
-        return Err(Mistake { what: format!("a step needs {needed} of memory, this machine has {machine}"), hint });
-    }
-    Ok(())
+    let blank = [Samples::blank(shards[0].config.input, arguments.batch, arguments.sequence)];
+    let cost = |shard: &Model| cost(shard, arguments.trainer_options(), arguments.dtype.into(), &blank);
+    check_memory(&shards.iter().map(cost).collect::<Vec<_>>(), hint)
 }
 
 const LR: f64 = 3e-4;
@@ -121,32 +142,42 @@ struct Step {
     loss: f64,
 }
 
-/// A trainer and the random batches it is fed.
+/// The ranks and the random batches they are fed.
 struct Run<'a> {
     arguments: &'a Arguments,
-    trainer: Trainer<'a>,
+    ranks: Ranks,
     steps: u64,
 }
 
-impl<'a> Run<'a> {
-    fn new(arguments: &'a Arguments, model: &'a Model, device: &'a Device) -> Run<'a> {
-        let parameters = Parameters::random(&model.specs, arguments.dtype.into(), 0, device.compute());
-        Run { trainer: Trainer::new(model, device, parameters, arguments.trainer_options()), arguments, steps: 0 }
-    }
-
-    fn step(&mut self) -> Step {
-        let start = Instant::now();
+impl Run<'_> {
+    /// As long as the slowest rank takes.
+    fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
-        let outcome = self.trainer.step(&[samples(self.arguments, self.steps)], LR);
-        // The update is still on its way when the loss is known.
-        self.trainer.device.compute().finish();
-        Step { duration: start.elapsed(), loss: outcome.loss }
+        let micros = [samples(self.arguments.sizes(), self.steps)];
+        let steps = self.ranks.each(move |trainer| timed_step(trainer, &micros))?;
+        let steps = steps.into_iter().collect::<Result<Vec<Step>, _>>()?;
+        Ok(steps.into_iter().max_by_key(|step| step.duration).expect("there is a rank"))
     }
 }
 
+fn timed_step(trainer: &mut Trainer, micros: &[Samples]) -> Result<Step, evenkeel_train::Error> {
+    let start = Instant::now();
+    let outcome = trainer.step(micros, LR)?;
+    // The update is still on its way when the loss is known.
+    trainer.device.compute().finish();
+    Ok(Step { duration: start.elapsed(), loss: outcome.loss })
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    sequence: usize,
+    vocab: usize,
+}
+
 /// Random tokens, each to be predicted from those before it.
-fn samples(arguments: &Arguments, step: u64) -> Samples {
-    let &Arguments { batch, sequence, vocab, .. } = arguments;
+fn samples(sizes: Sizes, step: u64) -> Samples {
+    let Sizes { batch, sequence, vocab } = sizes;
     let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
     let mut token = || {
         state ^= state << 13;
@@ -160,25 +191,33 @@ fn samples(arguments: &Arguments, step: u64) -> Samples {
     Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
 }
 
-fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize, steps: &[Step]) -> String {
+fn report(
+    arguments: &Arguments,
+    model: &Model,
+    ranks: &Ranks,
+    cores_per_rank: usize,
+    steps: &[Step],
+) -> Result<String, Failure> {
     let mut seconds: Vec<f64> = steps.iter().map(|step| step.duration.as_secs_f64()).collect();
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let tokens = (arguments.batch * arguments.sequence) as f64;
     let dtype = arguments.dtype.name();
     let (first, last) = (steps[0].loss, steps[steps.len() - 1].loss);
-    let (peak_bytes, process_bytes) = (device.usage().peak_bytes, process::peak_bytes());
+    let peaks = ranks.each(|trainer| trainer.device.usage().peak_bytes)?;
+    let (peak_bytes, process_bytes) = (peaks.iter().sum(), process::peak_bytes());
+    let (tp, threads) = (ranks.count(), ranks.count() * cores_per_rank);
     if arguments.json {
         let json = serde_json::json!({
-            "dtype": dtype, "threads": threads, "parameters": model.parameter_count(), "steps": steps.len(),
+            "dtype": dtype, "tp": tp, "threads": threads, "parameters": model.parameter_count(), "steps": steps.len(),
             "median_step_s": median, "min_step_s": seconds[0], "tokens_per_s": tokens / median,
             "peak_bytes": peak_bytes, "peak_process_bytes": process_bytes, "first_loss": first, "last_loss": last,
         });
-        return json.to_string();
+        return Ok(json.to_string());
     }
     let lines = [
         format!(
-            "{} parameters, {dtype}, {tokens} tokens a step, threads: {threads}",
+            "{} parameters, {dtype}, {tokens} tokens a step, tp: {tp}, threads: {threads}",
             text::count(model.parameter_count())
         ),
         format!("step    {:.1} ms median, {:.1} ms best of {}", median * 1e3, seconds[0] * 1e3, steps.len()),
@@ -186,5 +225,5 @@ fn report(arguments: &Arguments, model: &Model, device: &Device, threads: usize,
         format!("memory  {} peak, {} of the process", text::bytes(peak_bytes), text::bytes(process_bytes)),
         format!("loss    {first:.4} → {last:.4}"),
     ];
-    lines.join("\n")
+    Ok(lines.join("\n"))
 }

@@ -34,6 +34,7 @@ impl RawConfig {
         check_images(&mut self, &settings);
         check_train(&mut self, &settings);
         check_eval(&mut self, &settings);
+        check_parallel(&mut self, &settings);
         if settings.output.save_dtype.is_some() && !settings.output.save_model {
             let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
             self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
@@ -197,6 +198,24 @@ fn check_train(raw: &mut RawConfig, settings: &Settings) {
         let what = format!("a micro-batch has {tokens} tokens, the limit is {MOST_TOKENS}");
         let hint = "lower train.batch or data.sequence and raise train.accumulate";
         raw.note_contradiction(&["train.batch", "data.sequence"], what, Some(hint));
+    }
+}
+
+fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
+    let parallel = &settings.parallel;
+    let weights = parallel.tp_weights.len();
+    if weights > 0 && weights != parallel.tp {
+        let what = format!("`parallel.tp_weights` has {weights} numbers, `parallel.tp` is {}", parallel.tp);
+        raw.note_contradiction(&["parallel.tp_weights", "parallel.tp"], what, Some("give one for each rank"));
+    }
+    if parallel.link_latency_us > 0.0 && parallel.link_gb_per_s.is_none() {
+        let what = "`parallel.link_latency_us` is set, but no link is emulated".to_owned();
+        raw.note_contradiction(&["parallel.link_latency_us"], what, Some("set parallel.link_gb_per_s, too"));
+    }
+    if !settings.sample.prompts.is_empty() && !settings.output.save_model {
+        let what = "`sample.prompts` are given, but `output.save_model` is false".to_owned();
+        let hint = "prompts are continued by the model that is saved";
+        raw.note_contradiction(&["sample.prompts", "output.save_model"], what, Some(hint));
     }
 }
 

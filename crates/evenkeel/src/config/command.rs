@@ -40,6 +40,12 @@ pub struct Overrides {
     /// Seed of weights, data and training (model.seed, data.seed, train.seed).
     #[arg(long, value_name = "N")]
     seed: Option<String>,
+    /// Ranks that share every layer of the model (parallel.tp).
+    #[arg(long, value_name = "N")]
+    tp: Option<String>,
+    /// Cores of each rank (parallel.cores_per_rank).
+    #[arg(long, value_name = "N")]
+    cores_per_rank: Option<String>,
     /// Changes any key; may be repeated, and comes after the other flags.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
@@ -56,7 +62,7 @@ impl Overrides {
                 Err(error) => raw.note_unreadable(&error),
             }
         }
-        let flags: [(&'static str, &Option<String>, &[&str]); 7] = [
+        let flags: [(&'static str, &Option<String>, &[&str]); 9] = [
             ("--steps", &self.steps, &["train.steps"]),
             ("--lr", &self.lr, &["train.lr"]),
             ("--batch", &self.batch, &["train.batch"]),
@@ -64,6 +70,8 @@ impl Overrides {
             ("--dtype", &self.dtype, &["train.dtype"]),
             ("--output", &self.output, &["output.folder"]),
             ("--seed", &self.seed, &["model.seed", "data.seed", "train.seed"]),
+            ("--tp", &self.tp, &["parallel.tp"]),
+            ("--cores-per-rank", &self.cores_per_rank, &["parallel.cores_per_rank"]),
         ];
         for (flag, value, keys) in flags {
             for (value, key) in value.iter().flat_map(|value| keys.iter().map(move |key| (value, key))) {

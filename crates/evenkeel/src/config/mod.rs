@@ -21,7 +21,7 @@ use std::path::PathBuf;
 pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
 pub use raw::RawConfig;
-pub use settings::{Architecture, DataSource, Dtype, RecordFormat, Schedule, Settings};
+pub use settings::{Architecture, DataSource, Dtype, Parallel, RecordFormat, Schedule, Settings};
 
 /// A configuration without mistakes, every default filled in.
 #[derive(Clone, Debug, PartialEq)]

@@ -235,7 +235,7 @@ fn misreading(kind: Kind, value: &Value) -> Option<String> {
         Kind::Choice(names) => nearest(text, names.iter().copied()).map(|meant| format!("did you mean \"{meant}\"?")),
         Kind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
         Kind::Whole(_) | Kind::Number(_) if text.parse::<f64>().is_ok() => Some("write it without quotes".to_owned()),
-        Kind::Texts | Kind::Paths => Some("put it in brackets".to_owned()),
+        Kind::Texts | Kind::Paths | Kind::Numbers(_) => Some("put it in brackets".to_owned()),
         _ => None,
     }
 }

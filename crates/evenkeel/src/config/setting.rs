@@ -90,6 +90,7 @@ pub enum Kind {
     Path,
     Texts,
     Paths,
+    Numbers(Bounds),
     Choice(&'static [&'static str]),
 }
 
@@ -100,7 +101,7 @@ impl Kind {
     }
 
     pub fn is_list(self) -> bool {
-        matches!(self, Kind::Texts | Kind::Paths)
+        matches!(self, Kind::Texts | Kind::Paths | Kind::Numbers(_))
     }
 
     /// For `expected …` in a message.
@@ -124,6 +125,7 @@ impl fmt::Display for Kind {
             Kind::Path => out.write_str("path"),
             Kind::Texts => out.write_str("list of texts"),
             Kind::Paths => out.write_str("list of paths"),
+            Kind::Numbers(bounds) => write!(out, "list of numbers{bounds}"),
             Kind::Choice(names) => {
                 let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
                 out.write_str(&quoted.join(", "))
@@ -242,7 +244,11 @@ impl Setting for PathBuf {
 
 impl<T: Setting> Setting for Vec<T> {
     fn kind(bounds: Bounds) -> Kind {
-        if T::kind(bounds) == Kind::Path { Kind::Paths } else { Kind::Texts }
+        match T::kind(bounds) {
+            Kind::Path => Kind::Paths,
+            Kind::Number(bounds) => Kind::Numbers(bounds),
+            _ => Kind::Texts,
+        }
     }
 
     fn read(value: &Value, bounds: Bounds) -> Option<Vec<T>> {

@@ -177,6 +177,24 @@ settings! {
         top_p: f64 = 0.95, above(0).to(1);
     }
 
+    /// How the work is shared among ranks, each with cores of its own.
+    [parallel] Parallel {
+        /// Ranks that share every layer of the model (tensor parallelism).
+        tp: usize = 1, from(1).to(1024);
+        /// The share of the work that each of these ranks gets, such as [1, 1, 0.5]; equal if not set.
+        tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
+        /// Whether the residual stream and its norms are split among these ranks by tokens.
+        sequence_parallel: bool = false;
+        /// Cores of each rank; the machine's, shared out, if not set.
+        cores_per_rank: Option<usize>, from(1).to(4096);
+        /// Seconds that a rank waits for another before the run ends.
+        timeout_s: f64 = 300.0, above(0).to(1_000_000);
+        /// Gigabytes per second of an emulated link between ranks, to study slow ones; not emulated if not set.
+        link_gb_per_s: Option<f64>, above(0).to(1_000_000);
+        /// Microseconds that every message takes on the emulated link.
+        link_latency_us: f64 = 0.0, from(0).to(1_000_000);
+    }
+
     /// The machine.
     [device] Device {
         /// Threads that compute; all cores if not set.

@@ -9,7 +9,7 @@ use evenkeel_train::report::{
     Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, write_eval_metrics,
     write_step_metrics,
 };
-use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, StepReport, Trainer, checkpoint};
+use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, Ranks, StepReport, checkpoint};
 use serde_json::Value;
 
 use super::feed::Data;
@@ -117,8 +117,8 @@ impl Attendant for Attending<'_> {
         self.progress.step(&metrics).map_err(Error::Report)
     }
 
-    fn evaluate(&mut self, trainer: &Trainer) -> Result<Option<Evaluation>, Error> {
-        self.data.evaluate(trainer, self.eval_batches)
+    fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
+        self.data.evaluate(ranks, self.eval_batches)
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
@@ -129,8 +129,8 @@ impl Attendant for Attending<'_> {
         self.progress.eval(step, &metrics).map_err(Error::Report)
     }
 
-    fn checkpoint(&mut self, trainer: &Trainer, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
-        checkpoint::save(&self.folder.checkpoint(progress.step), trainer, progress, feed.state())?;
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        checkpoint::save(&self.folder.checkpoint(progress.step), ranks, progress, feed.state())?;
         self.folder.prune()?;
         self.records.publish(&self.folder.curve())
     }

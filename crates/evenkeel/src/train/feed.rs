@@ -10,7 +10,7 @@ use evenkeel_train::data::{
     Augment, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, OrderOptions, Packing,
     Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
 };
-use evenkeel_train::{Error, Evaluation, Feed, Samples, Trainer};
+use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 
 use crate::config::{DataSource, RecordFormat, RunConfig, Settings, TokenizerSource};
 use crate::{Mistake, Mistakes};
@@ -117,15 +117,15 @@ impl Data {
         self.feed(source, options, None, false).map(Some)
     }
 
-    /// What the trainer makes of the held-out samples, of at most so many micro-batches; none where nothing is held out.
-    pub fn evaluate(&self, trainer: &Trainer, batches: Option<u64>) -> Result<Option<Evaluation>, Error> {
+    /// What the model makes of the held-out samples, of at most so many micro-batches; none where nothing is held out.
+    pub fn evaluate(&self, ranks: &Ranks, batches: Option<u64>) -> Result<Option<Evaluation>, Error> {
         let Some(mut feed) = self.evaluation()? else { return Ok(None) };
         let mut evaluation = Evaluation::default();
         let mut left = batches.unwrap_or(u64::MAX);
         while left > 0
             && let Some(samples) = feed.next()?
         {
-            trainer.evaluate(&samples, &mut evaluation);
+            evaluation.add(&ranks.evaluate(samples)?);
             left -= 1;
         }
         Ok(Some(evaluation))

@@ -13,16 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use evenkeel_model::{Model, Sampling};
-use evenkeel_store::NewFolder;
+use evenkeel_store::{Folder, NewFolder};
 use evenkeel_train::data::Tokenizer;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
-    AdamWOptions, Cost, Decay, Limits, Plan, Progress, Rate, Samples, Stop, Trainer, TrainerOptions, checkpoint, cost,
-    save_weights,
+    AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Ranks, Rate, Samples, Stop, TrainerOptions, checkpoint,
+    cost, save_weights,
 };
 
 use crate::bench::peak_flops_per_s;
 use crate::config::{Dtype, Overrides, Schedule, Settings};
+use crate::launch::{Launch, check_memory};
 use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
@@ -45,19 +46,20 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let settings = &config.settings;
     let text = Text::open(&config)?;
     let tokenizer_files = text.as_ref().and_then(|text| text.files.clone());
-    let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
-    let options = trainer_options(settings);
-    let cost = check_memory(settings, &input.model, options)?;
+    let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
+    let (launch, options) = (Launch::of(settings), trainer_options(settings));
+    let shards = input.model.cut(&launch.cut)?;
+    let costs = costs(settings, &shards, options);
+    check_memory(&costs, MEMORY_HINT)?;
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
-    let device = device::start(settings.device.threads)?;
-    let dtype = device_dtype(settings.train.dtype);
-    let parameters = input.parameters(settings.model.seed, dtype, device.compute())?;
-    let mut trainer = Trainer::new(&input.model, &device, parameters, options);
+    let (dtype, seed, weights) = (device_dtype(settings.train.dtype), settings.model.seed, input.clone());
+    let ranks =
+        launch.start(shards, options, move |shard, queue| Ok(weights.parameters(shard, seed, dtype, queue)?))?;
     let (mut progress, mut from) = (Progress::default(), None);
     if let Some(path) = &newest {
-        let state = checkpoint::load(path, &mut trainer)?;
+        let state = checkpoint::load(path, &ranks)?;
         progress = state.progress;
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(path))?);
     }
@@ -75,23 +77,18 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         progress: ProgressLine::new(stderr(), progress_options(settings)),
         records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
         summary: Summary::default(),
-        flops_per_token: cost.flops as f64 / tokens_of_step(settings, &input.model) as f64,
-        peak_flops_per_s: peak_flops_per_s(&device, dtype),
+        flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
+            / tokens_of_step(settings, &input.model) as f64,
+        peak_flops_per_s: ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?.iter().sum(),
     };
     let begin = match &newest {
         Some(path) => format!("resumes from `{}`", path.display()),
         None => "begins".to_owned(),
     };
-    attending.say(&format!("{title}, {} of memory, {begin}", text::bytes(cost.peak_bytes)))?;
+    attending.say(&format!("{title}{}, {} of memory, {begin}", launch.describe(), text::bytes(peak_bytes(&costs))))?;
 
-    let stop = evenkeel_train::run(
-        &mut trainer,
-        &mut feed,
-        &plan(settings),
-        &mut progress,
-        &interruption.asked,
-        &mut attending,
-    )?;
+    let stop =
+        evenkeel_train::run(&ranks, &mut feed, &plan(settings), &mut progress, &interruption.asked, &mut attending)?;
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
     if stop == Stop::Interrupted {
         let what = match progress.step {
@@ -102,9 +99,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
     if settings.output.save_model {
-        save_model(&folder, &input, &trainer, settings, tokenizer_files, data.tokenizer())?;
+        save_model(&folder, &input, &ranks, settings, tokenizer_files, data.tokenizer())?;
     }
-    let samples = attending.prompts.continue_all(&input.model, &trainer.parameters, device.compute());
+    drop(ranks);
+    let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
     Ok(conclusion(&attending, &folder, settings, stop, &samples))
 }
 
@@ -174,18 +172,17 @@ fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
 }
 
-/// Refuses, after a dry run, what would not fit.
-fn check_memory(settings: &Settings, model: &Model, options: TrainerOptions) -> Result<Cost, Mistakes> {
-    let micros = vec![blank(settings, model); settings.train.accumulate];
-    let cost = cost(model, options, device_dtype(settings.train.dtype), &micros);
-    let machine_bytes = evenkeel_device::cpu_report().memory_bytes;
-    if cost.peak_bytes > machine_bytes {
-        let (needed, machine) = (text::bytes(cost.peak_bytes), text::bytes(machine_bytes));
-        let what = format!("a step needs {needed} of memory, this machine has {machine}");
-        let hint = "use a smaller train.batch or data.sequence, train.recompute = true, or train.dtype = \"bf16\"";
-        return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
-    }
-    Ok(cost)
+const MEMORY_HINT: &str =
+    "use a smaller train.batch or data.sequence, train.recompute = true, or train.dtype = \"bf16\"";
+
+/// What each rank's steps take, from dry runs.
+fn costs(settings: &Settings, shards: &[Model], options: TrainerOptions) -> Vec<Cost> {
+    let micros = vec![blank(settings, &shards[0]); settings.train.accumulate];
+    shards.iter().map(|shard| cost(shard, options, device_dtype(settings.train.dtype), &micros)).collect()
+}
+
+fn peak_bytes(costs: &[Cost]) -> u64 {
+    costs.iter().map(|cost| cost.peak_bytes).sum()
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {
@@ -235,10 +232,19 @@ impl Interruption {
     }
 }
 
+/// What the saved model, on all cores, makes of the prompts.
+fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Result<Vec<String>, Failure> {
+    let saved = Folder::open(folder.model())?;
+    let model = Model::open(&saved)?;
+    let device = device::start(settings.device.threads)?;
+    let parameters = model.load(&saved, device_dtype(settings.train.dtype), device.compute())?;
+    Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))
+}
+
 fn save_model(
     folder: &RunFolder,
     input: &ModelInput,
-    trainer: &Trainer,
+    ranks: &Ranks,
     settings: &Settings,
     tokenizer_files: Option<(PathBuf, PathBuf)>,
     tokenizer: Option<&Tokenizer>,
@@ -249,7 +255,7 @@ fn save_model(
     if tokenizer.is_some() {
         save_tokenizer(&new, tokenizer_files, settings.data.chat_template.as_deref())?;
     }
-    save_weights(&new, &trainer.parameters, file_dtype(dtype), trainer.device.compute())?;
+    save_weights(&new, ranks.specs(), file_dtype(dtype), |id, rows| ranks.read_rows(Kind::Weight, id, rows))?;
     Ok(new.commit(true)?)
 }
 

@@ -40,11 +40,11 @@ impl ModelInput {
         Ok(ModelInput { model, json, folder })
     }
 
-    /// The weights to begin with.
-    pub fn parameters(&self, seed: u64, dtype: DType, queue: &Queue) -> Result<Parameters, Mistakes> {
+    /// The weights that a shard of the model begins with.
+    pub fn parameters(&self, shard: &Model, seed: u64, dtype: DType, queue: &Queue) -> Result<Parameters, Mistakes> {
         Ok(match &self.folder {
-            Some(folder) => self.model.load(folder, dtype, queue)?,
-            None => Parameters::random(&self.model.specs, dtype, seed, queue),
+            Some(folder) => shard.load(folder, dtype, queue)?,
+            None => Parameters::random(&shard.specs, dtype, seed, queue),
         })
     }
 

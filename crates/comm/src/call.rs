@@ -1,0 +1,113 @@
+//! What a member asks of its group, as plain data that members compare and messages show.
+
+use std::fmt;
+use std::sync::Arc;
+
+use evenkeel_device::DType;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Reduce,
+    Broadcast,
+    Send,
+    Receive,
+    Barrier,
+    Exchange,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::AllReduce => "all-reduce",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllGather => "all-gather",
+            Kind::Reduce => "reduce",
+            Kind::Broadcast => "broadcast",
+            Kind::Send => "send",
+            Kind::Receive => "receive",
+            Kind::Barrier => "barrier",
+            Kind::Exchange => "exchange",
+        })
+    }
+}
+
+/// A collective, as every member must describe it alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub kind: Kind,
+    pub dtype: DType,
+    /// Of the whole tensor, the one that is not cut.
+    pub bytes: u64,
+    /// The rank, in the world, that sends or receives what the others do not.
+    pub root: Option<usize>,
+    /// Rows `bounds[i]..bounds[i + 1]` are those of member i.
+    pub bounds: Option<Arc<[usize]>>,
+}
+
+impl Call {
+    pub fn of(kind: Kind) -> Call {
+        Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None }
+    }
+
+    pub fn agrees_with(&self, other: &Call) -> bool {
+        // A send and its receive name each other as the root.
+        let kinds = match (self.kind, other.kind) {
+            (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
+            (one, another) => one == another && self.root == other.root,
+        };
+        kinds && self.dtype == other.dtype && self.bytes == other.bytes && self.bounds == other.bounds
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if matches!(self.kind, Kind::Barrier | Kind::Exchange) {
+            return Ok(());
+        }
+        let dtype = match self.dtype {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::U32 => "u32",
+        };
+        write!(f, " of {} bytes of {dtype}", self.bytes)?;
+        match (self.kind, self.root) {
+            (Kind::Reduce | Kind::Send, Some(root)) => write!(f, " to rank {root}")?,
+            (Kind::Broadcast | Kind::Receive, Some(root)) => write!(f, " from rank {root}")?,
+            _ => (),
+        }
+        match &self.bounds {
+            Some(bounds) => write!(f, " with rows cut at {bounds:?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// 1st, 2nd, 3rd, …
+pub(crate) fn ordinal(number: u64) -> String {
+    let ending = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals_end_as_they_are_spoken() {
+        for (number, expected) in
+            [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")]
+        {
+            assert_eq!(ordinal(number), expected);
+        }
+    }
+}

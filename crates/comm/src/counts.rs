@@ -1,0 +1,30 @@
+use std::collections::BTreeMap;
+
+use crate::call::Kind;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub calls: u64,
+    /// Of the tensors themselves; how many of them travel depends on the group.
+    pub bytes: u128,
+}
+
+/// What a rank has issued, per kind of collective. Groups of one member issue nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts(pub BTreeMap<Kind, Count>);
+
+impl Counts {
+    pub fn of(&self, kind: Kind) -> Count {
+        self.0.get(&kind).copied().unwrap_or_default()
+    }
+
+    pub fn bytes(&self) -> u128 {
+        self.0.values().map(|count| count.bytes).sum()
+    }
+
+    pub(crate) fn add(&mut self, kind: Kind, bytes: u64) {
+        let count = self.0.entry(kind).or_default();
+        count.calls += 1;
+        count.bytes += bytes as u128;
+    }
+}

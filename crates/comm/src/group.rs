@@ -1,0 +1,291 @@
+//! A rank's membership in a group, and the collectives it can issue there.
+
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex};
+
+use evenkeel_device::kernel::Copy;
+use evenkeel_device::{DType, Health, Queue, Tensor};
+
+use crate::call::{Call, Kind};
+use crate::counts::Counts;
+use crate::local::{self, Meeting, Place, Post, Shared, Visit};
+
+/// A rank's membership in a group of ranks. All members issue the same collectives in the same order.
+///
+/// A collective is issued on a queue, runs there in order and returns at once. Tensors are contiguous; sums are of f32 or
+/// bf16, whatever is only moved may be u32 as well. `root`, `to` and `from` are places in the group. A group of one
+/// member moves nothing to others.
+#[derive(Clone)]
+pub struct Group {
+    membership: Arc<Membership>,
+}
+
+struct Membership {
+    name: String,
+    ranks: Vec<usize>,
+    me: usize,
+    counts: Arc<Mutex<Counts>>,
+    /// None where nothing is moved.
+    local: Option<Local>,
+}
+
+struct Local {
+    place: Arc<Place>,
+    shared: Arc<Shared>,
+}
+
+impl Group {
+    pub(crate) fn new(
+        name: &str,
+        ranks: &[usize],
+        me: usize,
+        counts: Arc<Mutex<Counts>>,
+        place: Option<Arc<Place>>,
+    ) -> Group {
+        let local = place.map(|place| Local { shared: place.world.group(name, ranks), place });
+        Group { membership: Arc::new(Membership { name: name.to_owned(), ranks: ranks.to_vec(), me, counts, local }) }
+    }
+
+    /// This rank's place in the group.
+    pub fn rank(&self) -> usize {
+        self.membership.me
+    }
+
+    pub fn size(&self) -> usize {
+        self.membership.ranks.len()
+    }
+
+    /// The members, as ranks of the world.
+    pub fn ranks(&self) -> &[usize] {
+        &self.membership.ranks
+    }
+
+    pub fn name(&self) -> &str {
+        &self.membership.name
+    }
+
+    /// Every member's tensor becomes the sum of all.
+    pub fn all_reduce(&self, queue: &Queue, tensor: &Tensor) {
+        let call = self.call(Kind::AllReduce, tensor);
+        self.issue(queue, call, tensor, tensor, 0);
+    }
+
+    /// Rows `bounds[i]..bounds[i + 1]` of the sum of all `from` go to member i's `to`, which may be those rows of `from`.
+    pub fn reduce_scatter(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) {
+        self.check_bounds(Kind::ReduceScatter, from, to, bounds);
+        let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::ReduceScatter, from) };
+        self.issue(queue, call, from, to, 0);
+    }
+
+    /// Member i's `from` comes to rows `bounds[i]..bounds[i + 1]` of every `to`; `from` may be those rows of `to`.
+    pub fn all_gather(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) {
+        self.check_bounds(Kind::AllGather, to, from, bounds);
+        let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::AllGather, to) };
+        self.issue(queue, call, from, to, 0);
+    }
+
+    /// The root's tensor becomes the sum of all; the others keep theirs.
+    pub fn reduce(&self, queue: &Queue, tensor: &Tensor, root: usize) {
+        let call = self.rooted(Kind::Reduce, tensor, root);
+        self.issue(queue, call, tensor, tensor, root);
+    }
+
+    /// Every member's tensor becomes the root's.
+    pub fn broadcast(&self, queue: &Queue, tensor: &Tensor, root: usize) {
+        let call = self.rooted(Kind::Broadcast, tensor, root);
+        self.issue(queue, call, tensor, tensor, root);
+    }
+
+    /// Hands a tensor to another member, which receives it. The queue goes on once it has it, so two members that send to
+    /// each other first and receive then wait until the deadline.
+    pub fn send(&self, queue: &Queue, tensor: &Tensor, to: usize) {
+        let call = self.rooted(Kind::Send, tensor, to);
+        self.transfer(queue, call, tensor, [self.rank(), to]);
+    }
+
+    pub fn receive(&self, queue: &Queue, tensor: &Tensor, from: usize) {
+        let call = self.rooted(Kind::Receive, tensor, from);
+        self.transfer(queue, call, tensor, [from, self.rank()]);
+    }
+
+    /// The queue goes on when every member has come here.
+    pub fn barrier(&self, queue: &Queue) {
+        let call = Call::of(Kind::Barrier);
+        self.count(&call);
+        if let Some(local) = self.with_others() {
+            let meeting = local.shared.collectives.clone();
+            self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0), Vec::new());
+        }
+    }
+
+    /// Everybody's value, in the order of the members. The host waits; what is on the queues does not matter to it.
+    pub fn exchange(&self, value: u64) -> Vec<u64> {
+        let call = Call::of(Kind::Exchange);
+        self.count(&call);
+        let Some(local) = self.with_others() else { return vec![value; self.size()] };
+        let meeting = &local.shared.exchanges;
+        let visit = Visit {
+            world: &local.place.world,
+            group: self.name(),
+            ranks: self.ranks(),
+            me: self.rank(),
+            number: meeting.issue(self.rank()),
+            health: None,
+        };
+        let post = Post { value, ..Post::new(call, 0, 0) };
+        let values = meeting.attend(&visit, post, |posts| posts.iter().map(|post| post.value).collect());
+        values.unwrap_or_else(|message| panic!("{message}"))
+    }
+
+    fn call(&self, kind: Kind, whole: &Tensor) -> Call {
+        let is_sum = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+        assert!(
+            whole.is_contiguous() && !(is_sum && whole.dtype == DType::U32),
+            "{}: {kind} of {:?} {:?} with rows {} apart, expected {} without gaps",
+            self.name(),
+            whole.dtype,
+            whole.shape(),
+            whole.stride,
+            if is_sum { "f32 or bf16" } else { "a tensor" },
+        );
+        Call { dtype: whole.dtype, bytes: whole.bytes(), ..Call::of(kind) }
+    }
+
+    fn rooted(&self, kind: Kind, tensor: &Tensor, root: usize) -> Call {
+        let rank = self.ranks().get(root).copied();
+        let rank = rank.unwrap_or_else(|| panic!("{}: {kind} with member {root} of {}", self.name(), self.size()));
+        Call { root: Some(rank), ..self.call(kind, tensor) }
+    }
+
+    /// `part` is this member's rows of `whole`, or a tensor beside it.
+    fn check_bounds(&self, kind: Kind, whole: &Tensor, part: &Tensor, bounds: &[usize]) {
+        let (name, me) = (self.name(), self.rank());
+        assert!(
+            bounds.len() == self.size() + 1
+                && bounds.first() == Some(&0)
+                && bounds.is_sorted()
+                && bounds.last() == Some(&whole.rows),
+            "{name}: {kind} of {} rows among {} members, cut at {bounds:?}",
+            whole.rows,
+            self.size(),
+        );
+        let rows = bounds[me]..bounds[me + 1];
+        assert!(
+            part.shape() == [rows.len(), whole.cols] && part.dtype == whole.dtype && part.is_contiguous(),
+            "{name}: {kind} of {:?} {:?}, whose rows {rows:?} are this member's, with {:?} {:?} with rows {} apart",
+            whole.dtype,
+            whole.shape(),
+            part.dtype,
+            part.shape(),
+            part.stride,
+        );
+        let apart =
+            part.address() + part.bytes() <= whole.address() || whole.address() + whole.bytes() <= part.address();
+        let in_place = part.address() == whole.row_range(rows).address();
+        assert!(apart || in_place || part.is_empty(), "{name}: {kind} between tensors that overlap elsewhere");
+    }
+
+    fn issue(&self, queue: &Queue, call: Call, from: &Tensor, to: &Tensor, root: usize) {
+        self.count(&call);
+        match self.with_others() {
+            Some(local) => {
+                let meeting = local.shared.collectives.clone();
+                let post = Post { root, ..Post::new(call, from.address(), to.address()) };
+                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post, vec![from.clone(), to.clone()]);
+            }
+            // A group of one still has to bring a tensor from one place to the other.
+            None if self.size() == 1 && from.address() != to.address() => {
+                queue.launch(Copy { x: from.view(), out: to.view() });
+            }
+            None => (),
+        }
+    }
+
+    fn transfer(&self, queue: &Queue, call: Call, tensor: &Tensor, [from, to]: [usize; 2]) {
+        assert_ne!(from, to, "{}: {} to or from itself", self.name(), call.kind);
+        self.count(&call);
+        if let Some(local) = self.with_others() {
+            let meeting = local.shared.pair(from, to);
+            let ranks = [self.ranks()[from], self.ranks()[to]];
+            let me = usize::from(self.rank() == to);
+            let post = Post::new(call, tensor.address(), tensor.address());
+            self.enqueue(queue, meeting, &ranks, me, post, vec![tensor.clone()]);
+        }
+    }
+
+    /// The way to the other members, where there are any.
+    fn with_others(&self) -> Option<&Local> {
+        self.membership.local.as_ref().filter(|_| self.size() > 1)
+    }
+
+    fn count(&self, call: &Call) {
+        if self.size() > 1 {
+            self.membership.counts.lock().expect("no panic under this lock").add(call.kind, call.bytes);
+        }
+    }
+
+    fn enqueue(
+        &self,
+        queue: &Queue,
+        meeting: Arc<Meeting>,
+        ranks: &[usize],
+        me: usize,
+        post: Post,
+        tensors: Vec<Tensor>,
+    ) {
+        let number = meeting.issue(me);
+        let (membership, ranks) = (self.membership.clone(), ranks.to_vec());
+        let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health: queue.health() };
+        queue.call(move || {
+            errand.run();
+            drop(tensors);
+        });
+    }
+}
+
+/// A collective on its way through a queue.
+struct Errand {
+    membership: Arc<Membership>,
+    meeting: Arc<Meeting>,
+    ranks: Vec<usize>,
+    me: usize,
+    number: u64,
+    /// Taken when it is run.
+    post: Option<Post>,
+    health: Health,
+}
+
+impl Errand {
+    fn run(mut self) {
+        let post = self.post.take().expect("an errand is run once");
+        let local = self.membership.local.as_ref().expect("only groups that move something have errands");
+        let visit = Visit {
+            world: &local.place.world,
+            group: &self.membership.name,
+            ranks: &self.ranks,
+            me: self.me,
+            number: self.number,
+            health: Some(&self.health),
+        };
+        // SAFETY: the addresses are those of contiguous tensors that are held until their owner's errand has run; the
+        // members have agreed on dtype and size; and a tensor belongs to the queue that the errand runs on, which does
+        // nothing else until all members have acted.
+        let outcome = self.meeting.attend(&visit, post, |posts| unsafe { local::act(posts, self.me) });
+        if let Err(message) = outcome {
+            // The device reports the message; the hook of a panic would print it once more for every rank.
+            resume_unwind(Box::new(message));
+        }
+    }
+}
+
+impl Drop for Errand {
+    /// A device that has failed drops what it was given. The others must not wait for it.
+    fn drop(&mut self) {
+        if self.post.is_some()
+            && let Some(Local { place, .. }) = &self.membership.local
+        {
+            let reason = self.health.failure().unwrap_or("its device does not run collectives");
+            place.world.abort_for(place.rank, reason);
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Groups of ranks and the collectives between them.
+//!
+//! A [`Communicator`] is a rank's place among the ranks of a run; a [`Group`] is its membership in some of them. A
+//! collective is issued on a queue and returns at once, like a kernel. The ranks of one process read and write one
+//! another's tensors where they lie (`local`); they sum in the order of the members, so every member gets the same bits
+//! every time.
+//!
+//! Nobody waits for ever: a wait ends with an error when a rank aborts, fails, leaves or misses the deadline.
+//!
+//! This crate knows no models, no programs and no files.
+
+mod call;
+mod communicator;
+mod counts;
+mod group;
+mod link;
+mod local;
+mod ranks;
+
+pub use call::Kind;
+pub use communicator::Communicator;
+pub use counts::{Count, Counts};
+pub use group::Group;
+pub use link::Link;
+pub use local::{Options, World};
+pub use ranks::{RankFailure, run_ranks};

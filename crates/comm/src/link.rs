@@ -1,0 +1,65 @@
+//! A link that is slower than memory, emulated: collectives take as long as a ring of such links would.
+
+use std::time::Duration;
+
+use crate::call::{Call, Kind};
+
+/// What connects a rank to the next one of a ring.
+///
+/// A collective of n members and B bytes then takes `steps × latency + traffic / bytes_per_s`, from the moment the last
+/// member came to it:
+///
+/// | collective | steps | traffic |
+/// | --- | --- | --- |
+/// | all-reduce | 2 (n − 1) | 2 (n − 1) / n · B |
+/// | reduce-scatter, all-gather | n − 1 | (n − 1) / n · B, where B is the whole tensor |
+/// | reduce, broadcast | n − 1 | B, as the pieces follow one another around the ring |
+/// | send | 1 | B |
+/// | barrier | 2 (n − 1) | 0 |
+///
+/// Members sleep through it and burn no core. Where moving the bytes in memory takes longer than that, it takes longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    pub latency: Duration,
+    pub bytes_per_s: f64,
+}
+
+impl Link {
+    pub(crate) fn duration(&self, call: &Call, members: usize) -> Duration {
+        let (others, n) = (members as u32 - 1, members as f64);
+        let (steps, share) = match call.kind {
+            Kind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
+            Kind::ReduceScatter | Kind::AllGather => (others, (n - 1.0) / n),
+            Kind::Reduce | Kind::Broadcast => (others, 1.0),
+            Kind::Send | Kind::Receive => (1, 1.0),
+            Kind::Barrier | Kind::Exchange => (2 * others, 0.0),
+        };
+        let transfer = Duration::try_from_secs_f64(share * call.bytes as f64 / self.bytes_per_s);
+        // A link without bandwidth takes for ever, and the deadline is for those who wait, not for the link.
+        (self.latency * steps).saturating_add(transfer.unwrap_or(Duration::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collective_takes_the_steps_and_the_traffic_of_a_ring() {
+        let link = Link { latency: Duration::from_millis(1), bytes_per_s: 1e6 };
+        let cases = [
+            (Kind::AllReduce, 4, 6 + 1500),
+            (Kind::AllReduce, 2, 2 + 1000),
+            (Kind::ReduceScatter, 4, 3 + 750),
+            (Kind::AllGather, 2, 1 + 500),
+            (Kind::Reduce, 4, 3 + 1000),
+            (Kind::Broadcast, 3, 2 + 1000),
+            (Kind::Send, 2, 1 + 1000),
+            (Kind::Barrier, 4, 6),
+        ];
+        for (kind, members, expected_ms) in cases {
+            let duration = link.duration(&Call { bytes: 1_000_000, ..Call::of(kind) }, members);
+            assert_eq!(duration.as_millis(), expected_ms, "{kind} of {members}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What a member does to the members' memory once all have come.
+
+use std::ops::Range;
+
+use evenkeel_device::host;
+
+use super::Post;
+use crate::call::Kind;
+
+/// Pieces of a sum begin at multiples of a cache line, so two members never write the same one.
+const LINE_BYTES: usize = 64;
+
+/// Does member `me`'s part of what all members ask for.
+///
+/// # Safety
+/// Every post's addresses are those of live contiguous tensors as its call describes them, and until all members have
+/// acted nothing but this function, called by each of them, touches those tensors.
+pub(crate) unsafe fn act(posts: &[Post], me: usize) {
+    let call = &posts[me].call;
+    let (dtype, bytes) = (call.dtype, call.bytes as usize);
+    let own = &posts[me];
+    // SAFETY: the members' parts of what is written are disjoint, and nobody reads what another member writes: a sum
+    // reads just the pieces it writes, and copies read what nobody writes. The rest is the caller's promise.
+    unsafe {
+        match call.kind {
+            Kind::AllReduce => {
+                let piece = piece(bytes, posts.len(), me);
+                let addresses = addresses(posts, piece.start);
+                host::sum(dtype, &addresses, &addresses, piece.len() / dtype.size_bytes());
+            }
+            Kind::Reduce => {
+                let piece = piece(bytes, posts.len(), me);
+                let addresses = addresses(posts, piece.start);
+                host::sum(dtype, &addresses, &[addresses[own.root]], piece.len() / dtype.size_bytes());
+            }
+            Kind::ReduceScatter => {
+                let part = part(posts, me, me);
+                host::sum(dtype, &addresses(posts, part.start), &[own.to], part.len() / dtype.size_bytes());
+            }
+            Kind::AllGather => {
+                for (member, post) in posts.iter().enumerate() {
+                    let part = part(posts, me, member);
+                    host::copy(post.from, own.to + part.start as u64, part.len());
+                }
+            }
+            Kind::Broadcast | Kind::Send | Kind::Receive => {
+                if me != own.root {
+                    host::copy(posts[own.root].from, own.to, bytes);
+                }
+            }
+            Kind::Barrier | Kind::Exchange => (),
+        }
+    }
+}
+
+fn addresses(posts: &[Post], skipped_bytes: usize) -> Vec<u64> {
+    posts.iter().map(|post| post.from + skipped_bytes as u64).collect()
+}
+
+/// The bytes that member `me` of `members` sums.
+fn piece(bytes: usize, members: usize, me: usize) -> Range<usize> {
+    let size = bytes.div_ceil(members).next_multiple_of(LINE_BYTES);
+    (me * size).min(bytes)..((me + 1) * size).min(bytes)
+}
+
+/// The bytes of a member's rows in the whole tensor.
+fn part(posts: &[Post], me: usize, member: usize) -> Range<usize> {
+    let call = &posts[me].call;
+    let bounds = call.bounds.as_ref().expect("a tensor that is cut has bounds");
+    let rows = *bounds.last().expect("bounds have an end");
+    let row_bytes = (call.bytes as usize).checked_div(rows).unwrap_or(0);
+    bounds[member] * row_bytes..bounds[member + 1] * row_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once_and_begin_at_cache_lines() {
+        for bytes in [0, 2, 62, 64, 66, 1000, 4096, 1_000_006] {
+            for members in 1..=9 {
+                let mut end = 0;
+                for me in 0..members {
+                    let piece = piece(bytes, members, me);
+                    assert_eq!(piece.start, end);
+                    assert!(piece.is_empty() || piece.start.is_multiple_of(LINE_BYTES));
+                    end = piece.end;
+                }
+                assert_eq!(end, bytes, "{bytes} bytes, {members} members");
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::Meeting;
+use crate::Communicator;
+use crate::link::Link;
+use crate::ranks::RankFailure;
+
+/// How the ranks of a run wait for one another.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long a member waits for the others before it ends the run.
+    pub deadline: Duration,
+    /// A slower link to emulate between the ranks.
+    pub link: Option<Link>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { deadline: Duration::from_secs(300), link: None }
+    }
+}
+
+/// How long a member looks for the others before it sleeps. Waking a sleeper was measured at 40 µs and more, so looking
+/// for about as long costs at most twice the best choice.
+const SPIN: Duration = Duration::from_micros(30);
+/// Where ranks outnumber cores, whoever looks keeps another from coming.
+const SPIN_ON_SHARED_CORES: Duration = Duration::from_micros(2);
+
+/// What the ranks of one run share.
+pub struct World {
+    pub(super) ranks: usize,
+    pub(super) options: Options,
+    pub(super) spin: Duration,
+    aborted: AtomicBool,
+    failure: Mutex<Option<Failure>>,
+    left: Vec<AtomicBool>,
+    groups: Mutex<BTreeMap<GroupKey, Arc<Shared>>>,
+}
+
+/// A group's name and its ranks.
+type GroupKey = (String, Vec<usize>);
+
+struct Failure {
+    first: RankFailure,
+    /// The rank may still say itself what went wrong.
+    provisional: bool,
+}
+
+impl World {
+    /// The communicators of `ranks` ranks that are threads of this process, one for each.
+    pub fn local(ranks: usize, options: Options) -> Vec<Communicator> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let world = Arc::new(World {
+            ranks,
+            options,
+            spin: if ranks <= cores { SPIN } else { SPIN_ON_SHARED_CORES },
+            aborted: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            groups: Mutex::new(BTreeMap::new()),
+        });
+        (0..ranks).map(|rank| Communicator::local(Arc::new(Place { world: world.clone(), rank }))).collect()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.ranks
+    }
+
+    pub(crate) fn link(&self) -> Option<Link> {
+        self.options.link
+    }
+
+    pub(crate) fn group(&self, name: &str, ranks: &[usize]) -> Arc<Shared> {
+        let mut groups = lock(&self.groups);
+        groups.entry((name.to_owned(), ranks.to_vec())).or_insert_with(|| Arc::new(Shared::new(ranks.len()))).clone()
+    }
+
+    /// Ends every wait. The first message stays.
+    pub(crate) fn abort(&self, rank: usize, message: &str) {
+        self.record(rank, message, false);
+    }
+
+    /// Ends every wait, on behalf of a rank whose own message may follow.
+    pub(crate) fn abort_for(&self, rank: usize, message: &str) {
+        self.record(rank, message, true);
+    }
+
+    fn record(&self, rank: usize, message: &str, provisional: bool) {
+        let mut failure = lock(&self.failure);
+        let replaces = match &*failure {
+            None => true,
+            Some(Failure { first, provisional }) => *provisional && first.rank == rank,
+        };
+        if replaces {
+            *failure = Some(Failure { first: RankFailure { rank, message: message.to_owned() }, provisional });
+        }
+        drop(failure);
+        self.aborted.store(true, Ordering::SeqCst);
+        self.wake_everybody();
+    }
+
+    /// Why the run ends, if it does.
+    pub(crate) fn failure(&self) -> Option<RankFailure> {
+        if !self.aborted.load(Ordering::SeqCst) {
+            return None;
+        }
+        lock(&self.failure).as_ref().map(|failure| failure.first.clone())
+    }
+
+    /// Whether a rank has given up everything with which it could still issue a collective.
+    pub(super) fn has_left(&self, rank: usize) -> bool {
+        self.left[rank].load(Ordering::SeqCst)
+    }
+
+    fn wake_everybody(&self) {
+        for group in lock(&self.groups).values() {
+            group.meetings().iter().for_each(|meeting| meeting.wake());
+        }
+    }
+}
+
+/// A rank's place in the world. Its communicator, its groups and the calls on their way share it; with the last of them
+/// the rank has left.
+pub(crate) struct Place {
+    pub world: Arc<World>,
+    pub rank: usize,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.world.abort_for(self.rank, "the rank panicked");
+        }
+        self.world.left[self.rank].store(true, Ordering::SeqCst);
+        self.world.wake_everybody();
+    }
+}
+
+/// What the members of a group share.
+pub(crate) struct Shared {
+    /// For what is issued on queues.
+    pub collectives: Arc<Meeting>,
+    /// For hosts, which must not come between collectives on their way.
+    pub exchanges: Arc<Meeting>,
+    /// For a sender and a receiver, by their places in the group.
+    pairs: Mutex<BTreeMap<[usize; 2], Arc<Meeting>>>,
+}
+
+impl Shared {
+    fn new(members: usize) -> Shared {
+        let meeting = || Arc::new(Meeting::new(members));
+        Shared { collectives: meeting(), exchanges: meeting(), pairs: Mutex::new(BTreeMap::new()) }
+    }
+
+    pub fn pair(&self, from: usize, to: usize) -> Arc<Meeting> {
+        lock(&self.pairs).entry([from, to]).or_insert_with(|| Arc::new(Meeting::new(2))).clone()
+    }
+
+    fn meetings(&self) -> Vec<Arc<Meeting>> {
+        let pairs = lock(&self.pairs).values().cloned().collect::<Vec<_>>();
+        [self.collectives.clone(), self.exchanges.clone()].into_iter().chain(pairs).collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no panic under this lock")
+}

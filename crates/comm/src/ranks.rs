@@ -1,0 +1,54 @@
+//! The ranks of a run as threads.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::{Communicator, Options, World};
+
+/// The rank that ended a run first, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank} failed: {message}")]
+pub struct RankFailure {
+    pub rank: usize,
+    pub message: String,
+}
+
+/// Runs `work` once for each rank, on threads named `rank0`, `rank1`, …, and returns what they return, in order.
+///
+/// A panic on one rank ends the others' waits, and the error says which rank it was and what it said. A rank that gives
+/// up without a panic says so with [`Communicator::abort`]; otherwise the others only learn that it has ended.
+pub fn run_ranks<R: Send>(
+    ranks: usize,
+    options: &Options,
+    work: impl Fn(Communicator) -> R + Sync,
+) -> Result<Vec<R>, RankFailure> {
+    assert!(ranks > 0, "a run has at least one rank");
+    let communicators = World::local(ranks, options.clone());
+    let world = communicators[0].place().expect("a local one").world.clone();
+    let work = &work;
+    let run = |communicator: Communicator| {
+        let place = communicator.place().expect("a local one");
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(communicator)));
+        // While `place` is held, the others cannot take this rank for one that has merely ended.
+        outcome.map_err(|panic| place.world.abort(place.rank, &panic_message(&*panic))).ok()
+    };
+    let results: Vec<Option<R>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = communicators
+            .into_iter()
+            .map(|communicator| {
+                let builder = std::thread::Builder::new().name(format!("rank{}", communicator.rank()));
+                builder.spawn_scoped(scope, || run(communicator)).expect("the system starts a thread for each rank")
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("panics were caught")).collect()
+    });
+    match world.failure() {
+        Some(failure) => Err(failure),
+        None => Ok(results.into_iter().map(|result| result.expect("no rank has failed")).collect()),
+    }
+}
+
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
+}

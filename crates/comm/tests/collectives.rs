@@ -1,0 +1,220 @@
+//! Every collective against a plain twin that knows all operands.
+
+mod support;
+
+use evenkeel_comm::{Communicator, Group, Kind};
+use evenkeel_device::{DType, Queue};
+use support::{Random, bits, numbers_of, on_ranks, sum_of};
+
+const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
+const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+/// Nothing, one, around a cache line of f32 and of bf16, around a piece, and much.
+const LENGTHS: [usize; 10] = [0, 1, 15, 16, 17, 63, 64, 65, 1000, 40_003];
+
+fn everybody(communicator: &Communicator) -> Group {
+    communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>())
+}
+
+/// Runs a case on every number of ranks, with every dtype.
+fn on_all(case: impl Fn(&Group, &Queue, DType) + Sync) {
+    for ranks in RANKS {
+        on_ranks(ranks, |communicator, device| {
+            let group = everybody(communicator);
+            DTYPES.into_iter().for_each(|dtype| case(&group, device.comm(), dtype));
+        });
+    }
+}
+
+/// Cuts of `rows` for `parts` members, some of them empty.
+fn cuts(seed: u64, rows: usize, parts: usize) -> Vec<usize> {
+    let mut random = Random::new(seed);
+    let mut bounds: Vec<usize> = (1..parts).map(|_| random.below(rows + 1)).collect();
+    bounds.extend([0, rows]);
+    bounds.sort_unstable();
+    bounds
+}
+
+#[test]
+fn all_reduce_gives_everybody_the_sum_in_the_order_of_the_members() {
+    on_all(|group, queue, dtype| {
+        for (seed, len) in LENGTHS.into_iter().enumerate() {
+            let x = queue.floats(1, len, dtype, &numbers_of(seed as u64, group.rank(), len, dtype));
+            group.all_reduce(queue, &x);
+            let expected = sum_of(seed as u64, 0..group.size(), len, dtype);
+            assert_eq!(bits(&queue.read(&x)), bits(&expected), "{dtype:?}, {len} elements");
+        }
+    });
+}
+
+#[test]
+fn a_large_all_reduce_has_the_same_bits_on_every_rank_and_every_time() {
+    const LEN: usize = 1_000_003;
+    let once = || {
+        on_ranks(3, |communicator, device| {
+            let queue = device.comm();
+            let x = queue.floats(1, LEN, DType::F32, &numbers_of(7, communicator.rank(), LEN, DType::F32));
+            everybody(communicator).all_reduce(queue, &x);
+            bits(&queue.read(&x))
+        })
+    };
+    let first = once();
+    assert_eq!(first[0], bits(&sum_of(7, 0..3, LEN, DType::F32)));
+    for again in [once(), once()] {
+        assert!(again.iter().chain(&first).all(|result| result == &first[0]), "the bits differ");
+    }
+}
+
+#[test]
+fn reduce_scatter_gives_each_member_its_rows_of_the_sum_however_they_are_cut() {
+    on_all(|group, queue, dtype| {
+        for (seed, (rows, cols)) in [(0, 5), (1, 64), (13, 17), (64, 33), (300, 100)].into_iter().enumerate() {
+            let (seed, len) = (seed as u64, rows * cols);
+            let bounds = cuts(seed, rows, group.size());
+            let mine = bounds[group.rank()]..bounds[group.rank() + 1];
+            let expected = &sum_of(seed, 0..group.size(), len, dtype)[mine.start * cols..mine.end * cols];
+            let values = numbers_of(seed, group.rank(), len, dtype);
+
+            let from = queue.floats(rows, cols, dtype, &values);
+            let to = queue.zeros(mine.len(), cols, dtype);
+            group.reduce_scatter(queue, &from, &to, &bounds);
+            assert_eq!(bits(&queue.read(&to)), bits(expected), "{dtype:?}, [{rows}, {cols}] cut at {bounds:?}");
+            assert_eq!(bits(&queue.read(&from)), bits(&values), "the operand stays");
+
+            let in_place = from.row_range(mine.clone());
+            group.reduce_scatter(queue, &from, &in_place, &bounds);
+            assert_eq!(bits(&queue.read(&in_place)), bits(expected), "in place");
+        }
+    });
+}
+
+#[test]
+fn all_gather_puts_everybodys_rows_in_order_however_they_are_cut() {
+    on_all(|group, queue, dtype| {
+        for (seed, (rows, cols)) in [(0, 5), (1, 64), (13, 17), (64, 33), (300, 100)].into_iter().enumerate() {
+            let seed = seed as u64;
+            let bounds = cuts(seed, rows, group.size());
+            let part = |rank: usize| numbers_of(seed, rank, (bounds[rank + 1] - bounds[rank]) * cols, dtype);
+            let expected: Vec<f32> = (0..group.size()).flat_map(part).collect();
+            let mine = bounds[group.rank()]..bounds[group.rank() + 1];
+
+            let from = queue.floats(mine.len(), cols, dtype, &part(group.rank()));
+            let to = queue.zeros(rows, cols, dtype);
+            group.all_gather(queue, &from, &to, &bounds);
+            assert_eq!(bits(&queue.read(&to)), bits(&expected), "{dtype:?}, [{rows}, {cols}] cut at {bounds:?}");
+
+            let mut own = vec![0.0; rows * cols];
+            own[mine.start * cols..mine.end * cols].copy_from_slice(&part(group.rank()));
+            let to = queue.floats(rows, cols, dtype, &own);
+            group.all_gather(queue, &to.row_range(mine), &to, &bounds);
+            assert_eq!(bits(&queue.read(&to)), bits(&expected), "in place");
+        }
+    });
+}
+
+#[test]
+fn reduce_gives_the_root_the_sum_and_leaves_the_others_theirs() {
+    on_all(|group, queue, dtype| {
+        for (len, root) in LENGTHS.into_iter().flat_map(|len| [0, group.size() - 1].map(|root| (len, root))) {
+            let values = numbers_of(len as u64, group.rank(), len, dtype);
+            let x = queue.floats(1, len, dtype, &values);
+            group.reduce(queue, &x, root);
+            let sum = sum_of(len as u64, 0..group.size(), len, dtype);
+            let expected = if group.rank() == root { sum } else { values };
+            assert_eq!(bits(&queue.read(&x)), bits(&expected), "{dtype:?}, {len} elements to {root}");
+        }
+    });
+}
+
+#[test]
+fn broadcast_gives_everybody_the_roots_tensor() {
+    on_all(|group, queue, dtype| {
+        for (len, root) in LENGTHS.into_iter().flat_map(|len| [0, group.size() - 1].map(|root| (len, root))) {
+            let x = queue.floats(1, len, dtype, &numbers_of(len as u64, group.rank(), len, dtype));
+            group.broadcast(queue, &x, root);
+            assert_eq!(bits(&queue.read(&x)), bits(&numbers_of(len as u64, root, len, dtype)), "{dtype:?}, {len}");
+        }
+    });
+}
+
+#[test]
+fn what_is_sent_around_a_ring_comes_back() {
+    on_all(|group, queue, dtype| {
+        let (me, size) = (group.rank(), group.size());
+        if size == 1 {
+            return;
+        }
+        for len in LENGTHS {
+            let x = queue.floats(1, len, dtype, &numbers_of(len as u64, 0, len, dtype));
+            let received = queue.zeros(1, len, dtype);
+            if me == 0 {
+                group.send(queue, &x, 1);
+                group.receive(queue, &received, size - 1);
+            } else {
+                group.receive(queue, &received, me - 1);
+                group.send(queue, &received, (me + 1) % size);
+            }
+            assert_eq!(bits(&queue.read(&received)), bits(&numbers_of(len as u64, 0, len, dtype)), "{dtype:?}, {len}");
+        }
+    });
+}
+
+#[test]
+fn indices_can_be_moved_but_not_summed() {
+    let sums = on_ranks(2, |communicator, device| {
+        let (group, queue) = (everybody(communicator), device.comm());
+        let mine: Vec<u32> = (0..5).map(|i| u32::MAX - 10 * communicator.rank() as u32 - i).collect();
+        let from = queue.indices(&mine).reshaped(5, 1);
+        let to = queue.indices(&[0; 10]).reshaped(10, 1);
+        group.all_gather(queue, &from, &to, &[0, 5, 10]);
+        group.broadcast(queue, &from, 1);
+        queue.finish();
+        // SAFETY: ten and five indices that the queue no longer writes.
+        let read = |address: u64, len| unsafe { std::slice::from_raw_parts(address as *const u32, len) };
+        let of = |rank: u32| (0..5).map(move |i| u32::MAX - 10 * rank - i);
+        assert_eq!(read(to.address(), 10), of(0).chain(of(1)).collect::<Vec<_>>());
+        assert_eq!(read(from.address(), 5), of(1).collect::<Vec<_>>());
+        let sum = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| group.all_reduce(queue, &from)));
+        sum.is_err()
+    });
+    assert_eq!(sums, [true, true]);
+}
+
+#[test]
+fn a_thousand_small_all_reduces_back_to_back_keep_their_order() {
+    for ranks in [2, 4] {
+        on_ranks(ranks, |communicator, device| {
+            let (group, queue) = (everybody(communicator), device.comm());
+            let x = queue.floats(1, 24, DType::F32, &[communicator.rank() as f32 + 1.0; 24]);
+            let one = queue.floats(1, 24, DType::F32, &[1.0; 24]);
+            for _ in 0..1000 {
+                group.all_reduce(queue, &x);
+                // Back to numbers that stay exact: the sum of equal numbers, once all are equal.
+                group.broadcast(queue, &one, 0);
+                queue.launch(evenkeel_device::kernel::Copy { x: one.view(), out: x.view() });
+            }
+            group.all_reduce(queue, &x);
+            assert_eq!(queue.read(&x), [ranks as f32; 24]);
+            assert_eq!(communicator.counts().of(Kind::AllReduce).calls, 1001);
+        });
+    }
+}
+
+#[test]
+fn both_queues_of_a_rank_can_issue_to_one_group() {
+    on_ranks(2, |communicator, device| {
+        let group = everybody(communicator);
+        let queues = [device.compute(), device.comm()];
+        let tensors = queues.map(|queue| queue.floats(1, 100, DType::F32, &[1.0; 100]));
+        for round in 0..20 {
+            // Which queue comes first changes from round to round and from rank to rank; nothing orders them but the
+            // order of issue.
+            let first = (round + communicator.rank()) % 2;
+            for i in [first, 1 - first] {
+                group.all_reduce(queues[i], &tensors[i]);
+            }
+        }
+        for (queue, tensor) in queues.into_iter().zip(&tensors) {
+            assert_eq!(queue.read(tensor), [1048576.0; 100]);
+        }
+    });
+}

@@ -1,0 +1,106 @@
+//! The ranks of a run: which cores and which shard of the model each one has.
+
+use std::time::Duration;
+
+use evenkeel_comm::{Link, Options};
+use evenkeel_device::{CpuOptions, Device, Queue, cpu_report};
+use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_step::TensorGroups;
+use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
+
+use crate::config::{Parallel, Settings};
+use crate::{Failure, Mistake, text};
+
+/// What every rank gets.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub cut: Cut,
+    pub cores_per_rank: usize,
+    pub comm: Options,
+}
+
+impl Launch {
+    pub fn of(settings: &Settings) -> Launch {
+        let parallel = &settings.parallel;
+        let weights = match &parallel.tp_weights[..] {
+            [] => vec![1.0; parallel.tp],
+            weights => weights.to_vec(),
+        };
+        let deadline = Duration::from_secs_f64(parallel.timeout_s);
+        Launch {
+            cut: Cut { split_sequence: parallel.sequence_parallel && parallel.tp > 1, ..Cut::weighted(weights) },
+            cores_per_rank: cores_per_rank(parallel.tp, parallel.cores_per_rank, settings.device.threads),
+            comm: Options { deadline, link: link(parallel) },
+        }
+    }
+
+    /// `ranks` equal ranks that share the machine's cores, or as many of them as are wanted.
+    pub fn even(ranks: usize, threads: Option<usize>) -> Launch {
+        let (cut, cores_per_rank) = (Cut::even(ranks), cores_per_rank(ranks, None, threads));
+        Launch { cut, cores_per_rank, comm: Options::default() }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.cut.weights.len()
+    }
+
+    /// For the line that begins a run: nothing where there is one rank.
+    pub fn describe(&self) -> String {
+        let ranks = match self.ranks() {
+            1 => String::new(),
+            ranks => format!(", tp {ranks} × {} cores", self.cores_per_rank),
+        };
+        let link = self.comm.link.as_ref().map_or("", |_| ", over an emulated link");
+        format!("{ranks}{link}")
+    }
+
+    /// Starts the ranks, each with its shard; `parameters` loads or draws what a shard has.
+    pub fn start(
+        &self,
+        shards: Vec<Model>,
+        options: TrainerOptions,
+        parameters: impl Fn(&Model, &Queue) -> Result<Parameters, Failure> + Send + Sync + 'static,
+    ) -> Result<Ranks, Failure> {
+        let launch = self.clone();
+        Ranks::start(shards.len(), &self.comm, move |communicator| {
+            let model = shards[communicator.rank()].clone();
+            let device = launch.device(communicator.rank())?;
+            let ranks: Vec<usize> = (0..communicator.size()).collect();
+            let groups = TensorGroups::new(communicator, &ranks, &model.shard);
+            let parameters = parameters(&model, device.compute())?;
+            Ok(Trainer::new(model, device, groups, parameters, options))
+        })
+    }
+
+    /// A rank's cores are its own where there are enough for all; a single rank may use any.
+    fn device(&self, rank: usize) -> Result<Device, Mistake> {
+        let allowed = evenkeel_device::allowed_cores();
+        let count = self.cores_per_rank;
+        let pinned = self.ranks() > 1 && self.ranks() * count <= allowed.len();
+        let cores = if pinned { allowed[rank * count..][..count].to_vec() } else { Vec::new() };
+        let options = CpuOptions { name: format!("rank{rank}"), cores, ..CpuOptions::with_threads(count) };
+        Device::cpu(&options)
+            .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })
+    }
+}
+
+/// Refuses what would not fit in the memory that all ranks share.
+pub fn check_memory(costs: &[Cost], hint: &str) -> Result<(), Mistake> {
+    let needed: u64 = costs.iter().map(|cost| cost.peak_bytes).sum();
+    let machine = cpu_report().memory_bytes;
+    if needed <= machine {
+        return Ok(());
+    }
+    let (needed, machine) = (text::bytes(needed), text::bytes(machine));
+    let what = format!("a step needs {needed} of memory, this machine has {machine}");
+    Err(Mistake { what, hint: Some(hint.to_owned()) })
+}
+
+fn cores_per_rank(ranks: usize, wanted: Option<usize>, threads: Option<usize>) -> usize {
+    wanted.unwrap_or_else(|| (threads.unwrap_or_else(|| cpu_report().cores) / ranks).max(1))
+}
+
+fn link(parallel: &Parallel) -> Option<Link> {
+    let bytes_per_s = parallel.link_gb_per_s? * 1e9;
+    Some(Link { latency: Duration::from_secs_f64(parallel.link_latency_us * 1e-6), bytes_per_s })
+}

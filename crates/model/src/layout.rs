@@ -1,0 +1,110 @@
+//! Which part of a parameter a shard holds: some ranges of its rows and of its columns, not necessarily equal ones.
+
+use std::ops::Range;
+
+/// Ranges of one dim, in order and apart from each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranges(Vec<Range<usize>>);
+
+impl Ranges {
+    pub fn new(ranges: Vec<Range<usize>>) -> Ranges {
+        assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?} overlap or are out of order");
+        Ranges(ranges)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.iter().map(Range::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Each range with where it lies among those held.
+    fn placed(&self) -> impl Iterator<Item = (usize, &Range<usize>)> {
+        self.0.iter().scan(0, |held, range| {
+            let first = *held;
+            *held += range.len();
+            Some((first, range))
+        })
+    }
+}
+
+impl From<Range<usize>> for Ranges {
+    fn from(range: Range<usize>) -> Ranges {
+        Ranges::new(vec![range])
+    }
+}
+
+/// The rows and columns of a matrix that a shard holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub rows: Ranges,
+    pub cols: Ranges,
+}
+
+/// A rectangle of a slice: where it lies in the whole matrix, and where among what is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+    pub held_rows: Range<usize>,
+    pub held_cols: Range<usize>,
+}
+
+impl Slice {
+    pub fn whole([rows, cols]: [usize; 2]) -> Slice {
+        Slice { rows: (0..rows).into(), cols: (0..cols).into() }
+    }
+
+    pub fn of_rows(rows: impl Into<Ranges>, cols: usize) -> Slice {
+        Slice { rows: rows.into(), cols: (0..cols).into() }
+    }
+
+    pub fn of_cols(rows: usize, cols: impl Into<Ranges>) -> Slice {
+        Slice { rows: (0..rows).into(), cols: cols.into() }
+    }
+
+    /// Rows and columns held.
+    pub fn dims(&self) -> [usize; 2] {
+        [self.rows.len(), self.cols.len()]
+    }
+
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.rows.placed().flat_map(|(held_row, rows)| {
+            self.cols.placed().map(move |(held_col, cols)| Piece {
+                rows: rows.clone(),
+                cols: cols.clone(),
+                held_rows: held_row..held_row + rows.len(),
+                held_cols: held_col..held_col + cols.len(),
+            })
+        })
+    }
+
+    /// The pieces of those rows of the whole matrix that lie in `wanted`.
+    pub fn pieces_within(&self, wanted: Range<usize>) -> impl Iterator<Item = Piece> {
+        self.pieces().filter_map(move |piece| {
+            let rows = piece.rows.start.max(wanted.start)..piece.rows.end.min(wanted.end);
+            let first = piece.held_rows.start + rows.start.checked_sub(piece.rows.start)?;
+            let held_rows = first..first + rows.len();
+            (!rows.is_empty()).then_some(Piece { rows, held_rows, ..piece })
+        })
+    }
+}
+
+/// How a shard's gradient of a parameter is related to those of other shards that hold the same part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// No other shard holds this part.
+    Alone,
+    /// All shards hold it and compute the same gradient.
+    Same,
+    /// These shards hold it; the gradient is the sum of theirs.
+    Summed(Range<usize>),
+}
+
+/// Cuts `total` in `parts` that differ by one at most: the offsets where parts begin, and the end.
+pub fn even_bounds(total: usize, parts: usize) -> Vec<usize> {
+    let (size, longer) = (total / parts, total % parts);
+    (0..=parts).map(|part| part * size + part.min(longer)).collect()
+}

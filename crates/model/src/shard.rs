@@ -1,0 +1,260 @@
+//! The automatic cut: which heads, columns and vocabulary rows each shard of a model computes with.
+//!
+//! Nothing is listed per checkpoint: the cut follows from the model's sizes and the shards' weights. Parts are uneven by
+//! nature. Attention is cut in whole groups of query heads with their key and value head; where there are more shards
+//! than such groups, several shards share a key and value head and hold it each.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::config::{Config, Input};
+use crate::error::Error;
+
+/// How a model is to be cut.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cut {
+    /// One for each shard: the share of the work that it gets.
+    pub weights: Vec<f64>,
+    /// The residual stream and its norms are split by tokens.
+    pub split_sequence: bool,
+    /// What every shard holds whole.
+    pub uncut: BTreeSet<Part>,
+}
+
+/// What can be cut or left whole; layers by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Embedding,
+    Attention(usize),
+    Mlp(usize),
+    Head,
+}
+
+impl Cut {
+    pub fn even(shards: usize) -> Cut {
+        Cut::weighted(vec![1.0; shards])
+    }
+
+    pub fn weighted(weights: Vec<f64>) -> Cut {
+        Cut { weights, ..Cut::default() }
+    }
+}
+
+/// What one shard computes with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub index: usize,
+    /// Shards of the model.
+    pub count: usize,
+    pub heads: Range<usize>,
+    pub kv_heads: Range<usize>,
+    /// The shards that hold these key and value heads: more than this one where there are fewer heads than shards.
+    pub kv_holders: Range<usize>,
+    pub ffn: Range<usize>,
+    /// Vocabulary rows of embedding and head, or classes.
+    pub classes: Range<usize>,
+    /// The most classes that any shard has.
+    pub widest_classes: usize,
+    /// Elements of an image's patches; none for text.
+    pub patch_elements: Range<usize>,
+    pub split_sequence: bool,
+    pub uncut: BTreeSet<Part>,
+}
+
+impl Shard {
+    /// The only shard of a model that is not cut.
+    pub fn whole(config: &Config) -> Shard {
+        Shard {
+            index: 0,
+            count: 1,
+            heads: 0..config.heads,
+            kv_heads: 0..config.kv_heads,
+            kv_holders: 0..1,
+            ffn: 0..config.ffn,
+            classes: 0..config.classes,
+            widest_classes: config.classes,
+            patch_elements: 0..patch_elements(config),
+            split_sequence: false,
+            uncut: BTreeSet::new(),
+        }
+    }
+
+    /// All shards of a model.
+    pub fn cut(config: &Config, cut: &Cut) -> Result<Vec<Shard>, Error> {
+        let count = cut.weights.len();
+        assert!(count > 0 && cut.weights.iter().all(|weight| *weight > 0.0), "weights {:?}", cut.weights);
+        let divisible = [
+            ("attention heads", config.heads),
+            ("FFN columns", config.ffn),
+            ("classes", config.classes),
+            ("elements in a patch", patch_elements(config)),
+        ];
+        if let Some(&(what, size)) = divisible.iter().find(|(_, size)| (1..count).contains(size)) {
+            return Err(Error::TooManyShards { shards: count, what, size });
+        }
+        if count == 1 {
+            return Ok(vec![Shard::whole(config)]);
+        }
+        let heads = cut_heads(config, &cut.weights);
+        let ffn = cut_dim(config.ffn, &cut.weights);
+        let classes = cut_dim(config.classes, &cut.weights);
+        let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
+        let patch_elements = cut_dim(patch_elements(config), &cut.weights);
+        let shard = |index: usize| Shard {
+            index,
+            count,
+            heads: heads[index].heads.clone(),
+            kv_heads: heads[index].kv_heads.clone(),
+            kv_holders: heads[index].kv_holders.clone(),
+            ffn: ffn[index].clone(),
+            classes: classes[index].clone(),
+            widest_classes,
+            patch_elements: patch_elements[index].clone(),
+            split_sequence: cut.split_sequence,
+            uncut: cut.uncut.clone(),
+        };
+        Ok((0..count).map(shard).collect())
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.count == 1
+    }
+
+    /// What this shard has of a part of the model.
+    pub(crate) fn of(&self, part: Part, config: &Config) -> Shard {
+        if self.uncut.contains(&part) { Shard::whole(config) } else { self.clone() }
+    }
+}
+
+fn patch_elements(config: &Config) -> usize {
+    match config.input {
+        Input::Tokens { .. } => 0,
+        Input::Images { patch, channels, .. } => channels * patch * patch,
+    }
+}
+
+struct HeadsOfShard {
+    heads: Range<usize>,
+    kv_heads: Range<usize>,
+    kv_holders: Range<usize>,
+}
+
+fn cut_heads(config: &Config, weights: &[f64]) -> Vec<HeadsOfShard> {
+    let group = config.heads / config.kv_heads;
+    if config.kv_heads >= weights.len() {
+        let kv_heads = apportion(config.kv_heads, weights);
+        let whole_groups = |(shard, kv): (usize, Range<usize>)| HeadsOfShard {
+            heads: kv.start * group..kv.end * group,
+            kv_heads: kv,
+            kv_holders: shard..shard + 1,
+        };
+        return kv_heads.into_iter().enumerate().map(whole_groups).collect();
+    }
+    let shards_of_kv = apportion(weights.len(), &vec![1.0; config.kv_heads]);
+    let mut shards = Vec::new();
+    for (kv, holders) in shards_of_kv.into_iter().enumerate() {
+        for heads in apportion(group, &weights[holders.clone()]) {
+            let heads = kv * group + heads.start..kv * group + heads.end;
+            shards.push(HeadsOfShard { heads, kv_heads: kv..kv + 1, kv_holders: holders.clone() });
+        }
+    }
+    shards
+}
+
+/// Tiles and vectors like parts that are multiples of these.
+const GRAINS: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
+/// How much longer than its share a part may be for the sake of a larger grain.
+const GRAIN_EXCESS: f64 = 1.03;
+
+/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes what is left.
+fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let total: f64 = weights.iter().sum();
+    let close = |parts: &[Range<usize>]| {
+        let mut parts = parts.iter().zip(weights);
+        parts.all(|(part, weight)| part.len() as f64 <= GRAIN_EXCESS * len as f64 * weight / total)
+    };
+    let cut = |grain: usize| -> Vec<Range<usize>> {
+        let grains = apportion(len.div_ceil(grain), weights);
+        grains.into_iter().map(|part| part.start * grain..len.min(part.end * grain)).collect()
+    };
+    let large_enough = GRAINS.into_iter().filter(|grain| len / grain >= weights.len());
+    let coarse = large_enough.map(cut).find(|parts| close(parts));
+    coarse.unwrap_or_else(|| apportion(len, weights))
+}
+
+/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. The largest
+/// remainders get what rounding down leaves; of equal ones the first.
+fn apportion(total: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let parts = weights.len();
+    let least = usize::from(total >= parts);
+    let (sum, shared) = (weights.iter().sum::<f64>(), total - least * parts);
+    // What is beyond the least that everybody gets, so that no part ends below it.
+    let ideal: Vec<f64> = weights.iter().map(|w| (total as f64 * w / sum - least as f64).max(0.0)).collect();
+    let scale = if ideal.iter().sum::<f64>() > 0.0 { shared as f64 / ideal.iter().sum::<f64>() } else { 0.0 };
+    let ideal: Vec<f64> = ideal.iter().map(|share| share * scale).collect();
+    let mut sizes: Vec<usize> = ideal.iter().map(|share| (share + 1e-9).floor() as usize).collect();
+    let mut by_remainder: Vec<usize> = (0..parts).collect();
+    by_remainder.sort_by(|&a, &b| {
+        let remainder = |i: usize| ideal[i] - sizes[i] as f64;
+        remainder(b).partial_cmp(&remainder(a)).expect("shares are numbers").then(a.cmp(&b))
+    });
+    let left = shared - sizes.iter().sum::<usize>();
+    by_remainder.iter().cycle().take(left).for_each(|&part| sizes[part] += 1);
+    let mut end = 0;
+    let part = |size: usize| {
+        end += least + size;
+        end - least - size..end
+    };
+    sizes.into_iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start) && parts[0].start == 0, "{parts:?}");
+        parts.iter().map(Range::len).collect()
+    }
+
+    #[test]
+    fn parts_are_as_even_as_whole_numbers_allow() {
+        for (total, shards, expected) in [
+            (101, 2, vec![51, 50]),
+            (10, 3, vec![4, 3, 3]),
+            (129, 4, vec![33, 32, 32, 32]),
+            (12, 5, vec![3, 3, 2, 2, 2]),
+            (4, 4, vec![1, 1, 1, 1]),
+        ] {
+            assert_eq!(lengths(&apportion(total, &vec![1.0; shards])), expected, "{total} over {shards}");
+        }
+    }
+
+    #[test]
+    fn parts_follow_the_weights_and_nobody_goes_empty() {
+        for (total, weights, expected) in [
+            (10, vec![1.0, 1.0, 0.5], vec![4, 4, 2]),
+            (5, vec![100.0, 1.0, 1.0], vec![3, 1, 1]),
+            (8, vec![3.0, 1.0], vec![6, 2]),
+            (3, vec![1e-6, 1.0], vec![1, 2]),
+        ] {
+            assert_eq!(lengths(&apportion(total, &weights)), expected, "{total} by {weights:?}");
+        }
+    }
+
+    #[test]
+    fn dims_are_cut_at_multiples_of_64_with_at_most_one_odd_part() {
+        for (len, shards) in [(50257, 2), (50257, 8), (151936, 8), (32000, 4), (11008, 3)] {
+            let parts = cut_dim(len, &vec![1.0; shards]);
+            let lengths = lengths(&parts);
+            assert_eq!(lengths.iter().sum::<usize>(), len);
+            let odd = lengths.iter().filter(|length| !length.is_multiple_of(64)).count();
+            assert!(odd <= 1, "{len} over {shards}: {lengths:?}");
+            let most = *lengths.iter().max().unwrap() as f64;
+            assert!(most <= 1.03 * len as f64 / shards as f64, "{len} over {shards}: {lengths:?}");
+        }
+        assert_eq!(lengths(&cut_dim(1408, &[1.0; 3])), [480, 480, 448]);
+        assert_eq!(lengths(&cut_dim(129, &[1.0; 4])), [33, 32, 32, 32]);
+        assert_eq!(lengths(&cut_dim(11008, &[1.0, 1.0, 0.5])), [4416, 4416, 2176]);
+    }
+}

@@ -1,0 +1,150 @@
+//! All ranks of a run: a thread each, with its trainer, which do what they are asked to together.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
+use evenkeel_model::{ParamId, ParamSpec, Piece};
+
+use crate::Error;
+use crate::samples::Samples;
+use crate::trainer::{Evaluation, Kind, StepOutcome, Trainer};
+
+type Job = Box<dyn FnOnce(&mut Trainer) + Send>;
+
+/// The ranks of a run. Dropping it ends their threads.
+pub struct Ranks {
+    jobs: Vec<Sender<Job>>,
+    threads: Mutex<Threads>,
+    specs: Vec<ParamSpec>,
+}
+
+/// The thread that joins all others, until it has said how they ended.
+enum Threads {
+    Running(JoinHandle<Result<Vec<()>, RankFailure>>),
+    Ended(Option<RankFailure>),
+}
+
+impl Ranks {
+    /// Starts `count` ranks, each with the trainer that `make` makes it.
+    pub fn start<E, Make>(count: usize, options: &Options, make: Make) -> Result<Ranks, E>
+    where
+        E: From<RankFailure> + Send + 'static,
+        Make: Fn(&Communicator) -> Result<Trainer, E> + Send + Sync + 'static,
+    {
+        let (jobs, queues): (Vec<Sender<Job>>, Vec<Receiver<Job>>) = (0..count).map(|_| channel()).unzip();
+        let queues: Mutex<Vec<Option<Receiver<Job>>>> = Mutex::new(queues.into_iter().map(Some).collect());
+        let (made, starts) = channel();
+        let options = options.clone();
+        let serve = move |communicator: Communicator| {
+            let trainer = make(&communicator);
+            let queue = queues.lock().expect("no panic under this lock")[communicator.rank()].take();
+            let mut trainer = match trainer {
+                Ok(trainer) => trainer,
+                Err(error) => return drop(made.send(Err(error))),
+            };
+            let specs = trainer.model.specs.clone();
+            if made.send(Ok((communicator.rank(), specs))).is_ok() {
+                queue.into_iter().flatten().for_each(|job| job(&mut trainer));
+            }
+        };
+        let threads = std::thread::Builder::new().name("ranks".to_owned());
+        let threads = threads.spawn(move || run_ranks(count, &options, serve)).expect("the system starts a thread");
+        let mut ranks = Ranks { jobs, threads: Mutex::new(Threads::Running(threads)), specs: Vec::new() };
+        for _ in 0..count {
+            match starts.recv() {
+                Ok(Ok((rank, specs))) if rank == 0 => ranks.specs = specs,
+                Ok(started) => drop(started?),
+                Err(_) => return Err(ranks.failure().into()),
+            }
+        }
+        Ok(ranks)
+    }
+
+    pub fn count(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// The model's parameters; what their slices say is of rank 0.
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.specs
+    }
+
+    /// Has every rank do the same; what each returns, in their order.
+    pub fn each<R: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Trainer) -> R + Send + Sync + 'static,
+    ) -> Result<Vec<R>, RankFailure> {
+        let work = Arc::new(work);
+        let answers: Vec<Receiver<R>> = self
+            .jobs
+            .iter()
+            .map(|jobs| {
+                let (answer, answered) = channel();
+                let work = work.clone();
+                // A rank that has ended takes no job and its answer does not come.
+                let _ = jobs.send(Box::new(move |trainer| drop(answer.send(work(trainer)))));
+                answered
+            })
+            .collect();
+        answers.into_iter().map(|answer| answer.recv().map_err(|_| self.failure())).collect()
+    }
+
+    /// One step of all ranks on the same samples; see [`Trainer::step`].
+    pub fn step(&self, micros: Vec<Samples>, lr: f64) -> Result<StepOutcome, Error> {
+        self.each(move |trainer| trainer.step(&micros, lr))?.swap_remove(0)
+    }
+
+    /// What one batch says; see [`Trainer::evaluate`].
+    pub fn evaluate(&self, samples: Samples) -> Result<Evaluation, Error> {
+        Ok(self.each(move |trainer| trainer.evaluate(&samples))?.swap_remove(0))
+    }
+
+    /// Some rows of a whole parameter or moment, put together from the ranks' slices.
+    pub fn read_rows(&self, kind: Kind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
+        let cols = self.specs[id.0].whole[1];
+        let mut whole = vec![0.0; rows.len() * cols];
+        let first = rows.start;
+        for (piece, values) in self.each(move |trainer| held_within(trainer, kind, id, rows.clone()))?.concat() {
+            for (row, values) in piece.rows.zip(values.chunks_exact(piece.cols.len())) {
+                let at = (row - first) * cols;
+                whole[at + piece.cols.start..at + piece.cols.end].copy_from_slice(values);
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Why the ranks have ended.
+    fn failure(&self) -> RankFailure {
+        let mut threads = self.threads.lock().expect("no panic under this lock");
+        if let Threads::Running(joined) = std::mem::replace(&mut *threads, Threads::Ended(None)) {
+            let outcome = joined.join().expect("ranks' panics are caught");
+            *threads = Threads::Ended(outcome.err());
+        }
+        let unknown = || RankFailure { rank: 0, message: "the rank has ended".to_owned() };
+        let Threads::Ended(failure) = &*threads else { unreachable!("joined above") };
+        failure.clone().unwrap_or_else(unknown)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.jobs.clear();
+        self.failure();
+    }
+}
+
+/// What a rank speaks for of these rows, piece by piece.
+fn held_within(trainer: &Trainer, kind: Kind, id: ParamId, rows: Range<usize>) -> Vec<(Piece, Vec<f32>)> {
+    let (spec, tensor) = (&trainer.model.specs[id.0], trainer.tensor(kind, id));
+    if !spec.is_counted_by(trainer.model.shard.index) {
+        return Vec::new();
+    }
+    let read = |piece: Piece| {
+        let held = tensor.row_range(piece.held_rows.clone()).col_range(piece.held_cols.clone());
+        (piece, trainer.device.compute().read(&held))
+    };
+    spec.slice.pieces_within(rows).map(read).collect()
+}
