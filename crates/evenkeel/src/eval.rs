@@ -2,11 +2,16 @@
 
 use std::path::PathBuf;
 
+use evenkeel_comm::Communicator;
+use evenkeel_model::{Model, Parameters};
+use evenkeel_step::TensorGroups;
 use evenkeel_store::exists;
-use evenkeel_train::{AdamWOptions, TrainerOptions};
+use evenkeel_train::report::Reads;
+use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions};
 
-use crate::config::{ModelSource, Overrides};
+use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
+use crate::memory::{check_fit, peak_bytes};
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, device_dtype};
 use crate::{Failure, Mistake};
@@ -36,19 +41,18 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => (),
     }
     let text = Text::open(&config)?;
-    let input = ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
-    let options = TrainerOptions {
-        optimizer: AdamWOptions::default(),
-        label_smoothing: 0.0,
-        recompute: false,
-        longest: settings.data.sequence,
-    };
-    let launch = Launch::of(settings);
+    let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
+    let needed = shards.iter().map(|shard| peak_bytes_of(shard, settings)).sum();
+    check_fit("an evaluation", needed, "use a smaller train.batch or data.sequence, or a smaller model")?;
     let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
-    let ranks = launch.start(shards, options, move |shard, queue| Ok(input.parameters(shard, seed, dtype, queue)?))?;
+    let frozen = shards.iter().map(frozen).collect();
+    let ranks = launch.start(frozen, options(settings), move |frozen, queue| {
+        Ok(input.parameters(&shards[frozen.shard.index], seed, dtype, queue)?)
+    })?;
     let Some(evaluation) = data.evaluate(&ranks, config.eval_batches())? else {
         return Err(Mistake {
             what: "there is nothing to evaluate on".to_owned(),
@@ -60,15 +64,73 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let what = "the held-out records have no label that counts".to_owned();
         return Err(Mistake { what, hint: None }.into());
     }
-    Ok(format!(
-        "model       {}\nlabels      {}\nloss        {:.4}\nperplexity  {:.3}\naccuracy    {:.1} %",
-        match &config.source {
-            ModelSource::Folder(path) => path.display().to_string(),
-            _ => "random weights".to_owned(),
-        },
-        evaluation.labels,
-        evaluation.loss(),
-        evaluation.perplexity(),
-        100.0 * evaluation.accuracy(),
-    ))
+    let model = match &config.source {
+        ModelSource::Folder(path) => path.display().to_string(),
+        _ => "random weights".to_owned(),
+    };
+    let (labels, loss) = (evaluation.labels.to_string(), format!("{:.4}", evaluation.loss()));
+    let accuracy = format!("{:.1} %", 100.0 * evaluation.accuracy());
+    let rows = match data.reads() {
+        Reads::Tokens => {
+            let perplexity = format!("{:.3}", evaluation.perplexity());
+            vec![
+                ("model", model),
+                ("labels", labels),
+                ("loss", loss),
+                ("perplexity", perplexity),
+                ("accuracy", accuracy),
+            ]
+        }
+        Reads::Images => vec![("model", model), ("images", labels), ("loss", loss), ("accuracy", accuracy)],
+    };
+    Ok(rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n"))
+}
+
+/// A shard without its list of parameters, for which a trainer keeps no gradients and no moments.
+fn frozen(shard: &Model) -> Model {
+    Model { specs: Vec::new(), ..shard.clone() }
+}
+
+fn options(settings: &Settings) -> TrainerOptions {
+    let longest = settings.data.sequence;
+    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, recompute: false, longest }
+}
+
+/// The memory that a rank with this shard takes, from a dry run.
+fn peak_bytes_of(shard: &Model, settings: &Settings) -> u64 {
+    let samples = Samples::blank(shard.config.input, settings.train.batch, settings.data.sequence);
+    let (index, count) = (shard.shard.index, shard.shard.count);
+    let ranks: Vec<usize> = (0..count).collect();
+    let groups = TensorGroups::new(&Communicator::dry(index, count), &ranks, &shard.shard);
+    peak_bytes(|device| {
+        let parameters = Parameters::allocate(&shard.specs, device_dtype(settings.train.dtype), device.compute());
+        Trainer::new(frozen(shard), device.clone(), groups, parameters, options(settings)).evaluate(&samples);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_device::DType;
+
+    use super::*;
+
+    #[test]
+    fn an_evaluation_keeps_neither_gradients_nor_moments() {
+        let json = serde_json::json!({
+            "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 96, "vocab_size": 4096,
+        });
+        let model = Model::from_json(&json).unwrap();
+        let bytes_of_weights = 4 * model.parameter_count();
+        let optimizer = AdamWOptions::default();
+        let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 4 };
+        let peak = |model: &Model| {
+            peak_bytes(|device| {
+                let parameters = Parameters::allocate(&[], DType::F32, device.compute());
+                drop(Trainer::alone(model.clone(), device.clone(), parameters, options));
+            })
+        };
+        assert!(peak(&model) >= 3 * bytes_of_weights, "a trainer keeps three numbers beside each weight");
+        assert!(peak(&frozen(&model)) < bytes_of_weights / 10);
+    }
 }

@@ -1,24 +1,32 @@
 //! `evenkeel generate MODEL --prompt TEXT`: text from a model, printed as it comes.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 use evenkeel_device::DType;
-use evenkeel_model::{GenerateOptions, Generator, Model, Sampling};
-use evenkeel_store::Folder;
+use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling};
+use evenkeel_store::{Folder, exists, read_json};
 use evenkeel_train::data::Tokenizer;
+use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;
-use crate::train::feed::Text;
-use crate::{Failure, Mistake, device};
+use crate::memory::{check_fit, peak_bytes};
+use crate::train::feed::{Text, start_of_day};
+use crate::{Failure, Mistake, device, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// A Hugging Face model folder.
     model: PathBuf,
-    /// The beginning of the text.
-    #[arg(long, short, allow_hyphen_values = true)]
-    prompt: String,
+    /// The beginning of the text, or "-" to read it from the standard input, without the newline at its end.
+    #[arg(long, short, allow_hyphen_values = true, required_unless_present = "message")]
+    prompt: Option<String>,
+    /// Asks by the model's chat template, with the prompt as what the user says, and prints the answer.
+    #[arg(long)]
+    chat: bool,
+    /// Something said before the prompt: system=…, user=…, assistant=…; may be repeated.
+    #[arg(long, value_name = "ROLE=CONTENT", requires = "chat", value_parser = message)]
+    message: Vec<Value>,
     /// New tokens at most.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     tokens: u32,
@@ -47,32 +55,112 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = Folder::open(&arguments.model)?;
     let model = Model::open(&folder)?;
+    model.check(&folder)?;
     let text = Text::from_source(&match arguments.tokenizer.as_deref() {
         Some("bytes") => TokenizerSource::Bytes,
         Some(path) => TokenizerSource::Path(path.into()),
         None => TokenizerSource::Path(arguments.model.clone()),
     })?;
     let tokenizer = &text.tokenizer;
-    let prompt = tokenizer.encode(&arguments.prompt, true)?;
-    let device = device::start(None)?;
-    let parameters = model.load(&folder, DType::from(arguments.dtype), device.compute())?;
-    let max_tokens = arguments.tokens as usize;
-    let capacity = prompt.len() + max_tokens;
-    let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
-    let sampling = Sampling {
-        temperature: if arguments.greedy { 0.0 } else { arguments.temperature },
-        top_p: arguments.top_p,
-        top_k: arguments.top_k,
-        seed: arguments.seed,
+    let (shown, prompt) = prompt(arguments, &text)?;
+    let (max_tokens, dtype) = (arguments.tokens as usize, DType::from(arguments.dtype));
+    let options = GenerateOptions {
+        sampling: Sampling {
+            temperature: if arguments.greedy { 0.0 } else { arguments.temperature },
+            top_p: arguments.top_p,
+            top_k: arguments.top_k,
+            seed: arguments.seed,
+        },
+        max_tokens,
+        end_tokens: end_tokens(&arguments.model, tokenizer)?,
+        vocabulary: Some(tokenizer.vocabulary()),
     };
-    let end_tokens: Vec<u32> = tokenizer.end().into_iter().collect();
-    let options = GenerateOptions { sampling, max_tokens, end_tokens };
-    let mut stream = Stream { tokenizer, end: tokenizer.end(), tokens: Vec::new(), printed: 0 };
     options.sampling.check().map_err(|error| mistake(error.into()))?;
-    put(&arguments.prompt);
+    let capacity = prompt.len() + max_tokens;
+    check_memory(&model, dtype, &prompt, capacity)?;
+    if let Some(warning) = model.config.beyond_positions(capacity) {
+        warn(&warning);
+    }
+    let device = device::start(None)?;
+    let parameters = model.load(&folder, dtype, device.compute())?;
+    let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
+    let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
+    put(&shown);
     generator.generate(&[prompt], &options, |_, token| stream.push(token)).map_err(mistake)?;
     stream.finish();
     Ok(String::new())
+}
+
+/// What is printed before the model's own words, and the tokens that it continues.
+fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Failure> {
+    let given = match arguments.prompt.as_deref() {
+        Some("-") => Some(from_standard_input()?),
+        given => given.map(str::to_owned),
+    };
+    if !arguments.chat {
+        let given = given.unwrap_or_default();
+        let tokens = text.tokenizer.encode(&given, true)?;
+        return Ok((given, tokens));
+    }
+    let asked = given.map(|content| json!({ "role": "user", "content": content }));
+    let messages: Vec<Value> = arguments.message.iter().cloned().chain(asked).collect();
+    let no_template = || Mistake {
+        what: "the tokenizer has no chat template".to_owned(),
+        hint: Some("leave out --chat, or add chat_template.jinja to the folder".to_owned()),
+    };
+    let template = text.template(start_of_day())?.ok_or_else(no_template)?;
+    // The template writes the tokens that a tokenizer puts around a text.
+    Ok((String::new(), text.tokenizer.encode(&template.render(&messages, true)?, false)?))
+}
+
+fn message(words: &str) -> Result<Value, String> {
+    match words.split_once('=') {
+        Some((role, content)) if !role.is_empty() => Ok(json!({ "role": role, "content": content })),
+        _ => Err("expected role=content, for example system=\"Be brief.\"".to_owned()),
+    }
+}
+
+fn from_standard_input() -> Result<String, Mistake> {
+    const MOST_BYTES: u64 = 16 << 20;
+    let unreadable = |what: String| Mistake { what: format!("the prompt on the standard input {what}"), hint: None };
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().take(MOST_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(unreadable(format!("is longer than {MOST_BYTES} bytes")));
+    }
+    let mut text = String::from_utf8(bytes).map_err(|_| unreadable("is not UTF-8".to_owned()))?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
+/// The tokenizer's own, and those of generation_config.json: a chat ends with another token than a text.
+fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let path = folder.join("generation_config.json");
+    let mut tokens: Vec<u32> = tokenizer.end().into_iter().collect();
+    if exists(&path) {
+        let config: Value = read_json(&path, MOST_BYTES)?;
+        let ends = &config["eos_token_id"];
+        let ends = ends.as_array().map_or(std::slice::from_ref(ends), Vec::as_slice);
+        tokens.extend(ends.iter().filter_map(|end| u32::try_from(end.as_u64()?).ok()));
+    }
+    Ok(tokens)
+}
+
+/// Refuses, after a dry run, what would not fit.
+fn check_memory(model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Mistake> {
+    let needed = peak_bytes(|device| {
+        let queue = device.compute();
+        let parameters = Parameters::allocate(&model.specs, dtype, queue);
+        // What it would refuse, it refuses again when it is done for real.
+        if let Ok(mut generator) = Generator::new(model, &parameters, queue, 1, capacity) {
+            let _ = generator.prefill(&[prompt]);
+        }
+    });
+    check_fit("generating", needed, "use a smaller model, fewer --tokens or a shorter prompt")
 }
 
 fn mistake(error: evenkeel_model::GenerateError) -> Mistake {
@@ -82,14 +170,14 @@ fn mistake(error: evenkeel_model::GenerateError) -> Mistake {
 /// Prints text as far as it is certain: a character may take several tokens.
 struct Stream<'a> {
     tokenizer: &'a Tokenizer,
-    end: Option<u32>,
+    end_tokens: &'a [u32],
     tokens: Vec<u32>,
     printed: usize,
 }
 
 impl Stream<'_> {
     fn push(&mut self, token: u32) {
-        if Some(token) != self.end {
+        if !self.end_tokens.contains(&token) {
             self.tokens.push(token);
             self.print(|text| text.trim_end_matches('\u{fffd}').len());
         }

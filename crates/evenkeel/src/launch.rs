@@ -1,15 +1,19 @@
 //! The ranks of a run: which cores and which shard of the model each one has.
 
+use std::path::Path;
 use std::time::Duration;
 
 use evenkeel_comm::{Link, Options};
 use evenkeel_device::{CpuOptions, Device, Queue, cpu_report};
-use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_model::{Cut, Model, Parameters, Plan};
 use evenkeel_step::TensorGroups;
+use evenkeel_store::read_json;
 use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
+use serde_json::Value;
 
 use crate::config::{Parallel, Settings};
-use crate::{Failure, Mistake, text};
+use crate::memory::check_fit;
+use crate::{Failure, Mistake};
 
 /// What every rank gets.
 #[derive(Clone, Debug)]
@@ -20,18 +24,20 @@ pub struct Launch {
 }
 
 impl Launch {
-    pub fn of(settings: &Settings) -> Launch {
+    /// As the configuration says, for this model with this config.json.
+    pub fn of(settings: &Settings, model: &Model, config: &Value) -> Result<Launch, Failure> {
         let parallel = &settings.parallel;
         let weights = match &parallel.tp_weights[..] {
             [] => vec![1.0; parallel.tp],
             weights => weights.to_vec(),
         };
         let deadline = Duration::from_secs_f64(parallel.timeout_s);
-        Launch {
-            cut: Cut { split_sequence: parallel.sequence_parallel && parallel.tp > 1, ..Cut::weighted(weights) },
+        let uncut = plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?;
+        Ok(Launch {
+            cut: Cut { weights, split_sequence: parallel.sequence_parallel, uncut },
             cores_per_rank: cores_per_rank(parallel.tp, parallel.cores_per_rank, settings.device.threads),
             comm: Options { deadline, link: link(parallel) },
-        }
+        })
     }
 
     /// `ranks` equal ranks that share the machine's cores, or as many of them as are wanted.
@@ -84,16 +90,20 @@ impl Launch {
     }
 }
 
+/// How layers are cut: as a file says, else as config.json does.
+pub fn plan(file: Option<&Path>, config: &Value) -> Result<Plan, Failure> {
+    const MOST_BYTES: u64 = 16 << 20;
+    let own = match file {
+        Some(path) => Plan::from_json(&read_json(path, MOST_BYTES)?)?,
+        None => Plan::default(),
+    };
+    Ok(own.or(Plan::of_config(config)?))
+}
+
 /// Refuses what would not fit in the memory that all ranks share.
 pub fn check_memory(costs: &[Cost], hint: &str) -> Result<(), Mistake> {
     let needed: u64 = costs.iter().map(|cost| cost.peak_bytes).sum();
-    let machine = cpu_report().memory_bytes;
-    if needed <= machine {
-        return Ok(());
-    }
-    let (needed, machine) = (text::bytes(needed), text::bytes(machine));
-    let what = format!("a step needs {needed} of memory, this machine has {machine}");
-    Err(Mistake { what, hint: Some(hint.to_owned()) })
+    check_fit("a step", needed, hint)
 }
 
 fn cores_per_rank(ranks: usize, wanted: Option<usize>, threads: Option<usize>) -> usize {

@@ -111,15 +111,251 @@ fn a_run_leaves_a_model_that_others_can_use() {
     assert_eq!(weights("run"), weights("again"));
 }
 
+/// A Llama of bytes, with other keys put in.
+fn llama_json(changes: &[(&str, serde_json::Value)]) -> String {
+    let mut config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 48, "vocab_size": 258, "max_position_embeddings": 64,
+    });
+    changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+    config.to_string()
+}
+
+/// `TINY` with a model from a file, or data of another kind.
+fn changed(place: &Place, name: &str, replacements: &[(&str, &str)]) {
+    let text = replacements.iter().fold(TINY.to_owned(), |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    });
+    fs::write(place.path(name), text).unwrap();
+}
+
+const SIZES: &str = "hidden = 32\nlayers = 2\nheads = 2\nffn = 48\ntied = true";
+const SYNTHETIC: &str = "source = \"synthetic\"\nrecords = 100_000";
+
+#[test]
+fn what_config_json_asks_for_in_vain_is_said() {
+    let place = Place::new();
+    changed(&place, "file.toml", &[(SIZES, "config = \"config.json\"")]);
+    let write =
+        |changes: &[(&str, serde_json::Value)]| fs::write(place.path("config.json"), llama_json(changes)).unwrap();
+    let warnings = |arguments: &[&str]| -> Vec<String> {
+        let output = place.run(arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output).lines().filter(|line| line.starts_with("warning")).map(str::to_owned).collect()
+    };
+    let train = ["train", "file.toml", "--steps", "2", "--set", "output.overwrite=true"];
+    write(&[]);
+    assert_eq!(warnings(&train), [""; 0]);
+    let longer = [&train[..], &["--sequence", "65"]].concat();
+    let positions = "warning: sequences of 65 tokens are longer than the model was made for, 64";
+    assert_eq!(warnings(&longer), [positions]);
+    write(&[("attention_dropout", 0.1.into()), ("hidden_dropout", 0.0.into())]);
+    assert_eq!(warnings(&train), ["warning: config.json sets `attention_dropout`, training drops nothing"]);
+    assert_eq!(warnings(&["eval", "file.toml"]), [""; 0]);
+    let warmup = [&train[..], &["--set", "train.warmup_steps=50"]].concat();
+    assert_eq!(
+        warnings(&warmup)[0],
+        "warning: `train.warmup_steps` is 50, more than `train.steps`; it is shortened to 2"
+    );
+    write(&[("quantization_config", serde_json::json!({"quant_method": "awq"}))]);
+    let output = place.run(&train);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("`quantization_config` is set (awq)"), "{}", stderr(&output));
+}
+
+fn write_png(path: &Path, grey: u8) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 8, 8);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().unwrap().write_image_data(&[grey; 8 * 8 * 3]).unwrap();
+}
+
+/// Folders of classes, and a ViT without names for them.
+fn pictures(place: &Place, classes: &[&str]) {
+    for (label, class) in classes.iter().enumerate() {
+        (0..6).for_each(|n| write_png(&place.path(&format!("pictures/{class}/{n}.png")), 60 * label as u8 + n));
+    }
+    let vit = serde_json::json!({
+        "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 48, "image_size": 8, "patch_size": 4, "num_labels": 4,
+    });
+    fs::write(place.path("vit.json"), vit.to_string()).unwrap();
+    let images = "source = \"images\"\npaths = [\"pictures\"]\ncrop = 1";
+    let prompts = ("prompts = [\"1 + 1 =\"]", "");
+    let holdout = ("holdout = 50", "holdout = 3");
+    changed(place, "vit.toml", &[(SIZES, "config = \"vit.json\""), (SYNTHETIC, images), prompts, holdout]);
+}
+
+#[test]
+fn a_classifier_is_saved_with_the_names_of_its_classes_and_what_its_pictures_go_through() {
+    let place = Place::new();
+    pictures(&place, &["dog", "cat", "owl"]);
+    let output = place.run(&["train", "vit.toml", "--steps", "3"]);
+    let said = format!("{}{}", stderr(&output), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(" patches/s") && !said.contains("token") && !said.contains("perplexity"), "{said}");
+    let read = |name: &str| -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(place.path("run/model").join(name)).unwrap()).unwrap()
+    };
+    let config = read("config.json");
+    assert_eq!(config["id2label"], serde_json::json!({"0": "cat", "1": "dog", "2": "owl", "3": "LABEL_3"}));
+    assert_eq!(config["label2id"], serde_json::json!({"cat": 0, "dog": 1, "owl": 2, "LABEL_3": 3}));
+    let preprocessor = read("preprocessor_config.json");
+    assert_eq!(preprocessor["size"], serde_json::json!({"height": 8, "width": 8}));
+    assert_eq!(preprocessor["image_mean"], serde_json::json!([0.5, 0.5, 0.5]));
+    assert_eq!(preprocessor["image_std"], serde_json::json!([0.5, 0.5, 0.5]));
+    assert_eq!(preprocessor["rescale_factor"], 1.0 / 255.0);
+    let evaluated = place.stdout(&["eval", "vit.toml"]);
+    assert!(evaluated.contains("images      ") && !evaluated.contains("perplexity"), "{evaluated}");
+}
+
+#[test]
+fn a_run_is_continued_with_its_own_data_only() {
+    let place = Place::new();
+    let jsonl = "source = \"jsonl\"\npaths = [\"a.jsonl\"]\nshuffle = false";
+    changed(&place, "jsonl.toml", &[(SYNTHETIC, jsonl), ("holdout = 50", "holdout = 5")]);
+    let records: String = (0..40).map(|n| format!("{{\"text\": \"{n} and {n} are {}\"}}\n", n + n)).collect();
+    ["a.jsonl", "b.jsonl"].iter().for_each(|name| fs::write(place.path(name), &records).unwrap());
+    let (tokenizer, config) = ("tok/tokenizer.json", "tok/tokenizer_config.json");
+    fs::create_dir(place.path("tok")).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/saved");
+    fs::copy(golden.join("tokenizer.json"), place.path(tokenizer)).unwrap();
+    fs::copy(golden.join("tokenizer_config.json"), place.path(config)).unwrap();
+    let train = ["train", "jsonl.toml", "--set", "data.tokenizer=tok", "--steps"];
+    place.stdout(&[&train[..], &["2"]].concat());
+    let refused = |more: &[&str], expected: &[&str]| {
+        let output = place.run(&[&train[..], &["4", "--resume"], more].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
+        assert!(expected.iter().all(|text| said.contains(text)), "{more:?}: {said}");
+    };
+    refused(&["--set", "data.paths=b.jsonl"], &["`data.paths` was a.jsonl and is b.jsonl"]);
+    refused(&["--sequence", "32"], &["`data.sequence` was 64 and is 32"]);
+    refused(
+        &["--set", "data.packing=false", "--set", "data.seed=1"],
+        &["`data.packing` was true and is false", "`data.seed` was 0 and is 1", "hint: give it the data"],
+    );
+    let before = fs::read_to_string(place.path(tokenizer)).unwrap();
+    fs::write(place.path(tokenizer), format!("{before}\n")).unwrap();
+    refused(&[], &["`data.tokenizer` was "]);
+    fs::write(place.path(tokenizer), before).unwrap();
+    // Where the files lie, and how they are read, may change.
+    fs::create_dir(place.path("moved")).unwrap();
+    fs::rename(place.path("a.jsonl"), place.path("moved/a.jsonl")).unwrap();
+    let moved = ["4", "--resume", "--set", "data.paths=moved/a.jsonl", "--set", "data.workers=2"];
+    let said = place.stdout(&[&train[..], &moved].concat());
+    assert!(said.contains("steps           4, 2 since step 2"), "{said}");
+}
+
+#[test]
+fn a_run_that_is_continued_tomorrow_reads_the_date_of_its_beginning() {
+    let place = Place::new();
+    let jsonl = "source = \"jsonl\"\npaths = [\"chat.jsonl\"]\nformat = \"messages\"\nchat_template = \"dated.jinja\"";
+    let (holdout, eval) = (("holdout = 50", ""), ("[eval]\nevery = 10\nbatches = 2", ""));
+    changed(
+        &place,
+        "chat.toml",
+        &[(SYNTHETIC, jsonl), holdout, eval, ("checkpoint_every = 10", "checkpoint_every = 1")],
+    );
+    let turns =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"ho\"}]}\n";
+    fs::write(place.path("chat.jsonl"), turns.repeat(60)).unwrap();
+    let template = "{{ strftime_now('%d %B %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    fs::write(place.path("dated.jinja"), template).unwrap();
+    place.stdout(&["train", "chat.toml", "--steps", "2", "--set", "output.keep_checkpoints=9"]);
+    let state = |run: &str, step: u64| place.path(&format!("{run}/checkpoints/step-{step:08}/state.json"));
+    let time = |path: &Path| -> u64 {
+        let state: serde_json::Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        state["feed"]["time_s"].as_u64().unwrap()
+    };
+    let began = time(&state("run", 1));
+    let resumed = |name: &str, time_s: u64| -> f64 {
+        let checkpoint = place.path(&format!("{name}/checkpoints/step-00000001"));
+        fs::create_dir_all(&checkpoint).unwrap();
+        let from = place.path("run/checkpoints/step-00000001");
+        fs::copy(from.join("state.safetensors"), checkpoint.join("state.safetensors")).unwrap();
+        let text =
+            fs::read_to_string(from.join("state.json")).unwrap().replace(&began.to_string(), &time_s.to_string());
+        fs::write(checkpoint.join("state.json"), text).unwrap();
+        place.stdout(&["train", "chat.toml", "--output", name, "--resume", "--steps", "2"]);
+        assert_eq!(time(&state(name, 2)), time_s);
+        lines(&place.path(&format!("{name}/metrics.jsonl")))[0]["loss"].as_f64().unwrap()
+    };
+    let straight = lines(&place.path("run/metrics.jsonl"))[1]["loss"].as_f64().unwrap();
+    assert_eq!(resumed("today", began), straight);
+    assert_ne!(resumed("long_ago", 1_709_200_000), straight, "the checkpoint's date is read");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_before_it_is_loaded() {
+    let place = Place::new();
+    let huge = ["model.hidden=65536", "model.layers=1000", "model.heads=512"].map(|set| ["--set", set]).concat();
+    let fitted = |arguments: &[&str], what: &str| {
+        let output = place.run(arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(what) && said.contains("of memory, this machine has"), "{arguments:?}: {said}");
+    };
+    fitted(&[&["eval", "tiny.toml"], &huge[..]].concat(), "an evaluation needs ");
+    fitted(&[&["train", "tiny.toml"], &huge[..]].concat(), "a step needs ");
+    // A file of a terabyte of which nothing is on the disk.
+    let shape = [1u64 << 24, 1 << 14];
+    let sizes =
+        [("hidden_size", 1 << 14), ("vocab_size", 1 << 24), ("num_hidden_layers", 0), ("num_attention_heads", 128)];
+    let config = sizes.map(|(key, size)| (key, serde_json::json!(size)));
+    let config = [&config[..], &[("tie_word_embeddings", true.into())]].concat();
+    fs::create_dir(place.path("huge")).unwrap();
+    fs::write(place.path("huge/config.json"), llama_json(&config)).unwrap();
+    let (bytes, norm_bytes) = (4 * shape[0] * shape[1], 4 * shape[1]);
+    let header = serde_json::json!({
+        "model.embed_tokens.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, bytes]},
+        "model.norm.weight": {"dtype": "F32", "shape": [shape[1]], "data_offsets": [bytes, bytes + norm_bytes]},
+    });
+    let header = header.to_string();
+    let begin = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    fs::write(place.path("huge/model.safetensors"), &begin).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(place.path("huge/model.safetensors")).unwrap();
+    if file.set_len(begin.len() as u64 + bytes + norm_bytes).is_err() {
+        println!("skipped: this file system has no files of a terabyte");
+        return;
+    }
+    fitted(&["generate", "huge", "--prompt", "a", "--tokenizer", "bytes"], "generating needs ");
+}
+
+fn event_files(run: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(run).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.to_string_lossy().contains("tfevents")).collect()
+}
+
+/// The steps of all records of an event file: 12 bytes, then the time in 9, then the step behind its tag.
+fn event_steps(path: &Path) -> Vec<u64> {
+    let (bytes, mut at, mut steps) = (fs::read(path).unwrap(), 0, Vec::new());
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        assert_eq!(bytes[at + 21], 0x10);
+        steps.push(bytes[at + 22].into());
+        at += length + 16;
+    }
+    steps
+}
+
 #[test]
 fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
     let place = Place::new();
-    place.stdout(&["train", "tiny.toml", "--output", "straight"]);
+    let straight = ["train", "tiny.toml", "--output", "straight", "--set", "output.tensorboard=true"];
+    place.stdout(&straight);
     // Only what was there after step 10.
     fs::create_dir_all(place.path("cut/checkpoints")).unwrap();
     fs::rename(place.path("straight/checkpoints/step-00000010"), place.path("cut/checkpoints/step-00000010")).unwrap();
     fs::copy(place.path("straight/metrics.jsonl"), place.path("cut/metrics.jsonl")).unwrap();
+    let events = event_files(&place.path("straight"));
+    assert_eq!(events.len(), 1);
+    assert_eq!(event_steps(&events[0]).last(), Some(&20));
+    fs::copy(&events[0], place.path("cut").join(events[0].file_name().unwrap())).unwrap();
     place.stdout(&["train", "tiny.toml", "--output", "cut", "--resume"]);
+    let cut = event_files(&place.path("cut"));
+    assert_eq!(event_steps(&cut[0]), (0..=10).chain([10]).collect::<Vec<u64>>(), "a head, ten steps, an evaluation");
     for file in ["model/model.safetensors", "checkpoints/step-00000020/state.safetensors"] {
         let [straight, cut] = ["straight", "cut"].map(|run| fs::read(place.path(run).join(file)).unwrap());
         assert!(straight == cut, "{file}");
@@ -129,6 +365,44 @@ fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
         metrics.iter().filter_map(|line| Some((line["step"].as_u64()?, line["loss"].as_f64()?))).collect()
     };
     assert_eq!(steps("straight"), steps("cut"));
+    place.stdout(&["train", "tiny.toml", "--output", "cut", "--steps", "1", "--set", "output.overwrite=true"]);
+    assert_eq!(event_files(&place.path("cut")), Vec::<PathBuf>::new(), "another run's events are not this one's");
+}
+
+#[test]
+fn a_chat_is_asked_by_the_template_of_the_folder() {
+    let place = Place::new();
+    place.stdout(&["train", "tiny.toml", "--set", "model.vocab=300"]);
+    let ask = |arguments: &[&str]| {
+        place.stdout(&[&["generate", "run/model", "--greedy", "--tokens", "12"], arguments].concat())
+    };
+    let output = place.run(&["generate", "run/model", "--prompt", "hi", "--chat"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("has no chat template"), "{}", stderr(&output));
+    let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\
+                    {% if add_generation_prompt %}[assistant: {% endif %}";
+    fs::write(place.path("run/model/chat_template.jinja"), template).unwrap();
+    let written = "[system: Be kind=brief.][user: 1 + 1 =][assistant: ";
+    let plain = ask(&["--prompt", written]);
+    let answer = plain.strip_prefix(written).unwrap();
+    let system = ["--chat", "--message", "system=Be kind=brief."];
+    assert_eq!(ask(&[&system[..], &["--prompt", "1 + 1 ="]].concat()), answer);
+    assert_eq!(ask(&[&system[..], &["--message", "user=1 + 1 ="]].concat()), answer);
+    let mut child = place
+        .command(&["generate", "run/model", "--greedy", "--tokens", "12", "--prompt", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), format!("{written}\n").as_bytes()).unwrap();
+    assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), plain);
+    for (wrong, expected) in [(&["--chat", "--message", "hi"][..], "role=content"), (&["--message", "a=b"], "--chat")] {
+        let output = place.run(&[&["generate", "run/model", "--prompt", "x"], wrong].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    let output = place.run(&["generate", "run/model", "--greedy", "--tokens", "80", "--prompt", "x"]);
+    assert!(stderr(&output).contains("warning: sequences of 81 tokens are longer"), "{}", stderr(&output));
 }
 
 #[test]
@@ -161,14 +435,65 @@ fn an_interrupted_run_saves_its_last_step_and_continues() {
     assert_eq!(lines(&metrics).iter().filter_map(|line| line["loss"].as_f64()).count() as u64, last + 3);
 }
 
+/// Whether a process has said what is to happen at an interrupt; before that, the system ends it.
+#[cfg(target_os = "linux")]
+fn listens(process: u32) -> bool {
+    const INTERRUPT: u64 = 1 << (2 - 1);
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & INTERRUPT != 0))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
+    let place = Place::new();
+    let train = |run: &str| {
+        let mut command = place.command(&["train", "tiny.toml", "--output", run, "--set", "output.checkpoint_every=3"]);
+        command.args(["--set", "eval.every=4", "--set", "eval.batches=0", "--set", "data.records=3000"]);
+        command
+    };
+    let begun = Instant::now();
+    assert!(train("straight").output().unwrap().status.success());
+    let whole = begun.elapsed();
+    let weights = |run: &str| fs::read(place.path(run).join("model/model.safetensors")).unwrap();
+    let losses = |run: &str| -> Vec<f64> {
+        lines(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    for number in 0..8u64 {
+        let run = format!("cut-{number}");
+        // One in each eighth of the run, and somewhere in it.
+        let within = (seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
+        let moment = whole.mul_f64((number as f64 + within as f64 / (1u64 << 24) as f64) / 8.0);
+        let child = train(&run).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        while !listens(child.id()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(moment);
+        Command::new("kill").args(["-INT", &child.id().to_string()]).output().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = stderr(&output);
+        match output.status.code() {
+            Some(130) => {
+                assert!(said.contains("error: interrupted ") && said.contains("--resume"), "{moment:?}: {said}")
+            }
+            code => assert_eq!(code, Some(0), "{moment:?}: {said}"),
+        }
+        let resumed = train(&run).arg("--resume").output().unwrap();
+        assert!(resumed.status.success(), "{moment:?}: {}", stderr(&resumed));
+        assert_eq!(losses(&run), losses("straight"), "{moment:?}");
+        assert!(weights(&run) == weights("straight"), "{moment:?}");
+    }
+}
+
 #[test]
 fn the_examples_that_need_no_download_run() {
     let place = Place::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for example in ["quickstart", "finetune-instructions", "pretrain-text"] {
         let (file, output) = (format!("examples/{example}.toml"), place.path(example));
-        let mut command =
-            place.command(&["train", &file, "--steps", "2", "--batch", "2", "--set", "train.warmup_steps=1"]);
+        let mut command = place.command(&["train", &file, "--steps", "2", "--batch", "2"]);
         let output = command.args(["--output", output.to_str().unwrap()]).current_dir(&root).output().unwrap();
         assert!(output.status.success(), "{example}: {}", stderr(&output));
     }
@@ -239,7 +564,9 @@ fn data_that_cannot_be_used_are_named_and_placed() {
     jsonl("utf8.jsonl", b"{\"text\": \"fine\"}\n{\"text\": \"\xff\xfe\"}\n");
     jsonl("broken.jsonl", b"{\"text\": \"fine\"}\n{\"text\": \n");
     jsonl("chat.jsonl", b"{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"ho\"}]}\n");
-    jsonl("long.jsonl", format!("{{\"text\": \"{}\"}}\n", "x".repeat(40 << 20)).as_bytes());
+    jsonl("long.jsonl", b"{\"text\": \"fine\"}\n{\"text\": \"");
+    // A line of a gigabyte, of which nothing is on the disk.
+    fs::OpenOptions::new().write(true).open(place.path("long.jsonl")).unwrap().set_len(1 << 30).unwrap();
     fs::write(
         place.path("endless.jinja"),
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -249,7 +576,7 @@ fn data_that_cannot_be_used_are_named_and_placed() {
         ("column.jsonl", &[], &["column.jsonl", "line 2", "no column `text`", "`words`"]),
         ("utf8.jsonl", &[], &["utf8.jsonl", "UTF-8"]),
         ("broken.jsonl", &[], &["broken.jsonl", "line 2"]),
-        ("long.jsonl", &[], &["long.jsonl", "limit"]),
+        ("long.jsonl", &[], &["long.jsonl", "line 2 (byte 17) is longer than the limit of 16777216 bytes", "hint: "]),
         (
             "chat.jsonl",
             &["--set", "data.format=messages", "--set", "data.chat_template=endless.jinja"],

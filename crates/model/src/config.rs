@@ -13,6 +13,17 @@ const MOST_LAYERS: u64 = 1 << 12;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
+/// What the architectures call the shares of values that training drops at random.
+const DROPOUT: [&str; 7] = [
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+];
+
 /// A model's sizes and options.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -41,6 +52,10 @@ pub struct Config {
     pub embed_scale: f32,
     pub input: Input,
     pub init_deviation: f32,
+    /// The longest sequence that the model was made for, where config.json says.
+    pub positions: Option<usize>,
+    /// The keys that ask for dropout. It belongs to training alone, and no unit implements it.
+    pub dropout: Vec<&'static str>,
 }
 
 /// What differs from layer to layer.
@@ -133,7 +148,34 @@ impl Config {
             embed_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
             input,
             init_deviation: keys.optional_float("initializer_range")?.unwrap_or(0.02) as f32,
+            positions: match input {
+                Input::Tokens { learned_positions } => learned_positions.or_else(|| {
+                    // Nothing is sized by it, so what is no number is as good as none.
+                    Some(keys.get("max_position_embeddings")?.as_u64()? as usize)
+                }),
+                Input::Images { .. } => None,
+            },
+            dropout: read_dropout(&keys)?,
         })
+    }
+}
+
+impl Config {
+    /// What config.json says that training on sequences of so many tokens does not follow, a line each.
+    pub fn warnings(&self, sequence: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        if !self.dropout.is_empty() {
+            let keys: Vec<String> = self.dropout.iter().map(|key| format!("`{key}`")).collect();
+            lines.push(format!("config.json sets {}, training drops nothing", keys.join(", ")));
+        }
+        lines.extend(self.beyond_positions(sequence));
+        lines
+    }
+
+    /// What is to be said where a sequence is longer than the model was made for.
+    pub fn beyond_positions(&self, sequence: usize) -> Option<String> {
+        let positions = self.positions.filter(|&positions| sequence > positions)?;
+        Some(format!("sequences of {sequence} tokens are longer than the model was made for, {positions}"))
     }
 }
 
@@ -161,10 +203,30 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     if keys.optional_flag("scale_attn_weights")? == Some(false) {
         return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
     }
-    if keys.optional_flag("use_bidirectional_attention")? == Some(true) {
-        return Err(Error::Unsupported { what: "`use_bidirectional_attention`".to_owned() });
+    for key in ["use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder"] {
+        if keys.optional_flag(key)? == Some(true) {
+            return Err(Error::Unsupported { what: format!("`{key}`") });
+        }
     }
-    Ok(())
+    match keys.get("quantization_config") {
+        None => Ok(()),
+        Some(found) => {
+            let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("no method named");
+            Err(Error::Quantized { method: shorten(method) })
+        }
+    }
+}
+
+fn read_dropout(keys: &Keys) -> Result<Vec<&'static str>, Error> {
+    let mut asked = Vec::new();
+    for key in DROPOUT {
+        let share = keys.optional_float(key)?.unwrap_or(0.0);
+        keys.require((0.0..=1.0).contains(&share), key, "a number from 0 to 1")?;
+        if share > 0.0 {
+            asked.push(key);
+        }
+    }
+    Ok(asked)
 }
 
 fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Layer>, Vec<Rotary>), Error> {

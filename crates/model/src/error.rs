@@ -13,6 +13,8 @@ pub enum Error {
     MissingKey { key: String, expected: String },
     #[error("config.json: {what} is not supported")]
     Unsupported { what: String },
+    #[error("config.json: `quantization_config` is set ({method}), expected weights that are numbers by themselves")]
+    Quantized { method: String },
     #[error("tensor `{name}` is missing in {}; {missing} of {expected} tensors are", .folder.display())]
     MissingTensor { name: String, folder: PathBuf, missing: usize, expected: usize },
     #[error("tensor `{name}` in {} does not belong to this model; {unexpected} such tensors", .folder.display())]
@@ -21,6 +23,10 @@ pub enum Error {
     WrongShape { name: String, file: PathBuf, found: Vec<usize>, expected: Vec<usize> },
     #[error("the model cannot be cut in {shards}: it has {size} {what}")]
     TooManyShards { shards: usize, what: &'static str, size: usize },
+    #[error("the plan for tensor parallelism cannot be followed: {what}")]
+    BadPlan { what: String },
+    #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
+    SplitsWhole { parts: usize },
 }
 
 impl Error {
@@ -34,9 +40,14 @@ impl Error {
                 Some("is the folder complete and from transformers?".into())
             }
             Error::Unsupported { .. } => None,
+            Error::Quantized { .. } => {
+                Some("quantized checkpoints cannot be trained, use the model's F32, BF16 or F16 weights".into())
+            }
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())
             }
+            Error::BadPlan { .. } => Some("leave the layer out of the plan to have it cut automatically".into()),
+            Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }
     }

@@ -36,6 +36,8 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Tokens that end a text.
     pub end_tokens: Vec<u32>,
+    /// Only tokens below it are chosen, where it is set: a model may have more rows than its tokenizer has tokens.
+    pub vocabulary: Option<usize>,
 }
 
 /// What followed a prompt.
@@ -185,6 +187,7 @@ impl<'a> Generator<'a> {
             let mut next = vec![None; texts.len()];
             for (sequence, text) in texts.iter_mut().enumerate().filter(|(_, text)| text.finished.is_none()) {
                 let (row, position) = (rows.next().expect("a row for each unfinished text"), self.lengths()[sequence]);
+                let row = &row[..options.vocabulary.map_or(row.len(), |tokens| tokens.min(row.len()))];
                 let token = options.sampling.choose(row, sequence, position);
                 let token = token.ok_or(GenerateError::NotFinite { sequence, position })?;
                 text.tokens.push(token);

@@ -95,6 +95,9 @@ impl Shard {
         if count == 1 {
             return Ok(vec![Shard::whole(config)]);
         }
+        if cut.split_sequence && !cut.uncut.is_empty() {
+            return Err(Error::SplitsWhole { parts: cut.uncut.len() });
+        }
         let heads = cut_heads(config, &cut.weights);
         let ffn = cut_dim(config.ffn, &cut.weights);
         let classes = cut_dim(config.classes, &cut.weights);

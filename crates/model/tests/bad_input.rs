@@ -51,13 +51,21 @@ fn bad_configs_are_refused_with_the_key_named() {
         ("rope_theta", json!(-1.0), "rope_theta"),
         ("partial_rotary_factor", json!(1.5), "partial_rotary_factor"),
         ("final_logit_softcapping", json!(30.0), "final_logit_softcapping"),
+        ("add_cross_attention", json!(true), "add_cross_attention"),
+        ("quantization_config", json!({"quant_method": "gptq", "bits": 4}), "`quantization_config` is set (gptq)"),
+        ("quantization_config", json!({}), "quantization_config"),
+        ("attention_dropout", json!("a lot"), "attention_dropout"),
+        ("attention_dropout", json!(1.5), "attention_dropout"),
     ];
     for (key, value, named) in cases {
         let config = with(llama(), &[(key, value.clone())]);
         let error = Config::from_json(&config).err().unwrap_or_else(|| panic!("{key} = {value} was taken"));
         assert!(error.to_string().contains(named), "{key} = {value}: {error}");
     }
-    assert!(Config::from_json(&llama()).is_ok());
+    let unset = [("quantization_config", Value::Null), ("attention_dropout", json!(0.0))];
+    assert_eq!(Config::from_json(&with(llama(), &unset)).unwrap().dropout, [""; 0]);
+    let dropout = with(llama(), &[("attention_dropout", json!(0.1)), ("summary_first_dropout", json!(0.1))]);
+    assert_eq!(Config::from_json(&dropout).unwrap().dropout, ["attention_dropout"]);
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn windows_much_shorter_than_the_text_are_kept_to() {
 }
 
 fn greedy(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions { sampling: Sampling::GREEDY, max_tokens, end_tokens: Vec::new() }
+    GenerateOptions { sampling: Sampling::GREEDY, max_tokens, end_tokens: Vec::new(), vocabulary: None }
 }
 
 #[test]
@@ -219,6 +219,22 @@ fn texts_end_at_an_end_token_at_their_limit_or_where_the_cache_is_full() {
     assert_eq!(ended[1], Generated { tokens: free[1].tokens[..6].to_vec(), finished: Finish::MaxTokens });
     let none = generator.generate(&prompts, &greedy(0), |_, _| panic!("no token to hear")).unwrap();
     assert!(none.iter().all(|text| text.tokens.is_empty() && text.finished == Finish::MaxTokens));
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_never_chosen() {
+    let device = cpu(1);
+    let loaded = Loaded::golden("qwen2", DType::F32, device.compute());
+    let mut generator = loaded.generator(device.compute(), 1, 60);
+    let mut largest = |vocabulary, temperature| {
+        let sampling = Sampling { temperature, top_k: None, top_p: 1.0, seed: 3 };
+        let options = GenerateOptions { sampling, vocabulary, ..greedy(50) };
+        generator.generate(&[[3, 1]], &options, |_, _| ()).unwrap()[0].tokens.iter().copied().max()
+    };
+    assert!(largest(None, 5.0) > Some(50), "tokens beyond the bounds below are there to be chosen");
+    for (vocabulary, temperature) in [(5, 0.0), (5, 5.0), (50, 5.0)] {
+        assert!(largest(Some(vocabulary), temperature) < Some(vocabulary as u32));
+    }
 }
 
 #[test]

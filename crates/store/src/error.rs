@@ -163,9 +163,18 @@ pub enum Defect {
 }
 
 impl Error {
-    /// Whether the machine is at fault (a full disk, a failing one), and not what the file holds or where it is.
+    /// Whether the machine is at fault (a full disk, a failing one, one that is closed to writing), and not what the file
+    /// holds or where it is.
     pub fn is_fault(&self) -> bool {
-        matches!(self.defect, Defect::CannotBeWritten(_) | Defect::NoSpaceLeft | Defect::QuotaUsedUp | Defect::Io(_))
+        match &self.defect {
+            Defect::CannotBeWritten(_) | Defect::MayNotBeWritten(_) | Defect::NoSpaceLeft | Defect::QuotaUsedUp => true,
+            // Whoever names a file that they may not read, or a path that is none, can name another.
+            Defect::Io(error) => !matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename
+            ),
+            _ => false,
+        }
     }
 
     /// What to do about it, for the `hint:` line.
@@ -195,7 +204,9 @@ impl Error {
             }
             Defect::MayNotBeWritten(_) => "check the owner and the permissions of the folder it is in",
             Defect::ExistsAlready => "choose another name, or ask for it to be replaced",
-            Defect::RecordTooLong { .. } => "check the format and the separator of the data, or raise the limit",
+            Defect::RecordTooLong { .. } => {
+                "check the format and the separator of the data, or cut the record in several"
+            }
             Defect::RecordNotObject { .. } => "in a JSON Lines file every line is an object with named fields",
             Defect::ColumnType { .. } => "name the columns that are needed, so that others are left out",
             Defect::ColumnCompression { .. } => "write the file again, compressed with snappy or gzip",

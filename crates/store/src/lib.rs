@@ -33,9 +33,9 @@ pub use error::{Defect, Error};
 pub use folder::Folder;
 pub use safetensors_file::SafeTensorsFile;
 pub use tensor::RawTensor;
-pub use text_file::{read_json, read_text};
+pub use text_file::{read_bytes, read_json, read_text};
 pub use write::{
     FileWriter, FolderLock, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, Shard, TensorEntry,
-    copy_file, cut_in_shards, exists, recover, recover_all, remove, save_model, subfolders, write_file_atomically,
-    write_json,
+    copy_file, cut_in_shards, exists, files, recover, recover_all, remove, save_model, subfolders,
+    write_file_atomically, write_json,
 };

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use evenkeel_store::{Defect, Error, NewFolder, read_text, recover, write_file_atomically};
+use evenkeel_store::{Defect, Error, NewFolder, Recovery, read_text, recover, write_file_atomically};
 use fastrand::Rng;
 use tempfile::TempDir;
 
@@ -89,6 +89,24 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }
+}
+
+#[test]
+fn a_folder_that_cannot_take_its_place_at_once_takes_it_at_the_next_recovery() {
+    let parent = TempDir::new().unwrap();
+    let path = parent.path().join("checkpoint");
+    fs::create_dir(&path).unwrap();
+    // What is mounted cannot be renamed.
+    let Some(disk) = SmallDisk::mount(&path) else { return };
+    let new = NewFolder::create(&path).unwrap();
+    new.write("a", b"new").unwrap();
+    let error = new.commit(true).unwrap_err();
+    assert!(error.is_fault(), "{error}");
+    drop(disk);
+    assert!(!path.join("a").exists());
+    assert_eq!(recover(&path).unwrap(), Recovery::Finished);
+    assert_eq!(read_text(path.join("a"), 9).unwrap(), "new");
+    assert_eq!(visible(parent.path()), ["checkpoint"]);
 }
 
 fn visible(folder: &Path) -> Vec<String> {

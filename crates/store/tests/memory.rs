@@ -64,6 +64,22 @@ fn a_line_of_64_mib_is_refused_without_holding_it() {
 }
 
 #[test]
+fn a_line_of_a_gigabyte_is_refused_without_holding_it() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(b"{}\n{\"text\":\"").unwrap();
+    file.set_len(1 << 30).unwrap();
+    let peak = peak_bytes(|| {
+        let source = Source::open(&SourceSpec::new(Format::Jsonl, [&path])).unwrap();
+        let error = source.read(0).unwrap_err().to_string();
+        assert!(error.ends_with("the record at line 2 (byte 3) is longer than the limit of 16777216 bytes"), "{error}");
+        assert!(source.read(1000).unwrap().is_empty());
+    });
+    assert!(peak < 50 << 20, "{peak} bytes");
+}
+
+#[test]
 fn a_file_of_terabytes_opens_without_being_read() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("a.txt");

@@ -157,7 +157,7 @@ fn without_a_separator_a_file_is_a_document() {
 
 #[test]
 fn a_bad_record_is_named_by_line_and_byte() {
-    let limit = "check the format and the separator of the data, or raise the limit";
+    let limit = "check the format and the separator of the data, or cut the record in several";
     let object = "in a JSON Lines file every line is an object with named fields";
     let nested = format!("{{}}\n{}", "[".repeat(30));
     let deep = format!("{{\"a\":{}1{}}}", "[".repeat(130), "]".repeat(130));

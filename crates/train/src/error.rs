@@ -34,12 +34,11 @@ impl Error {
     /// Whether the machine or the run is at fault, and not what the user gave.
     pub fn is_fault(&self) -> bool {
         match self {
-            Error::Store(error) | Error::Data(crate::data::Error::Store(error)) => error.is_fault(),
+            Error::Store(error) => error.is_fault(),
+            Error::Data(error) => error.is_fault(),
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
-            Error::Data(_) | Error::CheckpointVersion { .. } | Error::BadState { .. } | Error::OtherModel { .. } => {
-                false
-            }
+            Error::CheckpointVersion { .. } | Error::BadState { .. } | Error::OtherModel { .. } => false,
         }
     }
 

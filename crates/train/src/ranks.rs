@@ -55,7 +55,7 @@ impl Ranks {
         let mut ranks = Ranks { jobs, threads: Mutex::new(Threads::Running(threads)), specs: Vec::new() };
         for _ in 0..count {
             match starts.recv() {
-                Ok(Ok((rank, specs))) if rank == 0 => ranks.specs = specs,
+                Ok(Ok((0, specs))) => ranks.specs = specs,
                 Ok(started) => drop(started?),
                 Err(_) => return Err(ranks.failure().into()),
             }

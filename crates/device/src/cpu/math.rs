@@ -25,6 +25,19 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     s.select_less(x, s.splat(LOWEST), s.splat(0.0), power)
 }
 
+/// 2ˣ to 4e-6, a thousandth of what a bf16 can tell, at half the cost of [`exp`]; exact for integers. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn power_of_two<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+    // The least relative error over 0..1 of a polynomial that is 1 at 0 and 2 at 1.
+    const POLYNOMIAL: [f32; 4] = [1.355_574_7e-2, 5.203_237e-2, 0.241_379_77, 0.693_032_15];
+    let fraction = s.fraction(x);
+    let mut sum = s.splat(POLYNOMIAL[0]);
+    for &coefficient in &POLYNOMIAL[1..] {
+        sum = s.mul_add(sum, fraction, s.splat(coefficient));
+    }
+    s.scale_by_floor(s.mul_add(sum, fraction, s.splat(1.0)), x)
+}
+
 /// 1 / (1 + e⁻ˣ)
 #[inline(always)]
 pub(crate) fn sigmoid<S: Simd>(s: S, x: S::Vector) -> S::Vector {
@@ -57,6 +70,7 @@ mod tests {
     #[derive(Clone, Copy)]
     enum Function {
         Exp,
+        PowerOfTwo,
         Erf,
         Sigmoid,
     }
@@ -71,6 +85,7 @@ mod tests {
                     let x = s.load(chunk.as_ptr());
                     let y = match self.0 {
                         Function::Exp => exp(s, x),
+                        Function::PowerOfTwo => power_of_two(s, x),
                         Function::Erf => erf(s, x),
                         Function::Sigmoid => sigmoid(s, x),
                     };
@@ -93,8 +108,9 @@ mod tests {
     fn functions_agree_with_double_precision() {
         let xs: Vec<f32> = (0..16 * 500).map(|i| (i as f32 / 4000.0 - 1.0) * 5.0).collect();
         type Case = (Function, fn(f64) -> f64, f64, f64);
-        let cases: [Case; 3] = [
+        let cases: [Case; 4] = [
             (Function::Exp, f64::exp, 2e-7, 0.0),
+            (Function::PowerOfTwo, f64::exp2, 4e-6, 0.0),
             (Function::Erf, plain_erf, 0.0, 6e-7),
             (Function::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 4e-7, 0.0),
         ];
@@ -116,5 +132,14 @@ mod tests {
         assert_eq!(&xs[..4], &[0.0, 0.0, 0.0, 1.0]);
         assert!(xs[4].is_finite() && xs[5].is_finite() && xs[6].is_nan());
         assert!((xs[7] as f64 / 88f64.exp() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn power_of_two_of_extremes_is_zero_infinite_or_nan() {
+        let mut xs = [f32::NEG_INFINITY, -1e30, -1000.0, 0.0, 1000.0, f32::INFINITY, f32::NAN, -126.0].repeat(2);
+        vectorise(Apply(Function::PowerOfTwo, &mut xs));
+        assert_eq!(&xs[..6], &[0.0, 0.0, 0.0, 1.0, f32::INFINITY, f32::INFINITY]);
+        assert!(xs[6].is_nan());
+        assert_eq!(xs[7], f32::MIN_POSITIVE);
     }
 }

@@ -33,17 +33,23 @@ pub(crate) trait Simd: Copy {
     fn round(self, a: Self::Vector) -> Self::Vector;
     /// `a · 2^n` for integers n in -126..=127.
     fn scale_by_power_of_two(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// `a - ⌊a⌋`; 0 for infinities.
+    fn fraction(self, a: Self::Vector) -> Self::Vector;
+    /// `a · 2^⌊n⌋` for any n; anything where the result is subnormal.
+    fn scale_by_floor(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
     /// The sum of the lanes, folded in halves.
     fn sum(self, a: Self::Vector) -> f32;
     fn max_lane(self, a: Self::Vector) -> f32;
     /// Sixteen rows as sixteen columns.
     fn transpose(self, rows: [Self::Vector; LANES]) -> [Self::Vector; LANES];
-    /// The nearest bf16 in the upper half of each lane, anything in the lower; NaN stays NaN.
-    fn nearest_bf16(self, a: Self::Vector) -> Self::Vector;
     /// In each lane, the upper half of `high` above that of `low`.
     fn pair_upper_halves(self, low: Self::Vector, high: Self::Vector) -> Self::Vector;
     /// The upper halves of the lanes of `first`, then those of `second`.
     fn join_upper_halves(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
+    /// The nearest bf16 of the lanes of `first`, then of those of `second`; NaN stays NaN, subnormal numbers may become 0.
+    fn join_nearest_bf16(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
+    /// 32 halves of each, in turns: in each lane, a half of `high` above that of `low`.
+    fn interleave_halves(self, low: Self::Vector, high: Self::Vector) -> [Self::Vector; 2];
 
     /// # Safety
     /// `from` is readable for [`LANES`] elements.
@@ -90,18 +96,29 @@ pub(crate) fn vectorise<W: Vectorised>(work: W) -> W::Output {
     work.run(Portable)
 }
 
-/// Runs a loop that only CPUs with AVX-512 are given; it is compiled for no others.
+/// Runs a loop that only CPUs with AVX-512 are given, compiled with and without the instructions that round to bf16.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn vectorise_avx512<W: Vectorised>(work: W) -> W::Output {
     assert_eq!(vector_level(), VectorLevel::Avx512, "this loop needs AVX-512");
-    // SAFETY: the level was detected on this CPU.
-    unsafe { run_avx512(work) }
+    if is_x86_feature_detected!("avx512bf16") {
+        // SAFETY: both were detected on this CPU.
+        unsafe { run_avx512_bf16(work) }
+    } else {
+        // SAFETY: the level was detected on this CPU.
+        unsafe { run_avx512(work) }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn run_avx512<W: Vectorised>(work: W) -> W::Output {
-    work.run(avx512::Avx512)
+    work.run(avx512::Avx512::<false>)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn run_avx512_bf16<W: Vectorised>(work: W) -> W::Output {
+    work.run(avx512::Avx512::<true>)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -203,6 +220,16 @@ impl Simd for Portable {
         a.zip(n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
+    fn fraction(self, a: Lanes) -> Lanes {
+        a.map(|a| if a.is_infinite() { 0.0 } else { a - a.floor() })
+    }
+    #[inline(always)]
+    fn scale_by_floor(self, a: Lanes, n: Lanes) -> Lanes {
+        // Beyond these powers every normal number is 0 or infinite; in double precision none of them is either.
+        let exponent = |n: f32| (n.floor().clamp(-300.0, 300.0) as i64 + 1023) as u64;
+        a.zip(n, |a, n| (a as f64 * f64::from_bits(exponent(n) << 52)) as f32)
+    }
+    #[inline(always)]
     fn sum(self, a: Lanes) -> f32 {
         a.fold(|a, b| a + b)
     }
@@ -215,10 +242,6 @@ impl Simd for Portable {
         std::array::from_fn(|col| Lanes(std::array::from_fn(|row| rows[row].0[col])))
     }
     #[inline(always)]
-    fn nearest_bf16(self, a: Lanes) -> Lanes {
-        a.map(|a| f32::from_bits((round_to_bf16(a) as u32) << 16))
-    }
-    #[inline(always)]
     fn pair_upper_halves(self, low: Lanes, high: Lanes) -> Lanes {
         low.zip(high, |low, high| f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000))
     }
@@ -227,6 +250,17 @@ impl Simd for Portable {
         let halves = [first.0, second.0];
         let upper = |i: usize| halves[i / LANES][i % LANES].to_bits() >> 16;
         Lanes(std::array::from_fn(|i| f32::from_bits(upper(2 * i) | upper(2 * i + 1) << 16)))
+    }
+    #[inline(always)]
+    fn join_nearest_bf16(self, first: Lanes, second: Lanes) -> Lanes {
+        let nearest = |a: f32| f32::from_bits((round_to_bf16(a) as u32) << 16);
+        self.join_upper_halves(first.map(nearest), second.map(nearest))
+    }
+    #[inline(always)]
+    fn interleave_halves(self, low: Lanes, high: Lanes) -> [Lanes; 2] {
+        let half = |of: Lanes, i: usize| of.0[i / 2].to_bits() >> (16 * (i % 2)) & 0xffff;
+        let lane = |i: usize| f32::from_bits(half(low, i) | half(high, i) << 16);
+        [0, LANES].map(|first| Lanes(std::array::from_fn(|i| lane(first + i))))
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Lanes {
@@ -292,9 +326,10 @@ mod avx512 {
 
     use super::{LANES, Simd, bf16};
 
-    /// Only made by `run_avx512`, on CPUs that have it; that is what makes the calls below sound.
+    /// Only made by `run_avx512` and `run_avx512_bf16`, on CPUs that have the instructions, those for bf16 too if `BF16`;
+    /// that is what makes the calls below sound.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx512;
+    pub(crate) struct Avx512<const BF16: bool>;
 
     #[inline(always)]
     fn mask(count: usize) -> __mmask16 {
@@ -356,7 +391,7 @@ mod avx512 {
         }
     }
 
-    impl Simd for Avx512 {
+    impl<const BF16: bool> Simd for Avx512<BF16> {
         type Vector = __m512;
 
         #[inline(always)]
@@ -385,7 +420,8 @@ mod avx512 {
                 let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
                 _mm512_mul_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
             };
-            nearest_bf16(a) => _mm512_castsi512_ps(nearest(a));
+            fraction(a) => _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
+            scale_by_floor(a, n) => _mm512_scalef_ps(a, n);
             pair_upper_halves(low, high) => {
                 let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
                 _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(high)))
@@ -393,6 +429,27 @@ mod avx512 {
             join_upper_halves(first, second) => {
                 _mm512_castsi512_ps(upper_halves(_mm512_castps_si512(first), _mm512_castps_si512(second)))
             };
+            join_nearest_bf16(first, second) => {
+                if BF16 {
+                    std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first))
+                } else {
+                    _mm512_castsi512_ps(upper_halves(nearest(first), nearest(second)))
+                }
+            };
+        }
+
+        #[inline(always)]
+        fn interleave_halves(self, low: __m512, high: __m512) -> [__m512; 2] {
+            // SAFETY: as above. Quarters are interleaved in place, then put in order.
+            unsafe {
+                let (low, high) = (_mm512_castps_si512(low), _mm512_castps_si512(high));
+                let (even, odd) = (_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high));
+                let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+                let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+                let first = _mm512_permutex2var_epi64(even, first, odd);
+                let second = _mm512_permutex2var_epi64(even, second, odd);
+                [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)]
+            }
         }
 
         #[inline(always)]

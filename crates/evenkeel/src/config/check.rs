@@ -39,9 +39,10 @@ impl RawConfig {
             let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
             self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
         }
+        let warnings = shorten_warmup(&mut settings).into_iter().collect();
         let tokenizer = resolve(&mut settings);
         match (source, self.into_mistakes()) {
-            (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings }),
+            (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings, warnings }),
             (_, mistakes) => Err(mistakes.into()),
         }
     }
@@ -189,16 +190,20 @@ fn check_train(raw: &mut RawConfig, settings: &Settings) {
         let what = format!("`train.min_lr` is {}, but `train.schedule` is \"constant\"", train.min_lr);
         raw.note_contradiction(&["train.min_lr", "train.schedule"], what, None);
     }
-    if let Some(steps) = train.steps.filter(|&steps| train.warmup_steps > steps) {
-        let what = format!("`train.warmup_steps` is {}, more than `train.steps`, {steps}", train.warmup_steps);
-        raw.note_contradiction(&["train.warmup_steps", "train.steps"], what, None);
-    }
     let tokens = train.batch * settings.data.sequence;
     if !of_images(settings) && tokens > MOST_TOKENS {
         let what = format!("a micro-batch has {tokens} tokens, the limit is {MOST_TOKENS}");
         let hint = "lower train.batch or data.sequence and raise train.accumulate";
         raw.note_contradiction(&["train.batch", "data.sequence"], what, Some(hint));
     }
+}
+
+/// A run that is cut short, to try it, warms up all the way.
+fn shorten_warmup(settings: &mut Settings) -> Option<String> {
+    let train = &mut settings.train;
+    let steps = train.steps.filter(|&steps| train.warmup_steps > steps)?;
+    let before = std::mem::replace(&mut train.warmup_steps, steps);
+    Some(format!("`train.warmup_steps` is {before}, more than `train.steps`; it is shortened to {steps}"))
 }
 
 fn check_parallel(raw: &mut RawConfig, settings: &Settings) {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{RawConfig, RunConfig, explain};
-use crate::Mistakes;
+use crate::{Failure, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -53,12 +53,13 @@ pub struct Overrides {
 
 impl Overrides {
     /// The configuration that a run has, or everything that is wrong with it.
-    pub fn read(&self) -> Result<RunConfig, Mistakes> {
+    pub fn read(&self) -> Result<RunConfig, Failure> {
         const MOST_BYTES: u64 = 1 << 20;
         let mut raw = RawConfig::new();
         if let Some(file) = &self.file {
             match evenkeel_store::read_text(file, MOST_BYTES) {
                 Ok(text) => raw.read_file(&file.display().to_string(), &text),
+                Err(error) if error.is_fault() => return Err(error.into()),
                 Err(error) => raw.note_unreadable(&error),
             }
         }
@@ -81,11 +82,13 @@ impl Overrides {
         for assignment in &self.set {
             raw.set("--set", assignment);
         }
-        raw.check()
+        let config = raw.check()?;
+        config.warnings.iter().for_each(|warning| warn(warning));
+        Ok(config)
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<String, Mistakes> {
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.explain {
         return Ok(explain());
     }

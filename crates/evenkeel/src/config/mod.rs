@@ -21,6 +21,7 @@ use std::path::PathBuf;
 pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
 pub use raw::RawConfig;
+pub use setting::in_toml;
 pub use settings::{Architecture, DataSource, Dtype, Parallel, RecordFormat, Schedule, Settings};
 
 /// A configuration without mistakes, every default filled in.
@@ -30,6 +31,8 @@ pub struct RunConfig {
     /// None for images.
     pub tokenizer: Option<TokenizerSource>,
     pub settings: Settings,
+    /// What was changed, or may not be as the user thinks.
+    pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

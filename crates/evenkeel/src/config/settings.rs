@@ -141,7 +141,7 @@ settings! {
     [eval] Eval {
         /// Steps between evaluations; 100 if not set and there is something to evaluate on.
         every: Option<u32>, from(1).to(A_BILLION);
-        /// Micro-batches of one evaluation; 0 takes all there are.
+        /// Micro-batches of one evaluation, each of train.batch sequences or images; 0 takes all there are.
         batches: u64 = 16, from(0);
     }
 
@@ -183,6 +183,8 @@ settings! {
         tp: usize = 1, from(1).to(1024);
         /// The share of the work that each of these ranks gets, such as [1, 1, 0.5]; equal if not set.
         tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
+        /// A plan of how layers are cut, JSON, as transformers writes it; wins over the model's own and the automatic cut.
+        tp_plan: Option<PathBuf>;
         /// Whether the residual stream and its norms are split among these ranks by tokens.
         sequence_parallel: bool = false;
         /// Cores of each rank; the machine's, shared out, if not set.

@@ -4,10 +4,10 @@ use std::io::Stderr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evenkeel_store::{LogFile, exists, read_text, write_file_atomically};
+use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
 use evenkeel_train::report::{
-    Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, write_eval_metrics,
-    write_step_metrics,
+    Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, events_until,
+    write_eval_metrics, write_step_metrics,
 };
 use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, Ranks, StepReport, checkpoint};
 use serde_json::Value;
@@ -37,10 +37,12 @@ pub struct Records {
     curve: Curve,
 }
 
+/// Of a file of records; millions of steps take so much.
+const MOST_BYTES: u64 = 1 << 30;
+
 impl Records {
     /// Continues the records of a run at a step; what was written after it is dropped.
     pub fn open(folder: &RunFolder, title: &str, step: u64, tensorboard: bool) -> Result<Records, Error> {
-        const MOST_BYTES: u64 = 1 << 30;
         let path = folder.metrics();
         let before = if step > 0 && exists(&path) { read_text(&path, MOST_BYTES)? } else { String::new() };
         let mut curve = Curve::new(title);
@@ -58,6 +60,9 @@ impl Records {
         }
         write_file_atomically(&path, |file| file.put(kept.as_bytes()))?;
         let metrics = LogFile::append(&path)?;
+        for path in folder.event_files()? {
+            cut_events(&path, step)?;
+        }
         let events = if tensorboard { Some(open_events(folder)?) } else { None };
         Ok(Records { metrics, events, curve })
     }
@@ -91,6 +96,16 @@ impl Records {
     }
 }
 
+/// Drops what an earlier part of the run wrote after a step.
+fn cut_events(path: &Path, step: u64) -> Result<(), Error> {
+    let written = read_bytes(path, MOST_BYTES)?;
+    let kept = events_until(&written, step);
+    if kept.len() < written.len() {
+        write_file_atomically(path, |file| file.put(kept))?;
+    }
+    Ok(())
+}
+
 fn open_events(folder: &RunFolder) -> Result<EventWriter<LogFile>, Error> {
     let name = event_file_name(now_s() as u64, std::process::id());
     EventWriter::new(LogFile::create(folder.file(&name))?, now_s()).map_err(event_failure)
@@ -110,8 +125,8 @@ impl Attendant for Attending<'_> {
         let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
         // A step that beats the peak shows that others used the machine while it was measured.
         self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
-        let metrics =
-            StepMetrics::new(report, Some(flops_per_s / self.peak_flops_per_s), crate::process::resident_bytes());
+        let peak_share = Some(flops_per_s / self.peak_flops_per_s);
+        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
         self.summary.step(&metrics);
         self.records.step(&metrics)?;
         self.progress.step(&metrics).map_err(Error::Report)
@@ -122,7 +137,7 @@ impl Attendant for Attending<'_> {
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        let metrics = EvalMetrics::from(evaluation);
+        let metrics = EvalMetrics::new(evaluation, self.data.reads());
         self.summary.eval(step, &metrics);
         self.records.eval(step, &metrics)?;
         self.records.publish(&self.folder.curve())?;

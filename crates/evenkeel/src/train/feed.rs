@@ -1,5 +1,7 @@
 //! From a run's data settings to micro-batches.
 
+mod fingerprint;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,13 +9,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use evenkeel_model::{Input, Model};
 use evenkeel_store::{exists, read_text};
 use evenkeel_train::data::{
-    Augment, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, OrderOptions, Packing,
-    Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
+    Augment, Clock, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, OrderOptions,
+    Packing, Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
 };
+use evenkeel_train::report::Reads;
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
+use serde::{Deserialize, Serialize};
 
 use crate::config::{DataSource, RecordFormat, RunConfig, Settings, TokenizerSource};
-use crate::{Mistake, Mistakes};
+use crate::{Failure, Mistake};
+use fingerprint::Fingerprint;
 
 /// A tokenizer and what was written beside it.
 pub struct Text {
@@ -21,19 +26,26 @@ pub struct Text {
     config: TokenizerConfig,
     /// Its tokenizer.json, and the folder of what goes with it; the built-in one has none.
     pub files: Option<(PathBuf, PathBuf)>,
+    /// The contents of its tokenizer.json; none of the built-in one.
+    json: String,
 }
 
 const TOKENIZER_BYTES: u64 = 256 << 20;
 
+/// What is subtracted from the values of a picture, which are from 0 to 1, and what they are divided by.
+pub const IMAGE_MEAN: f32 = 0.5;
+pub const IMAGE_DEVIATION: f32 = 0.5;
+
 impl Text {
     /// None for images.
-    pub fn open(config: &RunConfig) -> Result<Option<Text>, Mistakes> {
+    pub fn open(config: &RunConfig) -> Result<Option<Text>, Failure> {
         config.tokenizer.as_ref().map(Text::from_source).transpose()
     }
 
-    pub fn from_source(source: &TokenizerSource) -> Result<Text, Mistakes> {
+    pub fn from_source(source: &TokenizerSource) -> Result<Text, Failure> {
         let TokenizerSource::Path(path) = source else {
-            return Ok(Text { tokenizer: Tokenizer::Bytes, config: TokenizerConfig::default(), files: None });
+            let (config, json) = (TokenizerConfig::default(), String::new());
+            return Ok(Text { tokenizer: Tokenizer::Bytes, config, files: None, json });
         };
         let is_file = path.extension().is_some_and(|extension| extension == "json");
         let folder = if is_file { path.parent().unwrap_or(Path::new("")).to_owned() } else { path.clone() };
@@ -47,9 +59,26 @@ impl Text {
         if exists(&template) {
             config.chat_template = Some(read_text(&template, TOKENIZER_BYTES)?);
         }
-        let tokenizer = Tokenizer::hugging_face(read_text(&file, TOKENIZER_BYTES)?.as_bytes(), &config)?;
-        Ok(Text { tokenizer, config, files: Some((file, folder)) })
+        let json = read_text(&file, TOKENIZER_BYTES)?;
+        let tokenizer = Tokenizer::hugging_face(json.as_bytes(), &config)?;
+        Ok(Text { tokenizer, config, files: Some((file, folder)), json })
     }
+
+    /// The tokenizer's own chat template, if it came with one.
+    pub fn template(&self, clock: impl Into<Clock>) -> Result<Option<Template>, Failure> {
+        let source = self.config.chat_template.as_deref();
+        Ok(source.map(|source| Template::new(source, &self.config, clock)).transpose()?)
+    }
+}
+
+/// Where training stands in its data, and what data they are; part of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedState {
+    place: State,
+    /// What chat templates take for now.
+    time_s: u64,
+    data: Fingerprint,
 }
 
 /// What a run reads and evaluates on.
@@ -61,6 +90,8 @@ pub struct Data {
     batch: usize,
     epochs: Option<u64>,
     workers: usize,
+    clock: Clock,
+    fingerprint: Fingerprint,
 }
 
 enum Reader {
@@ -69,22 +100,24 @@ enum Reader {
 }
 
 impl Data {
-    pub fn open(config: &RunConfig, model: &Model, text: Option<Text>) -> Result<Data, Mistakes> {
+    pub fn open(config: &RunConfig, model: &Model, text: Option<Text>) -> Result<Data, Failure> {
         let settings = &config.settings;
         let data = &settings.data;
-        let source = open_source(settings, &data.paths)?;
+        let clock = Clock::from(start_of_day());
+        let mut fingerprint = Fingerprint::new(settings);
+        let source = open_source(settings, &data.paths, &mut fingerprint)?;
         let held_out_every = (data.holdout > 0).then_some(data.holdout);
         let order = OrderOptions { seed: data.seed, shuffle: data.shuffle, held_out_every, part: Part::Train };
         let held_out = if !data.eval_paths.is_empty() {
             let whole = OrderOptions { shuffle: false, held_out_every: None, ..order };
-            Some((open_source(settings, &data.eval_paths)?, whole))
+            Some((open_source(settings, &data.eval_paths, &mut Fingerprint::default())?, whole))
         } else {
             held_out_every.map(|_| (source.clone(), OrderOptions { part: Part::HeldOut, ..order }))
         };
         let reader = match (model.config.input, text) {
             (Input::Tokens { learned_positions }, Some(text)) => {
                 check_positions(data.sequence, learned_positions)?;
-                text_reader(settings, model, text)?
+                text_reader(settings, model, text, &clock, &mut fingerprint)?
             }
             (Input::Images { size, channels, .. }, None) => {
                 image_reader(settings, size, channels, model.config.classes)
@@ -93,7 +126,15 @@ impl Data {
             (Input::Images { .. }, Some(_)) => return Err(mismatch("images", "text").into()),
         };
         let epochs = settings.train.epochs.map(u64::from);
-        Ok(Data { source, held_out, reader, order, batch: settings.train.batch, epochs, workers: data.workers })
+        let (batch, workers) = (settings.train.batch, data.workers);
+        Ok(Data { source, held_out, reader, order, batch, epochs, workers, clock, fingerprint })
+    }
+
+    pub fn reads(&self) -> Reads {
+        match &self.reader {
+            Reader::Text { .. } => Reads::Tokens,
+            Reader::Images { .. } => Reads::Images,
+        }
     }
 
     /// None for images.
@@ -104,9 +145,21 @@ impl Data {
         }
     }
 
-    /// The micro-batches of training, from the beginning or from a checkpoint's state.
-    pub fn training(&self, from: Option<State>) -> Result<Box<dyn Feed>, Error> {
+    /// The micro-batches of training, from the beginning or from a checkpoint's state. That must be of the same data;
+    /// from then on it is the time of the run's beginning for chat templates.
+    pub fn training(&self, from: Option<FeedState>) -> Result<Box<dyn Feed>, Error> {
         let options = LoaderOptions { order: self.order, epochs: self.epochs, workers: self.workers };
+        let from = match from {
+            None => None,
+            Some(FeedState { place, time_s, data }) => {
+                let differences = self.fingerprint.differences(&data);
+                if !differences.is_empty() {
+                    return Err(evenkeel_train::data::Error::OtherData { differences }.into());
+                }
+                self.clock.set(time_s);
+                Some(place)
+            }
+        };
         self.feed(&self.source, options, from, true)
     }
 
@@ -139,21 +192,26 @@ impl Data {
         training: bool,
     ) -> Result<Box<dyn Feed>, Error> {
         let (batch, source) = (self.batch, source.clone());
+        let (time_s, data) = (self.clock.seconds(), self.fingerprint.clone());
         Ok(match &self.reader {
             Reader::Text { encoder, packing } => {
                 let loader = Loader::rows(source, encoder.clone(), *packing, options, from)?;
-                Box::new(LoaderFeed { loader, take: move |loader: &mut _| take_rows(loader, batch) })
+                Box::new(LoaderFeed { loader, take: move |loader: &mut _| take_rows(loader, batch), time_s, data })
             }
             Reader::Images { training: augmented, evaluation } => {
                 let images = Images::new(if training { augmented.clone() } else { evaluation.clone() })?;
                 let loader = Loader::images(source, images, batch, options, from)?;
-                Box::new(LoaderFeed { loader, take: take_images })
+                Box::new(LoaderFeed { loader, take: take_images, time_s, data })
             }
         })
     }
 }
 
-fn open_source(settings: &Settings, paths: &[PathBuf]) -> Result<Arc<dyn Source>, Mistakes> {
+fn open_source(
+    settings: &Settings,
+    paths: &[PathBuf],
+    fingerprint: &mut Fingerprint,
+) -> Result<Arc<dyn Source>, Failure> {
     use evenkeel_store::{Format, Source, SourceSpec};
     let data = &settings.data;
     let format = match data.source {
@@ -171,10 +229,18 @@ fn open_source(settings: &Settings, paths: &[PathBuf]) -> Result<Arc<dyn Source>
         }
         RecordFormat::Messages => vec![data.messages_column.clone()],
     };
-    Ok(Arc::new(Source::open(&SourceSpec { columns, ..SourceSpec::new(format, paths.to_vec()) })?))
+    let source = Source::open(&SourceSpec { columns, ..SourceSpec::new(format, paths.to_vec()) })?;
+    fingerprint.add_files(&source.files());
+    Ok(Arc::new(source))
 }
 
-fn text_reader(settings: &Settings, model: &Model, text: Text) -> Result<Reader, Mistakes> {
+fn text_reader(
+    settings: &Settings,
+    model: &Model,
+    mut text: Text,
+    clock: &Clock,
+    fingerprint: &mut Fingerprint,
+) -> Result<Reader, Failure> {
     let data = &settings.data;
     let format = match data.format {
         RecordFormat::Text => Format::Text { column: data.text_column.clone() },
@@ -185,14 +251,17 @@ fn text_reader(settings: &Settings, model: &Model, text: Text) -> Result<Reader,
             output: data.output_column.clone(),
         },
     };
-    let own = match &data.chat_template {
-        Some(path) => Some(read_text(path, TOKENIZER_BYTES)?),
-        None => text.config.chat_template.clone(),
-    };
-    let template = match own.filter(|_| data.format == RecordFormat::Messages) {
-        Some(source) => Some(Template::new(&source, &text.config, start_of_day())?),
-        None => None,
-    };
+    let [begin, end] = [&text.config.begin_token, &text.config.end_token].map(|token| token.as_deref().unwrap_or(""));
+    fingerprint.add_contents("data.tokenizer", &[text.json.as_bytes(), begin.as_bytes(), end.as_bytes()]);
+    let mut template = None;
+    if data.format == RecordFormat::Messages {
+        if let Some(path) = &data.chat_template {
+            text.config.chat_template = Some(read_text(path, TOKENIZER_BYTES)?);
+        }
+        let source = text.config.chat_template.as_deref().unwrap_or("");
+        fingerprint.add_contents("data.chat_template", &[source.as_bytes()]);
+        template = text.template(clock.clone())?;
+    }
     let encoder = Arc::new(Encoder::new(text.tokenizer, template, format, model.config.classes)?);
     let sequence = data.sequence;
     let packing = if data.packing { Packing::Packed { sequence } } else { Packing::Single { sequence } };
@@ -201,14 +270,19 @@ fn text_reader(settings: &Settings, model: &Model, text: Text) -> Result<Reader,
 
 fn image_reader(settings: &Settings, size: usize, channels: usize, classes: usize) -> Reader {
     let data = &settings.data;
-    let evaluation =
-        ImageOptions { size, mean: vec![0.5; channels], deviation: vec![0.5; channels], augment: None, classes };
+    let evaluation = ImageOptions {
+        size,
+        mean: vec![IMAGE_MEAN; channels],
+        deviation: vec![IMAGE_DEVIATION; channels],
+        augment: None,
+        classes,
+    };
     let augment = Some(Augment { flip: data.flip, shift: data.crop });
     Reader::Images { training: ImageOptions { augment, ..evaluation.clone() }, evaluation }
 }
 
-/// Templates may ask for the date; a run that goes on the same day reads the same.
-fn start_of_day() -> u64 {
+/// What chat templates take for now where a run begins: a date, for the time of day would make every run another.
+pub fn start_of_day() -> u64 {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     now - now % DAY
@@ -235,6 +309,8 @@ fn mismatch(reads: &str, data: &str) -> Mistake {
 struct LoaderFeed<Item, Take> {
     loader: Loader<Item>,
     take: Take,
+    time_s: u64,
+    data: Fingerprint,
 }
 
 impl<Item: Send + 'static, Take> Feed for LoaderFeed<Item, Take>
@@ -254,7 +330,8 @@ where
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(self.loader.state()).expect("a state is a few numbers")
+        let state = FeedState { place: self.loader.state(), time_s: self.time_s, data: self.data.clone() };
+        serde_json::to_value(state).expect("a state is a few numbers and texts")
     }
 }
 

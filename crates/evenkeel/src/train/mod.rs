@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let text = Text::open(&config)?;
     let tokenizer_files = text.as_ref().and_then(|text| text.files.clone());
     let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
-    let (launch, options) = (Launch::of(settings), trainer_options(settings));
+    let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, options);
     check_memory(&costs, MEMORY_HINT)?;

@@ -4,24 +4,35 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Input, Model, Parameters};
-use evenkeel_store::{FileDtype, Folder, NewFolder, copy_file, exists, read_json};
+use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::config::{Dtype, ModelSource, RunConfig, Sizes};
-use crate::{Mistake, Mistakes};
+use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN};
+use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
+use crate::{Failure, Mistake, warn};
 
 /// A model, where its weights come from, and the config.json that goes with it.
 pub struct ModelInput {
     pub model: Model,
-    json: Value,
+    /// config.json
+    pub json: Value,
     folder: Option<Folder>,
+    /// The names of the classes of the run's images, by label.
+    classes: Vec<String>,
 }
 
 const CONFIG_BYTES: u64 = 16 << 20;
 
 impl ModelInput {
-    pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Mistakes> {
+    /// To train: says what may not be as the user thinks.
+    pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
+        let input = ModelInput::read(config, tokenizer)?;
+        input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
+        Ok(input)
+    }
+
+    pub fn read(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let (json, folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = Folder::open(path)?;
@@ -37,11 +48,18 @@ impl ModelInput {
         if let Some(folder) = &folder {
             model.check(folder)?;
         }
-        Ok(ModelInput { model, json, folder })
+        let classes = classes(&config.settings)?;
+        Ok(ModelInput { model, json, folder, classes })
     }
 
     /// The weights that a shard of the model begins with.
-    pub fn parameters(&self, shard: &Model, seed: u64, dtype: DType, queue: &Queue) -> Result<Parameters, Mistakes> {
+    pub fn parameters(
+        &self,
+        shard: &Model,
+        seed: u64,
+        dtype: DType,
+        queue: &Queue,
+    ) -> Result<Parameters, evenkeel_model::Error> {
         Ok(match &self.folder {
             Some(folder) => shard.load(folder, dtype, queue)?,
             None => Parameters::random(&shard.specs, dtype, seed, queue),
@@ -54,18 +72,58 @@ impl ModelInput {
         if let Some(object) = json.as_object_mut() {
             object.remove("torch_dtype");
             object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
+            if !self.classes.is_empty() {
+                let (by_label, by_name) = label_tables(&self.classes, self.model.config.classes);
+                object.extend([("id2label".to_owned(), by_label), ("label2id".to_owned(), by_name)]);
+                object.remove("num_labels");
+            }
         }
         folder.write_json("config.json", &json)?;
+        if let Input::Images { size, channels, .. } = self.model.config.input {
+            // What the folder had described other pictures than those that were trained on.
+            return folder.write_json("preprocessor_config.json", &preprocessor(size, channels));
+        }
         let from = self.folder.as_ref().map(|folder| folder.path());
-        let copied = copy_present(folder, from, &["generation_config.json", "preprocessor_config.json"])?;
-        let is_text = matches!(self.model.config.input, Input::Tokens { .. });
-        if is_text && !copied.contains(&"generation_config.json") {
+        if copy_present(folder, from, &["generation_config.json"])?.is_empty() {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
             folder.write_json("generation_config.json", &Value::Object(tokens.collect()))?;
         }
         Ok(())
     }
+}
+
+fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
+    let format = match settings.data.source {
+        DataSource::Images => Format::Images,
+        DataSource::Cifar10 => Format::Cifar10,
+        _ => return Ok(Vec::new()),
+    };
+    Source::classes_of(&format, &settings.data.paths)
+}
+
+/// `id2label` and `label2id`. Labels that no class of the data has keep the names that transformers gives them.
+fn label_tables(classes: &[String], labels: usize) -> (Value, Value) {
+    let name = |label: usize| classes.get(label).cloned().unwrap_or_else(|| format!("LABEL_{label}"));
+    let by_label = (0..labels).map(|label| (label.to_string(), json!(name(label))));
+    let by_name = (0..labels).map(|label| (name(label), json!(label)));
+    (Value::Object(by_label.collect()), Value::Object(by_name.collect()))
+}
+
+/// What transformers must do to a picture for the model to see what it saw in training.
+fn preprocessor(size: usize, channels: usize) -> Value {
+    const BILINEAR: u32 = 2;
+    json!({
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": true,
+        "size": { "height": size, "width": size },
+        "resample": BILINEAR,
+        "do_rescale": true,
+        "rescale_factor": 1.0 / 255.0,
+        "do_normalize": true,
+        "image_mean": vec![IMAGE_MEAN; channels],
+        "image_std": vec![IMAGE_DEVIATION; channels],
+    })
 }
 
 /// The tokenizer that the model was trained with: its own tokenizer.json and what lies beside it, or the built-in one as

@@ -11,7 +11,8 @@
 
 use std::path::{Path, PathBuf};
 
-use evenkeel_store::{FolderLock, exists, recover_all, remove, subfolders, write_file_atomically};
+use evenkeel_store::{FolderLock, exists, files, recover_all, remove, subfolders, write_file_atomically};
+use evenkeel_train::report::is_event_file_name;
 
 use crate::config::RunConfig;
 use crate::{Failure, Mistake};
@@ -48,10 +49,15 @@ impl RunFolder {
     pub fn claim(&self, config: &RunConfig, resume: bool) -> Result<(), Failure> {
         if !resume {
             let left = [self.checkpoints(), self.metrics(), self.curve(), self.model()];
-            left.into_iter().try_for_each(remove).map_err(evenkeel_train::Error::from)?;
+            left.into_iter().chain(self.event_files()?).try_for_each(remove)?;
         }
-        let written = write_file_atomically(self.config(), |file| file.put(config.to_toml().as_bytes()));
-        Ok(written.map_err(evenkeel_train::Error::from)?)
+        Ok(write_file_atomically(self.config(), |file| file.put(config.to_toml().as_bytes()))?)
+    }
+
+    /// TensorBoard's, of this run and of those that it continues.
+    pub fn event_files(&self) -> Result<Vec<PathBuf>, evenkeel_store::Error> {
+        let names = files(&self.root)?.into_iter().filter(|name| is_event_file_name(name));
+        Ok(names.map(|name| self.root.join(name)).collect())
     }
 
     pub fn config(&self) -> PathBuf {

@@ -35,7 +35,8 @@ impl Prompts<'_> {
         let prompt = tokenizer.encode(text, true)?;
         let mut generator = Generator::new(model, parameters, queue, 1, prompt.len() + self.tokens)?;
         let end_tokens: Vec<u32> = tokenizer.end().into_iter().collect();
-        let options = GenerateOptions { sampling: self.sampling, max_tokens: self.tokens, end_tokens };
+        let vocabulary = Some(tokenizer.vocabulary());
+        let options = GenerateOptions { sampling: self.sampling, max_tokens: self.tokens, end_tokens, vocabulary };
         let generated = generator.generate(&[prompt], &options, |_, _| ())?.remove(0);
         let kept = generated.tokens.iter().copied().filter(|token| !options.end_tokens.contains(token));
         Ok(format!("{text}{}", tokenizer.decode(&kept.collect::<Vec<_>>())?))

@@ -1,6 +1,7 @@
 //! CIFAR-10's binary files: images of 32 × 32, one label byte and then the planes of red, green and blue.
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern};
@@ -54,6 +55,10 @@ impl Chunks for CifarChunks {
         let first = range.start / IMAGE_BYTES as u64;
         let images = bytes.as_chunks::<IMAGE_BYTES>().0.iter();
         images.zip(first..).map(|(image, row)| Ok((row, record(file, image, row)?))).collect()
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        data_file::paths(&self.files)
     }
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {

@@ -90,6 +90,10 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     Ok(entries)
 }
 
+pub(super) fn paths(files: &[DataFile]) -> Vec<&Path> {
+    files.iter().map(|file| file.path.as_path()).collect()
+}
+
 /// Files cut in pieces of so many bytes each.
 pub(super) fn cut(files: &[DataFile], chunk_bytes: u64) -> ChunkIndex {
     ChunkIndex::new(files.iter().map(|file| file.size_bytes.div_ceil(chunk_bytes)))

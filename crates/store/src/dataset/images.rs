@@ -1,6 +1,6 @@
 //! Folders of images, one folder per class.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::data_file::{has_ending, list};
 use super::place::{Origin, Place};
@@ -14,7 +14,6 @@ const IMAGES_PER_CHUNK: usize = 8;
 pub(super) struct ImageChunks {
     /// Each image and the place of its class.
     images: Vec<(PathBuf, usize)>,
-    classes: Vec<String>,
     record_bytes: u64,
 }
 
@@ -22,18 +21,8 @@ impl ImageChunks {
     /// Classes are numbered by name over all folders, and a class without images counts, so that the folders to train
     /// on and to test on agree.
     pub fn open(spec: &SourceSpec) -> Result<ImageChunks, Error> {
-        let mut folders = Vec::new();
-        for path in &spec.paths {
-            for (name, entry) in list(path)?.into_iter().filter(|(_, entry)| entry.is_dir()) {
-                if entry.file_name().and_then(|name| name.to_str()).is_none() {
-                    return Err(Defect::NameNotUtf8.of(&entry));
-                }
-                folders.push((name, entry));
-            }
-        }
-        let mut classes: Vec<String> = folders.iter().map(|(name, _)| name.clone()).collect();
-        classes.sort();
-        classes.dedup();
+        let folders = class_folders(&spec.paths)?;
+        let classes = names(&folders);
         let mut images = Vec::new();
         for (name, folder) in folders {
             let label = classes.binary_search(&name).expect("every folder's name is a class");
@@ -46,12 +35,33 @@ impl ImageChunks {
         if images.is_empty() {
             return Err(Defect::NoData { expected: "folder with *.png, *.jpg or *.jpeg in it" }.of(&spec.paths[0]));
         }
-        Ok(ImageChunks { images, classes, record_bytes: spec.record_bytes })
+        Ok(ImageChunks { images, record_bytes: spec.record_bytes })
     }
+}
 
-    pub fn classes(&self) -> &[String] {
-        &self.classes
+/// The names of the classes of some folders, in the order in which images are labelled with them.
+pub(super) fn class_names(paths: &[PathBuf]) -> Result<Vec<String>, Error> {
+    class_folders(paths).map(|folders| names(&folders))
+}
+
+fn class_folders(paths: &[PathBuf]) -> Result<Vec<(String, PathBuf)>, Error> {
+    let mut folders = Vec::new();
+    for path in paths {
+        for (name, entry) in list(path)?.into_iter().filter(|(_, entry)| entry.is_dir()) {
+            if entry.file_name().and_then(|name| name.to_str()).is_none() {
+                return Err(Defect::NameNotUtf8.of(&entry));
+            }
+            folders.push((name, entry));
+        }
     }
+    Ok(folders)
+}
+
+fn names(folders: &[(String, PathBuf)]) -> Vec<String> {
+    let mut names: Vec<String> = folders.iter().map(|(name, _)| name.clone()).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 impl Chunks for ImageChunks {
@@ -68,6 +78,10 @@ impl Chunks for ImageChunks {
             Ok((position as u64, Record::Image { width, height, rgb, label: *label }))
         };
         images.map(read).collect()
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        self.images.iter().map(|(path, _)| path.as_path()).collect()
     }
 
     fn origin(&self, _: usize, position: u64) -> Result<Origin, Error> {

@@ -1,5 +1,7 @@
 //! JSON Lines: text whose documents are lines, each an object.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use super::chunk_index::ChunkIndex;
@@ -45,6 +47,10 @@ impl Chunks for JsonlChunks {
             Ok((begin, Record::Fields(object(file, begin, &text)?)))
         };
         lines.into_iter().map(to_record).collect()
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        data_file::paths(&self.files)
     }
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {

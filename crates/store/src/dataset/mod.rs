@@ -18,7 +18,7 @@ mod separator;
 mod text;
 mod view;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
@@ -90,6 +90,8 @@ pub struct Source {
 trait Chunks: Send + Sync {
     fn count(&self) -> usize;
     fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error>;
+    /// In the order in which they are read.
+    fn files(&self) -> Vec<&Path>;
     /// Where a record of this chunk and position came from.
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error>;
 }
@@ -110,22 +112,25 @@ impl Source {
     pub fn open(spec: &SourceSpec) -> Result<Source, Error> {
         assert!(!spec.paths.is_empty(), "data without paths");
         assert!(spec.chunk_bytes > 0, "chunks of 0 bytes");
-        let mut classes = Vec::new();
         let chunks: Box<dyn Chunks> = match &spec.format {
             Format::Text { separator } => Box::new(text::TextChunks::open(spec, separator)?),
             Format::Jsonl => Box::new(jsonl::JsonlChunks::open(spec)?),
             Format::Parquet => Box::new(parquet::ParquetChunks::open(spec)?),
-            Format::Images => {
-                let images = images::ImageChunks::open(spec)?;
-                classes = images.classes().to_vec();
-                Box::new(images)
-            }
-            Format::Cifar10 => {
-                classes = cifar::CLASSES.map(str::to_owned).to_vec();
-                Box::new(cifar::CifarChunks::open(spec)?)
-            }
+            Format::Images => Box::new(images::ImageChunks::open(spec)?),
+            Format::Cifar10 => Box::new(cifar::CifarChunks::open(spec)?),
         };
+        let classes = Source::classes_of(&spec.format, &spec.paths)?;
         Ok(Source { chunks, classes })
+    }
+
+    /// What [`classes`](Self::classes) of the opened data will be. Looks at the folders of classes, and not at what is in
+    /// them.
+    pub fn classes_of(format: &Format, paths: &[PathBuf]) -> Result<Vec<String>, Error> {
+        match format {
+            Format::Text { .. } | Format::Jsonl | Format::Parquet => Ok(Vec::new()),
+            Format::Images => images::class_names(paths),
+            Format::Cifar10 => Ok(cifar::CLASSES.map(str::to_owned).to_vec()),
+        }
     }
 
     /// How many chunks there are.
@@ -151,6 +156,11 @@ impl Source {
     pub fn origin(&self, chunk: usize, record: usize) -> Result<Origin, Error> {
         let records = self.chunks.read(chunk)?;
         self.chunks.origin(chunk, records[record].0)
+    }
+
+    /// The files that the data are in, in the order in which they are read.
+    pub fn files(&self) -> Vec<&Path> {
+        self.chunks.files()
     }
 
     /// The names of the classes that images are labelled with. Empty for text.

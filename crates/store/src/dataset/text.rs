@@ -1,5 +1,7 @@
 //! Plain text.
 
+use std::path::Path;
+
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{decode, documents};
@@ -60,6 +62,10 @@ impl Chunks for TextChunks {
         };
         let to_record = |document| decode(file, document).map(|(begin, text)| (begin, Record::Text(text)));
         found.into_iter().map(to_record).collect()
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        data_file::paths(&self.files)
     }
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {

@@ -16,5 +16,5 @@ pub use copy::copy_file;
 pub use model::{SHARD_BYTES, Shard, cut_in_shards, save_model};
 pub use new_folder::NewFolder;
 pub use recover::{Recovery, recover, recover_all};
-pub use run_folder::{FolderLock, LogFile, exists, remove, subfolders};
+pub use run_folder::{FolderLock, LogFile, exists, files, remove, subfolders};
 pub use safetensors_writer::{SafeTensorsWriter, TensorEntry};

@@ -73,7 +73,8 @@ pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
     Ok(Recovery::Undone)
 }
 
-/// Puts a complete `.NAME.new` in the place of `NAME`. If that fails, `NAME` is what it was and the new one is gone.
+/// Puts a complete `.NAME.new` in the place of `NAME`. If that fails, `NAME` is what it was, and the new one, of which
+/// there may be no other copy, waits for the next recovery.
 pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
     let (replacement, outgoing) = (target.replacement(), target.outgoing());
     let exchange = || {
@@ -87,7 +88,6 @@ pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
         if !regular_file::is_listed(&target.path) {
             let _ = fs::rename(&outgoing, &target.path);
         }
-        let _ = target::remove(&replacement);
         return Err(target.failure(error));
     }
     target.sync_parent()?;

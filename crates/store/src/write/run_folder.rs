@@ -1,6 +1,6 @@
 //! What a run keeps in its folder: logs that grow, and checkpoints that come and go.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ impl LogFile {
 
     fn open(path: &Path, options: &OpenOptions) -> Result<LogFile, Error> {
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| Defect::of_writing(error).of(parent))?;
+            target::make_folders(parent)?;
         }
         let file = options.open(path).map_err(|error| Defect::of_writing(error).of(path))?;
         Ok(LogFile { file: BufWriter::new(file), path: path.to_owned() })
@@ -60,7 +60,7 @@ impl FolderLock {
     /// None while another process has it.
     pub fn take(folder: impl AsRef<Path>) -> Result<Option<FolderLock>, Error> {
         let folder = folder.as_ref();
-        fs::create_dir_all(folder).map_err(|error| Defect::of_writing(error).of(folder))?;
+        target::make_folders(folder)?;
         let path = folder.join(".lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(|error| Defect::of_writing(error).of(&path))?;
@@ -74,7 +74,15 @@ impl FolderLock {
 
 /// The names of the folders in a folder, sorted; none where there is no such folder. Hidden ones are left out.
 pub fn subfolders(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
-    let path = path.as_ref();
+    entries(path.as_ref(), |kind| kind.is_dir())
+}
+
+/// The names of the regular files in a folder, as [`subfolders`] gives those of folders.
+pub fn files(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
+    entries(path.as_ref(), |kind| kind.is_file())
+}
+
+fn entries(path: &Path, is_wanted: impl Fn(FileType) -> bool) -> Result<Vec<String>, Error> {
     let failure = |error| Defect::Io(error).of(path);
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -84,7 +92,7 @@ pub fn subfolders(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
     for entry in entries {
         let entry = entry.map_err(failure)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') && entry.file_type().map_err(failure)?.is_dir() {
+        if !name.starts_with('.') && is_wanted(entry.file_type().map_err(failure)?) {
             names.push(name);
         }
     }

@@ -43,10 +43,7 @@ impl Target {
 
     /// Makes the folders above the target that are missing.
     pub fn make_parent(&self) -> Result<(), Error> {
-        fs::create_dir_all(&self.parent).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Defect::InTheWay.of(&self.parent),
-            _ => Defect::of_writing(error).of(&self.parent),
-        })
+        make_folders(&self.parent)
     }
 
     pub fn new_file(&self) -> Result<Temporary, Error> {
@@ -150,7 +147,6 @@ pub(crate) fn is_locked(path: &Path) -> Option<bool> {
     }
 }
 
-/// Removes a file, a link or a folder with all that is in it. That it is gone already is fine.
 /// The name that a temporary, a replacement or an outgoing folder stands for.
 pub(crate) fn name_behind(hidden: &str) -> Option<&str> {
     let inner = hidden.strip_prefix('.')?;
@@ -158,6 +154,7 @@ pub(crate) fn name_behind(hidden: &str) -> Option<&str> {
     ended.or_else(|| inner.rsplit_once(".tmp-").map(|(name, _)| name)).filter(|name| !name.is_empty())
 }
 
+/// Removes a file, a link or a folder with all that is in it. That it is gone already is fine.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -168,6 +165,21 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Makes a folder and those above it that are missing, and makes them last: what is written into a folder is lost with it.
+pub(crate) fn make_folders(path: &Path) -> Result<(), Error> {
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    fs::create_dir_all(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Defect::InTheWay.of(path),
+        _ => Defect::of_writing(error).of(path),
+    })?;
+    for made in missing {
+        let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync_folder(parent).map_err(|error| Defect::of_writing(error).of(parent))?;
+    }
+    Ok(())
 }
 
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {

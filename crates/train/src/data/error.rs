@@ -42,7 +42,7 @@ pub enum Error {
     Template { detail: String },
     #[error("the chat template did not end within {steps} steps")]
     TemplateEndless { steps: u64 },
-    #[error("the chat template wrote more than {limit_bytes} bytes")]
+    #[error("the chat template makes more than {limit_bytes} bytes of text")]
     TemplateOutput { limit_bytes: usize },
     #[error("a conversation has {found} messages, the limit is {limit}")]
     TooManyMessages { found: usize, limit: usize },
@@ -80,6 +80,8 @@ pub enum Error {
     BadOption { what: &'static str, found: String, expected: String },
     #[error("the state to continue from was taken with other data or options")]
     OtherOrder,
+    #[error("the run to continue had other data: {}", differences.join("; "))]
+    OtherData { differences: Vec<String> },
     #[error("the state to continue from is at {cursor}, {detail}")]
     BadState { cursor: Cursor, detail: String },
     #[error("cannot start the thread `{name}`: {detail}")]
@@ -101,6 +103,16 @@ impl Error {
         Error::Panicked { thread: thread.to_owned(), detail: printable(detail) }
     }
 
+    /// Whether the machine is at fault, and not what the data hold.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Error::Store(error) => error.is_fault(),
+            Error::At { error, .. } => error.is_fault(),
+            Error::Thread { .. } => true,
+            _ => false,
+        }
+    }
+
     /// What to do about it, for the `hint:` line.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -120,6 +132,9 @@ impl Error {
             }
             Error::NoTemplate { .. } => "tokenizer_config.json has no chat_template, give one or use a text column",
             Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",
+            Error::OtherData { .. } => {
+                "give it the data and the options that it had, or begin another run in another --output"
+            }
             Error::OtherOrder => "seed, shuffling, held-out share and files must stay the same to continue",
             Error::BadState { .. } => "the data or the tokenizer changed since the state was saved",
             _ => return None,

@@ -72,9 +72,9 @@ impl Formatter for PythonJson {
 }
 
 /// Takes so many bytes and no more.
-pub(super) struct Bounded {
-    pub(super) bytes: Vec<u8>,
-    pub(super) limit: usize,
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
 }
 
 impl Write for Bounded {

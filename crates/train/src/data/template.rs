@@ -3,15 +3,22 @@
 //! A template is a program from a stranger. It runs with bounds on its steps, its recursion and its output, and it can
 //! reach nothing but the conversation.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use minijinja::machinery::{
+    CodeGenerator, Instruction, Instructions, Token, eval, make_string_output, parse, tokenize,
+};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
 
 use super::error::{Error, printable};
-use super::python::{Bounded, check_depth, strftime, to_json};
+use super::meter;
+use super::python::{check_depth, strftime, to_json};
 use super::tokenizer::TokenizerConfig;
 
 /// Real templates take about a hundred steps a message.
@@ -20,8 +27,9 @@ const STEPS: u64 = 200_000;
 /// each without optimisation. Only what is used of the stack takes memory.
 const STACK_BYTES: usize = 512 << 20;
 const RECURSION: usize = 400;
-const OUTPUT_BYTES: usize = 64 << 20;
 const SOURCE_BYTES: usize = 1 << 20;
+/// What a template's own words may come to. Real ones have up to some thousand bytes in a row.
+const RAW_BYTES: usize = 1 << 30;
 const MESSAGES: usize = 1000;
 
 const NAME: &str = "chat_template";
@@ -29,8 +37,31 @@ const NAME: &str = "chat_template";
 /// A chat template, ready to render.
 pub struct Template {
     environment: Environment<'static>,
+    instructions: Instructions<'static>,
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
     begin_token: String,
     end_token: String,
+}
+
+/// The time that `strftime_now` tells, in seconds since 1970. Clones share it: a run that is continued tomorrow must read
+/// the same text, and learns from its checkpoint when it began.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Arc<AtomicU64>);
+
+impl From<u64> for Clock {
+    fn from(seconds: u64) -> Clock {
+        Clock(Arc::new(AtomicU64::new(seconds)))
+    }
+}
+
+impl Clock {
+    pub fn seconds(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self, seconds: u64) {
+        self.0.store(seconds, Ordering::Relaxed);
+    }
 }
 
 /// A conversation's text.
@@ -42,18 +73,24 @@ pub struct Turns {
 }
 
 impl Template {
-    /// `now`, in seconds since 1970, is the time `strftime_now` tells. It is the caller's, because a run that is
-    /// continued tomorrow must read the same text.
-    pub fn new(source: &str, config: &TokenizerConfig, now: u64) -> Result<Template, Error> {
+    pub fn new(source: &str, config: &TokenizerConfig, clock: impl Into<Clock>) -> Result<Template, Error> {
         let bad = |detail: String| Error::BadTemplate { detail: printable(&detail) };
         if source.len() > SOURCE_BYTES {
             return Err(bad(format!("it is {} bytes long, the limit is {SOURCE_BYTES}", source.len())));
         }
-        let mut environment = environment(now);
-        let source = without_generation_tags(source);
-        environment.add_template_owned(NAME, source).map_err(|error| bad(explain(&error)))?;
+        // What is compiled borrows from the source, and a run has one template as long as it lasts.
+        let (mut environment, syntax) = environment(clock.into());
+        let source: &'static str = with_late_products(&without_generation_tags(source), &syntax).leak();
+        let parsed = parse(source, NAME, syntax).map_err(|error| bad(explain(&error)))?;
+        let mut generator = CodeGenerator::new(NAME, source);
+        generator.compile_stmt(&parsed);
+        let (mut instructions, mut blocks) = generator.finish();
+        blocks.values_mut().chain([&mut instructions]).for_each(meter::replace_operators);
+        environment.set_fuel(Some(steps(&instructions, &blocks)));
         Ok(Template {
             environment,
+            instructions,
+            blocks,
             begin_token: config.begin_token.clone().unwrap_or_default(),
             end_token: config.end_token.clone().unwrap_or_default(),
         })
@@ -110,11 +147,50 @@ impl Template {
             tools => (),
             documents => (),
         };
-        let template = self.environment.get_template(NAME).map_err(failed)?;
-        let mut out = Bounded { bytes: Vec::new(), limit: OUTPUT_BYTES };
-        template.render_captured_to(context, &mut out).map(drop).map_err(failed)?;
-        String::from_utf8(out.bytes).map_err(|error| Error::Template { detail: error.to_string() })
+        meter::begin();
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        let rendered =
+            eval(&self.environment, &self.instructions, context, &self.blocks, &mut out, AutoEscape::None).map(drop);
+        rendered.map_err(|error| self.failed(error))?;
+        Ok(text)
     }
+
+    fn failed(&self, error: minijinja::Error) -> Error {
+        match error.kind() {
+            ErrorKind::OutOfFuel => Error::TemplateEndless { steps: self.environment.fuel().unwrap_or(STEPS) },
+            ErrorKind::WriteFailure => Error::TemplateOutput { limit_bytes: meter::exceeded() },
+            _ => Error::Template { detail: printable(&explain(&error)) },
+        }
+    }
+}
+
+/// As many as are needed, or fewer where a template has so many words of its own that they could fill the memory.
+fn steps(instructions: &Instructions, blocks: &BTreeMap<&str, Instructions>) -> u64 {
+    let all = |instructions: &Instructions| (0..).map_while(|at| instructions.get(at).map(raw_bytes)).max();
+    let longest = blocks.values().chain([instructions]).filter_map(all).max().unwrap_or(0);
+    STEPS.min((RAW_BYTES / longest.max(1)) as u64)
+}
+
+fn raw_bytes(instruction: &Instruction) -> usize {
+    if let Instruction::EmitRaw(text) = instruction { text.len() } else { 0 }
+}
+
+/// Products of constants are computed as a template is read, where nothing bounds them. With a variable in between, whose
+/// value is 1, they wait until it is rendered.
+fn with_late_products(source: &str, syntax: &SyntaxConfig) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut copied = 0;
+    for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
+        if matches!(token, Token::Mul) {
+            let end = span.end_offset as usize;
+            out.push_str(&source[copied..end]);
+            out.push_str(meter::TIMES_ONE);
+            copied = end;
+        }
+    }
+    out.push_str(&source[copied..]);
+    out
 }
 
 fn on_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
@@ -127,16 +203,15 @@ fn on_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Res
 }
 
 /// Jinja as transformers sets it up.
-fn environment(now: u64) -> Environment<'static> {
+fn environment(clock: Clock) -> (Environment<'static>, SyntaxConfig) {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("Jinja's own delimiters"));
-    environment.set_fuel(Some(STEPS));
+    meter::install(&mut environment);
     environment.set_recursion_limit(RECURSION);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|out, state, value| {
         check_depth(value)?;
+        meter::write(value)?;
         minijinja::escape_formatter(out, state, value)
     });
     environment.add_filter("tojson", |value: &Value, options: Kwargs| to_json(value, options));
@@ -145,9 +220,9 @@ fn environment(now: u64) -> Environment<'static> {
     });
     environment.add_function("strftime_now", move |format: String| {
         let unknown = || format!("strftime_now does not know the format `{format}`");
-        strftime(now, &format).ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, unknown()))
+        strftime(clock.seconds(), &format).ok_or_else(|| minijinja::Error::new(ErrorKind::InvalidOperation, unknown()))
     });
-    environment
+    (environment, syntax.expect("Jinja's own delimiters"))
 }
 
 fn values(messages: &[serde_json::Value]) -> Result<Vec<Value>, Error> {
@@ -179,14 +254,6 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-fn failed(error: minijinja::Error) -> Error {
-    match error.kind() {
-        ErrorKind::OutOfFuel => Error::TemplateEndless { steps: STEPS },
-        ErrorKind::WriteFailure => Error::TemplateOutput { limit_bytes: OUTPUT_BYTES },
-        _ => Error::Template { detail: printable(&explain(&error)) },
-    }
 }
 
 fn explain(error: &minijinja::Error) -> String {

@@ -29,7 +29,7 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
     let fields = [
         ("step", Some(step.to_string())),
         ("eval_loss", Some(number(metrics.loss))),
-        ("eval_perplexity", Some(number(metrics.perplexity()))),
+        ("eval_perplexity", metrics.perplexity().map(number)),
         ("eval_accuracy", Some(number(metrics.accuracy))),
     ];
     write_object(out, &fields)
@@ -53,7 +53,7 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example;
+    use super::super::{Reads, example};
     use super::*;
 
     fn written(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
@@ -96,9 +96,15 @@ mod tests {
 
     #[test]
     fn an_evaluation_is_one_line_of_json() {
-        let line = written(|out| write_eval_metrics(out, 7, &EvalMetrics { loss: 0.0, accuracy: 0.5 }));
+        let line =
+            written(|out| write_eval_metrics(out, 7, &EvalMetrics { reads: Reads::Tokens, loss: 0.0, accuracy: 0.5 }));
         assert_eq!(line, "{\"step\":7,\"eval_loss\":0.0,\"eval_perplexity\":1.0,\"eval_accuracy\":0.5}\n");
-        let line = written(|out| write_eval_metrics(out, 7, &EvalMetrics { loss: 1e4, accuracy: f64::NAN }));
+        let line = written(|out| {
+            write_eval_metrics(out, 7, &EvalMetrics { reads: Reads::Tokens, loss: 1e4, accuracy: f64::NAN })
+        });
         assert!(line.contains("\"eval_perplexity\":\"Infinity\",\"eval_accuracy\":\"NaN\""), "{line}");
+        let of_images = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
+        let line = written(|out| write_eval_metrics(out, 7, &of_images));
+        assert_eq!(line, "{\"step\":7,\"eval_loss\":0.5,\"eval_accuracy\":0.5}\n");
     }
 }

@@ -11,19 +11,40 @@ mod tensorboard;
 pub mod text;
 mod ticks;
 
+use std::fmt;
 use std::time::Duration;
+
+use progress::value;
 
 pub use curve::Curve;
 pub use metrics::{write_eval_metrics, write_step_metrics};
 pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
-pub use tensorboard::{EventWriter, event_file_name};
+pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
 
 use crate::{Evaluation, StepReport};
+
+/// What a model reads, and so the words for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    Tokens,
+    Images,
+}
+
+impl Reads {
+    /// What a sequence is made of, and an image is cut in.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Reads::Tokens => "tokens",
+            Reads::Images => "patches",
+        }
+    }
+}
 
 /// One training step, as it is recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepMetrics {
+    pub reads: Reads,
     /// From 1.
     pub step: u64,
     /// From 0.
@@ -35,6 +56,9 @@ pub struct StepMetrics {
     pub grad_norm: f64,
     /// Of all steps so far.
     pub tokens: u64,
+    /// Of this step.
+    pub step_tokens: u64,
+    pub step_duration: Duration,
     pub tokens_per_s: f64,
     /// Share of the machine's peak that the step reached; None where the peak is not known.
     pub peak_share: Option<f64>,
@@ -49,15 +73,18 @@ pub struct StepMetrics {
 
 impl StepMetrics {
     /// `peak_share` and `memory_bytes` come from who knows the device.
-    pub fn new(report: &StepReport, peak_share: Option<f64>, memory_bytes: u64) -> StepMetrics {
+    pub fn new(report: &StepReport, reads: Reads, peak_share: Option<f64>, memory_bytes: u64) -> StepMetrics {
         let seconds = report.duration.as_secs_f64().max(1e-9);
         StepMetrics {
+            reads,
             step: report.step,
             epoch: report.epoch,
             loss: report.outcome.loss,
             lr: report.lr,
             grad_norm: report.outcome.grad_norm,
             tokens: report.tokens,
+            step_tokens: report.outcome.tokens as u64,
+            step_duration: report.duration,
             tokens_per_s: report.outcome.tokens as f64 / seconds,
             peak_share,
             memory_bytes,
@@ -77,32 +104,43 @@ impl StepMetrics {
 /// One evaluation, as it is recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalMetrics {
+    pub reads: Reads,
     pub loss: f64,
     /// The share of labels that got the highest logit.
     pub accuracy: f64,
 }
 
 impl EvalMetrics {
-    pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
+    pub fn new(evaluation: &Evaluation, reads: Reads) -> EvalMetrics {
+        EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() }
+    }
+
+    /// Of a text; a label of an image has none.
+    pub fn perplexity(&self) -> Option<f64> {
+        (self.reads == Reads::Tokens).then(|| self.loss.exp())
     }
 }
 
-impl From<&Evaluation> for EvalMetrics {
-    fn from(evaluation: &Evaluation) -> EvalMetrics {
-        EvalMetrics { loss: evaluation.loss(), accuracy: evaluation.accuracy() }
+impl fmt::Display for EvalMetrics {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let perplexity = self.perplexity().map(|perplexity| format!("perplexity {}, ", value(perplexity, 2)));
+        let (loss, accuracy) = (value(self.loss, 4), text::percent(self.accuracy));
+        write!(out, "loss {loss}, {}accuracy {accuracy}", perplexity.unwrap_or_default())
     }
 }
 
 #[cfg(test)]
 fn example() -> StepMetrics {
     StepMetrics {
+        reads: Reads::Tokens,
         step: 120,
         epoch: 0,
         loss: 3.4521,
         lr: 3e-4,
         grad_norm: 1.2345,
         tokens: 983_040,
+        step_tokens: 8192,
+        step_duration: Duration::from_secs(2),
         tokens_per_s: 12_345.6,
         peak_share: Some(0.4142),
         memory_bytes: 3 << 29,

@@ -57,10 +57,13 @@ impl<W: Write> ProgressLine<W> {
         if due { self.show(metrics) } else { Ok(()) }
     }
 
+    /// The evaluation after a step stands below the line of that step. After a run's last step it stays there.
     pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
-        let (loss, perplexity) = (value(metrics.loss, 4), value(metrics.perplexity(), 2));
-        let accuracy = text::percent(metrics.accuracy);
-        self.note(&format!("eval at step {step}: loss {loss}, perplexity {perplexity}, accuracy {accuracy}"))
+        let is_plain = self.options.style == Style::Plain;
+        if self.last.is_some_and(|(last, _)| is_plain || last.share >= 1.0) {
+            self.finish()?;
+        }
+        self.note(&format!("eval at step {step}: {metrics}"))
     }
 
     /// A line of its own that stays; the progress goes on below it.
@@ -74,7 +77,9 @@ impl<W: Write> ProgressLine<W> {
 
     /// Shows the last step, whether or not it was time to, and ends the line.
     pub fn finish(&mut self) -> io::Result<()> {
-        if let Some((metrics, false)) = self.last {
+        if let Some((metrics, shown @ false)) = &mut self.last {
+            *shown = true;
+            let metrics = *metrics;
             self.show(&metrics)?;
         }
         if matches!(self.options.style, Style::Terminal { .. }) && !self.shown.is_empty() {
@@ -111,7 +116,7 @@ fn line(metrics: &StepMetrics, total_steps: Option<u64>) -> String {
         Some(step),
         Some(format!("loss {}", value(metrics.loss, 4))),
         metrics.left().map(|left| format!("{} left", text::duration(left))),
-        Some(format!("{} tokens/s", text::count(metrics.tokens_per_s as u64))),
+        Some(format!("{} {}/s", text::count(metrics.tokens_per_s as u64), metrics.reads.unit())),
         metrics.peak_share.map(|share| format!("{} of peak", text::percent(share))),
         Some(format!("lr {:.2e}", metrics.lr)),
         Some(format!("norm {}", value(metrics.grad_norm, 2))),
@@ -133,7 +138,7 @@ pub(super) fn value(value: f64, decimals: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example;
+    use super::super::{Reads, example};
     use super::*;
 
     fn shown(style: Style, log_every: u64, act: impl Fn(&mut ProgressLine<&mut Vec<u8>>) -> io::Result<()>) -> String {
@@ -165,17 +170,19 @@ mod tests {
         for (metrics, total, expected) in cases {
             assert_eq!(line(&metrics, total), expected);
         }
+        let of_images = StepMetrics { reads: Reads::Images, ..example() };
+        assert!(line(&of_images, None).contains("  12.3 K patches/s  "));
     }
 
     #[test]
     fn without_a_terminal_there_is_a_line_at_first_now_and_then_and_at_last() {
         let text = shown(Style::Plain, 10, |progress| {
             (1..=25).try_for_each(|step| progress.step(&StepMetrics { step, ..example() }))?;
-            progress.eval(25, &EvalMetrics { loss: 1.0, accuracy: 0.25 })?;
+            progress.eval(25, &EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.25 })?;
             progress.finish()
         });
         let starts: Vec<String> = text.lines().map(|line| line.chars().take(14).collect()).collect();
-        assert_eq!(starts, ["step    1/1000", "step   10/1000", "step   20/1000", "eval at step 2", "step   25/1000"]);
+        assert_eq!(starts, ["step    1/1000", "step   10/1000", "step   20/1000", "step   25/1000", "eval at step 2"]);
         assert!(text.contains("eval at step 25: loss 1.0000, perplexity 2.72, accuracy 25.0%\n"), "{text}");
         assert!(!text.contains(['\r', '\x1b']), "{text:?}");
     }
@@ -201,6 +208,22 @@ mod tests {
         let (first, third, last) = ("step    1/1000  los", "step    3/1000  los", "step    4/1000  los");
         let expected = format!("\r\x1b[K{first}\r\x1b[K{third}\r\x1b[Ka note\n{third}\r\x1b[K{last}\n");
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_last_evaluation_stands_below_the_last_step() {
+        let of_images = EvalMetrics { reads: Reads::Images, loss: 1.0, accuracy: 0.25 };
+        let (style, eval) = (Style::Terminal { columns: 20 }, "eval at step 4: loss 1.0000, accuracy 25.0%");
+        for (share, expected) in
+            [(0.5, format!("{eval}\nstep    4/1000  los\n")), (1.0, format!("los\n\r\x1b[K{eval}\n"))]
+        {
+            let text = shown(style, 1, |progress| {
+                progress.step(&StepMetrics { step: 4, share, ..example() })?;
+                progress.eval(4, &of_images)?;
+                progress.finish()
+            });
+            assert!(text.ends_with(&expected), "{share}: {text:?}");
+        }
     }
 
     #[test]

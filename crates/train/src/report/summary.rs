@@ -1,6 +1,7 @@
 //! What a run came to.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use super::progress::value;
 use super::{EvalMetrics, StepMetrics, text};
@@ -12,7 +13,7 @@ pub struct Summary {
     last: Option<StepMetrics>,
     /// Over the steps of this process, not of those before it was resumed.
     tokens: u64,
-    seconds: f64,
+    duration: Duration,
     peak_share_sum: f64,
     peak_share_count: u64,
     memory_bytes: u64,
@@ -24,11 +25,9 @@ pub struct Summary {
 
 impl Summary {
     pub fn step(&mut self, metrics: &StepMetrics) {
-        self.first.get_or_insert(*metrics);
-        if let Some(last) = &self.last {
-            self.tokens += metrics.tokens.saturating_sub(last.tokens);
-            self.seconds += metrics.elapsed.saturating_sub(last.elapsed).as_secs_f64();
-        }
+        let first = self.first.get_or_insert(*metrics);
+        self.tokens += metrics.step_tokens;
+        self.duration = metrics.elapsed.saturating_sub(first.elapsed) + first.step_duration;
         if let Some(share) = metrics.peak_share {
             self.peak_share_sum += share;
             self.peak_share_count += 1;
@@ -61,21 +60,27 @@ impl Summary {
             return rows;
         };
         let skipped = if self.skipped == 0 { String::new() } else { format!(", {} skipped", self.skipped) };
-        rows.push(("steps", format!("{}{skipped}", last.step)));
-        rows.push(("tokens", text::count(last.tokens)));
-        rows.push(("time", text::duration(last.elapsed)));
-        rows.push(("loss", format!("{} → {}", value(first.loss, 4), value(last.loss, 4))));
+        // Of a resumed run, what the whole of it came to, and what this part of it did.
+        let since = (first.step > 1).then(|| format!(" since step {}", first.step - 1));
+        let and_part = |whole: String, part: String| match &since {
+            Some(since) => format!("{whole}, {part}{since}"),
+            None => whole,
+        };
+        let steps = and_part(last.step.to_string(), (last.step + 1 - first.step).to_string());
+        rows.push(("steps", format!("{steps}{skipped}")));
+        rows.push((last.reads.unit(), and_part(text::count(last.tokens), text::count(self.tokens))));
+        rows.push(("time", and_part(text::duration(last.elapsed), text::duration(self.duration))));
+        let loss = format!("{} → {}", value(first.loss, 4), value(last.loss, 4));
+        rows.push(("loss", format!("{loss}{}", since.unwrap_or_default())));
         if let Some(eval) = &self.last_eval {
-            let (loss, perplexity) = (value(eval.loss, 4), value(eval.perplexity(), 2));
-            let accuracy = text::percent(eval.accuracy);
-            rows.push(("eval", format!("loss {loss}, perplexity {perplexity}, accuracy {accuracy}")));
+            rows.push(("eval", eval.to_string()));
         }
         if let Some((step, best)) = self.best_eval.filter(|(_, best)| Some(*best) != self.last_eval) {
             rows.push(("best eval", format!("loss {} at step {step}", value(best.loss, 4))));
         }
-        if self.seconds > 0.0 {
-            let per_second = text::count((self.tokens as f64 / self.seconds) as u64);
-            rows.push(("speed", format!("{per_second} tokens/s, everything included")));
+        if !self.duration.is_zero() {
+            let per_second = text::count((self.tokens as f64 / self.duration.as_secs_f64()) as u64);
+            rows.push(("speed", format!("{per_second} {}/s, everything included", last.reads.unit())));
         }
         if self.peak_share_count > 0 {
             let share = text::percent(self.peak_share_sum / self.peak_share_count as f64);
@@ -88,9 +93,7 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::example;
+    use super::super::{Reads, example};
     use super::*;
 
     fn written(summary: &Summary, ended: &str, files: &[(&str, String)]) -> String {
@@ -107,7 +110,8 @@ mod tests {
                 step,
                 loss: 10.0 / step as f64,
                 tokens: 1000 * step,
-                elapsed: Duration::from_secs(100 + 2 * step),
+                step_tokens: 1000,
+                elapsed: Duration::from_secs(2 * step),
                 peak_share: Some(0.1 * step as f64),
                 memory_bytes: (6 - step) << 20,
                 skipped: step == 3,
@@ -115,14 +119,14 @@ mod tests {
             });
         }
         for (step, loss) in [(2, 4.0), (4, 1.0), (5, 2.0)] {
-            summary.eval(step, &EvalMetrics { loss, accuracy: 0.5 });
+            summary.eval(step, &EvalMetrics { reads: Reads::Tokens, loss, accuracy: 0.5 });
         }
         let files = [("model", "run/model".to_owned()), ("curve", "run/loss.svg".to_owned())];
         let expected = "\
 ended           all steps done
 steps           5, 1 skipped
 tokens          5.0 K
-time            1m 50s
+time            10s
 loss            10.0000 → 2.0000
 eval            loss 2.0000, perplexity 7.39, accuracy 50.0%
 best eval       loss 1.0000 at step 4
@@ -136,14 +140,42 @@ curve           run/loss.svg
     }
 
     #[test]
+    fn a_resumed_run_says_what_the_whole_and_what_this_part_came_to() {
+        let mut summary = Summary::default();
+        for step in 11..=15u64 {
+            summary.step(&StepMetrics {
+                reads: Reads::Images,
+                step,
+                loss: 10.0 / step as f64,
+                tokens: 1000 * step,
+                step_tokens: 1000,
+                elapsed: Duration::from_secs(100 + 2 * step),
+                ..example()
+            });
+        }
+        summary.eval(15, &EvalMetrics { reads: Reads::Images, loss: 1.0, accuracy: 0.5 });
+        let text = written(&summary, "as planned", &[]);
+        let expected = "\
+ended           as planned
+steps           15, 5 since step 10
+patches         15.0 K, 5.0 K since step 10
+time            2m 10s, 10s since step 10
+loss            0.9091 → 0.6667 since step 10
+eval            loss 1.0000, accuracy 50.0%
+speed           500 patches/s, everything included
+";
+        assert!(text.starts_with(expected), "{text}");
+    }
+
+    #[test]
     fn a_run_without_steps_or_numbers_says_so() {
         assert_eq!(written(&Summary::default(), "interrupted", &[]), "ended  interrupted\nsteps  0\n");
         let mut summary = Summary::default();
         summary.step(&StepMetrics { loss: f64::NAN, peak_share: None, skipped: true, ..example() });
-        summary.eval(120, &EvalMetrics { loss: f64::NAN, accuracy: 0.0 });
-        summary.eval(120, &EvalMetrics { loss: f64::INFINITY, accuracy: 0.0 });
+        summary.eval(120, &EvalMetrics { reads: Reads::Tokens, loss: f64::NAN, accuracy: 0.0 });
+        summary.eval(120, &EvalMetrics { reads: Reads::Tokens, loss: f64::INFINITY, accuracy: 0.0 });
         let text = written(&summary, "ten steps in a row were not finite", &[]);
-        assert!(text.contains("loss    NaN → NaN\n") && text.contains("loss inf, perplexity inf"), "{text}");
+        assert!(text.contains(" NaN → NaN since step 119\n") && text.contains("loss inf, perplexity inf"), "{text}");
         assert!(!text.contains("best eval"), "{text}");
     }
 }

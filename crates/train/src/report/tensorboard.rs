@@ -43,12 +43,9 @@ impl<W: Write> EventWriter<W> {
     }
 
     pub fn eval(&mut self, wall_time_s: f64, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
-        let values = [
-            ("eval/loss", metrics.loss),
-            ("eval/perplexity", metrics.perplexity()),
-            ("eval/accuracy", metrics.accuracy),
-        ];
-        self.scalars(wall_time_s, step, values)
+        let perplexity = metrics.perplexity().map(|perplexity| ("eval/perplexity", perplexity));
+        let values = [("eval/loss", metrics.loss), ("eval/accuracy", metrics.accuracy)];
+        self.scalars(wall_time_s, step, values.into_iter().chain(perplexity))
     }
 
     /// Values of one step, each a point of the curve that its tag names.
@@ -85,6 +82,40 @@ impl<W: Write> EventWriter<W> {
 /// A name that sorts by time. TensorBoard reads files whose name contains `tfevents`.
 pub fn event_file_name(wall_time_s: u64, process: u32) -> String {
     format!("events.out.tfevents.{wall_time_s:010}.{process}.evenkeel")
+}
+
+/// Whether a file has a name that [`event_file_name`] gives.
+pub fn is_event_file_name(name: &str) -> bool {
+    name.starts_with("events.out.tfevents.") && name.ends_with(".evenkeel")
+}
+
+/// The bytes of an event file up to the first event of a later step, or to what is not a whole record.
+pub fn events_until(file: &[u8], step: u64) -> &[u8] {
+    let mut end = 0;
+    while let Some(message) = first_record(&file[end..])
+        && step_of(message).is_some_and(|found| found <= step)
+    {
+        end += message.len() + RECORD_BYTES;
+    }
+    &file[..end]
+}
+
+/// Of a record, beside its message.
+const RECORD_BYTES: usize = 16;
+
+fn first_record(bytes: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let message = rest.get(4..)?.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    let checksum = rest.get(4 + message.len()..)?.first_chunk::<4>()?;
+    (u32::from_le_bytes(*checksum) == masked_crc(message)).then_some(message)
+}
+
+/// An event begins with its time, a double, and its step, a varint, as [`event`] writes them.
+fn step_of(message: &[u8]) -> Option<u64> {
+    let varint = message.get(9..)?.strip_prefix(&[2 << 3])?;
+    let length = varint.iter().position(|byte| byte & 0x80 == 0)?;
+    let bytes = varint[..=length].iter().rev();
+    (length < 9).then(|| bytes.fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f)))
 }
 
 fn event(wall_time_s: f64, step: u64) -> Message {
@@ -144,6 +175,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Reads;
     use super::*;
 
     #[test]
@@ -175,11 +207,40 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_cut_behind_a_step_or_before_what_is_broken() {
+        let mut out = Vec::new();
+        let mut ends = Vec::new();
+        let steps = [1, 127, 128, 300, 300, 1 << 40];
+        for count in 0..=steps.len() {
+            out.clear();
+            let mut events = EventWriter::new(&mut out, 1.0).expect("memory can be written");
+            for &step in &steps[..count] {
+                events.scalars(2.0, step, [("loss", 2.5)]).expect("memory can be written");
+            }
+            ends.push(out.len());
+        }
+        let cases = [(0, 0), (1, 1), (126, 1), (127, 2), (299, 3), (300, 5), (u64::MAX, 6)];
+        for (step, kept) in cases {
+            assert_eq!(events_until(&out, step).len(), ends[kept], "{step}");
+        }
+        for (name, bytes) in [("cut", &out[..ends[3] - 1]), ("empty", &[][..])] {
+            let kept = if name == "cut" { ends[2] } else { 0 };
+            assert_eq!(events_until(bytes, u64::MAX).len(), kept, "{name}");
+        }
+        out[ends[1] + 20] ^= 1;
+        assert_eq!(events_until(&out, u64::MAX).len(), ends[1], "a checksum does not hold");
+        out[..8].fill(0xff);
+        assert_eq!(events_until(&out, u64::MAX).len(), 0, "a length beyond the file");
+    }
+
+    #[test]
     fn steps_and_evaluations_are_points_of_named_curves() {
         let mut out = Vec::new();
         let mut events = EventWriter::new(&mut out, 0.0).expect("memory can be written");
         events.step(1.0, &super::super::example()).expect("memory can be written");
-        events.eval(2.0, 120, &EvalMetrics { loss: 1.0, accuracy: 0.5 }).expect("memory can be written");
+        events
+            .eval(2.0, 120, &EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 })
+            .expect("memory can be written");
         let text = String::from_utf8_lossy(&out);
         for tag in ["train/loss", "train/lr", "train/grad_norm", "speed/peak_share", "eval/perplexity", "eval/accuracy"]
         {

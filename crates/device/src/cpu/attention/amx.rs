@@ -11,6 +11,7 @@ use std::arch::asm;
 
 use half::bf16;
 
+use super::super::math::power_of_two;
 use super::super::product::amx::{configure_tiles, release_tiles};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise_avx512};
 use super::level::{Level, Scored, TileRun};
@@ -33,9 +34,15 @@ impl Level<bf16> for Tiles {
     const WIDTH: usize = SQUARE;
     const ROWS_ARE_COLUMNS: bool = false;
     const DELAY: usize = 1;
+    const LOG_E: f32 = std::f32::consts::LOG2_E;
 
     fn vectorise<W: Vectorised>(work: W) -> W::Output {
         vectorise_avx512(work)
+    }
+
+    #[inline(always)]
+    fn power<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+        power_of_two(s, x)
     }
 
     unsafe fn begin() {
@@ -83,18 +90,31 @@ impl Level<bf16> for Tiles {
     #[inline(always)]
     unsafe fn store_left<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, to: *mut f32) {
         for (i, [first, second]) in rows.into_iter().enumerate() {
-            let words = s.join_upper_halves(s.nearest_bf16(first), s.nearest_bf16(second));
             // SAFETY: the caller's promise.
-            unsafe { s.store(to.add((row + i) * STEP_WORDS), words) };
+            unsafe { s.store(to.add((row + i) * STEP_WORDS), s.join_nearest_bf16(first, second)) };
         }
     }
 
     #[inline(always)]
-    unsafe fn store_right<S: Simd>(s: S, [upper, lower]: [[S::Vector; 2]; 2], row: usize, to: *mut f32) {
-        for v in 0..2 {
-            let words = s.pair_upper_halves(s.nearest_bf16(upper[v]), s.nearest_bf16(lower[v]));
+    unsafe fn store_right<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, to: *mut f32) {
+        let [upper, lower] = join_rows(s, rows);
+        for (v, words) in s.interleave_halves(upper, lower).into_iter().enumerate() {
             // SAFETY: the caller's promise.
             unsafe { s.store(to.add(row / 2 * TILE + v * LANES), words) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_both<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, left: *mut f32, right: *mut f32) {
+        let [upper, lower] = join_rows(s, rows);
+        // SAFETY of all: the caller's promise.
+        for (i, words) in [upper, lower].into_iter().enumerate() {
+            // SAFETY: above.
+            unsafe { s.store(left.add((row + i) * STEP_WORDS), words) };
+        }
+        for (v, words) in s.interleave_halves(upper, lower).into_iter().enumerate() {
+            // SAFETY: above.
+            unsafe { s.store(right.add(row / 2 * TILE + v * LANES), words) };
         }
     }
 
@@ -165,6 +185,12 @@ impl Level<bf16> for Tiles {
             }
         }
     }
+}
+
+/// Two rows of weights, rounded. Written out, since what a closure computes is not compiled for the vectors' level.
+#[inline(always)]
+fn join_rows<S: Simd>(s: S, [upper, lower]: [[S::Vector; 2]; 2]) -> [S::Vector; 2] {
+    [s.join_nearest_bf16(upper[0], upper[1]), s.join_nearest_bf16(lower[0], lower[1])]
 }
 
 /// Where the operands of a multiplication begin.

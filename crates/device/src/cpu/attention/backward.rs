@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::features::{Bf16Level, bf16_level};
-use super::super::math::exp;
 use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::super::{Run, Team};
@@ -408,7 +407,7 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         let (number, Seen { rows, all }) = self.part(tiles, part, at);
         let (tile, buffer) = (self.memory.tile(number), part % (1 + L::DELAY));
         let (scores, products) = (self.memory.scores[buffer], self.memory.products[buffer]);
-        let scale = s.splat(self.operands.shape.scale);
+        let scale = s.splat(self.operands.shape.scale * L::LOG_E);
         // SAFETY: the caller's promise: both are [rows, TILE].
         unsafe {
             if !all {
@@ -416,7 +415,7 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
             }
             let (mut below, mut delta) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
             for v in 0..2 {
-                below[v] = s.sub(s.splat(0.0), s.load(tile.logsum.add(v * LANES)));
+                below[v] = s.mul(s.splat(-L::LOG_E), s.load(tile.logsum.add(v * LANES)));
                 delta[v] = s.load(tile.delta.add(v * LANES));
             }
             for row in (0..rows.len()).step_by(2) {
@@ -424,13 +423,12 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
                 for i in 0..2 {
                     for v in 0..2 {
                         let at = (row + i) * TILE + v * LANES;
-                        weights[i][v] = exp(s, s.mul_add(s.load(scores.add(at)), scale, below[v]));
+                        weights[i][v] = L::power(s, s.mul_add(s.load(scores.add(at)), scale, below[v]));
                         differences[i][v] = s.mul(weights[i][v], s.sub(s.load(products.add(at)), delta[v]));
                     }
                 }
                 L::store_left(s, weights, rows.start + row, tile.weights);
-                L::store_left(s, differences, rows.start + row, tile.gradients);
-                L::store_right(s, differences, rows.start + row, tile.right_gradients);
+                L::store_both(s, differences, rows.start + row, tile.gradients, tile.right_gradients);
             }
             // Keys that this tile does not see, but others of its block do.
             let scored = part % PARTS * SCORED..(part % PARTS + 1) * SCORED;

@@ -308,12 +308,12 @@ unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>>(
     scale: f32,
     weights: *mut f32,
 ) {
-    let scale = s.splat(scale);
+    let scale = s.splat(scale * L::LOG_E);
     // SAFETY: the caller's promise.
     unsafe {
         let mut below = [s.splat(0.0); 2];
         for (v, below) in below.iter_mut().enumerate() {
-            *below = s.sub(s.splat(0.0), s.load(tile.max.add(v * LANES)));
+            *below = s.mul(s.splat(-L::LOG_E), s.load(tile.max.add(v * LANES)));
         }
         let mut sums = [[s.splat(0.0); 2]; 2];
         for key in (0..keys).step_by(2) {
@@ -321,7 +321,7 @@ unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>>(
             for (i, row) in rows.iter_mut().enumerate() {
                 for (v, weight) in row.iter_mut().enumerate() {
                     let score = s.load(scores.add((key + i) * TILE + v * LANES));
-                    *weight = exp(s, s.mul_add(score, scale, below[v]));
+                    *weight = L::power(s, s.mul_add(score, scale, below[v]));
                     sums[i][v] = s.add(sums[i][v], *weight);
                 }
             }

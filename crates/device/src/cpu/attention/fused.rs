@@ -1,5 +1,6 @@
 //! Attention's products by fused multiply-adds of f32: for f32 everywhere, for bf16 on CPUs without AMX.
 
+use super::super::math::exp;
 use super::super::matrix::Element;
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::level::{Level, Scored, TileRun};
@@ -17,9 +18,15 @@ impl<E: Element> Level<E> for Fused {
     const WIDTH: usize = LANES;
     const ROWS_ARE_COLUMNS: bool = true;
     const DELAY: usize = 0;
+    const LOG_E: f32 = 1.0;
 
     fn vectorise<W: Vectorised>(work: W) -> W::Output {
         vectorise(work)
+    }
+
+    #[inline(always)]
+    fn power<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+        exp(s, x)
     }
 
     #[inline(always)]
@@ -54,6 +61,15 @@ impl<E: Element> Level<E> for Fused {
     unsafe fn store_right<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { <Fused as Level<E>>::store_left(s, rows, row, to) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_both<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, left: *mut f32, right: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            <Fused as Level<E>>::store_left(s, rows, row, left);
+            <Fused as Level<E>>::store_right(s, rows, row, right);
+        }
     }
 
     #[inline(always)]

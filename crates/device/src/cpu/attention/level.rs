@@ -22,9 +22,14 @@ pub(super) trait Level<E: Element> {
     const ROWS_ARE_COLUMNS: bool;
     /// How many others are begun before what a product has stored is read: 0, or 1 where it is slow to come back.
     const DELAY: usize;
+    /// The logarithm of e to the base of [`Level::power`].
+    const LOG_E: f32;
 
     /// Runs a loop with the vectors that the level is used with.
     fn vectorise<W: Vectorised>(work: W) -> W::Output;
+
+    /// A power of the level's own base, as exact as its weights are stored.
+    fn power<S: Simd>(s: S, x: S::Vector) -> S::Vector;
 
     unsafe fn begin() {}
 
@@ -45,6 +50,9 @@ pub(super) trait Level<E: Element> {
 
     /// Two rows of weights, the first of them `row`, into a right operand [keys, TILE].
     unsafe fn store_right<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, to: *mut f32);
+
+    /// Both of the above.
+    unsafe fn store_both<S: Simd>(s: S, rows: [[S::Vector; 2]; 2], row: usize, left: *mut f32, right: *mut f32);
 
     /// `out[keys, TILE] = rows[keys, W] · queries[W, TILE]`. The operands `next` come next.
     unsafe fn scores<S: Simd>(s: S, shape: &Shape, now: Scored, next: Scored, keys: usize, out: *mut f32);

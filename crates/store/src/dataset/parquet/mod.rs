@@ -8,6 +8,7 @@ mod schema;
 mod window;
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::Compression;
@@ -108,6 +109,10 @@ impl Chunks for ParquetChunks {
             records.push((row, Record::Fields(fields)));
         }
         Ok(records)
+    }
+
+    fn files(&self) -> Vec<&Path> {
+        self.tables.iter().map(|table| table.file.path.as_path()).collect()
     }
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {

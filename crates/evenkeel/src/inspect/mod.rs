@@ -1,0 +1,142 @@
+//! `evenkeel inspect MODEL`
+
+mod shards;
+
+use std::path::PathBuf;
+
+use evenkeel_device::DType;
+use evenkeel_model::{Config, Cut, Input, Model};
+use evenkeel_store::Folder;
+use evenkeel_train::{AdamWOptions, Cost, Samples, TrainerOptions, cost};
+
+use crate::launch::plan;
+use crate::{Failure, Mistake, text, warn};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// A Hugging Face model folder.
+    model: PathBuf,
+    /// Sequences (or images) of the training step to measure.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+    /// Tokens of each sequence; 1024 by default, or as many as the model has positions for.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    sequence: Option<u32>,
+    /// Ranks to cut the model over; prints who holds what.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    tp: u32,
+    /// The share of the work that each rank gets, such as 1,1,0.5.
+    #[arg(long, value_delimiter = ',', value_parser = weight)]
+    tp_weights: Vec<f64>,
+    /// A plan of how layers are cut, JSON; wins over config.json's and the automatic one.
+    #[arg(long)]
+    tp_plan: Option<PathBuf>,
+    /// Split the residual stream among the ranks by tokens.
+    #[arg(long)]
+    sequence_parallel: bool,
+}
+
+fn weight(text: &str) -> Result<f64, String> {
+    let weight = text.parse().ok().filter(|weight: &f64| weight.is_finite() && *weight > 0.0);
+    weight.ok_or_else(|| "a number above 0 is needed".to_owned())
+}
+
+/// Inputs that a dry run makes up at most: ids of tokens, or values of pixels.
+const MOST_INPUTS: usize = 1 << 26;
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let folder = Folder::open(&arguments.model)?;
+    let model = Model::open(&folder)?;
+    model.check(&folder)?;
+    let config = &model.config;
+    let batch = arguments.batch as usize;
+    let sequence = sequence(arguments, config)?;
+    let (inputs, of_input, per_step) = match config.input {
+        Input::Tokens { .. } => {
+            let tied = if config.tied { ", tied" } else { "" };
+            let positions = config.positions.map_or("any number".to_owned(), |positions| positions.to_string());
+            let of_input = format!("vocabulary     {}{tied}\npositions      {positions}", config.classes);
+            (batch * sequence, of_input, format!("{batch} × {sequence} tokens"))
+        }
+        Input::Images { size, patch, channels } => {
+            let of_input = format!("images         {size}², patch {patch}, {} labels", config.classes);
+            (batch * channels * size * size, of_input, format!("{batch} images"))
+        }
+    };
+    if inputs > MOST_INPUTS {
+        let what = format!("a step of {per_step} is too large to be inspected");
+        return Err(Mistake {
+            what,
+            hint: Some("memory and work grow evenly with --batch: inspect a smaller one".into()),
+        }
+        .into());
+    }
+    let mut rows = Vec::new();
+    for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
+        for recompute in [false, true] {
+            let optimizer = AdamWOptions::default();
+            let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute, longest: sequence };
+            let cost = cost(&model, options, dtype, &[Samples::blank(config.input, batch, sequence)]);
+            let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
+            let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
+            rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
+        }
+    }
+    let lines = [
+        format!("architecture   {} ({})", config.family.class, config.family.model_type),
+        format!("parameters     {}", text::count(model.parameter_count())),
+        format!("layers         {}", config.layers.len()),
+        format!("hidden         {}, FFN {}", config.hidden, config.ffn),
+        format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
+        of_input,
+        format!("\nTo train it with AdamW, {per_step} a step:"),
+        text::table(&["dtype", "recompute", "state", "peak memory", "work per step"], &rows),
+    ];
+    let text = lines.join("\n");
+    if arguments.tp == 1 && arguments.tp_weights.is_empty() {
+        return Ok(text);
+    }
+    let shards = model.cut(&arguments.cut(&model, folder.config())?)?;
+    let options = TrainerOptions {
+        optimizer: AdamWOptions::default(),
+        label_smoothing: 0.0,
+        recompute: false,
+        longest: sequence,
+    };
+    let micros = [Samples::blank(config.input, batch, sequence)];
+    let costs: Vec<Cost> = shards.iter().map(|shard| cost(shard, options, DType::F32, &micros)).collect();
+    Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
+}
+
+impl Arguments {
+    fn cut(&self, model: &Model, config: &serde_json::Value) -> Result<Cut, Failure> {
+        let weights = match (self.tp as usize, &self.tp_weights[..]) {
+            (ranks, []) => vec![1.0; ranks],
+            (ranks, weights) if ranks == 1 || ranks == weights.len() => weights.to_vec(),
+            (ranks, weights) => {
+                let what = format!("--tp-weights has {} numbers, --tp is {ranks}", weights.len());
+                return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) }.into());
+            }
+        };
+        let uncut = plan(self.tp_plan.as_deref(), config)?.uncut(model)?;
+        Ok(Cut { weights, split_sequence: self.sequence_parallel, uncut })
+    }
+}
+
+fn sequence(arguments: &Arguments, config: &Config) -> Result<usize, Mistake> {
+    const USUAL: usize = 1024;
+    let Input::Tokens { learned_positions } = config.input else { return Ok(1) };
+    let Some(sequence) = arguments.sequence.map(|sequence| sequence as usize) else {
+        return Ok(config.positions.map_or(USUAL, |positions| USUAL.min(positions.max(1))));
+    };
+    if let Some(longest) = learned_positions.filter(|&longest| sequence > longest) {
+        return Err(Mistake {
+            what: format!("--sequence is {sequence}, this model has {longest} positions"),
+            hint: Some(format!("use --sequence {longest} or less")),
+        });
+    }
+    if let Some(warning) = config.beyond_positions(sequence) {
+        warn(&warning);
+    }
+    Ok(sequence)
+}

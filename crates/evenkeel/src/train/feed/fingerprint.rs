@@ -1,0 +1,124 @@
+//! What a run's data are, in words, so that a checkpoint is continued with the data it was made with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{DataSource, Settings, in_toml};
+
+/// Keys of `[data]` that decide what is read, and where a place in it is. The others change how fast it is read, or what
+/// becomes of a picture, or are told by what their files hold.
+const KEYS: [&str; 14] = [
+    "source",
+    "separator",
+    "format",
+    "text_column",
+    "instruction_column",
+    "input_column",
+    "output_column",
+    "messages_column",
+    "sequence",
+    "packing",
+    "shuffle",
+    "seed",
+    "holdout",
+    "records",
+];
+
+/// Names and values; part of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fingerprint(BTreeMap<String, String>);
+
+impl Fingerprint {
+    pub fn new(settings: &Settings) -> Fingerprint {
+        let sections = settings.values().into_iter().filter(|(section, _)| *section == "data");
+        let of_images = matches!(settings.data.source, DataSource::Images | DataSource::Cifar10);
+        let counts = |key: &&str| KEYS.contains(key) && !(of_images && *key == "sequence");
+        let values = sections.flat_map(|(_, values)| values).filter(|(key, _)| counts(key));
+        Fingerprint(values.map(|(key, value)| (format!("data.{key}"), in_toml(&value))).collect())
+    }
+
+    /// Base names in their order: a data set may be moved, and its files be touched.
+    pub fn add_files(&mut self, files: &[&Path]) {
+        const SHOWN: usize = 3;
+        let names: Vec<String> =
+            files.iter().map(|file| file.file_name().unwrap_or_default().to_string_lossy().into_owned()).collect();
+        let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let value = match names.len() {
+            0..=SHOWN => shown,
+            count => {
+                let digest = names.iter().fold(SEED, |sum, name| digest(digest(sum, name.as_bytes()), b"\0"));
+                format!("{shown} and {} more files ({digest:016x})", count - SHOWN)
+            }
+        };
+        self.0.insert("data.paths".to_owned(), value);
+    }
+
+    /// What a file holds, or the parts of several.
+    pub fn add_contents(&mut self, name: &str, parts: &[&[u8]]) {
+        let digest = parts.iter().fold(SEED, |sum, part| digest(digest(sum, part), b"\0"));
+        self.0.insert(name.to_owned(), format!("{digest:016x}"));
+    }
+
+    /// What is not as it was, a phrase each.
+    pub fn differences(&self, before: &Fingerprint) -> Vec<String> {
+        let names: BTreeSet<&String> = self.0.keys().chain(before.0.keys()).collect();
+        let value = |of: &Fingerprint, name| of.0.get(name).map_or("not set".to_owned(), |value| shorten(value));
+        let differ = names.into_iter().filter(|name| self.0.get(*name) != before.0.get(*name));
+        differ.map(|name| format!("`{name}` was {} and is {}", value(before, name), value(self, name))).collect()
+    }
+}
+
+/// Names and separators are the user's and may be of any length.
+fn shorten(value: &str) -> String {
+    const CHARS: usize = 120;
+    let mut shown: String = value.chars().take(CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if value.chars().nth(CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a. It tells files apart that differ by accident; nobody gains by two that agree.
+fn digest(sum: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(sum, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_files(names: &[&str]) -> Fingerprint {
+        let mut fingerprint = Fingerprint::default();
+        fingerprint.add_files(&names.iter().map(Path::new).collect::<Vec<_>>());
+        fingerprint
+    }
+
+    #[test]
+    fn files_are_known_by_their_names_and_their_order() {
+        let few = of_files(&["a/x.txt", "a/y.txt"]);
+        assert_eq!(few.differences(&of_files(&["/moved/x.txt", "y.txt"])), [""; 0]);
+        assert_eq!(few.differences(&of_files(&["y.txt"])), ["`data.paths` was y.txt and is x.txt, y.txt"]);
+        let many = of_files(&["1", "2", "3", "4", "5"]);
+        assert_eq!(many.differences(&of_files(&["/1", "/2", "/3", "/4", "/5"])), [""; 0]);
+        for other in [["1", "2", "3", "5", "4"], ["1", "2", "3", "45", ""], ["1", "2", "3", "4", "6"]] {
+            assert_eq!(many.differences(&of_files(&other)).len(), 1, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn contents_are_known_by_their_bytes() {
+        let of = |parts: &[&[u8]]| {
+            let mut fingerprint = Fingerprint::default();
+            fingerprint.add_contents("tokenizer", parts);
+            fingerprint
+        };
+        assert_eq!(of(&[b"ab"]), of(&[b"ab"]));
+        assert_ne!(of(&[b"ab"]), of(&[b"a", b"b"]));
+        assert!(of(&[b"ab"]).differences(&Fingerprint::default())[0].starts_with("`tokenizer` was not set and is "));
+    }
+}

@@ -1,0 +1,307 @@
+//! What users of tensor-parallel training rely on: a model in training on several ranks against one rank.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing};
+use evenkeel_store::{FileDtype, Folder, NewFolder};
+use evenkeel_train::{AdamWOptions, Error, Kind, Ranks, Samples, TrainerOptions, save_weights};
+
+const CASES: [&str; 14] = [
+    "gemma3",
+    "gpt2",
+    "gpt_neox",
+    "gpt_neox_serial",
+    "llama2",
+    "llama3",
+    "llama_linear",
+    "llama_odd",
+    "llama_packed",
+    "llama_short",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "vit",
+];
+const LR: f64 = 1e-3;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
+}
+
+fn model(case: &str) -> Model {
+    Model::open(&Folder::open(golden(case)).unwrap()).unwrap()
+}
+
+fn options(clip_norm: Option<f32>) -> TrainerOptions {
+    let optimizer = AdamWOptions { clip_norm, ..AdamWOptions::default() };
+    TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 64 }
+}
+
+/// Ranks with the case's own weights.
+fn loaded(case: &str, cut: &Cut, dtype: DType, options: TrainerOptions) -> Ranks {
+    let path = golden(case);
+    support::start(&model(case), cut, options, move |shard, queue| {
+        shard.load(&Folder::open(&path).unwrap(), dtype, queue).unwrap()
+    })
+}
+
+/// Samples with something to learn in them, different from step to step.
+fn samples(model: &Model, step: usize) -> Samples {
+    match model.config.input {
+        Input::Tokens { .. } => {
+            let classes = model.config.classes;
+            let ids: Vec<u32> = (0..24).map(|i| ((i / 2 * 5 + step % 7 * 3) % classes) as u32).collect();
+            let labels = (0..24).map(|i| ids[(i + 1) % 24]).collect();
+            Samples::Tokens { ids, labels, segment_lengths: vec![11, 13] }
+        }
+        Input::Images { size, channels, .. } => {
+            let labels: Vec<u32> = vec![step as u32 % 3, 1];
+            let shade = |i: usize| labels[i / (channels * size * size)] as f32 / 3.0 + ((i + step) % 13) as f32 / 50.0;
+            Samples::Images { pixels: (0..2 * channels * size * size).map(shade).collect(), labels }
+        }
+    }
+}
+
+/// Loss and gradient norm of each step.
+fn train(case: &str, ranks: &Ranks, steps: usize) -> Vec<(f64, f64)> {
+    let model = model(case);
+    let step = |step| ranks.step(vec![samples(&model, step)], LR).unwrap();
+    (0..steps).map(step).map(|outcome| (outcome.loss, outcome.grad_norm)).collect()
+}
+
+fn uneven(shards: usize) -> Cut {
+    Cut::weighted((0..shards).map(|shard| 1.0 + 0.6 * shard as f64).collect())
+}
+
+fn split(cut: Cut) -> Cut {
+    Cut { split_sequence: true, ..cut }
+}
+
+#[test]
+fn fifty_steps_give_the_same_curve_on_any_number_of_ranks() {
+    for case in CASES {
+        let alone = train(case, &loaded(case, &Cut::even(1), DType::F32, options(Some(1.0))), 50);
+        assert!(alone[49].0 < alone[0].0, "{case} learns");
+        for cut in [Cut::even(2), uneven(3), split(uneven(2)), split(Cut::even(3))] {
+            let together = train(case, &loaded(case, &cut, DType::F32, options(Some(1.0))), 50);
+            for (step, ((ours, _), (theirs, _))) in together.iter().zip(&alone).enumerate() {
+                assert!((ours - theirs).abs() <= 1e-4, "{case}, {cut:?}, step {step}: {ours}, alone {theirs}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_on_ranks_is_as_far_from_bf16_alone_as_rounding_makes_it() {
+    for case in ["llama3", "gpt2", "qwen3", "gpt_neox"] {
+        let curve = |cut: &Cut, dtype| train(case, &loaded(case, cut, dtype, options(Some(1.0))), 30);
+        let largest = |a: &[(f64, f64)], b: &[(f64, f64)]| {
+            a.iter().zip(b).map(|((a, _), (b, _))| (a - b).abs()).fold(0.0, f64::max)
+        };
+        let (exact, alone) = (curve(&Cut::even(1), DType::F32), curve(&Cut::even(1), DType::Bf16));
+        let rounding = largest(&exact, &alone);
+        for cut in [Cut::even(2), split(uneven(3))] {
+            let together = curve(&cut, DType::Bf16);
+            let error = largest(&together, &exact);
+            assert!(error <= 2.0 * rounding + 2e-3, "{case}, {cut:?}: {error} from f32, alone {rounding}");
+        }
+    }
+}
+
+#[test]
+fn the_same_layout_twice_gives_the_same_bits() {
+    for (cut, dtype) in [(uneven(3), DType::F32), (split(Cut::even(2)), DType::Bf16)] {
+        let [first, second] = [(); 2].map(|_| {
+            let ranks = loaded("qwen3", &cut, dtype, options(Some(1.0)));
+            (train("qwen3", &ranks, 5), support::state(&ranks))
+        });
+        assert!(first == second, "{cut:?}");
+    }
+}
+
+#[test]
+fn gradient_norm_under_tp_equals_the_single_ranks_after_20_batches() {
+    for case in ["llama3", "gpt2", "qwen3", "gemma3", "vit"] {
+        for clip in [None, Some(0.05)] {
+            let norms = |cut: &Cut| train(case, &loaded(case, cut, DType::F32, options(clip)), 20);
+            let alone = norms(&Cut::even(1));
+            for cut in [uneven(2), Cut::even(4), split(Cut::even(2))] {
+                for ((_, ours), (_, theirs)) in norms(&cut).iter().zip(&alone) {
+                    assert!((ours / theirs - 1.0).abs() <= 1e-3, "{case}, {cut:?}, {clip:?}: {ours}, alone {theirs}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn replicated_parameters_stay_bitwise_equal_across_ranks() {
+    // Norms, norms of heads, biases of row-parallel layers, positions, and key and value heads that ranks share.
+    for case in ["qwen3", "gpt2", "gpt_neox", "llama3", "vit"] {
+        for cut in [Cut::even(4), split(uneven(3))] {
+            let ranks = loaded(case, &cut, DType::F32, options(Some(1.0)));
+            train(case, &ranks, 10);
+            let held = ranks.each(|trainer| {
+                let queue = trainer.device.compute();
+                let of = |id: ParamId| queue.read(trainer.tensor(Kind::Weight, id));
+                (trainer.model.specs.clone(), trainer.parameters.ids().map(of).collect::<Vec<_>>())
+            });
+            let held = held.unwrap();
+            let mut shared = 0;
+            for (specs, values) in &held {
+                for (id, spec) in specs.iter().enumerate() {
+                    let first = match &spec.sharing {
+                        Sharing::Alone => continue,
+                        Sharing::Same => 0,
+                        Sharing::Summed(holders) => holders.start,
+                    };
+                    shared += 1;
+                    assert!(values[id] == held[first].1[id], "{case}, {cut:?}: {}", spec.name);
+                }
+            }
+            assert!(shared > 0);
+        }
+    }
+}
+
+#[test]
+fn different_batches_within_a_tp_group_are_detected_on_any_step() {
+    let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
+    train("llama3", &ranks, 3);
+    let outcomes = ranks.each(|trainer| {
+        let step = trainer.model.shard.index;
+        trainer.step(&[samples(&trainer.model, step)], LR)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::DifferentSamples { ranks: [0, 1] }), "{error}");
+        assert!(error.is_fault());
+    }
+    assert!(ranks.step(vec![samples(&model("llama3"), 0)], LR).is_ok(), "the ranks can go on");
+}
+
+fn saved(ranks: &Ranks, folder: &Path) -> Vec<u8> {
+    let new = NewFolder::create(folder).unwrap();
+    save_weights(&new, ranks.specs(), FileDtype::F32, |id, rows| ranks.read_rows(Kind::Weight, id, rows)).unwrap();
+    new.commit(false).unwrap();
+    std::fs::read(folder.join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn a_model_saved_from_any_ranks_is_byte_identical_to_one_saved_from_one() {
+    let temporary = tempfile::tempdir().unwrap();
+    for case in CASES {
+        let heads = model(case).config.heads;
+        let save = |name: &str, cut: &Cut| {
+            let ranks = loaded(case, cut, DType::F32, options(None));
+            saved(&ranks, &temporary.path().join(format!("{case}-{name}")))
+        };
+        let alone = save("1", &Cut::even(1));
+        for shards in (2..=4).filter(|&shards| shards <= heads) {
+            let [even, by_weight] = [Cut::even(shards), uneven(shards)];
+            assert!(save(&format!("{shards}"), &even) == alone, "{case} from {shards}");
+            assert!(save(&format!("{shards}-uneven"), &by_weight) == alone, "{case} from {shards}, uneven");
+        }
+    }
+}
+
+fn llama(heads: usize, kv_heads: usize, head_dim: usize, vocab: usize, tied: bool) -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": heads * head_dim, "num_hidden_layers": 1, "head_dim": head_dim,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": 64, "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+#[test]
+fn heads_are_cut_in_whole_groups() {
+    type Widths = Vec<usize>;
+    let widths = |model: &Model, shards: usize| -> (Widths, Widths) {
+        let shards = Shard::cut(&model.config, &Cut::even(shards)).unwrap();
+        let dim = model.config.head_dim;
+        let of = |range: fn(&Shard) -> usize| shards.iter().map(|shard| range(shard) * dim).collect();
+        (of(|shard| shard.heads.len()), of(|shard| shard.kv_heads.len()))
+    };
+    assert_eq!(widths(&llama(6, 6, 64, 10, false), 4).1, [128, 128, 64, 64]);
+    assert_eq!(widths(&llama(32, 8, 32, 10, false), 3), (vec![384, 384, 256], vec![96, 96, 64]));
+    assert_eq!(widths(&llama(12, 12, 8, 10, false), 5).0, [24, 24, 16, 16, 16]);
+    // Two key and value heads over three and four ranks: some ranks share one.
+    assert_eq!(widths(&llama(8, 2, 8, 10, false), 3), (vec![16, 16, 32], vec![8, 8, 8]));
+    assert_eq!(widths(&llama(8, 2, 8, 10, false), 4), (vec![16; 4], vec![8; 4]));
+}
+
+#[test]
+fn a_rank_holds_less_than_the_whole_and_tied_embeddings_stay_one_tensor() {
+    for (vocab, tied) in [(10, false), (10, true), (1001, true)] {
+        let model = llama(4, 2, 8, vocab, tied);
+        let whole: usize = model.specs.iter().map(|spec| spec.len()).sum();
+        let embeddings = |model: &Model| model.specs.iter().filter(|spec| spec.shape == [vocab, 32]).count();
+        let shards = model.cut(&Cut::even(3)).unwrap();
+        for shard in &shards {
+            assert!(shard.specs.iter().map(|spec| spec.len()).sum::<usize>() < whole);
+            assert_eq!(embeddings(shard), if tied { 1 } else { 2 });
+        }
+        if vocab == 10 {
+            let rows: Vec<usize> = shards.iter().map(|shard| shard.specs[0].matrix[0]).collect();
+            assert_eq!(rows, [4, 3, 3]);
+        }
+        let step = |cut: &Cut| {
+            let ranks = support::random(&model, cut, options(None), DType::F32);
+            let outcome = ranks.step(vec![samples(&model, 0)], LR).unwrap();
+            (outcome.loss, support::state(&ranks))
+        };
+        let ((loss, alone), (shared_loss, shared)) = (step(&Cut::even(1)), step(&Cut::even(3)));
+        assert!((loss - shared_loss).abs() < 1e-5);
+        let distance: f64 =
+            alone.concat().iter().zip(shared.concat()).map(|(a, b)| (a - b) as f64).map(|d| d * d).sum::<f64>().sqrt();
+        assert!(distance < 1e-3, "{vocab} {tied}: off by {distance}");
+    }
+}
+
+#[test]
+fn what_a_plan_leaves_whole_is_computed_whole_on_every_rank() {
+    for (case, plan) in [
+        ("llama3", serde_json::json!({"layers.*.mlp.*": "skip"})),
+        ("qwen3", serde_json::json!({"layers": [["layers.0.self_attn.*", "replicate"], ["lm_head", "replicate"]]})),
+        ("gpt2", serde_json::json!({"wte": "replicate", "h.*.attn.c_*": "replicate"})),
+    ] {
+        let uncut = Plan::from_json(&plan).unwrap().uncut(&model(case)).unwrap();
+        assert!(!uncut.is_empty());
+        let cut = Cut { uncut, ..Cut::even(2) };
+        let curve = |cut: &Cut| train(case, &loaded(case, cut, DType::F32, options(Some(1.0))), 10);
+        for ((ours, norm), (theirs, norm_alone)) in curve(&cut).iter().zip(curve(&Cut::even(1))) {
+            assert!(
+                (ours - theirs).abs() <= 1e-4 && (norm / norm_alone - 1.0).abs() <= 1e-3,
+                "{case}: {ours}, {theirs}"
+            );
+        }
+        let error = model(case).cut(&split(cut)).unwrap_err();
+        assert!(error.to_string().contains("cannot be split by tokens"), "{error}");
+    }
+}
+
+#[test]
+fn loading_touches_only_a_ranks_own_slices() {
+    let model = llama(4, 2, 8, 400, true);
+    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) }).unwrap();
+    let parameters = Parameters::random(&model.specs, DType::F32, 3, device.compute());
+    let shards = model.cut(&Cut::even(2)).unwrap();
+    let queue = device.compute();
+    for (id, spec) in parameters.ids().zip(&model.specs) {
+        let whole = queue.read(parameters.master(id));
+        let asked = std::cell::RefCell::new(vec![false; whole.len()]);
+        let held = &shards[1].specs[id.0];
+        let tensor = queue.tensor(held.matrix[0], held.matrix[1], DType::F32);
+        evenkeel_model::fill_slice(queue, &tensor, held, |range, out| -> Result<(), std::convert::Infallible> {
+            asked.borrow_mut()[range.clone()].fill(true);
+            out.copy_from_slice(&whole[range]);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(asked.into_inner().iter().filter(|&&asked| asked).count(), held.len(), "{}", spec.name);
+    }
+}
