@@ -36,7 +36,7 @@ impl Link {
         };
         let transfer = Duration::try_from_secs_f64(share * call.bytes as f64 / self.bytes_per_s);
         // A link without bandwidth takes for ever, and the deadline is for those who wait, not for the link.
-        (self.latency * steps).saturating_add(transfer.unwrap_or(Duration::MAX))
+        self.latency.saturating_mul(steps).saturating_add(transfer.unwrap_or(Duration::MAX))
     }
 }
 

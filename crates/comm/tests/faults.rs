@@ -199,6 +199,23 @@ fn a_failing_kernel_ends_everybody_with_its_message() {
 }
 
 #[test]
+fn a_collective_that_a_failed_device_drops_ends_everybody_though_its_host_waits_elsewhere() {
+    let failure = while_others_wait(|communicator, device| {
+        let queue = device.compute();
+        let x = queue.zeros(1, 10_000, DType::F32);
+        queue.call(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            panic!("an unreadable page");
+        });
+        device.comm().wait(&queue.record());
+        communicator.group("all", &[0, 1, 2, 3]).all_reduce(device.comm(), &x);
+        communicator.group("nobody else asks", &[0, 1]).exchange(0);
+    });
+    assert_eq!(failure.rank, 1);
+    assert_says(&failure, &["an unreadable page"]);
+}
+
+#[test]
 fn an_abort_ends_everybody_and_its_first_message_counts() {
     let failure = while_others_wait(|communicator, _| {
         communicator.abort("the loss is not finite");

@@ -60,6 +60,16 @@ fn hosts_exchange_values_while_their_queues_wait_for_one_another() {
 }
 
 #[test]
+fn ranks_may_end_right_after_their_last_call() {
+    for round in 0..300 {
+        let values = evenkeel_comm::run_ranks(3, &support::options(), |communicator| {
+            communicator.group("all", &[0, 1, 2]).exchange(round + communicator.rank() as u64)
+        });
+        assert_eq!(values, Ok(vec![vec![round, round + 1, round + 2]; 3]));
+    }
+}
+
+#[test]
 fn a_dry_rank_counts_what_a_real_one_issues() {
     fn issue(communicator: &Communicator, device: &Device) {
         let queue = device.comm();

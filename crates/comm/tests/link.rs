@@ -30,31 +30,34 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
         (|group, queue, _| group.barrier(queue), 8),
     ];
     for (case, (issue, expected_ms)) in cases.into_iter().enumerate() {
-        let times = try_on_ranks(3, &options, |communicator, device| {
-            assert_eq!(communicator.link(), Some(link));
-            let (group, queue) = (communicator.group("tp", &[0, 1, 2]), device.comm());
-            let x = queue.zeros(1, MIB / 4, DType::F32);
-            queue.finish();
-            // The link's time runs from the last arrival on, and this one is late.
-            group.exchange(0);
-            let (sender, receiver) = std::sync::mpsc::channel();
-            let clock = move || sender.send((Instant::now(), thread_cpu_time())).expect("somebody listens");
-            queue.call(clock.clone());
-            issue(&group, queue, &x);
-            queue.call(clock);
-            queue.finish();
-            let [before, after] = [(); 2].map(|()| receiver.recv().expect("both are sent"));
-            (after.0 - before.0, after.1 - before.1)
-        });
         let expected = Duration::from_millis(expected_ms);
-        let times = times.expect("nobody fails");
-        assert!(times.iter().all(|(wall, _)| *wall >= expected.mul_f64(0.99)), "case {case}: {times:?}");
-        let (fastest, _) = times.iter().min().expect("three ranks");
-        assert!(
-            *fastest <= expected.mul_f64(1.2) + Duration::from_millis(4),
-            "case {case}: {times:?} for {expected:?}"
-        );
-        let busiest = times.iter().map(|(_, cpu)| *cpu).max().expect("three ranks");
-        assert!(busiest < expected / 4, "case {case}: {busiest:?} of computing in {expected:?}");
+        let allowed = expected.mul_f64(1.2);
+        // Other processes can make a try late, but not every one.
+        let mut tries = (0..10).map(|_| {
+            let times = try_on_ranks(3, &options, |communicator, device| {
+                assert_eq!(communicator.link(), Some(link));
+                time(&communicator.group("tp", &[0, 1, 2]), device.comm(), issue)
+            });
+            let times = times.expect("nobody fails");
+            assert!(times.iter().all(|(wall, _)| *wall >= expected), "case {case}: {times:?} for {expected:?}");
+            times.into_iter().max().expect("three ranks")
+        });
+        let (wall, cpu) =
+            tries.find(|(wall, _)| *wall <= allowed).unwrap_or_else(|| panic!("case {case}: never {allowed:?}"));
+        assert!(cpu < expected / 20 + Duration::from_micros(300), "case {case}: {cpu:?} of computing in {wall:?}");
     }
+}
+
+/// What a collective takes on its queue: time, and computing time.
+fn time(group: &Group, queue: &Queue, issue: fn(&Group, &Queue, &Tensor)) -> (Duration, Duration) {
+    let x = queue.zeros(1, MIB / 4, DType::F32);
+    queue.finish();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let clock = move || sender.send((Instant::now(), thread_cpu_time())).expect("somebody listens");
+    group.exchange(0);
+    queue.call(clock.clone());
+    issue(group, queue, &x);
+    queue.call(clock);
+    let [before, after] = [(); 2].map(|()| receiver.recv().expect("both are sent"));
+    (after.0 - before.0, after.1 - before.1)
 }

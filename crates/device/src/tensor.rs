@@ -81,6 +81,12 @@ impl View {
         (self.len() * self.dtype.size_bytes()) as u64
     }
 
+    /// The addresses from its first element to its last.
+    pub(crate) fn reach(&self) -> Range<u64> {
+        let elements = if self.is_empty() { 0 } else { (self.rows - 1) * self.stride + self.cols };
+        self.address..self.address + (elements * self.dtype.size_bytes()) as u64
+    }
+
     pub fn row_range(&self, rows: Range<usize>) -> View {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {:?}", self.shape());
         let skipped_bytes = rows.start * self.stride * self.dtype.size_bytes();

@@ -5,8 +5,8 @@ mod support;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor, host};
 use support::{DTYPES, Random, rounded};
 
-/// Around one vector, around four, and many.
-const LENGTHS: [usize; 9] = [0, 1, 15, 16, 17, 63, 64, 65, 1003];
+/// Around one vector, around four of f32 and of bf16, and many.
+const LENGTHS: [usize; 12] = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1003];
 
 fn device() -> Device {
     Device::cpu(&CpuOptions { memory_bytes: 1 << 26, ..CpuOptions::with_threads(1) }).expect("a CPU device starts")
@@ -41,6 +41,30 @@ fn a_sum_is_taken_in_the_order_given_in_f32_and_written_to_every_destination() {
             for (source, values) in sources[..count - 1].iter().zip(&values) {
                 assert_eq!(bits(&queue.read(source)), bits(values), "a source that is no destination stays");
             }
+        }
+    }
+}
+
+#[test]
+fn a_sum_keeps_small_large_and_missing_numbers() {
+    let device = device();
+    let queue = device.compute();
+    let bf16_least = f32::from_bits(1 << 16);
+    let numbers = [0.0, -0.0, bf16_least, -bf16_least, 3e38, f32::INFINITY, f32::NAN, 1.0];
+    for dtype in DTYPES {
+        // Long enough for whole vectors, and a rest.
+        let [a, b]: [Vec<f32>; 2] =
+            [1, 8].map(|step| (0..200).map(|i| rounded(numbers[i / step % 8], dtype)).collect());
+        let [x, y] = [&a, &b].map(|values| queue.floats(1, 200, dtype, values));
+        queue.finish();
+        let addresses = [x.address(), y.address()];
+        // SAFETY: live tensors of that length, which no queue uses now.
+        unsafe { host::sum(dtype, &addresses, &addresses, 200) };
+        let (x, y) = (queue.read(&x), queue.read(&y));
+        for i in 0..200 {
+            let expected = rounded(a[i] + b[i], dtype);
+            let same = |value: f32| value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan();
+            assert!(same(x[i]) && same(y[i]), "{dtype:?}: {} + {} is {}", a[i], b[i], x[i]);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Activation, Order, Product};
+use evenkeel_device::kernel::{Activation, Copy, Order, Product};
 use evenkeel_device::{DType, Queue, Tensor};
 use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
@@ -223,5 +223,44 @@ fn products_without_depth_are_zero_and_empty_ones_are_nothing() {
 fn a_product_of_many_tasks_agrees_with_f64() {
     for dtype in DTYPES {
         check(&ORDERS.map(|order| Case::plain(order, [515, 770, 130], dtype)));
+    }
+}
+
+/// Products that share an operand may pack it once, but only as long as nobody has written to it.
+#[test]
+fn operands_that_change_between_products_are_read_again() {
+    const N: usize = 96;
+    for (dtype, order) in DTYPES.into_iter().flat_map(|dtype| ORDERS.map(|order| (dtype, order))) {
+        run(|queue| {
+            let mut random = Random::new(7);
+            let mut matrix = || queue.floats(N, N, dtype, &random.numbers(N * N, dtype));
+            let [x, w, v, other] = [matrix(), matrix(), matrix(), matrix()];
+            let product = |a: &Tensor, b: &Tensor| {
+                let out = queue.zeros(N, N, DType::F32);
+                queue.launch(Product::new(order, a, b, &out));
+                queue.read(&out)
+            };
+            // Reading back clears what is kept, so these are computed one by one.
+            let expected = [product(&x, &w), product(&x, &v), product(&other, &v), product(&v, &v)];
+            let outs = [(); 4].map(|_| queue.zeros(N, N, DType::F32));
+            let launch = |a: &Tensor, b: &Tensor, out: &Tensor| queue.launch(Product::new(order, a, b, out));
+            launch(&x, &w, &outs[0]);
+            launch(&x, &v, &outs[1]);
+            queue.launch(Copy { x: other.view(), out: x.view() });
+            launch(&x, &v, &outs[2]);
+            // A product that writes over an operand of the last one.
+            let identity: Vec<f32> = (0..N * N).map(|i| f32::from(i % N == i / N)).collect();
+            let identity = queue.floats(N, N, dtype, &identity);
+            launch(&x, &v, &outs[3]);
+            match order {
+                Order::NN | Order::NT => queue.launch(Product::new(Order::NN, &v, &identity, &x)),
+                Order::TN => queue.launch(Product::new(Order::NN, &identity, &v, &x)),
+            }
+            launch(&x, &v, &outs[3]);
+            for (out, expected) in outs.iter().zip(&expected) {
+                assert!(&queue.read(out) == expected, "{dtype:?} {order:?}");
+            }
+            Vec::new()
+        });
     }
 }

@@ -1,7 +1,8 @@
 //! How members come together, act on one another's memory, and part.
 //!
 //! A member posts what it asks for and where its tensors lie, waits until all have posted, acts, and waits until all have
-//! acted. So nobody touches a member's memory before it has come or after it has gone on.
+//! acted. So nobody touches a member's memory before it has come or after it has gone on. Where the others have no need
+//! of its memory, it goes on as soon as it has acted.
 //!
 //! A member that gives up cannot wait for the others, and its memory may vanish with its device. It closes the meeting:
 //! nobody begins to act after that, and it leaves when those that had begun are done, which takes no wait of theirs.
@@ -15,7 +16,7 @@ use evenkeel_device::Health;
 
 use super::World;
 use super::signal::Signal;
-use crate::call::{Call, ordinal};
+use crate::call::{Call, Kind, ordinal};
 use crate::ranks::panic_message;
 
 /// A sleeper looks this often whether its own device has failed, which wakes nobody.
@@ -62,6 +63,10 @@ pub(crate) struct Post {
 impl Post {
     pub fn new(call: Call, from: u64, to: u64) -> Post {
         Post { call, from, to, root: 0, value: 0, arrived: Instant::now() }
+    }
+
+    fn is_touched_by_others(&self) -> bool {
+        !matches!(self.call.kind, Kind::Barrier | Kind::Exchange)
     }
 }
 
@@ -122,7 +127,7 @@ impl Meeting {
 
     fn attend_or_say_why<T>(&self, visit: &Visit<'_>, post: Post, act: impl FnOnce(&[Post]) -> T) -> Result<T, Reason> {
         let (me, size) = (&self.members[visit.me], self.members.len() as u64);
-        // This member's previous call may be on its other queue.
+        // The others may still be at the previous call, and so may this member, on its other queue.
         self.wait(visit, &self.acted, (visit.number - 1) * size, Phase::Turn)?;
         *me.post.lock().expect("no panic under this lock") = Some(Post { arrived: Instant::now(), ..post });
         me.posted.store(visit.number, Ordering::Relaxed);
@@ -132,7 +137,9 @@ impl Meeting {
         let result = self.act(|| act(&posts))?;
         me.acted.store(visit.number, Ordering::Relaxed);
         self.arrive(&self.acted, visit.number * size);
-        self.wait(visit, &self.acted, visit.number * size, Phase::Act)?;
+        if posts[visit.me].is_touched_by_others() {
+            self.wait(visit, &self.acted, visit.number * size, Phase::Act)?;
+        }
         self.linger(visit, &posts)?;
         Ok(result)
     }
@@ -145,17 +152,17 @@ impl Meeting {
     }
 
     fn wait(&self, visit: &Visit<'_>, counter: &AtomicU64, all: u64, phase: Phase) -> Result<(), Reason> {
-        let mut deadline = None;
+        let mut since = None;
         let ready = || counter.load(Ordering::SeqCst) >= all;
         self.signal.wait(visit.world.spin, ready, || {
-            let deadline = *deadline.get_or_insert_with(|| Instant::now() + visit.world.options.deadline);
+            let since = since.get_or_insert_with(Instant::now);
             visit.check()?;
-            let left =
-                (phase != Phase::Act).then(|| self.missing(visit, phase).find(|&rank| visit.world.has_left(rank)));
-            if let Some(rank) = left.flatten() {
+            // Who has left comes before who is missing: a member may come, act and leave between two looks.
+            let mut left = self.missing(visit, phase, |rank| visit.world.has_left(rank));
+            if let Some(rank) = left.next() {
                 return Err(Reason::Left(rank));
             }
-            let remaining = deadline.saturating_duration_since(Instant::now());
+            let remaining = visit.world.options.deadline.saturating_sub(since.elapsed());
             if remaining.is_zero() { Err(Reason::Late(phase)) } else { Ok(remaining.min(LOOK_AT_DEVICE)) }
         })
     }
@@ -214,18 +221,24 @@ impl Meeting {
         )
     }
 
-    /// The ranks that the visitor waits for.
-    fn missing<'a>(&'a self, visit: &'a Visit<'_>, phase: Phase) -> impl Iterator<Item = usize> + 'a {
+    /// Those of the ranks in question that the visitor waits for.
+    fn missing<'a>(
+        &'a self,
+        visit: &'a Visit<'_>,
+        phase: Phase,
+        is_in_question: impl Fn(usize) -> bool + 'a,
+    ) -> impl Iterator<Item = usize> + 'a {
         let is_missing = move |member: &Member| match phase {
             Phase::Turn => member.acted.load(Ordering::Relaxed) < visit.number - 1,
             Phase::Come => member.posted.load(Ordering::Relaxed) < visit.number,
             Phase::Act => member.acted.load(Ordering::Relaxed) < visit.number,
         };
-        self.members.iter().zip(visit.ranks).filter(move |(member, _)| is_missing(member)).map(|(_, &rank)| rank)
+        let members = self.members.iter().zip(visit.ranks.iter().copied());
+        members.filter(move |&(member, rank)| is_in_question(rank) && is_missing(member)).map(|(_, rank)| rank)
     }
 
     fn lateness(&self, visit: &Visit<'_>, call: &Call, phase: Phase) -> String {
-        let missing: Vec<String> = self.missing(visit, phase).map(|rank| rank.to_string()).collect();
+        let missing: Vec<String> = self.missing(visit, phase, |_| true).map(|rank| rank.to_string()).collect();
         let deadline_ms = visit.world.options.deadline.as_millis();
         let (what, missing) = (visit.describe(call), missing.join(", "));
         format!(

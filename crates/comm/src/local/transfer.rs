@@ -1,11 +1,15 @@
 //! What a member does to the members' memory once all have come.
+//!
+//! There is one way for all sizes. Bringing a copy of a small tensor, so that members write only their own memory and need
+//! not wait until all have acted, was tried: between 64 bytes and 32 KiB it was slower back to back on two, four and eight
+//! ranks, and gained a fifth only below 1 KiB behind a kernel.
 
 use std::ops::Range;
 
 use evenkeel_device::host;
 
 use super::Post;
-use crate::call::Kind;
+use crate::call::{Call, Kind};
 
 /// Pieces of a sum begin at multiples of a cache line, so two members never write the same one.
 const LINE_BYTES: usize = 64;
@@ -34,12 +38,12 @@ pub(crate) unsafe fn act(posts: &[Post], me: usize) {
                 host::sum(dtype, &addresses, &[addresses[own.root]], piece.len() / dtype.size_bytes());
             }
             Kind::ReduceScatter => {
-                let part = part(posts, me, me);
+                let part = part(call, me);
                 host::sum(dtype, &addresses(posts, part.start), &[own.to], part.len() / dtype.size_bytes());
             }
             Kind::AllGather => {
                 for (member, post) in posts.iter().enumerate() {
-                    let part = part(posts, me, member);
+                    let part = part(call, member);
                     host::copy(post.from, own.to + part.start as u64, part.len());
                 }
             }
@@ -64,8 +68,7 @@ fn piece(bytes: usize, members: usize, me: usize) -> Range<usize> {
 }
 
 /// The bytes of a member's rows in the whole tensor.
-fn part(posts: &[Post], me: usize, member: usize) -> Range<usize> {
-    let call = &posts[me].call;
+fn part(call: &Call, member: usize) -> Range<usize> {
     let bounds = call.bounds.as_ref().expect("a tensor that is cut has bounds");
     let rows = *bounds.last().expect("bounds have an end");
     let row_bytes = (call.bytes as usize).checked_div(rows).unwrap_or(0);

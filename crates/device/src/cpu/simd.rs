@@ -44,6 +44,12 @@ pub(crate) trait Simd: Copy {
     fn transpose(self, rows: [Self::Vector; LANES]) -> [Self::Vector; LANES];
     /// In each lane, the upper half of `high` above that of `low`.
     fn pair_upper_halves(self, low: Self::Vector, high: Self::Vector) -> Self::Vector;
+    /// In each lane, the nearest bf16 of `high` above that of `low`; NaN stays NaN.
+    fn pair_nearest_bf16(self, low: Self::Vector, high: Self::Vector) -> Self::Vector;
+    /// The bf16 in the lower half of each lane, widened.
+    fn widen_lower_halves(self, a: Self::Vector) -> Self::Vector;
+    /// The bf16 in the upper half of each lane, widened.
+    fn widen_upper_halves(self, a: Self::Vector) -> Self::Vector;
     /// The upper halves of the lanes of `first`, then those of `second`.
     fn join_upper_halves(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
     /// The nearest bf16 of the lanes of `first`, then of those of `second`; NaN stays NaN, subnormal numbers may become 0.
@@ -246,6 +252,18 @@ impl Simd for Portable {
         low.zip(high, |low, high| f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000))
     }
     #[inline(always)]
+    fn pair_nearest_bf16(self, low: Lanes, high: Lanes) -> Lanes {
+        low.zip(high, |low, high| f32::from_bits(round_to_bf16(low) as u32 | (round_to_bf16(high) as u32) << 16))
+    }
+    #[inline(always)]
+    fn widen_lower_halves(self, a: Lanes) -> Lanes {
+        a.map(|a| f32::from_bits(a.to_bits() << 16))
+    }
+    #[inline(always)]
+    fn widen_upper_halves(self, a: Lanes) -> Lanes {
+        a.map(|a| f32::from_bits(a.to_bits() & 0xffff_0000))
+    }
+    #[inline(always)]
     fn join_upper_halves(self, first: Lanes, second: Lanes) -> Lanes {
         let halves = [first.0, second.0];
         let upper = |i: usize| halves[i / LANES][i % LANES].to_bits() >> 16;
@@ -425,6 +443,15 @@ mod avx512 {
             pair_upper_halves(low, high) => {
                 let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
                 _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(high)))
+            };
+            pair_nearest_bf16(low, high) => {
+                let low = _mm512_srli_epi32::<16>(nearest(low));
+                _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, nearest(high)))
+            };
+            widen_lower_halves(a) => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(a)));
+            widen_upper_halves(a) => {
+                let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), upper))
             };
             join_upper_halves(first, second) => {
                 _mm512_castsi512_ps(upper_halves(_mm512_castps_si512(first), _mm512_castps_si512(second)))

@@ -1,11 +1,14 @@
 //! A team: the threads of one queue, which share out the tasks of one kernel at a time.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::TypeId;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+
+use crate::View;
 
 type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
@@ -17,8 +20,10 @@ pub(crate) struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     scratch: Scratch,
-    /// Memory for one kernel's use across all its tasks, such as packed operands.
+    /// Memory for one kernel's use across all its tasks, such as partial sums.
     common: Scratch,
+    /// The left and the right operand of the last product, packed: the next one often has one of them again.
+    operands: [PackedOperand; 2],
 }
 
 struct Shared {
@@ -54,7 +59,7 @@ impl Team {
             stop: AtomicBool::new(false),
         });
         let (scratch, common) = (Scratch::default(), Scratch::default());
-        let mut team = Team { shared, helpers: Vec::new(), scratch, common };
+        let mut team = Team { shared, helpers: Vec::new(), scratch, common, operands: Default::default() };
         for index in 1..threads {
             let (shared, setup) = (team.shared.clone(), setup.clone());
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
@@ -90,6 +95,20 @@ impl Team {
     /// Runs `work` on `0..len` cut in blocks of `block`.
     pub fn blocks(&mut self, len: usize, block: usize, work: impl Fn(Range<usize>, &mut Scratch) + Sync) {
         self.tasks(len.div_ceil(block), |task, scratch| work(task * block..len.min((task + 1) * block), scratch));
+    }
+
+    /// Takes the operands that the last product left; hand them back with [`Team::return_operands`].
+    pub fn take_operands(&mut self) -> [PackedOperand; 2] {
+        std::mem::take(&mut self.operands)
+    }
+
+    pub fn return_operands(&mut self, operands: [PackedOperand; 2]) {
+        self.operands = operands;
+    }
+
+    /// What operands were packed from may have changed.
+    pub fn forget_operands(&mut self) {
+        self.operands.iter_mut().for_each(|operand| operand.source = None);
     }
 
     /// Takes the memory that one kernel may use across its tasks; hand it back with [`Team::return_common`].
@@ -176,6 +195,41 @@ impl Shared {
             guard = self.wake.wait(guard).expect("no panic under this lock");
         }
         self.epoch.load(Ordering::Acquire)
+    }
+}
+
+/// A packed operand, and what it was packed from, as long as that is known not to have changed.
+#[derive(Default)]
+pub(crate) struct PackedOperand {
+    pub memory: Scratch,
+    source: Option<Source>,
+}
+
+/// What was packed, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub view: View,
+    pub level: TypeId,
+    /// Whether the view's rows run along the product's depth.
+    pub along: bool,
+}
+
+impl PackedOperand {
+    pub fn is_of(&self, source: &Source) -> bool {
+        self.source.as_ref() == Some(source)
+    }
+
+    pub fn set_source(&mut self, source: Option<Source>) {
+        self.source = source;
+    }
+
+    /// To be called of whatever a product writes.
+    pub fn forget_if_within(&mut self, written: &View) {
+        let written = written.reach();
+        let overlaps = |read: Range<u64>| read.start < written.end && written.start < read.end;
+        if self.source.is_some_and(|source| overlaps(source.view.reach())) {
+            self.source = None;
+        }
     }
 }
 

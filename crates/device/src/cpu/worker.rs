@@ -41,8 +41,8 @@ impl CpuOptions {
     }
 }
 
-/// How often a queue looks at a flag before it sleeps: a few microseconds, well below what waking a thread takes, since
-/// ranks may share cores.
+/// How often a queue looks at a flag before it sleeps: a few microseconds. The way from the compute queue to the comm queue
+/// and back was measured at 9 to 17 µs with 0 to 100 looks, on one core and on two, and at 18 to 21 µs with 300.
 const LOOKS_BEFORE_SLEEP: usize = 100;
 
 /// A flag that goes up once and can be waited for.
@@ -249,9 +249,15 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
     for command in commands {
         match command {
             Command::Record(flag) => flag.raise(),
-            Command::Wait(flag) => flag.wait(),
+            Command::Wait(flag) => {
+                flag.wait();
+                team.forget_operands();
+            }
             _ if reports.health.failure().is_some() => (),
             command => {
+                if !matches!(command, Command::Launch(Kernel::Product(_))) {
+                    team.forget_operands();
+                }
                 let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
                 if let Err(panic) = outcome {
                     reports.fail(panic_message(&*panic));

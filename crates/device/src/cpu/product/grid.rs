@@ -5,11 +5,12 @@
 //! lies, or copied first where a level cannot read it so. A task computes one block of the output: for each block of
 //! depth, for each left panel, all right panels of the block, which stay in the second cache.
 
+use std::any::TypeId;
 use std::ops::Range;
 
 use super::super::Team;
 use super::super::matrix::{Element, matrix};
-use super::super::team::Scratch;
+use super::super::team::{Scratch, Source};
 use super::epilogue::Epilogue;
 use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product};
@@ -25,7 +26,7 @@ const WORD_BYTES: usize = 4;
 const PACK_DEPTH: usize = 256;
 
 /// How one CPU level multiplies panels.
-pub(super) trait Level {
+pub(super) trait Level: 'static {
     type Packing: Packing;
     /// The tile of sums that one call computes.
     const ROWS: usize;
@@ -139,21 +140,24 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
     let left_stride = copy_stride(depth);
     let copied = must_copy_left::<L>(product);
 
-    let mut common = team.take_common();
+    let [mut left_operand, mut right_operand] = team.take_operands();
+    let (left_source, right_source) = sources::<L>(product);
+    let (keeps_left, keeps_right) = (left_operand.is_of(&left_source), right_operand.is_of(&right_source));
+    let right = Right { first: right_operand.memory.floats(slab_cols * depth).as_mut_ptr().cast(), depth };
     let left_words = if copied { slab_rows * left_stride } else { 0 };
-    let first = common.floats(left_words + slab_cols * depth).as_mut_ptr().cast::<u32>();
-    let right = Right { first, depth };
-    let copy = first.wrapping_add(slab_cols * depth);
+    let copy = left_operand.memory.floats(left_words).as_mut_ptr().cast::<u32>();
     let row_slab = if copied { slab_rows } else { m };
     for col in (0..n).step_by(slab_cols) {
         let cols = col..n.min(col + slab_cols);
-        pack_right::<L>(product, cols.clone(), right, team);
+        if !keeps_right {
+            pack_right::<L>(product, cols.clone(), right, team);
+        }
         for row in (0..m).step_by(row_slab) {
             let rows = row..m.min(row + row_slab);
             let left = if !copied {
                 left_in_place(product)
             } else {
-                if col == 0 || row_slab < m {
+                if !keeps_left && (col == 0 || row_slab < m) {
                     copy_left::<L>(product, rows.clone(), depth, copy, team);
                 }
                 let padded = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
@@ -168,7 +172,18 @@ pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue
             unsafe { slab.run::<L, O>(epilogue, team) };
         }
     }
-    team.return_common(common);
+    left_operand.set_source((copied && row_slab >= m).then_some(left_source));
+    right_operand.set_source((slab_cols >= n).then_some(right_source));
+    for written in [Some(product.out), product.preactivation].iter().flatten() {
+        left_operand.forget_if_within(written);
+        right_operand.forget_if_within(written);
+    }
+    team.return_operands([left_operand, right_operand]);
+}
+
+fn sources<L: Level>(product: &Product) -> (Source, Source) {
+    let source = |view, along| Source { view, level: TypeId::of::<L>(), along };
+    (source(product.a, product.order != Order::TN), source(product.b, product.order == Order::NT))
 }
 
 fn must_copy_left<L: Level>(product: &Product) -> bool {
