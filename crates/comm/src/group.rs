@@ -12,7 +12,8 @@ use crate::local::{self, Meeting, Place, Post, Shared, Visit};
 
 /// A rank's membership in a group of ranks. All members issue the same collectives in the same order.
 ///
-/// A collective is issued on a queue, runs there in order and returns at once. Tensors are contiguous; sums are of f32 or
+/// A collective is issued on a queue, runs there in order and returns at once. As with kernels, a tensor may be dropped
+/// then, and its memory used by the other queue only behind an event. Tensors are contiguous; sums are of f32 or
 /// bf16, whatever is only moved may be u32 as well. `root`, `to` and `from` are places in the group. A group of one
 /// member moves nothing to others.
 #[derive(Clone)]
@@ -114,7 +115,7 @@ impl Group {
         self.count(&call);
         if let Some(local) = self.with_others() {
             let meeting = local.shared.collectives.clone();
-            self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0), Vec::new());
+            self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0));
         }
     }
 
@@ -191,7 +192,7 @@ impl Group {
             Some(local) => {
                 let meeting = local.shared.collectives.clone();
                 let post = Post { root, ..Post::new(call, from.address(), to.address()) };
-                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post, vec![from.clone(), to.clone()]);
+                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post);
             }
             // A group of one still has to bring a tensor from one place to the other.
             None if self.size() == 1 && from.address() != to.address() => {
@@ -209,7 +210,7 @@ impl Group {
             let ranks = [self.ranks()[from], self.ranks()[to]];
             let me = usize::from(self.rank() == to);
             let post = Post::new(call, tensor.address(), tensor.address());
-            self.enqueue(queue, meeting, &ranks, me, post, vec![tensor.clone()]);
+            self.enqueue(queue, meeting, &ranks, me, post);
         }
     }
 
@@ -224,22 +225,11 @@ impl Group {
         }
     }
 
-    fn enqueue(
-        &self,
-        queue: &Queue,
-        meeting: Arc<Meeting>,
-        ranks: &[usize],
-        me: usize,
-        post: Post,
-        tensors: Vec<Tensor>,
-    ) {
+    fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, post: Post) {
         let number = meeting.issue(me);
         let (membership, ranks) = (self.membership.clone(), ranks.to_vec());
         let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health: queue.health() };
-        queue.call(move || {
-            errand.run();
-            drop(tensors);
-        });
+        queue.call(move || errand.run());
     }
 }
 
@@ -267,9 +257,9 @@ impl Errand {
             number: self.number,
             health: Some(&self.health),
         };
-        // SAFETY: the addresses are those of contiguous tensors that are held until their owner's errand has run; the
-        // members have agreed on dtype and size; and a tensor belongs to the queue that the errand runs on, which does
-        // nothing else until all members have acted.
+        // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the members
+        // have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on, which does
+        // nothing else until all members have acted: whoever frees it has the other queue wait, as for a kernel.
         let outcome = self.meeting.attend(&visit, post, |posts| unsafe { local::act(posts, self.me) });
         if let Err(message) = outcome {
             // The device reports the message; the hook of a panic would print it once more for every rank.

@@ -53,7 +53,7 @@ fn inspect_takes_every_golden_model_as_it_is() {
 fn what_cannot_be_is_refused_without_a_panic() {
     let gpt2 = golden("gpt2");
     let vit = golden("vit");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["inspect", &gpt2, "--sequence", "33"], "32 positions"),
         (&["inspect", &vit, "--batch", "65536"], "too large"),
         (&["bench", "step", "--layers", "4096"], "this machine has"),
@@ -62,6 +62,9 @@ fn what_cannot_be_is_refused_without_a_panic() {
         (&["bench", "step", "--threads", "0"], "from 1"),
         (&["bench", "step", "--steps", "18446744073709551615"], "from 1"),
         (&["bench", "step", "--heads", "0"], "num_attention_heads"),
+        (&["bench", "all-reduce", "--ranks", "256", "--mib", "65536"], "this machine has"),
+        (&["bench", "all-reduce", "--ranks", "1"], "from 2"),
+        (&["bench", "all-reduce", "--mib", "4,0"], "from 1"),
     ];
     for (arguments, expected) in cases {
         let output = evenkeel(arguments);
@@ -97,4 +100,21 @@ fn bench_step_reports_speed_memory_and_a_finite_loss() {
     }
     let output = evenkeel(&format!("{tiny} --roofline --recompute").split(' ').collect::<Vec<_>>());
     assert!(stdout(&output).contains("AdamW") && stdout(&output).contains("of the step"), "{}", stdout(&output));
+}
+
+#[test]
+fn bench_all_reduce_reports_each_size() {
+    for dtype in ["f32", "bf16"] {
+        let line = format!("bench all-reduce --ranks 3 --mib 1,2 --turns 2 --json --dtype {dtype}");
+        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+        for (size, mib) in json["sizes"].as_array().expect("a list").iter().zip([1, 2]) {
+            assert_eq!(size["bytes"], mib << 20);
+            let [best, median] = ["min_s", "median_s"].map(|key| size[key].as_f64().expect("a number"));
+            assert!(0.0 < best && best <= median && size["bytes_per_s"].as_f64().unwrap() > 0.0, "{json}");
+        }
+    }
+    let text = stdout(&evenkeel(&["bench", "all-reduce", "--mib", "1", "--turns", "1"]));
+    assert!(text.contains("1.0 MiB") && text.contains("GB/s"), "{text}");
 }

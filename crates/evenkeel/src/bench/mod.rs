@@ -1,5 +1,6 @@
 //! `evenkeel bench`: this machine, measured.
 
+mod all_reduce;
 mod roofline;
 mod step;
 
@@ -38,10 +39,18 @@ impl From<Precision> for DType {
 pub enum Command {
     /// Times whole training steps of a random Llama, and what each kernel takes of them.
     Step(step::Arguments),
+    /// Times sums over the ranks of one process.
+    AllReduce(all_reduce::Arguments),
+}
+
+fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
+    let value = text.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
+    value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
 }
 
 pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),
+        Command::AllReduce(arguments) => all_reduce::run(arguments),
     }
 }

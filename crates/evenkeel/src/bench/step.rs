@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_train::{AdamWOptions, Ranks, Samples, Trainer, TrainerOptions, cost};
+use evenkeel_train::{AdamWOptions, Cost, Ranks, Samples, Trainer, TrainerOptions, cost};
 
-use super::{Precision, roofline};
+use super::{Precision, between, roofline};
 use crate::launch::{Launch, check_memory};
 use crate::{Failure, Mistake, process, text};
 
@@ -49,17 +49,15 @@ pub struct Arguments {
     /// Keep only the residual stream of the forward pass and compute the rest again.
     #[arg(long)]
     recompute: bool,
+    /// Compute nothing: print, as JSON, what a step takes the rank that has most to do.
+    #[arg(long)]
+    dry: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
     /// Time every kernel and compare it with what this machine reaches on it alone.
     #[arg(long, conflicts_with = "json")]
     roofline: bool,
-}
-
-fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
-    let value = text.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
-    value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
 }
 
 impl Arguments {
@@ -95,7 +93,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut launch = Launch::even(arguments.tp, arguments.threads);
     launch.cut.split_sequence = arguments.sequence_parallel && arguments.tp > 1;
     let shards = model.cut(&launch.cut)?;
-    check_fits(arguments, &shards)?;
+    let costs = costs(arguments, &shards)?;
+    if arguments.dry {
+        return Ok(most(&costs));
+    }
+    check_memory(&costs, HINT)?;
     let dtype = arguments.dtype.into();
     let ranks = launch.start(shards, arguments.trainer_options(), move |shard, queue| {
         Ok(Parameters::random(&shard.specs, dtype, 0, queue))
@@ -122,17 +124,30 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Refuses, after a dry run, what would not fit.
-fn check_fits(arguments: &Arguments, shards: &[Model]) -> Result<(), Mistake> {
+const HINT: &str = "use a smaller --batch or --sequence, or --recompute";
+
+/// What a step takes each rank.
+fn costs(arguments: &Arguments, shards: &[Model]) -> Result<Vec<Cost>, Mistake> {
     const MOST_TOKENS: usize = 1 << 26;
-    let hint = "use a smaller --batch or --sequence, or --recompute";
     if arguments.batch * arguments.sequence > MOST_TOKENS {
         let what = format!("a step has {MOST_TOKENS} tokens at most");
-        return Err(Mistake { what, hint: Some(hint.to_owned()) });
+        return Err(Mistake { what, hint: Some(HINT.to_owned()) });
     }
     let blank = [Samples::blank(shards[0].config.input, arguments.batch, arguments.sequence)];
     let cost = |shard: &Model| cost(shard, arguments.trainer_options(), arguments.dtype.into(), &blank);
-    check_memory(&shards.iter().map(cost).collect::<Vec<_>>(), hint)
+    Ok(shards.iter().map(cost).collect())
+}
+
+fn most(costs: &[Cost]) -> String {
+    let most = |of: fn(&Cost) -> u128| costs.iter().map(of).max().unwrap_or(0) as u64;
+    let json = serde_json::json!({
+        "tp": costs.len(),
+        "state_bytes": most(|cost| cost.state_bytes.into()),
+        "peak_bytes": most(|cost| cost.peak_bytes.into()),
+        "flops": most(|cost| cost.flops),
+        "exchanged_bytes": most(|cost| cost.sent_bytes),
+    });
+    json.to_string()
 }
 
 const LR: f64 = 3e-4;
