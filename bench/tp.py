@@ -29,7 +29,7 @@ def main():
     ways = {
         "Evenkeel, one rank on both cores": (ours, RANKS),
         "Evenkeel, tp = 2": ([*ours, "--tp", "2"], RANKS),
-        "Evenkeel, tp = 2, sequence parallel": ([*ours, "--tp", "2", "--sequence-parallel"], RANKS),
+        "Evenkeel, tp = 2, stream whole": ([*ours, "--tp", "2", "--whole-stream"], RANKS),
         "transformers, tp_plan": ([*torchrun, "--tp", "transformers"], 1),
         "DeepSpeed, AutoTP": ([*torchrun, "--tp", "deepspeed"], 1),
     }

@@ -135,7 +135,7 @@ impl Group {
         };
         let post = Post { value, ..Post::new(call, 0, 0) };
         let values = meeting.attend(&visit, post, |posts| posts.iter().map(|post| post.value).collect());
-        values.unwrap_or_else(|message| panic!("{message}"))
+        values.unwrap_or_else(|message| resume_unwind(Box::new(message)))
     }
 
     fn call(&self, kind: Kind, whole: &Tensor) -> Call {

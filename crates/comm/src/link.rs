@@ -35,7 +35,7 @@ impl Link {
             Kind::Barrier | Kind::Exchange => (2 * others, 0.0),
         };
         let transfer = Duration::try_from_secs_f64(share * call.bytes as f64 / self.bytes_per_s);
-        // A link without bandwidth takes for ever, and the deadline is for those who wait, not for the link.
+        // A link without bandwidth takes for ever.
         self.latency.saturating_mul(steps).saturating_add(transfer.unwrap_or(Duration::MAX))
     }
 }

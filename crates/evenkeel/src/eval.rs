@@ -100,8 +100,7 @@ fn options(settings: &Settings) -> TrainerOptions {
 fn peak_bytes_of(shard: &Model, settings: &Settings) -> u64 {
     let samples = Samples::blank(shard.config.input, settings.train.batch, settings.data.sequence);
     let (index, count) = (shard.shard.index, shard.shard.count);
-    let ranks: Vec<usize> = (0..count).collect();
-    let groups = TensorGroups::new(&Communicator::dry(index, count), &ranks, &shard.shard);
+    let groups = TensorGroups::of_world(&Communicator::dry(index, count), &shard.shard);
     peak_bytes(|device| {
         let parameters = Parameters::allocate(&shard.specs, device_dtype(settings.train.dtype), device.compute());
         Trainer::new(frozen(shard), device.clone(), groups, parameters, options(settings)).evaluate(&samples);

@@ -1,5 +1,6 @@
 //! The ranks of a run: which cores and which shard of the model each one has.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -32,9 +33,12 @@ impl Launch {
             weights => weights.to_vec(),
         };
         let deadline = Duration::from_secs_f64(parallel.timeout_s);
-        let uncut = plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?;
+        let uncut = match parallel.tp {
+            1 => BTreeSet::new(),
+            _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
+        };
         Ok(Launch {
-            cut: Cut { weights, split_sequence: parallel.sequence_parallel, uncut },
+            cut: Cut { weights, split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()), uncut },
             cores_per_rank: cores_per_rank(parallel.tp, parallel.cores_per_rank, settings.device.threads),
             comm: Options { deadline, link: link(parallel) },
         })
@@ -42,7 +46,8 @@ impl Launch {
 
     /// `ranks` equal ranks that share the machine's cores, or as many of them as are wanted.
     pub fn even(ranks: usize, threads: Option<usize>) -> Launch {
-        let (cut, cores_per_rank) = (Cut::even(ranks), cores_per_rank(ranks, None, threads));
+        let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
+        let cores_per_rank = cores_per_rank(ranks, None, threads);
         Launch { cut, cores_per_rank, comm: Options::default() }
     }
 
@@ -71,22 +76,26 @@ impl Launch {
         Ranks::start(shards.len(), &self.comm, move |communicator| {
             let model = shards[communicator.rank()].clone();
             let device = launch.device(communicator.rank())?;
-            let ranks: Vec<usize> = (0..communicator.size()).collect();
-            let groups = TensorGroups::new(communicator, &ranks, &model.shard);
+            let groups = TensorGroups::of_world(communicator, &model.shard);
             let parameters = parameters(&model, device.compute())?;
             Ok(Trainer::new(model, device, groups, parameters, options))
         })
     }
 
     /// A rank's cores are its own where there are enough for all; a single rank may use any.
-    fn device(&self, rank: usize) -> Result<Device, Mistake> {
+    fn device(&self, rank: usize) -> Result<Device, Failure> {
         let allowed = evenkeel_device::allowed_cores();
         let count = self.cores_per_rank;
         let pinned = self.ranks() > 1 && self.ranks() * count <= allowed.len();
         let cores = if pinned { allowed[rank * count..][..count].to_vec() } else { Vec::new() };
         let options = CpuOptions { name: format!("rank{rank}"), cores, ..CpuOptions::with_threads(count) };
-        Device::cpu(&options)
-            .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })
+        Device::cpu(&options).map_err(|error| {
+            let mistake = Mistake { what: format!("the device of rank {rank} cannot be started: {error}"), hint: None };
+            match error.kind() {
+                std::io::ErrorKind::InvalidInput => mistake.into(),
+                _ => Failure::Fault(mistake),
+            }
+        })
     }
 }
 

@@ -1,14 +1,15 @@
 //! Plans that say how a model is cut: `base_model_tp_plan` in config.json, or a table of patterns of one's own.
 //!
-//! A plan names layers and how transformers or DeepSpeed would cut them. What it says wins over the automatic cut; what it
-//! does not mention is cut automatically. Layers that feed each other must be cut to fit: the outputs of one and the inputs
-//! of the next, or neither.
+//! A plan names layers and how transformers or DeepSpeed would cut them. What it says wins over the automatic cut. Layers
+//! that feed each other are cut to fit, the outputs of one and the inputs of the next, or neither; where a plan mentions some
+//! of them only, the others follow, and where it mentions none, they are cut automatically.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use crate::build::Model;
+use crate::config::shorten;
 use crate::error::Error;
 use crate::family::{Mlp, Qkv};
 use crate::shard::Part;
@@ -32,12 +33,13 @@ enum Style {
 
 /// What transformers (older and newer) and DeepSpeed call the styles. Whether an output is gathered or reduced by the
 /// layer or by its parent makes no difference here: units are reduced once, at their end.
-const STYLES: [(&str, Style); 17] = [
+const STYLES: [(&str, Style); 18] = [
     ("colwise", Style::Outputs),
     ("colwise_rep", Style::Outputs),
     ("colwise_gather_output", Style::Outputs),
     ("local_colwise", Style::Outputs),
     ("packed_colwise", Style::Outputs),
+    ("local_packed_rowwise", Style::Outputs),
     ("column", Style::Outputs),
     ("rowwise", Style::Inputs),
     ("rowwise_rep", Style::Inputs),
@@ -85,6 +87,7 @@ impl Plan {
             let known = STYLES.iter().find(|(name, _)| style.as_str() == Some(name));
             let (_, known) = known.ok_or_else(|| {
                 let names: Vec<&str> = STYLES.iter().map(|(name, _)| *name).collect();
+                let (pattern, style) = (shorten(pattern), shorten(&style.to_string()));
                 Error::BadPlan { what: format!("`{pattern}` has style {style}, known are {}", names.join(", ")) }
             })?;
             Ok((pattern.to_owned(), *known))
@@ -110,10 +113,14 @@ impl Plan {
             }
         };
         let embed = names.embed.trim_end_matches(".weight");
-        let embed_is_cut = self.agree(model, &[(embed, &[Style::Vocabulary, Style::Inputs])])?;
-        let head_is_cut = self.agree(model, &[(names.head, &[Style::Outputs])])?;
-        keep_whole(Part::Embedding, if config.tied { embed_is_cut.or(head_is_cut) } else { embed_is_cut });
-        keep_whole(Part::Head, head_is_cut);
+        let embed: (&str, &[Style]) = (embed, &[Style::Vocabulary, Style::Inputs]);
+        let head: (&str, &[Style]) = (names.head, &[Style::Outputs]);
+        if config.tied {
+            keep_whole(Part::Embedding, self.agree(model, &[embed, head])?);
+        } else {
+            keep_whole(Part::Embedding, self.agree(model, &[embed])?);
+            keep_whole(Part::Head, self.agree(model, &[head])?);
+        }
         for layer in 0..config.layers.len() {
             let prefix = names.layer.replace("{}", &layer.to_string());
             let full = |name: &str| format!("{prefix}{name}");
@@ -195,15 +202,19 @@ fn describe(style: Style) -> &'static str {
     }
 }
 
-/// `*` stands for any letters.
+/// `*` stands for any letters. In one pass, for patterns may come from anywhere.
 fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
-            let mut starts = (0..=rest.len()).filter(|&start| rest.is_char_boundary(start));
-            starts.any(|start| matches(after, &rest[start..]))
-        }),
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut left) = name.strip_prefix(first) else { return false };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        match left.split_once(part) {
+            Some((_, behind)) if !part.is_empty() => left = behind,
+            None => return false,
+            Some(_) => (),
+        }
     }
+    left.ends_with(last)
 }
 
 #[cfg(test)]
@@ -271,7 +282,26 @@ mod tests {
 
     #[test]
     fn a_tied_head_is_held_as_its_embedding_is() {
-        let plan = Plan::from_json(&json!({"lm_head": "replicate"})).unwrap();
-        assert!(plan.uncut(&model(true)).unwrap().contains(&Part::Embedding));
+        let uncut = |plan: Value| Plan::from_json(&plan).unwrap().uncut(&model(true));
+        assert_eq!(uncut(json!({"lm_head": "replicate"})).unwrap(), BTreeSet::from([Part::Embedding]));
+        let error = uncut(json!({"lm_head": "replicate", "embed_tokens": "embedding_rowwise"})).unwrap_err();
+        assert!(error.to_string().contains("only one of them is cut"), "{error}");
+    }
+
+    #[test]
+    fn patterns_match_in_one_pass_whatever_they_are() {
+        for (pattern, name, expected) in [
+            ("a.*.c", "a.b.c", true),
+            ("a.*.c", "a.b.d", false),
+            ("*", "anything", true),
+            ("a*b*b", "ab", false),
+            ("a*b*b", "axbxb", true),
+            ("*ab", "aab", true),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} and {name}");
+        }
+        let stars = "*".repeat(1 << 20);
+        assert!(matches(&stars, "name") && !matches(&format!("{stars}Z"), "model.layers.0.mlp"));
     }
 }

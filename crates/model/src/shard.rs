@@ -83,13 +83,16 @@ impl Shard {
     pub fn cut(config: &Config, cut: &Cut) -> Result<Vec<Shard>, Error> {
         let count = cut.weights.len();
         assert!(count > 0 && cut.weights.iter().all(|weight| *weight > 0.0), "weights {:?}", cut.weights);
+        let is_cut = |part: Part| !cut.uncut.contains(&part);
+        let any_layer_is_cut = |part: fn(usize) -> Part| (0..config.layers.len()).any(|layer| is_cut(part(layer)));
+        let of_images = matches!(config.input, Input::Images { .. });
         let divisible = [
-            ("attention heads", config.heads),
-            ("FFN columns", config.ffn),
-            ("classes", config.classes),
-            ("elements in a patch", patch_elements(config)),
+            ("attention heads", config.heads, any_layer_is_cut(Part::Attention)),
+            ("FFN columns", config.ffn, any_layer_is_cut(Part::Mlp)),
+            ("classes", config.classes, is_cut(Part::Head) || (!of_images && is_cut(Part::Embedding))),
+            ("elements in a patch", patch_elements(config), of_images && is_cut(Part::Embedding)),
         ];
-        if let Some(&(what, size)) = divisible.iter().find(|(_, size)| (1..count).contains(size)) {
+        if let Some(&(what, size, _)) = divisible.iter().find(|(_, size, is_cut)| *is_cut && *size < count) {
             return Err(Error::TooManyShards { shards: count, what, size });
         }
         if count == 1 {
@@ -153,7 +156,7 @@ fn cut_heads(config: &Config, weights: &[f64]) -> Vec<HeadsOfShard> {
         };
         return kv_heads.into_iter().enumerate().map(whole_groups).collect();
     }
-    let shards_of_kv = apportion(weights.len(), &vec![1.0; config.kv_heads]);
+    let shards_of_kv = share_out(weights, config.kv_heads, group);
     let mut shards = Vec::new();
     for (kv, holders) in shards_of_kv.into_iter().enumerate() {
         for heads in apportion(group, &weights[holders.clone()]) {
@@ -162,6 +165,21 @@ fn cut_heads(config: &Config, weights: &[f64]) -> Vec<HeadsOfShard> {
         }
     }
     shards
+}
+
+/// Cuts the shards in `parts` runs of about the same weight, none empty and none longer than `longest`.
+fn share_out(weights: &[f64], parts: usize, longest: usize) -> Vec<Range<usize>> {
+    let (shards, total) = (weights.len(), weights.iter().sum::<f64>());
+    let mut start = 0;
+    let run = |part: usize| {
+        let behind = parts - part - 1;
+        let ends = (start + 1).max(shards.saturating_sub(behind * longest))..=(start + longest).min(shards - behind);
+        let wanted = total * (part + 1) as f64 / parts as f64;
+        let miss = |end: usize| (weights[..end].iter().sum::<f64>() - wanted).abs();
+        let end = ends.min_by(|&a, &b| miss(a).total_cmp(&miss(b))).expect("there are enough heads for the shards");
+        std::mem::replace(&mut start, end)..end
+    };
+    (0..parts).map(run).collect()
 }
 
 /// Tiles and vectors like parts that are multiples of these.
@@ -218,6 +236,19 @@ mod tests {
     fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
         assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start) && parts[0].start == 0, "{parts:?}");
         parts.iter().map(Range::len).collect()
+    }
+
+    #[test]
+    fn shards_share_key_and_value_heads_by_their_weights() {
+        for (weights, parts, longest, expected) in [
+            (vec![1.0, 1.0, 0.5], 2, 4, vec![1, 2]),
+            (vec![0.5, 1.0, 1.0], 2, 4, vec![2, 1]),
+            (vec![1.0; 4], 2, 4, vec![2, 2]),
+            (vec![1.0, 1.0, 1.0, 9.0], 2, 3, vec![3, 1]),
+            (vec![9.0, 1.0, 1.0, 1.0], 2, 2, vec![2, 2]),
+        ] {
+            assert_eq!(lengths(&share_out(&weights, parts, longest)), expected, "{weights:?} over {parts}");
+        }
     }
 
     #[test]

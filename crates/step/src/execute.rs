@@ -138,7 +138,6 @@ impl<'a> Run<'a> {
         let Executor { device, gradients, groups, .. } = *self.executor;
         let buckets = if task.work == Work::SumGradients { gradients.buckets(device.compute()) } else { &[] };
         let (comm, group) = (device.comm(), &groups.all);
-        let rows = self.row_bounds(task);
         comm.wait(&device.compute().record());
         self.exchanges += 1;
         for bucket in buckets {
@@ -149,7 +148,7 @@ impl<'a> Run<'a> {
             let bounds = match from.kind {
                 // Every rank has its statistics of all rows.
                 ValueKind::Stats(_) => (0..=group.size()).map(|rank| rank * tensors[0].rows).collect(),
-                _ => rows,
+                _ => self.row_bounds(task),
             };
             let received = tensors.iter().map(|tensor| match task.work {
                 Work::AllReduce => {

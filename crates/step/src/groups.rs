@@ -24,6 +24,12 @@ impl TensorGroups {
         TensorGroups { all, kv_holders }
     }
 
+    /// All ranks compute the shards of one model, in order.
+    pub fn of_world(communicator: &Communicator, shard: &Shard) -> TensorGroups {
+        let ranks: Vec<usize> = (0..communicator.size()).collect();
+        TensorGroups::new(communicator, &ranks, shard)
+    }
+
     /// The group of the shards that hold the same part of a parameter.
     pub(crate) fn of(&self, holders: &Range<usize>) -> &Group {
         match &self.kv_holders {

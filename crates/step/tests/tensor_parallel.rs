@@ -3,7 +3,8 @@
 mod support;
 
 use evenkeel_comm::{Options, run_ranks};
-use evenkeel_device::{DType, Device};
+use evenkeel_device::kernel::Segments;
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{Batch, Cut, Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Sharing};
 use evenkeel_step::schedule::{Chain, evaluation, sequential};
 use evenkeel_step::{Executor, TensorGroups, verify};
@@ -37,18 +38,73 @@ struct Outcome {
     gradients: Vec<(ParamSpec, Vec<f32>)>,
 }
 
-fn run(model: &Model, case: &str, groups: &TensorGroups, device: &Device, dtype: DType, recompute: bool) -> Outcome {
+/// Where a model's weights come from, and what it reads.
+trait Origin: Sync {
+    fn model(&self) -> Model;
+    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters;
+    fn batches(&self, model: &Model, dtype: DType, queue: &Queue) -> Vec<Batch>;
+}
+
+impl Origin for str {
+    fn model(&self) -> Model {
+        Model::open(&golden(self)).expect("a known architecture")
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters {
+        shard.load(&golden(self), dtype, queue).expect("golden weights fit")
+    }
+
+    fn batches(&self, model: &Model, dtype: DType, queue: &Queue) -> Vec<Batch> {
+        (0..2).map(|micro| batch(model, micro, dtype, queue)).collect()
+    }
+}
+
+/// A random Llama on so many tokens.
+struct Random {
+    vocabulary: usize,
+    tokens: usize,
+}
+
+impl Origin for Random {
+    fn model(&self) -> Model {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": self.vocabulary,
+            "tie_word_embeddings": true, "initializer_range": 0.5,
+        });
+        Model::from_json(&config).unwrap()
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters {
+        Parameters::random(&shard.specs, dtype, 3, queue)
+    }
+
+    fn batches(&self, _: &Model, _: DType, queue: &Queue) -> Vec<Batch> {
+        let ids: Vec<u32> = (0..self.tokens).map(|token| (token * 7919 % self.vocabulary) as u32).collect();
+        vec![Batch::tokens(queue, &ids, &ids, Segments::uniform(1, self.tokens))]
+    }
+}
+
+fn run(
+    model: &Model,
+    origin: &(impl Origin + ?Sized),
+    groups: &TensorGroups,
+    device: &Device,
+    dtype: DType,
+    recompute: bool,
+) -> Outcome {
     let queue = device.compute();
-    let parameters: Parameters = model.load(&golden(case), dtype, queue).expect("golden weights fit");
+    let parameters = origin.parameters(model, dtype, queue);
     let tables = RotaryTables::new(&model.config, queue, 64);
     let gradients = Gradients::new(&model.specs, queue);
-    let batches: Vec<Batch> = (0..2).map(|micro| batch(model, micro, dtype, queue)).collect();
+    let batches = origin.batches(model, dtype, queue);
     let executor = Executor { model, device, parameters: &parameters, tables: &tables, gradients: &gradients, groups };
-    let program = sequential(&Chain::of(model), &[1, 1], recompute);
+    let chunks: Vec<usize> = batches.iter().map(|batch| model.head.chunks(model.head.rows(batch)).count()).collect();
+    let program = sequential(&Chain::of(model), &chunks, recompute);
     verify(&program).expect("a schedule of ours is sound");
     let found = executor.run(&program, &batches, OPTIONS);
     let losses = found.iter().flat_map(|found| queue.read(&found.losses)).collect();
-    let program = evaluation(&Chain::of(model), 1);
+    let program = evaluation(&Chain::of(model), chunks[0]);
     verify(&program).expect("a schedule of ours is sound");
     let evaluated = executor.run(&program, &batches[..1], OPTIONS);
     let evaluated = queue.read(&evaluated[0].losses);
@@ -56,20 +112,18 @@ fn run(model: &Model, case: &str, groups: &TensorGroups, device: &Device, dtype:
     Outcome { losses, evaluated, gradients: model.specs.iter().cloned().zip(gradients).collect() }
 }
 
-fn on_one_rank(case: &str, dtype: DType) -> Outcome {
-    let model = Model::open(&golden(case)).expect("a known architecture");
-    let groups = TensorGroups::new(&evenkeel_comm::Communicator::dry(0, 1), &[0], &model.shard);
-    run(&model, case, &groups, &cpu(1), dtype, false)
+fn on_one_rank(origin: &(impl Origin + ?Sized), dtype: DType) -> Outcome {
+    let model = origin.model();
+    let groups = TensorGroups::of_world(&evenkeel_comm::Communicator::dry(0, 1), &model.shard);
+    run(&model, origin, &groups, &cpu(1), dtype, false)
 }
 
-fn on_ranks(case: &str, cut: &Cut, dtype: DType, recompute: bool) -> Vec<Outcome> {
-    let model = Model::open(&golden(case)).expect("a known architecture");
-    let shards = model.cut(cut).expect("enough heads");
-    let ranks: Vec<usize> = (0..shards.len()).collect();
+fn on_ranks(origin: &(impl Origin + ?Sized), cut: &Cut, dtype: DType, recompute: bool) -> Vec<Outcome> {
+    let shards = origin.model().cut(cut).expect("enough heads");
     let outcomes = run_ranks(shards.len(), &Options::default(), |communicator| {
         let shard = &shards[communicator.rank()];
-        let groups = TensorGroups::new(&communicator, &ranks, &shard.shard);
-        run(shard, case, &groups, &cpu(1), dtype, recompute)
+        let groups = TensorGroups::of_world(&communicator, &shard.shard);
+        run(shard, origin, &groups, &cpu(1), dtype, recompute)
     });
     outcomes.expect("no rank fails")
 }
@@ -142,6 +196,21 @@ fn losses_and_every_gradient_equal_the_single_rank_for_every_cut() {
                 let what = format!("{case}, {cut:?}, recompute {recompute}");
                 compare(&what, &whole, &ranks, TOLERANCE);
             }
+        }
+    }
+}
+
+#[test]
+fn a_head_in_several_chunks_and_fewer_tokens_than_ranks_make_no_difference() {
+    for (origin, shards) in [
+        (Random { vocabulary: 1 << 20, tokens: 20 }, 2),
+        (Random { vocabulary: 50, tokens: 2 }, 4),
+        (Random { vocabulary: 50, tokens: 1 }, 3),
+    ] {
+        let whole = on_one_rank(&origin, DType::F32);
+        for cut in cuts(shards) {
+            let what = format!("{} tokens, {cut:?}", origin.tokens);
+            compare(&what, &whole, &on_ranks(&origin, &cut, DType::F32, false), TOLERANCE);
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, all_or_first_error};
 use crate::run::Progress;
 use crate::trainer::{Kind, Trainer};
 
@@ -91,7 +91,7 @@ pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Res
 /// Puts the ranks in the state of a checkpoint, each reading its own slices, and says how far that was.
 pub fn load(path: &Path, ranks: &Ranks) -> Result<State, Error> {
     let path = path.to_owned();
-    ranks.each(move |trainer| load_rank(&path, trainer))?.swap_remove(0)
+    Ok(all_or_first_error(ranks.each(move |trainer| load_rank(&path, trainer))?)?.swap_remove(0))
 }
 
 fn load_rank(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {

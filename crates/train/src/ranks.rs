@@ -16,7 +16,9 @@ type Job = Box<dyn FnOnce(&mut Trainer) + Send>;
 
 /// The ranks of a run. Dropping it ends their threads.
 pub struct Ranks {
-    jobs: Vec<Sender<Job>>,
+    /// Empty once the ranks are to end.
+    jobs: Mutex<Vec<Sender<Job>>>,
+    count: usize,
     threads: Mutex<Threads>,
     specs: Vec<ParamSpec>,
 }
@@ -37,22 +39,27 @@ impl Ranks {
         let (jobs, queues): (Vec<Sender<Job>>, Vec<Receiver<Job>>) = (0..count).map(|_| channel()).unzip();
         let queues: Mutex<Vec<Option<Receiver<Job>>>> = Mutex::new(queues.into_iter().map(Some).collect());
         let (made, starts) = channel();
+        // Each rank has a sender of its own, which goes when it ends, so that nobody waits for one that has failed.
+        let senders: Mutex<Vec<Option<Sender<_>>>> = Mutex::new((0..count).map(|_| Some(made.clone())).collect());
+        drop(made);
         let options = options.clone();
         let serve = move |communicator: Communicator| {
-            let trainer = make(&communicator);
-            let queue = queues.lock().expect("no panic under this lock")[communicator.rank()].take();
-            let mut trainer = match trainer {
+            let rank = communicator.rank();
+            let queue = queues.lock().expect("no panic under this lock")[rank].take();
+            let made = senders.lock().expect("no panic under this lock")[rank].take().expect("a rank is made once");
+            let mut trainer = match make(&communicator) {
                 Ok(trainer) => trainer,
                 Err(error) => return drop(made.send(Err(error))),
             };
-            let specs = trainer.model.specs.clone();
-            if made.send(Ok((communicator.rank(), specs))).is_ok() {
+            if made.send(Ok((rank, trainer.model.specs.clone()))).is_ok() {
+                drop(made);
                 queue.into_iter().flatten().for_each(|job| job(&mut trainer));
             }
         };
         let threads = std::thread::Builder::new().name("ranks".to_owned());
         let threads = threads.spawn(move || run_ranks(count, &options, serve)).expect("the system starts a thread");
-        let mut ranks = Ranks { jobs, threads: Mutex::new(Threads::Running(threads)), specs: Vec::new() };
+        let (jobs, threads) = (Mutex::new(jobs), Mutex::new(Threads::Running(threads)));
+        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new() };
         for _ in 0..count {
             match starts.recv() {
                 Ok(Ok((0, specs))) => ranks.specs = specs,
@@ -64,7 +71,7 @@ impl Ranks {
     }
 
     pub fn count(&self) -> usize {
-        self.jobs.len()
+        self.count
     }
 
     /// The model's parameters; what their slices say is of rank 0.
@@ -78,8 +85,11 @@ impl Ranks {
         work: impl Fn(&mut Trainer) -> R + Send + Sync + 'static,
     ) -> Result<Vec<R>, RankFailure> {
         let work = Arc::new(work);
-        let answers: Vec<Receiver<R>> = self
-            .jobs
+        let jobs = self.jobs.lock().expect("no panic under this lock").clone();
+        if jobs.is_empty() {
+            return Err(self.failure());
+        }
+        let answers: Vec<Receiver<R>> = jobs
             .iter()
             .map(|jobs| {
                 let (answer, answered) = channel();
@@ -94,7 +104,7 @@ impl Ranks {
 
     /// One step of all ranks on the same samples; see [`Trainer::step`].
     pub fn step(&self, micros: Vec<Samples>, lr: f64) -> Result<StepOutcome, Error> {
-        self.each(move |trainer| trainer.step(&micros, lr))?.swap_remove(0)
+        Ok(all_or_first_error(self.each(move |trainer| trainer.step(&micros, lr))?)?.swap_remove(0))
     }
 
     /// What one batch says; see [`Trainer::evaluate`].
@@ -116,8 +126,9 @@ impl Ranks {
         Ok(whole)
     }
 
-    /// Why the ranks have ended.
+    /// Ends the ranks and says why they have.
     fn failure(&self) -> RankFailure {
+        self.jobs.lock().expect("no panic under this lock").clear();
         let mut threads = self.threads.lock().expect("no panic under this lock");
         if let Threads::Running(joined) = std::mem::replace(&mut *threads, Threads::Ended(None)) {
             let outcome = joined.join().expect("ranks' panics are caught");
@@ -131,9 +142,13 @@ impl Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        self.jobs.clear();
         self.failure();
     }
+}
+
+/// What all ranks returned, or what the first that failed says.
+pub(crate) fn all_or_first_error<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
+    results.into_iter().collect()
 }
 
 /// What a rank speaks for of these rows, piece by piece.

@@ -115,7 +115,7 @@ impl Trainer {
 
     /// A whole model on one rank.
     pub fn alone(model: Model, device: Device, parameters: Parameters, options: TrainerOptions) -> Trainer {
-        let groups = TensorGroups::new(&Communicator::dry(0, 1), &[0], &model.shard);
+        let groups = TensorGroups::of_world(&Communicator::dry(0, 1), &model.shard);
         Trainer::new(model, device, groups, parameters, options)
     }
 
@@ -175,6 +175,7 @@ impl Trainer {
         let queue = self.device.compute();
         let batch = self.batch(samples);
         let program = evaluation(&Chain::of(&self.model), self.chunks_of(&batch));
+        verify(&program).expect("the schedule writes sound programs");
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
         let found = self.executor().run(&program, std::slice::from_ref(&batch), options).remove(0);
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
@@ -237,20 +238,19 @@ pub struct Cost {
     /// Of one step.
     pub flops: u128,
     /// Of one step: the sizes of what is reduced and gathered, summed.
-    pub sent_bytes: u128,
+    pub exchanged_bytes: u128,
 }
 
 /// What steps on such micro-batches take a rank with this model or shard of one, from a dry run.
 pub fn cost(model: &Model, options: TrainerOptions, dtype: DType, micros: &[Samples]) -> Cost {
     let (device, shard) = (Device::dry(), &model.shard);
     let communicator = Communicator::dry(shard.index, shard.count);
-    let ranks: Vec<usize> = (0..shard.count).collect();
-    let groups = TensorGroups::new(&communicator, &ranks, shard);
+    let groups = TensorGroups::of_world(&communicator, shard);
     let parameters = Parameters::allocate(&model.specs, dtype, device.compute());
     let mut trainer = Trainer::new(model.clone(), device, groups, parameters, options);
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
     trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
     let counted = communicator.counts();
-    Cost { state_bytes, peak_bytes: usage.peak_bytes, flops: counts.flops() - before, sent_bytes: counted.bytes() }
+    Cost { state_bytes, peak_bytes: usage.peak_bytes, flops: counts.flops() - before, exchanged_bytes: counted.bytes() }
 }

@@ -4,10 +4,14 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
+use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing};
+use evenkeel_step::TensorGroups;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
-use evenkeel_train::{AdamWOptions, Error, Kind, Ranks, Samples, TrainerOptions, save_weights};
+use evenkeel_train::{
+    AdamWOptions, Error, Kind, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
+};
 
 const CASES: [&str; 14] = [
     "gemma3",
@@ -230,7 +234,9 @@ fn heads_are_cut_in_whole_groups() {
     assert_eq!(widths(&llama(32, 8, 32, 10, false), 3), (vec![384, 384, 256], vec![96, 96, 64]));
     assert_eq!(widths(&llama(12, 12, 8, 10, false), 5).0, [24, 24, 16, 16, 16]);
     // Two key and value heads over three and four ranks: some ranks share one.
-    assert_eq!(widths(&llama(8, 2, 8, 10, false), 3), (vec![16, 16, 32], vec![8, 8, 8]));
+    assert_eq!(widths(&llama(8, 2, 8, 10, false), 3), (vec![32, 16, 16], vec![8, 8, 8]));
+    let weak = Shard::cut(&llama(8, 2, 8, 10, false).config, &Cut::weighted(vec![1.0, 1.0, 0.5])).unwrap();
+    assert_eq!(weak.iter().map(|shard| shard.heads.len()).collect::<Vec<_>>(), [4, 3, 1]);
     assert_eq!(widths(&llama(8, 2, 8, 10, false), 4), (vec![16; 4], vec![8; 4]));
 }
 
@@ -304,4 +310,54 @@ fn loading_touches_only_a_ranks_own_slices() {
         .unwrap();
         assert_eq!(asked.into_inner().iter().filter(|&&asked| asked).count(), held.len(), "{}", spec.name);
     }
+}
+
+#[test]
+fn a_rank_that_panics_ends_all_whatever_the_others_do() {
+    // The other rank has done its job and is idle.
+    let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
+    let failure = ranks.each(|trainer| assert_eq!(trainer.model.shard.index, 0, "only the first")).unwrap_err();
+    assert!(failure.rank == 1 && failure.message.contains("only the first"), "{failure}");
+    let again = ranks.each(|_| ()).unwrap_err();
+    assert_eq!(again, failure, "it is known from then on");
+    let error = ranks.step(vec![samples(&model("llama3"), 0)], LR).unwrap_err();
+    assert!(error.is_fault(), "{error}");
+}
+
+#[test]
+fn a_rank_that_panics_or_fails_while_it_is_made_is_an_error() {
+    let make = |communicator: &Communicator, how: &'static str| -> Result<Trainer, RankFailure> {
+        match (communicator.rank(), how) {
+            (1, "panic") => panic!("the second cannot be made"),
+            (1, how) => Err(RankFailure { rank: 1, message: how.to_owned() }),
+            _ => {
+                let (model, device) = (model("llama3"), support::device(1));
+                let parameters = Parameters::random(&model.specs, DType::F32, 0, device.compute());
+                Ok(Trainer::alone(model, device, parameters, options(None)))
+            }
+        }
+    };
+    for (how, expected) in [("panic", "the second cannot be made"), ("refused", "refused")] {
+        let outcome = Ranks::start(3, &Options::default(), move |communicator| make(communicator, how));
+        let failure = outcome.err().expect("no ranks");
+        assert!(failure.rank == 1 && failure.message.contains(expected), "{failure}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_one_rank_cannot_load_is_an_error() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("checkpoint");
+    let (small, large) = (llama(4, 2, 8, 40, false), llama(4, 2, 8, 48, false));
+    let ranks = support::random(&small, &Cut::even(2), options(None), DType::F32);
+    checkpoint::save(&folder, &ranks, &Progress::default(), serde_json::Value::Null).unwrap();
+    let mixed = [small.cut(&Cut::even(2)).unwrap().remove(0), large.cut(&Cut::even(2)).unwrap().remove(1)];
+    let ranks = Ranks::start(2, &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
+        let (model, device) = (mixed[communicator.rank()].clone(), support::device(1));
+        let groups = TensorGroups::of_world(communicator, &model.shard);
+        let parameters = Parameters::random(&model.specs, DType::F32, 0, device.compute());
+        Ok(Trainer::new(model, device, groups, parameters, options(None)))
+    });
+    let error = checkpoint::load(&folder, &ranks.unwrap()).unwrap_err();
+    assert!(matches!(error, Error::OtherModel { .. }), "{error}");
 }

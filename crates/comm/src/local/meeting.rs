@@ -209,7 +209,16 @@ impl Meeting {
     fn linger(&self, visit: &Visit<'_>, posts: &[Post]) -> Result<(), Reason> {
         let Some(link) = visit.world.options.link else { return Ok(()) };
         let last = posts.iter().map(|post| post.arrived).max().expect("a meeting has members");
-        let duration = link.duration(&posts[visit.me].call, posts.len());
+        let (call, deadline) = (&posts[visit.me].call, visit.world.options.deadline);
+        let duration = link.duration(call, posts.len());
+        if duration > deadline {
+            let (what, takes_s) = (visit.describe(call), duration.as_secs_f64());
+            let deadline_ms = deadline.as_millis();
+            return Err(Reason::Ours(format!(
+                "{what} takes {takes_s:.3} s on the emulated link, the deadline is {deadline_ms} ms\n  \
+                 hint: emulate a faster link, or allow more time"
+            )));
+        }
         let remaining = || duration.saturating_sub(last.elapsed());
         self.signal.wait(
             Duration::ZERO,

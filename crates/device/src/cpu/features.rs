@@ -39,7 +39,8 @@ pub(crate) fn ceiling() -> std::io::Result<usize> {
     let Ok(wanted) = std::env::var(CEILING) else { return Ok(CEILINGS.len() - 1) };
     CEILINGS.iter().position(|&name| name == wanted).ok_or_else(|| {
         let known = CEILINGS.join(", ");
-        std::io::Error::other(format!("{CEILING} is `{}`, expected one of: {known}", wanted.escape_debug()))
+        let what = format!("{CEILING} is `{}`, expected one of: {known}", wanted.escape_debug());
+        std::io::Error::new(std::io::ErrorKind::InvalidInput, what)
     })
 }
 

@@ -1,6 +1,6 @@
 //! The queues of a CPU device: a worker thread each, fed through a bounded channel.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -161,7 +161,8 @@ impl CpuBackend {
     /// Panics with the message of the kernel that failed, if one did.
     fn check(&self) {
         if let Some(message) = self.reports.health.failure() {
-            panic!("{message}");
+            // Whoever failed has said so; the hook of a panic would say it once more.
+            resume_unwind(Box::new(message.to_owned()));
         }
     }
 }
@@ -248,7 +249,11 @@ fn start_worker(
 fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measured: bool) {
     for command in commands {
         match command {
-            Command::Record(flag) => flag.raise(),
+            // Whoever writes from elsewhere to what was packed is ordered behind an event of this queue, or before one.
+            Command::Record(flag) => {
+                team.forget_operands();
+                flag.raise();
+            }
             Command::Wait(flag) => {
                 flag.wait();
                 team.forget_operands();

@@ -249,12 +249,16 @@ impl Probe {
         Probe { kernel: kernel.into(), work: (8 * rows * cols) as u64, _operands: vec![x, out] }
     }
 
-    /// Several runs; a first one that warms the caches does not count.
+    /// Several runs; a first one that warms the caches does not count. Each begins anew: a product right behind another
+    /// with the same operand would not pack it.
     fn measure(&self, device: &Device) -> Vec<Duration> {
-        device.compute().launch(self.kernel.clone());
-        device.compute().finish();
+        let run = |_| {
+            device.compute().launch(self.kernel.clone());
+            device.compute().finish();
+        };
+        run(0);
         device.measure_kernels(true);
-        (0..PROBES_PER_ROUND).for_each(|_| device.compute().launch(self.kernel.clone()));
+        (0..PROBES_PER_ROUND).for_each(run);
         let times = device.take_kernel_times();
         device.measure_kernels(false);
         times.iter().map(|time| time.duration).collect()

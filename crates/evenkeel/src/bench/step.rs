@@ -43,13 +43,13 @@ pub struct Arguments {
     /// Ranks that share every layer, each with its part of the threads.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     tp: usize,
-    /// Split the residual stream among the ranks by tokens.
+    /// Leave the residual stream whole on every rank instead of splitting it by tokens.
     #[arg(long)]
-    sequence_parallel: bool,
+    whole_stream: bool,
     /// Keep only the residual stream of the forward pass and compute the rest again.
     #[arg(long)]
     recompute: bool,
-    /// Compute nothing: print, as JSON, what a step takes the rank that has most to do.
+    /// Compute nothing: print, as JSON, the most that a step takes any rank.
     #[arg(long)]
     dry: bool,
     /// Print one JSON object instead of text.
@@ -91,7 +91,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = arguments.model()?;
     let mut launch = Launch::even(arguments.tp, arguments.threads);
-    launch.cut.split_sequence = arguments.sequence_parallel && arguments.tp > 1;
+    launch.cut.split_sequence = !arguments.whole_stream;
     let shards = model.cut(&launch.cut)?;
     let costs = costs(arguments, &shards)?;
     if arguments.dry {
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             let device = trainer.device.clone();
             roofline::table(&device, || {
                 number += 1;
-                timed_step(trainer, &[samples(sizes, number)]).map(|step| step.duration).unwrap_or_default()
+                timed_step(trainer, &[samples(sizes, number)]).expect("the steps before were no different").duration
             })
         })?;
         text = format!("{text}\n\n{}", table[0]);
@@ -145,7 +145,7 @@ fn most(costs: &[Cost]) -> String {
         "state_bytes": most(|cost| cost.state_bytes.into()),
         "peak_bytes": most(|cost| cost.peak_bytes.into()),
         "flops": most(|cost| cost.flops),
-        "exchanged_bytes": most(|cost| cost.sent_bytes),
+        "exchanged_bytes": most(|cost| cost.exchanged_bytes),
     });
     json.to_string()
 }

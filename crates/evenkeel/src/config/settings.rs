@@ -185,8 +185,9 @@ settings! {
         tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
         /// A plan of how layers are cut, JSON, as transformers writes it; wins over the model's own and the automatic cut.
         tp_plan: Option<PathBuf>;
-        /// Whether the residual stream and its norms are split among these ranks by tokens.
-        sequence_parallel: bool = false;
+        /// Whether the residual stream and its norms are split among these ranks by tokens; true if not set, unless a plan
+        /// leaves a part of the model whole.
+        sequence_parallel: Option<bool>;
         /// Cores of each rank; the machine's, shared out, if not set.
         cores_per_rank: Option<usize>, from(1).to(4096);
         /// Seconds that a rank waits for another before the run ends.

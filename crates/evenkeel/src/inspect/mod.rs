@@ -31,9 +31,9 @@ pub struct Arguments {
     /// A plan of how layers are cut, JSON; wins over config.json's and the automatic one.
     #[arg(long)]
     tp_plan: Option<PathBuf>,
-    /// Split the residual stream among the ranks by tokens.
+    /// Whether the residual stream is split among the ranks by tokens; if not given, it is where all parts are cut.
     #[arg(long)]
-    sequence_parallel: bool,
+    sequence_parallel: Option<bool>,
 }
 
 fn weight(text: &str) -> Result<f64, String> {
@@ -74,9 +74,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut rows = Vec::new();
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
-            let optimizer = AdamWOptions::default();
-            let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute, longest: sequence };
-            let cost = cost(&model, options, dtype, &[Samples::blank(config.input, batch, sequence)]);
+            let cost =
+                cost(&model, options(recompute, sequence), dtype, &[Samples::blank(config.input, batch, sequence)]);
             let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
             let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
             rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
@@ -97,15 +96,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Ok(text);
     }
     let shards = model.cut(&arguments.cut(&model, folder.config())?)?;
-    let options = TrainerOptions {
-        optimizer: AdamWOptions::default(),
-        label_smoothing: 0.0,
-        recompute: false,
-        longest: sequence,
-    };
+    let options = options(false, sequence);
     let micros = [Samples::blank(config.input, batch, sequence)];
     let costs: Vec<Cost> = shards.iter().map(|shard| cost(shard, options, DType::F32, &micros)).collect();
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
+}
+
+fn options(recompute: bool, longest: usize) -> TrainerOptions {
+    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, recompute, longest }
 }
 
 impl Arguments {
@@ -119,7 +117,7 @@ impl Arguments {
             }
         };
         let uncut = plan(self.tp_plan.as_deref(), config)?.uncut(model)?;
-        Ok(Cut { weights, split_sequence: self.sequence_parallel, uncut })
+        Ok(Cut { weights, split_sequence: self.sequence_parallel.unwrap_or(uncut.is_empty()), uncut })
     }
 }
 

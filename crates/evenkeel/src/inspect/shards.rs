@@ -19,7 +19,7 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
         row.extend(spans);
         row.push(format!("{} ({:.0} %)", text::count(held as u64), 100.0 * held as f64 / whole));
         row.extend([cost.state_bytes, cost.peak_bytes].map(text::bytes));
-        row.extend([text::bytes(cost.sent_bytes as u64), text::flops(cost.flops)]);
+        row.extend([text::bytes(cost.exchanged_bytes as u64), text::flops(cost.flops)]);
         row
     };
     let ranks: Vec<Vec<String>> = shards.iter().zip(costs).map(rank).collect();

@@ -21,8 +21,7 @@ pub fn start(
     let threads = 3 - shards.len().min(2);
     Ranks::start(shards.len(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let (model, device) = (shards[communicator.rank()].clone(), device(threads));
-        let members: Vec<usize> = (0..communicator.size()).collect();
-        let groups = TensorGroups::new(communicator, &members, &model.shard);
+        let groups = TensorGroups::of_world(communicator, &model.shard);
         let parameters = parameters(&model, device.compute());
         Ok(Trainer::new(model, device, groups, parameters, options))
     })

@@ -53,7 +53,10 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level
         (DType::F32, F32Level::Avx512, _) => run_tiles::<f32::Fma, O>,
         (DType::Bf16, _, Bf16Level::AmxTiles) => run_tiles::<amx::Tiles, O>,
         (DType::Bf16, _, Bf16Level::Avx512Bf16) => run_tiles::<avx512_bf16::Dots, O>,
-        _ => return portable::run(product, epilogue, team),
+        _ => {
+            team.forget_operands();
+            return portable::run(product, epilogue, team);
+        }
     };
     // SAFETY: the CPU has the level, as `run_at` requires.
     unsafe { run(product, epilogue, team) };
