@@ -99,6 +99,8 @@ impl Ranks {
                 answered
             })
             .collect();
+        // Ranks end when nobody can give them jobs any more.
+        drop(jobs);
         answers.into_iter().map(|answer| answer.recv().map_err(|_| self.failure())).collect()
     }
 
@@ -130,13 +132,12 @@ impl Ranks {
     fn failure(&self) -> RankFailure {
         self.jobs.lock().expect("no panic under this lock").clear();
         let mut threads = self.threads.lock().expect("no panic under this lock");
-        if let Threads::Running(joined) = std::mem::replace(&mut *threads, Threads::Ended(None)) {
-            let outcome = joined.join().expect("ranks' panics are caught");
-            *threads = Threads::Ended(outcome.err());
-        }
-        let unknown = || RankFailure { rank: 0, message: "the rank has ended".to_owned() };
-        let Threads::Ended(failure) = &*threads else { unreachable!("joined above") };
-        failure.clone().unwrap_or_else(unknown)
+        let failure = match std::mem::replace(&mut *threads, Threads::Ended(None)) {
+            Threads::Running(joined) => joined.join().expect("ranks' panics are caught").err(),
+            Threads::Ended(failure) => failure,
+        };
+        *threads = Threads::Ended(failure.clone());
+        failure.unwrap_or_else(|| RankFailure { rank: 0, message: "the rank has ended".to_owned() })
     }
 }
 
