@@ -184,3 +184,14 @@ fn broken_tokenizer_files_are_refused() {
     let error = Tokenizer::hugging_face(whole.as_bytes(), &other).err().unwrap().to_string();
     assert!(error.contains("`</s>`") && error.contains("eos_token"), "{error}");
 }
+
+#[test]
+fn an_input_column_that_somebody_named_must_be_there() {
+    let named =
+        Format::Instruction { instruction: "instruction".into(), input: "material".into(), output: "output".into() };
+    let encoder = encoder(Tokenizer::Bytes, None, named);
+    let task = |fields: Value| encoder.encode(&record(fields));
+    assert!(task(json!({"instruction": "add", "material": null, "output": "3"})).is_ok());
+    let error = task(json!({"instruction": "add", "input": "1 2", "output": "3"})).unwrap_err();
+    assert!(matches!(error, Error::MissingColumn { ref column, .. } if column == "material"), "{error}");
+}

@@ -19,9 +19,12 @@ pub enum Format {
     Text { column: String },
     /// A conversation, a list of `{"role": …, "content": …}`; the assistant's turns count.
     Messages { column: String },
-    /// A task, what it is to be done with, and the answer, which is what counts. The input may be missing or empty.
+    /// A task, what it is to be done with, and the answer, which is what counts. The input may be empty, and missing where its
+    /// column has the usual name.
     Instruction { instruction: String, input: String, output: String },
 }
+
+const USUAL_INPUT: &str = "input";
 
 /// The tokens of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,6 +95,10 @@ impl Encoder {
             (Record::Fields(fields), Format::Text { column }) => self.plain(text(fields, column)?)?,
             (Record::Fields(fields), Format::Messages { column }) => self.conversation(fields, column)?,
             (Record::Fields(fields), Format::Instruction { instruction, input, output }) => {
+                // Alpaca's own column may be missing; one that somebody gave another name was asked for.
+                if input != USUAL_INPUT {
+                    get(fields, input)?;
+                }
                 self.instruction(text(fields, instruction)?, optional_text(fields, input)?, text(fields, output)?)?
             }
             (Record::Text(_), _) => {
