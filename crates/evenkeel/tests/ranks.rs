@@ -1,8 +1,10 @@
 //! Runs on several ranks through the binary.
 
+mod support;
+
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+
+use support::{Place, stderr};
 
 const TINY: &str = r#"
 [model]
@@ -27,59 +29,31 @@ lr = 1e-2
 checkpoint_every = 6
 "#;
 
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let place = Place { folder: tempfile::tempdir().unwrap() };
-        fs::write(place.path("tiny.toml"), TINY).unwrap();
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        command.output().expect("the binary starts")
-    }
-
-    /// What a command that must succeed prints and says.
-    fn stdout(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {said}");
-        format!("{}{said}", String::from_utf8_lossy(&output.stdout))
-    }
-
-    fn losses(&self, run: &str) -> Vec<f64> {
-        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        lines.filter_map(|line| line["loss"].as_f64()).collect()
-    }
+fn losses(place: &Place, run: &str) -> Vec<f64> {
+    let text = fs::read_to_string(place.path(run).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
 }
 
 #[test]
 fn a_run_on_several_ranks_is_the_run_on_one() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--output", "one"]);
-    let alone = place.losses("one");
+    let alone = losses(&place, "one");
     for (run, extra) in [
         ("two", vec!["--tp", "2"]),
         ("three", vec!["--tp", "3", "--set", "parallel.tp_weights=[1, 1, 0.5]"]),
         ("whole", vec!["--tp", "2", "--set", "parallel.sequence_parallel=false", "--cores-per-rank", "1"]),
         ("linked", vec!["--tp", "2", "--set", "parallel.link_gb_per_s=10"]),
     ] {
-        let said = place.stdout(&[vec!["train", "tiny.toml", "--output", run], extra].concat());
+        let output = place.run(&[vec!["train", "tiny.toml", "--output", run], extra].concat());
+        let said = stderr(&output);
+        assert!(output.status.success(), "{said}");
         assert!(said.contains(", tp "), "{said}");
         assert_eq!(said.contains("emulated link"), run == "linked", "{said}");
-        let losses = place.losses(run);
-        assert_eq!(losses.len(), 12);
-        for (ours, theirs) in losses.iter().zip(&alone) {
+        let ours = losses(&place, run);
+        assert_eq!(ours.len(), 12);
+        for (ours, theirs) in ours.iter().zip(&alone) {
             assert!((ours - theirs).abs() < 1e-4, "{run}: {ours}, alone {theirs}");
         }
     }
@@ -97,14 +71,18 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
         "train.schedule=constant",
     ]);
     place.stdout(&["train", "tiny.toml", "--output", "resumed", "--set", "train.schedule=constant", "--resume"]);
-    assert_eq!(place.losses("resumed").len(), 12);
-    let one = place.stdout(&["eval", "tiny.toml", "--output", "two"]);
-    assert_eq!(place.stdout(&["eval", "tiny.toml", "--output", "two", "--tp", "2"]), one);
+    assert_eq!(losses(&place, "resumed").len(), 12);
+    let evaluated = |extra: &[&str]| {
+        let output = place.run(&[&["eval", "tiny.toml", "--output", "two"], extra].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        (output.stdout, output.stderr)
+    };
+    assert_eq!(evaluated(&["--tp", "2"]), evaluated(&[]));
 }
 
 #[test]
 fn inspect_shows_who_holds_what() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--output", "run", "--steps", "1"]);
     let shown = place.stdout(&["inspect", "run/model", "--tp", "3"]);
     for text in ["Cut over 3 ranks", "rank 2", "model.layers.*.self_attn.o_proj.weight", "columns", "nothing"] {
@@ -118,7 +96,7 @@ fn inspect_shows_who_holds_what() {
 
 #[test]
 fn what_cannot_be_cut_is_refused_before_a_rank_starts() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     fs::write(place.path("plan.json"), r#"{"layers.*.mlp.up_proj": "diagonal"}"#).unwrap();
     for (extra, expected) in [
         (vec!["--tp", "5"], "cannot be cut in 5: it has 4 attention heads"),
@@ -126,7 +104,7 @@ fn what_cannot_be_cut_is_refused_before_a_rank_starts() {
         (vec!["--tp", "2", "--set", "parallel.tp_plan=plan.json"], "`layers.*.mlp.up_proj` has style \"diagonal\""),
     ] {
         let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], extra].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(expected) && said.contains("hint:"), "{said}");
         assert!(!place.path("run").exists());
@@ -135,10 +113,10 @@ fn what_cannot_be_cut_is_refused_before_a_rank_starts() {
 
 #[test]
 fn ranks_that_do_not_come_in_time_end_the_run_with_code_3() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let late = ["--set", "parallel.link_gb_per_s=0.000001", "--set", "parallel.timeout_s=0.2"];
     let output = place.run(&[vec!["train", "tiny.toml", "--output", "run", "--tp", "2"], late.to_vec()].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = stderr(&output);
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("error: rank ") && said.contains("emulated link, the deadline is 200 ms"), "{said}");
 }

@@ -1,9 +1,13 @@
 //! Whole runs through the binary, as a person starts, interrupts, continues and breaks them.
 
+mod support;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use support::{Place, stderr};
 
 /// A run of a model that takes milliseconds a step.
 const TINY: &str = r#"
@@ -38,43 +42,6 @@ prompts = ["1 + 1 ="]
 tokens = 8
 "#;
 
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let place = Place { folder: tempfile::tempdir().unwrap() };
-        fs::write(place.path("tiny.toml"), TINY).unwrap();
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("the binary starts")
-    }
-
-    /// Runs what must succeed.
-    fn stdout(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-        String::from_utf8(output.stdout).expect("text")
-    }
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 fn lines(path: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
@@ -82,7 +49,7 @@ fn lines(path: &Path) -> Vec<serde_json::Value> {
 
 #[test]
 fn a_run_leaves_a_model_that_others_can_use() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let said = place.stdout(&["train", "tiny.toml", "--output", "run", "--set", "output.tensorboard=true"]);
     for text in ["steps           20", "What it writes:\n  1 + 1 =", "evenkeel generate run/model"] {
         assert!(said.contains(text), "{said}");
@@ -135,7 +102,7 @@ const SYNTHETIC: &str = "source = \"synthetic\"\nrecords = 100_000";
 
 #[test]
 fn what_config_json_asks_for_in_vain_is_said() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     changed(&place, "file.toml", &[(SIZES, "config = \"config.json\"")]);
     let write =
         |changes: &[(&str, serde_json::Value)]| fs::write(place.path("config.json"), llama_json(changes)).unwrap();
@@ -189,7 +156,7 @@ fn pictures(place: &Place, classes: &[&str]) {
 
 #[test]
 fn a_classifier_is_saved_with_the_names_of_its_classes_and_what_its_pictures_go_through() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     pictures(&place, &["dog", "cat", "owl"]);
     let output = place.run(&["train", "vit.toml", "--steps", "3"]);
     let said = format!("{}{}", stderr(&output), String::from_utf8_lossy(&output.stdout));
@@ -212,7 +179,7 @@ fn a_classifier_is_saved_with_the_names_of_its_classes_and_what_its_pictures_go_
 
 #[test]
 fn a_run_is_continued_with_its_own_data_only() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let jsonl = "source = \"jsonl\"\npaths = [\"a.jsonl\"]\nshuffle = false";
     changed(&place, "jsonl.toml", &[(SYNTHETIC, jsonl), ("holdout = 50", "holdout = 5")]);
     let records: String = (0..40).map(|n| format!("{{\"text\": \"{n} and {n} are {}\"}}\n", n + n)).collect();
@@ -250,7 +217,7 @@ fn a_run_is_continued_with_its_own_data_only() {
 
 #[test]
 fn a_run_that_is_continued_tomorrow_reads_the_date_of_its_beginning() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let jsonl = "source = \"jsonl\"\npaths = [\"chat.jsonl\"]\nformat = \"messages\"\nchat_template = \"dated.jinja\"";
     let (holdout, eval) = (("holdout = 50", ""), ("[eval]\nevery = 10\nbatches = 2", ""));
     changed(
@@ -289,7 +256,7 @@ fn a_run_that_is_continued_tomorrow_reads_the_date_of_its_beginning() {
 
 #[test]
 fn a_model_that_does_not_fit_is_refused_before_it_is_loaded() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let huge = ["model.hidden=65536", "model.layers=1000", "model.heads=512"].map(|set| ["--set", set]).concat();
     let fitted = |arguments: &[&str], what: &str| {
         let output = place.run(arguments);
@@ -342,7 +309,7 @@ fn event_steps(path: &Path) -> Vec<u64> {
 
 #[test]
 fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let straight = ["train", "tiny.toml", "--output", "straight", "--set", "output.tensorboard=true"];
     place.stdout(&straight);
     // Only what was there after step 10.
@@ -371,7 +338,7 @@ fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
 
 #[test]
 fn a_chat_is_asked_by_the_template_of_the_folder() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--set", "model.vocab=300"]);
     let ask = |arguments: &[&str]| {
         place.stdout(&[&["generate", "run/model", "--greedy", "--tokens", "12"], arguments].concat())
@@ -408,7 +375,7 @@ fn a_chat_is_asked_by_the_template_of_the_folder() {
 #[test]
 #[cfg(unix)]
 fn an_interrupted_run_saves_its_last_step_and_continues() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let mut child = place
         .command(&["train", "tiny.toml", "--output", "run", "--steps", "100000", "--set", "train.schedule=constant"])
         .stderr(Stdio::piped())
@@ -447,7 +414,7 @@ fn listens(process: u32) -> bool {
 #[test]
 #[cfg(target_os = "linux")]
 fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let train = |run: &str| {
         let mut command = place.command(&["train", "tiny.toml", "--output", run, "--set", "output.checkpoint_every=3"]);
         command.args(["--set", "eval.every=4", "--set", "eval.batches=0", "--set", "data.records=3000"]);
@@ -489,7 +456,7 @@ fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
 
 #[test]
 fn the_examples_that_need_no_download_run() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for example in ["quickstart", "finetune-instructions", "pretrain-text"] {
         let (file, output) = (format!("examples/{example}.toml"), place.path(example));
@@ -501,7 +468,7 @@ fn the_examples_that_need_no_download_run() {
 
 #[test]
 fn mistakes_are_said_before_anything_is_written() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     fs::write(place.path("empty.jsonl"), "").unwrap();
     let empty = "data.paths=[\"empty.jsonl\"]";
     fs::write(
@@ -534,7 +501,7 @@ fn mistakes_are_said_before_anything_is_written() {
 
 #[test]
 fn an_earlier_run_is_neither_mixed_nor_lost() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--output", "run", "--steps", "3"]);
     let before = fs::read(place.path("run/metrics.jsonl")).unwrap();
     let output = place.run(&["train", "tiny.toml", "--output", "run"]);
@@ -553,7 +520,7 @@ fn an_earlier_run_is_neither_mixed_nor_lost() {
 
 #[test]
 fn data_that_cannot_be_used_are_named_and_placed() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let toml = TINY
         .replace("source = \"synthetic\"\nrecords = 100_000", "source = \"jsonl\"\nshuffle = false")
         .replace("holdout = 50", "")
@@ -600,7 +567,7 @@ fn data_that_cannot_be_used_are_named_and_placed() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() {
-    let place = Place::new();
+    let place = Place::new(TINY);
     let disk = place.path("disk");
     fs::create_dir(&disk).unwrap();
     // Room for one checkpoint (about 0.3 MB) and half of the next.

@@ -1,29 +1,16 @@
 //! Every architecture against PyTorch: the folders that `golden/make.py` wrote, with logits, losses and all gradients.
 
+#[path = "../../../golden/cases.rs"]
+mod cases;
+
 use std::path::{Path, PathBuf};
 
+use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{CpuOptions, DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables};
 use evenkeel_store::{Folder, SafeTensorsFile};
-
-const CASES: [&str; 14] = [
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "gpt_neox_serial",
-    "llama2",
-    "llama3",
-    "llama_linear",
-    "llama_odd",
-    "llama_packed",
-    "llama_short",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "vit",
-];
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;

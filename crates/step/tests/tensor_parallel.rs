@@ -1,7 +1,10 @@
 //! A model cut over ranks against the whole on one: every loss and every gradient.
 
+#[path = "../../../golden/cases.rs"]
+mod cases;
 mod support;
 
+use cases::CASES;
 use evenkeel_comm::{Options, run_ranks};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Device, Queue};
@@ -10,22 +13,6 @@ use evenkeel_step::schedule::{Chain, evaluation, sequential};
 use evenkeel_step::{Executor, TensorGroups, verify};
 use support::{batch, cpu, golden};
 
-const CASES: [&str; 14] = [
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "gpt_neox_serial",
-    "llama2",
-    "llama3",
-    "llama_linear",
-    "llama_odd",
-    "llama_packed",
-    "llama_short",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "vit",
-];
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.05 };
 /// Relative by norm: what is promised of f32.
 const TOLERANCE: f64 = 1e-5;

@@ -1,9 +1,12 @@
 //! What users of tensor-parallel training rely on: a model in training on several ranks against one rank.
 
+#[path = "../../../golden/cases.rs"]
+mod cases;
 mod support;
 
 use std::path::{Path, PathBuf};
 
+use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing};
@@ -13,22 +16,6 @@ use evenkeel_train::{
     AdamWOptions, Error, Kind, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
 };
 
-const CASES: [&str; 14] = [
-    "gemma3",
-    "gpt2",
-    "gpt_neox",
-    "gpt_neox_serial",
-    "llama2",
-    "llama3",
-    "llama_linear",
-    "llama_odd",
-    "llama_packed",
-    "llama_short",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "vit",
-];
 const LR: f64 = 1e-3;
 
 fn golden(case: &str) -> PathBuf {
