@@ -4,7 +4,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
 
 use evenkeel_device::kernel::Copy;
-use evenkeel_device::{DType, Health, Queue, Tensor};
+use evenkeel_device::{DType, Health, Queue, Stamp, Tensor};
 
 use crate::call::{Call, Kind};
 use crate::counts::Counts;
@@ -15,7 +15,7 @@ use crate::local::{self, Meeting, Place, Post, Shared, Visit};
 /// A collective is issued on a queue, runs there in order and returns at once. As with kernels, a tensor may be dropped
 /// then, and its memory used by the other queue only behind an event. Tensors are contiguous; sums are of f32 or
 /// bf16, whatever is only moved may be u32 as well. `root`, `to` and `from` are places in the group. A group of one
-/// member moves nothing to others.
+/// member moves nothing to others. The stamp that a collective returns is the moment when the last member came to it.
 #[derive(Clone)]
 pub struct Group {
     membership: Arc<Membership>,
@@ -66,57 +66,56 @@ impl Group {
     }
 
     /// Every member's tensor becomes the sum of all.
-    pub fn all_reduce(&self, queue: &Queue, tensor: &Tensor) {
+    pub fn all_reduce(&self, queue: &Queue, tensor: &Tensor) -> Stamp {
         let call = self.call(Kind::AllReduce, tensor);
-        self.issue(queue, call, tensor, tensor, 0);
+        self.issue(queue, call, tensor, tensor, 0)
     }
 
     /// Rows `bounds[i]..bounds[i + 1]` of the sum of all `from` go to member i's `to`, which may be those rows of `from`.
-    pub fn reduce_scatter(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) {
+    pub fn reduce_scatter(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) -> Stamp {
         self.check_bounds(Kind::ReduceScatter, from, to, bounds);
         let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::ReduceScatter, from) };
-        self.issue(queue, call, from, to, 0);
+        self.issue(queue, call, from, to, 0)
     }
 
     /// Member i's `from` comes to rows `bounds[i]..bounds[i + 1]` of every `to`; `from` may be those rows of `to`.
-    pub fn all_gather(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) {
+    pub fn all_gather(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) -> Stamp {
         self.check_bounds(Kind::AllGather, to, from, bounds);
         let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::AllGather, to) };
-        self.issue(queue, call, from, to, 0);
+        self.issue(queue, call, from, to, 0)
     }
 
     /// The root's tensor becomes the sum of all; the others keep theirs.
-    pub fn reduce(&self, queue: &Queue, tensor: &Tensor, root: usize) {
+    pub fn reduce(&self, queue: &Queue, tensor: &Tensor, root: usize) -> Stamp {
         let call = self.rooted(Kind::Reduce, tensor, root);
-        self.issue(queue, call, tensor, tensor, root);
+        self.issue(queue, call, tensor, tensor, root)
     }
 
     /// Every member's tensor becomes the root's.
-    pub fn broadcast(&self, queue: &Queue, tensor: &Tensor, root: usize) {
+    pub fn broadcast(&self, queue: &Queue, tensor: &Tensor, root: usize) -> Stamp {
         let call = self.rooted(Kind::Broadcast, tensor, root);
-        self.issue(queue, call, tensor, tensor, root);
+        self.issue(queue, call, tensor, tensor, root)
     }
 
     /// Hands a tensor to another member, which receives it. The queue goes on once it has it, so two members that send to
     /// each other first and receive then wait until the deadline.
-    pub fn send(&self, queue: &Queue, tensor: &Tensor, to: usize) {
+    pub fn send(&self, queue: &Queue, tensor: &Tensor, to: usize) -> Stamp {
         let call = self.rooted(Kind::Send, tensor, to);
-        self.transfer(queue, call, tensor, [self.rank(), to]);
+        self.transfer(queue, call, tensor, [self.rank(), to])
     }
 
-    pub fn receive(&self, queue: &Queue, tensor: &Tensor, from: usize) {
+    pub fn receive(&self, queue: &Queue, tensor: &Tensor, from: usize) -> Stamp {
         let call = self.rooted(Kind::Receive, tensor, from);
-        self.transfer(queue, call, tensor, [from, self.rank()]);
+        self.transfer(queue, call, tensor, [from, self.rank()])
     }
 
     /// The queue goes on when every member has come here.
-    pub fn barrier(&self, queue: &Queue) {
+    pub fn barrier(&self, queue: &Queue) -> Stamp {
         let call = Call::of(Kind::Barrier);
         self.count(&call);
-        if let Some(local) = self.with_others() {
-            let meeting = local.shared.collectives.clone();
-            self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0));
-        }
+        let Some(local) = self.with_others() else { return Stamp::default() };
+        let meeting = local.shared.collectives.clone();
+        self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0))
     }
 
     /// Everybody's value, in the order of the members. The host waits; what is on the queues does not matter to it.
@@ -186,32 +185,33 @@ impl Group {
         assert!(apart || in_place || part.is_empty(), "{name}: {kind} between tensors that overlap elsewhere");
     }
 
-    fn issue(&self, queue: &Queue, call: Call, from: &Tensor, to: &Tensor, root: usize) {
+    fn issue(&self, queue: &Queue, call: Call, from: &Tensor, to: &Tensor, root: usize) -> Stamp {
         self.count(&call);
         match self.with_others() {
             Some(local) => {
                 let meeting = local.shared.collectives.clone();
                 let post = Post { root, ..Post::new(call, from.address(), to.address()) };
-                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post);
+                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post)
             }
-            // A group of one still has to bring a tensor from one place to the other.
-            None if self.size() == 1 && from.address() != to.address() => {
-                queue.launch(Copy { x: from.view(), out: to.view() });
+            None => {
+                // A group of one still has to bring a tensor from one place to the other.
+                if self.size() == 1 && from.address() != to.address() {
+                    queue.launch(Copy { x: from.view(), out: to.view() });
+                }
+                Stamp::default()
             }
-            None => (),
         }
     }
 
-    fn transfer(&self, queue: &Queue, call: Call, tensor: &Tensor, [from, to]: [usize; 2]) {
+    fn transfer(&self, queue: &Queue, call: Call, tensor: &Tensor, [from, to]: [usize; 2]) -> Stamp {
         assert_ne!(from, to, "{}: {} to or from itself", self.name(), call.kind);
         self.count(&call);
-        if let Some(local) = self.with_others() {
-            let meeting = local.shared.pair(from, to);
-            let ranks = [self.ranks()[from], self.ranks()[to]];
-            let me = usize::from(self.rank() == to);
-            let post = Post::new(call, tensor.address(), tensor.address());
-            self.enqueue(queue, meeting, &ranks, me, post);
-        }
+        let Some(local) = self.with_others() else { return Stamp::default() };
+        let meeting = local.shared.pair(from, to);
+        let ranks = [self.ranks()[from], self.ranks()[to]];
+        let me = usize::from(self.rank() == to);
+        let post = Post::new(call, tensor.address(), tensor.address());
+        self.enqueue(queue, meeting, &ranks, me, post)
     }
 
     /// The way to the other members, where there are any.
@@ -225,11 +225,13 @@ impl Group {
         }
     }
 
-    fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, post: Post) {
+    fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, post: Post) -> Stamp {
         let number = meeting.issue(me);
         let (membership, ranks) = (self.membership.clone(), ranks.to_vec());
-        let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health: queue.health() };
+        let (health, came) = (queue.health(), Stamp::default());
+        let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health, came: came.clone() };
         queue.call(move || errand.run());
+        came
     }
 }
 
@@ -243,6 +245,7 @@ struct Errand {
     /// Taken when it is run.
     post: Option<Post>,
     health: Health,
+    came: Stamp,
 }
 
 impl Errand {
@@ -257,10 +260,14 @@ impl Errand {
             number: self.number,
             health: Some(&self.health),
         };
-        // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the members
-        // have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on, which does
-        // nothing else until all members have acted: whoever frees it has the other queue wait, as for a kernel.
-        let outcome = self.meeting.attend(&visit, post, |posts| unsafe { local::act(posts, self.me) });
+        let outcome = self.meeting.attend(&visit, post, |posts| {
+            self.came.set(posts.iter().map(|post| post.arrived).max().expect("a meeting has members"));
+            // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the
+            // members have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on,
+            // which does nothing else until all members have acted: whoever frees it has the other queue wait, as for a
+            // kernel.
+            unsafe { local::act(posts, self.me) }
+        });
         if let Err(message) = outcome {
             // The device reports the message; the hook of a panic would print it once more for every rank.
             resume_unwind(Box::new(message));

@@ -37,7 +37,7 @@ fn members_that_issue_different_things_are_told_both() {
                 match communicator.rank() {
                     0 => group.all_reduce(queue, &x),
                     _ => group.all_gather(queue, &x.row_range(1..2), &x, &[0, 1, 2]),
-                }
+                };
                 queue.finish();
             },
             &["tp: rank ", "all-reduce of 4096 bytes", "all-gather of 4096 bytes", "2nd", "rank 0", "rank 1", "hint"],
@@ -85,7 +85,7 @@ fn members_that_issue_different_things_are_told_both() {
                 match communicator.rank() {
                     0 => group.send(queue, &x, 1),
                     _ => group.receive(queue, &x, 0),
-                }
+                };
                 queue.finish();
             },
             &["pp:", "send of 40 bytes of f32 to rank 1", "receive of 44 bytes of f32 from rank 0"],
@@ -146,8 +146,8 @@ fn while_others_wait(fail: impl Fn(&Communicator, &Device) + Sync) -> RankFailur
                 fail(communicator, device);
             }
             2 => drop(all.exchange(1)),
-            3 => communicator.group("pair", &[1, 3]).receive(device.compute(), &x, 0),
-            _ => all.all_reduce(device.comm(), &x),
+            3 => drop(communicator.group("pair", &[1, 3]).receive(device.compute(), &x, 0)),
+            _ => drop(all.all_reduce(device.comm(), &x)),
         }
         device.compute().finish();
         device.comm().finish();

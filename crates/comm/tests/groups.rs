@@ -83,7 +83,7 @@ fn a_dry_rank_counts_what_a_real_one_issues() {
         match group.rank() {
             0 => group.send(queue, &x, 1),
             _ => group.receive(queue, &x, 0),
-        }
+        };
         group.barrier(queue);
         assert_eq!(group.exchange(5), [5, 5]);
         communicator.group("alone", &[communicator.rank()]).all_reduce(queue, &x);

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use evenkeel_comm::{Group, Link, Options};
-use evenkeel_device::{DType, Queue, Tensor};
+use evenkeel_device::{DType, Queue, Stamp, Tensor};
 use support::try_on_ranks;
 
 const MIB: usize = 1 << 20;
@@ -21,7 +21,7 @@ fn thread_cpu_time() -> Duration {
 fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
     let link = Link { latency: Duration::from_millis(2), bytes_per_s: 20.0 * MIB as f64 };
     let options = Options { link: Some(link), ..support::options() };
-    type Case = (fn(&Group, &Queue, &Tensor), u64);
+    type Case = (fn(&Group, &Queue, &Tensor) -> Stamp, u64);
     // One MiB takes 50 ms.
     let cases: [Case; 4] = [
         (|group, queue, x| group.all_reduce(queue, x), 4 * 2 + 66),
@@ -49,7 +49,7 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
 }
 
 /// What a collective takes on its queue: time, and computing time.
-fn time(group: &Group, queue: &Queue, issue: fn(&Group, &Queue, &Tensor)) -> (Duration, Duration) {
+fn time(group: &Group, queue: &Queue, issue: fn(&Group, &Queue, &Tensor) -> Stamp) -> (Duration, Duration) {
     let x = queue.zeros(1, MIB / 4, DType::F32);
     queue.finish();
     let (sender, receiver) = std::sync::mpsc::channel();

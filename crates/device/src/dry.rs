@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, Lane};
+use crate::queue::{Backend, Event, Health, HostData, Lane, Stamp};
 use crate::{DType, View};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +62,8 @@ impl Backend for DryBackend {
             DType::F32 | DType::Bf16 => HostData::Floats(vec![0.0; view.len()]),
         }
     }
+
+    fn stamp(&self, _lane: Lane, _stamp: Stamp) {}
 
     fn call(&self, _lane: Lane, _work: Box<dyn FnOnce() + Send>) {}
 

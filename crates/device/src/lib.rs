@@ -21,7 +21,7 @@ pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
 pub use device::Device;
 pub use dry::Counts;
 pub use libraries::libraries_found;
-pub use queue::{Event, Health, KernelTime, Queue};
+pub use queue::{Event, Health, KernelTime, Queue, Stamp};
 pub use tensor::{DType, Extent, Heads, Tensor, View};
 
 pub use half::bf16;

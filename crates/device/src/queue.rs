@@ -5,7 +5,7 @@
 //! that one queue still uses and handing its bytes to the other queue needs an event between them.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::kernel::{Fill, Kernel};
@@ -27,6 +27,8 @@ pub(crate) trait Backend: Send + Sync {
     fn upload(&self, lane: Lane, view: View, data: HostData);
     /// Reads `view` once everything issued before has run.
     fn download(&self, lane: Lane, view: View) -> HostData;
+    /// Says when everything issued before has run.
+    fn stamp(&self, lane: Lane, stamp: Stamp);
     /// Runs `work` on the host, in the queue's order.
     fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>);
     /// Blocks until everything issued so far has run.
@@ -55,6 +57,21 @@ pub(crate) enum HostData {
 /// A point in a queue's work that another queue can wait for.
 #[derive(Clone, Debug)]
 pub struct Event(pub(crate) Arc<crate::cpu::Flag>);
+
+/// A moment that is known once it has come.
+#[derive(Clone, Debug, Default)]
+pub struct Stamp(Arc<OnceLock<Instant>>);
+
+impl Stamp {
+    pub fn get(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
+
+    /// The first moment stays.
+    pub fn set(&self, moment: Instant) {
+        let _ = self.0.set(moment);
+    }
+}
 
 /// What one kernel took, as the device measured it.
 #[derive(Clone, Debug)]
@@ -149,6 +166,13 @@ impl Queue {
     /// Everything issued from here on runs after `event`.
     pub fn wait(&self, event: &Event) {
         self.backend.wait(self.lane, event);
+    }
+
+    /// The moment when everything issued so far has run. A dry device has no moments.
+    pub fn stamp(&self) -> Stamp {
+        let stamp = Stamp::default();
+        self.backend.stamp(self.lane, stamp.clone());
+        stamp
     }
 
     /// Runs host code in the queue's order, as a kernel would run. A panic in it fails the device with its message; where

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use evenkeel_comm::Communicator;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_step::TensorGroups;
+use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::exists;
 use evenkeel_train::report::Reads;
 use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions};
@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let settings = &config.settings;
     let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
-    let needed = shards.iter().map(|shard| peak_bytes_of(shard, settings)).sum();
+    let needed = peak_bytes_of(&shards, settings);
     check_fit("an evaluation", needed, "use a smaller train.batch or data.sequence, or a smaller model")?;
     let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
     let frozen = shards.iter().map(frozen).collect();
@@ -93,18 +93,22 @@ fn frozen(shard: &Model) -> Model {
 
 fn options(settings: &Settings) -> TrainerOptions {
     let longest = settings.data.sequence;
-    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, recompute: false, longest }
+    let (optimizer, arrangement) = (AdamWOptions::default(), Arrangement::default());
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest }
 }
 
-/// The memory that a rank with this shard takes, from a dry run.
-fn peak_bytes_of(shard: &Model, settings: &Settings) -> u64 {
-    let samples = Samples::blank(shard.config.input, settings.train.batch, settings.data.sequence);
-    let (index, count) = (shard.shard.index, shard.shard.count);
-    let groups = TensorGroups::of_world(&Communicator::dry(index, count), &shard.shard);
-    peak_bytes(|device| {
-        let parameters = Parameters::allocate(&shard.specs, device_dtype(settings.train.dtype), device.compute());
-        Trainer::new(frozen(shard), device.clone(), groups, parameters, options(settings)).evaluate(&samples);
-    })
+/// The memory that ranks with these shards take together, from dry runs.
+fn peak_bytes_of(shards: &[Model], settings: &Settings) -> u64 {
+    let samples = Samples::blank(shards[0].config.input, settings.train.batch, settings.data.sequence);
+    let (frozen, dtype): (Vec<Model>, _) = (shards.iter().map(frozen).collect(), device_dtype(settings.train.dtype));
+    let of_rank = |(rank, shard): (usize, &Model)| {
+        let communicator = Communicator::dry(rank, shards.len());
+        peak_bytes(|device| {
+            let parameters = Parameters::allocate(&shard.specs, dtype, device.compute());
+            Trainer::new(&frozen, &communicator, device.clone(), parameters, options(settings)).evaluate(&samples);
+        })
+    };
+    shards.iter().enumerate().map(of_rank).sum()
 }
 
 #[cfg(test)]
@@ -122,7 +126,8 @@ mod tests {
         let model = Model::from_json(&json).unwrap();
         let bytes_of_weights = 4 * model.parameter_count();
         let optimizer = AdamWOptions::default();
-        let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 4 };
+        let arrangement = Arrangement::default();
+        let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4 };
         let peak = |model: &Model| {
             peak_bytes(|device| {
                 let parameters = Parameters::allocate(&[], DType::F32, device.compute());

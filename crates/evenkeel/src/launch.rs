@@ -7,12 +7,12 @@ use std::time::Duration;
 use evenkeel_comm::{Link, Options};
 use evenkeel_device::{CpuOptions, Device, Queue, cpu_report};
 use evenkeel_model::{Cut, Model, Parameters, Plan};
-use evenkeel_step::TensorGroups;
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Units};
 use evenkeel_store::read_json;
 use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
 use serde_json::Value;
 
-use crate::config::{Parallel, Settings};
+use crate::config::{self, Parallel, Schedule, Settings};
 use crate::memory::check_fit;
 use crate::{Failure, Mistake};
 
@@ -74,11 +74,9 @@ impl Launch {
     ) -> Result<Ranks, Failure> {
         let launch = self.clone();
         Ranks::start(shards.len(), &self.comm, move |communicator| {
-            let model = shards[communicator.rank()].clone();
             let device = launch.device(communicator.rank())?;
-            let groups = TensorGroups::of_world(communicator, &model.shard);
-            let parameters = parameters(&model, device.compute())?;
-            Ok(Trainer::new(model, device, groups, parameters, options))
+            let parameters = parameters(&shards[communicator.rank()], device.compute())?;
+            Ok(Trainer::new(&shards, communicator, device, parameters, options))
         })
     }
 
@@ -97,6 +95,24 @@ impl Launch {
             }
         })
     }
+}
+
+/// How a run's steps are arranged.
+pub fn arrangement(parallel: &Parallel) -> Arrangement {
+    let schedule = match parallel.schedule {
+        None | Some(Schedule::None) => NONE,
+        Some(Schedule::Default) => DEFAULT,
+        Some(Schedule::SavedComm) => SAVED_COMM,
+        Some(Schedule::CrossPass) => CROSS_PASS,
+        Some(Schedule::Oases) => OASES,
+    };
+    let recompute = match parallel.recompute_units {
+        config::Units::All => Units::All,
+        config::Units::Attention => Units::Attention,
+        config::Units::Mlp => Units::Mlp,
+    };
+    let arrangement = Arrangement::of(schedule).in_parts(parallel.parts.unwrap_or(1)).recomputing(recompute);
+    Arrangement { ahead: parallel.ahead, ..arrangement }
 }
 
 /// How layers are cut: as a file says, else as config.json does.

@@ -68,9 +68,9 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
         "--steps",
         "6",
         "--set",
-        "train.schedule=constant",
+        "train.lr_decay=constant",
     ]);
-    place.stdout(&["train", "tiny.toml", "--output", "resumed", "--set", "train.schedule=constant", "--resume"]);
+    place.stdout(&["train", "tiny.toml", "--output", "resumed", "--set", "train.lr_decay=constant", "--resume"]);
     assert_eq!(losses(&place, "resumed").len(), 12);
     let evaluated = |extra: &[&str]| {
         let output = place.run(&[&["eval", "tiny.toml", "--output", "two"], extra].concat());

@@ -377,7 +377,7 @@ fn a_chat_is_asked_by_the_template_of_the_folder() {
 fn an_interrupted_run_saves_its_last_step_and_continues() {
     let place = Place::new(TINY);
     let mut child = place
-        .command(&["train", "tiny.toml", "--output", "run", "--steps", "100000", "--set", "train.schedule=constant"])
+        .command(&["train", "tiny.toml", "--output", "run", "--steps", "100000", "--set", "train.lr_decay=constant"])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();

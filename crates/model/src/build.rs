@@ -30,11 +30,32 @@ pub struct Model {
 /// One link of the chain.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    pub name: String,
+    pub kind: UnitKind,
     pub entry: Entry,
     pub body: Body,
     /// Whether the body's output is a summand, to be added to those of the other shards.
     pub is_partial: bool,
+}
+
+/// Which sublayers a unit computes; layers by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    Embedding,
+    Attention(usize),
+    Mlp(usize),
+    /// Attention and MLP side by side.
+    Layer(usize),
+}
+
+impl std::fmt::Display for UnitKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            UnitKind::Embedding => f.write_str("embedding"),
+            UnitKind::Attention(layer) => write!(f, "attention {layer}"),
+            UnitKind::Mlp(layer) => write!(f, "mlp {layer}"),
+            UnitKind::Layer(layer) => write!(f, "layer {layer}"),
+        }
+    }
 }
 
 impl Model {
@@ -144,7 +165,7 @@ impl Builder<'_> {
             }
         };
         let body = body.finish(Vec::new(), stream, output);
-        Unit { name: "embed".to_owned(), entry: Entry::default(), body, is_partial: !shard.is_whole() }
+        Unit { kind: UnitKind::Embedding, entry: Entry::default(), body, is_partial: !shard.is_whole() }
     }
 
     /// Adds a layer's units; returns the norm that its output passes on the way into the stream.
@@ -172,12 +193,12 @@ impl Builder<'_> {
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
             let entry = Entry { post, norms: vec![attention_norm, mlp_norm] };
             let body = body.finish(vec![attention_input, mlp_input], None, output);
-            units.push(Unit { name: format!("layer {index}"), entry, body, is_partial });
+            units.push(Unit { kind: UnitKind::Layer(index), entry, body, is_partial });
             return None;
         }
         let entry = Entry { post, norms: vec![attention_norm] };
         let body = body.finish(vec![attention_input], None, attended);
-        units.push(Unit { name: format!("attention {index}"), entry, body, is_partial });
+        units.push(Unit { kind: UnitKind::Attention(index), entry, body, is_partial });
 
         let hidden = self.config.hidden;
         let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
@@ -186,7 +207,7 @@ impl Builder<'_> {
         let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
         let entry = Entry { post, norms: vec![mlp_norm] };
         let (body, is_partial) = (body.finish(vec![input], None, output), !mlp_shard.is_whole());
-        units.push(Unit { name: format!("mlp {index}"), entry, body, is_partial });
+        units.push(Unit { kind: UnitKind::Mlp(index), entry, body, is_partial });
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 

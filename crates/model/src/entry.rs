@@ -35,6 +35,11 @@ impl EntryState {
 }
 
 impl Entry {
+    /// How often the stream is normalised.
+    pub fn norm_count(&self) -> usize {
+        self.norms.len()
+    }
+
     /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before.
     pub fn forward(&self, queue: &Queue, parameters: &Parameters, x: Option<&Tensor>, p: &Tensor) -> EntryState {
         let like_p = || queue.tensor(p.rows, p.cols, p.dtype);

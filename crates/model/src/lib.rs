@@ -31,7 +31,7 @@ mod shard;
 
 pub use batch::{Batch, Images};
 pub use body::{Body, BodyBackward, BodyState, Context};
-pub use build::{Model, Unit};
+pub use build::{Model, Unit, UnitKind};
 pub use config::{Config, Input};
 pub use entry::{Entry, EntryState};
 pub use error::Error;
@@ -39,7 +39,7 @@ pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator}
 pub use head::{Head, LossOptions};
 pub use layout::{Piece, Ranges, Sharing, Slice, even_bounds};
 pub use load::fill_slice;
-pub use parameters::{Bucket, Gradients, Init, ParamId, ParamSpec, Parameters};
+pub use parameters::{Bucket, Gradients, Init, ParamId, ParamSpec, Parameters, summed};
 pub use plan::Plan;
 pub use rotary::RotaryTables;
 pub use sampling::{Sampling, SamplingError};

@@ -204,8 +204,8 @@ impl Gradients {
     }
 }
 
-/// The parameters that are summed over shards, by the shards that hold them.
-fn summed(specs: &[ParamSpec]) -> Vec<(Range<usize>, Vec<ParamId>)> {
+/// The parameters whose gradients are summed over shards, by the shards that hold them.
+pub fn summed(specs: &[ParamSpec]) -> Vec<(Range<usize>, Vec<ParamId>)> {
     let mut groups: Vec<(Range<usize>, Vec<ParamId>)> = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
         let Sharing::Summed(holders) = &spec.sharing else { continue };

@@ -2,16 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use evenkeel_device::{DType, Device, Event, Queue, Tensor};
+use evenkeel_comm::Group;
+use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
     Batch, BodyBackward, BodyState, Context, Entry, EntryState, Gradients, LossOptions, Model, Parameters,
     RotaryTables, even_bounds,
 };
 
-use crate::groups::TensorGroups;
-use crate::program::{Chunk, Lane, Program, Task, UnitIdx, Value, ValueKind, Work};
-use crate::schedule::Chain;
+use crate::program::{Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
+use crate::trace::Recording;
 
 /// What tasks work on.
 pub struct Executor<'a> {
@@ -20,32 +20,56 @@ pub struct Executor<'a> {
     pub parameters: &'a Parameters,
     pub tables: &'a RotaryTables,
     pub gradients: &'a Gradients,
-    pub groups: &'a TensorGroups,
+    /// This rank's memberships, as the program's groups are listed.
+    pub groups: &'a [Group],
 }
 
 impl Executor<'_> {
-    /// Runs a verified program over its micro-batches, one batch each. Returns what it found of each; gradients are added
-    /// to what is there.
-    pub fn run(&self, program: &Program, batches: &[Batch], options: LossOptions) -> Vec<Findings> {
-        batches.iter().for_each(|batch| batch.check(&self.model.config));
+    /// Runs a verified program over its micro-batches, each given in its parts. Returns what it found of each part, in
+    /// order; gradients are added to what is there. What ran when is noted in `recording`.
+    pub fn run(
+        &self,
+        program: &Program,
+        micros: &[Vec<Batch>],
+        options: LossOptions,
+        mut recording: Option<&mut Recording>,
+    ) -> Vec<Findings> {
+        micros.iter().flatten().for_each(|batch| batch.check(&self.model.config));
         let mut run = Run {
             executor: self,
-            batches,
+            micros,
             options,
             values: Values::default(),
-            findings: batches.iter().map(|_| None).collect(),
+            findings: HashMap::new(),
             arrivals: HashMap::new(),
             in_flight: VecDeque::new(),
             exchanges: 0,
+            awaited: 0,
         };
-        for task in &program.tasks {
-            match task.work.lane() {
-                Lane::Compute => run.compute(task),
-                Lane::Comm => run.exchange(task),
+        for (index, task) in program.tasks.iter().enumerate() {
+            let lane = task.work.lane();
+            let queue = match lane {
+                Lane::Compute => self.device.compute(),
+                Lane::Comm => self.device.comm(),
+            };
+            run.await_inputs(task, program.blocking);
+            let start = recording.is_some().then(|| queue.stamp());
+            let came = match lane {
+                Lane::Compute => {
+                    run.compute(task);
+                    None
+                }
+                Lane::Comm => Some(run.exchange(task)),
+            };
+            if let (Some(recording), Some(start)) = (recording.as_deref_mut(), start) {
+                recording.add(index, start, came, queue.stamp());
             }
         }
         run.await_exchanges();
-        run.findings.into_iter().map(|findings| findings.expect("every micro-batch has its losses")).collect()
+        let parts =
+            micros.iter().enumerate().flat_map(|(index, parts)| (0..parts.len()).map(move |part| (index, part)));
+        let mut found = run.findings;
+        parts.map(|(index, part)| found.remove(&Micro { index, part }).expect("every part has its losses")).collect()
     }
 }
 
@@ -81,20 +105,58 @@ const VERIFIED: &str = "a verified program writes what it reads";
 /// A program on its way.
 struct Run<'a> {
     executor: &'a Executor<'a>,
-    batches: &'a [Batch],
+    micros: &'a [Vec<Batch>],
     options: LossOptions,
     values: Values,
-    findings: Vec<Option<Findings>>,
+    findings: HashMap<Micro, Findings>,
     /// When values that the comm queue writes will be there, and by which exchange.
     arrivals: HashMap<Value, (u64, Event)>,
     /// What exchanges read. It may be freed when the compute queue, which may get its memory next, waits for them.
     in_flight: VecDeque<(u64, Vec<Tensor>)>,
+    /// Exchanges issued, and how many of them the compute queue has waited for.
     exchanges: u64,
+    awaited: u64,
 }
 
 impl<'a> Run<'a> {
+    /// Has the task's queue wait for what the other one does before it.
+    fn await_inputs(&mut self, task: &Task, blocking: bool) {
+        match task.work.lane() {
+            Lane::Comm => {
+                // Gradients that nothing was added to are zeroed before they are summed.
+                if let Work::SumGradients(_) = task.work {
+                    self.executor.gradients.buckets(self.queue());
+                }
+                self.executor.device.comm().wait(&self.queue().record());
+            }
+            Lane::Compute if blocking => self.await_exchanges(),
+            Lane::Compute => task.reads.iter().for_each(|value| self.await_arrival(value)),
+        }
+    }
+
+    fn await_arrival(&mut self, value: &Value) {
+        if let Some((exchange, event)) = self.arrivals.remove(value) {
+            self.await_exchange(exchange, &event);
+        }
+    }
+
+    fn await_exchange(&mut self, exchange: u64, event: &Event) {
+        self.queue().wait(event);
+        self.awaited = exchange;
+        while self.in_flight.front().is_some_and(|&(number, _)| number <= exchange) {
+            self.in_flight.pop_front();
+        }
+    }
+
+    /// Whatever comes next on the compute queue runs behind all exchanges.
+    fn await_exchanges(&mut self) {
+        if self.awaited < self.exchanges {
+            let event = self.executor.device.comm().record();
+            self.await_exchange(self.exchanges, &event);
+        }
+    }
+
     fn compute(&mut self, task: &Task) {
-        task.reads.iter().for_each(|value| self.await_arrival(value));
         match task.work {
             Work::Enter => self.enter(task),
             Work::Forward => self.forward(task),
@@ -106,77 +168,70 @@ impl<'a> Run<'a> {
             Work::BackwardInput => self.backward_input(task),
             Work::BackwardWeight => self.backward_weight(task),
             Work::BackwardEnter => self.backward_enter(task),
-            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients => {
+            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients(_) => {
                 unreachable!("exchanges run on the comm queue")
             }
         }
         task.frees.iter().for_each(|value| self.values.free(value));
     }
 
-    fn await_arrival(&mut self, value: &Value) {
-        if let Some((exchange, event)) = self.arrivals.remove(value) {
-            self.await_exchange(exchange, &event);
-        }
-    }
-
-    fn await_exchange(&mut self, exchange: u64, event: &Event) {
-        self.queue().wait(event);
-        while self.in_flight.front().is_some_and(|&(number, _)| number <= exchange) {
-            self.in_flight.pop_front();
-        }
-    }
-
-    /// Whatever comes next on the compute queue runs behind all exchanges.
-    fn await_exchanges(&mut self) {
-        if self.exchanges > 0 {
-            let event = self.executor.device.comm().record();
-            self.await_exchange(self.exchanges, &event);
-        }
-    }
-
-    fn exchange(&mut self, task: &Task) {
+    /// Returns when the last of the group's members will have come.
+    fn exchange(&mut self, task: &Task) -> Stamp {
         let Executor { device, gradients, groups, .. } = *self.executor;
-        let buckets = if task.work == Work::SumGradients { gradients.buckets(device.compute()) } else { &[] };
-        let (comm, group) = (device.comm(), &groups.all);
-        comm.wait(&device.compute().record());
+        let exchange = task.exchange.expect("a task on the comm lane is an exchange");
+        let (comm, group) = (device.comm(), &groups[exchange.group.0]);
         self.exchanges += 1;
-        for bucket in buckets {
-            groups.of(&bucket.holders).all_reduce(comm, &bucket.flat);
+        if let Work::SumGradients(bucket) = task.work {
+            let flat = &gradients.buckets(device.compute())[bucket.0].flat;
+            assert_eq!(flat.bytes(), exchange.bytes, "`{task}`");
+            return group.all_reduce(comm, flat);
         }
-        if let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) {
-            let tensors = self.values.tensors.remove(&from).expect(VERIFIED);
-            let bounds = match from.kind {
-                // Every rank has its statistics of all rows.
-                ValueKind::Stats(_) => (0..=group.size()).map(|rank| rank * tensors[0].rows).collect(),
-                _ => self.row_bounds(task),
-            };
-            let received = tensors.iter().map(|tensor| match task.work {
-                Work::AllReduce => {
-                    group.all_reduce(comm, tensor);
-                    tensor.clone()
-                }
+        let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) else { unreachable!("an exchange moves one value") };
+        let mut tensors = self.values.tensors.remove(&from).expect(VERIFIED);
+        let bounds = match from.kind {
+            // Every rank has its statistics of all rows.
+            ValueKind::Stats(_) => (0..=group.size()).map(|rank| rank * tensors[0].rows).collect(),
+            _ => self.row_bounds(task),
+        };
+        let (mut came, mut bytes) = (None, 0);
+        let received = tensors.iter().map(|tensor| {
+            let like_tensor = |rows| comm.tensor(rows, tensor.cols, tensor.dtype);
+            let (received, stamp) = match task.work {
+                Work::AllReduce => (tensor.clone(), group.all_reduce(comm, tensor)),
                 Work::ReduceScatter => {
-                    let own = bounds[group.rank() + 1] - bounds[group.rank()];
-                    let received = comm.tensor(own, tensor.cols, tensor.dtype);
-                    group.reduce_scatter(comm, tensor, &received, &bounds);
-                    received
+                    let received = like_tensor(bounds[group.rank() + 1] - bounds[group.rank()]);
+                    let stamp = group.reduce_scatter(comm, tensor, &received, &bounds);
+                    (received, stamp)
                 }
                 _ => {
-                    let received = comm.tensor(bounds[group.size()], tensor.cols, tensor.dtype);
-                    group.all_gather(comm, tensor, &received, &bounds);
-                    received
+                    let received = like_tensor(bounds[group.size()]);
+                    let stamp = group.all_gather(comm, tensor, &received, &bounds);
+                    (received, stamp)
                 }
-            });
-            let received = received.collect();
+            };
+            bytes += tensor.bytes().max(received.bytes());
+            came.get_or_insert(stamp);
+            received
+        });
+        let received: Vec<Tensor> = received.collect();
+        assert_eq!(bytes, exchange.bytes, "`{task}`");
+        if task.frees.contains(&to) {
+            tensors.extend(received);
+        } else {
             self.values.put(to, received);
             self.arrivals.insert(to, (self.exchanges, comm.record()));
-            self.in_flight.push_back((self.exchanges, tensors));
         }
+        self.in_flight.push_back((self.exchanges, tensors));
+        came.expect("a value has a tensor")
     }
 
     /// Where each rank's rows of the stream begin.
     fn row_bounds(&self, task: &Task) -> Vec<usize> {
-        even_bounds(self.batches[task.micro.0].token_count(), self.executor.groups.all.size())
+        even_bounds(self.batch(task).token_count(), self.executor.groups[0].size())
+    }
+
+    fn batch(&self, task: &Task) -> &'a Batch {
+        &self.micros[task.micro.index][task.micro.part]
     }
 
     fn queue(&self) -> &'a Queue {
@@ -185,7 +240,12 @@ impl<'a> Run<'a> {
 
     fn context(&self, task: &Task) -> Context<'a> {
         let Executor { device, parameters, tables, .. } = *self.executor;
-        Context { queue: device.compute(), parameters, tables, batch: &self.batches[task.micro.0] }
+        Context { queue: device.compute(), parameters, tables, batch: self.batch(task) }
+    }
+
+    /// The first tensor of what a task reads of these kinds, if anything.
+    fn read(&self, task: &Task, kinds: &[ValueKind]) -> Option<&Tensor> {
+        task.read(kinds).map(|value| &self.values.tensors(value)[0])
     }
 
     fn entry(&self, unit: UnitIdx) -> &'a Entry {
@@ -194,13 +254,11 @@ impl<'a> Run<'a> {
     }
 
     fn enter(&mut self, task: &Task) {
-        let stream = task.reads.iter().find(|value| value.kind == ValueKind::Stream);
-        let stream = stream.map(|value| match self.values.entries.get(value) {
+        let stream = task.read(&[ValueKind::Stream]).map(|value| match self.values.entries.get(&value) {
             Some(entry) => &entry.stream,
-            None => &self.values.tensors(*value)[0],
+            None => &self.values.tensors(value)[0],
         });
-        let output = task.reads.last().expect("an entry reads an output");
-        let output = &self.values.tensors(*output)[0];
+        let output = self.read(task, &[ValueKind::OutputReduced, ValueKind::Output]).expect("an entry reads an output");
         let context = self.context(task);
         let mut entry = self.entry(task.unit).forward(context.queue, context.parameters, stream, output);
         self.values.put(task.value(ValueKind::Normalised), std::mem::take(&mut entry.normalised));
@@ -217,7 +275,8 @@ impl<'a> Run<'a> {
 
     /// A body's forward on what the task reads.
     fn run_body(&self, task: &Task) -> (Option<Tensor>, Tensor, BodyState) {
-        let inputs = task.reads.first().map_or(&[][..], |&input| self.values.tensors(input));
+        let input = task.read(&[ValueKind::NormalisedGathered, ValueKind::Normalised]);
+        let inputs = input.map_or(&[][..], |input| self.values.tensors(input));
         self.executor.model.units[task.unit.0].body.forward(&self.context(task), inputs)
     }
 
@@ -237,32 +296,38 @@ impl<'a> Run<'a> {
     /// The rows of the stream that this rank has.
     fn own_rows(&self, task: &Task) -> std::ops::Range<usize> {
         if !self.executor.model.shard.split_sequence {
-            return 0..self.batches[task.micro.0].token_count();
+            return 0..self.batch(task).token_count();
         }
-        let (bounds, rank) = (self.row_bounds(task), self.executor.groups.all.rank());
+        let (bounds, rank) = (self.row_bounds(task), self.executor.groups[0].rank());
         bounds[rank]..bounds[rank + 1]
     }
 
     fn recompute(&mut self, task: &Task) {
-        let (_, _, saved) = self.run_body(task);
+        let (_, output, saved) = self.run_body(task);
+        let value = task.value(ValueKind::Output);
+        if task.writes.contains(&value) {
+            self.values.put(value, vec![output]);
+        }
         self.values.saved.insert(task.value(ValueKind::Saved), saved);
     }
 
     /// The rows that the head treats, and where a chunk of them lies.
     fn chunk(&self, task: &Task, chunk: Chunk) -> (Tensor, std::ops::Range<usize>) {
         let (head, context) = (&self.executor.model.head, self.context(task));
-        let input = self.values.tensors.get(&task.value(ValueKind::NormalisedGathered));
-        let input = input.map_or_else(|| self.values.tensors(task.value(ValueKind::Normalised)), Vec::as_slice);
-        let x = head.classified(&context, &input[0]);
+        let x = head.classified(&context, self.head_input(task));
         let rows = head.chunks(x.rows).nth(chunk.0).expect("a program's chunks are the head's");
         (x, rows)
+    }
+
+    fn head_input(&self, task: &Task) -> &Tensor {
+        self.read(task, &[ValueKind::NormalisedGathered, ValueKind::Normalised]).expect("the head reads its input")
     }
 
     fn logits(&mut self, task: &Task, chunk: Chunk) {
         let (x, rows) = self.chunk(task, chunk);
         let (head, context) = (&self.executor.model.head, self.context(task));
         let queue = context.queue;
-        let found = self.findings[task.micro.0].take().unwrap_or_else(|| Findings {
+        let found = self.findings.remove(&task.micro).unwrap_or_else(|| Findings {
             losses: queue.tensor(1, x.rows, DType::F32),
             stats: queue.tensor(x.rows, STATS, DType::F32),
         });
@@ -276,15 +341,14 @@ impl<'a> Run<'a> {
         if is_partial {
             self.values.put(partial, vec![stats]);
         }
-        self.findings[task.micro.0] = Some(found);
+        self.findings.insert(task.micro, found);
     }
 
     fn loss(&mut self, task: &Task, chunk: Chunk) {
         let (x, rows) = self.chunk(task, chunk);
         let (head, gradient) = (&self.executor.model.head, task.value(ValueKind::NormalisedGradient));
         if task.writes.contains(&gradient) {
-            let input = &self.values.tensors(*task.reads.last().expect("losses read the input"))[0];
-            let dnormalised = head.dnormalised(self.queue(), input);
+            let dnormalised = head.dnormalised(self.queue(), self.head_input(task));
             self.values.put(gradient, vec![dnormalised]);
         }
         let logits = self.values.tensors(task.value(ValueKind::Logits(chunk)))[0].clone();
@@ -310,7 +374,7 @@ impl<'a> Run<'a> {
         dlogits: Option<&Tensor>,
     ) {
         let (head, context) = (&self.executor.model.head, self.context(task));
-        let found = self.findings[task.micro.0].as_ref().expect(VERIFIED);
+        let found = self.findings.get(&task.micro).expect(VERIFIED);
         let stats = found.stats.row_range(rows.clone());
         if let Some(parts) = self.values.tensors.get(&task.value(ValueKind::StatsGathered(chunk))) {
             head.merge(&context, &parts[0], &stats);
@@ -320,8 +384,9 @@ impl<'a> Run<'a> {
 
     fn backward_input(&mut self, task: &Task) {
         let saved = self.values.saved.remove(&task.value(ValueKind::Saved)).expect(VERIFIED);
-        let doutput = &self.values.tensors(task.reads[1])[0];
-        let dstream = task.reads.get(2).map(|&value| &self.values.tensors(value)[0]);
+        let doutput = [ValueKind::OutputGradientGathered, ValueKind::OutputGradient];
+        let doutput = self.read(task, &doutput).expect("a body's output has a gradient");
+        let dstream = self.read(task, &[ValueKind::StreamGradientGathered, ValueKind::StreamGradient]);
         let (body, context) = (&self.executor.model.units[task.unit.0].body, self.context(task));
         let (dinputs, backward) = body.backward_input(&context, self.executor.gradients, saved, dstream, doutput);
         if task.unit.0 > 0 {
@@ -337,33 +402,15 @@ impl<'a> Run<'a> {
     }
 
     fn backward_enter(&mut self, task: &Task) {
-        let entry = self.values.entries.get(&task.reads[0]).expect(VERIFIED);
-        let dnormalised = self.values.tensors(task.reads[1]);
-        let dstream = task.reads.get(2).map(|&value| &self.values.tensors(value)[0]);
+        let entry = self.values.entries.get(&task.value(ValueKind::Stream)).expect(VERIFIED);
+        let dnormalised = task.read(&[ValueKind::NormalisedGradientReduced, ValueKind::NormalisedGradient]);
+        let dnormalised = self.values.tensors(dnormalised.expect("a normalised stream has a gradient"));
+        let dstream = self.read(task, &[ValueKind::StreamGradient]);
         let (context, gradients) = (self.context(task), self.executor.gradients);
         let (dstream, doutput) =
             self.entry(task.unit).backward(context.queue, context.parameters, gradients, entry, dstream, dnormalised);
         let [stream_gradient, output_gradient] = task.writes[..] else { unreachable!("an entry has two gradients") };
         self.values.put(stream_gradient, vec![dstream]);
         self.values.put(output_gradient, vec![doutput]);
-    }
-}
-
-impl Task {
-    /// A value of the task's unit and micro-batch.
-    fn value(&self, kind: ValueKind) -> Value {
-        Value { kind, unit: self.unit, micro: self.micro }
-    }
-}
-
-impl Chain {
-    pub fn of(model: &Model) -> Chain {
-        Chain {
-            partial: model.units.iter().map(|unit| unit.is_partial).collect(),
-            head_is_partial: model.head.is_partial,
-            starts_stream: model.units[0].body.starts_stream(),
-            splits_sequence: model.shard.split_sequence,
-            sums_gradients: !model.shard.is_whole(),
-        }
     }
 }

@@ -1,7 +1,8 @@
 //! A training step is a program: a list of tasks over named values, plain data.
 //!
-//! [`schedule`] writes programs, [`verify()`] proves one sound before it runs, and an [`Executor`] runs it on a device. A new
-//! technique is a new function in `schedule`; the others need not know it.
+//! [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they run, an [`Executor`] runs one on a
+//! device, [`simulate`] runs them on a table of costs, and [`trace`] says what ran when. A new technique is a new function
+//! in `schedule`; the others need not know it.
 //!
 //! This crate knows no files, no optimizer and no data; it is given batches.
 
@@ -9,9 +10,13 @@ mod execute;
 mod groups;
 mod program;
 pub mod schedule;
+pub mod simulate;
+pub mod trace;
 mod verify;
 
 pub use execute::Executor;
-pub use groups::TensorGroups;
-pub use program::{Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
+pub use groups::join;
+pub use program::{
+    BucketIdx, Chunk, Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Value, ValueKind, Work,
+};
 pub use verify::{Unsound, verify};

@@ -6,13 +6,24 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitIdx(pub usize);
 
-/// A micro-batch of the step.
+/// What runs through the chain together: a part of a micro-batch, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Micro(pub usize);
+pub struct Micro {
+    pub index: usize,
+    pub part: usize,
+}
 
 /// Some rows that the head treats at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk(pub usize);
+
+/// Gradients that are summed over the same ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BucketIdx(pub usize);
+
+/// A group of ranks, by its place in [`Program::groups`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupIdx(pub usize);
 
 /// Which of a rank's two in-order queues a task runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,19 +62,19 @@ pub enum Work {
     /// The rows of all ranks.
     AllGather,
     /// The gradients of parameters that several ranks hold, summed over those.
-    SumGradients,
+    SumGradients(BucketIdx),
 }
 
 impl Work {
     pub fn lane(self) -> Lane {
         match self {
-            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients => Lane::Comm,
+            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients(_) => Lane::Comm,
             _ => Lane::Compute,
         }
     }
 }
 
-/// What a value is, of one unit and one micro-batch.
+/// What a value is, of one unit and one part of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueKind {
     /// The residual stream behind a unit's entry.
@@ -100,6 +111,14 @@ pub struct Value {
     pub micro: Micro,
 }
 
+/// What an exchange asks of a group. All its members name the same kind of work and the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    pub group: GroupIdx,
+    /// Of what is reduced or gathered, whole.
+    pub bytes: u64,
+}
+
 /// One task. It frees what nothing after it reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
@@ -109,23 +128,54 @@ pub struct Task {
     pub reads: Vec<Value>,
     pub writes: Vec<Value>,
     pub frees: Vec<Value>,
+    /// Present on the comm lane alone.
+    pub exchange: Option<Exchange>,
 }
 
-/// The tasks of one rank, in order.
+impl Task {
+    /// A value of the task's unit and micro-batch.
+    pub fn value(&self, kind: ValueKind) -> Value {
+        Value { kind, unit: self.unit, micro: self.micro }
+    }
+
+    /// What it reads of these kinds, if anything.
+    pub fn read(&self, kinds: &[ValueKind]) -> Option<Value> {
+        self.reads.iter().find(|value| kinds.contains(&value.kind)).copied()
+    }
+}
+
+/// Ranks that exchange values.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Members {
+    pub name: String,
+    pub ranks: Vec<usize>,
+}
+
+/// The tasks of one rank, in order. A compute task waits for the exchanges whose values it reads, an exchange for every
+/// compute task before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     pub tasks: Vec<Task>,
+    pub groups: Vec<Members>,
+    /// Compute tasks wait for every exchange before them, so nothing overlaps.
+    pub blocking: bool,
+}
+
+impl fmt::Display for Micro {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.part)
+    }
 }
 
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({}, {})", self.kind, self.unit.0, self.micro.0)
+        write!(f, "{:?}({}, {})", self.kind, self.unit.0, self.micro)
     }
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({}, {})", self.work, self.unit.0, self.micro.0)?;
+        write!(f, "{:?}({}, {})", self.work, self.unit.0, self.micro)?;
         for (verb, values) in [("reads", &self.reads), ("writes", &self.writes), ("frees", &self.frees)] {
             if !values.is_empty() {
                 let list: Vec<String> = values.iter().map(Value::to_string).collect();

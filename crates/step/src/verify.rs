@@ -1,51 +1,259 @@
-//! The proof that a program may run.
+//! The proof that programs may run: each by itself, and all ranks' together.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::mem::{Discriminant, discriminant};
 
-use crate::program::{Program, Task, Value};
+use crate::program::{Exchange, Lane, Members, Micro, Program, Task, UnitIdx, Value, Work};
 
-/// Why a program may not run.
+/// Why programs may not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsound {
-    #[error("task {index}, `{task}`, reads {value}, which nothing has written or which is freed")]
-    ReadsNothing { index: usize, task: String, value: Value },
-    #[error("task {index}, `{task}`, writes {value}, which is there already")]
-    WritesTwice { index: usize, task: String, value: Value },
-    #[error("task {index}, `{task}`, frees {value}, which is not there")]
-    FreesNothing { index: usize, task: String, value: Value },
-    #[error("{value} is never freed")]
-    NeverFreed { value: Value },
+    #[error("{place} reads {value}, which nothing has written or which is freed")]
+    ReadsNothing { place: Place, value: Value },
+    #[error("{place} writes {value}, which is there already")]
+    WritesTwice { place: Place, value: Value },
+    #[error("{place} frees {value}, which is not there")]
+    FreesNothing { place: Place, value: Value },
+    #[error("rank {rank}: {value} is never freed")]
+    NeverFreed { rank: usize, value: Value },
+    #[error("{place} is on the comm lane and exchanges nothing, or exchanges on the compute lane")]
+    WrongLane { place: Place },
+    #[error("{place} exchanges in group {group} of {groups}")]
+    NoGroup { place: Place, group: usize, groups: usize },
+    #[error("{place} exchanges in group `{group}` of ranks {ranks:?}, which it is no member of")]
+    NoMember { place: Place, group: String, ranks: Vec<usize> },
+    #[error("rank {rank}: group `{group}` has ranks {ranks:?}, expected different ones of {world}")]
+    NoRanks { rank: usize, group: String, ranks: Vec<usize>, world: usize },
+    #[error("exchange {number} of group `{group}` is {} on rank {}, and {} on rank {}", .found[0], .ranks[0], .found[1], .ranks[1])]
+    Disagree { group: String, number: usize, ranks: [usize; 2], found: [String; 2] },
+    #[error("these tasks wait for one another, so none of them would ever run:\n{}", .0.join("\n"))]
+    Cycle(Vec<String>),
 }
 
-/// Checks that every value is written before it is read, read before it is freed, and freed once.
-pub fn verify(program: &Program) -> Result<(), Unsound> {
+/// A task of a rank's program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub rank: usize,
+    pub index: usize,
+    pub task: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, task {}, `{}`,", self.rank, self.index, self.task)
+    }
+}
+
+/// Checks the programs of all ranks, in their order: every value is written before it is read, read before it is freed, and
+/// freed once; the members of every group issue the same exchanges in the same order; and no tasks wait for one another.
+pub fn verify(programs: &[Program]) -> Result<(), Unsound> {
+    for (rank, program) in programs.iter().enumerate() {
+        check_values(rank, program)?;
+        check_groups(rank, program, programs.len())?;
+    }
+    let meetings = meetings(programs)?;
+    check_waits(programs, &meetings)
+}
+
+fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
     let mut live: HashSet<Value> = HashSet::new();
     for (index, task) in program.tasks.iter().enumerate() {
-        step(task, &mut live).map_err(|defect| defect(index, task.to_string()))?;
+        let place = || place(rank, index, task);
+        if let Some(&value) = task.reads.iter().find(|value| !live.contains(value)) {
+            return Err(Unsound::ReadsNothing { place: place(), value });
+        }
+        if let Some(&value) = task.writes.iter().find(|&&value| !live.insert(value)) {
+            return Err(Unsound::WritesTwice { place: place(), value });
+        }
+        if let Some(&value) = task.frees.iter().find(|value| !live.remove(value)) {
+            return Err(Unsound::FreesNothing { place: place(), value });
+        }
     }
     match live.into_iter().min_by_key(|value| (value.micro, value.unit)) {
-        Some(value) => Err(Unsound::NeverFreed { value }),
+        Some(value) => Err(Unsound::NeverFreed { rank, value }),
         None => Ok(()),
     }
 }
 
-type Defect = Box<dyn FnOnce(usize, String) -> Unsound>;
-
-fn step(task: &Task, live: &mut HashSet<Value>) -> Result<(), Defect> {
-    for &value in &task.reads {
-        if !live.contains(&value) {
-            return Err(Box::new(move |index, task| Unsound::ReadsNothing { index, task, value }));
+fn check_groups(rank: usize, program: &Program, world: usize) -> Result<(), Unsound> {
+    for Members { name, ranks } in &program.groups {
+        let distinct: HashSet<&usize> = ranks.iter().filter(|&&rank| rank < world).collect();
+        if distinct.len() != ranks.len() {
+            return Err(Unsound::NoRanks { rank, group: name.clone(), ranks: ranks.clone(), world });
         }
     }
-    for &value in &task.writes {
-        if !live.insert(value) {
-            return Err(Box::new(move |index, task| Unsound::WritesTwice { index, task, value }));
+    for (index, task) in program.tasks.iter().enumerate() {
+        let place = || place(rank, index, task);
+        let is_exchange = task.work.lane() == Lane::Comm;
+        if is_exchange != task.exchange.is_some() {
+            return Err(Unsound::WrongLane { place: place() });
         }
-    }
-    for &value in &task.frees {
-        if !live.remove(&value) {
-            return Err(Box::new(move |index, task| Unsound::FreesNothing { index, task, value }));
+        let Some(Exchange { group, .. }) = task.exchange else { continue };
+        let groups = program.groups.len();
+        let Some(members) = program.groups.get(group.0) else {
+            return Err(Unsound::NoGroup { place: place(), group: group.0, groups });
+        };
+        if !members.ranks.contains(&rank) {
+            let (group, ranks) = (members.name.clone(), members.ranks.clone());
+            return Err(Unsound::NoMember { place: place(), group, ranks });
         }
     }
     Ok(())
+}
+
+fn place(rank: usize, index: usize, task: &Task) -> Place {
+    Place { rank, index, task: task.to_string() }
+}
+
+/// Which meeting each exchange is, by rank and place in its program.
+pub(crate) type Meetings = HashMap<(usize, usize), usize>;
+
+/// The places in each member's program where it exchanges in a group.
+type Issued = BTreeMap<usize, Vec<usize>>;
+
+/// Matches the ranks' exchanges with one another.
+pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
+    let mut issued: BTreeMap<(&str, &[usize]), Issued> = BTreeMap::new();
+    for (rank, program) in programs.iter().enumerate() {
+        for (index, task) in program.tasks.iter().enumerate() {
+            let Some(Exchange { group, .. }) = task.exchange else { continue };
+            let Members { name, ranks } = &program.groups[group.0];
+            issued.entry((name, ranks)).or_default().entry(rank).or_default().push(index);
+        }
+    }
+    let (mut meetings, mut count) = (Meetings::new(), 0);
+    for ((name, ranks), issued) in issued {
+        let of = |rank: usize| issued.get(&rank).map_or(&[][..], Vec::as_slice);
+        let most = ranks.iter().map(|&rank| of(rank).len()).max().unwrap_or(0);
+        for number in 0..most {
+            let first = *ranks.iter().find(|&&rank| of(rank).len() > number).expect("one has most of them");
+            for &rank in ranks {
+                let asked = [first, rank].map(|rank| of(rank).get(number).map(|&index| &programs[rank].tasks[index]));
+                if asked[0].map(what_is_asked) != asked[1].map(what_is_asked) {
+                    let found = asked.map(|task| task.map_or("missing".to_owned(), describe));
+                    return Err(Unsound::Disagree { group: name.to_owned(), number, ranks: [first, rank], found });
+                }
+                meetings.insert((rank, of(rank)[number]), count + number);
+            }
+        }
+        count += most;
+    }
+    Ok(meetings)
+}
+
+/// What members must agree on. Buckets are numbered by each rank for itself.
+fn what_is_asked(task: &Task) -> (Discriminant<Work>, UnitIdx, Micro, u64) {
+    (discriminant(&task.work), task.unit, task.micro, task.exchange.map_or(0, |exchange| exchange.bytes))
+}
+
+fn describe(task: &Task) -> String {
+    let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
+    format!("{:?}({}, {}) of {bytes} bytes", task.work, task.unit.0, task.micro)
+}
+
+/// Something that waits for others: a compute task of a rank, or a meeting of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Node {
+    Compute(usize, usize),
+    Meeting(usize),
+}
+
+/// Runs the programs without running anything: what is left when nobody can go on waits for itself.
+fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound> {
+    let awaited = awaited(programs, meetings);
+    let mut open: HashMap<Node, usize> = awaited.iter().map(|(&node, before)| (node, before.len())).collect();
+    let mut behind: HashMap<Node, Vec<Node>> = HashMap::new();
+    for (&node, before) in &awaited {
+        before.iter().for_each(|&other| behind.entry(other).or_default().push(node));
+    }
+    let mut ready: Vec<Node> = open.iter().filter(|&(_, &count)| count == 0).map(|(&node, _)| node).collect();
+    while let Some(node) = ready.pop() {
+        open.remove(&node);
+        for next in behind.get(&node).into_iter().flatten() {
+            let count = open.get_mut(next).expect("a node runs once");
+            *count -= 1;
+            if *count == 0 {
+                ready.push(*next);
+            }
+        }
+    }
+    match open.keys().min() {
+        Some(&stuck) => Err(Unsound::Cycle(cycle(programs, meetings, &awaited, &open, stuck))),
+        None => Ok(()),
+    }
+}
+
+/// What each node waits for: the task before it on its queue, the exchanges that write what it reads, and, for an
+/// exchange, the compute tasks before it.
+fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
+    let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
+    for (rank, program) in programs.iter().enumerate() {
+        let (mut computed, mut exchanged) = (None, None);
+        let mut arriving: HashMap<Value, Node> = HashMap::new();
+        for (index, task) in program.tasks.iter().enumerate() {
+            let node = match meetings.get(&(rank, index)) {
+                Some(&meeting) => Node::Meeting(meeting),
+                None => Node::Compute(rank, index),
+            };
+            let before = awaited.entry(node).or_default();
+            before.extend(computed);
+            if task.exchange.is_some() {
+                before.extend(exchanged);
+                exchanged = Some(node);
+                arriving.extend(task.writes.iter().map(|&value| (value, node)));
+            } else {
+                before.extend(task.reads.iter().filter_map(|value| arriving.get(value)));
+                before.extend(exchanged.filter(|_| program.blocking));
+                computed = Some(node);
+            }
+        }
+    }
+    awaited
+}
+
+/// Goes from a stuck node to one that it waits for and that is stuck, too, until it comes to one for the second time.
+fn cycle(
+    programs: &[Program],
+    meetings: &Meetings,
+    awaited: &HashMap<Node, HashSet<Node>>,
+    stuck: &HashMap<Node, usize>,
+    start: Node,
+) -> Vec<String> {
+    let mut path = vec![start];
+    let first = loop {
+        let here = path[path.len() - 1];
+        let next = awaited[&here].iter().filter(|node| stuck.contains_key(node)).min();
+        let next = *next.expect("a stuck node waits for a stuck one");
+        if let Some(first) = path.iter().position(|&node| node == next) {
+            break first;
+        }
+        path.push(next);
+    };
+    let around = &path[first..];
+    let waits = (0..around.len()).map(|i| [around[i], around[(i + 1) % around.len()]]);
+    waits
+        .map(|pair| format!("  {} waits for {}", name(programs, meetings, pair[0]), name(programs, meetings, pair[1])))
+        .collect()
+}
+
+fn name(programs: &[Program], meetings: &Meetings, node: Node) -> String {
+    let task = |rank: usize, index: usize| {
+        let Task { work, unit, micro, .. } = &programs[rank].tasks[index];
+        format!("{work:?}({}, {micro})", unit.0)
+    };
+    match node {
+        Node::Compute(rank, index) => format!("{}, task {index} of rank {rank},", task(rank, index)),
+        Node::Meeting(number) => {
+            let mut members: Vec<&(usize, usize)> =
+                meetings.iter().filter(|&(_, &meeting)| meeting == number).map(|(place, _)| place).collect();
+            members.sort();
+            let &&(rank, index) = members.first().expect("a meeting has members");
+            let exchange = programs[rank].tasks[index].exchange.expect("a meeting is of exchanges");
+            let group = &programs[rank].groups[exchange.group.0].name;
+            let places: Vec<String> =
+                members.iter().map(|(rank, index)| format!("task {index} of rank {rank}")).collect();
+            format!("{} in group `{group}`, {},", task(rank, index), places.join(" and "))
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! Training: data in, better parameters out, and what a person is told meanwhile.
 //!
-//! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate opens no files itself (`store` does) and knows no
-//! network.
+//! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate
+//! opens no files itself (`store` does) and knows no network.
 
 pub mod checkpoint;
+mod cost;
 pub mod data;
 mod error;
 mod export;
@@ -15,6 +16,7 @@ mod run;
 mod samples;
 mod trainer;
 
+pub use cost::{Cost, costs};
 pub use error::Error;
 pub use export::save_weights;
 pub use optimizer::{AdamW, AdamWOptions, Update};
@@ -22,4 +24,4 @@ pub use ranks::Ranks;
 pub use rate::{Decay, Rate};
 pub use run::{Attendant, Feed, Limits, Plan, Progress, StepReport, Stop, run};
 pub use samples::Samples;
-pub use trainer::{Cost, Evaluation, Kind, StepOutcome, Trainer, TrainerOptions, cost};
+pub use trainer::{Evaluation, Kind, StepOutcome, Trainer, TrainerOptions};

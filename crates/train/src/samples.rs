@@ -1,10 +1,12 @@
 //! What one micro-batch is made of, on the host.
 
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
+use evenkeel_step::schedule::PartSize;
 
 /// The samples of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +63,40 @@ impl Samples {
         }
     }
 
+    /// The same samples in `count` parts of about the same size, or in as many as there are documents or images.
+    pub(crate) fn parts(&self, count: usize) -> Vec<Samples> {
+        match self {
+            Samples::Tokens { ids, labels, segment_lengths } => {
+                let mut start = 0;
+                let part = |segments: Range<usize>| {
+                    let segment_lengths = segment_lengths[segments].to_vec();
+                    let tokens = start..start + segment_lengths.iter().sum::<usize>();
+                    start = tokens.end;
+                    Samples::Tokens {
+                        ids: ids[tokens.clone()].to_vec(),
+                        labels: labels[tokens].to_vec(),
+                        segment_lengths,
+                    }
+                };
+                divide(segment_lengths, count).into_iter().map(part).collect()
+            }
+            Samples::Images { pixels, labels } => {
+                let size = pixels.len().checked_div(labels.len()).unwrap_or(0);
+                let part = |images: Range<usize>| Samples::Images {
+                    pixels: pixels[images.start * size..images.end * size].to_vec(),
+                    labels: labels[images].to_vec(),
+                };
+                divide(&vec![1; labels.len()], count).into_iter().map(part).collect()
+            }
+        }
+    }
+
+    /// The sizes of these samples in `count` parts.
+    pub fn part_sizes(&self, model: &Model, count: usize) -> Vec<PartSize> {
+        let size = |part: Samples| PartSize::new(model, part.tokens(model.config.input), part.labels().len());
+        self.parts(count).into_iter().map(size).collect()
+    }
+
     pub(crate) fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {
         match self {
             Samples::Tokens { ids, labels, segment_lengths } => {
@@ -76,5 +112,62 @@ impl Samples {
                 Batch::images(queue, images, labels, model.config.input, dtype)
             }
         }
+    }
+}
+
+/// Cuts a list in at most `count` ranges, none empty, whose sums are about equal.
+fn divide(lengths: &[usize], count: usize) -> Vec<Range<usize>> {
+    let count = count.clamp(1, lengths.len().max(1));
+    let total: usize = lengths.iter().sum();
+    let (mut ranges, mut start, mut end, mut sum) = (Vec::new(), 0, 0, 0);
+    for part in 1..=count {
+        let (target, latest) = (total * part / count, lengths.len() - (count - part));
+        while end < latest && (end == start || part == count || sum + lengths[end] / 2 < target) {
+            sum += lengths[end];
+            end += 1;
+        }
+        ranges.push(start..end);
+        start = end;
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_about_the_same_size_and_none_is_empty() {
+        let cases: [(&[usize], usize, &[usize]); 8] = [
+            (&[4, 4, 4, 4], 2, &[2, 2]),
+            (&[4, 4, 4, 4], 1, &[4]),
+            (&[4, 4, 4], 2, &[1, 2]),
+            (&[9, 1, 1, 1], 2, &[1, 3]),
+            (&[1, 1, 1, 9], 2, &[3, 1]),
+            (&[1, 1, 1, 9], 4, &[1, 1, 1, 1]),
+            (&[5, 5], 4, &[1, 1]),
+            (&[], 2, &[0]),
+        ];
+        for (lengths, count, expected) in cases {
+            let found: Vec<usize> = divide(lengths, count).iter().map(Range::len).collect();
+            assert_eq!(found, expected, "{lengths:?} in {count}");
+        }
+    }
+
+    #[test]
+    fn parts_put_together_are_the_samples() {
+        let tokens =
+            Samples::Tokens { ids: (0..10).collect(), labels: (10..20).collect(), segment_lengths: vec![3, 2, 4, 1] };
+        let Samples::Tokens { ids, labels, segment_lengths } = &tokens else { unreachable!() };
+        let (mut all_ids, mut all_labels, mut all_lengths) = (Vec::new(), Vec::new(), Vec::new());
+        let parts = tokens.parts(2);
+        assert_eq!(parts.len(), 2);
+        for part in parts {
+            let Samples::Tokens { ids, labels, segment_lengths } = part else { unreachable!() };
+            all_ids.extend(ids);
+            all_labels.extend(labels);
+            all_lengths.extend(segment_lengths);
+        }
+        assert_eq!((&all_ids, &all_labels, &all_lengths), (ids, labels, segment_lengths));
     }
 }

@@ -1,12 +1,15 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
-use evenkeel_comm::Communicator;
+use std::time::Instant;
+
+use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{DType, Device, Tensor};
+use evenkeel_device::{Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{Batch, Gradients, LossOptions, Model, ParamId, Parameters, RotaryTables};
-use evenkeel_step::schedule::{Chain, evaluation, sequential};
-use evenkeel_step::{Executor, Program, TensorGroups, verify};
+use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
+use evenkeel_step::trace::{Recording, Span};
+use evenkeel_step::{Executor, Program, join, verify};
 
 use crate::Error;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
@@ -16,8 +19,7 @@ use crate::samples::Samples;
 pub struct TrainerOptions {
     pub optimizer: AdamWOptions,
     pub label_smoothing: f32,
-    /// Keep only the stream for backward, and compute the rest again.
-    pub recompute: bool,
+    pub arrangement: Arrangement,
     /// The longest sequence there will be.
     pub longest: usize,
 }
@@ -80,34 +82,41 @@ pub struct Trainer {
     pub optimizer: AdamW,
     gradients: Gradients,
     tables: RotaryTables,
-    groups: TensorGroups,
+    /// Of all ranks, in their order, and this one's place.
+    chains: Vec<Chain>,
+    rank: usize,
+    groups: Vec<Group>,
     options: TrainerOptions,
     /// Updates of the parameters so far.
     pub updates: u32,
-    /// The program for micro-batches whose heads have so many chunks.
+    /// The program for micro-batches in parts of such sizes.
     program: Program,
-    chunks: Vec<usize>,
+    sizes: Vec<Vec<PartSize>>,
 }
 
 impl Trainer {
+    /// `shards` are those of all ranks of the communicator, in their order.
     pub fn new(
-        model: Model,
+        shards: &[Model],
+        communicator: &Communicator,
         device: Device,
-        groups: TensorGroups,
         parameters: Parameters,
         options: TrainerOptions,
     ) -> Trainer {
-        let queue = device.compute();
+        let (queue, rank) = (device.compute(), communicator.rank());
+        let (model, chains) = (shards[rank].clone(), Chain::all(shards, parameters.dtype()));
         Trainer {
             optimizer: AdamW::new(options.optimizer, &model.specs, queue),
             gradients: Gradients::new(&model.specs, queue),
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             program: Program::default(),
-            chunks: Vec::new(),
+            sizes: Vec::new(),
+            groups: join(communicator, &chains[rank].groups),
             model,
             device,
-            groups,
+            chains,
+            rank,
             parameters,
             options,
         }
@@ -115,20 +124,45 @@ impl Trainer {
 
     /// A whole model on one rank.
     pub fn alone(model: Model, device: Device, parameters: Parameters, options: TrainerOptions) -> Trainer {
-        let groups = TensorGroups::of_world(&Communicator::dry(0, 1), &model.shard);
-        Trainer::new(model, device, groups, parameters, options)
+        Trainer::new(&[model], &Communicator::dry(0, 1), device, parameters, options)
     }
 
     /// Computes the gradients of all micro-batches together and updates the parameters once. Ranks that compute one
     /// model's shards are given the same samples.
     pub fn step(&mut self, micros: &[Samples], lr: f64) -> Result<StepOutcome, Error> {
+        self.recorded_step(micros, lr, None)
+    }
+
+    /// A step, and what of its program ran when, in seconds from `epoch` on.
+    pub fn traced_step(
+        &mut self,
+        micros: &[Samples],
+        lr: f64,
+        epoch: Instant,
+    ) -> Result<(StepOutcome, Vec<Span>), Error> {
+        let mut recording = Recording::default();
+        let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
+        self.device.compute().finish();
+        self.device.comm().finish();
+        let spans = recording.read(&self.program, epoch).expect("the program has run");
+        Ok((outcome, spans))
+    }
+
+    fn recorded_step(
+        &mut self,
+        micros: &[Samples],
+        lr: f64,
+        recording: Option<&mut Recording>,
+    ) -> Result<StepOutcome, Error> {
         self.compare_samples(micros)?;
-        let batches: Vec<Batch> = micros.iter().map(|samples| self.batch(samples)).collect();
+        let parts = self.options.arrangement.parts;
+        let batches = |samples: &Samples| samples.parts(parts).iter().map(|part| self.batch(part)).collect();
+        let batches: Vec<Vec<Batch>> = micros.iter().map(batches).collect();
         self.schedule(&batches);
-        let targets: usize = batches.iter().map(|batch| batch.targets).sum();
+        let targets: usize = batches.iter().flatten().map(|batch| batch.targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        let found = self.executor().run(&self.program, &batches, loss_options);
+        let found = self.executor().run(&self.program, &batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
@@ -140,13 +174,24 @@ impl Trainer {
             let update = Update { lr: lr as f32, step: self.updates };
             self.optimizer.update(queue, &self.parameters, &self.gradients, update);
         }
-        let tokens = batches.iter().map(Batch::token_count).sum();
+        let tokens = batches.iter().flatten().map(Batch::token_count).sum();
         Ok(StepOutcome { loss, grad_norm, tokens, updated })
+    }
+
+    /// Arranges the steps from here on in another way.
+    pub fn rearrange(&mut self, arrangement: Arrangement) {
+        self.options.arrangement = arrangement;
+        self.sizes.clear();
+    }
+
+    /// The program of the last step.
+    pub fn program(&self) -> &Program {
+        &self.program
     }
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        let group = &self.groups.all;
+        let group = &self.groups[0];
         if group.size() == 1 {
             return Ok(());
         }
@@ -162,9 +207,10 @@ impl Trainer {
         let (compute, comm) = (self.device.compute(), self.device.comm());
         let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
         let squared_norm = self.optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
-        if self.groups.all.size() > 1 {
+        let group = &self.groups[0];
+        if group.size() > 1 {
             comm.wait(&compute.record());
-            self.groups.all.all_reduce(comm, squared_norm);
+            group.all_reduce(comm, squared_norm);
             compute.wait(&comm.record());
         }
         squared_norm
@@ -174,10 +220,10 @@ impl Trainer {
     pub fn evaluate(&self, samples: &Samples) -> Evaluation {
         let queue = self.device.compute();
         let batch = self.batch(samples);
-        let program = evaluation(&Chain::of(&self.model), self.chunks_of(&batch));
-        verify(&program).expect("the schedule writes sound programs");
+        let size = PartSize::of(&self.model, &batch);
+        let program = self.verified(|chain| evaluation(chain, &size));
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
-        let found = self.executor().run(&program, std::slice::from_ref(&batch), options).remove(0);
+        let found = self.executor().run(&program, &[vec![batch]], options, None).remove(0);
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
         let mut evaluation = Evaluation::default();
         for ((&label, &loss), stats) in samples.labels().iter().zip(&losses).zip(stats.chunks_exact(pass::STATS)) {
@@ -214,43 +260,19 @@ impl Trainer {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    fn chunks_of(&self, batch: &Batch) -> usize {
-        let head = &self.model.head;
-        head.chunks(head.rows(batch)).count()
-    }
-
-    fn schedule(&mut self, batches: &[Batch]) {
-        let chunks: Vec<usize> = batches.iter().map(|batch| self.chunks_of(batch)).collect();
-        if chunks != self.chunks {
-            self.program = sequential(&Chain::of(&self.model), &chunks, self.options.recompute);
-            verify(&self.program).expect("the schedule writes sound programs");
-            self.chunks = chunks;
+    fn schedule(&mut self, batches: &[Vec<Batch>]) {
+        let size = |batch: &Batch| PartSize::of(&self.model, batch);
+        let sizes: Vec<Vec<PartSize>> = batches.iter().map(|parts| parts.iter().map(size).collect()).collect();
+        if sizes != self.sizes {
+            self.program = self.verified(|chain| self.options.arrangement.write(chain, &sizes));
+            self.sizes = sizes;
         }
     }
-}
 
-/// What training takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
-    /// Parameters, gradients and moments.
-    pub state_bytes: u64,
-    pub peak_bytes: u64,
-    /// Of one step.
-    pub flops: u128,
-    /// Of one step: the sizes of what is reduced and gathered, summed.
-    pub exchanged_bytes: u128,
-}
-
-/// What steps on such micro-batches take a rank with this model or shard of one, from a dry run.
-pub fn cost(model: &Model, options: TrainerOptions, dtype: DType, micros: &[Samples]) -> Cost {
-    let (device, shard) = (Device::dry(), &model.shard);
-    let communicator = Communicator::dry(shard.index, shard.count);
-    let groups = TensorGroups::of_world(&communicator, shard);
-    let parameters = Parameters::allocate(&model.specs, dtype, device.compute());
-    let mut trainer = Trainer::new(model.clone(), device, groups, parameters, options);
-    let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
-    trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
-    let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
-    let counted = communicator.counts();
-    Cost { state_bytes, peak_bytes: usage.peak_bytes, flops: counts.flops() - before, exchanged_bytes: counted.bytes() }
+    /// This rank's program, once those of all ranks are proved sound together.
+    fn verified(&self, write: impl Fn(&Chain) -> Program) -> Program {
+        let mut programs: Vec<Program> = self.chains.iter().map(write).collect();
+        verify(&programs).expect("schedules write sound programs");
+        programs.swap_remove(self.rank)
+    }
 }

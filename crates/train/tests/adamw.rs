@@ -6,6 +6,7 @@ use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables};
+use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{AdamW, AdamWOptions, Samples, Trainer, TrainerOptions, Update};
 
@@ -55,7 +56,8 @@ fn ten_steps_follow_pytorch() {
             decay_vectors: true,
             clip_norm: None,
         };
-        let options = TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 64 };
+        let options =
+            TrainerOptions { optimizer, label_smoothing: 0.0, arrangement: Arrangement::default(), longest: 64 };
         let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, options);
         let losses = floats(&expected, "losses");
         let labels = indices(&expected, "labels");

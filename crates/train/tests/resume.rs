@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
+use evenkeel_step::schedule::Arrangement;
 use evenkeel_train::{
     AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples, StepReport,
     Stop, Trainer, TrainerOptions, checkpoint, run,
@@ -24,7 +25,12 @@ fn model() -> Model {
 }
 
 fn options() -> TrainerOptions {
-    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.1, recompute: false, longest: SEQUENCE }
+    TrainerOptions {
+        optimizer: AdamWOptions::default(),
+        label_smoothing: 0.1,
+        arrangement: Arrangement::default(),
+        longest: SEQUENCE,
+    }
 }
 
 fn alone(dtype: DType) -> Ranks {

@@ -10,7 +10,7 @@ use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing};
-use evenkeel_step::TensorGroups;
+use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
     AdamWOptions, Error, Kind, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
@@ -28,7 +28,7 @@ fn model(case: &str) -> Model {
 
 fn options(clip_norm: Option<f32>) -> TrainerOptions {
     let optimizer = AdamWOptions { clip_norm, ..AdamWOptions::default() };
-    TrainerOptions { optimizer, label_smoothing: 0.0, recompute: false, longest: 64 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement: Arrangement::default(), longest: 64 }
 }
 
 /// Ranks with the case's own weights.
@@ -340,10 +340,9 @@ fn a_checkpoint_that_one_rank_cannot_load_is_an_error() {
     checkpoint::save(&folder, &ranks, &Progress::default(), serde_json::Value::Null).unwrap();
     let mixed = [small.cut(&Cut::even(2)).unwrap().remove(0), large.cut(&Cut::even(2)).unwrap().remove(1)];
     let ranks = Ranks::start(2, &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
-        let (model, device) = (mixed[communicator.rank()].clone(), support::device(1));
-        let groups = TensorGroups::of_world(communicator, &model.shard);
-        let parameters = Parameters::random(&model.specs, DType::F32, 0, device.compute());
-        Ok(Trainer::new(model, device, groups, parameters, options(None)))
+        let device = support::device(1);
+        let parameters = Parameters::random(&mixed[communicator.rank()].specs, DType::F32, 0, device.compute());
+        Ok(Trainer::new(&mixed, communicator, device, parameters, options(None)))
     });
     let error = checkpoint::load(&folder, &ranks.unwrap()).unwrap_err();
     assert!(matches!(error, Error::OtherModel { .. }), "{error}");

@@ -14,7 +14,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::memory::Memory;
 use super::team::Team;
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane};
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Stamp};
 use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
@@ -95,6 +95,7 @@ enum Command {
     Download(View, SyncSender<HostData>),
     Record(Arc<Flag>),
     Wait(Arc<Flag>),
+    Stamp(Stamp),
     Call(Box<dyn FnOnce() + Send>),
 }
 
@@ -194,6 +195,10 @@ impl Backend for CpuBackend {
         data.expect("a queue that has not failed answers")
     }
 
+    fn stamp(&self, lane: Lane, stamp: Stamp) {
+        self.send(lane, Command::Stamp(stamp));
+    }
+
     fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>) {
         self.send(lane, Command::Call(work));
     }
@@ -258,6 +263,8 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
                 flag.wait();
                 team.forget_operands();
             }
+            // It reads and writes no tensor, so what was packed stays.
+            Command::Stamp(stamp) => stamp.set(Instant::now()),
             _ if reports.health.failure().is_some() => (),
             command => {
                 if !matches!(command, Command::Launch(Kernel::Product(_))) {
@@ -284,7 +291,7 @@ fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool)
         Command::Upload(view, data) => upload(view, data),
         Command::Download(view, reply) => drop(reply.send(download(view))),
         Command::Call(work) => work(),
-        Command::Record(_) | Command::Wait(_) => unreachable!("handled by the caller"),
+        Command::Record(_) | Command::Wait(_) | Command::Stamp(_) => unreachable!("handled by the caller"),
     }
 }
 

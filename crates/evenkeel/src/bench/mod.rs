@@ -1,7 +1,9 @@
 //! `evenkeel bench`: this machine, measured.
 
 mod all_reduce;
+mod llama;
 mod roofline;
+mod schedules;
 mod step;
 
 use evenkeel_device::DType;
@@ -39,6 +41,8 @@ impl From<Precision> for DType {
 pub enum Command {
     /// Times whole training steps of a random Llama, and what each kernel takes of them.
     Step(step::Arguments),
+    /// Compares the schedules of a training step of a random Llama.
+    Schedules(schedules::Arguments),
     /// Times sums over the ranks of one process.
     AllReduce(all_reduce::Arguments),
 }
@@ -51,6 +55,7 @@ fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, S
 pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),
+        Command::Schedules(arguments) => schedules::run(arguments),
         Command::AllReduce(arguments) => all_reduce::run(arguments),
     }
 }

@@ -2,36 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_train::{AdamWOptions, Cost, Ranks, Samples, Trainer, TrainerOptions, cost};
+use evenkeel_step::schedule::{Arrangement, NONE, OASES};
+use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
 
-use super::{Precision, between, roofline};
+use super::llama::Llama;
+use super::{between, roofline};
 use crate::launch::{Launch, check_memory};
-use crate::{Failure, Mistake, process, text};
+use crate::{Failure, process, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    #[arg(long, default_value_t = 512)]
-    hidden: usize,
-    #[arg(long, default_value_t = 4)]
-    layers: usize,
-    #[arg(long, default_value_t = 8)]
-    heads: usize,
-    #[arg(long, default_value_t = 4)]
-    kv_heads: usize,
-    #[arg(long, default_value_t = 1408)]
-    ffn: usize,
-    #[arg(long, default_value_t = 4096)]
-    vocab: usize,
-    /// Sequences of a step.
-    #[arg(long, default_value_t = 4, value_parser = between::<1, 65536>)]
-    batch: usize,
-    /// Tokens of a sequence; every one but the last has a next one to predict.
-    #[arg(long, default_value_t = 256, value_parser = between::<2, 1048576>)]
-    sequence: usize,
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    dtype: Precision,
+    #[command(flatten)]
+    llama: Llama,
     /// Cores to compute on; all of them by default.
     #[arg(long, value_parser = between::<1, 1024>)]
     threads: Option<usize>,
@@ -61,44 +44,23 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn model(&self) -> Result<Model, Mistake> {
-        let config = serde_json::json!({
-            "model_type": "llama",
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.ffn,
-            "vocab_size": self.vocab,
-            "tie_word_embeddings": false,
-        });
-        Model::from_json(&config).map_err(|error| {
-            let what = error.to_string().replace("config.json: ", "the options make no model: ");
-            Mistake { what, hint: Some("`evenkeel bench step --help` lists the sizes".to_owned()) }
-        })
-    }
-
-    fn sizes(&self) -> Sizes {
-        Sizes { batch: self.batch, sequence: self.sequence, vocab: self.vocab }
-    }
-
     fn trainer_options(&self) -> TrainerOptions {
-        let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
-        TrainerOptions { optimizer, label_smoothing: 0.0, recompute: self.recompute, longest: self.sequence }
+        self.llama.trainer_options(Arrangement::of(if self.recompute { OASES } else { NONE }))
     }
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let model = arguments.model()?;
+    let model = arguments.llama.model()?;
     let mut launch = Launch::even(arguments.tp, arguments.threads);
     launch.cut.split_sequence = !arguments.whole_stream;
     let shards = model.cut(&launch.cut)?;
-    let costs = costs(arguments, &shards)?;
+    let blank = [Samples::blank(model.config.input, arguments.llama.batch, arguments.llama.sequence)];
+    let costs = costs(&shards, arguments.trainer_options(), arguments.llama.dtype.into(), &blank);
     if arguments.dry {
         return Ok(most(&costs));
     }
     check_memory(&costs, HINT)?;
-    let dtype = arguments.dtype.into();
+    let dtype = arguments.llama.dtype.into();
     let ranks = launch.start(shards, arguments.trainer_options(), move |shard, queue| {
         Ok(Parameters::random(&shard.specs, dtype, 0, queue))
     })?;
@@ -110,13 +72,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut text = report(arguments, &model, &run.ranks, launch.cores_per_rank, &steps)?;
     if arguments.roofline {
         let first = run.steps;
-        let sizes = arguments.sizes();
+        let llama = arguments.llama.clone();
         let table = run.ranks.each(move |trainer| {
             let mut number = first;
             let device = trainer.device.clone();
             roofline::table(&device, || {
                 number += 1;
-                timed_step(trainer, &[samples(sizes, number)]).expect("the steps before were no different").duration
+                timed_step(trainer, &[llama.samples(number)]).expect("the steps before were no different").duration
             })
         })?;
         text = format!("{text}\n\n{}", table[0]);
@@ -125,18 +87,6 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 }
 
 const HINT: &str = "use a smaller --batch or --sequence, or --recompute";
-
-/// What a step takes each rank.
-fn costs(arguments: &Arguments, shards: &[Model]) -> Result<Vec<Cost>, Mistake> {
-    const MOST_TOKENS: usize = 1 << 26;
-    if arguments.batch * arguments.sequence > MOST_TOKENS {
-        let what = format!("a step has {MOST_TOKENS} tokens at most");
-        return Err(Mistake { what, hint: Some(HINT.to_owned()) });
-    }
-    let blank = [Samples::blank(shards[0].config.input, arguments.batch, arguments.sequence)];
-    let cost = |shard: &Model| cost(shard, arguments.trainer_options(), arguments.dtype.into(), &blank);
-    Ok(shards.iter().map(cost).collect())
-}
 
 fn most(costs: &[Cost]) -> String {
     let most = |of: fn(&Cost) -> u128| costs.iter().map(of).max().unwrap_or(0) as u64;
@@ -168,7 +118,7 @@ impl Run<'_> {
     /// As long as the slowest rank takes.
     fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
-        let micros = [samples(self.arguments.sizes(), self.steps)];
+        let micros = [self.arguments.llama.samples(self.steps)];
         let steps = self.ranks.each(move |trainer| timed_step(trainer, &micros))?;
         let steps = steps.into_iter().collect::<Result<Vec<Step>, _>>()?;
         Ok(steps.into_iter().max_by_key(|step| step.duration).expect("there is a rank"))
@@ -183,29 +133,6 @@ fn timed_step(trainer: &mut Trainer, micros: &[Samples]) -> Result<Step, evenkee
     Ok(Step { duration: start.elapsed(), loss: outcome.loss })
 }
 
-#[derive(Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    sequence: usize,
-    vocab: usize,
-}
-
-/// Random tokens, each to be predicted from those before it.
-fn samples(sizes: Sizes, step: u64) -> Samples {
-    let Sizes { batch, sequence, vocab } = sizes;
-    let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
-    let mut token = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((state >> 33) % vocab as u64) as u32
-    };
-    let ids: Vec<u32> = (0..batch * sequence).map(|_| token()).collect();
-    let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
-    let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
-    Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
-}
-
 fn report(
     arguments: &Arguments,
     model: &Model,
@@ -216,8 +143,8 @@ fn report(
     let mut seconds: Vec<f64> = steps.iter().map(|step| step.duration.as_secs_f64()).collect();
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
-    let tokens = (arguments.batch * arguments.sequence) as f64;
-    let dtype = arguments.dtype.name();
+    let tokens = arguments.llama.tokens() as f64;
+    let dtype = arguments.llama.dtype.name();
     let (first, last) = (steps[0].loss, steps[steps.len() - 1].loss);
     let peaks = ranks.each(|trainer| trainer.device.usage().peak_bytes)?;
     let (peak_bytes, process_bytes) = (peaks.iter().sum(), process::peak_bytes());

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::raw::RawConfig;
-use super::settings::{Architecture, DataSource, RecordFormat, Schedule, Settings};
+use super::settings::{Architecture, DataSource, LrDecay, RecordFormat, Schedule, Settings};
 use super::{ModelSource, RunConfig, Sizes, TokenizerSource};
 use crate::Mistakes;
 
@@ -186,9 +186,9 @@ fn check_train(raw: &mut RawConfig, settings: &Settings) {
     if train.min_lr > train.lr {
         let what = format!("`train.min_lr` is {}, more than `train.lr`, {}", train.min_lr, train.lr);
         raw.note_contradiction(&["train.min_lr", "train.lr"], what, None);
-    } else if train.min_lr > 0.0 && train.schedule == Schedule::Constant {
-        let what = format!("`train.min_lr` is {}, but `train.schedule` is \"constant\"", train.min_lr);
-        raw.note_contradiction(&["train.min_lr", "train.schedule"], what, None);
+    } else if train.min_lr > 0.0 && train.lr_decay == LrDecay::Constant {
+        let what = format!("`train.min_lr` is {}, but `train.lr_decay` is \"constant\"", train.min_lr);
+        raw.note_contradiction(&["train.min_lr", "train.lr_decay"], what, None);
     }
     let tokens = train.batch * settings.data.sequence;
     if !of_images(settings) && tokens > MOST_TOKENS {
@@ -212,6 +212,11 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     if weights > 0 && weights != parallel.tp {
         let what = format!("`parallel.tp_weights` has {weights} numbers, `parallel.tp` is {}", parallel.tp);
         raw.note_contradiction(&["parallel.tp_weights", "parallel.tp"], what, Some("give one for each rank"));
+    }
+    if settings.train.recompute && parallel.schedule == Some(Schedule::None) {
+        let what = "`train.recompute` is true, but `parallel.schedule` is \"none\"".to_owned();
+        let hint = "a schedule that computes again is \"oases\"";
+        raw.note_contradiction(&["train.recompute", "parallel.schedule"], what, Some(hint));
     }
     if parallel.link_latency_us > 0.0 && parallel.link_gb_per_s.is_none() {
         let what = "`parallel.link_latency_us` is set, but no link is emulated".to_owned();
@@ -255,6 +260,12 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     if has_eval_data(settings) {
         settings.eval.every.get_or_insert(100);
     }
+    let parallel = &mut settings.parallel;
+    let schedule = if settings.train.recompute { Schedule::Oases } else { Schedule::None };
+    let schedule = *parallel.schedule.get_or_insert(schedule);
+    settings.train.recompute = schedule != Schedule::None;
+    let overlaps = parallel.tp > 1 && matches!(schedule, Schedule::CrossPass | Schedule::Oases);
+    parallel.parts.get_or_insert(if overlaps { 2 } else { 1 });
     if settings.output.save_model {
         settings.output.save_dtype.get_or_insert(settings.train.dtype);
     }

@@ -22,7 +22,7 @@ pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
 pub use raw::RawConfig;
 pub use setting::in_toml;
-pub use settings::{Architecture, DataSource, Dtype, Parallel, RecordFormat, Schedule, Settings};
+pub use settings::{Architecture, DataSource, Dtype, LrDecay, Parallel, RecordFormat, Schedule, Settings, Units};
 
 /// A configuration without mistakes, every default filled in.
 #[derive(Clone, Debug, PartialEq)]

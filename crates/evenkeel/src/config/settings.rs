@@ -12,7 +12,11 @@ choices! {
         Cifar10 = "cifar10"
     }
     RecordFormat { Text = "text", Alpaca = "alpaca", Messages = "messages" }
-    Schedule { Cosine = "cosine", Linear = "linear", Constant = "constant" }
+    LrDecay { Cosine = "cosine", Linear = "linear", Constant = "constant" }
+    Schedule {
+        None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
+    }
+    Units { All = "all", Attention = "attention", Mlp = "mlp" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
 }
 
@@ -109,12 +113,12 @@ settings! {
         minutes: Option<f64>, above(0).to(10_000_000);
         /// Learning rate after the warmup.
         lr: f64 = 3e-4, above(0).to(100);
-        /// Learning rate at the end of the schedule.
+        /// Learning rate at the end of the run.
         min_lr: f64 = 0.0, from(0).to(100);
         /// Steps over which the learning rate rises.
         warmup_steps: u32 = 0, from(0).to(A_BILLION);
         /// How the learning rate falls after the warmup.
-        schedule: Schedule = Schedule::Cosine;
+        lr_decay: LrDecay = LrDecay::Cosine;
         /// AdamW's decay of the mean of gradients.
         beta1: f64 = 0.9, from(0).to(0.9999999);
         /// AdamW's decay of the mean of squared gradients.
@@ -188,6 +192,16 @@ settings! {
         /// Whether the residual stream and its norms are split among these ranks by tokens; true if not set, unless a plan
         /// leaves a part of the model whole.
         sequence_parallel: Option<bool>;
+        /// How a step's work and exchanges are arranged; "oases" with train.recompute, else "none". `evenkeel bench
+        /// schedules` compares them.
+        schedule: Option<Schedule>;
+        /// In how many parts a micro-batch is cut, so that one part computes while another's exchange travels; 2 if not set
+        /// where ranks share layers and the schedule overlaps and recomputes, else 1.
+        parts: Option<usize>, from(1).to(64);
+        /// Which sublayers are computed again, where the schedule leaves a choice.
+        recompute_units: Units = Units::All;
+        /// Whether a micro-batch begins when the one before it comes to its backward: more overlap, more memory.
+        ahead: bool = false;
         /// Cores of each rank; the machine's, shared out, if not set.
         cores_per_rank: Option<usize>, from(1).to(4096);
         /// Seconds that a rank waits for another before the run ends.

@@ -22,7 +22,7 @@ fn the_resolved_file_gives_the_same_configuration() {
     let images = "[data]\nsource = \"cifar10\"\npaths = [\"a\"]\neval_paths = [\"b\"]\n[train]\ntokens = 9_000_000_000\n\
                   dtype = \"bf16\"\n[output]\nsave_model = false\n[device]\nthreads = 3\n";
     let chat = "[data]\nsource = \"jsonl\"\npaths = [\"a\"]\nformat = \"messages\"\nchat_template = \"t.jinja\"\n\
-                tokenizer = \"t\"\n[train]\nsteps = 1\nschedule = \"constant\"\n";
+                tokenizer = \"t\"\n[train]\nsteps = 1\nlr_decay = \"constant\"\n";
     let config = "[model]\nconfig = \"config.json\"\nseed = 9223372036854775807\n";
     for (model, rest) in [(NEW, SYNTHETIC), (folder, text), (config, images), (folder, chat), (NEW, chat)] {
         let first = read(&format!("{model}{rest}"), &[]);

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use evenkeel_device::DType;
 use evenkeel_model::{Config, Cut, Input, Model};
+use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_store::Folder;
-use evenkeel_train::{AdamWOptions, Cost, Samples, TrainerOptions, cost};
+use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, costs};
 
 use crate::launch::plan;
 use crate::{Failure, Mistake, text, warn};
@@ -74,8 +75,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut rows = Vec::new();
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
-            let cost =
-                cost(&model, options(recompute, sequence), dtype, &[Samples::blank(config.input, batch, sequence)]);
+            let micros = [Samples::blank(config.input, batch, sequence)];
+            let cost = costs(std::slice::from_ref(&model), options(recompute, sequence), dtype, &micros)[0];
             let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
             let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
             rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
@@ -98,12 +99,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let shards = model.cut(&arguments.cut(&model, folder.config())?)?;
     let options = options(false, sequence);
     let micros = [Samples::blank(config.input, batch, sequence)];
-    let costs: Vec<Cost> = shards.iter().map(|shard| cost(shard, options, DType::F32, &micros)).collect();
+    let costs = costs(&shards, options, DType::F32, &micros);
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
 }
 
 fn options(recompute: bool, longest: usize) -> TrainerOptions {
-    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, recompute, longest }
+    let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
+    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, arrangement, longest }
 }
 
 impl Arguments {

@@ -18,12 +18,12 @@ use evenkeel_train::data::Tokenizer;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
     AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Ranks, Rate, Samples, Stop, TrainerOptions, checkpoint,
-    cost, save_weights,
+    save_weights,
 };
 
 use crate::bench::peak_flops_per_s;
-use crate::config::{Dtype, Overrides, Schedule, Settings};
-use crate::launch::{Launch, check_memory};
+use crate::config::{Dtype, LrDecay, Overrides, Settings};
+use crate::launch::{Launch, arrangement, check_memory};
 use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
@@ -112,7 +112,7 @@ impl Attending<'_> {
     }
 }
 
-fn trainer_options(settings: &Settings) -> TrainerOptions {
+pub fn trainer_options(settings: &Settings) -> TrainerOptions {
     let train = &settings.train;
     let optimizer = AdamWOptions {
         beta1: train.beta1 as f32,
@@ -125,17 +125,17 @@ fn trainer_options(settings: &Settings) -> TrainerOptions {
     TrainerOptions {
         optimizer,
         label_smoothing: train.label_smoothing as f32,
-        recompute: train.recompute,
+        arrangement: arrangement(&settings.parallel),
         longest: settings.data.sequence,
     }
 }
 
 fn plan(settings: &Settings) -> Plan {
     let train = &settings.train;
-    let decay = match train.schedule {
-        Schedule::Cosine => Decay::Cosine,
-        Schedule::Linear => Decay::Linear,
-        Schedule::Constant => Decay::Constant,
+    let decay = match train.lr_decay {
+        LrDecay::Cosine => Decay::Cosine,
+        LrDecay::Linear => Decay::Linear,
+        LrDecay::Constant => Decay::Constant,
     };
     let every = |steps: u32| (steps > 0).then_some(u64::from(steps));
     Plan {
@@ -178,7 +178,7 @@ const MEMORY_HINT: &str =
 /// What each rank's steps take, from dry runs.
 fn costs(settings: &Settings, shards: &[Model], options: TrainerOptions) -> Vec<Cost> {
     let micros = vec![blank(settings, &shards[0]); settings.train.accumulate];
-    shards.iter().map(|shard| cost(shard, options, device_dtype(settings.train.dtype), &micros)).collect()
+    evenkeel_train::costs(shards, options, device_dtype(settings.train.dtype), &micros)
 }
 
 fn peak_bytes(costs: &[Cost]) -> u64 {

@@ -3,7 +3,6 @@
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device, Queue};
 use evenkeel_model::{Cut, Model, ParamId, Parameters};
-use evenkeel_step::TensorGroups;
 use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
@@ -20,10 +19,9 @@ pub fn start(
     let shards = model.cut(cut).unwrap();
     let threads = 3 - shards.len().min(2);
     Ranks::start(shards.len(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
-        let (model, device) = (shards[communicator.rank()].clone(), device(threads));
-        let groups = TensorGroups::of_world(communicator, &model.shard);
-        let parameters = parameters(&model, device.compute());
-        Ok(Trainer::new(model, device, groups, parameters, options))
+        let device = device(threads);
+        let parameters = parameters(&shards[communicator.rank()], device.compute());
+        Ok(Trainer::new(&shards, communicator, device, parameters, options))
     })
     .unwrap()
 }

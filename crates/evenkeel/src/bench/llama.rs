@@ -1,0 +1,85 @@
+//! The random Llama that benchmarks train on random tokens.
+
+use evenkeel_device::kernel::IGNORE;
+use evenkeel_model::Model;
+use evenkeel_step::schedule::Arrangement;
+use evenkeel_train::{AdamWOptions, Samples, TrainerOptions};
+
+use super::{Precision, between};
+use crate::Mistake;
+
+/// Its sizes, and those of a step.
+#[derive(Clone, clap::Args)]
+pub struct Llama {
+    #[arg(long, default_value_t = 512)]
+    pub hidden: usize,
+    #[arg(long, default_value_t = 4)]
+    pub layers: usize,
+    #[arg(long, default_value_t = 8)]
+    pub heads: usize,
+    /// Heads for keys and values; half of --heads by default.
+    #[arg(long)]
+    pub kv_heads: Option<usize>,
+    /// 2.75 times --hidden by default.
+    #[arg(long)]
+    pub ffn: Option<usize>,
+    #[arg(long, default_value_t = 4096)]
+    pub vocab: usize,
+    /// Sequences of a step.
+    #[arg(long, default_value_t = 4, value_parser = between::<1, 65536>)]
+    pub batch: usize,
+    /// Tokens of a sequence; every one but the last has a next one to predict.
+    #[arg(long, default_value_t = 256, value_parser = between::<2, 1048576>)]
+    pub sequence: usize,
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub dtype: Precision,
+}
+
+impl Llama {
+    pub fn model(&self) -> Result<Model, Mistake> {
+        const MOST_TOKENS: usize = 1 << 26;
+        if self.tokens() > MOST_TOKENS {
+            let hint = Some("use a smaller --batch or --sequence".to_owned());
+            return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
+        }
+        let config = serde_json::json!({
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads.unwrap_or((self.heads / 2).max(1)),
+            "intermediate_size": self.ffn.unwrap_or(self.hidden / 4 * 11),
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": false,
+        });
+        Model::from_json(&config).map_err(|error| {
+            let what = error.to_string().replace("config.json: ", "the options make no model: ");
+            Mistake { what, hint: Some("--help lists the sizes".to_owned()) }
+        })
+    }
+
+    pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
+        let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
+        TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: self.sequence }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.batch * self.sequence
+    }
+
+    /// Random tokens, each to be predicted from those before it.
+    pub fn samples(&self, step: u64) -> Samples {
+        let &Llama { batch, sequence, vocab, .. } = self;
+        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
+        let mut token = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 33) % vocab as u64) as u32
+        };
+        let ids: Vec<u32> = (0..batch * sequence).map(|_| token()).collect();
+        let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
+        let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
+        Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
+    }
+}

@@ -1,0 +1,310 @@
+//! `evenkeel bench schedules`: the same steps arranged by every schedule, side by side.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use evenkeel_comm::Link;
+use evenkeel_device::DType;
+use evenkeel_model::{Model, Parameters};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, PartSize, SAVED_COMM};
+use evenkeel_step::simulate::{Costs, simulate};
+use evenkeel_step::trace::{Span, Timeline, perfetto, svg};
+use evenkeel_step::{Program, Work};
+use evenkeel_store::NewFolder;
+use evenkeel_train::{Ranks, Samples, Trainer, costs};
+
+use super::between;
+use super::llama::Llama;
+use crate::launch::{Launch, check_memory};
+use crate::{Failure, text};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    llama: Llama,
+    /// Ranks that share every layer.
+    #[arg(long, default_value_t = 2, value_parser = between::<1, 64>)]
+    tp: usize,
+    /// Cores to compute on; all of them by default.
+    #[arg(long, value_parser = between::<1, 1024>)]
+    threads: Option<usize>,
+    /// In how many parts overlapped schedules cut a step's sequences.
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = between::<1, 64>)]
+    parts: Vec<usize>,
+    /// Leave the residual stream whole on every rank instead of splitting it by tokens.
+    #[arg(long)]
+    whole_stream: bool,
+    /// Gigabytes per second of an emulated link between the ranks; their own memory if not given.
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    link_gb_per_s: Option<f64>,
+    /// Microseconds that every message takes on the emulated link.
+    #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = positive)]
+    link_latency_us: f64,
+    /// Times that every schedule has its turn.
+    #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
+    rounds: usize,
+    /// Write what ran when to this folder: drawn as SVG, and for ui.perfetto.dev.
+    #[arg(long, value_name = "FOLDER")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "a positive number is needed".to_owned())
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let llama = &arguments.llama;
+    let (model, dtype) = (llama.model()?, DType::from(llama.dtype));
+    let launch = arguments.launch();
+    let shards = model.cut(&launch.cut)?;
+    let mut cases = arguments.cases(&shards, dtype);
+    let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
+    let blank = [Samples::blank(model.config.input, llama.batch, llama.sequence)];
+    let largest = costs(&shards, llama.trainer_options(largest.arrangement), dtype, &blank);
+    check_memory(&largest, "use a smaller --batch or --sequence, or fewer --layers")?;
+    let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, queue| {
+        Ok(Parameters::random(&shard.specs, dtype, 0, queue))
+    })?;
+    for round in 0..arguments.rounds as u64 {
+        for case in &mut cases {
+            case.steps.push(measure(
+                &ranks,
+                case.arrangement,
+                [2 * round, 2 * round + 1].map(|step| llama.samples(step)),
+            )?);
+        }
+    }
+    let rows = rows(&cases);
+    if let Some(folder) = &arguments.trace {
+        write_traces(folder, &cases, &model)?;
+    }
+    Ok(if arguments.json { in_json(arguments, &rows) } else { in_words(arguments, &model, &launch, &rows) })
+}
+
+impl Arguments {
+    fn launch(&self) -> Launch {
+        let mut launch = Launch::even(self.tp, self.threads);
+        launch.cut.split_sequence = self.tp > 1 && !self.whole_stream;
+        let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
+        launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
+        launch
+    }
+
+    /// What is compared, and before it, for every number of parts, what costs are learnt from.
+    fn cases(&self, shards: &[Model], dtype: DType) -> Vec<Case> {
+        let mut parts: Vec<usize> = self.parts.iter().map(|&parts| parts.min(self.llama.batch)).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        let mut arrangements = vec![Arrangement::of(DEFAULT), Arrangement::of(SAVED_COMM)];
+        for schedule in [NONE, CROSS_PASS, OASES] {
+            arrangements.extend(parts.iter().map(|&parts| Arrangement::of(schedule).in_parts(parts)));
+        }
+        let unlisted = parts.iter().filter(|&&parts| parts > 1);
+        let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(DEFAULT).in_parts(parts)).collect();
+        let case = |arrangement: Arrangement, is_listed| {
+            let blank = [Samples::blank(shards[0].config.input, self.llama.batch, self.llama.sequence)];
+            let costs = costs(shards, self.llama.trainer_options(arrangement), dtype, &blank);
+            Case {
+                arrangement,
+                is_listed,
+                programs: self.programs(shards, dtype, arrangement),
+                peak_bytes: costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0),
+                steps: Vec::new(),
+            }
+        };
+        let unlisted = unlisted.into_iter().map(|arrangement| case(arrangement, false));
+        unlisted.chain(arrangements.into_iter().map(|arrangement| case(arrangement, true))).collect()
+    }
+
+    fn programs(&self, shards: &[Model], dtype: DType, arrangement: Arrangement) -> Vec<Program> {
+        let samples = self.llama.samples(0);
+        let sizes: Vec<PartSize> = samples.part_sizes(&shards[0], arrangement.parts);
+        Chain::all(shards, dtype).iter().map(|chain| arrangement.write(chain, std::slice::from_ref(&sizes))).collect()
+    }
+}
+
+/// A schedule with its choices, and what was measured of it.
+struct Case {
+    arrangement: Arrangement,
+    is_listed: bool,
+    programs: Vec<Program>,
+    /// Of the rank that needs most.
+    peak_bytes: u64,
+    steps: Vec<Step>,
+}
+
+struct Step {
+    duration_s: f64,
+    timeline: Timeline,
+}
+
+/// Arranges the ranks' steps so, makes one to warm up and measures the other.
+fn measure(ranks: &Ranks, arrangement: Arrangement, steps: [Samples; 2]) -> Result<Step, Failure> {
+    const LR: f64 = 3e-4;
+    let epoch = Instant::now();
+    let measured = move |trainer: &mut Trainer| {
+        trainer.rearrange(arrangement);
+        trainer.step(&steps[..1], LR)?;
+        trainer.device.compute().finish();
+        let start = Instant::now();
+        let (_, spans) = trainer.traced_step(&steps[1..], LR, epoch)?;
+        Ok((start.elapsed(), spans))
+    };
+    let measured =
+        ranks.each(measured)?.into_iter().collect::<Result<Vec<(Duration, Vec<Span>)>, evenkeel_train::Error>>()?;
+    let (durations, spans): (Vec<Duration>, Vec<Vec<Span>>) = measured.into_iter().unzip();
+    let longest = durations.into_iter().max().expect("there is a rank");
+    Ok(Step { duration_s: longest.as_secs_f64(), timeline: Timeline { ranks: spans } })
+}
+
+/// A line of the table.
+struct Row {
+    schedule: &'static str,
+    parts: usize,
+    step_s: f64,
+    simulated_s: f64,
+    exposed_share: f64,
+    compute_s: f64,
+    transfer_s: f64,
+    peak_bytes: u64,
+    /// Reductions of a layer, and their bytes.
+    reductions: (usize, u64),
+}
+
+fn rows(cases: &[Case]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for case in cases.iter().filter(|case| case.is_listed) {
+        let parts = case.arrangement.parts;
+        let with = |schedule| {
+            let mut cases = cases.iter();
+            cases
+                .find(|case| case.arrangement == Arrangement::of(schedule).in_parts(parts))
+                .expect("cases are complete")
+        };
+        let (plain, overlapped) = (with(DEFAULT), with(OASES));
+        let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped.timelines());
+        let simulated = simulate(&case.programs, &costs).expect("schedules write sound programs");
+        let beside_s = median(plain.steps.iter().map(|step| step.duration_s - step.timeline.duration_s()));
+        let share = |of: fn(&Timeline) -> f64| median(case.steps.iter().map(|step| of(&step.timeline)));
+        rows.push(Row {
+            schedule: case.arrangement.schedule.name,
+            parts,
+            step_s: median(case.steps.iter().map(|step| step.duration_s)),
+            simulated_s: simulated.duration_s() + beside_s,
+            exposed_share: share(Timeline::exposed_share),
+            compute_s: share(|timeline| timeline.shares(0).compute_s),
+            transfer_s: share(|timeline| timeline.shares(0).transfer_s),
+            peak_bytes: case.peak_bytes,
+            reductions: reductions_per_layer(&case.programs[0]),
+        });
+    }
+    rows
+}
+
+impl Case {
+    fn timelines(&self) -> Vec<Timeline> {
+        self.steps.iter().map(|step| step.timeline.clone()).collect()
+    }
+
+    fn name(&self) -> String {
+        format!("{}-{}", self.arrangement.schedule.name, self.arrangement.parts)
+    }
+}
+
+fn reductions_per_layer(program: &Program) -> (usize, u64) {
+    let head = program.tasks.iter().map(|task| task.unit.0).max().unwrap_or(0);
+    let is_reduction = |work: Work| matches!(work, Work::AllReduce | Work::ReduceScatter);
+    let of_layers = program.tasks.iter().filter(|task| is_reduction(task.work) && (1..head).contains(&task.unit.0));
+    let bytes: Vec<u64> = of_layers.filter_map(|task| Some(task.exchange?.bytes)).collect();
+    let layers = (head.saturating_sub(1) / 2).max(1);
+    (bytes.len() / layers, bytes.iter().sum::<u64>() / layers as u64)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Failure> {
+    let units: Vec<String> = model.units.iter().map(|unit| unit.kind.to_string()).collect();
+    let new = NewFolder::create(folder)?;
+    for case in cases.iter().filter(|case| case.is_listed) {
+        let Some(step) = case.steps.last() else { continue };
+        let timeline = step.timeline.from_zero();
+        let title = format!("schedule {}, {} parts", case.arrangement.schedule.name, case.arrangement.parts);
+        new.write(&format!("{}.svg", case.name()), svg(&timeline, &units, &title).as_bytes())?;
+        new.write(&format!("{}.json", case.name()), perfetto(&timeline, &units).as_bytes())?;
+    }
+    Ok(new.commit(true)?)
+}
+
+fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row]) -> String {
+    let llama = &arguments.llama;
+    let link = match arguments.link_gb_per_s {
+        Some(rate) => format!(", emulated link of {rate} GB/s and {} µs", arguments.link_latency_us),
+        None => String::new(),
+    };
+    let stream = if launch.cut.split_sequence { "split" } else { "whole" };
+    let first = format!(
+        "{} parameters, {}, {} × {} tokens a step, tp {} × {} cores, stream {stream}{link}",
+        text::count(model.parameter_count()),
+        llama.dtype.name(),
+        llama.batch,
+        llama.sequence,
+        arguments.tp,
+        launch.cores_per_rank,
+    );
+    let default_s = rows[0].step_s;
+    let cells = |row: &Row| {
+        let (reductions, bytes) = row.reductions;
+        vec![
+            row.schedule.to_owned(),
+            row.parts.to_string(),
+            format!("{:.1} ms", 1e3 * row.step_s),
+            format!("{:.0}", llama.tokens() as f64 / row.step_s),
+            format!("{:.2}×", default_s / row.step_s),
+            text::percent(row.exposed_share),
+            format!("{:.1} ms", 1e3 * row.simulated_s),
+            format!("{:+.1}%", 100.0 * (row.simulated_s / row.step_s - 1.0)),
+            text::bytes(row.peak_bytes),
+            format!("{reductions}"),
+            text::bytes(bytes),
+        ]
+    };
+    let header = [
+        "schedule",
+        "parts",
+        "step",
+        "tokens/s",
+        "speed",
+        "exposed",
+        "simulated",
+        "error",
+        "memory",
+        "reductions",
+        "bytes",
+    ];
+    let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
+    let legend = "Medians. exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
+                  costs of single tasks; memory: of the rank that needs most; reductions and bytes: per layer.";
+    format!("{first}\n\n{table}\n\n{legend}")
+}
+
+fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
+    let row = |row: &Row| {
+        serde_json::json!({
+            "schedule": row.schedule, "parts": row.parts, "step_s": row.step_s, "simulated_s": row.simulated_s,
+            "tokens_per_s": arguments.llama.tokens() as f64 / row.step_s, "exposed_share": row.exposed_share,
+            "compute_s": row.compute_s, "transfer_s": row.transfer_s, "peak_bytes": row.peak_bytes,
+            "reductions_per_layer": row.reductions.0, "reduced_bytes_per_layer": row.reductions.1,
+        })
+    };
+    let is_emulated = arguments.link_gb_per_s.is_some();
+    let rows: Vec<_> = rows.iter().map(row).collect();
+    serde_json::json!({ "tp": arguments.tp, "link_is_emulated": is_emulated, "schedules": rows }).to_string()
+}

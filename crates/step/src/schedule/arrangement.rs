@@ -1,0 +1,60 @@
+//! How a run arranges its steps: a schedule and its choices.
+
+use super::{Chain, NONE, PartSize, Request, Schedule, Units};
+use crate::program::Program;
+
+/// A schedule with its choices made, which writes programs:
+///
+/// ```
+/// # use evenkeel_step::schedule::{Arrangement, OASES, Units};
+/// let arrangement = Arrangement::of(OASES).in_parts(2).recomputing(Units::Mlp);
+/// assert_eq!(arrangement.parts, 2);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrangement {
+    pub schedule: Schedule,
+    /// In how many parts each micro-batch is cut, if it has so many samples.
+    pub parts: usize,
+    /// Which units to compute again, where the schedule leaves a choice.
+    pub recompute: Units,
+    /// Whether a micro-batch begins when the one before it comes to its backward.
+    pub ahead: bool,
+    /// Whether nothing is computed while something is exchanged, for comparison.
+    pub blocking: bool,
+}
+
+impl Arrangement {
+    /// Micro-batches whole and one after another.
+    pub fn of(schedule: Schedule) -> Arrangement {
+        Arrangement { schedule, parts: 1, recompute: Units::All, ahead: false, blocking: false }
+    }
+
+    pub fn in_parts(self, parts: usize) -> Arrangement {
+        Arrangement { parts, ..self }
+    }
+
+    pub fn recomputing(self, recompute: Units) -> Arrangement {
+        Arrangement { recompute, ..self }
+    }
+
+    pub fn ahead(self) -> Arrangement {
+        Arrangement { ahead: true, ..self }
+    }
+
+    pub fn blocking(self) -> Arrangement {
+        Arrangement { blocking: true, ..self }
+    }
+
+    /// The program of micro-batches in parts of these sizes.
+    pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
+        let request = Request { chain, micros, recompute: self.recompute, ahead: self.ahead };
+        let program = (self.schedule.write)(&request);
+        Program { blocking: program.blocking || self.blocking, ..program }
+    }
+}
+
+impl Default for Arrangement {
+    fn default() -> Arrangement {
+        Arrangement::of(NONE)
+    }
+}

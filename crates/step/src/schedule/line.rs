@@ -1,0 +1,310 @@
+//! A line: the tasks of one part of a micro-batch, in order, as if it were alone.
+
+use evenkeel_model::UnitKind;
+
+use super::{Chain, PartSize};
+use crate::program::{Chunk, Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind, Work};
+
+/// What is kept of a unit's forward for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    Everything,
+    /// The stream at its entry; its body is computed again.
+    Stream,
+    /// Nothing: it is computed again from the stream of the unit before.
+    Nothing,
+}
+
+/// How backward gets back what forward did not keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Bodies alone; what was reduced is in the stream.
+    Bodies,
+    /// Whatever forward did, reductions included.
+    Layers,
+}
+
+/// The tensor-parallel group's place among a chain's groups.
+pub(super) const TENSOR: GroupIdx = GroupIdx(0);
+
+/// Losses and gradients; `keep` says of each unit what backward finds.
+pub(super) fn training(chain: &Chain, micro: Micro, size: &PartSize, keep: &[Keep], recompute: Recompute) -> Vec<Task> {
+    let mut line = Line { chain, micro, size, keep, recompute, tasks: Vec::new() };
+    line.forward();
+    line.losses();
+    line.backward();
+    line.tasks
+}
+
+/// Losses alone.
+pub(super) fn evaluation(chain: &Chain, micro: Micro, size: &PartSize) -> Vec<Task> {
+    let keep = vec![Keep::Nothing; chain.units.len()];
+    let mut line = Line { chain, micro, size, keep: &keep, recompute: Recompute::Bodies, tasks: Vec::new() };
+    line.forward();
+    line.evaluations();
+    line.tasks
+}
+
+struct Line<'a> {
+    chain: &'a Chain,
+    micro: Micro,
+    size: &'a PartSize,
+    keep: &'a [Keep],
+    recompute: Recompute,
+    tasks: Vec<Task>,
+}
+
+impl Line<'_> {
+    fn forward(&mut self) {
+        for unit in (0..self.chain.units.len()).map(UnitIdx) {
+            self.enter(unit, |unit| self.keep[unit] == Keep::Nothing);
+            self.body(Work::Forward, unit, self.keep[unit.0] == Keep::Everything, true);
+            self.reduce_output(unit);
+        }
+        self.enter(self.head(), |unit| self.keep[unit] == Keep::Nothing);
+    }
+
+    /// The entry of a unit behind the first, or of the head. It frees the stream of the unit before where nothing needs it
+    /// afterwards.
+    fn enter(&mut self, unit: UnitIdx, is_done: impl Fn(usize) -> bool) {
+        use ValueKind::*;
+        let Some(below) = unit.0.checked_sub(1).map(UnitIdx) else { return };
+        let stream = (below.0 > 0 || self.chain.starts_stream).then(|| self.value(Stream, below));
+        let output = self.value(if self.chain.units[below.0].is_partial { OutputReduced } else { Output }, below);
+        // The stream that the first unit starts is part of no entry.
+        let is_done = |stream: &Value| stream.unit.0 == 0 || is_done(stream.unit.0);
+        let frees = [Some(output), stream.filter(is_done)].into_iter().flatten().collect();
+        let reads = [stream, Some(output)].into_iter().flatten().collect();
+        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
+        self.push(Work::Enter, unit, reads, writes, frees);
+        self.gather_input(unit);
+    }
+
+    /// A unit's body, forward, on its input, which it frees.
+    fn body(&mut self, work: Work, unit: UnitIdx, saves: bool, gives_output: bool) {
+        use ValueKind::*;
+        let input: Vec<Value> = (unit.0 > 0).then(|| self.input(unit)).into_iter().collect();
+        let starts = work == Work::Forward && unit.0 == 0 && self.chain.starts_stream;
+        let writes = [starts.then_some(Stream), gives_output.then_some(Output), saves.then_some(Saved)];
+        let writes = writes.into_iter().flatten().map(|kind| self.value(kind, unit)).collect();
+        self.push(work, unit, input.clone(), writes, input);
+    }
+
+    fn reduce_output(&mut self, unit: UnitIdx) {
+        if self.chain.units[unit.0].is_partial {
+            self.reduce(unit, ValueKind::Output, ValueKind::OutputReduced, 1);
+        }
+    }
+
+    /// Rows of the normalised stream that other ranks have.
+    fn gather_input(&mut self, unit: UnitIdx) {
+        if self.chain.splits_sequence {
+            let bytes = self.stream_bytes(self.inputs(unit));
+            self.exchange(Work::AllGather, unit, ValueKind::Normalised, ValueKind::NormalisedGathered, bytes);
+        }
+    }
+
+    /// What a body, or the head, reads.
+    fn input(&self, unit: UnitIdx) -> Value {
+        let gathered = self.chain.splits_sequence;
+        self.value(if gathered { ValueKind::NormalisedGathered } else { ValueKind::Normalised }, unit)
+    }
+
+    fn losses(&mut self) {
+        use ValueKind::*;
+        let (head, input) = (self.head(), self.input(self.head()));
+        let gradient = self.value(NormalisedGradient, head);
+        let chunks = self.size.chunk_rows.len();
+        for chunk in (0..chunks).map(Chunk) {
+            let mut known = self.logits(chunk);
+            let mut frees = known.clone();
+            // The first chunk makes room for the gradient of all.
+            let writes = if chunk.0 == 0 { vec![gradient] } else { Vec::new() };
+            known.extend((chunk.0 > 0).then_some(gradient));
+            known.push(input);
+            frees.extend((chunk.0 + 1 == chunks).then_some(input));
+            self.push(Work::Loss(chunk), head, known, writes, frees);
+        }
+        self.reduce_gradient(head, self.chain.head_is_partial);
+        // What the last units' recomputation needs of other ranks travels while the head's gradient does.
+        self.prefetch(self.blocks().last().copied());
+        self.backward_enter(head, self.chain.head_is_partial);
+    }
+
+    fn evaluations(&mut self) {
+        let (head, input) = (self.head(), self.input(self.head()));
+        let chunks = self.size.chunk_rows.len();
+        for chunk in (0..chunks).map(Chunk) {
+            let known = self.logits(chunk);
+            let mut frees = known.clone();
+            if chunk.0 + 1 == chunks {
+                frees.extend([input, self.value(ValueKind::Stream, head)]);
+            }
+            let reads = known.into_iter().chain([input]).collect();
+            self.push(Work::Evaluate(chunk), head, reads, Vec::new(), frees);
+        }
+    }
+
+    /// A chunk's logits; returns what its losses are computed from.
+    fn logits(&mut self, chunk: Chunk) -> Vec<Value> {
+        use ValueKind::*;
+        let (head, input) = (self.head(), self.input(self.head()));
+        let logits = self.value(Logits(chunk), head);
+        if !self.chain.head_is_partial {
+            self.push(Work::Logits(chunk), head, vec![input], vec![logits], Vec::new());
+            return vec![logits];
+        }
+        let stats = self.value(Stats(chunk), head);
+        self.push(Work::Logits(chunk), head, vec![input], vec![logits, stats], Vec::new());
+        let ranks = self.chain.groups[TENSOR.0].ranks.len() as u64;
+        let bytes = self.size.chunk_rows[chunk.0] as u64 * ranks * self.chain.stats_bytes;
+        self.exchange(Work::AllGather, head, Stats(chunk), StatsGathered(chunk), bytes);
+        vec![logits, self.value(StatsGathered(chunk), head)]
+    }
+
+    /// Units that are recomputed together, by the first and the one behind the last: a unit with what it keeps, and those
+    /// behind it that keep nothing.
+    fn blocks(&self) -> Vec<[usize; 2]> {
+        let starts = (0..self.keep.len()).filter(|&unit| unit == 0 || self.keep[unit] != Keep::Nothing);
+        let starts: Vec<usize> = starts.collect();
+        let ends = starts.iter().copied().skip(1).chain([self.keep.len()]);
+        starts.iter().copied().zip(ends).map(|(start, end)| [start, end]).collect()
+    }
+
+    fn backward(&mut self) {
+        let blocks = self.blocks();
+        for (index, &[first, end]) in blocks.iter().enumerate().rev() {
+            let below = index.checked_sub(1).map(|below| blocks[below]);
+            if self.keep[first] != Keep::Everything {
+                self.recompute(first, end);
+            }
+            self.prefetch(below);
+            for unit in (first..end).rev().map(UnitIdx) {
+                self.backward_body(unit);
+            }
+        }
+    }
+
+    /// The first input of a block that is to be recomputed: it depends on no gradient, so it can travel early.
+    fn prefetch(&mut self, block: Option<[usize; 2]>) {
+        let Some(unit) = block.map(|[first, _]| UnitIdx(first)).filter(|unit| unit.0 > 0) else { return };
+        if self.keep[unit.0] != Keep::Everything && self.chain.splits_sequence {
+            self.normalise(unit);
+        }
+    }
+
+    fn normalise(&mut self, unit: UnitIdx) {
+        use ValueKind::*;
+        let (reads, writes) = (vec![self.value(Stream, unit)], vec![self.value(Normalised, unit)]);
+        self.push(Work::Normalise, unit, reads, writes, Vec::new());
+        self.gather_input(unit);
+    }
+
+    fn recompute(&mut self, first: usize, end: usize) {
+        let repeats = self.recompute == Recompute::Layers && self.chain.units[first].kind != UnitKind::Embedding;
+        for unit in (first..end).map(UnitIdx) {
+            if unit.0 > first {
+                self.enter(unit, |_| false);
+            } else if unit.0 > 0 && !self.chain.splits_sequence {
+                self.normalise(unit);
+            }
+            self.body(Work::Recompute, unit, true, repeats);
+            if repeats {
+                self.reduce_output(unit);
+            }
+        }
+        if repeats {
+            self.forget_output(UnitIdx(end - 1));
+        }
+    }
+
+    /// Nobody reads what the last unit of a layer gave again.
+    fn forget_output(&mut self, unit: UnitIdx) {
+        let is_partial = self.chain.units[unit.0].is_partial;
+        let kind = if is_partial { ValueKind::OutputReduced } else { ValueKind::Output };
+        let output = self.value(kind, unit);
+        self.tasks.last_mut().expect("the unit was just recomputed").frees.push(output);
+    }
+
+    /// The gradients of a body and of its entry. Each exchange is issued as soon as what it sends is known; nobody waits
+    /// for the weights' gradients, so they are computed while the input's travels.
+    fn backward_body(&mut self, unit: UnitIdx) {
+        use ValueKind::*;
+        let mut reads = vec![self.value(Saved, unit)];
+        let gathered = self.chain.splits_sequence;
+        reads.push(self.value(if gathered { OutputGradientGathered } else { OutputGradient }, unit));
+        if unit.0 == 0 {
+            reads.push(self.value(if gathered { StreamGradientGathered } else { StreamGradient }, unit));
+        }
+        let inputs = self.value(WeightInputs, unit);
+        let mut writes = vec![inputs];
+        writes.extend((unit.0 > 0).then(|| self.value(NormalisedGradient, unit)));
+        self.push(Work::BackwardInput, unit, reads.clone(), writes, reads);
+        let is_reduced = unit.0 > 0 && self.chain.units[unit.0].is_partial;
+        self.reduce_gradient(unit, is_reduced);
+        self.push(Work::BackwardWeight, unit, vec![inputs], Vec::new(), vec![inputs]);
+        if unit.0 > 0 {
+            self.backward_enter(unit, is_reduced);
+        }
+    }
+
+    fn reduce_gradient(&mut self, unit: UnitIdx, is_partial: bool) {
+        if is_partial {
+            let inputs = self.inputs(unit);
+            self.reduce(unit, ValueKind::NormalisedGradient, ValueKind::NormalisedGradientReduced, inputs);
+        }
+    }
+
+    fn backward_enter(&mut self, unit: UnitIdx, is_reduced: bool) {
+        use ValueKind::*;
+        let gradient = if is_reduced { NormalisedGradientReduced } else { NormalisedGradient };
+        let mut reads = vec![self.value(Stream, unit), self.value(gradient, unit)];
+        if unit != self.head() {
+            reads.push(self.value(StreamGradient, unit));
+        }
+        let below = UnitIdx(unit.0 - 1);
+        let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).to_vec();
+        self.push(Work::BackwardEnter, unit, reads.clone(), writes, reads);
+        if self.chain.splits_sequence {
+            let bytes = self.stream_bytes(1);
+            self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered, bytes);
+            if below.0 == 0 {
+                self.exchange(Work::AllGather, below, StreamGradient, StreamGradientGathered, bytes);
+            }
+        }
+    }
+
+    /// Sums a value over the ranks; each gets all of it, or its own rows where the stream is split.
+    fn reduce(&mut self, unit: UnitIdx, from: ValueKind, to: ValueKind, tensors: usize) {
+        let work = if self.chain.splits_sequence { Work::ReduceScatter } else { Work::AllReduce };
+        self.exchange(work, unit, from, to, self.stream_bytes(tensors));
+    }
+
+    fn exchange(&mut self, work: Work, unit: UnitIdx, from: ValueKind, to: ValueKind, bytes: u64) {
+        let (from, to) = (self.value(from, unit), self.value(to, unit));
+        self.push(work, unit, vec![from], vec![to], vec![from]);
+        let task = self.tasks.last_mut().expect("just pushed");
+        task.exchange = Some(Exchange { group: TENSOR, bytes });
+    }
+
+    fn stream_bytes(&self, tensors: usize) -> u64 {
+        (self.size.tokens * tensors) as u64 * self.chain.row_bytes
+    }
+
+    /// How often a unit's entry normalises the stream.
+    fn inputs(&self, unit: UnitIdx) -> usize {
+        self.chain.units.get(unit.0).map_or(1, |unit| unit.inputs)
+    }
+
+    fn head(&self) -> UnitIdx {
+        UnitIdx(self.chain.units.len())
+    }
+
+    fn value(&self, kind: ValueKind, unit: UnitIdx) -> Value {
+        Value { kind, unit, micro: self.micro }
+    }
+
+    fn push(&mut self, work: Work, unit: UnitIdx, reads: Vec<Value>, writes: Vec<Value>, frees: Vec<Value>) {
+        self.tasks.push(Task { work, unit, micro: self.micro, reads, writes, frees, exchange: None });
+    }
+}

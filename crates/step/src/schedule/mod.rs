@@ -1,0 +1,151 @@
+//! Schedules: functions that write programs.
+//!
+//! A line (`line`) is what one part of a micro-batch goes through; a schedule chooses what forward keeps, how backward gets
+//! the rest back, and whether lines run one after another or interleaved (`interleave`), one computing while another's
+//! exchange travels.
+
+mod arrangement;
+mod chain;
+mod interleave;
+mod line;
+
+pub use arrangement::Arrangement;
+pub use chain::{Chain, ChainUnit, PartSize, Summed};
+use interleave::interleave;
+pub use line::Keep;
+use line::Recompute;
+
+use evenkeel_model::UnitKind;
+
+use crate::program::{BucketIdx, Exchange, Micro, Program, Task, UnitIdx, Work};
+
+/// What a schedule is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub chain: &'a Chain,
+    /// The parts of each micro-batch.
+    pub micros: &'a [Vec<PartSize>],
+    /// Which units to compute again, where the schedule leaves a choice.
+    pub recompute: Units,
+    /// Whether a micro-batch begins when the one before it comes to its backward.
+    pub ahead: bool,
+}
+
+/// Some of a chain's units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Units {
+    #[default]
+    All,
+    Attention,
+    Mlp,
+}
+
+impl Units {
+    fn contains(self, unit: &ChainUnit) -> bool {
+        match self {
+            Units::All => true,
+            Units::Attention => matches!(unit.kind, UnitKind::Attention(_) | UnitKind::Layer(_)),
+            Units::Mlp => matches!(unit.kind, UnitKind::Mlp(_) | UnitKind::Layer(_)),
+        }
+    }
+}
+
+/// A schedule, by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub write: fn(&Request) -> Program,
+}
+
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Schedule) -> bool {
+        self.name == other.name
+    }
+}
+
+pub const NONE: Schedule = Schedule { name: "none", about: "nothing is computed again; parts overlap", write: none };
+pub const DEFAULT: Schedule =
+    Schedule { name: "default", about: "layers run again, their reductions too; nothing overlaps", write: default };
+pub const SAVED_COMM: Schedule =
+    Schedule { name: "saved-comm", about: "units run again, no reduction does; nothing overlaps", write: saved_comm };
+pub const CROSS_PASS: Schedule =
+    Schedule { name: "cross-pass", about: "layers run again, their reductions too; parts overlap", write: cross_pass };
+pub const OASES: Schedule =
+    Schedule { name: "oases", about: "units run again, no reduction does; parts overlap", write: oases };
+
+pub const SCHEDULES: [Schedule; 5] = [NONE, DEFAULT, SAVED_COMM, CROSS_PASS, OASES];
+
+/// Nothing is recomputed. The parts of a micro-batch overlap.
+pub fn none(request: &Request) -> Program {
+    request.overlapped(request.lines(|_| Keep::Everything, Recompute::Bodies))
+}
+
+/// The input of a layer is kept, and the whole layer runs again before its backward, its reductions too.
+pub fn default(request: &Request) -> Program {
+    request.in_turn(request.lines(layer_inputs, Recompute::Layers))
+}
+
+/// The stream at each unit's entry is kept, so that no reduction runs again.
+pub fn saved_comm(request: &Request) -> Program {
+    request.in_turn(request.lines(request.streams_of_chosen(), Recompute::Bodies))
+}
+
+/// The default, but one part's reductions travel while another computes.
+pub fn cross_pass(request: &Request) -> Program {
+    request.overlapped(request.lines(layer_inputs, Recompute::Layers))
+}
+
+/// No reduction runs twice, and one part's travel while another computes.
+pub fn oases(request: &Request) -> Program {
+    request.overlapped(request.lines(request.streams_of_chosen(), Recompute::Bodies))
+}
+
+/// The losses of one micro-batch, and no gradients.
+pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
+    let tasks = line::evaluation(chain, Micro { index: 0, part: 0 }, size);
+    Program { tasks, groups: chain.groups.clone(), blocking: false }
+}
+
+fn layer_inputs(unit: &ChainUnit) -> Keep {
+    if matches!(unit.kind, UnitKind::Mlp(_)) { Keep::Nothing } else { Keep::Stream }
+}
+
+impl<'a> Request<'a> {
+    fn streams_of_chosen(&self) -> impl Fn(&ChainUnit) -> Keep + use<> {
+        let chosen = self.recompute;
+        move |unit| if chosen.contains(unit) { Keep::Stream } else { Keep::Everything }
+    }
+
+    /// A line for each part of each micro-batch.
+    fn lines(&self, keep: impl Fn(&ChainUnit) -> Keep, recompute: Recompute) -> Vec<Vec<Vec<Task>>> {
+        let keep: Vec<Keep> = self.chain.units.iter().map(keep).collect();
+        let micros = self.micros.iter().enumerate();
+        let line = |index, part, size| line::training(self.chain, Micro { index, part }, size, &keep, recompute);
+        micros
+            .map(|(index, parts)| parts.iter().enumerate().map(|(part, size)| line(index, part, size)).collect())
+            .collect()
+    }
+
+    fn in_turn(&self, lines: Vec<Vec<Vec<Task>>>) -> Program {
+        self.program(lines.into_iter().flatten().flatten().collect(), true)
+    }
+
+    fn overlapped(&self, lines: Vec<Vec<Vec<Task>>>) -> Program {
+        self.program(interleave(lines, self.ahead), false)
+    }
+
+    fn program(&self, mut tasks: Vec<Task>, blocking: bool) -> Program {
+        let last = tasks.last().map_or(Micro { index: 0, part: 0 }, |task| task.micro);
+        tasks.extend(self.chain.summed.iter().enumerate().map(|(bucket, summed)| Task {
+            work: Work::SumGradients(BucketIdx(bucket)),
+            unit: UnitIdx(0),
+            micro: last,
+            reads: Vec::new(),
+            writes: Vec::new(),
+            frees: Vec::new(),
+            exchange: Some(Exchange { group: summed.group, bytes: summed.bytes }),
+        }));
+        Program { tasks, groups: self.chain.groups.clone(), blocking }
+    }
+}

@@ -1,0 +1,309 @@
+//! Runs programs on a table of costs: who computes, waits and transfers when. Pure: the same input, the same timeline.
+//!
+//! Memory needs no table: an [`Executor`](crate::Executor) on a dry device places and frees what a program does, to the byte.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::program::{Lane, Program, Task, UnitIdx, Work};
+use crate::trace::{Span, Timeline};
+use crate::verify::{Meetings, Unsound, meetings, verify};
+
+/// What tasks take when nothing runs beside them, and how much longer when something does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Costs {
+    /// Seconds of compute tasks, by rank.
+    compute_s: HashMap<(usize, Work, UnitIdx, usize), f64>,
+    /// Seconds of exchanges, once all members have come, by the bytes they move.
+    exchange_s: BTreeMap<(&'static str, u64), f64>,
+    pub contention: Contention,
+}
+
+/// How much longer a second of work takes a rank while its other queue is busy, too: 0 where they have nothing in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Contention {
+    pub compute: f64,
+    pub exchange: f64,
+}
+
+impl Costs {
+    /// Not measured: bodies, their gradients and the head's chunks take a millisecond each, entries and exchanges a part of
+    /// it. For drawing programs.
+    pub fn nominal(programs: &[Program]) -> Costs {
+        let mut costs = Costs::default();
+        for (rank, task) in
+            programs.iter().enumerate().flat_map(|(rank, program)| program.tasks.iter().map(move |task| (rank, task)))
+        {
+            match task.exchange {
+                Some(exchange) => drop(costs.exchange_s.insert((exchange_name(task.work), exchange.bytes), 0.8e-3)),
+                None => {
+                    let is_light = matches!(task.work, Work::Enter | Work::Normalise | Work::BackwardEnter);
+                    let key = (rank, task.work, task.unit, task.micro.part);
+                    costs.compute_s.insert(key, if is_light { 0.1e-3 } else { 1e-3 });
+                }
+            }
+        }
+        costs
+    }
+
+    /// The medians of what was measured in steps without overlaps, all cut in the same parts.
+    pub fn measured(steps: &[Timeline]) -> Costs {
+        let mut compute: HashMap<_, Vec<f64>> = HashMap::new();
+        let mut exchange: BTreeMap<_, Vec<f64>> = BTreeMap::new();
+        for (rank, span) in steps.iter().flat_map(Timeline::spans) {
+            match span.lane {
+                Lane::Compute => {
+                    let key = (rank, span.work, span.unit, span.micro.part);
+                    compute.entry(key).or_default().push(span.duration_s());
+                }
+                Lane::Comm => {
+                    let key = (exchange_name(span.work), span.bytes);
+                    exchange.entry(key).or_default().push(span.end_s - span.came_s);
+                }
+            }
+        }
+        Costs {
+            compute_s: compute.into_iter().map(|(key, seconds)| (key, median(seconds))).collect(),
+            exchange_s: exchange.into_iter().map(|(key, seconds)| (key, median(seconds))).collect(),
+            contention: Contention::default(),
+        }
+    }
+
+    /// Learns from steps with overlaps how much longer things take beside one another.
+    pub fn with_contention(mut self, steps: &[Timeline]) -> Costs {
+        let (mut longer, mut beside_s) = ([0.0; 2], 0.0);
+        for step in steps {
+            for (rank, span) in step.spans() {
+                match span.lane {
+                    Lane::Compute => longer[0] += span.duration_s() - self.compute(rank, span),
+                    Lane::Comm => longer[1] += span.end_s - span.came_s - self.exchange(span.work, span.bytes),
+                }
+            }
+            beside_s += (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
+        }
+        let factor = |longer: f64| if beside_s > 0.0 { (longer / beside_s).max(0.0) } else { 0.0 };
+        self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
+        self
+    }
+
+    fn compute(&self, rank: usize, span: &Span) -> f64 {
+        self.compute_s.get(&(rank, span.work, span.unit, span.micro.part)).copied().unwrap_or(0.0)
+    }
+
+    /// Sizes between those measured cost what lies between, others what the nearest one does by the byte.
+    fn exchange(&self, work: Work, bytes: u64) -> f64 {
+        let name = exchange_name(work);
+        let below = self.exchange_s.range((name, 0)..=(name, bytes)).next_back();
+        let above = self.exchange_s.range((name, bytes)..=(name, u64::MAX)).next();
+        match (below, above) {
+            (Some((&(_, low), &low_s)), Some((&(_, high), &high_s))) if high > low => {
+                low_s + (high_s - low_s) * (bytes - low) as f64 / (high - low) as f64
+            }
+            (Some((&(_, size), &seconds)), _) | (None, Some((&(_, size), &seconds))) => {
+                seconds * bytes as f64 / size.max(1) as f64
+            }
+            (None, None) => 0.0,
+        }
+    }
+}
+
+fn exchange_name(work: Work) -> &'static str {
+    match work {
+        // A sum of gradients is an all-reduce.
+        Work::AllReduce | Work::SumGradients(_) => "all-reduce",
+        Work::ReduceScatter => "reduce-scatter",
+        Work::AllGather => "all-gather",
+        _ => unreachable!("not an exchange"),
+    }
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// Runs the programs of all ranks, in their order. Refuses what [`verify`](crate::verify()) refuses.
+pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unsound> {
+    verify(programs)?;
+    let meetings = meetings(programs)?;
+    let mut simulation = Simulation {
+        costs,
+        ranks: programs.iter().enumerate().map(|(rank, program)| Rank::new(rank, program, &meetings)).collect(),
+        transfers: vec![None; meetings.values().max().map_or(0, |last| last + 1)],
+        now_s: 0.0,
+    };
+    for (&(rank, _), &meeting) in &meetings {
+        let transfer: &mut Option<Transfer> = &mut simulation.transfers[meeting];
+        transfer.get_or_insert_with(Transfer::default).members.push(rank);
+    }
+    while simulation.advance() {}
+    Ok(Timeline { ranks: simulation.ranks.into_iter().map(Rank::spans).collect() })
+}
+
+struct Simulation<'a> {
+    costs: &'a Costs,
+    ranks: Vec<Rank<'a>>,
+    /// By meeting.
+    transfers: Vec<Option<Transfer>>,
+    now_s: f64,
+}
+
+#[derive(Clone, Default)]
+struct Transfer {
+    members: Vec<usize>,
+    /// Where in their programs those that have come are.
+    present: Vec<(usize, usize)>,
+    came_s: f64,
+    remaining_s: f64,
+}
+
+impl Transfer {
+    fn is_running(&self) -> bool {
+        self.present.len() == self.members.len()
+    }
+}
+
+struct Rank<'a> {
+    number: usize,
+    program: &'a Program,
+    meetings: HashMap<usize, usize>,
+    /// By task: which exchange writes a value that it reads, and the last exchange before it.
+    awaits: Vec<Vec<usize>>,
+    /// What each queue still has to do, the next task last.
+    compute: Vec<usize>,
+    comm: Vec<usize>,
+    running: Option<(usize, f64)>,
+    is_meeting: bool,
+    starts_s: Vec<f64>,
+    spans: Vec<Option<Span>>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(number: usize, program: &'a Program, meetings: &Meetings) -> Rank<'a> {
+        let tasks = &program.tasks;
+        let on = |lane: Lane| (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect();
+        let own = meetings.iter().filter(|((rank, _), _)| *rank == number);
+        Rank {
+            number,
+            program,
+            meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
+            awaits: awaits(program),
+            compute: on(Lane::Compute),
+            comm: on(Lane::Comm),
+            running: None,
+            is_meeting: false,
+            starts_s: vec![0.0; tasks.len()],
+            spans: vec![None; tasks.len()],
+        }
+    }
+
+    fn task(&self, index: usize) -> &'a Task {
+        &self.program.tasks[index]
+    }
+
+    fn can_compute(&self, task: usize) -> bool {
+        self.awaits[task].iter().all(|&exchange| self.spans[exchange].is_some())
+    }
+
+    /// Every compute task before it has run.
+    fn can_exchange(&self, task: usize) -> bool {
+        let is_behind = |other: Option<usize>| other.is_none_or(|other| other > task);
+        is_behind(self.running.map(|(task, _)| task)) && is_behind(self.compute.last().copied())
+    }
+
+    fn finish(&mut self, task: usize, came_s: f64, now_s: f64) {
+        self.spans[task] = Some(Span::of(self.task(task), self.starts_s[task], came_s, now_s));
+    }
+
+    fn spans(self) -> Vec<Span> {
+        self.spans.into_iter().map(|span| span.expect("verified programs run to their end")).collect()
+    }
+}
+
+/// The exchanges that each compute task waits for.
+fn awaits(program: &Program) -> Vec<Vec<usize>> {
+    let (mut writers, mut last) = (HashMap::new(), None);
+    let mut of_task = |(index, task): (usize, &Task)| {
+        if task.exchange.is_some() {
+            last = Some(index);
+            writers.extend(task.writes.iter().map(|&value| (value, index)));
+            return Vec::new();
+        }
+        let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
+        read.chain(last.filter(|_| program.blocking)).collect()
+    };
+    program.tasks.iter().enumerate().map(&mut of_task).collect()
+}
+
+impl Simulation<'_> {
+    /// Starts what can start and goes on to the next moment when something ends. False at the end.
+    fn advance(&mut self) -> bool {
+        (0..self.ranks.len()).for_each(|rank| self.start(rank));
+        let busy: Vec<bool> = self.ranks.iter().map(|rank| rank.running.is_some()).collect();
+        let mut transferring = vec![false; busy.len()];
+        for transfer in self.transfers.iter().flatten().filter(|transfer| transfer.is_running()) {
+            transfer.members.iter().for_each(|&rank| transferring[rank] = true);
+        }
+        let Contention { compute, exchange } = self.costs.contention;
+        let slowness = |is_contended: bool, factor: f64| if is_contended { 1.0 + factor } else { 1.0 };
+        let compute_slowness: Vec<f64> = transferring.iter().map(|&contended| slowness(contended, compute)).collect();
+        let exchange_slowness =
+            |transfer: &Transfer| slowness(transfer.members.iter().any(|&rank| busy[rank]), exchange);
+        let computing = self.ranks.iter().filter_map(|rank| Some(rank.running?.1 * compute_slowness[rank.number]));
+        let running = self.transfers.iter().flatten().filter(|transfer| transfer.is_running());
+        let moving = running.map(|transfer| transfer.remaining_s * exchange_slowness(transfer));
+        let Some(step_s) = computing.chain(moving).min_by(f64::total_cmp) else { return false };
+        self.now_s += step_s;
+        for rank in &mut self.ranks {
+            if let Some((task, remaining_s)) = &mut rank.running {
+                *remaining_s -= step_s / compute_slowness[rank.number];
+                if *remaining_s <= ROUNDING_S {
+                    let task = *task;
+                    rank.running = None;
+                    rank.finish(task, rank.starts_s[task], self.now_s);
+                }
+            }
+        }
+        for slot in &mut self.transfers {
+            let Some(transfer) = slot.as_mut().filter(|transfer| transfer.is_running()) else { continue };
+            transfer.remaining_s -= step_s / exchange_slowness(transfer);
+            if transfer.remaining_s <= ROUNDING_S {
+                for &(rank, task) in &transfer.present {
+                    self.ranks[rank].is_meeting = false;
+                    self.ranks[rank].finish(task, transfer.came_s, self.now_s);
+                }
+                *slot = None;
+            }
+        }
+        true
+    }
+
+    fn start(&mut self, rank: usize) {
+        let (costs, now_s) = (self.costs, self.now_s);
+        let rank = &mut self.ranks[rank];
+        if let Some(&task) = rank.comm.last()
+            && !rank.is_meeting
+            && rank.can_exchange(task)
+        {
+            rank.comm.pop();
+            rank.is_meeting = true;
+            rank.starts_s[task] = now_s;
+            let transfer = self.transfers[rank.meetings[&task]].as_mut().expect("a meeting ends once");
+            transfer.present.push((rank.number, task));
+            transfer.came_s = now_s;
+            let Task { work, exchange, .. } = rank.program.tasks[task];
+            transfer.remaining_s = costs.exchange(work, exchange.map_or(0, |exchange| exchange.bytes));
+        }
+        if let Some(&task) = rank.compute.last()
+            && rank.running.is_none()
+            && rank.can_compute(task)
+        {
+            rank.compute.pop();
+            rank.starts_s[task] = now_s;
+            let span = Span::of(rank.task(task), 0.0, 0.0, 0.0);
+            rank.running = Some((task, costs.compute(rank.number, &span)));
+        }
+    }
+}
+
+/// Remainders below this are over.
+const ROUNDING_S: f64 = 1e-12;

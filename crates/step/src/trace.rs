@@ -1,0 +1,192 @@
+//! What ran when, on every rank: recorded or simulated, in the vocabulary of programs.
+
+mod perfetto;
+mod sensible;
+mod svg;
+mod words;
+
+use std::time::Instant;
+
+use evenkeel_device::Stamp;
+
+pub use perfetto::perfetto;
+pub use svg::svg;
+
+use crate::program::{Lane, Micro, Program, Task, UnitIdx, Work};
+
+/// One task's time, in seconds from the beginning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    pub work: Work,
+    pub unit: UnitIdx,
+    pub micro: Micro,
+    pub lane: Lane,
+    pub start_s: f64,
+    /// When the last member of its group came; the start of what is no exchange.
+    pub came_s: f64,
+    pub end_s: f64,
+    /// What an exchange moves.
+    pub bytes: u64,
+}
+
+impl Span {
+    pub(crate) fn of(task: &Task, start_s: f64, came_s: f64, end_s: f64) -> Span {
+        let Task { work, unit, micro, .. } = *task;
+        let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
+        Span { work, unit, micro, lane: work.lane(), start_s, came_s, end_s, bytes }
+    }
+
+    pub fn duration_s(&self) -> f64 {
+        self.end_s - self.start_s
+    }
+}
+
+/// One step of all ranks, each in the order of its program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    pub ranks: Vec<Vec<Span>>,
+}
+
+/// Where a rank's time went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    pub compute_s: f64,
+    /// The comm queue waited for other ranks.
+    pub waiting_s: f64,
+    pub transfer_s: f64,
+    /// The comm queue was busy while the compute queue was not.
+    pub exposed_s: f64,
+}
+
+impl Timeline {
+    /// When the first task starts.
+    fn start_s(&self) -> f64 {
+        self.spans().map(|(_, span)| span.start_s).fold(f64::INFINITY, f64::min)
+    }
+
+    /// From the first task's start to the last one's end.
+    pub fn duration_s(&self) -> f64 {
+        let end_s = self.spans().map(|(_, span)| span.end_s).fold(f64::NEG_INFINITY, f64::max);
+        (end_s - self.start_s()).max(0.0)
+    }
+
+    /// The same, the first task's start being 0.
+    pub fn from_zero(&self) -> Timeline {
+        let zero_s = self.start_s();
+        let moved = |span: &Span| Span {
+            start_s: span.start_s - zero_s,
+            came_s: span.came_s - zero_s,
+            end_s: span.end_s - zero_s,
+            ..span.clone()
+        };
+        Timeline { ranks: self.ranks.iter().map(|spans| spans.iter().map(moved).collect()).collect() }
+    }
+
+    /// All spans, with their ranks.
+    pub fn spans(&self) -> impl Iterator<Item = (usize, &Span)> {
+        self.ranks.iter().enumerate().flat_map(|(rank, spans)| spans.iter().map(move |span| (rank, span)))
+    }
+
+    /// How long a rank computed and transferred at once.
+    pub fn beside_s(&self, rank: usize) -> f64 {
+        overlap_s(&self.computing(rank), &self.intervals(rank, Lane::Comm, |span| span.came_s))
+    }
+
+    pub fn shares(&self, rank: usize) -> Shares {
+        let busy_s: f64 = self.on(rank, Lane::Comm).map(Span::duration_s).sum();
+        let waiting_s = self.on(rank, Lane::Comm).map(|span| span.came_s - span.start_s).sum();
+        let exchanging = self.intervals(rank, Lane::Comm, |span| span.start_s);
+        Shares {
+            compute_s: self.on(rank, Lane::Compute).map(Span::duration_s).sum(),
+            waiting_s,
+            transfer_s: busy_s - waiting_s,
+            exposed_s: busy_s - overlap_s(&self.computing(rank), &exchanging),
+        }
+    }
+
+    fn on(&self, rank: usize, lane: Lane) -> impl Iterator<Item = &Span> {
+        self.ranks[rank].iter().filter(move |span| span.lane == lane)
+    }
+
+    fn intervals(&self, rank: usize, lane: Lane, start_s: fn(&Span) -> f64) -> Vec<(f64, f64)> {
+        self.on(rank, lane).map(|span| (start_s(span), span.end_s)).collect()
+    }
+
+    fn computing(&self, rank: usize) -> Vec<(f64, f64)> {
+        self.intervals(rank, Lane::Compute, |span| span.start_s)
+    }
+
+    /// The largest share of the step that any rank's comm queue was busy while it computed nothing.
+    pub fn exposed_share(&self) -> f64 {
+        let most = (0..self.ranks.len()).map(|rank| self.shares(rank).exposed_s).fold(0.0, f64::max);
+        most / self.duration_s().max(f64::MIN_POSITIVE)
+    }
+
+    /// How many exchanges of a rank had some computation run beside them.
+    pub fn overlapped_exchanges(&self, rank: usize) -> usize {
+        let runs_beside = |exchange: &&Span| {
+            let mut tasks = self.on(rank, Lane::Compute);
+            tasks.any(|task| task.start_s < exchange.end_s && exchange.start_s < task.end_s)
+        };
+        self.on(rank, Lane::Comm).filter(runs_beside).count()
+    }
+}
+
+/// How long both lists of intervals, each in order and without overlaps, run at once.
+fn overlap_s(a: &[(f64, f64)], b: &[(f64, f64)]) -> f64 {
+    let (mut i, mut j, mut total) = (0, 0, 0.0);
+    while let (Some(&(a_start, a_end)), Some(&(b_start, b_end))) = (a.get(i), b.get(j)) {
+        total += (a_end.min(b_end) - a_start.max(b_start)).max(0.0);
+        if a_end < b_end { i += 1 } else { j += 1 }
+    }
+    total
+}
+
+/// A rank's notes of a running program, to be read once its queues have finished.
+#[derive(Default)]
+pub struct Recording {
+    notes: Vec<Note>,
+}
+
+struct Note {
+    task: usize,
+    start: Stamp,
+    came: Option<Stamp>,
+    end: Stamp,
+}
+
+impl Recording {
+    pub(crate) fn add(&mut self, task: usize, start: Stamp, came: Option<Stamp>, end: Stamp) {
+        self.notes.push(Note { task, start, came, end });
+    }
+
+    /// Times from `epoch` on, which all ranks share. None where a task has not run.
+    pub fn read(&self, program: &Program, epoch: Instant) -> Option<Vec<Span>> {
+        let seconds = |stamp: &Stamp| Some(stamp.get()?.saturating_duration_since(epoch).as_secs_f64());
+        let span = |note: &Note| {
+            let (start_s, end_s) = (seconds(&note.start)?, seconds(&note.end)?);
+            // Members that came before this rank's own queue did, or a group of one, cost it no waiting.
+            let came_s = note.came.as_ref().and_then(seconds).unwrap_or(start_s).clamp(start_s, end_s);
+            Some(Span::of(&program.tasks[note.task], start_s, came_s, end_s))
+        };
+        self.notes.iter().map(span).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_overlap_where_both_run() {
+        let cases: [(&[_], &[_], f64); 4] = [
+            (&[(0.0, 1.0)], &[(1.0, 2.0)], 0.0),
+            (&[(0.0, 4.0)], &[(1.0, 2.0), (3.0, 5.0)], 2.0),
+            (&[(0.0, 1.0), (2.0, 3.0)], &[(0.5, 2.5)], 1.0),
+            (&[], &[(0.5, 2.5)], 0.0),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!((overlap_s(a, b), overlap_s(b, a)), (expected, expected), "{a:?} {b:?}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What drawings call spans.
+
+use std::borrow::Cow;
+
+use super::{Span, Timeline};
+use crate::program::{UnitIdx, Work};
+
+/// The words for the spans of one timeline. They tell parts and micro-batches apart only where there are several.
+pub(super) struct Words<'a> {
+    units: &'a [String],
+    tells_micro: bool,
+    tells_part: bool,
+}
+
+impl<'a> Words<'a> {
+    /// `units` are the names of the chain's units; the head is behind the last.
+    pub(super) fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
+        let any = |is_told: fn(&Span) -> bool| timeline.ranks.iter().flatten().any(is_told);
+        Words { units, tells_micro: any(|span| span.micro.index > 0), tells_part: any(|span| span.micro.part > 0) }
+    }
+
+    pub(super) fn unit(&self, unit: UnitIdx) -> Cow<'a, str> {
+        match self.units.get(unit.0) {
+            Some(name) => Cow::Borrowed(name),
+            None if unit.0 == self.units.len() => Cow::Borrowed("head"),
+            None => Cow::Owned(format!("unit {}", unit.0)),
+        }
+    }
+
+    /// As in "forward attention 3, part 1".
+    pub(super) fn name(&self, span: &Span) -> String {
+        if let Work::SumGradients(bucket) = span.work {
+            // It stands behind the whole chain: its unit and micro-batch say nothing.
+            return format!("sum gradients, bucket {}", bucket.0);
+        }
+        let mut name = format!("{} {}", verb(span.work), self.unit(span.unit));
+        if let Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk) = span.work {
+            name += &format!(", chunk {}", chunk.0);
+        }
+        if self.tells_micro {
+            name += &format!(", micro-batch {}", span.micro.index);
+        }
+        if self.tells_part {
+            name += &format!(", part {}", span.micro.part);
+        }
+        name
+    }
+
+    /// What a box may say of its span, the longest first.
+    pub(super) fn labels(&self, span: &Span) -> Vec<String> {
+        if matches!(span.work, Work::SumGradients(_)) {
+            return vec![self.name(span), "sum gradients".to_owned(), "sum".to_owned()];
+        }
+        let unit = self.unit(span.unit);
+        let short = abbreviated(&unit);
+        let place = match (self.tells_micro, self.tells_part) {
+            (true, true) => span.micro.to_string(),
+            (true, false) => span.micro.index.to_string(),
+            (false, true) => span.micro.part.to_string(),
+            (false, false) => return vec![self.name(span), unit.into_owned(), short],
+        };
+        vec![self.name(span), format!("{unit} · {place}"), format!("{short}·{place}"), short]
+    }
+}
+
+/// Finer where there is less of it.
+pub(super) fn milliseconds(seconds: f64) -> String {
+    // Rounded before it is looked at, or 9.9999 would be written as 10.000.
+    // Sums that should cancel may leave less than nothing; adding zero takes the sign off it.
+    let value = (seconds * 1e6).round() / 1e3 + 0.0;
+    let decimals = match value.abs() {
+        size if size < 10.0 => 3,
+        size if size < 100.0 => 2,
+        _ => 1,
+    };
+    format!("{value:.decimals$} ms")
+}
+
+fn verb(work: Work) -> &'static str {
+    match work {
+        Work::Enter => "enter",
+        Work::Forward => "forward",
+        Work::Normalise => "normalise again",
+        Work::Recompute => "recompute",
+        Work::Logits(_) => "logits",
+        Work::Loss(_) => "loss",
+        Work::Evaluate(_) => "evaluate",
+        Work::BackwardInput => "backward input",
+        Work::BackwardWeight => "backward weight",
+        Work::BackwardEnter => "backward enter",
+        Work::AllReduce => "all-reduce",
+        Work::ReduceScatter => "reduce-scatter",
+        Work::AllGather => "all-gather",
+        Work::SumGradients(_) => "sum gradients",
+    }
+}
+
+/// "A3" for "attention 3".
+fn abbreviated(unit: &str) -> String {
+    let initial = unit.chars().next().into_iter().flat_map(char::to_uppercase);
+    let number = unit.rsplit_once(' ').map_or("", |(_, last)| last);
+    initial.chain(number.chars().take_while(char::is_ascii_digit)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_decimals_they_need() {
+        let cases = [
+            (0.0, "0.000 ms"),
+            (-1e-18, "0.000 ms"),
+            (0.001_234_6, "1.235 ms"),
+            (0.009_999_999_9, "10.00 ms"),
+            (0.0456, "45.60 ms"),
+            (1.5, "1500.0 ms"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(milliseconds(seconds), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn units_are_abbreviated() {
+        let cases = [("attention 3", "A3"), ("mlp 12", "M12"), ("head", "H"), ("", ""), ("é x9", "É"), ("7", "7")];
+        for (unit, expected) in cases {
+            assert_eq!(abbreviated(unit), expected, "{unit}");
+        }
+    }
+}

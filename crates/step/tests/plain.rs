@@ -1,0 +1,95 @@
+//! Programs on one rank against the plain pass, bit for bit.
+
+mod support;
+
+use evenkeel_comm::Communicator;
+use evenkeel_device::{DType, Device};
+use evenkeel_model::pass::{self, Keep};
+use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables};
+use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, SAVED_COMM};
+use evenkeel_step::{Executor, Program, join, verify};
+use support::{cpu, golden, parts, sizes};
+
+const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
+const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.01 };
+
+/// What passes work on.
+struct Setting {
+    model: Model,
+    device: Device,
+    parameters: Parameters,
+    tables: RotaryTables,
+    gradients: Gradients,
+    micros: Vec<Vec<Batch>>,
+}
+
+impl Setting {
+    fn new(case: &str, device: Device, micros: usize) -> Setting {
+        let (queue, folder) = (device.compute(), golden(case));
+        let model = Model::open(&folder).expect("a known architecture");
+        Setting {
+            parameters: model.load(&folder, DType::F32, queue).expect("golden weights fit"),
+            tables: RotaryTables::new(&model.config, queue, 64),
+            gradients: Gradients::new(&model.specs, queue),
+            micros: (0..micros).map(|micro| parts(&model, micro, 1, DType::F32, queue)).collect(),
+            model,
+            device,
+        }
+    }
+
+    fn pass(&self, keep: Keep) -> Vec<evenkeel_device::Tensor> {
+        let Setting { model, device, parameters, tables, gradients, .. } = self;
+        let pass = |batch| {
+            let context = Context { queue: device.compute(), parameters, tables, batch };
+            pass::losses_and_gradients(model, &context, gradients, OPTIONS, keep)
+        };
+        self.micros.iter().flatten().map(pass).collect()
+    }
+
+    fn program(&self, arrangement: Arrangement) -> Vec<evenkeel_device::Tensor> {
+        let Setting { model, device, parameters, tables, gradients, micros } = self;
+        let chain = Chain::of(model, DType::F32, &[0]);
+        let program: Program = arrangement.write(&chain, &sizes(model, micros));
+        verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
+        let groups = join(&Communicator::dry(0, 1), &chain.groups);
+        let executor = Executor { model, device, parameters, tables, gradients, groups: &groups };
+        executor.run(&program, micros, OPTIONS, None).into_iter().map(|found| found.losses).collect()
+    }
+
+    /// Losses by micro-batch and gradients by parameter.
+    fn read(&self, losses: &[evenkeel_device::Tensor]) -> [Vec<Vec<f32>>; 2] {
+        let queue = self.device.compute();
+        let gradients = self.parameters.ids().map(|id| queue.read(self.gradients.sum(queue, id)));
+        [losses.iter().map(|losses| queue.read(losses)).collect(), gradients.collect()]
+    }
+}
+
+#[test]
+fn whole_micro_batches_in_turn_equal_the_plain_pass_bit_for_bit() {
+    for case in CASES {
+        for (micros, schedule, keep) in [
+            (1, NONE, Keep::Everything),
+            (1, OASES, Keep::Stream),
+            (3, NONE, Keep::Everything),
+            (3, OASES, Keep::Stream),
+            (3, SAVED_COMM, Keep::Stream),
+        ] {
+            let settings = [(); 2].map(|()| Setting::new(case, cpu(2), micros));
+            let plain = settings[0].read(&settings[0].pass(keep));
+            let program = settings[1].read(&settings[1].program(Arrangement::of(schedule)));
+            assert_eq!(plain, program, "{case}, {micros} micro-batches, {}", schedule.name);
+        }
+    }
+}
+
+#[test]
+fn a_program_holds_no_more_memory_than_the_plain_pass() {
+    for (schedule, keep) in [(NONE, Keep::Everything), (OASES, Keep::Stream)] {
+        let settings = [(); 2].map(|()| Setting::new("llama3", Device::dry(), 1));
+        drop((settings[0].pass(keep), settings[1].program(Arrangement::of(schedule))));
+        let [plain, program] = settings.map(|setting| setting.device.usage().peak_bytes);
+        // Statistics are handed out with the losses, 16 bytes a token.
+        let handed_out = 16 * 32;
+        assert!(program <= plain + handed_out, "{}: {program} bytes, the pass {plain}", schedule.name);
+    }
+}

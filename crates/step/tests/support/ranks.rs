@@ -1,0 +1,206 @@
+//! A model on one rank and cut over several: losses, gradients and what ran when, compared.
+
+use std::time::Instant;
+
+use evenkeel_comm::{Communicator, Options, run_ranks};
+use evenkeel_device::{DType, Device, Queue};
+use evenkeel_model::{Batch, Cut, Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Sharing};
+use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
+use evenkeel_step::trace::{Recording, Span, Timeline};
+use evenkeel_step::{Executor, Program, join, verify};
+
+use super::{cpu, golden, parts, sizes};
+
+const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.05 };
+/// Relative by norm: what is promised of f32.
+pub const TOLERANCE: f64 = 1e-5;
+/// Gradients that are zero but for rounding (keys' biases) have no relative error to speak of: of the whole's norm.
+const FLOOR: f64 = 1e-6;
+
+pub struct Outcome {
+    pub losses: Vec<f32>,
+    evaluated: Vec<f32>,
+    gradients: Vec<(ParamSpec, Vec<f32>)>,
+    pub program: Program,
+    pub spans: Vec<Span>,
+    /// Of the step alone, weights and gradients included.
+    pub peak_bytes: u64,
+}
+
+/// Where a model's weights come from, and what it reads.
+pub trait Origin: Sync {
+    fn model(&self) -> Model;
+    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters;
+    /// Micro-batches in so many parts.
+    fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>>;
+}
+
+impl Origin for str {
+    fn model(&self) -> Model {
+        Model::open(&golden(self)).expect("a known architecture")
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters {
+        shard.load(&golden(self), dtype, queue).expect("golden weights fit")
+    }
+
+    fn micros(&self, model: &Model, count: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
+        (0..2).map(|micro| parts(model, micro, count, dtype, queue)).collect()
+    }
+}
+
+pub fn on_one_rank(origin: &(impl Origin + ?Sized), dtype: DType) -> Outcome {
+    run(&[origin.model()], origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default())
+}
+
+pub fn on_ranks(
+    origin: &(impl Origin + ?Sized),
+    cut: &Cut,
+    dtype: DType,
+    arrangement: Arrangement,
+    options: &Options,
+) -> Vec<Outcome> {
+    let shards = origin.model().cut(cut).expect("enough heads");
+    let outcomes = run_ranks(shards.len(), options, |communicator| {
+        run(&shards, origin, &communicator, &cpu(1), dtype, arrangement)
+    });
+    outcomes.expect("no rank fails")
+}
+
+/// What a rank's step needs of memory, from a dry run.
+pub fn dry_peak_bytes(origin: &(impl Origin + ?Sized), cut: &Cut, rank: usize, arrangement: Arrangement) -> u64 {
+    let shards = origin.model().cut(cut).expect("enough heads");
+    let communicator = Communicator::dry(rank, shards.len());
+    let device = Device::dry();
+    let shard = &shards[rank];
+    let parameters = Parameters::allocate(&shard.specs, DType::F32, device.compute());
+    step(&shards, &communicator, &device, &parameters, origin, arrangement);
+    device.usage().peak_bytes
+}
+
+pub fn timeline(outcomes: &[Outcome]) -> Timeline {
+    Timeline { ranks: outcomes.iter().map(|outcome| outcome.spans.clone()).collect() }
+}
+
+/// One step, and what is left of it.
+struct Step {
+    gradients: Gradients,
+    tables: RotaryTables,
+    micros: Vec<Vec<Batch>>,
+    losses: Vec<f32>,
+    program: Program,
+    recording: Recording,
+}
+
+fn verified(chains: &[Chain], rank: usize, write: impl Fn(&Chain) -> Program) -> Program {
+    let mut programs: Vec<Program> = chains.iter().map(write).collect();
+    verify(&programs).unwrap_or_else(|unsound| panic!("a schedule of ours is sound: {unsound}"));
+    programs.swap_remove(rank)
+}
+
+fn step(
+    shards: &[Model],
+    communicator: &Communicator,
+    device: &Device,
+    parameters: &Parameters,
+    origin: &(impl Origin + ?Sized),
+    arrangement: Arrangement,
+) -> Step {
+    let (rank, queue) = (communicator.rank(), device.compute());
+    let (model, chains) = (&shards[rank], Chain::all(shards, parameters.dtype()));
+    let tables = RotaryTables::new(&model.config, queue, 64);
+    let gradients = Gradients::new(&model.specs, queue);
+    let micros = origin.micros(model, arrangement.parts, parameters.dtype(), queue);
+    let sizes = sizes(model, &micros);
+    let program = verified(&chains, rank, |chain| arrangement.write(chain, &sizes));
+    let groups = join(communicator, &chains[rank].groups);
+    let executor = Executor { model, device, parameters, tables: &tables, gradients: &gradients, groups: &groups };
+    let mut recording = Recording::default();
+    let found = executor.run(&program, &micros, OPTIONS, Some(&mut recording));
+    let losses = found.iter().flat_map(|found| queue.read(&found.losses)).collect();
+    Step { gradients, tables, micros, losses, program, recording }
+}
+
+fn run(
+    shards: &[Model],
+    origin: &(impl Origin + ?Sized),
+    communicator: &Communicator,
+    device: &Device,
+    dtype: DType,
+    arrangement: Arrangement,
+) -> Outcome {
+    let (rank, queue) = (communicator.rank(), device.compute());
+    let model = &shards[rank];
+    let parameters = origin.parameters(model, dtype, queue);
+    device.reset_peak();
+    let epoch = Instant::now();
+    let Step { gradients, tables, micros, losses, program, recording } =
+        step(shards, communicator, device, &parameters, origin, arrangement);
+    queue.finish();
+    device.comm().finish();
+    let peak_bytes = device.usage().peak_bytes;
+    let spans = recording.read(&program, epoch).expect("everything has run");
+
+    let chains = Chain::all(shards, dtype);
+    let groups = join(communicator, &chains[rank].groups);
+    let executor =
+        Executor { model, device, parameters: &parameters, tables: &tables, gradients: &gradients, groups: &groups };
+    let mut evaluated = Vec::new();
+    for part in micros.into_iter().flatten() {
+        let size = PartSize::of(model, &part);
+        let program = verified(&chains, rank, |chain| evaluation(chain, &size));
+        let found = executor.run(&program, &[vec![part]], OPTIONS, None);
+        evaluated.extend(queue.read(&found[0].losses));
+    }
+    let gradients = parameters.ids().map(|id| queue.read(gradients.sum(queue, id)));
+    let gradients = model.specs.iter().cloned().zip(gradients).collect();
+    Outcome { losses, evaluated, gradients, program, spans, peak_bytes }
+}
+
+/// The part of a whole gradient that a shard holds.
+fn part(whole: &[f32], spec: &ParamSpec) -> Vec<f32> {
+    let [rows, cols] = spec.matrix;
+    let mut held = vec![0.0; rows * cols];
+    for piece in spec.slice.pieces() {
+        for (row, held_row) in piece.rows.clone().zip(piece.held_rows.clone()) {
+            let from = &whole[row * spec.whole[1]..][piece.cols.clone()];
+            held[held_row * cols..][piece.held_cols.clone()].copy_from_slice(from);
+        }
+    }
+    held
+}
+
+fn norm(values: impl IntoIterator<Item = f32>) -> f64 {
+    values.into_iter().map(|value| (value as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    norm(a.iter().zip(b).map(|(a, b)| a - b))
+}
+
+pub fn compare(what: &str, whole: &Outcome, ranks: &[Outcome], tolerance: f64) {
+    let total = norm(whole.gradients.iter().flat_map(|(_, gradient)| gradient.iter().copied()));
+    for (rank, ours) in ranks.iter().enumerate() {
+        for (ours, whole) in [(&ours.losses, &whole.losses), (&ours.evaluated, &whole.evaluated)] {
+            let error = distance(ours, whole) / norm(whole.iter().copied());
+            assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
+        }
+        assert_eq!(ours.losses, ranks[0].losses, "{what}: ranks know the same losses");
+        for (id, (spec, gradient)) in ours.gradients.iter().enumerate() {
+            let expected = part(&whole.gradients[id].1, spec);
+            let (error, size) = (distance(gradient, &expected), norm(expected.iter().copied()));
+            assert!(
+                error <= tolerance * size + FLOOR * total,
+                "{what}, rank {rank}: {} is off by {error:e} of {size:e}",
+                spec.name
+            );
+            let first = match &spec.sharing {
+                Sharing::Alone => rank,
+                Sharing::Same => 0,
+                Sharing::Summed(holders) => holders.start,
+            };
+            assert_eq!(gradient, &ranks[first].gradients[id].1, "{what}: {} is one gradient", spec.name);
+        }
+    }
+}

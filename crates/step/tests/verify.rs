@@ -1,0 +1,261 @@
+//! What `verify` refuses, and that it refuses nothing else.
+
+use evenkeel_model::UnitKind;
+use evenkeel_step::schedule::{Arrangement, Chain, ChainUnit, PartSize, SCHEDULES, Summed};
+use evenkeel_step::{
+    BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
+};
+
+fn members(name: &str, ranks: &[usize]) -> Members {
+    Members { name: name.to_owned(), ranks: ranks.to_vec() }
+}
+
+/// A chain over two ranks, or on one.
+fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
+    let is_partial = ranks > 1;
+    let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1)];
+    let sum = Summed { group: GroupIdx(0), bytes: 100 };
+    Chain {
+        units: kinds.map(|kind| ChainUnit { kind, is_partial, inputs: 1 }).to_vec(),
+        head_is_partial: is_partial,
+        starts_stream,
+        splits_sequence,
+        row_bytes: 8,
+        stats_bytes: 16,
+        groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
+        summed: if is_partial { vec![sum] } else { Vec::new() },
+    }
+}
+
+/// The programs of all schedules over two ranks and on one.
+fn sound() -> Vec<Vec<Program>> {
+    let size = |tokens: usize| PartSize { tokens, chunk_rows: vec![tokens.div_ceil(2), tokens / 2] };
+    let micros = [vec![size(6), size(4)], vec![size(10)]];
+    let chains = [chain(1, false, true), chain(2, false, true), chain(2, true, true), chain(2, true, false)];
+    let mut all = Vec::new();
+    for (chain, schedule) in chains.iter().flat_map(|chain| SCHEDULES.map(|schedule| (chain, schedule))) {
+        for arrangement in [Arrangement::of(schedule), Arrangement::of(schedule).ahead()] {
+            all.push(vec![arrangement.write(chain, &micros); chain.groups[0].ranks.len()]);
+        }
+    }
+    all
+}
+
+#[test]
+fn programs_that_lost_or_repeat_a_part_are_refused() {
+    for programs in sound() {
+        assert_eq!(verify(&programs), Ok(()));
+        for index in 0..programs[0].tasks.len() {
+            let broken = |change: fn(&mut Vec<Task>, usize)| {
+                let mut programs = programs.clone();
+                change(&mut programs[0].tasks, index);
+                verify(&programs)
+            };
+            let task = &programs[0].tasks[index];
+            let without = |tasks: &mut Vec<Task>, index: usize| drop(tasks.remove(index));
+            assert!(broken(without).is_err(), "without `{task}`");
+            let twice = |tasks: &mut Vec<Task>, index: usize| tasks.insert(index, tasks[index].clone());
+            assert!(broken(twice).is_err(), "with `{task}` twice");
+            if !task.frees.is_empty() {
+                let unfreed = |tasks: &mut Vec<Task>, index: usize| tasks[index].frees.truncate(0);
+                assert!(broken(unfreed).is_err(), "`{task}` frees less");
+            }
+            if task.exchange.is_some() && programs.len() > 1 {
+                let larger = |tasks: &mut Vec<Task>, index: usize| tasks[index].exchange.as_mut().unwrap().bytes += 4;
+                assert!(matches!(broken(larger), Err(Unsound::Disagree { .. })), "`{task}` moves more");
+            }
+        }
+    }
+}
+
+/// A generator of random choices.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+fn value(unit: usize, kind: ValueKind) -> Value {
+    Value { kind, unit: UnitIdx(unit), micro: Micro { index: 0, part: 0 } }
+}
+
+fn task(
+    work: Work,
+    unit: usize,
+    reads: Vec<Value>,
+    writes: Vec<Value>,
+    frees: Vec<Value>,
+    group: Option<usize>,
+) -> Task {
+    let exchange = group.map(|group| Exchange { group: GroupIdx(group), bytes: 8 * unit as u64 });
+    Task { work, unit: UnitIdx(unit), micro: Micro { index: 0, part: 0 }, reads, writes, frees, exchange }
+}
+
+/// Sound by construction: a random list of exchanges over random groups, which every member goes through in its order; each
+/// sends something computed before it, and its result is read at some time after it.
+fn generated(random: &mut Random) -> Vec<Program> {
+    let ranks = 2 + random.below(4);
+    let groups: Vec<Members> = (0..1 + random.below(4))
+        .map(|group| {
+            let mut members_of: Vec<usize> = (0..ranks).filter(|_| random.below(3) > 0).collect();
+            if members_of.len() < 2 {
+                members_of = vec![0, 1];
+            }
+            members(&format!("group {group}"), &members_of)
+        })
+        .collect();
+    let mut programs =
+        vec![Program { tasks: Vec::new(), groups: groups.clone(), blocking: random.below(3) == 0 }; ranks];
+    let mut unread: Vec<Vec<Value>> = vec![Vec::new(); ranks];
+    for unit in 0..5 + random.below(30) {
+        let group = random.below(groups.len());
+        for &rank in &groups[group].ranks {
+            let (output, reduced) = (value(unit, ValueKind::Output), value(unit, ValueKind::OutputReduced));
+            let late = unread[rank].len().saturating_sub(random.below(4));
+            let read: Vec<Value> = unread[rank].drain(..late).collect();
+            let tasks = &mut programs[rank].tasks;
+            tasks.push(task(Work::Forward, unit, read.clone(), vec![output], read, None));
+            tasks.push(task(Work::AllReduce, unit, vec![output], vec![reduced], vec![output], Some(group)));
+            unread[rank].push(reduced);
+        }
+    }
+    for (program, unread) in programs.iter_mut().zip(unread) {
+        program.tasks.push(task(Work::BackwardWeight, 0, unread.clone(), Vec::new(), unread, None));
+    }
+    programs
+}
+
+/// Breaks a program in a way that must be noticed; None where this way does not apply.
+fn broken(mut programs: Vec<Program>, random: &mut Random) -> Option<(String, Vec<Program>)> {
+    let rank = random.below(programs.len());
+    let tasks = &mut programs[rank].tasks;
+    let index = random.below(tasks.len());
+    let what = match random.below(8) {
+        0 => {
+            // A rank without exchanges has nothing to miss.
+            tasks.remove(index).writes.first()?;
+            "a task is missing"
+        }
+        1 => {
+            tasks[index].reads.push(value(1000, ValueKind::Saved));
+            "a value comes from nowhere"
+        }
+        2 => {
+            tasks[index].frees.pop()?;
+            "a value is not freed"
+        }
+        3 => {
+            let freed = *tasks[..tasks.len() - 1].get(index)?.frees.first()?;
+            tasks.last_mut()?.reads.push(freed);
+            "a value is read after it was freed"
+        }
+        4 => {
+            tasks[index].exchange.as_mut()?.bytes += 1;
+            "a size differs"
+        }
+        5 => {
+            tasks[index].exchange.as_mut()?;
+            tasks[index].work = Work::AllGather;
+            "a collective differs"
+        }
+        6 => {
+            // The exchange comes before what it sends.
+            tasks[index].exchange?;
+            tasks.swap(index.checked_sub(1)?, index);
+            "a value is sent before it is computed"
+        }
+        _ => {
+            let other = tasks[index + 1..].iter().position(|task| {
+                task.exchange.is_some() && tasks[index].exchange.is_some() && task.exchange != tasks[index].exchange
+            })?;
+            let other = index + 1 + other;
+            let same_group = tasks[index].exchange?.group == tasks[other].exchange?.group;
+            if !same_group {
+                return None;
+            }
+            let later = tasks.remove(other);
+            tasks.insert(index, later);
+            "exchanges of a group change places"
+        }
+    };
+    Some((format!("rank {rank}, task {index}: {what}"), programs))
+}
+
+#[test]
+fn generated_programs_pass_and_broken_ones_do_not() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut seen = 0;
+    for round in 0..400 {
+        let programs = generated(&mut random);
+        assert_eq!(verify(&programs), Ok(()), "round {round}");
+        for _ in 0..20 {
+            let Some((what, broken)) = broken(programs.clone(), &mut random) else { continue };
+            assert!(verify(&broken).is_err(), "round {round}, {what}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 4000, "only {seen} programs were broken");
+}
+
+#[test]
+fn exchanges_in_two_orders_are_refused_with_the_cycle() {
+    let groups = vec![members("rows", &[0, 1]), members("columns", &[0, 1])];
+    let sum = |group: usize| task(Work::SumGradients(BucketIdx(group)), group, vec![], vec![], vec![], Some(group));
+    let program =
+        |order: [usize; 2]| Program { tasks: order.map(sum).to_vec(), groups: groups.clone(), blocking: false };
+    assert_eq!(verify(&[program([0, 1]), program([0, 1])]), Ok(()));
+    let refusal = verify(&[program([0, 1]), program([1, 0])]).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "these tasks wait for one another, so none of them would ever run:\n  \
+         SumGradients(BucketIdx(1))(1, 0.0) in group `columns`, task 1 of rank 0 and task 0 of rank 1, waits for \
+         SumGradients(BucketIdx(0))(0, 0.0) in group `rows`, task 0 of rank 0 and task 1 of rank 1,\n  \
+         SumGradients(BucketIdx(0))(0, 0.0) in group `rows`, task 0 of rank 0 and task 1 of rank 1, waits for \
+         SumGradients(BucketIdx(1))(1, 0.0) in group `columns`, task 1 of rank 0 and task 0 of rank 1,"
+    );
+}
+
+#[test]
+fn a_computation_that_waits_for_an_exchange_behind_a_peers_is_refused() {
+    // Rank 0 sends what it computes from the sum, rank 1 takes part in the sum only after it has got that.
+    let groups = vec![members("sum", &[0, 1]), members("parts", &[0, 1])];
+    let (sent, summed) = (value(0, ValueKind::Output), value(0, ValueKind::OutputReduced));
+    let (second, gathered) = (value(1, ValueKind::Output), value(1, ValueKind::OutputReduced));
+    let sum = task(Work::AllReduce, 0, vec![sent], vec![summed], vec![sent], Some(0));
+    let gather = task(Work::AllGather, 1, vec![second], vec![gathered], vec![second], Some(1));
+    let compute = |unit, reads: Vec<Value>, writes| task(Work::Forward, unit, reads.clone(), writes, reads, None);
+    let first = vec![
+        compute(0, vec![], vec![sent]),
+        sum.clone(),
+        compute(1, vec![summed], vec![second]),
+        gather.clone(),
+        compute(2, vec![gathered], vec![]),
+    ];
+    let other = vec![
+        compute(1, vec![], vec![second]),
+        gather,
+        compute(0, vec![gathered], vec![sent]),
+        sum,
+        compute(2, vec![summed], vec![]),
+    ];
+    let program = |tasks| Program { tasks, groups: groups.clone(), blocking: false };
+    let refusal = verify(&[program(first), program(other)]).unwrap_err();
+    assert!(matches!(&refusal, Unsound::Cycle(waits) if waits.len() == 4), "{refusal}");
+}
+
+#[test]
+fn a_refusal_names_the_rank_the_task_and_the_value() {
+    let mut programs = sound().swap_remove(0);
+    programs[0].tasks.remove(0);
+    let refusal = verify(&programs).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "rank 0, task 0, `Enter(1, 0.0)  reads Stream(0, 0.0) Output(0, 0.0)  writes Stream(1, 0.0) Normalised(1, 0.0)  \
+         frees Output(0, 0.0) Stream(0, 0.0)`, reads Stream(0, 0.0), which nothing has written or which is freed"
+    );
+}
