@@ -21,6 +21,8 @@ use crate::{Failure, Mistake};
 pub struct Launch {
     pub cut: Cut,
     pub cores_per_rank: usize,
+    /// Cores of each rank that exchanges have to themselves.
+    pub comm_cores: usize,
     pub comm: Options,
 }
 
@@ -40,6 +42,7 @@ impl Launch {
         Ok(Launch {
             cut: Cut { weights, split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()), uncut },
             cores_per_rank: cores_per_rank(parallel.tp, parallel.cores_per_rank, settings.device.threads),
+            comm_cores: parallel.comm_cores,
             comm: Options { deadline, link: link(parallel) },
         })
     }
@@ -48,7 +51,7 @@ impl Launch {
     pub fn even(ranks: usize, threads: Option<usize>) -> Launch {
         let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
         let cores_per_rank = cores_per_rank(ranks, None, threads);
-        Launch { cut, cores_per_rank, comm: Options::default() }
+        Launch { cut, cores_per_rank, comm_cores: 0, comm: Options::default() }
     }
 
     pub fn ranks(&self) -> usize {
@@ -83,10 +86,12 @@ impl Launch {
     /// A rank's cores are its own where there are enough for all; a single rank may use any.
     fn device(&self, rank: usize) -> Result<Device, Failure> {
         let allowed = evenkeel_device::allowed_cores();
-        let count = self.cores_per_rank;
-        let pinned = self.ranks() > 1 && self.ranks() * count <= allowed.len();
-        let cores = if pinned { allowed[rank * count..][..count].to_vec() } else { Vec::new() };
-        let options = CpuOptions { name: format!("rank{rank}"), cores, ..CpuOptions::with_threads(count) };
+        let (count, all) = (self.cores_per_rank, self.cores_per_rank + self.comm_cores);
+        let pinned = self.ranks() > 1 && self.ranks() * all <= allowed.len();
+        let own = if pinned { &allowed[rank * all..][..all] } else { &[] };
+        let (cores, comm_cores) = own.split_at(count.min(own.len()));
+        let (cores, comm_cores) = (cores.to_vec(), comm_cores.to_vec());
+        let options = CpuOptions { name: format!("rank{rank}"), cores, comm_cores, ..CpuOptions::with_threads(count) };
         Device::cpu(&options).map_err(|error| {
             let mistake = Mistake { what: format!("the device of rank {rank} cannot be started: {error}"), hint: None };
             match error.kind() {

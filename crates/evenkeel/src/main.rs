@@ -11,6 +11,7 @@ mod inspect;
 mod launch;
 mod memory;
 mod process;
+mod program;
 mod train;
 
 use std::io::Write;
@@ -42,6 +43,8 @@ enum Command {
     Generate(generate::Arguments),
     /// Checks a run's configuration and prints it with every default filled in.
     Config(config::Arguments),
+    /// Prints or draws what a run's step does, in which order, on every rank.
+    Program(program::Arguments),
     /// Measures this machine.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -62,6 +65,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Eval(arguments) => eval::run(arguments)?,
         Command::Generate(arguments) => generate::run(arguments)?,
         Command::Config(arguments) => config::run(arguments)?,
+        Command::Program(arguments) => program::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })
 }

@@ -8,6 +8,7 @@
 
 mod execute;
 mod groups;
+mod listing;
 mod program;
 pub mod schedule;
 pub mod simulate;
@@ -16,6 +17,7 @@ mod verify;
 
 pub use execute::Executor;
 pub use groups::join;
+pub use listing::listing;
 pub use program::{
     BucketIdx, Chunk, Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Value, ValueKind, Work,
 };

@@ -80,7 +80,9 @@ impl Costs {
             }
             beside_s += (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
         }
-        let factor = |longer: f64| if beside_s > 0.0 { (longer / beside_s).max(0.0) } else { 0.0 };
+        // Of the time beside something else, this share was lost.
+        let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(0.0, 0.9) } else { 0.0 };
+        let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
         self
     }

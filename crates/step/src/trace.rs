@@ -11,6 +11,7 @@ use evenkeel_device::Stamp;
 
 pub use perfetto::perfetto;
 pub use svg::svg;
+pub(crate) use words::Words;
 
 use crate::program::{Lane, Micro, Program, Task, UnitIdx, Work};
 

@@ -27,8 +27,10 @@ pub struct CpuOptions {
     pub name: String,
     /// Threads of the compute queue.
     pub threads: usize,
-    /// The cores to pin them to, one each; not pinned if empty. The comm queue's thread may run on any of them.
+    /// The cores to pin them to, one each; not pinned if empty.
     pub cores: Vec<usize>,
+    /// The cores that the comm queue's thread may run on; any of the others if empty.
+    pub comm_cores: Vec<usize>,
     /// Address space of the arena; memory is used only as it is touched.
     pub memory_bytes: u64,
 }
@@ -37,7 +39,7 @@ impl CpuOptions {
     /// `threads` threads and as much memory as the machine has.
     pub fn with_threads(threads: usize) -> CpuOptions {
         let memory_bytes = features::machine_memory_bytes();
-        CpuOptions { name: "rank0".to_owned(), threads, cores: Vec::new(), memory_bytes }
+        CpuOptions { name: "rank0".to_owned(), threads, cores: Vec::new(), comm_cores: Vec::new(), memory_bytes }
     }
 }
 
@@ -133,9 +135,10 @@ impl CpuBackend {
         features::enable_tiles();
         let reports = Arc::new(Reports::default());
         let memory = Memory::reserve(options.memory_bytes)?;
-        // A compute thread has a core of its own; the comm thread may use any of them, and none of another rank's.
+        // A compute thread has a core of its own; the comm thread uses none of another rank's.
         let each_alone: Vec<Vec<usize>> = options.cores.iter().map(|&core| vec![core]).collect();
-        let any_of_them = if options.cores.is_empty() { Vec::new() } else { vec![options.cores.clone()] };
+        let of_comm = if options.comm_cores.is_empty() { &options.cores } else { &options.comm_cores };
+        let any_of_them = if of_comm.is_empty() { Vec::new() } else { vec![of_comm.clone()] };
         let compute = start_worker(format!("{}-compute", options.name), options.threads, each_alone, &reports, true)?;
         let comm = start_worker(format!("{}-comm", options.name), 1, any_of_them, &reports, false)?;
         Ok(CpuBackend { queues: [compute, comm], reports, memory })

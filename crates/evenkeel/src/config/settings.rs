@@ -204,6 +204,8 @@ settings! {
         ahead: bool = false;
         /// Cores of each rank; the machine's, shared out, if not set.
         cores_per_rank: Option<usize>, from(1).to(4096);
+        /// Cores of each rank, beside those, that exchanges have to themselves; they share the others if 0.
+        comm_cores: usize = 0, from(0).to(64);
         /// Seconds that a rank waits for another before the run ends.
         timeout_s: f64 = 300.0, above(0).to(1_000_000);
         /// Gigabytes per second of an emulated link between ranks, to study slow ones; not emulated if not set.

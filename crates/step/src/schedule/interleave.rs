@@ -45,12 +45,10 @@ struct Segment {
     awaits: Vec<Value>,
 }
 
-impl Segment {
-    /// Whether there is something in it for exchanges to hide behind: norms and additions are over at once.
-    fn is_heavy(&self) -> bool {
-        let is_light = |work: Work| matches!(work, Work::Enter | Work::Normalise | Work::BackwardEnter);
-        self.tasks.iter().any(|task| task.work.lane() == Lane::Compute && !is_light(task.work))
-    }
+/// Whether an exchange can hide behind it: norms and additions are over at once.
+fn is_heavy(task: &Task) -> bool {
+    let is_light = matches!(task.work, Work::Enter | Work::Normalise | Work::BackwardEnter);
+    task.work.lane() == Lane::Compute && !is_light
 }
 
 impl Line {
@@ -77,28 +75,28 @@ impl Line {
 struct Merged {
     tasks: Vec<Task>,
     turns: usize,
-    /// Heavy segments so far, and how many there were when each exchange was issued.
+    /// Heavy tasks so far, and how many there were when each exchange was issued.
     heavy: usize,
     issued: HashMap<Value, usize>,
 }
 
 impl Merged {
-    /// The least comes next: lines whose exchanges have had a heavy segment to hide behind, light segments of them first,
+    /// The least comes next: lines whose exchanges have had a heavy task to hide behind, light segments of them first,
     /// because those issue the next exchange; then whoever has waited longest.
     fn rank(&self, line: &Line) -> (bool, bool, usize, usize) {
         let segment = &line.segments[0];
         let latest = segment.awaits.iter().map(|value| self.issued[value]).max();
         let is_hidden = latest.is_none_or(|issued| issued < self.heavy);
-        (!is_hidden, is_hidden && segment.is_heavy(), latest.unwrap_or(0), line.last_turn)
+        (!is_hidden, is_hidden && segment.tasks.iter().any(is_heavy), latest.unwrap_or(0), line.last_turn)
     }
 
     fn run(&mut self, line: &mut Line) {
         let segment = line.segments.pop_front().expect("a line that is run has segments");
         self.turns += 1;
-        self.heavy += usize::from(segment.is_heavy());
         line.last_turn = self.turns;
         line.is_in_backward |= segment.tasks.iter().any(|task| matches!(task.work, Work::Loss(_)));
         for task in segment.tasks {
+            self.heavy += usize::from(is_heavy(&task));
             if task.exchange.is_some() {
                 self.issued.extend(task.writes.iter().map(|&value| (value, self.heavy)));
             }

@@ -6,7 +6,7 @@ use super::{Span, Timeline};
 use crate::program::{UnitIdx, Work};
 
 /// The words for the spans of one timeline. They tell parts and micro-batches apart only where there are several.
-pub(super) struct Words<'a> {
+pub(crate) struct Words<'a> {
     units: &'a [String],
     tells_micro: bool,
     tells_part: bool,
@@ -14,7 +14,7 @@ pub(super) struct Words<'a> {
 
 impl<'a> Words<'a> {
     /// `units` are the names of the chain's units; the head is behind the last.
-    pub(super) fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
+    pub(crate) fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
         let any = |is_told: fn(&Span) -> bool| timeline.ranks.iter().flatten().any(is_told);
         Words { units, tells_micro: any(|span| span.micro.index > 0), tells_part: any(|span| span.micro.part > 0) }
     }
@@ -28,7 +28,7 @@ impl<'a> Words<'a> {
     }
 
     /// As in "forward attention 3, part 1".
-    pub(super) fn name(&self, span: &Span) -> String {
+    pub(crate) fn name(&self, span: &Span) -> String {
         if let Work::SumGradients(bucket) = span.work {
             // It stands behind the whole chain: its unit and micro-batch say nothing.
             return format!("sum gradients, bucket {}", bucket.0);

@@ -1,0 +1,157 @@
+//! Programs on tables of costs, against times worked out by hand.
+
+use evenkeel_model::UnitKind;
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, ChainUnit, DEFAULT, OASES, PartSize, SAVED_COMM};
+use evenkeel_step::simulate::{Contention, Costs, simulate};
+use evenkeel_step::trace::{Span, Timeline};
+use evenkeel_step::{
+    Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work,
+};
+
+const ALL: Micro = Micro { index: 0, part: 0 };
+const BYTES: u64 = 1000;
+
+fn span(work: Work, unit: usize, seconds: f64) -> Span {
+    let bytes = if work.lane() == Lane::Comm { BYTES } else { 0 };
+    let unit = UnitIdx(unit);
+    Span { work, unit, micro: ALL, lane: work.lane(), start_s: 0.0, came_s: 0.0, end_s: seconds, bytes }
+}
+
+fn value(unit: usize, kind: ValueKind) -> Value {
+    Value { kind, unit: UnitIdx(unit), micro: ALL }
+}
+
+fn task(work: Work, unit: usize, reads: &[Value], writes: &[Value]) -> Task {
+    let exchange = (work.lane() == Lane::Comm).then_some(Exchange { group: GroupIdx(0), bytes: BYTES });
+    let (reads, writes) = (reads.to_vec(), writes.to_vec());
+    Task { work, unit: UnitIdx(unit), micro: ALL, frees: reads.clone(), reads, writes, exchange }
+}
+
+/// Computes something, sums it, computes something else meanwhile, and reads the sum.
+fn program() -> Program {
+    let [sent, summed, other] = [(0, ValueKind::Output), (0, ValueKind::OutputReduced), (1, ValueKind::Output)]
+        .map(|(unit, kind)| value(unit, kind));
+    Program {
+        tasks: vec![
+            task(Work::Forward, 0, &[], &[sent]),
+            task(Work::AllReduce, 0, &[sent], &[summed]),
+            task(Work::Forward, 1, &[], &[other]),
+            task(Work::Forward, 2, &[summed, other], &[]),
+        ],
+        groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
+        blocking: false,
+    }
+}
+
+/// Rank 0 computes twice as fast; a sum takes 4 s.
+fn costs() -> Costs {
+    let of_rank = |slowness: f64| {
+        let forward = [1.0, 2.0, 3.0].iter().enumerate();
+        let mut spans: Vec<Span> =
+            forward.map(|(unit, seconds)| span(Work::Forward, unit, seconds * slowness)).collect();
+        spans.push(span(Work::AllReduce, 0, 4.0));
+        spans
+    };
+    Costs::measured(&[Timeline { ranks: vec![of_rank(1.0), of_rank(2.0)] }])
+}
+
+fn times(timeline: &Timeline, rank: usize) -> Vec<[f64; 3]> {
+    timeline.ranks[rank].iter().map(|span| [span.start_s, span.came_s, span.end_s]).collect()
+}
+
+#[test]
+fn queues_run_in_order_and_wait_for_values_and_peers() {
+    let timeline = simulate(&[program(), program()], &costs()).unwrap();
+    // Rank 0 comes to the sum at 1 and waits until rank 1 comes at 2; both have it at 6.
+    assert_eq!(times(&timeline, 0), [[0.0, 0.0, 1.0], [1.0, 2.0, 6.0], [1.0, 1.0, 3.0], [6.0, 6.0, 9.0]]);
+    assert_eq!(times(&timeline, 1), [[0.0, 0.0, 2.0], [2.0, 2.0, 6.0], [2.0, 2.0, 6.0], [6.0, 6.0, 12.0]]);
+    assert_eq!(timeline.duration_s(), 12.0);
+    let shares = timeline.shares(0);
+    assert_eq!([shares.compute_s, shares.waiting_s, shares.transfer_s, shares.exposed_s], [6.0, 1.0, 4.0, 3.0]);
+    assert_eq!(timeline.shares(1).exposed_s, 0.0);
+}
+
+#[test]
+fn a_blocking_program_computes_nothing_beside_an_exchange() {
+    let blocking = Program { blocking: true, ..program() };
+    let timeline = simulate(&[blocking.clone(), blocking], &costs()).unwrap();
+    assert_eq!(times(&timeline, 0), [[0.0, 0.0, 1.0], [1.0, 2.0, 6.0], [6.0, 6.0, 8.0], [8.0, 8.0, 11.0]]);
+    assert_eq!([0, 1].map(|rank| timeline.overlapped_exchanges(rank)), [0, 0]);
+}
+
+#[test]
+fn contention_slows_what_runs_beside_something_else() {
+    let mut costs = costs();
+    costs.contention = Contention { compute: 1.0, exchange: 0.0 };
+    let timeline = simulate(&[program(), program()], &costs).unwrap();
+    // Of rank 0's 2 s, the first runs alone until the sum begins at 2; rank 1 gets 2 of its 4 s done beside it.
+    assert_eq!(times(&timeline, 0)[2], [1.0, 1.0, 4.0]);
+    assert_eq!(times(&timeline, 1)[2], [2.0, 2.0, 8.0]);
+    let measured = Costs::measured(&[simulate(&[program(), program()], &self::costs()).unwrap()]);
+    let learnt = measured.with_contention(&[timeline]).contention;
+    assert!((learnt.compute - 1.0).abs() < 1e-9, "{learnt:?}");
+    assert_eq!(learnt.exchange, 0.0);
+}
+
+#[test]
+fn what_would_wait_for_ever_is_refused() {
+    let mut other = program();
+    other.tasks.remove(1);
+    assert!(matches!(simulate(&[program(), other], &costs()), Err(Unsound::ReadsNothing { .. })));
+    let mut other = program();
+    other.tasks[1].exchange = Some(Exchange { group: GroupIdx(0), bytes: BYTES + 1 });
+    assert!(matches!(simulate(&[program(), other], &costs()), Err(Unsound::Disagree { .. })));
+}
+
+const LAYERS: usize = 12;
+
+/// The step of a decoder over two ranks in which every body takes 1 s, its two gradients as long, and a layer's reductions, as
+/// often as the default makes them, as long as what it computes.
+fn step_s(arrangement: Arrangement) -> f64 {
+    let unit = |kind| ChainUnit { kind, is_partial: true, inputs: 1 };
+    let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
+    let chain = Chain {
+        units: [UnitKind::Embedding].into_iter().chain(layers).map(unit).collect(),
+        head_is_partial: true,
+        starts_stream: false,
+        splits_sequence: false,
+        row_bytes: 1000,
+        stats_bytes: 0,
+        groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
+        summed: Vec::new(),
+    };
+    let parts = arrangement.parts;
+    let size = PartSize { tokens: 64 / parts, chunk_rows: vec![64 / parts] };
+    let program = arrangement.write(&chain, &[vec![size; parts]]);
+    let seconds = |task: &Task| match task.work {
+        Work::Forward | Work::Recompute | Work::BackwardInput | Work::BackwardWeight => 1.0,
+        Work::AllReduce => 8.0 / 6.0,
+        _ => 0.0,
+    };
+    let spans = program.tasks.iter().map(|task| {
+        let end_s = seconds(task) / parts as f64;
+        let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
+        Span { end_s, micro: task.micro, bytes, ..span(task.work, task.unit.0, 0.0) }
+    });
+    let costs = Costs::measured(&[Timeline { ranks: vec![spans.collect::<Vec<_>>(); 2] }]);
+    simulate(&[program.clone(), program], &costs).unwrap().duration_s()
+}
+
+#[test]
+fn schedules_take_what_their_overlap_promises() {
+    let (bodies_s, reductions_s) = (8.0 * LAYERS as f64, 8.0 * LAYERS as f64);
+    // Embedding, head and the first and last reductions, which nothing hides.
+    let ends_s = 8.0;
+    let default_s = step_s(Arrangement::of(DEFAULT));
+    assert!((default_s - bodies_s - reductions_s).abs() < ends_s, "default {default_s}");
+    let saved_s = step_s(Arrangement::of(SAVED_COMM));
+    assert!((saved_s - bodies_s - reductions_s * 4.0 / 6.0).abs() < ends_s, "saved-comm {saved_s}");
+    for (schedule, parts) in [(CROSS_PASS, 2), (OASES, 2), (OASES, 4)] {
+        let overlapped_s = step_s(Arrangement::of(schedule).in_parts(parts));
+        // Forward alone has more to exchange than to compute where all reductions are made.
+        let bound_s = bodies_s * if schedule == CROSS_PASS { 1.15 } else { 1.1 };
+        assert!(overlapped_s < bound_s + ends_s, "{} in {parts}: {overlapped_s}", schedule.name);
+        let blocking_s = step_s(Arrangement::of(schedule).in_parts(parts).blocking());
+        assert!(blocking_s > 1.4 * overlapped_s, "{} in {parts}, blocking: {blocking_s}", schedule.name);
+    }
+}
