@@ -53,7 +53,7 @@ fn inspect_takes_every_golden_model_as_it_is() {
 fn what_cannot_be_is_refused_without_a_panic() {
     let gpt2 = golden("gpt2");
     let vit = golden("vit");
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["inspect", &gpt2, "--sequence", "33"], "32 positions"),
         (&["inspect", &vit, "--batch", "65536"], "too large"),
         (&["bench", "step", "--layers", "4096"], "this machine has"),
@@ -62,6 +62,10 @@ fn what_cannot_be_is_refused_without_a_panic() {
         (&["bench", "step", "--threads", "0"], "from 1"),
         (&["bench", "step", "--steps", "18446744073709551615"], "from 1"),
         (&["bench", "step", "--heads", "0"], "num_attention_heads"),
+        (&["bench", "schedules", "--link-gb-per-s", "0"], "above 0"),
+        (&["bench", "schedules", "--link-latency-us", "3"], "--link-gb-per-s"),
+        (&["bench", "schedules", "--parts", "0"], "from 1"),
+        (&["bench", "schedules", "--batch", "65536", "--sequence", "1048576"], "at most"),
         (&["bench", "all-reduce", "--ranks", "256", "--mib", "65536"], "this machine has"),
         (&["bench", "all-reduce", "--ranks", "1"], "from 2"),
         (&["bench", "all-reduce", "--mib", "4,0"], "from 1"),
@@ -100,6 +104,33 @@ fn bench_step_reports_speed_memory_and_a_finite_loss() {
     }
     let output = evenkeel(&format!("{tiny} --roofline --recompute").split(' ').collect::<Vec<_>>());
     assert!(stdout(&output).contains("AdamW") && stdout(&output).contains("of the step"), "{}", stdout(&output));
+}
+
+#[test]
+fn bench_schedules_compares_them_and_writes_what_ran_when() {
+    let folder = tempfile::tempdir().unwrap();
+    let traces = folder.path().join("traces");
+    let sizes = "--hidden 32 --layers 2 --heads 2 --vocab 64 --batch 4 --sequence 16 --rounds 2 --parts 1,2";
+    let line = format!("bench schedules {sizes} --whole-stream --link-gb-per-s 1 --trace {}", traces.display());
+    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("emulated link") && text.contains("cross-pass"), "{text}");
+    for name in ["default-1.svg", "oases-2.svg", "oases-2.json"] {
+        assert!(traces.join(name).metadata().unwrap().len() > 1000, "{name}");
+    }
+    let line = format!("bench schedules {sizes} --whole-stream --json");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&evenkeel(&line.split(' ').collect::<Vec<_>>()))).expect("one JSON object");
+    let reductions = |schedule: &str, parts: u64| {
+        let mut rows = json["schedules"].as_array().expect("a list").iter();
+        rows.find(|row| row["schedule"] == schedule && row["parts"] == parts).expect("a row")["reductions_per_layer"]
+            .as_u64()
+            .expect("a number")
+    };
+    let found = [("default", 1), ("saved-comm", 1), ("cross-pass", 2), ("oases", 2)]
+        .map(|(name, parts)| reductions(name, parts));
+    assert_eq!(found, [6, 4, 12, 8]);
 }
 
 #[test]

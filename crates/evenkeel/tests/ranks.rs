@@ -36,6 +36,23 @@ fn losses(place: &Place, run: &str) -> Vec<f64> {
 }
 
 #[test]
+fn a_runs_program_is_printed_and_drawn() {
+    let place = Place::new(TINY);
+    let oases = ["program", "tiny.toml", "--tp", "2", "--set", "parallel.schedule=oases"];
+    let text = place.stdout(&oases);
+    for expected in
+        ["schedule oases, 2 parts, 2 ranks", "compute  recompute attention 1, part 1", "reduce-scatter mlp 0, part 0"]
+    {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let drawn = place.stdout(&[&oases[..], &["--svg", "program.svg"]].concat());
+    assert!(drawn.contains("program.svg"), "{drawn}");
+    assert!(fs::read_to_string(place.path("program.svg")).unwrap().contains("backward weight"));
+    let output = place.run(&[&oases[..], &["--rank", "2"]].concat());
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("the last is 1"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_run_on_several_ranks_is_the_run_on_one() {
     let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--output", "one"]);
@@ -45,6 +62,9 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
         ("three", vec!["--tp", "3", "--set", "parallel.tp_weights=[1, 1, 0.5]"]),
         ("whole", vec!["--tp", "2", "--set", "parallel.sequence_parallel=false", "--cores-per-rank", "1"]),
         ("linked", vec!["--tp", "2", "--set", "parallel.link_gb_per_s=10"]),
+        ("recomputed", vec!["--tp", "2", "--set", "train.recompute=true"]),
+        ("in-parts", vec!["--tp", "2", "--set", "parallel.parts=4", "--set", "parallel.ahead=true"]),
+        ("crossed", vec!["--tp", "2", "--set", "parallel.schedule=cross-pass"]),
     ] {
         let output = place.run(&[vec!["train", "tiny.toml", "--output", run], extra].concat());
         let said = stderr(&output);

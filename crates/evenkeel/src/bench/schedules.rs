@@ -35,10 +35,10 @@ pub struct Arguments {
     #[arg(long)]
     whole_stream: bool,
     /// Gigabytes per second of an emulated link between the ranks; their own memory if not given.
-    #[arg(long, value_name = "RATE", value_parser = positive)]
+    #[arg(long, value_name = "RATE", value_parser = above_zero)]
     link_gb_per_s: Option<f64>,
     /// Microseconds that every message takes on the emulated link.
-    #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = positive)]
+    #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = not_negative)]
     link_latency_us: f64,
     /// Times that every schedule has its turn.
     #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
@@ -51,9 +51,13 @@ pub struct Arguments {
     json: bool,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+fn not_negative(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0);
-    value.ok_or_else(|| "a positive number is needed".to_owned())
+    value.ok_or_else(|| "a number from 0 is needed".to_owned())
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    not_negative(text).ok().filter(|&value| value > 0.0).ok_or_else(|| "a number above 0 is needed".to_owned())
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
