@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use evenkeel_comm::Communicator;
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::exists;
 use evenkeel_train::report::Reads;
-use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
@@ -44,14 +45,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
-    let launch = Launch::of(settings, &input.model, &input.json)?;
+    // Nothing is updated, so there is nothing to share but the layers.
+    let launch = Launch { dp: 1, zero: 0, ..Launch::of(settings, &input.model, &input.json)? };
     let shards = input.model.cut(&launch.cut)?;
     let needed = peak_bytes_of(&shards, settings);
     check_fit("an evaluation", needed, "use a smaller train.batch or data.sequence, or a smaller model")?;
     let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
-    let frozen = shards.iter().map(frozen).collect();
-    let ranks = launch.start(frozen, options(settings), move |frozen, queue| {
-        Ok(input.parameters(&shards[frozen.shard.index], seed, dtype, queue)?)
+    let ranks = launch.start(shards, options(settings), move |shard, split, queue| {
+        Ok(input.parameters(shard, seed, dtype, split, queue)?)
     })?;
     let Some(evaluation) = data.evaluate(&ranks, config.eval_batches())? else {
         return Err(Mistake {
@@ -86,26 +87,21 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n"))
 }
 
-/// A shard without its list of parameters, for which a trainer keeps no gradients and no moments.
-fn frozen(shard: &Model) -> Model {
-    Model { specs: Vec::new(), ..shard.clone() }
-}
-
 fn options(settings: &Settings) -> TrainerOptions {
     let longest = settings.data.sequence;
-    let (optimizer, arrangement) = (AdamWOptions::default(), Arrangement::default());
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest }
+    TrainerOptions { optimizer: None, label_smoothing: 0.0, arrangement: Arrangement::default(), longest }
 }
 
 /// The memory that ranks with these shards take together, from dry runs.
 fn peak_bytes_of(shards: &[Model], settings: &Settings) -> u64 {
     let samples = Samples::blank(shards[0].config.input, settings.train.batch, settings.data.sequence);
-    let (frozen, dtype): (Vec<Model>, _) = (shards.iter().map(frozen).collect(), device_dtype(settings.train.dtype));
+    let (mesh, dtype) = (Mesh::of_shards(shards.len()), device_dtype(settings.train.dtype));
     let of_rank = |(rank, shard): (usize, &Model)| {
         let communicator = Communicator::dry(rank, shards.len());
         peak_bytes(|device| {
-            let parameters = Parameters::allocate(&shard.specs, dtype, device.compute());
-            Trainer::new(&frozen, &communicator, device.clone(), parameters, options(settings)).evaluate(&samples);
+            let parameters = Parameters::allocate(shard, dtype, Split::NONE, device.compute());
+            let trainer = Trainer::new(shards, mesh, &communicator, device.clone(), parameters, options(settings));
+            trainer.evaluate(&samples);
         })
     };
     shards.iter().enumerate().map(of_rank).sum()
@@ -114,6 +110,7 @@ fn peak_bytes_of(shards: &[Model], settings: &Settings) -> u64 {
 #[cfg(test)]
 mod tests {
     use evenkeel_device::DType;
+    use evenkeel_train::AdamWOptions;
 
     use super::*;
 
@@ -125,16 +122,16 @@ mod tests {
         });
         let model = Model::from_json(&json).unwrap();
         let bytes_of_weights = 4 * model.parameter_count();
-        let optimizer = AdamWOptions::default();
-        let arrangement = Arrangement::default();
-        let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4 };
-        let peak = |model: &Model| {
+        let peak = |optimizer: Option<AdamWOptions>| {
+            let arrangement = Arrangement::default();
+            let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4 };
             peak_bytes(|device| {
-                let parameters = Parameters::allocate(&[], DType::F32, device.compute());
+                let parameters = Parameters::allocate(&model, DType::F32, Split::NONE, device.compute());
                 drop(Trainer::alone(model.clone(), device.clone(), parameters, options));
             })
         };
-        assert!(peak(&model) >= 3 * bytes_of_weights, "a trainer keeps three numbers beside each weight");
-        assert!(peak(&frozen(&model)) < bytes_of_weights / 10);
+        let training = peak(Some(AdamWOptions::default()));
+        assert!(training >= 4 * bytes_of_weights, "a trainer keeps three numbers beside each weight");
+        assert!(peak(None) < bytes_of_weights * 11 / 10);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::DType;
-use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling};
+use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, Split};
 use evenkeel_store::{Folder, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         warn(&warning);
     }
     let device = device::start(None)?;
-    let parameters = model.load(&folder, dtype, device.compute())?;
+    let parameters = model.load(&folder, dtype, Split::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
     let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
     put(&shown);
@@ -154,7 +154,7 @@ fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure>
 fn check_memory(model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Mistake> {
     let needed = peak_bytes(|device| {
         let queue = device.compute();
-        let parameters = Parameters::allocate(&model.specs, dtype, queue);
+        let parameters = Parameters::allocate(model, dtype, Split::NONE, queue);
         // What it would refuse, it refuses again when it is done for real.
         if let Ok(mut generator) = Generator::new(model, &parameters, queue, 1, capacity) {
             let _ = generator.prefill(&[prompt]);

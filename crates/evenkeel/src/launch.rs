@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use evenkeel_comm::{Link, Options};
 use evenkeel_device::{CpuOptions, Device, Queue, cpu_report};
-use evenkeel_model::{Cut, Model, Parameters, Plan};
+use evenkeel_model::{Cut, Model, Parameters, Plan, Split};
+use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Units};
 use evenkeel_store::read_json;
 use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
@@ -20,6 +21,10 @@ use crate::{Failure, Mistake};
 #[derive(Clone, Debug)]
 pub struct Launch {
     pub cut: Cut,
+    /// Shares of the data.
+    pub dp: usize,
+    /// ZeRO's stage: what is split over those shares.
+    pub zero: usize,
     pub cores_per_rank: usize,
     /// Cores of each rank that exchanges have to themselves.
     pub comm_cores: usize,
@@ -41,28 +46,38 @@ impl Launch {
         };
         Ok(Launch {
             cut: Cut { weights, split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()), uncut },
-            cores_per_rank: cores_per_rank(parallel.tp, parallel.cores_per_rank, settings.device.threads),
+            dp: parallel.dp,
+            zero: parallel.zero,
+            cores_per_rank: cores_per_rank(parallel.dp * parallel.tp, parallel.cores_per_rank, settings.device.threads),
             comm_cores: parallel.comm_cores,
             comm: Options { deadline, link: link(parallel) },
         })
     }
 
-    /// `ranks` equal ranks that share the machine's cores, or as many of them as are wanted.
-    pub fn even(ranks: usize, threads: Option<usize>) -> Launch {
-        let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
-        let cores_per_rank = cores_per_rank(ranks, None, threads);
-        Launch { cut, cores_per_rank, comm_cores: 0, comm: Options::default() }
+    /// Equal ranks that share the machine's cores, or as many of them as are wanted.
+    pub fn even(dp: usize, tp: usize, threads: Option<usize>) -> Launch {
+        let cut = Cut { split_sequence: true, ..Cut::even(tp) };
+        let cores_per_rank = cores_per_rank(dp * tp, None, threads);
+        Launch { cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm: Options::default() }
+    }
+
+    pub fn mesh(&self) -> Mesh {
+        Mesh { dp: self.dp, tp: self.cut.weights.len() }
     }
 
     pub fn ranks(&self) -> usize {
-        self.cut.weights.len()
+        self.mesh().ranks()
     }
 
     /// For the line that begins a run: nothing where there is one rank.
     pub fn describe(&self) -> String {
-        let ranks = match self.ranks() {
-            1 => String::new(),
-            ranks => format!(", tp {ranks} × {} cores", self.cores_per_rank),
+        let Mesh { dp, tp } = self.mesh();
+        let zero = if self.zero > 0 && dp > 1 { format!(", ZeRO {}", self.zero) } else { String::new() };
+        let ranks = match (dp, tp) {
+            (1, 1) => String::new(),
+            (1, _) => format!(", tp {tp} × {} cores", self.cores_per_rank),
+            (_, 1) => format!(", dp {dp}{zero} × {} cores", self.cores_per_rank),
+            _ => format!(", dp {dp} × tp {tp}{zero} × {} cores", self.cores_per_rank),
         };
         let link = self.comm.link.as_ref().map_or("", |_| ", over an emulated link");
         format!("{ranks}{link}")
@@ -73,13 +88,15 @@ impl Launch {
         &self,
         shards: Vec<Model>,
         options: TrainerOptions,
-        parameters: impl Fn(&Model, &Queue) -> Result<Parameters, Failure> + Send + Sync + 'static,
+        parameters: impl Fn(&Model, Split, &Queue) -> Result<Parameters, Failure> + Send + Sync + 'static,
     ) -> Result<Ranks, Failure> {
-        let launch = self.clone();
-        Ranks::start(shards.len(), &self.comm, move |communicator| {
-            let device = launch.device(communicator.rank())?;
-            let parameters = parameters(&shards[communicator.rank()], device.compute())?;
-            Ok(Trainer::new(&shards, communicator, device, parameters, options))
+        let (launch, mesh) = (self.clone(), self.mesh());
+        Ranks::start(mesh.ranks(), &self.comm, move |communicator| {
+            let rank = communicator.rank();
+            let device = launch.device(rank)?;
+            let split = Split::zero(launch.zero, mesh.share(rank), mesh.dp);
+            let parameters = parameters(&shards[mesh.shard(rank)], split, device.compute())?;
+            Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))
         })
     }
 

@@ -8,7 +8,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::batch::Batch;
 use crate::op::Op;
-use crate::parameters::{Gradients, Parameters};
+use crate::parameters::{Gradients, ParamId, Parameters};
 use crate::rotary::RotaryTables;
 
 /// What operations need besides their slots.
@@ -89,6 +89,10 @@ pub struct BodyBackward {
 }
 
 impl Body {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.ops.iter().flat_map(Op::parameters).collect()
+    }
+
     /// Whether this body puts something on the residual stream directly.
     pub fn starts_stream(&self) -> bool {
         self.stream.is_some()

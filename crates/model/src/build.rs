@@ -5,6 +5,7 @@ use std::ops::Range;
 use evenkeel_device::kernel::Mask;
 
 use crate::body::{Body, Slot};
+use crate::bucket::{Bucket, buckets};
 use crate::config::{Config, Input, Layer};
 use crate::entry::Entry;
 use crate::error::Error;
@@ -25,6 +26,8 @@ pub struct Model {
     /// Embed, then the layers' sublayers in order.
     pub units: Vec<Unit>,
     pub head: Head,
+    /// How the parameters lie side by side.
+    pub buckets: Vec<Bucket>,
 }
 
 /// One link of the chain.
@@ -84,7 +87,9 @@ impl Model {
         }
         let head = builder.head(post);
         let specs = builder.specs;
-        Model { specs, units, head, shard, config }
+        let mut model = Model { specs, units, head, shard, config, buckets: Vec::new() };
+        model.buckets = buckets(&model);
+        model
     }
 
     /// Of the whole model.

@@ -6,7 +6,7 @@ use evenkeel_device::kernel::Add;
 use evenkeel_device::{Queue, Tensor};
 
 use crate::norm::{Input, NormSpec};
-use crate::parameters::{Gradients, Parameters};
+use crate::parameters::{Gradients, ParamId, Parameters};
 
 /// `stream = x + post(p)`, then one norm of the stream for each input of the unit's body.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +35,10 @@ impl EntryState {
 }
 
 impl Entry {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.post.iter().chain(&self.norms).flat_map(NormSpec::parameters).collect()
+    }
+
     /// How often the stream is normalised.
     pub fn norm_count(&self) -> usize {
         self.norms.len()

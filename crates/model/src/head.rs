@@ -45,6 +45,10 @@ pub struct LossOptions {
 }
 
 impl Head {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.entry.parameters().into_iter().chain([self.weight]).chain(self.bias).collect()
+    }
+
     /// How many rows of a batch get logits.
     pub fn rows(&self, batch: &Batch) -> usize {
         if self.first_tokens_only { batch.segments.iter().count() } else { batch.token_count() }
@@ -67,7 +71,7 @@ impl Head {
 
     /// f32 [rows, classes held here]
     pub fn logits(&self, context: &Context, x: &Tensor) -> Tensor {
-        let weight = context.parameters.value(self.weight);
+        let weight = &context.parameters.value(self.weight);
         let logits = context.queue.tensor(x.rows, weight.rows, DType::F32);
         let bias = self.bias.map(|bias| context.parameters.value(bias).view());
         context.queue.launch(Product::new(Order::NT, x, weight, &logits).with_bias(bias));
@@ -137,7 +141,7 @@ impl Head {
     /// Writes the gradient of `x` and adds those of weight and bias.
     pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
         let queue = context.queue;
-        queue.launch(Product::new(Order::NN, dlogits, context.parameters.value(self.weight), dx));
+        queue.launch(Product::new(Order::NN, dlogits, &context.parameters.value(self.weight), dx));
         add_weight_gradient(queue, gradients, self.weight, dlogits, x);
         if let Some(bias) = self.bias {
             queue.launch(ColumnSum { x: dlogits.view(), out: gradients.sum(queue, bias).view() });

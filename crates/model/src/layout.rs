@@ -1,15 +1,22 @@
-//! Which part of a parameter a shard holds: some ranges of its rows and of its columns, not necessarily equal ones.
+//! Which part of a parameter a shard holds: some ranges of its rows and of its columns, not necessarily equal ones, and of
+//! these perhaps only a stretch. [`moves()`] says how to get from one layout to another.
+
+mod moves;
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
+pub use moves::{Move, moves};
+
 /// Ranges of one dim, in order and apart from each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Range<usize>>")]
 pub struct Ranges(Vec<Range<usize>>);
 
 impl Ranges {
     pub fn new(ranges: Vec<Range<usize>>) -> Ranges {
-        assert!(ranges.is_sorted_by(|a, b| a.end <= b.start), "{ranges:?} overlap or are out of order");
-        Ranges(ranges)
+        Ranges::try_from(ranges).unwrap_or_else(|what| panic!("{what}"))
     }
 
     pub fn len(&self) -> usize {
@@ -18,6 +25,11 @@ impl Ranges {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Where the last range ends.
+    fn end(&self) -> usize {
+        self.0.last().map_or(0, |range| range.end)
     }
 
     /// Each range with where it lies among those held.
@@ -30,6 +42,20 @@ impl Ranges {
     }
 }
 
+impl TryFrom<Vec<Range<usize>>> for Ranges {
+    type Error = String;
+
+    fn try_from(ranges: Vec<Range<usize>>) -> Result<Ranges, String> {
+        if let Some(range) = ranges.iter().find(|range| range.start > range.end) {
+            return Err(format!("the range {range:?} ends before it starts"));
+        }
+        if let Some(pair) = ranges.windows(2).find(|pair| pair[0].end > pair[1].start) {
+            return Err(format!("the ranges {:?} and {:?} overlap or are out of order", pair[0], pair[1]));
+        }
+        Ok(Ranges(ranges))
+    }
+}
+
 impl From<Range<usize>> for Ranges {
     fn from(range: Range<usize>) -> Ranges {
         Ranges::new(vec![range])
@@ -37,7 +63,8 @@ impl From<Range<usize>> for Ranges {
 }
 
 /// The rows and columns of a matrix that a shard holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Slice {
     pub rows: Ranges,
     pub cols: Ranges,
@@ -89,6 +116,53 @@ impl Slice {
             let held_rows = first..first + rows.len();
             (!rows.is_empty()).then_some(Piece { rows, held_rows, ..piece })
         })
+    }
+}
+
+/// What a rank holds of a parameter: some of the elements of a slice, which lie row by row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Held {
+    pub slice: Slice,
+    /// Of the slice's elements; `0..rows × columns` is all of it.
+    pub range: Range<usize>,
+}
+
+impl Held {
+    pub fn all(slice: Slice) -> Held {
+        let [rows, cols] = slice.dims();
+        Held { slice, range: 0..rows * cols }
+    }
+
+    /// Elements held.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Whether it can be a part of a matrix of this size. What comes from a file is checked before anything else is done
+    /// with it: until then products of its numbers may overflow.
+    pub fn check(&self, whole: [usize; 2]) -> Result<(), &'static str> {
+        let [rows, cols] = whole;
+        // No part has more elements than the whole, so no product of a part overflows if this one does not.
+        rows.checked_mul(cols).ok_or("the parameter has more elements than can be counted")?;
+        if self.slice.rows.end() > rows {
+            return Err("it has rows behind the parameter's last");
+        }
+        if self.slice.cols.end() > cols {
+            return Err("it has columns behind the parameter's last");
+        }
+        let [rows, cols] = self.slice.dims();
+        if self.range.start > self.range.end {
+            return Err("its elements end before they start");
+        }
+        if self.range.end > rows * cols {
+            return Err("it has elements behind its slice's last");
+        }
+        Ok(())
     }
 }
 

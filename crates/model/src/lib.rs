@@ -10,6 +10,7 @@
 
 mod batch;
 mod body;
+mod bucket;
 mod build;
 mod cache;
 mod config;
@@ -31,15 +32,16 @@ mod shard;
 
 pub use batch::{Batch, Images};
 pub use body::{Body, BodyBackward, BodyState, Context};
+pub use bucket::{Bucket, GRAIN};
 pub use build::{Model, Unit, UnitKind};
 pub use config::{Config, Input};
 pub use entry::{Entry, EntryState};
 pub use error::Error;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use head::{Head, LossOptions};
-pub use layout::{Piece, Ranges, Sharing, Slice, even_bounds};
+pub use layout::{Held, Move, Piece, Ranges, Sharing, Slice, even_bounds, moves};
 pub use load::fill_slice;
-pub use parameters::{Bucket, Gradients, Init, ParamId, ParamSpec, Parameters, summed};
+pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch};
 pub use plan::Plan;
 pub use rotary::RotaryTables;
 pub use sampling::{Sampling, SamplingError};

@@ -9,7 +9,7 @@ use evenkeel_store::Folder;
 
 use crate::build::Model;
 use crate::error::Error;
-use crate::parameters::{ParamSpec, Parameters};
+use crate::parameters::{ParamSpec, Parameters, Split};
 
 /// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
 /// else of it is read.
@@ -47,16 +47,13 @@ impl Model {
     }
 
     /// Loads this shard's part of the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
-    pub fn load(&self, folder: &Folder, dtype: DType, queue: &Queue) -> Result<Parameters, Error> {
+    pub fn load(&self, folder: &Folder, dtype: DType, split: Split, queue: &Queue) -> Result<Parameters, Error> {
         let names = self.match_names(folder)?;
-        let parameters = Parameters::allocate(&self.specs, dtype, queue);
-        for (id, name) in parameters.ids().zip(&names) {
-            let tensor = folder.tensor(name).expect("matched above");
-            fill_slice(queue, parameters.master(id), &parameters.specs[id.0], |range, out| {
-                tensor.read(range, out).map_err(Error::from)
-            })?;
-        }
-        parameters.refresh_copies(queue);
+        let parameters = Parameters::allocate(self, dtype, split, queue);
+        parameters.fill(queue, |id, spec, whole| {
+            let tensor = folder.tensor(&names[id.0]).expect("matched above");
+            fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))
+        })?;
         Ok(parameters)
     }
 

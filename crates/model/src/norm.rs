@@ -27,6 +27,10 @@ pub(crate) enum Input {
 }
 
 impl NormSpec {
+    pub fn parameters(&self) -> impl Iterator<Item = ParamId> + use<> {
+        [self.weight].into_iter().chain(self.bias)
+    }
+
     /// Returns the rows' statistics, for backward.
     pub fn forward(&self, queue: &Queue, parameters: &Parameters, input: Input, out: View) -> Tensor {
         let stats = queue.tensor(out.rows, 2, DType::F32);

@@ -135,6 +135,15 @@ impl Index {
 }
 
 impl Op {
+    pub fn parameters(&self) -> Vec<ParamId> {
+        match self {
+            Op::Linear(linear) => [linear.weight].into_iter().chain(linear.bias).collect(),
+            Op::HeadNorm { norm, .. } => norm.parameters().collect(),
+            Op::Lookup(lookup) => vec![lookup.table],
+            Op::Rotary { .. } | Op::Attention(_) | Op::Gated { .. } | Op::Add { .. } | Op::Patches { .. } => Vec::new(),
+        }
+    }
+
     pub fn forward(&self, context: &Context, values: &mut Slots) {
         let queue = context.queue;
         match self {
@@ -168,7 +177,7 @@ impl Op {
                 values.set(*out, patches.col_range(elements.clone()));
             }
             Op::Lookup(lookup) => {
-                let table = context.parameters.value(lookup.table);
+                let table = &context.parameters.value(lookup.table);
                 let indices = lookup.index.of(context);
                 if !lookup.accumulate {
                     values.set(lookup.out, queue.tensor(indices.cols, table.cols, context.dtype()));
@@ -271,8 +280,8 @@ impl Op {
 
 /// `dweight += aᵀ · b`
 pub(crate) fn add_weight_gradient(queue: &Queue, gradients: &Gradients, weight: ParamId, a: &Tensor, b: &Tensor) {
-    let (dweight, accumulate) = gradients.overwrite_or_add(weight);
-    queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, dweight) });
+    let (dweight, accumulate) = gradients.overwrite_or_add(queue, weight);
+    queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &dweight) });
 }
 
 fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel::Rotary {
@@ -282,7 +291,7 @@ fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel:
 
 impl Linear {
     fn forward(&self, context: &Context, values: &mut Slots) {
-        let (queue, weight) = (context.queue, context.parameters.value(self.weight));
+        let (queue, weight) = (context.queue, &context.parameters.value(self.weight));
         let x = values.get(self.x);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
         let out = queue.tensor(x.rows, width, context.dtype());
@@ -300,7 +309,7 @@ impl Linear {
     }
 
     fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
-        let (queue, weight) = (context.queue, context.parameters.value(self.weight));
+        let (queue, weight) = (context.queue, &context.parameters.value(self.weight));
         let dout = slots.get(self.out);
         if let Some((activation, slot)) = self.activation {
             let x = values.take(slot).view();

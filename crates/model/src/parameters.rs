@@ -1,11 +1,13 @@
 //! A model's parameters on a device: f32 masters, copies in the compute dtype, and gradients.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
 use evenkeel_device::{DType, Queue, Tensor};
 
+use crate::bucket::Bucket;
+use crate::build::Model;
 use crate::layout::{Sharing, Slice};
 
 /// A parameter's number in the model's list.
@@ -60,36 +62,116 @@ pub enum Init {
     Constant(f32),
 }
 
+/// Which part of what is kept of every bucket is this one's, and what is split at all: ZeRO's stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    pub part: usize,
+    pub parts: usize,
+    /// Masters and the optimizer's state, from stage 1 on.
+    pub state: bool,
+    /// Gradients, from stage 2 on.
+    pub gradients: bool,
+    /// What is computed with, in stage 3.
+    pub values: bool,
+}
+
+impl Split {
+    /// Nothing is split.
+    pub const NONE: Split = Split { part: 0, parts: 1, state: false, gradients: false, values: false };
+
+    pub fn zero(stage: usize, part: usize, parts: usize) -> Split {
+        let from = |least: usize| stage >= least && parts > 1;
+        Split { part, parts, state: from(1), gradients: from(2), values: from(3) }
+    }
+
+    /// ZeRO's.
+    pub fn stage(&self) -> usize {
+        [self.state, self.gradients, self.values].into_iter().filter(|is_split| *is_split).count()
+    }
+
+    /// The elements of a bucket whose masters and moments are kept here.
+    pub fn own_state(&self, bucket: &Bucket) -> Range<usize> {
+        if self.state { self.own(bucket) } else { 0..bucket.len }
+    }
+
+    /// The elements of a bucket that are this part's.
+    pub fn own(&self, bucket: &Bucket) -> Range<usize> {
+        let bounds = bucket.bounds(self.parts);
+        bounds[self.part]..bounds[self.part + 1]
+    }
+
+    pub fn splits_values_of(&self, bucket: &Bucket) -> bool {
+        self.values && bucket.is_of_one_place()
+    }
+
+    pub fn splits_gradients_of(&self, bucket: &Bucket) -> bool {
+        self.gradients && bucket.is_of_one_place()
+    }
+}
+
+/// Some consecutive elements of a parameter, as they lie here.
+#[derive(Clone, Debug)]
+pub struct Stretch {
+    /// Of the elements that the shard holds, row by row.
+    pub elements: Range<usize>,
+    /// Where they lie in what is kept of their bucket.
+    pub place: Range<usize>,
+}
+
 /// The values of all parameters.
 pub struct Parameters {
     pub specs: Vec<ParamSpec>,
+    pub buckets: Vec<Bucket>,
+    pub split: Split,
     dtype: DType,
+    /// By parameter: its bucket and where it begins there.
+    places: Vec<(usize, usize)>,
+    /// By bucket, f32 [1, n]: all of it, or this part's.
     masters: Vec<Tensor>,
-    /// The copies in the compute dtype; the master itself where that is f32.
-    values: Vec<Tensor>,
+    /// By bucket, [1, n]: what is computed with, where it is all here; the masters themselves where those are of its dtype.
+    values: RefCell<Vec<Option<Tensor>>>,
+    /// By bucket, where values are split: this part's.
+    own_values: Vec<Option<Tensor>>,
 }
 
 impl Parameters {
     /// Room for the parameters, contents undefined.
-    pub fn allocate(specs: &[ParamSpec], dtype: DType, queue: &Queue) -> Parameters {
-        let allocate = |spec: &ParamSpec, dtype| queue.tensor(spec.matrix[0], spec.matrix[1], dtype);
-        let masters: Vec<Tensor> = specs.iter().map(|spec| allocate(spec, DType::F32)).collect();
-        let values = specs.iter().zip(&masters).map(|(spec, master)| {
-            if dtype == DType::F32 || spec.is_vector() { master.clone() } else { allocate(spec, dtype) }
-        });
-        Parameters { specs: specs.to_vec(), dtype, values: values.collect(), masters }
+    pub fn allocate(model: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+        let buckets = model.buckets.clone();
+        let mut places = vec![(0, 0); model.specs.len()];
+        let (mut masters, mut values, mut own_values) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, bucket) in buckets.iter().enumerate() {
+            bucket.members.iter().for_each(|&(id, start)| places[id.0] = (index, start));
+            let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
+            let own = split.own_state(bucket);
+            if split.splits_values_of(bucket) {
+                let master = queue.tensor(1, own.len(), DType::F32);
+                let value = if dtype == DType::F32 { master.clone() } else { queue.tensor(1, own.len(), dtype) };
+                masters.push(master);
+                values.push(None);
+                own_values.push(Some(value));
+            } else {
+                let value = queue.tensor(1, bucket.len, dtype);
+                let is_master = dtype == DType::F32;
+                masters.push(if is_master { value.col_range(own) } else { queue.tensor(1, own.len(), DType::F32) });
+                values.push(Some(value));
+                own_values.push(None);
+            }
+        }
+        let values = RefCell::new(values);
+        Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values }
     }
 
     /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
-    pub fn random(specs: &[ParamSpec], dtype: DType, seed: u64, queue: &Queue) -> Parameters {
-        let parameters = Parameters::allocate(specs, dtype, queue);
-        for (spec, master) in specs.iter().zip(&parameters.masters) {
+    pub fn random(model: &Model, dtype: DType, split: Split, seed: u64, queue: &Queue) -> Parameters {
+        let parameters = Parameters::allocate(model, dtype, split, queue);
+        let drawn = parameters.fill(queue, |_, spec, whole| -> Result<(), std::convert::Infallible> {
             match spec.init {
-                Init::Constant(value) => queue.launch(Fill { out: master.view(), value }),
+                Init::Constant(value) => queue.launch(Fill { out: whole.view(), value }),
                 Init::Normal { deviation } => spec.slice.pieces().for_each(|piece| {
                     let (first_row, first_col) = (piece.rows.start as u64, piece.cols.start as u64);
                     queue.launch(RandomNormal {
-                        out: master.view().row_range(piece.held_rows).col_range(piece.held_cols),
+                        out: whole.view().row_range(piece.held_rows).col_range(piece.held_cols),
                         mean: 0.0,
                         deviation,
                         seed: seed ^ hash_name(&spec.name),
@@ -97,9 +179,38 @@ impl Parameters {
                     });
                 }),
             }
-        }
-        parameters.refresh_copies(queue);
+            Ok(())
+        });
+        drawn.expect("drawing cannot fail");
         parameters
+    }
+
+    /// Fills every parameter, values and masters: `fill` writes all that the shard holds of one, f32 [rows, columns].
+    pub fn fill<E>(
+        &self,
+        queue: &Queue,
+        mut fill: impl FnMut(ParamId, &ParamSpec, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for id in self.ids() {
+            let (spec, value) = (&self.specs[id.0], self.resident(id));
+            let [rows, cols] = spec.matrix;
+            if let Some(value) = value.as_ref().filter(|value| value.dtype == DType::F32) {
+                fill(id, spec, value)?;
+                continue;
+            }
+            let whole = queue.tensor(rows, cols, DType::F32);
+            fill(id, spec, &whole)?;
+            if let Some(value) = value {
+                queue.launch(Copy { x: whole.view(), out: value.view() });
+            }
+            let flat = whole.reshaped(1, rows * cols);
+            let Some(Stretch { elements, place }) = self.own_stretch(id) else { continue };
+            let (bucket, from) = (self.places[id.0].0, flat.col_range(elements));
+            for to in [Some(&self.masters[bucket]), self.own_values[bucket].as_ref()].into_iter().flatten() {
+                queue.launch(Copy { x: from.view(), out: to.col_range(place.clone()).view() });
+            }
+        }
+        Ok(())
     }
 
     /// The dtype of activations and matrices.
@@ -108,29 +219,77 @@ impl Parameters {
     }
 
     /// What units compute with: matrices in the compute dtype, vectors in f32.
-    pub fn value(&self, id: ParamId) -> &Tensor {
-        &self.values[id.0]
+    pub fn value(&self, id: ParamId) -> Tensor {
+        self.resident(id).unwrap_or_else(|| panic!("`{}` is used before it was gathered", self.specs[id.0].name))
     }
 
-    pub fn master(&self, id: ParamId) -> &Tensor {
-        &self.masters[id.0]
+    fn resident(&self, id: ParamId) -> Option<Tensor> {
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0].matrix;
+        let values = self.values.borrow();
+        Some(values[bucket].as_ref()?.col_range(start..start + rows * cols).reshaped(rows, cols))
     }
 
-    /// The copy that an optimizer must keep equal to the master, where it is not the master itself.
-    pub fn copy(&self, id: ParamId) -> Option<&Tensor> {
-        let (value, master) = (self.value(id), self.master(id));
-        (value.dtype != master.dtype).then_some(value)
+    /// The elements of a parameter whose masters and moments are kept here: one stretch, or none.
+    pub fn own_stretch(&self, id: ParamId) -> Option<Stretch> {
+        let (bucket, start) = self.places[id.0];
+        let own = self.split.own_state(&self.buckets[bucket]);
+        let place = own.start.max(start)..own.end.min(start + self.specs[id.0].len());
+        (!place.is_empty()).then(|| Stretch {
+            elements: place.start - start..place.end - start,
+            place: place.start - own.start..place.end - own.start,
+        })
+    }
+
+    pub fn bucket_of(&self, id: ParamId) -> usize {
+        self.places[id.0].0
+    }
+
+    /// A bucket's masters that are kept here, f32 [1, n].
+    pub fn masters(&self, bucket: usize) -> &Tensor {
+        &self.masters[bucket]
+    }
+
+    /// The copies of those masters that an optimizer must keep equal to them, where they are not the masters themselves.
+    pub fn copies(&self, bucket: usize) -> Option<Tensor> {
+        let own = self.split.own_state(&self.buckets[bucket]);
+        let whole = || self.values.borrow()[bucket].as_ref().map(|value| value.col_range(own));
+        let copies = self.own_values[bucket].clone().or_else(whole).expect("values are here, whole or in part");
+        (copies.dtype != DType::F32).then_some(copies)
+    }
+
+    /// A whole master, [rows, columns], where nothing is split.
+    pub fn master(&self, id: ParamId) -> Tensor {
+        assert!(!self.split.state, "masters are split");
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0].matrix;
+        self.masters[bucket].col_range(start..start + rows * cols).reshaped(rows, cols)
+    }
+
+    /// A bucket's values: what is here of them, where they are split, and the whole, where it is here.
+    pub fn own_values(&self, bucket: usize) -> Option<&Tensor> {
+        self.own_values[bucket].as_ref()
+    }
+
+    pub fn values(&self, bucket: usize) -> Option<Tensor> {
+        self.values.borrow()[bucket].clone()
+    }
+
+    /// Puts a bucket's gathered values in place, or takes them away.
+    pub fn set_values(&self, bucket: usize, values: Option<Tensor>) {
+        self.values.borrow_mut()[bucket] = values;
     }
 
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         (0..self.specs.len()).map(ParamId)
     }
 
-    /// Rounds the masters to the compute dtype, after they were written other than by the optimizer.
+    /// Rounds the masters to the compute dtype, after they were written other than by the optimizer. Where masters are split
+    /// and values are not, those of others are still to be gathered.
     pub fn refresh_copies(&self, queue: &Queue) {
-        for id in self.ids() {
-            if let Some(copy) = self.copy(id) {
-                queue.launch(Copy { x: self.master(id).view(), out: copy.view() });
+        for (bucket, master) in self.masters.iter().enumerate() {
+            if let Some(copies) = self.copies(bucket) {
+                queue.launch(Copy { x: master.view(), out: copies.view() });
             }
         }
     }
@@ -143,76 +302,99 @@ fn hash_name(name: &str) -> u64 {
 
 /// The gradients of all parameters, f32, summed until they are cleared.
 ///
-/// Clearing touches no memory: the first to add to a gradient overwrites it. Gradients that are summed over the same
-/// shards lie side by side, so that one reduction sums them all.
+/// Clearing touches no memory: the first to add to a gradient overwrites it. Where gradients are split, a bucket's are here
+/// whole from the first addition until they are reduced, and then this part's alone.
 pub struct Gradients {
-    tensors: Vec<Tensor>,
-    cleared: Vec<Cell<bool>>,
+    specs: Vec<[usize; 2]>,
     buckets: Vec<Bucket>,
-}
-
-/// Gradients that are summed over the same shards, f32 [1, n].
-pub struct Bucket {
-    pub holders: Range<usize>,
-    pub flat: Tensor,
-    members: Vec<ParamId>,
+    split: Split,
+    places: Vec<(usize, usize)>,
+    /// By parameter: nothing has been added to what is here whole.
+    cleared: Vec<Cell<bool>>,
+    whole: RefCell<Vec<Option<Tensor>>>,
+    /// By bucket, where gradients are split: this part's sums, and whether there are any.
+    own: Vec<Option<(Tensor, Cell<bool>)>>,
 }
 
 impl Gradients {
-    pub fn new(specs: &[ParamSpec], queue: &Queue) -> Gradients {
-        let mut tensors: Vec<Option<Tensor>> = vec![None; specs.len()];
-        let mut buckets = Vec::new();
-        for (holders, members) in summed(specs) {
-            let flat = queue.tensor(1, members.iter().map(|id| specs[id.0].len()).sum(), DType::F32);
-            let mut end = 0;
-            for &id in &members {
-                let [rows, cols] = specs[id.0].matrix;
-                end += rows * cols;
-                tensors[id.0] = Some(flat.col_range(end - rows * cols..end).reshaped(rows, cols));
-            }
-            buckets.push(Bucket { holders, flat, members });
+    pub fn new(parameters: &Parameters, queue: &Queue) -> Gradients {
+        let (buckets, split) = (parameters.buckets.clone(), parameters.split);
+        let is_split = |bucket: &Bucket| split.splits_gradients_of(bucket);
+        let whole = |bucket: &Bucket| (!is_split(bucket)).then(|| queue.tensor(1, bucket.len, DType::F32));
+        let own = |bucket: &Bucket| {
+            is_split(bucket).then(|| (queue.tensor(1, split.own(bucket).len(), DType::F32), Cell::new(false)))
+        };
+        Gradients {
+            specs: parameters.specs.iter().map(|spec| spec.matrix).collect(),
+            whole: RefCell::new(buckets.iter().map(whole).collect()),
+            own: buckets.iter().map(own).collect(),
+            places: parameters.places.clone(),
+            cleared: vec![Cell::new(true); parameters.specs.len()],
+            buckets,
+            split,
         }
-        let of_its_own = |spec: &ParamSpec| queue.tensor(spec.matrix[0], spec.matrix[1], DType::F32);
-        let tensors = tensors.into_iter().zip(specs).map(|(tensor, spec)| tensor.unwrap_or_else(|| of_its_own(spec)));
-        Gradients { tensors: tensors.collect(), cleared: vec![Cell::new(true); specs.len()], buckets }
     }
 
-    /// What must be summed over shards once all micro-batches have been added.
-    pub fn buckets(&self, queue: &Queue) -> &[Bucket] {
-        for id in self.buckets.iter().flat_map(|bucket| &bucket.members) {
-            self.sum(queue, *id);
-        }
-        &self.buckets
+    /// Of nothing, for passes without gradients.
+    pub fn none() -> Gradients {
+        let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Gradients { specs, buckets, split: Split::NONE, places, cleared, whole: RefCell::default(), own }
     }
 
     pub fn clear(&self) {
         self.cleared.iter().for_each(|cleared| cleared.set(true));
+        self.own.iter().flatten().for_each(|(_, has_sums)| has_sums.set(false));
     }
 
     /// The gradient, and whether there is something in it to add to.
-    pub fn overwrite_or_add(&self, id: ParamId) -> (&Tensor, bool) {
-        (&self.tensors[id.0], !self.cleared[id.0].replace(false))
+    pub fn overwrite_or_add(&self, queue: &Queue, id: ParamId) -> (Tensor, bool) {
+        (self.tensor(queue, id), !self.cleared[id.0].replace(false))
     }
 
     /// The gradient, filled with zeros if nothing has been added to it.
-    pub fn sum(&self, queue: &Queue, id: ParamId) -> &Tensor {
-        let tensor = &self.tensors[id.0];
+    pub fn sum(&self, queue: &Queue, id: ParamId) -> Tensor {
+        let tensor = self.tensor(queue, id);
         if self.cleared[id.0].replace(false) {
             queue.launch(Fill { out: tensor.view(), value: 0.0 });
         }
         tensor
     }
-}
 
-/// The parameters whose gradients are summed over shards, by the shards that hold them.
-pub fn summed(specs: &[ParamSpec]) -> Vec<(Range<usize>, Vec<ParamId>)> {
-    let mut groups: Vec<(Range<usize>, Vec<ParamId>)> = Vec::new();
-    for (index, spec) in specs.iter().enumerate() {
-        let Sharing::Summed(holders) = &spec.sharing else { continue };
-        match groups.iter_mut().find(|(group, _)| group == holders) {
-            Some((_, members)) => members.push(ParamId(index)),
-            None => groups.push((holders.clone(), vec![ParamId(index)])),
+    fn tensor(&self, queue: &Queue, id: ParamId) -> Tensor {
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0];
+        let mut whole = self.whole.borrow_mut();
+        let flat = whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32));
+        flat.col_range(start..start + rows * cols).reshaped(rows, cols)
+    }
+
+    /// All of a bucket's gradients, f32 [1, n]; what nothing was added to is zero.
+    pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
+        self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
+        let mut whole = self.whole.borrow_mut();
+        whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()
+    }
+
+    /// Takes a bucket's gradients away to be reduced, where they are split: whoever adds next begins anew. With room for this
+    /// part's sums, and whether that has sums already, to which others are to be added.
+    pub fn take(&self, queue: &Queue, bucket: usize) -> Option<(Tensor, Tensor, bool)> {
+        let (own, has_sums) = self.own[bucket].as_ref()?;
+        let whole = self.whole(queue, bucket);
+        self.whole.borrow_mut()[bucket] = None;
+        self.buckets[bucket].members.iter().for_each(|&(id, _)| self.cleared[id.0].set(true));
+        Some((whole, own.clone(), has_sums.replace(true)))
+    }
+
+    /// The reduced gradients of those elements of a bucket whose masters are kept here, f32 [1, n].
+    pub fn own(&self, queue: &Queue, bucket: usize) -> Tensor {
+        match &self.own[bucket] {
+            Some((own, has_sums)) => {
+                if !has_sums.replace(true) {
+                    queue.launch(Fill { out: own.view(), value: 0.0 });
+                }
+                own.clone()
+            }
+            None => self.whole(queue, bucket).col_range(self.split.own_state(&self.buckets[bucket])),
         }
     }
-    groups
 }

@@ -9,7 +9,7 @@ use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{CpuOptions, DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables};
+use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables, Split};
 use evenkeel_store::{Folder, SafeTensorsFile};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -84,7 +84,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
     let queue = device.compute();
     let folder = Folder::open(golden(case)).expect("golden folders are sound");
     let model = Model::open(&folder).expect("a known architecture");
-    let parameters = model.load(&folder, dtype, queue).expect("golden weights fit");
+    let parameters = model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
     let batch = Expected::open(case).batch(&model, dtype, queue);
     outcome(&model, &parameters, &batch, queue, keep)
 }
@@ -92,7 +92,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
 fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue, keep: Keep) -> Outcome {
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
     let context = Context { queue, parameters, tables: &tables, batch };
-    let gradients = Gradients::new(&model.specs, queue);
+    let gradients = Gradients::new(&parameters, queue);
     let mean = |losses: Vec<f32>| losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
     let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
     let losses = pass::losses_and_gradients(model, &context, &gradients, options, keep);
@@ -102,7 +102,7 @@ fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue,
         smoothed_loss: mean(queue.read(&pass::evaluate(model, &context, 0.1).losses)),
         gradients: parameters
             .ids()
-            .map(|id| (parameters.specs[id.0].name.clone(), queue.read(gradients.sum(queue, id))))
+            .map(|id| (parameters.specs[id.0].name.clone(), queue.read(&gradients.sum(queue, id))))
             .collect(),
     }
 }
@@ -208,13 +208,13 @@ fn gradients_add_up_over_batches() {
     let queue = device.compute();
     let folder = Folder::open(golden("qwen3")).unwrap();
     let model = Model::open(&folder).unwrap();
-    let parameters = model.load(&folder, DType::F32, queue).unwrap();
+    let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
     let batch = Expected::open("qwen3").batch(&model, DType::F32, queue);
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
-    let gradients = Gradients::new(&model.specs, queue);
+    let gradients = Gradients::new(&parameters, queue);
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
-    let read = || -> Vec<Vec<f32>> { parameters.ids().map(|id| queue.read(gradients.sum(queue, id))).collect() };
+    let read = || -> Vec<Vec<f32>> { parameters.ids().map(|id| queue.read(&gradients.sum(queue, id))).collect() };
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
     let once = read();
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);

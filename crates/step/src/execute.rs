@@ -3,14 +3,15 @@
 use std::collections::{HashMap, VecDeque};
 
 use evenkeel_comm::Group;
+use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, BodyBackward, BodyState, Context, Entry, EntryState, Gradients, LossOptions, Model, Parameters,
+    Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Model, Parameters,
     RotaryTables, even_bounds,
 };
 
-use crate::program::{Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
+use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
 use crate::trace::Recording;
 
 /// What tasks work on.
@@ -100,6 +101,15 @@ impl Values {
     }
 }
 
+/// A flat tensor, a grain a row, as exchanges cut it.
+fn in_grains(flat: &Tensor) -> Tensor {
+    flat.reshaped(flat.len() / GRAIN, GRAIN)
+}
+
+fn grains(elements: &[usize]) -> Vec<usize> {
+    elements.iter().map(|elements| elements / GRAIN).collect()
+}
+
 const VERIFIED: &str = "a verified program writes what it reads";
 
 /// A program on its way.
@@ -124,8 +134,8 @@ impl<'a> Run<'a> {
         match task.work.lane() {
             Lane::Comm => {
                 // Gradients that nothing was added to are zeroed before they are summed.
-                if let Work::SumGradients(_) = task.work {
-                    self.executor.gradients.buckets(self.queue());
+                if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) = task.work {
+                    self.executor.gradients.whole(self.queue(), bucket.0);
                 }
                 self.executor.device.comm().wait(&self.queue().record());
             }
@@ -168,23 +178,32 @@ impl<'a> Run<'a> {
             Work::BackwardInput => self.backward_input(task),
             Work::BackwardWeight => self.backward_weight(task),
             Work::BackwardEnter => self.backward_enter(task),
-            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients(_) => {
-                unreachable!("exchanges run on the comm queue")
+            Work::AllReduce
+            | Work::ReduceScatter
+            | Work::AllGather
+            | Work::SumGradients(_)
+            | Work::ReduceGradients(_)
+            | Work::GatherParameters(_) => unreachable!("exchanges run on the comm queue"),
+        }
+        for value in &task.frees {
+            self.values.free(value);
+            if let ValueKind::ParametersGathered(bucket) = value.kind {
+                self.executor.parameters.set_values(bucket.0, None);
             }
         }
-        task.frees.iter().for_each(|value| self.values.free(value));
     }
 
     /// Returns when the last of the group's members will have come.
     fn exchange(&mut self, task: &Task) -> Stamp {
-        let Executor { device, gradients, groups, .. } = *self.executor;
+        let Executor { device, groups, .. } = *self.executor;
         let exchange = task.exchange.expect("a task on the comm lane is an exchange");
         let (comm, group) = (device.comm(), &groups[exchange.group.0]);
         self.exchanges += 1;
-        if let Work::SumGradients(bucket) = task.work {
-            let flat = &gradients.buckets(device.compute())[bucket.0].flat;
-            assert_eq!(flat.bytes(), exchange.bytes, "`{task}`");
-            return group.all_reduce(comm, flat);
+        match task.work {
+            Work::SumGradients(bucket) => return self.sum_gradients(bucket, group),
+            Work::ReduceGradients(bucket) => return self.reduce_gradients(task, bucket, group),
+            Work::GatherParameters(bucket) => return self.gather_parameters(task, bucket, group),
+            _ => (),
         }
         let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) else { unreachable!("an exchange moves one value") };
         let mut tensors = self.values.tensors.remove(&from).expect(VERIFIED);
@@ -223,6 +242,52 @@ impl<'a> Run<'a> {
         }
         self.in_flight.push_back((self.exchanges, tensors));
         came.expect("a value has a tensor")
+    }
+
+    fn sum_gradients(&mut self, bucket: BucketIdx, group: &Group) -> Stamp {
+        let Executor { device, gradients, .. } = *self.executor;
+        group.all_reduce(device.comm(), &gradients.whole(device.compute(), bucket.0))
+    }
+
+    /// Over the data-parallel group: everybody gets all sums or, where state or gradients are split, those of its own part.
+    fn reduce_gradients(&mut self, task: &Task, bucket: BucketIdx, group: &Group) -> Stamp {
+        let Executor { device, gradients, parameters, .. } = *self.executor;
+        let (compute, comm, split) = (device.compute(), device.comm(), parameters.split);
+        let bounds = grains(&parameters.buckets[bucket.0].bounds(group.size()));
+        let Some((whole, own, has_sums)) = gradients.take(compute, bucket.0) else {
+            let whole = gradients.whole(compute, bucket.0);
+            if !split.state {
+                return group.all_reduce(comm, &whole);
+            }
+            let whole = in_grains(&whole);
+            let own = whole.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
+            return group.reduce_scatter(comm, &whole, &own, &bounds);
+        };
+        let received = if has_sums { comm.tensor(1, own.len(), own.dtype) } else { own.clone() };
+        let stamp = group.reduce_scatter(comm, &in_grains(&whole), &in_grains(&received), &bounds);
+        if has_sums {
+            comm.launch(Add { a: own.view(), b: received.view(), out: own.view() });
+        }
+        let [reduced] = task.writes[..] else { unreachable!("split gradients say when they are reduced") };
+        if !task.frees.contains(&reduced) {
+            self.values.put(reduced, Vec::new());
+            self.arrivals.insert(reduced, (self.exchanges, comm.record()));
+        }
+        self.in_flight.push_back((self.exchanges, vec![whole, received]));
+        stamp
+    }
+
+    fn gather_parameters(&mut self, task: &Task, bucket: BucketIdx, group: &Group) -> Stamp {
+        let Executor { device, parameters, .. } = *self.executor;
+        let (comm, lies) = (device.comm(), &parameters.buckets[bucket.0]);
+        let own = in_grains(parameters.own_values(bucket.0).expect("values are split where they are gathered"));
+        let whole = comm.tensor(lies.len / GRAIN, GRAIN, own.dtype);
+        let stamp = group.all_gather(comm, &own, &whole, &grains(&lies.bounds(group.size())));
+        parameters.set_values(bucket.0, Some(whole.reshaped(1, lies.len)));
+        let [gathered] = task.writes[..] else { unreachable!("a gather writes one value") };
+        self.values.put(gathered, vec![whole]);
+        self.arrivals.insert(gathered, (self.exchanges, comm.record()));
+        stamp
     }
 
     /// Where each rank's rows of the stream begin.

@@ -9,6 +9,7 @@
 mod execute;
 mod groups;
 mod listing;
+mod mesh;
 mod program;
 pub mod schedule;
 pub mod simulate;
@@ -18,6 +19,7 @@ mod verify;
 pub use execute::Executor;
 pub use groups::join;
 pub use listing::listing;
+pub use mesh::Mesh;
 pub use program::{
     BucketIdx, Chunk, Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Value, ValueKind, Work,
 };

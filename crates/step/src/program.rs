@@ -17,7 +17,7 @@ pub struct Micro {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk(pub usize);
 
-/// Gradients that are summed over the same ranks.
+/// Parameters whose values and gradients are moved together, by the rank's own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BucketIdx(pub usize);
 
@@ -63,12 +63,21 @@ pub enum Work {
     AllGather,
     /// The gradients of parameters that several ranks hold, summed over those.
     SumGradients(BucketIdx),
+    /// A bucket's gradients, summed over the data-parallel group; where they are split, each rank keeps its part.
+    ReduceGradients(BucketIdx),
+    /// A bucket's parameters, of which the ranks of the data-parallel group keep a part each.
+    GatherParameters(BucketIdx),
 }
 
 impl Work {
     pub fn lane(self) -> Lane {
         match self {
-            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::SumGradients(_) => Lane::Comm,
+            Work::AllReduce
+            | Work::ReduceScatter
+            | Work::AllGather
+            | Work::SumGradients(_)
+            | Work::ReduceGradients(_)
+            | Work::GatherParameters(_) => Lane::Comm,
             _ => Lane::Compute,
         }
     }
@@ -102,6 +111,9 @@ pub enum ValueKind {
     OutputGradientGathered,
     /// What the input half of backward leaves for the weight half.
     WeightInputs,
+    /// Memory of a bucket's gradients is free again.
+    GradientsReduced(BucketIdx),
+    ParametersGathered(BucketIdx),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

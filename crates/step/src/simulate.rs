@@ -110,10 +110,12 @@ impl Costs {
 
 fn exchange_name(work: Work) -> &'static str {
     match work {
-        // A sum of gradients is an all-reduce.
-        Work::AllReduce | Work::SumGradients(_) => "all-reduce",
+        Work::AllReduce => "all-reduce",
         Work::ReduceScatter => "reduce-scatter",
         Work::AllGather => "all-gather",
+        Work::SumGradients(_) => "sum of gradients",
+        Work::ReduceGradients(_) => "reduction of gradients",
+        Work::GatherParameters(_) => "gather of parameters",
         _ => unreachable!("not an exchange"),
     }
 }

@@ -5,9 +5,9 @@ mod support;
 use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables};
+use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
 use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, SAVED_COMM};
-use evenkeel_step::{Executor, Program, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, join, verify};
 use support::{cpu, golden, parts, sizes};
 
 const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
@@ -27,11 +27,12 @@ impl Setting {
     fn new(case: &str, device: Device, micros: usize) -> Setting {
         let (queue, folder) = (device.compute(), golden(case));
         let model = Model::open(&folder).expect("a known architecture");
+        let parameters = model.load(&folder, DType::F32, Split::NONE, queue).expect("golden weights fit");
         Setting {
-            parameters: model.load(&folder, DType::F32, queue).expect("golden weights fit"),
             tables: RotaryTables::new(&model.config, queue, 64),
-            gradients: Gradients::new(&model.specs, queue),
+            gradients: Gradients::new(&parameters, queue),
             micros: (0..micros).map(|micro| parts(&model, micro, 1, DType::F32, queue)).collect(),
+            parameters,
             model,
             device,
         }
@@ -48,7 +49,7 @@ impl Setting {
 
     fn program(&self, arrangement: Arrangement) -> Vec<evenkeel_device::Tensor> {
         let Setting { model, device, parameters, tables, gradients, micros } = self;
-        let chain = Chain::of(model, DType::F32, &[0]);
+        let chain = Chain::of(model, DType::F32, &Mesh::of_shards(1), 0, 0);
         let program: Program = arrangement.write(&chain, &sizes(model, micros));
         verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
         let groups = join(&Communicator::dry(0, 1), &chain.groups);
@@ -59,7 +60,7 @@ impl Setting {
     /// Losses by micro-batch and gradients by parameter.
     fn read(&self, losses: &[evenkeel_device::Tensor]) -> [Vec<Vec<f32>>; 2] {
         let queue = self.device.compute();
-        let gradients = self.parameters.ids().map(|id| queue.read(self.gradients.sum(queue, id)));
+        let gradients = self.parameters.ids().map(|id| queue.read(&self.gradients.sum(queue, id)));
         [losses.iter().map(|losses| queue.read(losses)).collect(), gradients.collect()]
     }
 }

@@ -84,7 +84,8 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         row_bytes: ROW_BYTES,
         stats_bytes: 16,
         groups: vec![Members { name: "tp".to_owned(), ranks: (0..ranks).collect() }],
-        summed: Vec::new(),
+        data_group: None,
+        buckets: Vec::new(),
     }
 }
 

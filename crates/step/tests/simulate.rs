@@ -118,7 +118,8 @@ fn step_s(arrangement: Arrangement) -> f64 {
         row_bytes: 1000,
         stats_bytes: 0,
         groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
-        summed: Vec::new(),
+        data_group: None,
+        buckets: Vec::new(),
     };
     let parts = arrangement.parts;
     let size = PartSize { tokens: 64 / parts, chunk_rows: vec![64 / parts] };

@@ -1,7 +1,7 @@
 //! What `verify` refuses, and that it refuses nothing else.
 
 use evenkeel_model::UnitKind;
-use evenkeel_step::schedule::{Arrangement, Chain, ChainUnit, PartSize, SCHEDULES, Summed};
+use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainUnit, PartSize, SCHEDULES};
 use evenkeel_step::{
     BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
 };
@@ -14,7 +14,15 @@ fn members(name: &str, ranks: &[usize]) -> Members {
 fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     let is_partial = ranks > 1;
     let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1)];
-    let sum = Summed { group: GroupIdx(0), bytes: 100 };
+    let sum = ChainBucket {
+        users: vec![1, 2, 3, 4],
+        is_of_entries: true,
+        summed_in: Some(GroupIdx(0)),
+        gradient_bytes: 100,
+        value_bytes: 100,
+        splits_gradients: false,
+        splits_values: false,
+    };
     Chain {
         units: kinds.map(|kind| ChainUnit { kind, is_partial, inputs: 1 }).to_vec(),
         head_is_partial: is_partial,
@@ -23,7 +31,8 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         row_bytes: 8,
         stats_bytes: 16,
         groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
-        summed: if is_partial { vec![sum] } else { Vec::new() },
+        data_group: None,
+        buckets: if is_partial { vec![sum] } else { Vec::new() },
     }
 }
 

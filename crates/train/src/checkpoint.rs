@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use evenkeel_model::{ParamId, ParamSpec, fill_slice};
+use evenkeel_model::{Held, Move, ParamId, ParamSpec, Slice, moves};
 use evenkeel_store::{FileDtype, NewFolder, SafeTensorsFile, SafeTensorsWriter, TensorEntry, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -91,7 +91,9 @@ pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Res
 /// Puts the ranks in the state of a checkpoint, each reading its own slices, and says how far that was.
 pub fn load(path: &Path, ranks: &Ranks) -> Result<State, Error> {
     let path = path.to_owned();
-    Ok(all_or_first_error(ranks.each(move |trainer| load_rank(&path, trainer))?)?.swap_remove(0))
+    let state = all_or_first_error(ranks.each(move |trainer| load_rank(&path, trainer))?)?.swap_remove(0);
+    ranks.each(|trainer| trainer.gather_values())?;
+    Ok(state)
 }
 
 fn load_rank(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
@@ -106,11 +108,21 @@ fn load_rank(path: &Path, trainer: &mut Trainer) -> Result<State, Error> {
         let name = tensor_name(kind, spec);
         let raw = file.tensor(&name).filter(|raw| raw.shape() == spec.shape);
         let Some(raw) = raw else { return Err(Error::OtherModel { path: path.to_owned(), tensor: name }) };
-        found.push((raw, spec, trainer.tensor(kind, id)));
+        found.extend(trainer.kept(kind, id).map(|(held, kept)| (raw, spec, held, kept)));
     }
     let queue = trainer.device.compute();
-    for (raw, spec, tensor) in found {
-        fill_slice(queue, tensor, spec, |range, out| raw.read(range, out).map_err(Error::from))?;
+    for (raw, spec, held, kept) in found {
+        for start in (0..held.len()).step_by(PIECE_ELEMENTS) {
+            let end = held.len().min(start + PIECE_ELEMENTS);
+            let piece = Held { range: held.range.start + start..held.range.start + end, ..held.clone() };
+            let whole = [Held::all(Slice::whole(spec.whole))];
+            let moves = moves(&whole, &piece, spec.whole[1]).expect("a file has whole tensors");
+            queue.write_rows(kept.col_range(start..end).view(), |_, values| -> Result<(), Error> {
+                moves.iter().try_for_each(|&Move { from_start, to_start, len, .. }| {
+                    Ok(raw.read(from_start..from_start + len, &mut values[to_start..to_start + len])?)
+                })
+            })?;
+        }
     }
     trainer.parameters.refresh_copies(queue);
     trainer.updates = state.updates;

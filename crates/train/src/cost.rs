@@ -2,7 +2,8 @@
 
 use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_step::Mesh;
 
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
@@ -19,16 +20,26 @@ pub struct Cost {
     pub exchanged_bytes: u128,
 }
 
-/// What steps on such micro-batches take each rank with these shards of a model, from dry runs.
-pub fn costs(shards: &[Model], options: TrainerOptions, dtype: DType, micros: &[Samples]) -> Vec<Cost> {
-    (0..shards.len()).map(|rank| cost(shards, rank, options, dtype, micros)).collect()
+/// What steps on such micro-batches take each rank of a mesh with these shards of a model, in this stage of ZeRO, from dry
+/// runs.
+pub fn costs(
+    shards: &[Model],
+    mesh: Mesh,
+    zero: usize,
+    options: TrainerOptions,
+    dtype: DType,
+    micros: &[Samples],
+) -> Vec<Cost> {
+    let cost = |rank: usize| {
+        let (device, communicator) = (Device::dry(), Communicator::dry(rank, mesh.ranks()));
+        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
+        let parameters = Parameters::allocate(&shards[mesh.shard(rank)], dtype, split, device.compute());
+        cost(Trainer::new(shards, mesh, &communicator, device, parameters, options), &communicator, micros)
+    };
+    (0..mesh.ranks()).map(cost).collect()
 }
 
-fn cost(shards: &[Model], rank: usize, options: TrainerOptions, dtype: DType, micros: &[Samples]) -> Cost {
-    let device = Device::dry();
-    let communicator = Communicator::dry(rank, shards.len());
-    let parameters = Parameters::allocate(&shards[rank].specs, dtype, device.compute());
-    let mut trainer = Trainer::new(shards, &communicator, device, parameters, options);
+fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -> Cost {
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
     trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());

@@ -2,7 +2,7 @@
 
 use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor};
-use evenkeel_model::{Gradients, ParamId, ParamSpec, Parameters};
+use evenkeel_model::{Gradients, ParamId, Parameters, Stretch};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
@@ -37,7 +37,7 @@ pub struct Update {
     pub step: u32,
 }
 
-/// The optimizer's state: first and second moments, f32.
+/// The optimizer's state: first and second moments of what masters are kept here, f32, by bucket.
 pub struct AdamW {
     options: AdamWOptions,
     means: Vec<Tensor>,
@@ -48,14 +48,15 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    pub fn new(options: AdamWOptions, specs: &[ParamSpec], queue: &Queue) -> AdamW {
-        let zeros = || specs.iter().map(|spec| queue.zeros(spec.matrix[0], spec.matrix[1], DType::F32)).collect();
+    pub fn new(options: AdamWOptions, parameters: &Parameters, queue: &Queue) -> AdamW {
+        let zeros = |bucket: usize| queue.zeros(1, parameters.masters(bucket).len(), DType::F32);
+        let all = || (0..parameters.buckets.len()).map(zeros).collect();
         let scalar = || queue.zeros(1, 1, DType::F32);
-        AdamW { options, means: zeros(), variances: zeros(), squared_norm: scalar(), clip_factor: scalar() }
+        AdamW { options, means: all(), variances: all(), squared_norm: scalar(), clip_factor: scalar() }
     }
 
-    /// Measures the squared norm of the gradients that are counted, f32 [1, 1]. [`AdamW::update`] clips by what is there
-    /// then.
+    /// Measures the squared norm of the gradients kept here of the parameters that are counted, f32 [1, 1].
+    /// [`AdamW::update`] clips by what is there then.
     pub fn measure_norm(
         &self,
         queue: &Queue,
@@ -66,12 +67,14 @@ impl AdamW {
         let out = self.squared_norm.view();
         queue.launch(Fill { out, value: 0.0 });
         for id in parameters.ids().filter(|&id| is_counted(id)) {
-            queue.launch(SquaredNorm { x: gradients.sum(queue, id).view(), out, accumulate: true });
+            let Some(Stretch { place, .. }) = parameters.own_stretch(id) else { continue };
+            let own = gradients.own(queue, parameters.bucket_of(id));
+            queue.launch(SquaredNorm { x: own.col_range(place).view(), out, accumulate: true });
         }
         &self.squared_norm
     }
 
-    /// Updates every parameter and its copy. The gradients stay as they are.
+    /// Updates every master kept here and its copy. The gradients stay as they are.
     pub fn update(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients, update: Update) {
         let grad_factor = self.options.clip_norm.map(|limit| {
             let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
@@ -79,13 +82,16 @@ impl AdamW {
             out
         });
         for id in parameters.ids() {
+            let Some(Stretch { place, .. }) = parameters.own_stretch(id) else { continue };
+            let bucket = parameters.bucket_of(id);
             let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
+            let of = |flat: &Tensor| flat.col_range(place.clone()).view();
             queue.launch(kernel::AdamW {
-                weight: parameters.master(id).view(),
-                grad: gradients.sum(queue, id).view(),
-                mean: self.means[id.0].view(),
-                variance: self.variances[id.0].view(),
-                copy: parameters.copy(id).map(Tensor::view),
+                weight: of(parameters.masters(bucket)),
+                grad: of(&gradients.own(queue, bucket)),
+                mean: of(&self.means[bucket]),
+                variance: of(&self.variances[bucket]),
+                copy: parameters.copies(bucket).as_ref().map(of),
                 lr: update.lr,
                 beta1: self.options.beta1,
                 beta2: self.options.beta2,
@@ -97,11 +103,12 @@ impl AdamW {
         }
     }
 
-    pub fn mean(&self, id: ParamId) -> &Tensor {
-        &self.means[id.0]
+    /// The moments of a bucket's masters that are kept here.
+    pub fn means(&self, bucket: usize) -> &Tensor {
+        &self.means[bucket]
     }
 
-    pub fn variance(&self, id: ParamId) -> &Tensor {
-        &self.variances[id.0]
+    pub fn variances(&self, bucket: usize) -> &Tensor {
+        &self.variances[bucket]
     }
 }

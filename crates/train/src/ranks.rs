@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
-use evenkeel_model::{ParamId, ParamSpec, Piece};
+use evenkeel_model::{Held, Move, ParamId, ParamSpec, Slice, moves};
 
 use crate::Error;
 use crate::samples::Samples;
@@ -21,6 +21,8 @@ pub struct Ranks {
     count: usize,
     threads: Mutex<Threads>,
     specs: Vec<ParamSpec>,
+    /// By rank and parameter: which elements it keeps, where it speaks for them.
+    spoken_for: Vec<Vec<Option<Held>>>,
 }
 
 /// The thread that joins all others, until it has said how they ended.
@@ -51,7 +53,7 @@ impl Ranks {
                 Ok(trainer) => trainer,
                 Err(error) => return drop(made.send(Err(error))),
             };
-            if made.send(Ok((rank, trainer.model.specs.clone()))).is_ok() {
+            if made.send(Ok((rank, trainer.model.specs.clone(), spoken_for(&trainer)))).is_ok() {
                 drop(made);
                 queue.into_iter().flatten().for_each(|job| job(&mut trainer));
             }
@@ -59,11 +61,16 @@ impl Ranks {
         let threads = std::thread::Builder::new().name("ranks".to_owned());
         let threads = threads.spawn(move || run_ranks(count, &options, serve)).expect("the system starts a thread");
         let (jobs, threads) = (Mutex::new(jobs), Mutex::new(Threads::Running(threads)));
-        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new() };
+        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new(), spoken_for: vec![Vec::new(); count] };
         for _ in 0..count {
             match starts.recv() {
-                Ok(Ok((0, specs))) => ranks.specs = specs,
-                Ok(started) => drop(started?),
+                Ok(started) => {
+                    let (rank, specs, spoken_for) = started?;
+                    if rank == 0 {
+                        ranks.specs = specs;
+                    }
+                    ranks.spoken_for[rank] = spoken_for;
+                }
                 Err(_) => return Err(ranks.failure().into()),
             }
         }
@@ -104,7 +111,7 @@ impl Ranks {
         answers.into_iter().map(|answer| answer.recv().map_err(|_| self.failure())).collect()
     }
 
-    /// One step of all ranks on the same samples; see [`Trainer::step`].
+    /// One step of all ranks on their shares of these samples; see [`Trainer::step`].
     pub fn step(&self, micros: Vec<Samples>, lr: f64) -> Result<StepOutcome, Error> {
         Ok(all_or_first_error(self.each(move |trainer| trainer.step(&micros, lr))?)?.swap_remove(0))
     }
@@ -117,13 +124,17 @@ impl Ranks {
     /// Some rows of a whole parameter or moment, put together from the ranks' slices.
     pub fn read_rows(&self, kind: Kind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let cols = self.specs[id.0].whole[1];
-        let mut whole = vec![0.0; rows.len() * cols];
-        let first = rows.start;
-        for (piece, values) in self.each(move |trainer| held_within(trainer, kind, id, rows.clone()))?.concat() {
-            for (row, values) in piece.rows.zip(values.chunks_exact(piece.cols.len())) {
-                let at = (row - first) * cols;
-                whole[at + piece.cols.start..at + piece.cols.end].copy_from_slice(values);
-            }
+        let wanted = Held::all(Slice::of_rows(rows, cols));
+        let keepers = (0..self.count).filter_map(|rank| Some((rank, self.spoken_for[rank][id.0].clone()?)));
+        let (keepers, held): (Vec<usize>, Vec<Held>) = keepers.unzip();
+        let moves = moves(&held, &wanted, cols).expect("the ranks keep every element of a parameter");
+        let mut by_rank = vec![Vec::new(); self.count];
+        for Move { from, from_start, to_start, len } in moves {
+            by_rank[keepers[from]].push((from_start..from_start + len, to_start));
+        }
+        let mut whole = vec![0.0; wanted.len()];
+        for (to_start, values) in self.each(move |trainer| read(trainer, kind, id, &by_rank))?.concat() {
+            whole[to_start..to_start + values.len()].copy_from_slice(&values);
         }
         Ok(whole)
     }
@@ -152,15 +163,23 @@ pub(crate) fn all_or_first_error<R>(results: Vec<Result<R, Error>>) -> Result<Ve
     results.into_iter().collect()
 }
 
-/// What a rank speaks for of these rows, piece by piece.
-fn held_within(trainer: &Trainer, kind: Kind, id: ParamId, rows: Range<usize>) -> Vec<(Piece, Vec<f32>)> {
-    let (spec, tensor) = (&trainer.model.specs[id.0], trainer.tensor(kind, id));
-    if !spec.is_counted_by(trainer.model.shard.index) {
+/// By parameter: which elements a rank keeps, where it speaks for them.
+fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
+    let ids = trainer.parameters.ids();
+    ids.map(|id| Some(trainer.kept(Kind::Weight, id).filter(|_| trainer.speaks_for(id))?.0)).collect()
+}
+
+/// Stretches of what a rank keeps of a parameter, each with where it is to go.
+fn read(trainer: &Trainer, kind: Kind, id: ParamId, by_rank: &[Vec<(Range<usize>, usize)>]) -> Vec<(usize, Vec<f32>)> {
+    let wanted = &by_rank[trainer.rank()];
+    let (Some(first), Some(last)) =
+        (wanted.iter().map(|(range, _)| range.start).min(), wanted.iter().map(|(range, _)| range.end).max())
+    else {
         return Vec::new();
-    }
-    let read = |piece: Piece| {
-        let held = tensor.row_range(piece.held_rows.clone()).col_range(piece.held_cols.clone());
-        (piece, trainer.device.compute().read(&held))
     };
-    spec.slice.pieces_within(rows).map(read).collect()
+    // One transfer for all of them: single rows would be many.
+    let (_, kept) = trainer.kept(kind, id).expect("it speaks for some");
+    let values = trainer.device.compute().read(&kept.col_range(first..last));
+    let stretch = |(range, to): &(Range<usize>, usize)| (*to, values[range.start - first..range.end - first].to_vec());
+    wanted.iter().map(stretch).collect()
 }

@@ -37,8 +37,8 @@ pub struct Limits {
 pub struct Plan {
     pub rate: Rate,
     pub limits: Limits,
-    /// Micro-batches per step.
-    pub accumulate: usize,
+    /// Of all shares of the data.
+    pub micros_per_step: usize,
     pub evaluate_every: Option<u64>,
     pub checkpoint_every: Option<u64>,
     /// Steps in a row whose loss or gradients may be other than finite.
@@ -150,7 +150,7 @@ fn step(
     let start = Instant::now();
     let epoch = feed.epoch();
     let share = rate_share(plan, progress, feed);
-    let micros = next_micros(feed, plan.accumulate)?;
+    let micros = next_micros(feed, plan.micros_per_step)?;
     if micros.is_empty() {
         return Ok(false);
     }

@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
-use evenkeel_device::kernel::Segments;
+use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
 use evenkeel_step::schedule::PartSize;
@@ -93,8 +93,30 @@ impl Samples {
 
     /// The sizes of these samples in `count` parts.
     pub fn part_sizes(&self, model: &Model, count: usize) -> Vec<PartSize> {
-        let size = |part: Samples| PartSize::new(model, part.tokens(model.config.input), part.labels().len());
-        self.parts(count).into_iter().map(size).collect()
+        let per_label = self.tokens(model.config.input).checked_div(self.labels().len()).unwrap_or(0);
+        let lengths = match self {
+            Samples::Tokens { segment_lengths, .. } => segment_lengths.clone(),
+            Samples::Images { labels, .. } => vec![1; labels.len()],
+        };
+        let size = |part: Range<usize>| {
+            let rows = lengths[part].iter().sum();
+            PartSize::new(model, rows * per_label, rows)
+        };
+        divide(&lengths, count).into_iter().map(size).collect()
+    }
+
+    /// Labels that count.
+    pub fn targets(&self) -> usize {
+        self.labels().iter().filter(|&&label| label != IGNORE).count()
+    }
+
+    /// The same samples, of which nothing is to be learnt.
+    pub(crate) fn without_labels(&self) -> Samples {
+        let mut samples = self.clone();
+        match &mut samples {
+            Samples::Tokens { labels, .. } | Samples::Images { labels, .. } => labels.fill(IGNORE),
+        }
+        samples
     }
 
     pub(crate) fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {

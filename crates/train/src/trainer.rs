@@ -1,15 +1,16 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Device, Tensor};
 use evenkeel_model::pass;
-use evenkeel_model::{Batch, Gradients, LossOptions, Model, ParamId, Parameters, RotaryTables};
+use evenkeel_model::{Batch, GRAIN, Gradients, Held, LossOptions, Model, ParamId, Parameters, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
-use evenkeel_step::{Executor, Program, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use crate::Error;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
@@ -17,7 +18,8 @@ use crate::samples::Samples;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
-    pub optimizer: AdamWOptions,
+    /// Without one, nothing is kept for training and no step can be made.
+    pub optimizer: Option<AdamWOptions>,
     pub label_smoothing: f32,
     pub arrangement: Arrangement,
     /// The longest sequence there will be.
@@ -79,35 +81,42 @@ pub struct Trainer {
     pub model: Model,
     pub device: Device,
     pub parameters: Parameters,
-    pub optimizer: AdamW,
+    optimizer: Option<AdamW>,
     gradients: Gradients,
     tables: RotaryTables,
-    /// Of all ranks, in their order, and this one's place.
-    chains: Vec<Chain>,
+    mesh: Mesh,
     rank: usize,
+    /// Of all ranks, in their order.
+    chains: Vec<Chain>,
+    /// As this rank's chain lists them.
     groups: Vec<Group>,
     options: TrainerOptions,
     /// Updates of the parameters so far.
     pub updates: u32,
-    /// The program for micro-batches in parts of such sizes.
+    /// The program for micro-batches of such sizes: by share, micro-batch and part.
     program: Program,
-    sizes: Vec<Vec<PartSize>>,
+    sizes: Vec<Vec<Vec<PartSize>>>,
 }
 
 impl Trainer {
-    /// `shards` are those of all ranks of the communicator, in their order.
+    /// `shards` are those of the mesh, whose ranks are the communicator's.
     pub fn new(
         shards: &[Model],
+        mesh: Mesh,
         communicator: &Communicator,
         device: Device,
         parameters: Parameters,
         options: TrainerOptions,
     ) -> Trainer {
         let (queue, rank) = (device.compute(), communicator.rank());
-        let (model, chains) = (shards[rank].clone(), Chain::all(shards, parameters.dtype()));
+        let model = shards[mesh.shard(rank)].clone();
+        let chains = Chain::all(shards, parameters.dtype(), &mesh, parameters.split.stage());
         Trainer {
-            optimizer: AdamW::new(options.optimizer, &model.specs, queue),
-            gradients: Gradients::new(&model.specs, queue),
+            optimizer: options.optimizer.map(|options| AdamW::new(options, &parameters, queue)),
+            gradients: match options.optimizer {
+                Some(_) => Gradients::new(&parameters, queue),
+                None => Gradients::none(),
+            },
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             program: Program::default(),
@@ -115,8 +124,9 @@ impl Trainer {
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
-            chains,
+            mesh,
             rank,
+            chains,
             parameters,
             options,
         }
@@ -124,11 +134,11 @@ impl Trainer {
 
     /// A whole model on one rank.
     pub fn alone(model: Model, device: Device, parameters: Parameters, options: TrainerOptions) -> Trainer {
-        Trainer::new(&[model], &Communicator::dry(0, 1), device, parameters, options)
+        Trainer::new(&[model], Mesh::of_shards(1), &Communicator::dry(0, 1), device, parameters, options)
     }
 
-    /// Computes the gradients of all micro-batches together and updates the parameters once. Ranks that compute one
-    /// model's shards are given the same samples.
+    /// Computes the gradients of all micro-batches together and updates the parameters once. The micro-batches are those of
+    /// all shares of the data, which take turns; all ranks are given the same ones.
     pub fn step(&mut self, micros: &[Samples], lr: f64) -> Result<StepOutcome, Error> {
         self.recorded_step(micros, lr, None)
     }
@@ -155,11 +165,13 @@ impl Trainer {
         recording: Option<&mut Recording>,
     ) -> Result<StepOutcome, Error> {
         self.compare_samples(micros)?;
+        let shares = deal(micros, self.mesh.dp);
         let parts = self.options.arrangement.parts;
         let batches = |samples: &Samples| samples.parts(parts).iter().map(|part| self.batch(part)).collect();
-        let batches: Vec<Vec<Batch>> = micros.iter().map(batches).collect();
-        self.schedule(&batches);
-        let targets: usize = batches.iter().flatten().map(|batch| batch.targets).sum();
+        let batches: Vec<Vec<Batch>> =
+            shares[self.mesh.share(self.rank)].iter().map(|samples| batches(samples)).collect();
+        self.schedule(&shares);
+        let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
         let found = self.executor().run(&self.program, &batches, loss_options, recording);
@@ -167,14 +179,15 @@ impl Trainer {
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
-        let loss = loss_sum / targets.max(1) as f64;
+        let loss = self.sum_over_shares(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
             let update = Update { lr: lr as f32, step: self.updates };
-            self.optimizer.update(queue, &self.parameters, &self.gradients, update);
+            self.optimizer().update(queue, &self.parameters, &self.gradients, update);
+            self.gather_values();
         }
-        let tokens = batches.iter().flatten().map(Batch::token_count).sum();
+        let tokens = micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum();
         Ok(StepOutcome { loss, grad_norm, tokens, updated })
     }
 
@@ -184,6 +197,10 @@ impl Trainer {
         self.sizes.clear();
     }
 
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
     /// The program of the last step.
     pub fn program(&self) -> &Program {
         &self.program
@@ -191,14 +208,28 @@ impl Trainer {
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        let group = &self.groups[0];
-        if group.size() == 1 {
-            return Ok(());
+        for group in [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1) {
+            let hashes = group.exchange(Samples::hash(micros));
+            if let Some(member) = hashes.iter().position(|&hash| hash != hashes[0]) {
+                return Err(Error::DifferentSamples { ranks: [group.ranks()[0], group.ranks()[member]] });
+            }
         }
-        let hashes = group.exchange(Samples::hash(micros));
-        match hashes.iter().position(|&hash| hash != hashes[0]) {
-            None => Ok(()),
-            Some(member) => Err(Error::DifferentSamples { ranks: [group.ranks()[0], group.ranks()[member]] }),
+        Ok(())
+    }
+
+    fn optimizer(&self) -> &AdamW {
+        self.optimizer.as_ref().expect("who trains has an optimizer")
+    }
+
+    fn data_group(&self) -> Option<&Group> {
+        self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
+    }
+
+    /// On all ranks the same bits.
+    fn sum_over_shares(&self, value: f64) -> f64 {
+        match self.data_group() {
+            Some(group) => group.exchange(value.to_bits()).into_iter().map(f64::from_bits).sum(),
+            None => value,
         }
     }
 
@@ -206,14 +237,32 @@ impl Trainer {
     fn measure_norm(&self) -> &Tensor {
         let (compute, comm) = (self.device.compute(), self.device.comm());
         let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
-        let squared_norm = self.optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
-        let group = &self.groups[0];
-        if group.size() > 1 {
-            comm.wait(&compute.record());
+        let squared_norm = self.optimizer().measure_norm(compute, &self.parameters, &self.gradients, is_counted);
+        let split = self.data_group().filter(|_| self.parameters.split.state);
+        comm.wait(&compute.record());
+        for group in [Some(&self.groups[0]), split].into_iter().flatten() {
             group.all_reduce(comm, squared_norm);
-            compute.wait(&comm.record());
         }
+        compute.wait(&comm.record());
         squared_norm
+    }
+
+    /// Everybody gets the values whose masters others keep, but for those that are gathered as they are used.
+    pub(crate) fn gather_values(&self) {
+        let (Some(group), true) = (self.data_group(), self.parameters.split.state) else { return };
+        let (compute, comm) = (self.device.compute(), self.device.comm());
+        comm.wait(&compute.record());
+        for (index, bucket) in self.parameters.buckets.iter().enumerate() {
+            if self.parameters.own_values(index).is_some() {
+                continue;
+            }
+            let values = self.parameters.values(index).expect("values that are not split are here");
+            let values = values.reshaped(bucket.len / GRAIN, GRAIN);
+            let bounds: Vec<usize> = bucket.bounds(group.size()).into_iter().map(|elements| elements / GRAIN).collect();
+            let own = values.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
+            group.all_gather(comm, &own, &values, &bounds);
+        }
+        compute.wait(&comm.record());
     }
 
     /// What one batch says. Parameters stay as they are.
@@ -221,7 +270,7 @@ impl Trainer {
         let queue = self.device.compute();
         let batch = self.batch(samples);
         let size = PartSize::of(&self.model, &batch);
-        let program = self.verified(|chain| evaluation(chain, &size));
+        let program = self.verified(|_, chain| evaluation(chain, &size));
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
         let found = self.executor().run(&program, &[vec![batch]], options, None).remove(0);
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
@@ -236,13 +285,23 @@ impl Trainer {
         evaluation
     }
 
-    /// What this rank keeps of a parameter.
-    pub fn tensor(&self, kind: Kind, id: ParamId) -> &Tensor {
-        match kind {
-            Kind::Weight => self.parameters.master(id),
-            Kind::Mean => self.optimizer.mean(id),
-            Kind::Variance => self.optimizer.variance(id),
-        }
+    /// What this rank keeps of a parameter: which elements of its slice, and where they lie, f32 [1, n].
+    pub fn kept(&self, kind: Kind, id: ParamId) -> Option<(Held, Tensor)> {
+        let Stretch { elements, place } = self.parameters.own_stretch(id)?;
+        let bucket = self.parameters.bucket_of(id);
+        let flat = match kind {
+            Kind::Weight => self.parameters.masters(bucket),
+            Kind::Mean => self.optimizer().means(bucket),
+            Kind::Variance => self.optimizer().variances(bucket),
+        };
+        let slice = self.model.specs[id.0].slice.clone();
+        Some((Held { slice, range: elements }, flat.col_range(place)))
+    }
+
+    /// Whether this rank speaks for what it keeps of a parameter where others keep the same.
+    pub(crate) fn speaks_for(&self, id: ParamId) -> bool {
+        let is_first = self.parameters.split.state || self.mesh.share(self.rank) == 0;
+        is_first && self.model.specs[id.0].is_counted_by(self.model.shard.index)
     }
 
     fn executor(&self) -> Executor<'_> {
@@ -260,19 +319,35 @@ impl Trainer {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    fn schedule(&mut self, batches: &[Vec<Batch>]) {
-        let size = |batch: &Batch| PartSize::of(&self.model, batch);
-        let sizes: Vec<Vec<PartSize>> = batches.iter().map(|parts| parts.iter().map(size).collect()).collect();
+    fn schedule(&mut self, shares: &[Vec<Cow<Samples>>]) {
+        let parts = self.options.arrangement.parts;
+        let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
+        let sizes: Vec<Vec<Vec<PartSize>>> = shares.iter().map(|share| share.iter().map(size).collect()).collect();
         if sizes != self.sizes {
-            self.program = self.verified(|chain| self.options.arrangement.write(chain, &sizes));
+            let write = |rank, chain: &Chain| self.options.arrangement.write(chain, &sizes[self.mesh.share(rank)]);
+            self.program = self.verified(write);
             self.sizes = sizes;
         }
     }
 
     /// This rank's program, once those of all ranks are proved sound together.
-    fn verified(&self, write: impl Fn(&Chain) -> Program) -> Program {
-        let mut programs: Vec<Program> = self.chains.iter().map(write).collect();
-        verify(&programs).expect("schedules write sound programs");
+    fn verified(&self, write: impl Fn(usize, &Chain) -> Program) -> Program {
+        let programs = self.chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
+        let mut programs: Vec<Program> = programs.collect();
+        verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
         programs.swap_remove(self.rank)
     }
+}
+
+/// Deals micro-batches to the shares of the data, in turn. Where they do not come out even, some get one without labels, which
+/// changes nothing.
+fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
+    let missing = micros.len().next_multiple_of(shares) - micros.len();
+    let blank = micros.last().map(Samples::without_labels);
+    let blanks = std::iter::repeat_n(blank, missing).flatten().map(Cow::Owned);
+    let mut dealt = vec![Vec::new(); shares];
+    for (index, samples) in micros.iter().map(Cow::Borrowed).chain(blanks).enumerate() {
+        dealt[index % shares].push(samples);
+    }
+    dealt
 }

@@ -26,7 +26,7 @@ fn model() -> Model {
 
 fn options() -> TrainerOptions {
     TrainerOptions {
-        optimizer: AdamWOptions::default(),
+        optimizer: Some(AdamWOptions::default()),
         label_smoothing: 0.1,
         arrangement: Arrangement::default(),
         longest: SEQUENCE,
@@ -103,7 +103,7 @@ fn plan(steps: u64) -> Plan {
     Plan {
         rate: Rate { peak: 1e-2, floor: 1e-3, warmup_steps: 3, decay: Decay::Cosine },
         limits: Limits { steps: Some(steps), ..Limits::default() },
-        accumulate: 2,
+        micros_per_step: 2,
         evaluate_every: Some(5),
         checkpoint_every: None,
         nonfinite_limit: 3,

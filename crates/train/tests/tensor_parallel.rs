@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device};
-use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing};
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing, Split};
+use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
@@ -28,14 +29,19 @@ fn model(case: &str) -> Model {
 
 fn options(clip_norm: Option<f32>) -> TrainerOptions {
     let optimizer = AdamWOptions { clip_norm, ..AdamWOptions::default() };
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement: Arrangement::default(), longest: 64 }
+    TrainerOptions {
+        optimizer: Some(optimizer),
+        label_smoothing: 0.0,
+        arrangement: Arrangement::default(),
+        longest: 64,
+    }
 }
 
 /// Ranks with the case's own weights.
 fn loaded(case: &str, cut: &Cut, dtype: DType, options: TrainerOptions) -> Ranks {
     let path = golden(case);
     support::start(&model(case), cut, options, move |shard, queue| {
-        shard.load(&Folder::open(&path).unwrap(), dtype, queue).unwrap()
+        shard.load(&Folder::open(&path).unwrap(), dtype, Split::NONE, queue).unwrap()
     })
 }
 
@@ -137,7 +143,7 @@ fn replicated_parameters_stay_bitwise_equal_across_ranks() {
             train(case, &ranks, 10);
             let held = ranks.each(|trainer| {
                 let queue = trainer.device.compute();
-                let of = |id: ParamId| queue.read(trainer.tensor(Kind::Weight, id));
+                let of = |id: ParamId| trainer.kept(Kind::Weight, id).map(|(_, kept)| queue.read(&kept));
                 (trainer.model.specs.clone(), trainer.parameters.ids().map(of).collect::<Vec<_>>())
             });
             let held = held.unwrap();
@@ -281,11 +287,11 @@ fn what_a_plan_leaves_whole_is_computed_whole_on_every_rank() {
 fn loading_touches_only_a_ranks_own_slices() {
     let model = llama(4, 2, 8, 400, true);
     let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) }).unwrap();
-    let parameters = Parameters::random(&model.specs, DType::F32, 3, device.compute());
+    let parameters = Parameters::random(&model, DType::F32, Split::NONE, 3, device.compute());
     let shards = model.cut(&Cut::even(2)).unwrap();
     let queue = device.compute();
     for (id, spec) in parameters.ids().zip(&model.specs) {
-        let whole = queue.read(parameters.master(id));
+        let whole = queue.read(&parameters.master(id));
         let asked = std::cell::RefCell::new(vec![false; whole.len()]);
         let held = &shards[1].specs[id.0];
         let tensor = queue.tensor(held.matrix[0], held.matrix[1], DType::F32);
@@ -319,7 +325,7 @@ fn a_rank_that_panics_or_fails_while_it_is_made_is_an_error() {
             (1, how) => Err(RankFailure { rank: 1, message: how.to_owned() }),
             _ => {
                 let (model, device) = (model("llama3"), support::device(1));
-                let parameters = Parameters::random(&model.specs, DType::F32, 0, device.compute());
+                let parameters = Parameters::random(&model, DType::F32, Split::NONE, 0, device.compute());
                 Ok(Trainer::alone(model, device, parameters, options(None)))
             }
         }
@@ -341,8 +347,8 @@ fn a_checkpoint_that_one_rank_cannot_load_is_an_error() {
     let mixed = [small.cut(&Cut::even(2)).unwrap().remove(0), large.cut(&Cut::even(2)).unwrap().remove(1)];
     let ranks = Ranks::start(2, &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let device = support::device(1);
-        let parameters = Parameters::random(&mixed[communicator.rank()].specs, DType::F32, 0, device.compute());
-        Ok(Trainer::new(&mixed, communicator, device, parameters, options(None)))
+        let parameters = Parameters::random(&mixed[communicator.rank()], DType::F32, Split::NONE, 0, device.compute());
+        Ok(Trainer::new(&mixed, Mesh::of_shards(2), communicator, device, parameters, options(None)))
     });
     let error = checkpoint::load(&folder, &ranks.unwrap()).unwrap_err();
     assert!(matches!(error, Error::OtherModel { .. }), "{error}");

@@ -1,7 +1,7 @@
 //! The random Llama that benchmarks train on random tokens.
 
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_model::Model;
+use evenkeel_model::{Model, even_bounds};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_train::{AdamWOptions, Samples, TrainerOptions};
 
@@ -60,16 +60,29 @@ impl Llama {
 
     pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
         let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
-        TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: self.sequence }
+        TrainerOptions { optimizer: Some(optimizer), label_smoothing: 0.0, arrangement, longest: self.sequence }
     }
 
     pub fn tokens(&self) -> usize {
         self.batch * self.sequence
     }
 
+    /// A step's sequences in micro-batches for so many shares of the data.
+    pub fn samples(&self, step: u64, shares: usize) -> Vec<Samples> {
+        let bounds = even_bounds(self.batch, shares);
+        let seed = |share: usize| step * shares as u64 + share as u64;
+        bounds.windows(2).enumerate().map(|(share, ends)| self.micro(seed(share), ends[1] - ends[0])).collect()
+    }
+
+    /// Of the same sizes.
+    pub fn blank(&self, model: &Model, shares: usize) -> Vec<Samples> {
+        let bounds = even_bounds(self.batch, shares);
+        bounds.windows(2).map(|ends| Samples::blank(model.config.input, ends[1] - ends[0], self.sequence)).collect()
+    }
+
     /// Random tokens, each to be predicted from those before it.
-    pub fn samples(&self, step: u64) -> Samples {
-        let &Llama { batch, sequence, vocab, .. } = self;
+    fn micro(&self, step: u64, batch: usize) -> Samples {
+        let &Llama { sequence, vocab, .. } = self;
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
         let mut token = || {
             state ^= state << 13;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use evenkeel_comm::Link;
 use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, PartSize, SAVED_COMM};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, SAVED_COMM};
 use evenkeel_step::simulate::{Costs, simulate};
 use evenkeel_step::trace::{Span, Timeline, perfetto, svg};
 use evenkeel_step::{Program, Work};
@@ -22,6 +22,12 @@ use crate::{Failure, text};
 pub struct Arguments {
     #[command(flatten)]
     llama: Llama,
+    /// Shares of a step's sequences, each computed by ranks of its own.
+    #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
+    dp: usize,
+    /// What these split among them: 1 the optimizer's state, 2 gradients, too, 3 parameters, too.
+    #[arg(long, default_value_t = 0, value_parser = between::<0, 3>)]
+    zero: usize,
     /// Ranks that share every layer.
     #[arg(long, default_value_t = 2, value_parser = between::<1, 64>)]
     tp: usize,
@@ -67,18 +73,18 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let shards = model.cut(&launch.cut)?;
     let mut cases = arguments.cases(&shards, dtype);
     let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
-    let blank = [Samples::blank(model.config.input, llama.batch, llama.sequence)];
-    let largest = costs(&shards, llama.trainer_options(largest.arrangement), dtype, &blank);
+    let blank = llama.blank(&model, arguments.dp);
+    let largest = costs(&shards, launch.mesh(), launch.zero, llama.trainer_options(largest.arrangement), dtype, &blank);
     check_memory(&largest, "use a smaller --batch or --sequence, or fewer --layers")?;
-    let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, queue| {
-        Ok(Parameters::random(&shard.specs, dtype, 0, queue))
+    let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, split, queue| {
+        Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
     for round in 0..arguments.rounds as u64 {
         for case in &mut cases {
             case.steps.push(measure(
                 &ranks,
                 case.arrangement,
-                [2 * round, 2 * round + 1].map(|step| llama.samples(step)),
+                [2 * round, 2 * round + 1].map(|step| llama.samples(step, arguments.dp)),
             )?);
         }
     }
@@ -91,7 +97,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 impl Arguments {
     fn launch(&self) -> Launch {
-        let mut launch = Launch::even(self.tp, self.threads);
+        let mut launch = Launch::even(self.dp, self.tp, self.threads);
+        launch.zero = self.zero;
         launch.cut.split_sequence = self.tp > 1 && !self.whole_stream;
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
@@ -110,8 +117,9 @@ impl Arguments {
         let unlisted = parts.iter().filter(|&&parts| parts > 1);
         let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(DEFAULT).in_parts(parts)).collect();
         let case = |arrangement: Arrangement, is_listed| {
-            let blank = [Samples::blank(shards[0].config.input, self.llama.batch, self.llama.sequence)];
-            let costs = costs(shards, self.llama.trainer_options(arrangement), dtype, &blank);
+            let blank = self.llama.blank(&shards[0], self.dp);
+            let (launch, options) = (self.launch(), self.llama.trainer_options(arrangement));
+            let costs = costs(shards, launch.mesh(), launch.zero, options, dtype, &blank);
             Case {
                 arrangement,
                 is_listed,
@@ -125,9 +133,11 @@ impl Arguments {
     }
 
     fn programs(&self, shards: &[Model], dtype: DType, arrangement: Arrangement) -> Vec<Program> {
-        let samples = self.llama.samples(0);
-        let sizes: Vec<PartSize> = samples.part_sizes(&shards[0], arrangement.parts);
-        Chain::all(shards, dtype).iter().map(|chain| arrangement.write(chain, std::slice::from_ref(&sizes))).collect()
+        let (launch, samples) = (self.launch(), self.llama.samples(0, self.dp));
+        let sizes = |share: usize| [samples[share].part_sizes(&shards[0], arrangement.parts)];
+        let chains = Chain::all(shards, dtype, &launch.mesh(), launch.zero);
+        let write = |(rank, chain): (usize, &Chain)| arrangement.write(chain, &sizes(launch.mesh().share(rank)));
+        chains.iter().enumerate().map(write).collect()
     }
 }
 
@@ -147,15 +157,15 @@ struct Step {
 }
 
 /// Arranges the ranks' steps so, makes one to warm up and measures the other.
-fn measure(ranks: &Ranks, arrangement: Arrangement, steps: [Samples; 2]) -> Result<Step, Failure> {
+fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Samples>; 2]) -> Result<Step, Failure> {
     const LR: f64 = 3e-4;
     let epoch = Instant::now();
     let measured = move |trainer: &mut Trainer| {
         trainer.rearrange(arrangement);
-        trainer.step(&steps[..1], LR)?;
+        trainer.step(&first, LR)?;
         trainer.device.compute().finish();
         let start = Instant::now();
-        let (_, spans) = trainer.traced_step(&steps[1..], LR, epoch)?;
+        let (_, spans) = trainer.traced_step(&second, LR, epoch)?;
         Ok((start.elapsed(), spans))
     };
     let measured =

@@ -23,6 +23,12 @@ pub struct Arguments {
     /// Steps before those that are timed.
     #[arg(long, default_value_t = 3, value_parser = between::<0, 1000000>)]
     warmup: usize,
+    /// Shares of a step's sequences, each computed by ranks of its own.
+    #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
+    dp: usize,
+    /// What these split among them: 1 the optimizer's state, 2 gradients, too, 3 parameters, too.
+    #[arg(long, default_value_t = 0, value_parser = between::<0, 3>)]
+    zero: usize,
     /// Ranks that share every layer, each with its part of the threads.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     tp: usize,
@@ -51,18 +57,20 @@ impl Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = arguments.llama.model()?;
-    let mut launch = Launch::even(arguments.tp, arguments.threads);
-    launch.cut.split_sequence = !arguments.whole_stream;
+    let mut launch = Launch::even(arguments.dp, arguments.tp, arguments.threads);
+    launch.cut.split_sequence = arguments.tp > 1 && !arguments.whole_stream;
+    launch.zero = arguments.zero;
     let shards = model.cut(&launch.cut)?;
-    let blank = [Samples::blank(model.config.input, arguments.llama.batch, arguments.llama.sequence)];
-    let costs = costs(&shards, arguments.trainer_options(), arguments.llama.dtype.into(), &blank);
+    let blank = arguments.llama.blank(&model, arguments.dp);
+    let costs =
+        costs(&shards, launch.mesh(), launch.zero, arguments.trainer_options(), arguments.llama.dtype.into(), &blank);
     if arguments.dry {
         return Ok(most(&costs));
     }
     check_memory(&costs, HINT)?;
     let dtype = arguments.llama.dtype.into();
-    let ranks = launch.start(shards, arguments.trainer_options(), move |shard, queue| {
-        Ok(Parameters::random(&shard.specs, dtype, 0, queue))
+    let ranks = launch.start(shards, arguments.trainer_options(), move |shard, split, queue| {
+        Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
     let mut run = Run { arguments, ranks, steps: 0 };
     for _ in 0..arguments.warmup {
@@ -72,13 +80,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut text = report(arguments, &model, &run.ranks, launch.cores_per_rank, &steps)?;
     if arguments.roofline {
         let first = run.steps;
-        let llama = arguments.llama.clone();
+        let (llama, dp) = (arguments.llama.clone(), arguments.dp);
         let table = run.ranks.each(move |trainer| {
             let mut number = first;
             let device = trainer.device.clone();
             roofline::table(&device, || {
                 number += 1;
-                timed_step(trainer, &[llama.samples(number)]).expect("the steps before were no different").duration
+                timed_step(trainer, &llama.samples(number, dp)).expect("the steps before were no different").duration
             })
         })?;
         text = format!("{text}\n\n{}", table[0]);
@@ -118,7 +126,7 @@ impl Run<'_> {
     /// As long as the slowest rank takes.
     fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
-        let micros = [self.arguments.llama.samples(self.steps)];
+        let micros = self.arguments.llama.samples(self.steps, self.arguments.dp);
         let steps = self.ranks.each(move |trainer| timed_step(trainer, &micros))?;
         let steps = steps.into_iter().collect::<Result<Vec<Step>, _>>()?;
         Ok(steps.into_iter().max_by_key(|step| step.duration).expect("there is a rank"))

@@ -183,6 +183,12 @@ settings! {
 
     /// How the work is shared among ranks, each with cores of its own.
     [parallel] Parallel {
+        /// Shares of the data that are computed side by side, each by ranks of its own (data parallelism). A step's batch is
+        /// train.batch × train.accumulate × parallel.dp.
+        dp: usize = 1, from(1).to(1024);
+        /// What these ranks split among them instead of keeping it each (ZeRO): 1 the optimizer's state, 2 gradients, too, 3
+        /// parameters, too.
+        zero: usize = 0, from(0).to(3);
         /// Ranks that share every layer of the model (tensor parallelism).
         tp: usize = 1, from(1).to(1024);
         /// The share of the work that each of these ranks gets, such as [1, 1, 0.5]; equal if not set.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use evenkeel_device::DType;
 use evenkeel_model::{Config, Cut, Input, Model};
+use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_store::Folder;
 use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, costs};
@@ -76,7 +77,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
             let micros = [Samples::blank(config.input, batch, sequence)];
-            let cost = costs(std::slice::from_ref(&model), options(recompute, sequence), dtype, &micros)[0];
+            let cost = costs(
+                std::slice::from_ref(&model),
+                Mesh::of_shards(1),
+                0,
+                options(recompute, sequence),
+                dtype,
+                &micros,
+            )[0];
             let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
             let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
             rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
@@ -99,13 +107,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let shards = model.cut(&arguments.cut(&model, folder.config())?)?;
     let options = options(false, sequence);
     let micros = [Samples::blank(config.input, batch, sequence)];
-    let costs = costs(&shards, options, DType::F32, &micros);
+    let costs = costs(&shards, Mesh::of_shards(shards.len()), 0, options, DType::F32, &micros);
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
 }
 
 fn options(recompute: bool, longest: usize) -> TrainerOptions {
     let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
-    TrainerOptions { optimizer: AdamWOptions::default(), label_smoothing: 0.0, arrangement, longest }
+    TrainerOptions { optimizer: Some(AdamWOptions::default()), label_smoothing: 0.0, arrangement, longest }
 }
 
 impl Arguments {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use evenkeel_model::{Model, Sampling};
+use evenkeel_model::{Model, Sampling, Split};
 use evenkeel_store::{Folder, NewFolder};
 use evenkeel_train::data::Tokenizer;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
@@ -49,14 +49,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
-    let costs = costs(settings, &shards, options);
+    let costs = costs(settings, &shards, &launch, options);
     check_memory(&costs, MEMORY_HINT)?;
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
     let (dtype, seed, weights) = (device_dtype(settings.train.dtype), settings.model.seed, input.clone());
-    let ranks =
-        launch.start(shards, options, move |shard, queue| Ok(weights.parameters(shard, seed, dtype, queue)?))?;
+    let ranks = launch
+        .start(shards, options, move |shard, split, queue| Ok(weights.parameters(shard, seed, dtype, split, queue)?))?;
     let (mut progress, mut from) = (Progress::default(), None);
     if let Some(path) = &newest {
         let state = checkpoint::load(path, &ranks)?;
@@ -123,7 +123,7 @@ pub fn trainer_options(settings: &Settings) -> TrainerOptions {
         clip_norm: Some(train.clip_norm as f32).filter(|&norm| norm > 0.0),
     };
     TrainerOptions {
-        optimizer,
+        optimizer: Some(optimizer),
         label_smoothing: train.label_smoothing as f32,
         arrangement: arrangement(&settings.parallel),
         longest: settings.data.sequence,
@@ -145,7 +145,7 @@ fn plan(settings: &Settings) -> Plan {
             tokens: train.tokens,
             duration: train.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         },
-        accumulate: train.accumulate,
+        micros_per_step: micros_of_step(settings),
         evaluate_every: settings.eval.every.map(u64::from),
         checkpoint_every: every(settings.output.checkpoint_every),
         nonfinite_limit: train.nonfinite_limit,
@@ -165,7 +165,12 @@ fn check_evaluation(data: &Data) -> Result<(), Failure> {
 
 fn tokens_of_step(settings: &Settings, model: &Model) -> usize {
     let micro = blank(settings, model);
-    settings.train.accumulate * micro.tokens(model.config.input)
+    micros_of_step(settings) * micro.tokens(model.config.input)
+}
+
+/// Of all shares of the data.
+fn micros_of_step(settings: &Settings) -> usize {
+    settings.train.accumulate * settings.parallel.dp
 }
 
 fn blank(settings: &Settings, model: &Model) -> Samples {
@@ -176,9 +181,9 @@ const MEMORY_HINT: &str =
     "use a smaller train.batch or data.sequence, train.recompute = true, or train.dtype = \"bf16\"";
 
 /// What each rank's steps take, from dry runs.
-fn costs(settings: &Settings, shards: &[Model], options: TrainerOptions) -> Vec<Cost> {
-    let micros = vec![blank(settings, &shards[0]); settings.train.accumulate];
-    evenkeel_train::costs(shards, options, device_dtype(settings.train.dtype), &micros)
+fn costs(settings: &Settings, shards: &[Model], launch: &Launch, options: TrainerOptions) -> Vec<Cost> {
+    let micros = vec![blank(settings, &shards[0]); micros_of_step(settings)];
+    evenkeel_train::costs(shards, launch.mesh(), launch.zero, options, device_dtype(settings.train.dtype), &micros)
 }
 
 fn peak_bytes(costs: &[Cost]) -> u64 {
@@ -237,7 +242,7 @@ fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Re
     let saved = Folder::open(folder.model())?;
     let model = Model::open(&saved)?;
     let device = device::start(settings.device.threads)?;
-    let parameters = model.load(&saved, device_dtype(settings.train.dtype), device.compute())?;
+    let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
     Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))
 }
 

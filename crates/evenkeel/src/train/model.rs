@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Input, Model, Parameters};
+use evenkeel_model::{Input, Model, Parameters, Split};
 use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
@@ -58,11 +58,12 @@ impl ModelInput {
         shard: &Model,
         seed: u64,
         dtype: DType,
+        split: Split,
         queue: &Queue,
     ) -> Result<Parameters, evenkeel_model::Error> {
         Ok(match &self.folder {
-            Some(folder) => shard.load(folder, dtype, queue)?,
-            None => Parameters::random(&shard.specs, dtype, seed, queue),
+            Some(folder) => shard.load(folder, dtype, split, queue)?,
+            None => Parameters::random(shard, dtype, split, seed, queue),
         })
     }
 

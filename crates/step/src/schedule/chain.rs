@@ -2,11 +2,12 @@
 
 use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
-use evenkeel_model::{Batch, Model, Unit, UnitKind, summed};
+use evenkeel_model::{Batch, Bucket, Model, Split, Unit, UnitKind};
 
+use crate::mesh::Mesh;
 use crate::program::{GroupIdx, Members};
 
-/// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for what they sum.
+/// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Before the head.
@@ -20,9 +21,11 @@ pub struct Chain {
     pub row_bytes: u64,
     /// What a rank's logits say of one row's softmax.
     pub stats_bytes: u64,
-    /// The tensor-parallel group, then those of ranks that sum gradients.
+    /// The tensor-parallel group first.
     pub groups: Vec<Members>,
-    pub summed: Vec<Summed>,
+    /// The data-parallel group, where there is one.
+    pub data_group: Option<GroupIdx>,
+    pub buckets: Vec<ChainBucket>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +37,20 @@ pub struct ChainUnit {
     pub inputs: usize,
 }
 
-/// Gradients of parameters that several ranks hold, each a summand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summed {
-    pub group: GroupIdx,
-    pub bytes: u64,
+/// Parameters whose values and gradients are moved together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainBucket {
+    /// The units that compute with them, by their place; the head is behind the last.
+    pub users: Vec<usize>,
+    /// Whether a unit's entry may compute with them, too, and not only its body.
+    pub is_of_entries: bool,
+    /// The group of ranks that each have a summand of the gradients, where there are several.
+    pub summed_in: Option<GroupIdx>,
+    pub gradient_bytes: u64,
+    pub value_bytes: u64,
+    /// Whether a rank keeps only its part of the gradients, and of the values.
+    pub splits_gradients: bool,
+    pub splits_values: bool,
 }
 
 /// The size of what runs through a chain together.
@@ -50,23 +62,42 @@ pub struct PartSize {
 }
 
 impl Chain {
-    /// The chain of a shard that rank `ranks[shard.index]` computes with; the others' are those of the other ranks.
-    pub fn of(model: &Model, dtype: DType, ranks: &[usize]) -> Chain {
+    /// The chain of a rank that computes with this shard of a model, and keeps its part of the state in this stage of ZeRO.
+    pub fn of(model: &Model, dtype: DType, mesh: &Mesh, rank: usize, zero: usize) -> Chain {
         let shard = &model.shard;
-        assert_eq!(ranks.len(), shard.count, "one rank for each shard");
-        let mut groups = vec![Members { name: "tp".to_owned(), ranks: ranks.to_vec() }];
-        let sums = summed(&model.specs).into_iter().map(|(holders, members)| {
-            let elements: usize = members.iter().map(|id| model.specs[id.0].len()).sum();
-            let group = if holders.len() == ranks.len() {
-                GroupIdx(0)
-            } else {
-                assert_eq!(holders, shard.kv_holders, "parts are held by one shard, by all, or with the kv heads");
-                groups.push(Members { name: "tp kv heads".to_owned(), ranks: ranks[holders].to_vec() });
-                GroupIdx(groups.len() - 1)
-            };
-            Summed { group, bytes: (elements * DType::F32.size_bytes()) as u64 }
+        assert_eq!((shard.index, shard.count), (mesh.shard(rank), mesh.tp), "ranks have the shards of their places");
+        let tensor_ranks = mesh.tensor_ranks(rank);
+        let mut groups = vec![Members { name: "tp".to_owned(), ranks: tensor_ranks.clone() }];
+        let data_group = (mesh.dp > 1).then(|| {
+            groups.push(Members { name: "dp".to_owned(), ranks: mesh.data_ranks(rank) });
+            GroupIdx(groups.len() - 1)
         });
-        let summed = sums.collect();
+        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
+        let mut kv_group = None;
+        let bucket = |bucket: &Bucket| {
+            let value_dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
+            let summed_in = bucket.summed_over.clone().map(|holders| {
+                if holders.len() == mesh.tp {
+                    return GroupIdx(0);
+                }
+                assert_eq!(holders, shard.kv_holders, "parts are held by one shard, by all, or with the kv heads");
+                *kv_group.get_or_insert_with(|| {
+                    let ranks = tensor_ranks[holders].to_vec();
+                    groups.push(Members { name: "tp kv heads".to_owned(), ranks });
+                    GroupIdx(groups.len() - 1)
+                })
+            });
+            ChainBucket {
+                users: bucket.users.clone(),
+                is_of_entries: !bucket.is_of_one_place(),
+                summed_in,
+                gradient_bytes: (bucket.len * DType::F32.size_bytes()) as u64,
+                value_bytes: (bucket.len * value_dtype.size_bytes()) as u64,
+                splits_gradients: split.splits_gradients_of(bucket),
+                splits_values: split.splits_values_of(bucket),
+            }
+        };
+        let buckets = model.buckets.iter().map(bucket).collect();
         let unit =
             |unit: &Unit| ChainUnit { kind: unit.kind, is_partial: unit.is_partial, inputs: unit.entry.norm_count() };
         Chain {
@@ -77,14 +108,14 @@ impl Chain {
             row_bytes: (model.config.hidden * dtype.size_bytes()) as u64,
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
             groups,
-            summed,
+            data_group,
+            buckets,
         }
     }
 
-    /// The chains of all shards of a model, each on the rank of its number.
-    pub fn all(shards: &[Model], dtype: DType) -> Vec<Chain> {
-        let ranks: Vec<usize> = (0..shards.len()).collect();
-        shards.iter().map(|shard| Chain::of(shard, dtype, &ranks)).collect()
+    /// The chains of all ranks of a mesh.
+    pub fn all(shards: &[Model], dtype: DType, mesh: &Mesh, zero: usize) -> Vec<Chain> {
+        (0..mesh.ranks()).map(|rank| Chain::of(&shards[mesh.shard(rank)], dtype, mesh, rank, zero)).collect()
     }
 }
 

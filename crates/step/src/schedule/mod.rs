@@ -8,16 +8,18 @@ mod arrangement;
 mod chain;
 mod interleave;
 mod line;
+mod state;
 
 pub use arrangement::Arrangement;
-pub use chain::{Chain, ChainUnit, PartSize, Summed};
+pub use chain::{Chain, ChainBucket, ChainUnit, PartSize};
 use interleave::interleave;
 pub use line::Keep;
 use line::Recompute;
+use state::{gather_parameters, reduce_gradients};
 
 use evenkeel_model::UnitKind;
 
-use crate::program::{BucketIdx, Exchange, Micro, Program, Task, UnitIdx, Work};
+use crate::program::{Micro, Program, Task};
 
 /// What a schedule is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +105,7 @@ pub fn oases(request: &Request) -> Program {
 
 /// The losses of one micro-batch, and no gradients.
 pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
-    let tasks = line::evaluation(chain, Micro { index: 0, part: 0 }, size);
+    let tasks = gather_parameters(line::evaluation(chain, Micro { index: 0, part: 0 }, size), chain);
     Program { tasks, groups: chain.groups.clone(), blocking: false }
 }
 
@@ -135,17 +137,8 @@ impl<'a> Request<'a> {
         self.program(interleave(lines, self.ahead), false)
     }
 
-    fn program(&self, mut tasks: Vec<Task>, blocking: bool) -> Program {
-        let last = tasks.last().map_or(Micro { index: 0, part: 0 }, |task| task.micro);
-        tasks.extend(self.chain.summed.iter().enumerate().map(|(bucket, summed)| Task {
-            work: Work::SumGradients(BucketIdx(bucket)),
-            unit: UnitIdx(0),
-            micro: last,
-            reads: Vec::new(),
-            writes: Vec::new(),
-            frees: Vec::new(),
-            exchange: Some(Exchange { group: summed.group, bytes: summed.bytes }),
-        }));
+    fn program(&self, tasks: Vec<Task>, blocking: bool) -> Program {
+        let tasks = gather_parameters(reduce_gradients(tasks, self.chain), self.chain);
         Program { tasks, groups: self.chain.groups.clone(), blocking }
     }
 }

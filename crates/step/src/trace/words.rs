@@ -29,9 +29,8 @@ impl<'a> Words<'a> {
 
     /// As in "forward attention 3, part 1".
     pub(crate) fn name(&self, span: &Span) -> String {
-        if let Work::SumGradients(bucket) = span.work {
-            // It stands behind the whole chain: its unit and micro-batch say nothing.
-            return format!("sum gradients, bucket {}", bucket.0);
+        if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
+            return format!("{}, bucket {}", verb(span.work), bucket.0);
         }
         let mut name = format!("{} {}", verb(span.work), self.unit(span.unit));
         if let Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk) = span.work {
@@ -48,8 +47,8 @@ impl<'a> Words<'a> {
 
     /// What a box may say of its span, the longest first.
     pub(super) fn labels(&self, span: &Span) -> Vec<String> {
-        if matches!(span.work, Work::SumGradients(_)) {
-            return vec![self.name(span), "sum gradients".to_owned(), "sum".to_owned()];
+        if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
+            return vec![self.name(span), verb(span.work).to_owned(), bucket.0.to_string()];
         }
         let unit = self.unit(span.unit);
         let short = abbreviated(&unit);
@@ -92,6 +91,8 @@ fn verb(work: Work) -> &'static str {
         Work::ReduceScatter => "reduce-scatter",
         Work::AllGather => "all-gather",
         Work::SumGradients(_) => "sum gradients",
+        Work::ReduceGradients(_) => "reduce gradients",
+        Work::GatherParameters(_) => "gather parameters",
     }
 }
 

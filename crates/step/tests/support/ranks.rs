@@ -1,13 +1,16 @@
 //! A model on one rank and cut over several: losses, gradients and what ran when, compared.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use evenkeel_comm::{Communicator, Options, run_ranks};
 use evenkeel_device::{DType, Device, Queue};
-use evenkeel_model::{Batch, Cut, Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Sharing};
+use evenkeel_model::{
+    Batch, Cut, Gradients, LossOptions, Model, ParamId, ParamSpec, Parameters, RotaryTables, Sharing, Split, Stretch,
+};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
-use evenkeel_step::{Executor, Program, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use super::{cpu, golden, parts, sizes};
 
@@ -20,7 +23,8 @@ const FLOOR: f64 = 1e-6;
 pub struct Outcome {
     pub losses: Vec<f32>,
     evaluated: Vec<f32>,
-    gradients: Vec<(ParamSpec, Vec<f32>)>,
+    /// By parameter: which elements of its slice the rank keeps, and their gradients.
+    gradients: Vec<(ParamSpec, Range<usize>, Vec<f32>)>,
     pub program: Program,
     pub spans: Vec<Span>,
     /// Of the step alone, weights and gradients included.
@@ -30,7 +34,7 @@ pub struct Outcome {
 /// Where a model's weights come from, and what it reads.
 pub trait Origin: Sync {
     fn model(&self) -> Model;
-    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters;
+    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters;
     /// Micro-batches in so many parts.
     fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>>;
 }
@@ -40,8 +44,8 @@ impl Origin for str {
         Model::open(&golden(self)).expect("a known architecture")
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, queue: &Queue) -> Parameters {
-        shard.load(&golden(self), dtype, queue).expect("golden weights fit")
+    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+        shard.load(&golden(self), dtype, split, queue).expect("golden weights fit")
     }
 
     fn micros(&self, model: &Model, count: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
@@ -49,32 +53,47 @@ impl Origin for str {
     }
 }
 
+/// How a model runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    pub dp: usize,
+    pub zero: usize,
+    pub arrangement: Arrangement,
+}
+
+impl From<Arrangement> for Way {
+    fn from(arrangement: Arrangement) -> Way {
+        Way { dp: 1, zero: 0, arrangement }
+    }
+}
+
 pub fn on_one_rank(origin: &(impl Origin + ?Sized), dtype: DType) -> Outcome {
-    run(&[origin.model()], origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default())
+    run(&[origin.model()], origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default().into())
 }
 
 pub fn on_ranks(
     origin: &(impl Origin + ?Sized),
     cut: &Cut,
     dtype: DType,
-    arrangement: Arrangement,
+    way: impl Into<Way>,
     options: &Options,
 ) -> Vec<Outcome> {
-    let shards = origin.model().cut(cut).expect("enough heads");
-    let outcomes = run_ranks(shards.len(), options, |communicator| {
-        run(&shards, origin, &communicator, &cpu(1), dtype, arrangement)
+    let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
+    let outcomes = run_ranks(way.dp * shards.len(), options, |communicator| {
+        run(&shards, origin, &communicator, &cpu(1), dtype, way)
     });
     outcomes.expect("no rank fails")
 }
 
 /// What a rank's step needs of memory, from a dry run.
-pub fn dry_peak_bytes(origin: &(impl Origin + ?Sized), cut: &Cut, rank: usize, arrangement: Arrangement) -> u64 {
-    let shards = origin.model().cut(cut).expect("enough heads");
-    let communicator = Communicator::dry(rank, shards.len());
+pub fn dry_peak_bytes(origin: &(impl Origin + ?Sized), cut: &Cut, rank: usize, way: impl Into<Way>) -> u64 {
+    let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
+    let mesh = Mesh { dp: way.dp, tp: shards.len() };
+    let communicator = Communicator::dry(rank, mesh.ranks());
     let device = Device::dry();
-    let shard = &shards[rank];
-    let parameters = Parameters::allocate(&shard.specs, DType::F32, device.compute());
-    step(&shards, &communicator, &device, &parameters, origin, arrangement);
+    let split = Split::zero(way.zero, mesh.share(rank), mesh.dp);
+    let parameters = Parameters::allocate(&shards[mesh.shard(rank)], DType::F32, split, device.compute());
+    step(&shards, &communicator, &device, &parameters, origin, way);
     device.usage().peak_bytes
 }
 
@@ -92,8 +111,8 @@ struct Step {
     recording: Recording,
 }
 
-fn verified(chains: &[Chain], rank: usize, write: impl Fn(&Chain) -> Program) -> Program {
-    let mut programs: Vec<Program> = chains.iter().map(write).collect();
+fn verified(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Program) -> Program {
+    let mut programs: Vec<Program> = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain)).collect();
     verify(&programs).unwrap_or_else(|unsound| panic!("a schedule of ours is sound: {unsound}"));
     programs.swap_remove(rank)
 }
@@ -104,15 +123,20 @@ fn step(
     device: &Device,
     parameters: &Parameters,
     origin: &(impl Origin + ?Sized),
-    arrangement: Arrangement,
+    way: Way,
 ) -> Step {
-    let (rank, queue) = (communicator.rank(), device.compute());
-    let (model, chains) = (&shards[rank], Chain::all(shards, parameters.dtype()));
+    let (rank, queue, mesh) = (communicator.rank(), device.compute(), Mesh { dp: way.dp, tp: shards.len() });
+    let model = &shards[mesh.shard(rank)];
+    let chains = Chain::all(shards, parameters.dtype(), &mesh, way.zero);
     let tables = RotaryTables::new(&model.config, queue, 64);
-    let gradients = Gradients::new(&model.specs, queue);
-    let micros = origin.micros(model, arrangement.parts, parameters.dtype(), queue);
-    let sizes = sizes(model, &micros);
-    let program = verified(&chains, rank, |chain| arrangement.write(chain, &sizes));
+    let gradients = Gradients::new(parameters, queue);
+    let mut shares: Vec<Vec<Vec<Batch>>> = (0..way.dp).map(|_| Vec::new()).collect();
+    let micros = origin.micros(model, way.arrangement.parts, parameters.dtype(), queue);
+    micros.into_iter().enumerate().for_each(|(micro, parts)| shares[micro % way.dp].push(parts));
+    let sizes: Vec<_> = shares.iter().map(|micros| sizes(model, micros)).collect();
+    let program = verified(&chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.share(rank)]));
+    let micros = shares.swap_remove(mesh.share(rank));
+    drop(shares);
     let groups = join(communicator, &chains[rank].groups);
     let executor = Executor { model, device, parameters, tables: &tables, gradients: &gradients, groups: &groups };
     let mut recording = Recording::default();
@@ -127,33 +151,38 @@ fn run(
     communicator: &Communicator,
     device: &Device,
     dtype: DType,
-    arrangement: Arrangement,
+    way: Way,
 ) -> Outcome {
-    let (rank, queue) = (communicator.rank(), device.compute());
-    let model = &shards[rank];
-    let parameters = origin.parameters(model, dtype, queue);
+    let (rank, queue, mesh) = (communicator.rank(), device.compute(), Mesh { dp: way.dp, tp: shards.len() });
+    let model = &shards[mesh.shard(rank)];
+    let parameters = origin.parameters(model, dtype, Split::zero(way.zero, mesh.share(rank), mesh.dp), queue);
     device.reset_peak();
     let epoch = Instant::now();
     let Step { gradients, tables, micros, losses, program, recording } =
-        step(shards, communicator, device, &parameters, origin, arrangement);
+        step(shards, communicator, device, &parameters, origin, way);
     queue.finish();
     device.comm().finish();
     let peak_bytes = device.usage().peak_bytes;
     let spans = recording.read(&program, epoch).expect("everything has run");
 
-    let chains = Chain::all(shards, dtype);
+    let chains = Chain::all(shards, dtype, &mesh, way.zero);
     let groups = join(communicator, &chains[rank].groups);
     let executor =
         Executor { model, device, parameters: &parameters, tables: &tables, gradients: &gradients, groups: &groups };
     let mut evaluated = Vec::new();
     for part in micros.into_iter().flatten() {
         let size = PartSize::of(model, &part);
-        let program = verified(&chains, rank, |chain| evaluation(chain, &size));
+        let program = verified(&chains, rank, |_, chain| evaluation(chain, &size));
         let found = executor.run(&program, &[vec![part]], OPTIONS, None);
         evaluated.extend(queue.read(&found[0].losses));
     }
-    let gradients = parameters.ids().map(|id| queue.read(gradients.sum(queue, id)));
-    let gradients = model.specs.iter().cloned().zip(gradients).collect();
+    let gradient = |id: ParamId| {
+        let spec = model.specs[id.0].clone();
+        let Some(Stretch { elements, place }) = parameters.own_stretch(id) else { return (spec, 0..0, Vec::new()) };
+        let own = gradients.own(queue, parameters.bucket_of(id)).col_range(place);
+        (spec, elements, queue.read(&own))
+    };
+    let gradients = parameters.ids().map(gradient).collect();
     Outcome { losses, evaluated, gradients, program, spans, peak_bytes }
 }
 
@@ -180,27 +209,43 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 pub fn compare(what: &str, whole: &Outcome, ranks: &[Outcome], tolerance: f64) {
-    let total = norm(whole.gradients.iter().flat_map(|(_, gradient)| gradient.iter().copied()));
     for (rank, ours) in ranks.iter().enumerate() {
         for (ours, whole) in [(&ours.losses, &whole.losses), (&ours.evaluated, &whole.evaluated)] {
             let error = distance(ours, whole) / norm(whole.iter().copied());
             assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
         }
         assert_eq!(ours.losses, ranks[0].losses, "{what}: ranks know the same losses");
-        for (id, (spec, gradient)) in ours.gradients.iter().enumerate() {
-            let expected = part(&whole.gradients[id].1, spec);
-            let (error, size) = (distance(gradient, &expected), norm(expected.iter().copied()));
-            assert!(
-                error <= tolerance * size + FLOOR * total,
-                "{what}, rank {rank}: {} is off by {error:e} of {size:e}",
-                spec.name
-            );
+    }
+    compare_gradients(what, whole, ranks, tolerance);
+    for (rank, ours) in ranks.iter().enumerate() {
+        for (id, (spec, _, gradient)) in ours.gradients.iter().enumerate() {
             let first = match &spec.sharing {
                 Sharing::Alone => rank,
                 Sharing::Same => 0,
                 Sharing::Summed(holders) => holders.start,
             };
-            assert_eq!(gradient, &ranks[first].gradients[id].1, "{what}: {} is one gradient", spec.name);
+            assert_eq!(gradient, &ranks[first].gradients[id].2, "{what}: {} is one gradient", spec.name);
         }
     }
+}
+
+/// Every gradient that a rank keeps is that part of the whole one.
+pub fn compare_gradients(what: &str, whole: &Outcome, ranks: &[Outcome], tolerance: f64) {
+    let total = norm(whole.gradients.iter().flat_map(|(_, _, gradient)| gradient.iter().copied()));
+    for (rank, ours) in ranks.iter().enumerate() {
+        for (id, (spec, elements, gradient)) in ours.gradients.iter().enumerate() {
+            let expected = &part(&whole.gradients[id].2, spec)[elements.clone()];
+            let (error, size) = (distance(gradient, expected), norm(expected.iter().copied()));
+            assert!(
+                error <= tolerance * size + FLOOR * total,
+                "{what}, rank {rank}: {} is off by {error:e} of {size:e}",
+                spec.name
+            );
+        }
+    }
+}
+
+/// How many elements of a parameter the ranks keep gradients of together.
+pub fn kept_elements(ranks: &[Outcome]) -> usize {
+    ranks.iter().flat_map(|rank| &rank.gradients).map(|(_, elements, _)| elements.len()).sum()
 }

@@ -1,33 +1,63 @@
 //! Ranks to train with.
 
+#![allow(dead_code, reason = "every test file uses its own part")]
+
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device, Queue};
-use evenkeel_model::{Cut, Model, ParamId, Parameters};
+use evenkeel_model::{Cut, Model, ParamId, Parameters, Split};
+use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
     Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(threads) }).unwrap()
 }
 
-/// Ranks that share a model, with the parameters that `parameters` makes for a shard.
+/// Where ranks stand and what of their state is split.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    pub cut: Cut,
+    pub dp: usize,
+    pub zero: usize,
+}
+
+impl Topology {
+    pub fn new(dp: usize, tp: usize, zero: usize) -> Topology {
+        Topology { cut: Cut { split_sequence: tp > 1, ..Cut::even(tp) }, dp, zero }
+    }
+}
+
+/// Ranks that train a model, with the parameters that `parameters` makes for a shard.
+pub fn start_on(
+    model: &Model,
+    topology: &Topology,
+    options: TrainerOptions,
+    parameters: impl Fn(&Model, Split, &Queue) -> Parameters + Send + Sync + 'static,
+) -> Ranks {
+    let (shards, zero) = (model.cut(&topology.cut).unwrap(), topology.zero);
+    let mesh = Mesh { dp: topology.dp, tp: shards.len() };
+    let threads = 3 - mesh.ranks().min(2);
+    Ranks::start(mesh.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
+        let (device, rank) = (device(threads), communicator.rank());
+        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
+        let parameters = parameters(&shards[mesh.shard(rank)], split, device.compute());
+        Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))
+    })
+    .unwrap()
+}
+
+/// Ranks that share a model.
 pub fn start(
     model: &Model,
     cut: &Cut,
     options: TrainerOptions,
     parameters: impl Fn(&Model, &Queue) -> Parameters + Send + Sync + 'static,
 ) -> Ranks {
-    let shards = model.cut(cut).unwrap();
-    let threads = 3 - shards.len().min(2);
-    Ranks::start(shards.len(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
-        let device = device(threads);
-        let parameters = parameters(&shards[communicator.rank()], device.compute());
-        Ok(Trainer::new(&shards, communicator, device, parameters, options))
-    })
-    .unwrap()
+    let topology = Topology { cut: cut.clone(), dp: 1, zero: 0 };
+    start_on(model, &topology, options, move |shard, _, queue| parameters(shard, queue))
 }
 
 pub fn random(model: &Model, cut: &Cut, options: TrainerOptions, dtype: DType) -> Ranks {
-    start(model, cut, options, move |shard, queue| Parameters::random(&shard.specs, dtype, 7, queue))
+    start(model, cut, options, move |shard, queue| Parameters::random(shard, dtype, Split::NONE, 7, queue))
 }
 
 /// All parameters and moments, whole.

@@ -56,8 +56,8 @@ impl Kind {
             Work::BackwardWeight => Kind::BackwardWeight,
             Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_) => Kind::Head,
             Work::Enter | Work::Normalise | Work::BackwardEnter => Kind::Entry,
-            Work::AllReduce | Work::ReduceScatter | Work::SumGradients(_) => Kind::Reduce,
-            Work::AllGather => Kind::Gather,
+            Work::AllReduce | Work::ReduceScatter | Work::SumGradients(_) | Work::ReduceGradients(_) => Kind::Reduce,
+            Work::AllGather | Work::GatherParameters(_) => Kind::Gather,
         }
     }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 14] = [
+    const WORKS: [Work; 16] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -113,6 +113,8 @@ mod tests {
         Work::ReduceScatter,
         Work::AllGather,
         Work::SumGradients(BucketIdx(0)),
+        Work::ReduceGradients(BucketIdx(0)),
+        Work::GatherParameters(BucketIdx(0)),
     ];
 
     #[test]

@@ -1,0 +1,164 @@
+//! What data parallelism adds to a program, whatever schedule wrote it: reductions of gradients as they are complete, and
+//! gathers of parameters ahead of their use.
+
+use std::collections::BTreeMap;
+
+use super::Chain;
+use super::chain::ChainBucket;
+use crate::program::{BucketIdx, Exchange, GroupIdx, Lane, Micro, Task, UnitIdx, Value, ValueKind, Work};
+
+/// How many reductions of split gradients may be on their way: each holds the gradients of a whole bucket.
+const REDUCTIONS_IN_FLIGHT: usize = 2;
+/// Parameters stay gathered where they are used again after so many bodies at most.
+const RESIDENCE: usize = 8;
+
+const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
+
+/// Adds the reductions of gradients: each as soon as nothing more is added to its bucket, or, where gradients are split, as
+/// soon as a micro-batch adds nothing more.
+pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
+    let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
+    for (index, bucket) in chain.buckets.iter().enumerate() {
+        for (micro, last) in last_additions(&tasks, bucket) {
+            let micro = Micro { index: micro, part: 0 };
+            after.entry(behind_exchanges(&tasks, last)).or_default().push((index, micro));
+        }
+    }
+    let mut reduced: Vec<Value> = Vec::new();
+    let mut out: Vec<Task> = Vec::new();
+    for (index, mut task) in tasks.into_iter().enumerate() {
+        // Whoever computes on waits for all but the last few, whose memory is free then.
+        if task.work.lane() == Lane::Compute && reduced.len() > REDUCTIONS_IN_FLIGHT {
+            let done: Vec<Value> = reduced.drain(..reduced.len() - REDUCTIONS_IN_FLIGHT).collect();
+            task.reads.extend(&done);
+            task.frees.extend(&done);
+        }
+        out.push(task);
+        for &(bucket, micro) in after.get(&index).into_iter().flatten() {
+            out.extend(reductions(chain, bucket, micro));
+            reduced.extend(out.last().and_then(|task| task.writes.first()).filter(|value| is_reduced(value)));
+        }
+    }
+    // Nobody computes behind the last ones.
+    for task in &mut out {
+        let last: Vec<Value> = task.writes.iter().filter(|value| reduced.contains(value)).copied().collect();
+        task.frees.extend(last);
+    }
+    out
+}
+
+fn is_reduced(value: &Value) -> bool {
+    matches!(value.kind, ValueKind::GradientsReduced(_))
+}
+
+/// Where something is added to a bucket for the last time; where gradients are split, by each micro-batch.
+fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize> {
+    let adds = |task: &Task| {
+        let is_of_body = matches!(task.work, Work::BackwardInput | Work::BackwardWeight | Work::Loss(_));
+        let is_of_entry = bucket.is_of_entries && task.work == Work::BackwardEnter;
+        (is_of_body || is_of_entry) && bucket.users.contains(&task.unit.0)
+    };
+    let mut last: BTreeMap<usize, usize> = BTreeMap::new();
+    for (index, task) in tasks.iter().enumerate().filter(|(_, task)| adds(task)) {
+        last.insert(if bucket.splits_gradients { task.micro.index } else { 0 }, index);
+    }
+    last
+}
+
+/// Exchanges that somebody waits for go first.
+fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
+    while tasks.get(index + 1).is_some_and(|task| task.exchange.is_some()) {
+        index += 1;
+    }
+    index
+}
+
+/// The sum over the shards that hold a bucket, and the reduction over the data's shares.
+fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
+    let ChainBucket { users, summed_in, gradient_bytes: bytes, splits_gradients, .. } = &chain.buckets[bucket];
+    let (unit, index) = (UnitIdx(users[0]), BucketIdx(bucket));
+    let task = |work, group: GroupIdx, writes: Vec<Value>| Task {
+        work,
+        unit,
+        micro,
+        reads: Vec::new(),
+        writes,
+        frees: Vec::new(),
+        exchange: Some(Exchange { group, bytes: *bytes }),
+    };
+    let sum = summed_in.map(|group| task(Work::SumGradients(index), group, Vec::new()));
+    let reduced = Value { kind: ValueKind::GradientsReduced(index), unit, micro };
+    let reduction = chain.data_group.map(|group| {
+        let writes = if *splits_gradients { vec![reduced] } else { Vec::new() };
+        task(Work::ReduceGradients(index), group, writes)
+    });
+    sum.into_iter().chain(reduction).collect()
+}
+
+/// Adds the gathers of split parameters, each while the bodies before its users compute, and frees them behind their users.
+pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
+    let Some(group) = chain.data_group else { return tasks };
+    let mut residences = residences(&tasks, chain);
+    residences.sort_by_key(|residence| residence.uses[0]);
+    let mut before: BTreeMap<usize, Vec<Task>> = BTreeMap::new();
+    let mut last_use = vec![0; chain.buckets.len()];
+    let mut out = tasks;
+    for (index, residence) in residences.iter().enumerate() {
+        let bucket = &chain.buckets[residence.bucket];
+        let (unit, number) = (UnitIdx(bucket.users[0]), BucketIdx(residence.bucket));
+        let value = Value { kind: ValueKind::ParametersGathered(number), unit, micro: WHOLE_STEP };
+        let ahead = index.checked_sub(1).map_or(0, |before| residences[before].uses[0]);
+        before.entry(ahead.max(last_use[residence.bucket])).or_default().push(Task {
+            work: Work::GatherParameters(number),
+            unit,
+            micro: WHOLE_STEP,
+            reads: Vec::new(),
+            writes: vec![value],
+            frees: Vec::new(),
+            exchange: Some(Exchange { group, bytes: bucket.value_bytes }),
+        });
+        residence.uses.iter().for_each(|&task| out[task].reads.push(value));
+        let last = residence.uses[residence.uses.len() - 1];
+        out[last].frees.push(value);
+        last_use[residence.bucket] = last + 1;
+    }
+    let gathered = |(index, task)| before.remove(&index).unwrap_or_default().into_iter().chain([task]);
+    out.into_iter().enumerate().flat_map(gathered).collect()
+}
+
+/// While a bucket's parameters are here.
+struct Residence {
+    bucket: usize,
+    /// The tasks that compute with them, in order.
+    uses: Vec<usize>,
+}
+
+fn residences(tasks: &[Task], chain: &Chain) -> Vec<Residence> {
+    let mut residences = Vec::new();
+    for (bucket, _) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_values) {
+        let mut open: Option<Residence> = None;
+        let mut bodies_since = 0;
+        for (index, task) in tasks.iter().enumerate() {
+            let computes = matches!(
+                task.work,
+                Work::Forward
+                    | Work::Recompute
+                    | Work::BackwardInput
+                    | Work::Logits(_)
+                    | Work::Loss(_)
+                    | Work::Evaluate(_)
+            );
+            bodies_since += usize::from(computes);
+            if !computes || !chain.buckets[bucket].users.contains(&task.unit.0) {
+                continue;
+            }
+            if bodies_since > RESIDENCE {
+                residences.extend(open.take());
+            }
+            open.get_or_insert_with(|| Residence { bucket, uses: Vec::new() }).uses.push(index);
+            bodies_since = 0;
+        }
+        residences.extend(open);
+    }
+    residences
+}

@@ -1,0 +1,178 @@
+//! Training on shares of the data with split state, against one rank with the same global batch; and resuming elsewhere.
+
+mod support;
+
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, GRAIN, Model, Parameters};
+use evenkeel_step::Mesh;
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
+use evenkeel_train::{AdamWOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
+use support::{Topology, start_on, state};
+
+const MICROS: usize = 4;
+const STEPS: usize = 6;
+
+fn model() -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "tie_word_embeddings": true,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn options(arrangement: Arrangement) -> TrainerOptions {
+    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16 }
+}
+
+fn ranks(topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
+    start_on(&model(), topology, options(arrangement), move |shard, split, queue| {
+        Parameters::random(shard, dtype, split, 7, queue)
+    })
+}
+
+/// Micro-batches of different sizes, with labels that do not count.
+fn micros(step: usize, count: usize) -> Vec<Samples> {
+    let micro = |micro: usize| {
+        let lengths = vec![5 + micro % 3, 4, 6];
+        let tokens: usize = lengths.iter().sum();
+        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
+        let label = |i: usize| if (i + micro).is_multiple_of(7) { u32::MAX } else { ids[(i + 1) % tokens] };
+        Samples::Tokens { labels: (0..tokens).map(label).collect(), ids, segment_lengths: lengths }
+    };
+    (0..count).map(micro).collect()
+}
+
+fn losses(ranks: &Ranks, steps: std::ops::Range<usize>) -> Vec<f64> {
+    let step = |step| {
+        let outcome = ranks.step(micros(step, MICROS), 1e-3).unwrap();
+        assert!(outcome.updated);
+        outcome.loss
+    };
+    steps.map(step).collect()
+}
+
+fn assert_close(what: &str, ours: &[f64], theirs: &[f64], tolerance: f64) {
+    assert_eq!(ours.len(), theirs.len());
+    for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert!((ours - theirs).abs() <= tolerance * theirs, "{what}, step {step}: {ours}, expected {theirs}");
+    }
+}
+
+#[test]
+fn every_mesh_stage_and_schedule_has_the_curve_of_the_single_rank() {
+    let single = losses(&ranks(&Topology::new(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
+    assert!(single[STEPS - 1] < single[0], "{single:?}");
+    let arrangements = [
+        Arrangement::of(NONE),
+        Arrangement::of(OASES).in_parts(2),
+        Arrangement::of(DEFAULT),
+        Arrangement::of(CROSS_PASS).in_parts(2).ahead(),
+    ];
+    let mut combinations = 0;
+    for (dp, tp) in [(2, 1), (4, 1), (2, 2), (3, 2), (2, 4), (8, 1)] {
+        for zero in 0..=3 {
+            let arrangement = arrangements[combinations % arrangements.len()];
+            let what = format!("dp {dp}, tp {tp}, stage {zero}, {arrangement:?}");
+            let ours = losses(&ranks(&Topology::new(dp, tp, zero), arrangement, DType::F32), 0..STEPS);
+            assert_close(&what, &ours, &single, 1e-5);
+            combinations += 1;
+        }
+        // So that the next mesh meets the schedules in other stages.
+        combinations += 1;
+    }
+}
+
+#[test]
+fn uneven_shards_are_split_like_others_and_bf16_keeps_f32_masters() {
+    let single = losses(&ranks(&Topology::new(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
+    let uneven = |zero| Topology { cut: Cut::weighted(vec![1.0, 2.0]), ..Topology::new(2, 2, zero) };
+    for zero in 0..=3 {
+        let ours = losses(&ranks(&uneven(zero), Arrangement::default(), DType::F32), 0..STEPS);
+        assert_close(&format!("uneven, stage {zero}"), &ours, &single, 1e-5);
+    }
+    let bf16 = |topology: &Topology| losses(&ranks(topology, Arrangement::default(), DType::Bf16), 0..STEPS);
+    let whole = bf16(&Topology::new(2, 1, 0));
+    for zero in 1..=3 {
+        assert_close(&format!("bf16, stage {zero}"), &bf16(&Topology::new(2, 1, zero)), &whole, 1e-6);
+    }
+}
+
+#[test]
+fn micro_batches_that_do_not_come_out_even_are_all_learnt_from() {
+    let step = |topology: &Topology| {
+        let ranks = ranks(topology, Arrangement::default(), DType::F32);
+        let outcomes = [3, 1].map(|count| ranks.step(micros(0, count), 1e-3).unwrap());
+        outcomes.map(|outcome| (outcome.loss, outcome.grad_norm, outcome.tokens))
+    };
+    let single = step(&Topology::new(1, 1, 0));
+    for topology in [Topology::new(2, 1, 0), Topology::new(2, 1, 3), Topology::new(4, 1, 2)] {
+        for ((loss, norm, tokens), (expected_loss, expected_norm, expected_tokens)) in
+            step(&topology).into_iter().zip(single)
+        {
+            assert_close("loss and norm", &[loss, norm], &[expected_loss, expected_norm], 1e-5);
+            assert_eq!(tokens, expected_tokens);
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_resumes_on_any_other_topology() {
+    let uneven = Topology { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..Topology::new(2, 3, 1) };
+    let topologies = [
+        Topology::new(1, 1, 0),
+        Topology::new(2, 1, 1),
+        Topology::new(2, 2, 3),
+        Topology::new(4, 1, 2),
+        Topology::new(1, 4, 0),
+        uneven,
+        Topology::new(3, 1, 3),
+        Topology::new(2, 2, 0),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    for (index, from) in topologies.iter().enumerate() {
+        let to = &topologies[(index + 1) % topologies.len()];
+        let what = format!("{from:?} to {to:?}");
+        let before = ranks(from, Arrangement::default(), DType::F32);
+        losses(&before, 0..3);
+        checkpoint::save(&path, &before, &Progress { step: 3, ..Progress::default() }, serde_json::Value::Null)
+            .unwrap();
+        let after = ranks(to, Arrangement::of(OASES), DType::F32);
+        checkpoint::load(&path, &after).unwrap();
+        assert_eq!(state(&before), state(&after), "{what}");
+        assert_close(&what, &losses(&after, 3..STEPS), &losses(&before, 3..STEPS), 1e-5);
+        // On the same one, bit for bit.
+        let same = ranks(from, Arrangement::default(), DType::F32);
+        checkpoint::load(&path, &same).unwrap();
+        losses(&same, 3..STEPS);
+        assert_eq!(state(&before), state(&same), "{from:?} again");
+    }
+}
+
+#[test]
+fn state_takes_what_the_stage_leaves_of_it() {
+    let (model, options) = (model(), options(Arrangement::default()));
+    let micros: Vec<Samples> = micros(0, 4);
+    for dp in [2, 4] {
+        for zero in 0..=3 {
+            let cost = costs(std::slice::from_ref(&model), Mesh { dp, tp: 1 }, zero, options, DType::Bf16, &micros)[0];
+            let mut expected = 0;
+            for bucket in &model.buckets {
+                let part = (bucket.len / GRAIN).div_ceil(dp) * GRAIN;
+                let is_split = bucket.summed_over.is_none() && !bucket.holds_vectors;
+                let of =
+                    |stage: usize| if zero >= stage && (is_split || stage == 1) { part } else { bucket.len } as u64;
+                // Masters and two moments, gradients, and copies in bf16; vectors' masters are what is computed with.
+                let (state, gradients, values) = (of(1), of(2), of(3));
+                expected += match bucket.holds_vectors {
+                    true => 4 * bucket.len as u64 + 8 * state + 4 * gradients,
+                    false => 12 * state + 4 * gradients + 2 * values,
+                };
+            }
+            // Scalars, tables and padding.
+            let beside = cost.state_bytes - expected;
+            assert!(beside < 16 << 10, "dp {dp}, stage {zero}: {} bytes, expected {expected}", cost.state_bytes);
+        }
+    }
+}
