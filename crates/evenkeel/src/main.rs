@@ -5,6 +5,7 @@ mod config;
 mod device;
 mod doctor;
 mod eval;
+mod export;
 mod failure;
 mod generate;
 mod inspect;
@@ -39,6 +40,8 @@ enum Command {
     Train(train::Arguments),
     /// Evaluates a model on held-out data.
     Eval(eval::Arguments),
+    /// Writes a checkpoint as a Hugging Face folder.
+    Export(export::Arguments),
     /// Continues a text.
     Generate(generate::Arguments),
     /// Checks a run's configuration and prints it with every default filled in.
@@ -63,6 +66,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Inspect(arguments) => inspect::run(arguments)?,
         Command::Train(arguments) => train::run(arguments)?,
         Command::Eval(arguments) => eval::run(arguments)?,
+        Command::Export(arguments) => export::run(arguments)?,
         Command::Generate(arguments) => generate::run(arguments)?,
         Command::Config(arguments) => config::run(arguments)?,
         Command::Program(arguments) => program::run(arguments)?,

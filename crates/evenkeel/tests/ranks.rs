@@ -36,6 +36,64 @@ fn losses(place: &Place, run: &str) -> Vec<f64> {
 }
 
 #[test]
+fn shares_of_the_data_give_the_run_with_as_large_a_batch() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--output", "one", "--set", "train.accumulate=2"]);
+    let alone = losses(&place, "one");
+    let zero = |stage: &str| format!("parallel.zero={stage}");
+    for (run, extra) in [
+        ("two", vec!["--dp", "2"]),
+        ("zero-1", vec!["--dp", "2", "--set", &zero("1")]),
+        ("zero-2", vec!["--dp", "2", "--set", &zero("2"), "--set", "train.recompute=true"]),
+        ("zero-3", vec!["--dp", "2", "--tp", "2", "--set", &zero("3"), "--set", "parallel.parts=2"]),
+    ] {
+        let output = place.run(&[vec!["train", "tiny.toml", "--output", run], extra].concat());
+        let said = stderr(&output);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("4 × 1 accumulated × dp 2 = 8"), "{said}");
+        for (ours, theirs) in losses(&place, run).iter().zip(&alone) {
+            assert!((ours - theirs).abs() < 1e-4, "{run}: {ours}, alone {theirs}");
+        }
+    }
+    // On another mesh than it was begun with, from the checkpoint in the middle.
+    fs::remove_dir_all(place.path("zero-3/checkpoints/step-00000012")).unwrap();
+    let said = stderr(&place.run(&["train", "tiny.toml", "--output", "zero-3", "--resume", "--dp", "2"]));
+    assert!(said.contains("resumes from") && said.contains("other settings") && said.contains("zero = 0"), "{said}");
+    let resumed = losses(&place, "zero-3");
+    assert_eq!(resumed.len(), 12);
+    assert!((resumed[11] - alone[11]).abs() < 1e-4, "{resumed:?}");
+    // A checkpoint is the model that its run saved.
+    let text = place.stdout(&["export", "zero-3", "--output", "exported"]);
+    assert!(text.contains("step 12"), "{text}");
+    for file in ["config.json", "model.safetensors"] {
+        let [saved, exported] =
+            ["zero-3/model", "exported"].map(|folder| fs::read(place.path(folder).join(file)).unwrap());
+        assert!(saved == exported, "{file}");
+    }
+    let output = place.run(&["export", "nowhere"]);
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("no checkpoint"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--output", "run", "--dp", "2", "--set", "parallel.zero=1"]);
+    let file = place.path("run/checkpoints/step-00000012/rank-00001.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let output = place.run(&["train", "tiny.toml", "--output", "run", "--resume"]);
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("rank-00001.safetensors") && said.contains("step-00000006`"), "{said}");
+    fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
+    fs::remove_file(place.path("run/checkpoints/step-00000006/manifest.json")).unwrap();
+    let output = place.run(&["train", "tiny.toml", "--output", "run", "--resume"]);
+    assert_ne!(output.status.code(), Some(0), "a run without a good checkpoint does not begin anew by itself");
+}
+
+#[test]
 fn a_runs_program_is_printed_and_drawn() {
     let place = Place::new(TINY);
     let oases = ["program", "tiny.toml", "--tp", "2", "--set", "parallel.schedule=oases"];

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use support::{Place, stderr};
 
 /// A run of a model that takes milliseconds a step.
@@ -231,22 +232,22 @@ fn a_run_that_is_continued_tomorrow_reads_the_date_of_its_beginning() {
     let template = "{{ strftime_now('%d %B %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}";
     fs::write(place.path("dated.jinja"), template).unwrap();
     place.stdout(&["train", "chat.toml", "--steps", "2", "--set", "output.keep_checkpoints=9"]);
-    let state = |run: &str, step: u64| place.path(&format!("{run}/checkpoints/step-{step:08}/state.json"));
-    let time = |path: &Path| -> u64 {
-        let state: serde_json::Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-        state["feed"]["time_s"].as_u64().unwrap()
-    };
-    let began = time(&state("run", 1));
+    let saved =
+        |run: &str, step: u64| Checkpoint::open(place.path(&format!("{run}/checkpoints/step-{step:08}"))).unwrap();
+    let time = |run: &str, step: u64| saved(run, step).body()["feed"]["time_s"].as_u64().unwrap();
+    let began = time("run", 1);
     let resumed = |name: &str, time_s: u64| -> f64 {
-        let checkpoint = place.path(&format!("{name}/checkpoints/step-00000001"));
-        fs::create_dir_all(&checkpoint).unwrap();
-        let from = place.path("run/checkpoints/step-00000001");
-        fs::copy(from.join("state.safetensors"), checkpoint.join("state.safetensors")).unwrap();
-        let text =
-            fs::read_to_string(from.join("state.json")).unwrap().replace(&began.to_string(), &time_s.to_string());
-        fs::write(checkpoint.join("state.json"), text).unwrap();
+        let from = saved("run", 1);
+        let writer = CheckpointWriter::create(place.path(&format!("{name}/checkpoints/step-00000001"))).unwrap();
+        for file in from.names() {
+            let bytes = fs::read(from.path().join(file)).unwrap();
+            writer.file(file, |writer| writer.put(&bytes)).unwrap();
+        }
+        let mut body = from.body().clone();
+        body["feed"]["time_s"] = time_s.into();
+        writer.commit(&body).unwrap();
         place.stdout(&["train", "chat.toml", "--output", name, "--resume", "--steps", "2"]);
-        assert_eq!(time(&state(name, 2)), time_s);
+        assert_eq!(time(name, 2), time_s);
         lines(&place.path(&format!("{name}/metrics.jsonl")))[0]["loss"].as_f64().unwrap()
     };
     let straight = lines(&place.path("run/metrics.jsonl"))[1]["loss"].as_f64().unwrap();
@@ -323,7 +324,7 @@ fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
     place.stdout(&["train", "tiny.toml", "--output", "cut", "--resume"]);
     let cut = event_files(&place.path("cut"));
     assert_eq!(event_steps(&cut[0]), (0..=10).chain([10]).collect::<Vec<u64>>(), "a head, ten steps, an evaluation");
-    for file in ["model/model.safetensors", "checkpoints/step-00000020/state.safetensors"] {
+    for file in ["model/model.safetensors", "checkpoints/step-00000020/rank-00000.safetensors"] {
         let [straight, cut] = ["straight", "cut"].map(|run| fs::read(place.path(run).join(file)).unwrap());
         assert!(straight == cut, "{file}");
     }
@@ -395,7 +396,7 @@ fn an_interrupted_run_saves_its_last_step_and_continues() {
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(stderr(&output).contains("continue with the same command and --resume"), "{}", stderr(&output));
     let last = lines(&metrics).iter().filter_map(|line| line["step"].as_u64()).max().unwrap();
-    assert!(place.path(&format!("run/checkpoints/step-{last:08}/state.json")).exists());
+    assert!(place.path(&format!("run/checkpoints/step-{last:08}/manifest.json")).exists());
     let until = (last + 3).to_string();
     let output = place.run(&["train", "tiny.toml", "--output", "run", "--resume", "--steps", &until]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -579,7 +580,7 @@ fn a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() {
     let output = place.run(&["train", "tiny.toml", "--output", "disk/run", "--set", "output.checkpoint_every=5"]);
     let said = stderr(&output);
     let kept = fs::read_dir(disk.join("run/checkpoints")).map(|entries| entries.count()).unwrap_or(0);
-    let whole = disk.join("run/checkpoints/step-00000005/state.json").exists();
+    let whole = disk.join("run/checkpoints/step-00000005/manifest.json").exists();
     Command::new("umount").arg(&disk).status().unwrap();
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("no space is left"), "{said}");

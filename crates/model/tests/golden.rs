@@ -92,7 +92,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
 fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue, keep: Keep) -> Outcome {
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
     let context = Context { queue, parameters, tables: &tables, batch };
-    let gradients = Gradients::new(&parameters, queue);
+    let gradients = Gradients::new(parameters, queue);
     let mean = |losses: Vec<f32>| losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
     let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
     let losses = pass::losses_and_gradients(model, &context, &gradients, options, keep);

@@ -128,6 +128,35 @@ pub enum Defect {
     #[error("was given {found_bytes} bytes after its last tensor")]
     BeyondLastTensor { found_bytes: usize },
 
+    #[error("has no `manifest.json`")]
+    NoManifest,
+    #[error("does not begin with its own digest, as the manifest of a checkpoint does")]
+    ManifestUnsigned,
+    #[error("is damaged: its contents do not have the digest in its first line")]
+    ManifestDamaged,
+    #[error("is a manifest of version {found}, expected {known}")]
+    ManifestVersion { found: u64, known: u64 },
+    #[error("lists the file `{name}` twice")]
+    ListedTwice { name: String },
+    #[error("lists no file `{name}`")]
+    NotListed { name: String },
+    #[error("lists `{name}` with {bytes} bytes and {found} digests, expected one for each MiB begun")]
+    DigestCount { name: String, bytes: u64, found: usize },
+    #[error("lists `{name}` with a digest that is not that of its blocks")]
+    DigestsDisagree { name: String },
+    #[error("does not exist, but the checkpoint's manifest lists it")]
+    ListedButMissing,
+    #[error("is {found_bytes} bytes long, the checkpoint's manifest says {expected_bytes}")]
+    NotAsListed { expected_bytes: u64, found_bytes: u64 },
+    #[error("is damaged at bytes {begin}..{end}: its digest differs from the manifest's")]
+    Damaged { begin: u64, end: u64 },
+    #[error("is damaged at bytes {begin}..{end}: they cannot be read: {error}")]
+    Unreadable { begin: u64, end: u64, error: io::Error },
+    #[error("the name `{name}` is kept for the checkpoint's manifest")]
+    ReservedName { name: String },
+    #[error("cannot be finished: its file `{name}` was begun and not completed")]
+    FileNotCompleted { name: String },
+
     #[error("has no data: no {expected}")]
     NoData { expected: &'static str },
     #[error("holds {found} files, the limit is {}", limits::DATA_FILES)]
@@ -168,6 +197,7 @@ impl Error {
     pub fn is_fault(&self) -> bool {
         match &self.defect {
             Defect::CannotBeWritten(_) | Defect::MayNotBeWritten(_) | Defect::NoSpaceLeft | Defect::QuotaUsedUp => true,
+            Defect::Unreadable { .. } => true,
             // Whoever names a file that they may not read, or a path that is none, can name another.
             Defect::Io(error) => !matches!(
                 error.kind(),
@@ -212,6 +242,14 @@ impl Error {
             Defect::ColumnCompression { .. } => "write the file again, compressed with snappy or gzip",
             Defect::Changed { .. } => "data must not change during a run; start it again",
             Defect::BeyondDtype { .. } => "save the model as BF16 or F32",
+            Defect::NoManifest => "a checkpoint is a folder with a manifest; check the path",
+            Defect::ManifestVersion { .. } => "it is from another version of Evenkeel; use that one",
+            Defect::ManifestUnsigned
+            | Defect::ManifestDamaged
+            | Defect::ListedButMissing
+            | Defect::NotAsListed { .. }
+            | Defect::Damaged { .. }
+            | Defect::Unreadable { .. } => "an older checkpoint may be whole",
             _ => return None,
         })
     }

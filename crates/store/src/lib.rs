@@ -11,8 +11,11 @@
 
 #![deny(missing_docs)]
 
+pub mod checkpoint;
 mod convert;
 mod dataset;
+mod digest;
+mod disk;
 mod dtype;
 mod error;
 mod folder;
@@ -28,6 +31,8 @@ mod write;
 
 pub use convert::Element;
 pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec};
+#[cfg(feature = "faults")]
+pub use disk::faults;
 pub use dtype::FileDtype;
 pub use error::{Defect, Error};
 pub use folder::Folder;

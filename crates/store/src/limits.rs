@@ -30,3 +30,6 @@ pub(crate) const PARQUET_DEPTH: usize = 60;
 
 /// The largest cameras have 150 million; each takes 3 bytes here.
 pub(crate) const IMAGE_PIXELS: usize = 1 << 26;
+
+/// The digests of two terabytes need about this much.
+pub(crate) const MANIFEST_BYTES: u64 = 64 << 20;

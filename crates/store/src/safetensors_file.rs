@@ -1,6 +1,7 @@
 //! One safetensors file, checked and memory-mapped.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -22,7 +23,13 @@ impl SafeTensorsFile {
     /// The file must not change while it is open. Replacing it by rename is fine; truncating it ends the process.
     pub fn open(path: impl AsRef<Path>) -> Result<SafeTensorsFile, Error> {
         let path = path.as_ref();
-        let map = map(path).map_err(|defect| defect.of(path))?;
+        let (file, _) = regular_file::open(path).map_err(|defect| defect.of(path))?;
+        SafeTensorsFile::of(&file, path)
+    }
+
+    /// [`open`](Self::open) for a regular file that is open already.
+    pub(crate) fn of(file: &File, path: &Path) -> Result<SafeTensorsFile, Error> {
+        let map = map(file).map_err(|defect| defect.of(path))?;
         let header = header::parse(&map).map_err(|defect| defect.of(path))?;
         Ok(SafeTensorsFile { path: path.to_owned(), map, header })
     }
@@ -55,10 +62,9 @@ impl SafeTensorsFile {
     }
 }
 
-fn map(path: &Path) -> Result<Mmap, Defect> {
-    let (file, _) = regular_file::open(path)?;
+fn map(file: &File) -> Result<Mmap, Defect> {
     // SAFETY: the map is read-only and private to this file's type, which lends it out only as plain bytes. The promise
     // we cannot make is that nobody else writes to the file: a file truncated by someone else while mapped ends the
     // process by SIGBUS at the next touch of the lost pages.
-    Ok(unsafe { Mmap::map(&file)? })
+    Ok(unsafe { Mmap::map(file)? })
 }

@@ -91,8 +91,10 @@ pub trait Attendant {
     /// Evaluates on held-out samples; none where there are none.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
-    /// Writes everything needed to go on from here.
+    /// Writes everything needed to go on from here; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
+    /// Returns when all checkpoints are there.
+    fn settle(&mut self) -> Result<(), Error>;
 }
 
 /// Trains until a limit is reached, the data end or `interrupted` is set. The last good state is checkpointed then, and
@@ -126,7 +128,7 @@ pub fn run(
         }
     };
     if matches!(outcome, Err(Error::NotFinite { .. })) {
-        return outcome;
+        return attendant.settle().and(outcome);
     }
     let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
     let evaluated = match outcome {
@@ -136,6 +138,7 @@ pub fn run(
     if checkpointed != progress.step {
         attendant.checkpoint(ranks, feed, progress)?;
     }
+    attendant.settle()?;
     evaluated.and(outcome)
 }
 

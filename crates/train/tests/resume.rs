@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
 use evenkeel_step::schedule::Arrangement;
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
     AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples, StepReport,
     Stop, Trainer, TrainerOptions, checkpoint, run,
@@ -96,6 +97,10 @@ impl Attendant for Watch<'_> {
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
         self.checkpoints.set(self.checkpoints.get() + 1);
         checkpoint::save(&self.folder, ranks, progress, feed.state())
+    }
+
+    fn settle(&mut self) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -218,26 +223,46 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
     assert!(same, "no weight and no moment moved");
 }
 
+/// The same checkpoint, but for what `change` does to its state.
+fn rewrite(from: &Path, to: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let checkpoint = Checkpoint::open(from).unwrap();
+    let mut body = checkpoint.body().clone();
+    change(&mut body);
+    let writer = CheckpointWriter::create(to).unwrap();
+    for name in checkpoint.names() {
+        let bytes = std::fs::read(from.join(name)).unwrap();
+        writer.file(name, |file| file.put(&bytes)).unwrap();
+    }
+    writer.commit(&body).unwrap();
+}
+
 #[test]
 fn a_checkpoint_of_another_model_is_refused() {
     let temporary = tempfile::tempdir().unwrap();
     let folder = temporary.path().join("checkpoint");
     let ranks = alone(DType::F32);
     checkpoint::save(&folder, &ranks, &Progress::default(), serde_json::Value::Null).unwrap();
-    let state: serde_json::Value = evenkeel_store::read_json(folder.join("state.json"), 1 << 20).unwrap();
-    let mut newer = state.clone();
-    newer["version"] = 99.into();
-    std::fs::write(folder.join("state.json"), newer.to_string()).unwrap();
-    let error = checkpoint::load(&folder, &ranks).unwrap_err();
+    let changed = temporary.path().join("changed");
+    rewrite(&folder, &changed, |state| state["version"] = 99.into());
+    let error = checkpoint::load(&changed, &ranks).unwrap_err();
     assert!(matches!(error, Error::CheckpointVersion { found: 99, .. }), "{error}");
     for (key, absurd) in [("seconds", -1.0), ("seconds", 1e30), ("warmup_share", 7.0), ("step", 1e15)] {
-        let mut changed = state.clone();
-        changed["progress"][key] = if key == "step" { (absurd as u64).into() } else { absurd.into() };
-        std::fs::write(folder.join("state.json"), changed.to_string()).unwrap();
-        let error = checkpoint::load(&folder, &ranks).unwrap_err();
+        rewrite(&folder, &changed, |state| {
+            state["progress"][key] = if key == "step" { (absurd as u64).into() } else { absurd.into() };
+        });
+        let error = checkpoint::load(&changed, &ranks).unwrap_err();
         assert!(matches!(error, Error::BadState { .. }), "{key} {absurd}: {error}");
     }
-    std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
+    // Elements beyond the parameter's, or fewer than the file has.
+    for range in [[0, 1u64 << 40], [0, 3], [5, 4]] {
+        rewrite(&folder, &changed, |state| {
+            let file = state["layout"].as_object_mut().unwrap().values_mut().next().unwrap();
+            let held = file.as_object_mut().unwrap().values_mut().next().unwrap();
+            held["range"] = serde_json::json!({ "start": range[0], "end": range[1] });
+        });
+        let error = checkpoint::load(&changed, &ranks).unwrap_err();
+        assert!(matches!(error, Error::BadState { .. }), "{range:?}: {error}");
+    }
 
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -39,7 +39,8 @@ impl RawConfig {
             let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
             self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
         }
-        let warnings = shorten_warmup(&mut settings).into_iter().collect();
+        let mut warnings = std::mem::take(&mut self.notes);
+        warnings.extend(shorten_warmup(&mut settings));
         let tokenizer = resolve(&mut settings);
         match (source, self.into_mistakes()) {
             (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings, warnings }),

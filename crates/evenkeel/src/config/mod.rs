@@ -6,6 +6,7 @@
 
 mod check;
 mod command;
+mod deepspeed;
 mod explain;
 mod nearest;
 mod raw;

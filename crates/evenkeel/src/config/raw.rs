@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use super::Settings;
 use super::nearest::nearest;
 use super::setting::{Bounds, Kind, Setting, in_toml};
-use super::table::{Section, Source};
+use super::table::{Section, Source, UnlessGiven};
 use crate::Mistake;
 
 /// Values as they were given, not yet checked against each other. Later ones replace earlier ones.
@@ -23,6 +23,8 @@ pub struct RawConfig {
     findings: Vec<Finding>,
     /// A file that could not be read whole may hold keys that were not seen, so a missing key proves nothing.
     pub(super) incomplete: bool,
+    /// What may not be as the user thinks.
+    pub(super) notes: Vec<String>,
 }
 
 struct Given {
@@ -33,7 +35,15 @@ struct Given {
 /// Where something was given. Ordered as mistakes are reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    File { name: String, line: usize },
+    File {
+        name: String,
+        line: usize,
+    },
+    /// A key of a file that is not the run's own.
+    Key {
+        file: String,
+        key: String,
+    },
     Flag(&'static str),
     Nowhere,
 }
@@ -47,7 +57,8 @@ struct Finding {
 impl RawConfig {
     pub fn new() -> RawConfig {
         let (given, unread) = (BTreeMap::new(), BTreeSet::new());
-        RawConfig { sections: Settings::sections(), given, unread, findings: Vec::new(), incomplete: false }
+        let (findings, notes) = (Vec::new(), Vec::new());
+        RawConfig { sections: Settings::sections(), given, unread, findings, incomplete: false, notes }
     }
 
     /// Takes everything from a file that can be understood and notes the rest. `name` is for messages.
@@ -106,11 +117,46 @@ impl RawConfig {
         self.give(section, key, place, value);
     }
 
+    /// What a file beside the run's own says of a setting. Flags win over it; what another file says must be the same.
+    pub(super) fn give_also(&mut self, place: Place, setting: &str, value: Value) {
+        match self.given.get(setting) {
+            None if self.unread.contains(setting) => (),
+            None => drop(self.given.insert(setting.to_owned(), Given { value, place })),
+            Some(Given { place: Place::Flag(_), .. }) => (),
+            Some(given) if is_same(&given.value, &value) => (),
+            Some(given) => {
+                let (other, found) = (&given.place, show(&given.value));
+                let what = format!("`{setting}` is {} by this, but {found} in {other}", show(&value));
+                let hint = format!("leave one of them out, write \"auto\", or decide with --set {setting}=…");
+                self.note(place, what, Some(hint));
+            }
+        }
+    }
+
+    /// What was given for a setting, or its default, if it is a number.
+    pub(super) fn number(&self, setting: &str) -> Option<f64> {
+        let of_section = |section: &Section| {
+            let key = setting.strip_prefix(section.name)?.strip_prefix('.')?;
+            let known = section.keys.iter().find(|known| known.name == key)?;
+            let UnlessGiven::Default(value) = &known.unless_given else { return None };
+            as_number(value)
+        };
+        match self.given.get(setting) {
+            Some(given) => as_number(&given.value),
+            None => self.sections.iter().find_map(of_section),
+        }
+    }
+
+    /// The same if it is a whole number, and not 0.
+    pub(super) fn whole(&self, setting: &str) -> Option<u64> {
+        let number = self.number(setting).filter(|number| number.fract() == 0.0 && (1.0..=1e15).contains(number))?;
+        Some(number as u64)
+    }
+
     /// A file that could not be read at all.
-    pub fn note_unreadable(&mut self, error: &evenkeel_store::Error) {
+    pub fn note_unreadable(&mut self, error: &evenkeel_store::Error, hint: &str) {
         self.incomplete = true;
-        let hint = "`evenkeel config --explain` says what a configuration can hold".to_owned();
-        self.note(Place::Nowhere, error.to_string(), Some(hint));
+        self.note(Place::Nowhere, error.to_string(), Some(hint.to_owned()));
     }
 
     /// Notes that the values of these keys contradict each other, unless one of them could not be read. The first of
@@ -159,7 +205,7 @@ impl RawConfig {
         }
     }
 
-    fn note(&mut self, place: Place, what: String, hint: Option<String>) {
+    pub(super) fn note(&mut self, place: Place, what: String, hint: Option<String>) {
         self.findings.push(Finding { place, what, hint });
     }
 
@@ -222,6 +268,7 @@ impl fmt::Display for Place {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::File { name, line } => write!(out, "{name}:{line}"),
+            Place::Key { file, key } => write!(out, "{file}: `{key}`"),
             Place::Flag(flag) => out.write_str(flag),
             Place::Nowhere => Ok(()),
         }
@@ -270,7 +317,19 @@ fn owned(value: &DeValue<'_>) -> Value {
     }
 }
 
-fn show(value: &Value) -> String {
+fn as_number(value: &Value) -> Option<f64> {
+    value.as_float().or(value.as_integer().map(|whole| whole as f64))
+}
+
+/// Numbers may have been computed.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (as_number(a), as_number(b)) {
+        (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * a.abs(),
+        _ => a == b,
+    }
+}
+
+pub(super) fn show(value: &Value) -> String {
     match value {
         Value::String(text) => format!("\"{}\"", printable(text)),
         Value::Table(_) => "a table".to_owned(),
@@ -279,7 +338,7 @@ fn show(value: &Value) -> String {
 }
 
 /// The beginning of a text, without control characters.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     const SHOWN: usize = 80;
     let mut short: String = text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.chars().nth(SHOWN).is_some() {

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
+use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::report::{
     Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, events_until,
     write_eval_metrics, write_step_metrics,
 };
-use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, Ranks, StepReport, checkpoint};
+use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, Ranks, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
@@ -25,6 +26,9 @@ pub struct Attending<'a> {
     pub progress: ProgressLine<Stderr>,
     pub records: Records,
     pub summary: Summary,
+    pub saver: Saver,
+    /// What the run was configured as, in a few digits.
+    pub configuration: String,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -145,8 +149,12 @@ impl Attendant for Attending<'_> {
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
-        checkpoint::save(&self.folder.checkpoint(progress.step), ranks, progress, feed.state())?;
-        self.folder.prune()?;
+        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
+        self.saver.begin(path, ranks, progress, feed.state(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
+    }
+
+    fn settle(&mut self) -> Result<(), Error> {
+        self.saver.finish()
     }
 }

@@ -6,29 +6,29 @@ pub mod model;
 mod output;
 mod sample;
 
+use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, stderr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use evenkeel_model::{Model, Sampling, Split};
-use evenkeel_store::{Folder, NewFolder};
-use evenkeel_train::data::Tokenizer;
+use evenkeel_store::Folder;
+use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
-    AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Ranks, Rate, Samples, Stop, TrainerOptions, checkpoint,
-    save_weights,
+    AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
 };
 
 use crate::bench::peak_flops_per_s;
-use crate::config::{Dtype, LrDecay, Overrides, Settings};
+use crate::config::{LrDecay, Overrides, Settings};
 use crate::launch::{Launch, arrangement, check_memory};
 use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
-use model::{ModelInput, device_dtype, file_dtype, save_tokenizer};
+use model::{ModelInput, device_dtype};
 use output::RunFolder;
+pub use output::find_checkpoint;
 use sample::Prompts;
 
 #[derive(clap::Args)]
@@ -58,10 +58,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ranks = launch
         .start(shards, options, move |shard, split, queue| Ok(weights.parameters(shard, seed, dtype, split, queue)?))?;
     let (mut progress, mut from) = (Progress::default(), None);
-    if let Some(path) = &newest {
-        let state = checkpoint::load(path, &ranks)?;
+    let configuration = digest(&config.to_toml());
+    if let Some(newest) = &newest {
+        let state = checkpoint::load_from(newest, &ranks)?;
         progress = state.progress;
-        from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(path))?);
+        from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(newest.path()))?);
+        folder.say_what_changed(&config, state.configuration == configuration)?;
     }
     // Bad data show themselves before an earlier run is replaced.
     let mut feed = Primed::new(data.training(from)?)?;
@@ -77,15 +79,20 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         progress: ProgressLine::new(stderr(), progress_options(settings)),
         records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
         summary: Summary::default(),
+        saver: Saver::default(),
+        configuration,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
             / tokens_of_step(settings, &input.model) as f64,
         peak_flops_per_s: ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?.iter().sum(),
     };
     let begin = match &newest {
-        Some(path) => format!("resumes from `{}`", path.display()),
+        Some(newest) => format!("resumes from `{}`", newest.path().display()),
         None => "begins".to_owned(),
     };
     attending.say(&format!("{title}{}, {} of memory, {begin}", launch.describe(), text::bytes(peak_bytes(&costs))))?;
+    if let Some(batch) = describe_batch(settings) {
+        attending.say(&batch)?;
+    }
 
     let stop =
         evenkeel_train::run(&ranks, &mut feed, &plan(settings), &mut progress, &interruption.asked, &mut attending)?;
@@ -99,7 +106,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
     if settings.output.save_model {
-        save_model(&folder, &input, &ranks, settings, tokenizer_files, data.tokenizer())?;
+        let is_text = data.tokenizer().is_some();
+        input.save(&folder.model(), settings, is_text.then_some(tokenizer_files), ranks.specs(), |id, rows| {
+            ranks.read_rows(Kind::Weight, id, rows)
+        })?;
     }
     drop(ranks);
     let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
@@ -173,6 +183,20 @@ fn micros_of_step(settings: &Settings) -> usize {
     settings.train.accumulate * settings.parallel.dp
 }
 
+/// Where a step's batch is made of several.
+fn describe_batch(settings: &Settings) -> Option<String> {
+    let (batch, accumulate, dp) = (settings.train.batch, settings.train.accumulate, settings.parallel.dp);
+    let whole = batch * accumulate * dp;
+    (whole > batch).then(|| format!("a step's batch: {batch} × {accumulate} accumulated × dp {dp} = {whole}"))
+}
+
+/// A few digits that another text hardly has.
+fn digest(text: &str) -> String {
+    let mut hasher = std::hash::DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
 fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
 }
@@ -244,24 +268,6 @@ fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Re
     let device = device::start(settings.device.threads)?;
     let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
     Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))
-}
-
-fn save_model(
-    folder: &RunFolder,
-    input: &ModelInput,
-    ranks: &Ranks,
-    settings: &Settings,
-    tokenizer_files: Option<(PathBuf, PathBuf)>,
-    tokenizer: Option<&Tokenizer>,
-) -> Result<(), evenkeel_train::Error> {
-    let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
-    let new = NewFolder::create(folder.model())?;
-    input.save_config(&new, dtype)?;
-    if tokenizer.is_some() {
-        save_tokenizer(&new, tokenizer_files, settings.data.chat_template.as_deref())?;
-    }
-    save_weights(&new, ranks.specs(), file_dtype(dtype), |id, rows| ranks.read_rows(Kind::Weight, id, rows))?;
-    Ok(new.commit(true)?)
 }
 
 fn not_a_state(path: &std::path::Path) -> Mistake {

@@ -1,11 +1,13 @@
 //! The model that a run trains: from a folder, from a config.json, or new.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Input, Model, Parameters, Split};
+use evenkeel_model::{Input, Model, ParamId, ParamSpec, Parameters, Split};
 use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
 use evenkeel_train::data::Tokenizer;
+use evenkeel_train::save_weights;
 use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN};
@@ -65,6 +67,26 @@ impl ModelInput {
             Some(folder) => shard.load(folder, dtype, split, queue)?,
             None => Parameters::random(shard, dtype, split, seed, queue),
         })
+    }
+
+    /// Writes the model as a Hugging Face folder: config.json, the tokenizer of a model of text, and weights, which `read_rows`
+    /// hands out.
+    pub fn save(
+        &self,
+        path: &Path,
+        settings: &Settings,
+        tokenizer_files: Option<Option<(PathBuf, PathBuf)>>,
+        specs: &[ParamSpec],
+        read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
+    ) -> Result<(), evenkeel_train::Error> {
+        let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
+        let new = NewFolder::create(path)?;
+        self.save_config(&new, dtype)?;
+        if let Some(files) = tokenizer_files {
+            save_tokenizer(&new, files, settings.data.chat_template.as_deref())?;
+        }
+        save_weights(&new, specs, file_dtype(dtype), read_rows)?;
+        Ok(new.commit(true)?)
     }
 
     /// config.json and its like.

@@ -11,11 +11,17 @@
 
 use std::path::{Path, PathBuf};
 
-use evenkeel_store::{FolderLock, exists, files, recover_all, remove, subfolders, write_file_atomically};
+use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest, list, newest_good};
+use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
 use evenkeel_train::report::is_event_file_name;
 
 use crate::config::RunConfig;
-use crate::{Failure, Mistake};
+use crate::{Failure, Mistake, warn};
+
+const CHECKPOINTS: &str = "checkpoints";
+/// What checkpoints are called, their step behind it.
+const CHECKPOINT: &str = "step-";
+const MOST_CONFIG_BYTES: u64 = 1 << 20;
 
 pub struct RunFolder {
     root: PathBuf,
@@ -23,10 +29,35 @@ pub struct RunFolder {
     _lock: FolderLock,
 }
 
+/// The newest whole checkpoint of a run, or the one of a step.
+pub fn find_checkpoint(run: &Path, step: Option<u64>) -> Result<Checkpoint, Failure> {
+    let checkpoints = run.join(CHECKPOINTS);
+    recover_all(&checkpoints)?;
+    if let Some(step) = step {
+        return Ok(Checkpoint::open(checkpoints.join(checkpoint_name(step)))?);
+    }
+    let (newest, damaged) = newest_good(list(&checkpoints, CHECKPOINT)?);
+    say_damaged(&damaged);
+    newest.ok_or_else(|| {
+        let what = format!("`{}` has no checkpoint", run.display());
+        Mistake { what, hint: Some("give the folder of a run, its output.folder".to_owned()) }.into()
+    })
+}
+
+fn say_damaged(damaged: &[Damaged]) {
+    for (path, error) in damaged {
+        warn(&format!("`{}` cannot be used: {error}", path.display()));
+    }
+}
+
+fn checkpoint_name(step: u64) -> String {
+    format!("{CHECKPOINT}{step:08}")
+}
+
 impl RunFolder {
     /// Looks at the folder and changes nothing in it: an earlier run is to be continued, to be replaced, or a mistake.
-    /// Returns the newest checkpoint, if the run is to be resumed and has one.
-    pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<PathBuf>), Failure> {
+    /// Returns the newest checkpoint that is whole, if the run is to be resumed and has one.
+    pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<Checkpoint>), Failure> {
         let output = &config.settings.output;
         let Some(lock) = FolderLock::take(&output.folder)? else {
             let what = format!("another run is writing to `{}`", output.folder.display());
@@ -34,15 +65,23 @@ impl RunFolder {
         };
         let folder = RunFolder { root: output.folder.clone(), keep_checkpoints: output.keep_checkpoints, _lock: lock };
         recover_all(folder.checkpoints())?;
-        let newest = folder.checkpointed_steps()?.last().map(|&step| folder.checkpoint(step));
-        let is_earlier_run = newest.is_some() || exists(folder.model());
+        let checkpoints = list(folder.checkpoints(), CHECKPOINT)?;
+        let is_earlier_run = !checkpoints.is_empty() || exists(folder.model());
         if is_earlier_run && !resume && !output.overwrite {
             let what = format!("`{}` holds an earlier run", folder.root.display());
             let hint =
                 "continue it with --resume, choose another --output, or replace it with --set output.overwrite=true";
             return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
         }
-        Ok((folder, newest.filter(|_| resume)))
+        if !resume {
+            return Ok((folder, None));
+        }
+        let (newest, damaged) = newest_good(&checkpoints);
+        say_damaged(&damaged);
+        match damaged.into_iter().next() {
+            Some((_, error)) if newest.is_none() => Err(error.into()),
+            _ => Ok((folder, newest)),
+        }
     }
 
     /// Makes the folder this run's: what an earlier one left is removed, unless it is continued.
@@ -52,6 +91,23 @@ impl RunFolder {
             left.into_iter().chain(self.event_files()?).try_for_each(remove)?;
         }
         Ok(write_file_atomically(self.config(), |file| file.put(config.to_toml().as_bytes()))?)
+    }
+
+    /// Where a run is continued with other settings than it was begun with, says which.
+    pub fn say_what_changed(&self, config: &RunConfig, is_same: bool) -> Result<(), Failure> {
+        if is_same || !exists(self.config()) {
+            return Ok(());
+        }
+        let before = read_text(self.config(), MOST_CONFIG_BYTES)?;
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+        };
+        let (before, now) = (lines(&before), lines(&config.to_toml()));
+        let changed: Vec<&str> = now.iter().filter(|line| !before.contains(line)).map(String::as_str).collect();
+        if !changed.is_empty() {
+            warn(&format!("the run goes on with other settings than it was begun with: {}", changed.join(", ")));
+        }
+        Ok(())
     }
 
     /// TensorBoard's, of this run and of those that it continues.
@@ -81,27 +137,17 @@ impl RunFolder {
     }
 
     fn checkpoints(&self) -> PathBuf {
-        self.root.join("checkpoints")
+        self.root.join(CHECKPOINTS)
     }
 
     pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.checkpoints().join(format!("step-{step:08}"))
-    }
-
-    /// Sorted. Folders of other names are the user's own.
-    fn checkpointed_steps(&self) -> Result<Vec<u64>, evenkeel_store::Error> {
-        let names = subfolders(self.checkpoints())?;
-        let step = |name: &String| name.strip_prefix("step-")?.parse().ok();
-        let mut steps: Vec<u64> = names.iter().filter_map(step).collect();
-        steps.sort_unstable();
-        Ok(steps)
+        self.checkpoints().join(checkpoint_name(step))
     }
 
     /// Removes the oldest checkpoints beyond those to be kept.
-    pub fn prune(&self) -> Result<(), evenkeel_store::Error> {
-        let steps = self.checkpointed_steps()?;
-        let surplus = steps.len().saturating_sub(self.keep_checkpoints);
-        steps[..surplus].iter().try_for_each(|&step| remove(self.checkpoint(step)))
+    pub fn pruning(&self) -> impl FnOnce() -> Result<(), evenkeel_store::Error> + Send + use<> {
+        let (checkpoints, keep) = (self.checkpoints(), self.keep_checkpoints);
+        move || keep_newest(checkpoints, CHECKPOINT, keep).map(drop)
     }
 
     pub fn root(&self) -> &Path {

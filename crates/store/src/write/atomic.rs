@@ -1,12 +1,14 @@
 //! One file, written whole or not at all.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::target::Target;
+use crate::digest::{BlockDigester, FileDigests};
+use crate::disk::{self, DiskFile};
 use crate::{Defect, Error, regular_file};
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -16,7 +18,11 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub struct FileWriter {
     /// The name the file will have, for messages.
     path: PathBuf,
-    file: BufWriter<File>,
+    file: BufWriter<DiskFile>,
+    /// Of what was written since somebody asked for it.
+    digester: Option<BlockDigester>,
+    /// A file that lacks something in the middle must not be finished, even if whoever fills it goes on.
+    failure: Option<io::ErrorKind>,
 }
 
 /// Writes a file under a temporary name, makes sure it is on disk, and only then gives it its name.
@@ -33,12 +39,11 @@ pub fn write_file_atomically<T, E: From<Error>>(
         // To replace /dev/null by a file would be a lasting surprise.
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&target.path))?;
     }
-    let temporary = target.new_file()?;
-    let handle = temporary.handle.try_clone().map_err(|error| target.failure(error))?;
-    let mut writer = FileWriter::new(handle, &target.path);
+    let (temporary, file) = target.new_file()?;
+    let mut writer = FileWriter::new(file, &target.path);
     let value = fill(&mut writer)?;
     writer.finish()?;
-    fs::rename(&temporary.path, &target.path).map_err(|error| target.failure(error))?;
+    disk::rename(&temporary.path, &target.path).map_err(|error| target.failure(error))?;
     target.sync_parent()?;
     Ok(value)
 }
@@ -49,13 +54,14 @@ pub fn write_json(path: impl AsRef<Path>, value: &impl Serialize) -> Result<(), 
 }
 
 impl FileWriter {
-    pub(super) fn new(file: File, path: &Path) -> FileWriter {
-        FileWriter { path: path.to_owned(), file: BufWriter::with_capacity(BUFFER_BYTES, file) }
+    pub(super) fn new(file: DiskFile, path: &Path) -> FileWriter {
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        FileWriter { path: path.to_owned(), file, digester: None, failure: None }
     }
 
     /// Appends these bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all(bytes).map_err(|error| Defect::of_writing(error).of(&self.path))
+        self.write_all(bytes).map_err(|error| Defect::of_writing(error).of(&self.path))
     }
 
     /// Appends a value as JSON for people to read.
@@ -73,9 +79,25 @@ impl FileWriter {
         &self.path
     }
 
+    /// Has everything digested from here on, as it is written.
+    pub(crate) fn begin_digests(&mut self) {
+        self.digester = Some(BlockDigester::new());
+    }
+
+    /// The digests of what was written since [`begin_digests`](Self::begin_digests).
+    ///
+    /// # Panics
+    /// If that was never called.
+    pub(crate) fn end_digests(&mut self) -> FileDigests {
+        self.digester.take().expect("digests were begun").finish()
+    }
+
     /// Makes sure that everything is on disk.
     pub(super) fn finish(mut self) -> Result<(), Error> {
-        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        let synced = match self.failure {
+            Some(kind) => Err(io::Error::new(kind, "an earlier part of it could not be")),
+            None => self.file.flush().and_then(|()| self.file.get_ref().sync()),
+        };
         // What could not be flushed once must not be tried again when dropped.
         let (_file, _unwritten) = self.file.into_parts();
         synced.map_err(|error| Defect::of_writing(error).of(&self.path))
@@ -84,10 +106,14 @@ impl FileWriter {
 
 impl io::Write for FileWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        let written = self.file.write(bytes).inspect_err(|error| self.failure = Some(error.kind()))?;
+        if let Some(digester) = &mut self.digester {
+            digester.update(&bytes[..written]);
+        }
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.file.flush().inspect_err(|error| self.failure = Some(error.kind()))
     }
 }

@@ -1,5 +1,7 @@
 //! The writing half. What it writes appears under its name complete and on disk, or not at all: a run that is killed,
 //! a machine that loses power and a disk that fills up leave what was there before.
+//!
+//! Every change to a disk is made by [`disk`](crate::disk), so that tests can fail each of them and lose each of them.
 
 mod atomic;
 mod copy;
@@ -15,6 +17,7 @@ pub use atomic::{FileWriter, write_file_atomically, write_json};
 pub use copy::copy_file;
 pub use model::{SHARD_BYTES, Shard, cut_in_shards, save_model};
 pub use new_folder::NewFolder;
+pub(crate) use new_folder::check_name;
 pub use recover::{Recovery, recover, recover_all};
 pub use run_folder::{FolderLock, LogFile, exists, files, remove, subfolders};
 pub use safetensors_writer::{SafeTensorsWriter, TensorEntry};

@@ -1,13 +1,13 @@
 //! A folder, written whole or not at all.
 
-use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use serde::Serialize;
 
 use super::FileWriter;
 use super::recover;
-use super::target::{self, Target, Temporary};
+use super::target::{Target, Temporary};
+use crate::disk::{self, DiskFile};
 use crate::error::printable;
 use crate::{Defect, Error, regular_file};
 
@@ -46,10 +46,9 @@ impl NewFolder {
         // Messages name the place the file will have: the temporary one is gone when they are read.
         let shown = self.target.path.join(name);
         let path = self.temporary.path.join(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let handle = file.map_err(|error| Defect::of_writing(error).of(&shown))?;
+        let file = DiskFile::create_new(&path).map_err(|error| Defect::of_writing(error).of(&shown))?;
         let mut unfinished = Unfinished { path: &path, is_finished: false };
-        let mut writer = FileWriter::new(handle, &shown);
+        let mut writer = FileWriter::new(file, &shown);
         let value = fill(&mut writer)?;
         writer.finish()?;
         unfinished.is_finished = true;
@@ -73,9 +72,9 @@ impl NewFolder {
     /// under the name, or, between two renames, where [`recover`](super::recover()) finds it.
     pub fn commit(self, replace: bool) -> Result<(), Error> {
         let target = &self.target;
-        target::sync_folder(&self.temporary.path).map_err(|error| target.failure(error))?;
+        disk::sync_folder(&self.temporary.path).map_err(|error| target.failure(error))?;
         if !regular_file::is_listed(&target.path) {
-            fs::rename(&self.temporary.path, &target.path).map_err(|error| target.failure(error))?;
+            disk::rename(&self.temporary.path, &target.path).map_err(|error| target.failure(error))?;
             return target.sync_parent();
         }
         if !replace {
@@ -84,7 +83,7 @@ impl NewFolder {
         if !target.path.is_dir() {
             return Err(Defect::InTheWay.of(&target.path));
         }
-        fs::rename(&self.temporary.path, target.replacement()).map_err(|error| target.failure(error))?;
+        disk::rename(&self.temporary.path, &target.replacement()).map_err(|error| target.failure(error))?;
         target.sync_parent()?;
         recover::finish_replacement(target)
     }
@@ -99,12 +98,13 @@ struct Unfinished<'path> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            let _ = fs::remove_file(self.path);
+            let _ = disk::remove(self.path);
         }
     }
 }
 
-fn check_name(name: &str) -> Result<(), Defect> {
+/// A name that, joined to a folder, can only be an entry of that folder.
+pub(crate) fn check_name(name: &str) -> Result<(), Defect> {
     let is_plain = !matches!(name, "" | "." | "..")
         && !name.contains(|character: char| character == '/' || character.is_control());
     if is_plain { Ok(()) } else { Err(Defect::NotAFileName { name: printable(name) }) }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::target::{self, Target};
-use crate::{Defect, Error, regular_file};
+use crate::{Defect, Error, disk, regular_file};
 
 /// What [`recover`] found to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +50,11 @@ pub fn recover_all(parent: impl AsRef<Path>) -> Result<(), Error> {
 pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
     for path in target.temporaries().map_err(|error| Defect::Io(error).of(&target.parent))? {
         if target::is_locked(&path) == Some(false) {
-            target::remove(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
+            disk::remove(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
         }
+    }
+    if regular_file::is_listed(&target.condemned()) {
+        delete(target, &target.condemned())?;
     }
     let (replacement, outgoing) = (target.replacement(), target.outgoing());
     if regular_file::is_listed(&replacement) {
@@ -65,10 +68,10 @@ pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
         return Ok(Recovery::Nothing);
     }
     if regular_file::is_listed(&target.path) {
-        target::remove(&outgoing).map_err(|error| Defect::of_writing(error).of(&outgoing))?;
+        delete(target, &outgoing)?;
         return Ok(Recovery::Nothing);
     }
-    fs::rename(&outgoing, &target.path).map_err(|error| target.failure(error))?;
+    disk::rename(&outgoing, &target.path).map_err(|error| target.failure(error))?;
     target.sync_parent()?;
     Ok(Recovery::Undone)
 }
@@ -77,19 +80,27 @@ pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
 /// there may be no other copy, waits for the next recovery.
 pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
     let (replacement, outgoing) = (target.replacement(), target.outgoing());
+    if regular_file::is_listed(&target.path) && regular_file::is_listed(&outgoing) {
+        delete(target, &outgoing)?;
+    }
     let exchange = || {
         if regular_file::is_listed(&target.path) {
-            target::remove(&outgoing)?;
-            fs::rename(&target.path, &outgoing)?;
+            disk::rename(&target.path, &outgoing)?;
         }
-        fs::rename(&replacement, &target.path)
+        disk::rename(&replacement, &target.path)
     };
     if let Err(error) = exchange() {
         if !regular_file::is_listed(&target.path) {
-            let _ = fs::rename(&outgoing, &target.path);
+            let _ = disk::rename(&outgoing, &target.path);
         }
         return Err(target.failure(error));
     }
+    delete(target, &outgoing)
+}
+
+/// Deletes what has lost the target's name. That must last first: otherwise a loss of power could give the name back to
+/// what is left of it.
+pub(super) fn delete(target: &Target, condemned: &Path) -> Result<(), Error> {
     target.sync_parent()?;
-    target::remove(&outgoing).map_err(|error| Defect::of_writing(error).of(&outgoing))
+    disk::remove(condemned).map_err(|error| Defect::of_writing(error).of(condemned))
 }

@@ -1,34 +1,36 @@
 //! What a run keeps in its folder: logs that grow, and checkpoints that come and go.
 
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, FileType, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::target;
-use crate::{Defect, Error};
+use super::recover;
+use super::target::{self, Target};
+use crate::disk::{self, DiskFile};
+use crate::{Defect, Error, regular_file};
 
 /// A file that a run adds to. Unlike everything else that is written here, it is there from the first line on.
 pub struct LogFile {
-    file: BufWriter<File>,
+    file: BufWriter<DiskFile>,
     path: PathBuf,
 }
 
 impl LogFile {
     /// An empty file, with the folders above it.
     pub fn create(path: impl AsRef<Path>) -> Result<LogFile, Error> {
-        LogFile::open(path.as_ref(), OpenOptions::new().write(true).create(true).truncate(true))
+        LogFile::open(path.as_ref(), DiskFile::create_empty)
     }
 
     /// The file as it is, to be added to.
     pub fn append(path: impl AsRef<Path>) -> Result<LogFile, Error> {
-        LogFile::open(path.as_ref(), OpenOptions::new().append(true).create(true))
+        LogFile::open(path.as_ref(), DiskFile::append)
     }
 
-    fn open(path: &Path, options: &OpenOptions) -> Result<LogFile, Error> {
+    fn open(path: &Path, open: impl Fn(&Path) -> io::Result<DiskFile>) -> Result<LogFile, Error> {
         if let Some(parent) = path.parent() {
             target::make_folders(parent)?;
         }
-        let file = options.open(path).map_err(|error| Defect::of_writing(error).of(path))?;
+        let file = open(path).map_err(|error| Defect::of_writing(error).of(path))?;
         Ok(LogFile { file: BufWriter::new(file), path: path.to_owned() })
     }
 
@@ -54,7 +56,7 @@ impl Write for LogFile {
 }
 
 /// The right to write to a folder, as long as it lives. The system takes it back from a process that dies.
-pub struct FolderLock(#[expect(dead_code, reason = "holds the lock")] File);
+pub struct FolderLock(#[expect(dead_code, reason = "holds the lock")] DiskFile);
 
 impl FolderLock {
     /// None while another process has it.
@@ -62,10 +64,9 @@ impl FolderLock {
         let folder = folder.as_ref();
         target::make_folders(folder)?;
         let path = folder.join(".lock");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(|error| Defect::of_writing(error).of(&path))?;
-        match file.try_lock() {
-            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+        let file = DiskFile::append(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
+        match file.handle().try_lock() {
+            Err(TryLockError::WouldBlock) => Ok(None),
             // A file system without locks cannot tell.
             _ => Ok(Some(FolderLock(file))),
         }
@@ -102,15 +103,20 @@ fn entries(path: &Path, is_wanted: impl Fn(FileType) -> bool) -> Result<Vec<Stri
 
 /// Deletes a folder or a file that the run no longer needs. It loses its name first, so that none is there in part.
 pub fn remove(path: impl AsRef<Path>) -> Result<(), Error> {
-    let path = path.as_ref();
-    let outgoing = target::Target::new(path)?.outgoing();
-    match fs::rename(path, &outgoing).and_then(|()| target::remove(&outgoing)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Defect::of_writing(error).of(path)),
-        _ => Ok(()),
+    let target = Target::new(path.as_ref())?;
+    let condemned = target.condemned();
+    if regular_file::is_listed(&condemned) {
+        // What an interrupted removal left has the name that is needed now.
+        recover::delete(&target, &condemned)?;
+    }
+    match disk::rename(&target.path, &condemned) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Defect::of_writing(error).of(&target.path)),
+        Ok(()) => recover::delete(&target, &condemned),
     }
 }
 
 /// Whether something has this name.
 pub fn exists(path: impl AsRef<Path>) -> bool {
-    crate::regular_file::is_listed(path.as_ref())
+    regular_file::is_listed(path.as_ref())
 }

@@ -5,15 +5,17 @@
 //! | `NAME`             | complete, whenever it is there                                       |
 //! | `.NAME.tmp-1234-0` | being written; its maker holds a lock on it                          |
 //! | `.NAME.new`        | a folder, complete and on disk, about to take the place of `NAME`    |
-//! | `.NAME.old`        | the folder that was `NAME` before, on its way out                    |
+//! | `.NAME.old`        | the folder that was `NAME` before a new one took its place           |
+//! | `.NAME.gone`       | what was `NAME` and is being deleted, perhaps no longer whole        |
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::disk::{self, DiskFile};
 use crate::{Defect, Error, regular_file};
 
 pub(crate) struct Target {
@@ -26,7 +28,7 @@ pub(crate) struct Target {
 pub(crate) struct Temporary {
     pub path: PathBuf,
     /// Open and locked, so that nobody takes it for a leftover.
-    pub handle: File,
+    _handle: Option<File>,
 }
 
 impl Target {
@@ -46,17 +48,18 @@ impl Target {
         make_folders(&self.parent)
     }
 
-    pub fn new_file(&self) -> Result<Temporary, Error> {
-        let create = |path: &Path| OpenOptions::new().write(true).create_new(true).open(path);
-        self.new_temporary(create).map_err(|error| self.failure(error))
+    pub fn new_file(&self) -> Result<(Temporary, DiskFile), Error> {
+        let (path, file) = self.new_temporary(DiskFile::create_new).map_err(|error| self.failure(error))?;
+        let mut temporary = Temporary { path, _handle: None };
+        temporary.lock(file.handle().try_clone()).map_err(|error| self.failure(error))?;
+        Ok((temporary, file))
     }
 
     pub fn new_folder(&self) -> Result<Temporary, Error> {
-        let create = |path: &Path| {
-            fs::create_dir(path)?;
-            File::open(path)
-        };
-        self.new_temporary(create).map_err(|error| self.failure(error))
+        let (path, ()) = self.new_temporary(disk::create_folder).map_err(|error| self.failure(error))?;
+        let mut temporary = Temporary { path, _handle: None };
+        temporary.lock(File::open(&temporary.path)).map_err(|error| self.failure(error))?;
+        Ok(temporary)
     }
 
     pub fn replacement(&self) -> PathBuf {
@@ -65,6 +68,10 @@ impl Target {
 
     pub fn outgoing(&self) -> PathBuf {
         self.beside(".old")
+    }
+
+    pub fn condemned(&self) -> PathBuf {
+        self.beside(".gone")
     }
 
     /// Entries of the parent folder that are named like temporaries of this target.
@@ -81,7 +88,7 @@ impl Target {
 
     /// Makes what was created in or renamed within the parent folder last.
     pub fn sync_parent(&self) -> Result<(), Error> {
-        sync_folder(&self.parent).map_err(|error| Defect::of_writing(error).of(&self.parent))
+        disk::sync_folder(&self.parent).map_err(|error| Defect::of_writing(error).of(&self.parent))
     }
 
     /// A missing parent folder is the parent's defect, anything else the target's.
@@ -93,7 +100,8 @@ impl Target {
         }
     }
 
-    fn new_temporary(&self, create: impl Fn(&Path) -> io::Result<File>) -> io::Result<Temporary> {
+    /// Makes something under a name that nothing had.
+    fn new_temporary<T>(&self, create: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         loop {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -102,11 +110,7 @@ impl Target {
                 // Left behind by a process that had the same number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
-                Ok(handle) => {
-                    // Some network file systems have no locks; then leftovers stay until someone deletes them.
-                    let _ = handle.try_lock();
-                    return Ok(Temporary { path, handle });
-                }
+                Ok(made) => return Ok((path, made)),
             }
         }
     }
@@ -127,10 +131,20 @@ impl Target {
     }
 }
 
+impl Temporary {
+    fn lock(&mut self, handle: io::Result<File>) -> io::Result<()> {
+        let handle = handle?;
+        // Some network file systems have no locks; then leftovers stay until someone deletes them.
+        let _ = handle.try_lock();
+        self._handle = Some(handle);
+        Ok(())
+    }
+}
+
 impl Drop for Temporary {
     fn drop(&mut self) {
         // Nobody is left to tell; what stays is found by the next recovery.
-        let _ = remove(&self.path);
+        let _ = disk::remove(&self.path);
     }
 }
 
@@ -147,45 +161,49 @@ pub(crate) fn is_locked(path: &Path) -> Option<bool> {
     }
 }
 
-/// The name that a temporary, a replacement or an outgoing folder stands for.
+/// The name that a temporary, a replacement or something on its way out stands for.
 pub(crate) fn name_behind(hidden: &str) -> Option<&str> {
     let inner = hidden.strip_prefix('.')?;
-    let ended = inner.strip_suffix(".new").or(inner.strip_suffix(".old"));
+    let ended = [".new", ".old", ".gone"].iter().find_map(|ending| inner.strip_suffix(ending));
     ended.or_else(|| inner.rsplit_once(".tmp-").map(|(name, _)| name)).filter(|name| !name.is_empty())
-}
-
-/// Removes a file, a link or a folder with all that is in it. That it is gone already is fine.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Makes a folder and those above it that are missing, and makes them last: what is written into a folder is lost with it.
 pub(crate) fn make_folders(path: &Path) -> Result<(), Error> {
-    let missing: Vec<&Path> =
-        path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
-    fs::create_dir_all(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Defect::InTheWay.of(path),
-        _ => Defect::of_writing(error).of(path),
-    })?;
-    for made in missing {
-        let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        sync_folder(parent).map_err(|error| Defect::of_writing(error).of(parent))?;
+    let failure = |error: io::Error, folder: &Path| match error.kind() {
+        io::ErrorKind::AlreadyExists => Defect::InTheWay.of(folder),
+        _ => Defect::of_writing(error).of(folder),
+    };
+    let ancestors = || path.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    let missing: Vec<&Path> = ancestors().take_while(|folder| !folder.exists()).collect();
+    if let Some(deepest) = ancestors().nth(missing.len()) {
+        if !deepest.is_dir() {
+            return Err(Defect::InTheWay.of(deepest));
+        }
+        sync_name_of(deepest)?;
+    }
+    for folder in missing.into_iter().rev() {
+        match disk::create_folder(folder) {
+            // Another process was faster.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+            made => made.map_err(|error| failure(error, folder))?,
+        }
+        sync_name_of(folder)?;
     }
     Ok(())
 }
 
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    match File::open(path)?.sync_all() {
-        // File systems that cannot sync a folder say so, and have nothing to sync.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        synced => synced,
+/// Whoever made a folder may have been killed, or failed, before its name was made to last. As folders are made one by
+/// one, those above it last already.
+fn sync_name_of(folder: &Path) -> Result<(), Error> {
+    let above = match folder.parent() {
+        Some(above) if above.as_os_str().is_empty() => Path::new("."),
+        Some(above) => above,
+        None => return Ok(()),
+    };
+    match disk::sync_folder(above) {
+        // A folder that may not even be listed is none that we made.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        synced => synced.map_err(|error| Defect::of_writing(error).of(above)),
     }
 }

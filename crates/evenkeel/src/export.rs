@@ -1,0 +1,46 @@
+//! `evenkeel export RUN`: a checkpoint as a Hugging Face folder.
+
+use std::path::PathBuf;
+
+use evenkeel_train::checkpoint::Opened;
+
+use crate::Failure;
+use crate::config::{Dtype, Overrides};
+use crate::train::feed::Text;
+use crate::train::find_checkpoint;
+use crate::train::model::ModelInput;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The folder of a run.
+    run: PathBuf,
+    /// The step of the checkpoint; the newest if not given.
+    #[arg(long)]
+    step: Option<u64>,
+    /// Where the model goes; `model` in the run's folder if not given.
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Of the written weights; the run's if not given.
+    #[arg(long, value_enum)]
+    dtype: Option<crate::bench::Precision>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let checkpoint = find_checkpoint(&arguments.run, arguments.step)?;
+    let mut config = Overrides::of_file(arguments.run.join("run.toml")).read()?;
+    if let Some(dtype) = arguments.dtype {
+        config.settings.output.save_dtype = Some(match dtype {
+            crate::bench::Precision::F32 => Dtype::F32,
+            crate::bench::Precision::Bf16 => Dtype::Bf16,
+        });
+    }
+    let text = Text::open(&config)?;
+    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let opened = Opened::new(&checkpoint)?;
+    let specs = &input.model.specs;
+    specs.iter().try_for_each(|spec| opened.check(spec))?;
+    let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join("model"));
+    let tokenizer_files = text.map(|text| text.files);
+    input.save(&output, &config.settings, tokenizer_files, specs, |id, rows| opened.read_rows(&specs[id.0], rows))?;
+    Ok(format!("step {} of `{}` is now in `{}`", opened.state.progress.step, arguments.run.display(), output.display()))
+}

@@ -1,0 +1,62 @@
+//! Looking at what is written, and making it fail. For tests only.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+pub use super::Operation;
+
+/// Told of an operation before it is made. An error keeps it from being made and is what its caller gets.
+pub type Observer = dyn Fn(&Operation) -> io::Result<()> + Send + Sync;
+
+type Watched = (PathBuf, Arc<Observer>);
+
+// Told apart by folder and not by thread, because tests run side by side and a save has several threads.
+static WATCHED: RwLock<Vec<Watched>> = RwLock::new(Vec::new());
+
+/// A folder that is being watched, until this is dropped.
+#[must_use = "nothing is watched once it is dropped"]
+pub struct Watch(Arc<Observer>);
+
+/// Tells an observer of everything that this crate is about to do to a folder and below it, on any thread.
+pub fn watch(
+    folder: impl Into<PathBuf>,
+    observer: impl Fn(&Operation) -> io::Result<()> + Send + Sync + 'static,
+) -> Watch {
+    let observer: Arc<Observer> = Arc::new(observer);
+    WATCHED.write().unwrap_or_else(PoisonError::into_inner).push((folder.into(), observer.clone()));
+    Watch(observer)
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut watched = WATCHED.write().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|(_, observer)| !Arc::ptr_eq(observer, &self.0));
+    }
+}
+
+pub(super) fn announce(operation: Operation) -> io::Result<()> {
+    let path = operation.path();
+    let told = {
+        let watched = WATCHED.read().unwrap_or_else(PoisonError::into_inner);
+        watched.iter().find(|(folder, _)| path.starts_with(folder)).map(|(_, observer)| observer.clone())
+    };
+    told.map_or(Ok(()), |observer| observer(&operation))
+}
+
+impl Operation<'_> {
+    /// What it is done to; of a rename, the name before.
+    pub fn path(&self) -> &Path {
+        match self {
+            Operation::CreateFile(path)
+            | Operation::OpenFile(path)
+            | Operation::Write { file: path, .. }
+            | Operation::SyncFile(path)
+            | Operation::CreateFolder(path)
+            | Operation::SyncFolder(path)
+            | Operation::Rename { from: path, .. }
+            | Operation::RemoveFile(path)
+            | Operation::RemoveTree(path) => path,
+        }
+    }
+}

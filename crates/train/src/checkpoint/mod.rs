@@ -1,0 +1,113 @@
+//! A run's whole state on disk: parameters, moments, how far it has come and where its data stand.
+//!
+//! Each rank's part is a file of its own; the manifest says which elements of which tensor lie where. Nothing depends on how
+//! many ranks wrote it: whoever loads takes what it needs from wherever it is.
+
+mod opened;
+mod saver;
+mod snapshot;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use evenkeel_model::{Held, ParamId, ParamSpec};
+use evenkeel_store::checkpoint::Checkpoint;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use opened::Opened;
+pub use saver::Saver;
+use snapshot::Snapshot;
+pub(crate) use snapshot::write_pieces;
+
+use crate::Error;
+use crate::ranks::{Ranks, all_or_first_error};
+use crate::run::Progress;
+use crate::trainer::{Kind, Trainer};
+
+const VERSION: u32 = 2;
+/// No run takes so many steps, tokens or seconds.
+const MOST: u64 = 1 << 48;
+
+/// What the manifest says beside its files' digests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    version: u32,
+    pub progress: Progress,
+    updates: u32,
+    /// What the feed needs to go on with the next sample.
+    pub feed: Value,
+    /// What the run was configured as, in a few digits.
+    pub configuration: String,
+    /// By parameter.
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// By file and tensor: which elements it holds.
+    layout: BTreeMap<String, BTreeMap<String, Held>>,
+}
+
+impl State {
+    /// Whether the numbers can be those of a run.
+    fn check(&self) -> Result<(), &'static str> {
+        let Progress { step, tokens, seconds, warmup_share, nonfinite_in_a_row } = self.progress;
+        let checks = [
+            ("step", step < MOST),
+            ("tokens", tokens < MOST),
+            ("seconds", (0.0..MOST as f64).contains(&seconds)),
+            ("warmup_share", (0.0..=1.0).contains(&warmup_share)),
+            ("nonfinite_in_a_row", nonfinite_in_a_row < u32::MAX / 2),
+            ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
+        ];
+        checks.into_iter().find(|(_, sound)| !sound).map_or(Ok(()), |(what, _)| Err(what))
+    }
+}
+
+const KINDS: [Kind; 3] = [Kind::Weight, Kind::Mean, Kind::Variance];
+
+fn tensor_name(kind: Kind, name: &str) -> String {
+    let kind = match kind {
+        Kind::Weight => "weight",
+        Kind::Mean => "mean",
+        Kind::Variance => "variance",
+    };
+    format!("{kind}.{name}")
+}
+
+/// Writes a checkpoint folder, and returns when it is there. It appears under its name whole, or not at all.
+pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Result<(), Error> {
+    Snapshot::take(ranks, progress, feed, String::new())?.write(path)
+}
+
+/// Puts the ranks in the state of a checkpoint, each reading what it keeps, and says how far that was.
+pub fn load(path: &Path, ranks: &Ranks) -> Result<State, Error> {
+    load_from(&Checkpoint::open(path)?, ranks)
+}
+
+pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<State, Error> {
+    let opened = Arc::new(Opened::new(checkpoint)?);
+    let state = opened.state.clone();
+    all_or_first_error(ranks.each(move |trainer| load_rank(&opened, trainer))?)?;
+    ranks.each(|trainer| trainer.gather_values())?;
+    Ok(state)
+}
+
+fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
+    trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
+    let queue = trainer.device.compute();
+    for (kind, id, spec) in all(&trainer.model.specs) {
+        let Some((held, kept)) = trainer.kept(kind, id) else { continue };
+        opened.read(kind, spec, &held, |elements, fill| {
+            queue.write_rows(kept.col_range(elements).view(), |_, values| fill(values))
+        })?;
+    }
+    trainer.parameters.refresh_copies(queue);
+    trainer.updates = opened.state.updates;
+    Ok(())
+}
+
+/// Every tensor of the state.
+fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (Kind, ParamId, &ParamSpec)> {
+    let of = move |kind| specs.iter().enumerate().map(move |(index, spec)| (kind, ParamId(index), spec));
+    KINDS.into_iter().flat_map(of)
+}

@@ -1,0 +1,115 @@
+//! A checkpoint that is read from.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use evenkeel_model::{Held, Move, ParamSpec, Slice, moves};
+use evenkeel_store::SafeTensorsFile;
+use evenkeel_store::checkpoint::Checkpoint;
+
+use super::{State, VERSION, tensor_name};
+use crate::Error;
+use crate::trainer::Kind;
+
+/// Values on their way from file to device at a time.
+const PIECE_ELEMENTS: usize = 4 << 20;
+
+/// A checkpoint whose files have been compared with their digests.
+pub struct Opened {
+    pub state: State,
+    path: PathBuf,
+    files: Vec<SafeTensorsFile>,
+    /// By tensor: in which files it is, and which elements of it.
+    places: BTreeMap<String, Vec<(usize, Held)>>,
+}
+
+impl Opened {
+    pub fn new(checkpoint: &Checkpoint) -> Result<Opened, Error> {
+        let path = checkpoint.path().to_owned();
+        let found = checkpoint.body().get("version").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        if found != u64::from(VERSION) {
+            let found = found.try_into().unwrap_or(u32::MAX);
+            return Err(Error::CheckpointVersion { path, found, known: VERSION });
+        }
+        let bad = |what: &'static str| Error::BadState { path: path.clone(), what };
+        let state: State = serde_json::from_value(checkpoint.body().clone()).map_err(|_| bad("body"))?;
+        state.check().map_err(bad)?;
+        let (mut files, mut places) = (Vec::new(), BTreeMap::new());
+        for (name, tensors) in &state.layout {
+            let file = checkpoint.tensors(name)?;
+            for (tensor, held) in tensors {
+                let raw = file.tensor(tensor).ok_or_else(|| bad("layout"))?;
+                let parameter = tensor.split_once('.').map_or("", |(_, parameter)| parameter);
+                let whole =
+                    state.shapes.get(parameter).and_then(|shape| as_matrix(shape)).ok_or_else(|| bad("shapes"))?;
+                held.check(whole).map_err(|_| bad("layout"))?;
+                if raw.element_count() != held.len() {
+                    return Err(bad("layout"));
+                }
+                places.entry(tensor.clone()).or_insert_with(Vec::new).push((files.len(), held.clone()));
+            }
+            files.push(file);
+        }
+        Ok(Opened { state, path, files, places })
+    }
+
+    /// Refuses a parameter that the checkpoint does not have in this shape.
+    pub fn check(&self, spec: &ParamSpec) -> Result<(), Error> {
+        match self.state.shapes.get(&spec.name) {
+            Some(shape) if *shape == spec.shape => Ok(()),
+            _ => Err(self.other_model(&spec.name)),
+        }
+    }
+
+    /// Reads the elements that `held` names, some at a time: `put(which of them, fill)` is given a function that fills a slice
+    /// with them.
+    pub fn read(
+        &self,
+        kind: Kind,
+        spec: &ParamSpec,
+        held: &Held,
+        mut put: impl FnMut(Range<usize>, &dyn Fn(&mut [f32]) -> Result<(), Error>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let name = tensor_name(kind, &spec.name);
+        let places = self.places.get(&name).map_or(&[][..], Vec::as_slice);
+        let sources: Vec<Held> = places.iter().map(|(_, held)| held.clone()).collect();
+        for start in (0..held.len()).step_by(PIECE_ELEMENTS) {
+            let elements = start..held.len().min(start + PIECE_ELEMENTS);
+            let range = held.range.start + elements.start..held.range.start + elements.end;
+            let piece = Held { range, slice: held.slice.clone() };
+            let moves = moves(&sources, &piece, spec.whole[1]).map_err(|_| self.other_model(&name))?;
+            put(elements, &|values| {
+                moves.iter().try_for_each(|&Move { from, from_start, to_start, len }| {
+                    let raw = self.files[places[from].0].tensor(&name).expect("found when it was opened");
+                    Ok(raw.read(from_start..from_start + len, &mut values[to_start..to_start + len])?)
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Some rows of a whole weight.
+    pub fn read_rows(&self, spec: &ParamSpec, rows: Range<usize>) -> Result<Vec<f32>, Error> {
+        let held = Held::all(Slice::of_rows(rows, spec.whole[1]));
+        let mut values = vec![0.0; held.len()];
+        self.read(Kind::Weight, spec, &held, |elements, fill| fill(&mut values[elements]))?;
+        Ok(values)
+    }
+
+    fn other_model(&self, tensor: &str) -> Error {
+        Error::OtherModel { path: self.path.clone(), tensor: tensor.to_owned() }
+    }
+}
+
+/// As parameters are held: the first dim, and all others as one; leading ones and vectors are one row.
+fn as_matrix(shape: &[usize]) -> Option<[usize; 2]> {
+    let len = shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+    let rows = match *shape {
+        [_] => 1,
+        [1, rows, _] => rows,
+        [rows, ..] => rows,
+        [] => return None,
+    };
+    Some([rows, len.checked_div(rows)?])
+}

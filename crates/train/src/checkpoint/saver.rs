@@ -1,0 +1,57 @@
+//! Checkpoints beside training: a snapshot is taken while the ranks wait, and written while they go on.
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use serde_json::Value;
+
+use super::snapshot::Snapshot;
+use crate::Error;
+use crate::ranks::Ranks;
+use crate::run::Progress;
+
+/// Writes checkpoints one after another; at most one is on its way.
+#[derive(Default)]
+pub struct Saver {
+    pending: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Saver {
+    /// Begins a checkpoint at `path`, once the one before it is there; `then` runs when it is. An error is that of the one
+    /// before, or of taking the snapshot.
+    pub fn begin(
+        &mut self,
+        path: PathBuf,
+        ranks: &Ranks,
+        progress: &Progress,
+        feed: Value,
+        configuration: &str,
+        then: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        self.finish()?;
+        let snapshot = Snapshot::take(ranks, progress, feed, configuration.to_owned())?;
+        let write = move || {
+            snapshot.write(&path)?;
+            then()
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
+        self.pending = Some(thread.expect("the system starts a thread"));
+        Ok(())
+    }
+
+    /// Waits for what is on its way.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        match self.pending.take() {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        if let Some(thread) = self.pending.take() {
+            let _ = thread.join();
+        }
+    }
+}
