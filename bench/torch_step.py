@@ -1,7 +1,8 @@
 """Training steps of a random Llama in PyTorch, as a user of transformers writes them. Prints one JSON object.
 
 Needs torch and transformers. Threads come from OMP_NUM_THREADS. With --tp, ranks started by torchrun share the model, by
-transformers' own tp_plan or by DeepSpeed's AutoTP (which needs deepspeed); rank 0 prints.
+transformers' own tp_plan or by DeepSpeed's AutoTP (which needs deepspeed); with --dp, they share each step's batch, by
+PyTorch's DDP or FSDP2. Rank 0 prints.
 """
 import argparse
 import json
@@ -22,6 +23,7 @@ for name, default in dict(hidden=512, layers=4, heads=8, kv_heads=4, ffn=1408, v
 parser.add_argument("--fused", action="store_true", help="AdamW in one kernel instead of PyTorch's default")
 parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
 parser.add_argument("--tp", choices=["transformers", "deepspeed"], help="how several ranks share the model")
+parser.add_argument("--dp", choices=["ddp", "fsdp2"], help="how several ranks share the batch")
 options = parser.parse_args()
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
@@ -57,9 +59,28 @@ elif options.tp == "deepspeed":
         "bf16": {"enabled": options.dtype == "bf16"},
         "tensor_parallel": {"autotp_size": torch.distributed.get_world_size()},
     })
+elif options.dp == "ddp":
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(LlamaForCausalLM(config).to(dtype))
+    optimizer = adamw(model)
+elif options.dp == "fsdp2":
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = LlamaForCausalLM(config).to(dtype)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = adamw(model)
 else:
     model = LlamaForCausalLM(config).to(dtype)
     optimizer = adamw(model)
+
+
+def own(ids):
+    """This rank's sequences of a step."""
+    return ids.chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()] if options.dp else ids
 
 
 def train(ids):
@@ -80,7 +101,7 @@ for step in range(options.warmup + options.steps):
     generator = torch.Generator().manual_seed(1000 + step)
     ids = torch.randint(0, options.vocab, (options.batch, options.sequence), generator=generator)
     start = time.perf_counter()
-    losses.append(train(ids))
+    losses.append(train(own(ids)))
     seconds.append(time.perf_counter() - start)
 
 timed = seconds[options.warmup:]

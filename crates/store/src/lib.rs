@@ -1,5 +1,5 @@
 //! Every file Evenkeel opens is opened here: Hugging Face model folders with `config.json`, safetensors files and the
-//! index of a sharded checkpoint; the files and folders that a run writes; the data that it trains on.
+//! index of a sharded checkpoint; the files and folders that a run writes; its checkpoints; the data that it trains on.
 //!
 //! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they
 //! return: lengths, then bounds, then contents. What they return can be trusted, and nothing above this crate checks a

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_store::{Defect, FileDtype, Format, NewFolder, SHARD_BYTES, Source, SourceSpec, TensorEntry, save_model};
 use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
@@ -34,6 +35,21 @@ fn a_large_tensor_is_written_without_holding_it() {
             .unwrap();
     });
     assert!(peak < 2 << 20, "{peak} bytes for a tensor of 32 MiB");
+}
+
+#[test]
+fn a_large_checkpoint_is_written_and_verified_without_holding_it() {
+    let parent = TempDir::new().unwrap();
+    let path = parent.path().join("checkpoint");
+    let piece = vec![7; 100_000];
+    let peak = peak_bytes(|| {
+        let writer = CheckpointWriter::create(&path).unwrap();
+        writer.file("data", |file| (0..400).try_for_each(|_| file.put(&piece))).unwrap();
+        writer.commit(&serde_json::json!({})).unwrap();
+        Checkpoint::open(&path).unwrap().verify().unwrap();
+    });
+    // A buffer of a MiB for the writer, and then one for each of two threads.
+    assert!(peak < 3 << 20, "{peak} bytes for a file of 40 MB");
 }
 
 #[test]
