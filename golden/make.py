@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from noise import noisy
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -34,6 +35,7 @@ from transformers import (
 ROOT = Path(__file__).parent
 IGNORED = -100
 STEPS = 10
+NOISE = dict(seed=77, first_token=1000)
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Case:
     config: PreTrainedConfig
     shard: str = "1GB"
     adamw: bool = False
+    dropout: dict = None  # what config.json would say for `dropout.safetensors`
 
     def constants(self):
         return {}
@@ -109,6 +112,7 @@ NEOX = dict(
     max_position_embeddings=64,
     rotary_pct=0.25,
 )
+NEOX_DROPOUT = dict(attention_dropout=0.3, hidden_dropout=0.2)
 
 CASES = {
     "llama2": Language(LlamaConfig(**LLAMA2)),
@@ -149,7 +153,7 @@ CASES = {
             max_position_embeddings=64,
         )
     ),
-    "llama_packed": Language(LlamaConfig(**TINY), documents=(7, 1, 19, 5)),
+    "llama_packed": Language(LlamaConfig(**TINY), documents=(7, 1, 19, 5), dropout=dict(attention_dropout=0.3)),
     "llama_short": Language(LlamaConfig(**LLAMA2), documents=(2,)),
     "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
     "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True)),
@@ -179,10 +183,11 @@ CASES = {
             attn_pdrop=0.0,
             bos_token_id=0,
             eos_token_id=0,
-        )
+        ),
+        dropout=dict(attn_pdrop=0.3, resid_pdrop=0.2, embd_pdrop=0.1),
     ),
-    "gpt_neox": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=True)),
-    "gpt_neox_serial": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=False)),
+    "gpt_neox": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=True), dropout=NEOX_DROPOUT),
+    "gpt_neox_serial": Language(GPTNeoXConfig(**NEOX, use_parallel_residual=False), dropout=NEOX_DROPOUT),
     "vit": Image(
         ViTConfig(
             image_size=24,
@@ -195,6 +200,7 @@ CASES = {
             num_labels=10,
         ),
         adamw=True,
+        dropout=dict(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2),
     ),
 }
 
@@ -207,8 +213,11 @@ def make(name, case):
 
     # Loaded back, so the numbers are those of the files and not of a model the files might misstate.
     model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    save_file(golden(case, model, random), folder / "golden.safetensors")
+    batch = case.batch(random)
+    save_file(golden(case, model, batch), folder / "golden.safetensors")
     assert gradient_shapes(folder) == weight_shapes(folder)
+    if case.dropout:
+        save_file(dropout(case, folder, batch), folder / "dropout.safetensors")
     if case.adamw:
         save_file(adamw(case, model, random), folder / "adamw.safetensors")
 
@@ -230,8 +239,7 @@ def save_random_checkpoint(case, folder, random):
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def golden(case, model, random):
-    batch = case.batch(random)
+def golden(case, model, batch):
     labels = batch["labels"].long()
     logits = case.logits(model, batch)
     loss = cross_entropy(logits, labels, ignore_index=IGNORED)
@@ -247,6 +255,17 @@ def golden(case, model, random):
         "smoothed_loss": smoothed_loss.detach().reshape(1),
         **{f"grad.{key}": gradient for key, gradient in gradients.items()},
     }
+
+
+def dropout(case, folder, batch):
+    """The loss and gradients of `golden` in training, with dropout that others can repeat."""
+    model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **case.dropout)
+    with noisy(model, **NOISE):
+        logits = case.logits(model, batch)
+    loss = cross_entropy(logits, batch["labels"].long(), ignore_index=IGNORED)
+    loss.backward()
+    gradients = as_saved(model, {key: parameter.grad for key, parameter in model.named_parameters()})
+    return {"loss": loss.detach().reshape(1), **{f"grad.{key}": gradient for key, gradient in gradients.items()}}
 
 
 def adamw(case, model, random):

@@ -89,7 +89,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 fn options(settings: &Settings) -> TrainerOptions {
     let longest = settings.data.sequence;
-    TrainerOptions { optimizer: None, label_smoothing: 0.0, arrangement: Arrangement::default(), longest }
+    TrainerOptions {
+        optimizer: None,
+        label_smoothing: 0.0,
+        arrangement: Arrangement::default(),
+        longest,
+        dropout_seed: 0,
+    }
 }
 
 /// The memory that ranks with these shards take together, from dry runs.
@@ -124,7 +130,7 @@ mod tests {
         let bytes_of_weights = 4 * model.parameter_count();
         let peak = |optimizer: Option<AdamWOptions>| {
             let arrangement = Arrangement::default();
-            let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4 };
+            let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4, dropout_seed: 0 };
             peak_bytes(|device| {
                 let parameters = Parameters::allocate(&model, DType::F32, Split::NONE, device.compute());
                 drop(Trainer::alone(model.clone(), device.clone(), parameters, options));

@@ -5,6 +5,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::cache::Cache;
 use crate::config::{Config, Input};
+use crate::dropout::Noise;
 
 /// A batch on a device. All its sequences lie one after another: T tokens, cut by `segments`.
 pub struct Batch {
@@ -24,6 +25,8 @@ pub struct Batch {
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
+    /// What is dropped at random: nothing, unless [`Batch::with_noise`] says otherwise.
+    pub noise: Option<Noise>,
     /// One behind the last position of the longest sequence.
     longest: usize,
     largest_id: Option<u32>,
@@ -66,6 +69,7 @@ impl Batch {
             patch_rows: queue.indices(&[]),
             labels: queue.indices(&[]),
             targets: 0,
+            noise: None,
             longest: longest(&positions),
             largest_id: ids.iter().copied().max(),
             largest_label: None,
@@ -102,11 +106,17 @@ impl Batch {
             cache: None,
             labels: queue.indices(labels),
             targets: count_targets(labels),
+            noise: None,
             longest: longest(&positions),
             largest_id: None,
             largest_label: largest_label(labels),
             segments,
         }
+    }
+
+    /// The batch for training, which drops what the model's config says.
+    pub fn with_noise(self, noise: Noise) -> Batch {
+        Batch { noise: Some(noise), ..self }
     }
 
     /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.

@@ -7,6 +7,7 @@ use evenkeel_device::kernel::Mask;
 use crate::body::{Body, Slot};
 use crate::bucket::{Bucket, buckets};
 use crate::config::{Config, Input, Layer};
+use crate::dropout::{Dropout, Site};
 use crate::entry::Entry;
 use crate::error::Error;
 use crate::family::{Mlp, Names, Positions, Qkv};
@@ -85,7 +86,7 @@ impl Model {
         for (index, layer) in config.layers.iter().enumerate() {
             post = builder.layer(index, layer, post, &mut units);
         }
-        let head = builder.head(post);
+        let head = builder.head(post, units.len());
         let specs = builder.specs;
         let mut model = Model { specs, units, head, shard, config, buckets: Vec::new() };
         model.buckets = buckets(&model);
@@ -194,14 +195,21 @@ impl Builder<'_> {
             assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
             let mlp_input = body.slot();
             let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
+            // Each has a dropout of its own, so they are dropped before they are added. A summand dropped like the sum is a
+            // summand of what is left of it.
+            for (x, site) in [(attended, Site::AttentionOutput(index)), (fed, Site::MlpOutput(index))] {
+                body.ops.extend(
+                    Dropout::new(self.config.dropouts.residual, site).map(|dropout| Op::Dropout { x, dropout }),
+                );
+            }
             let output = body.slot();
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
-            let entry = Entry { post, norms: vec![attention_norm, mlp_norm] };
+            let entry = self.entry(units.len(), post, vec![attention_norm, mlp_norm]);
             let body = body.finish(vec![attention_input, mlp_input], None, output);
             units.push(Unit { kind: UnitKind::Layer(index), entry, body, is_partial });
             return None;
         }
-        let entry = Entry { post, norms: vec![attention_norm] };
+        let entry = self.entry(units.len(), post, vec![attention_norm]);
         let body = body.finish(vec![attention_input], None, attended);
         units.push(Unit { kind: UnitKind::Attention(index), entry, body, is_partial });
 
@@ -210,7 +218,7 @@ impl Builder<'_> {
         let mut body = BodyBuilder::default();
         let input = body.slot();
         let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
-        let entry = Entry { post, norms: vec![mlp_norm] };
+        let entry = self.entry(units.len(), post, vec![mlp_norm]);
         let (body, is_partial) = (body.finish(vec![input], None, output), !mlp_shard.is_whole());
         units.push(Unit { kind: UnitKind::Mlp(index), entry, body, is_partial });
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
@@ -285,7 +293,20 @@ impl Builder<'_> {
         let (out, logsum) = (body.slot(), body.slot());
         let mask = Mask { causal: self.config.causal, window: layer.window };
         let scale = self.config.attention_scale * layer.scale;
-        body.ops.push(Op::Attention(Attention { q, k, v, out, logsum, mask, scale, layer: index }));
+        let dropout = Dropout::new(self.config.dropouts.attention, Site::AttentionWeights(index));
+        let first_head = held.start;
+        body.ops.push(Op::Attention(Attention {
+            q,
+            k,
+            v,
+            out,
+            logsum,
+            mask,
+            scale,
+            dropout,
+            first_head,
+            layer: index,
+        }));
         let linear = LinearSpec {
             name: format!("{prefix}{}", self.names.out),
             dims: [heads * dim, hidden],
@@ -335,10 +356,11 @@ impl Builder<'_> {
         self.linear(body, wide, linear)
     }
 
-    fn head(&mut self, post: Option<NormSpec>) -> Head {
+    fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Head {
         let Config { hidden, classes, init_deviation: deviation, tied, .. } = *self.config;
         let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
-        let entry = Entry { post, norms: vec![self.norm(self.names.final_norm, hidden)] };
+        let norm = self.norm(self.names.final_norm, hidden);
+        let entry = self.entry(unit, post, vec![norm]);
         let first_tokens_only = matches!(self.config.input, Input::Images { .. });
         let (name, held) = (self.names.head, shard.classes.clone());
         let weight = if tied {
@@ -354,6 +376,16 @@ impl Builder<'_> {
         });
         let (first_class, widest, is_partial) = (held.start, shard.widest_classes, !shard.is_whole());
         Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only }
+    }
+
+    /// The entry of the unit of this number. The embedding's output makes up the stream, so the sum of both is dropped.
+    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Entry {
+        let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
+        let is_first = unit == 1;
+        let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
+        let stream = if is_first { dropouts.embedding } else { 0.0 };
+        let [output_dropout, stream_dropout] = [output, stream].map(|share| Dropout::new(share, site));
+        Entry { post, output_dropout, stream_dropout, norms }
     }
 
     /// GPT-2 stores its matrices [in, out].

@@ -3,6 +3,7 @@
 use evenkeel_device::kernel::{Activation, NormKind};
 use serde_json::Value;
 
+use crate::dropout::Dropouts;
 use crate::error::Error;
 use crate::family::{Choice, FAMILIES, Family, Positions, Window};
 use crate::rotary::{Rotary, Scaling};
@@ -13,7 +14,7 @@ const MOST_LAYERS: u64 = 1 << 12;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
-/// What the architectures call the shares of values that training drops at random.
+/// What the architectures call the shares of numbers that training drops. None uses all of them.
 const DROPOUT: [&str; 7] = [
     "attention_dropout",
     "hidden_dropout",
@@ -54,8 +55,9 @@ pub struct Config {
     pub init_deviation: f32,
     /// The longest sequence that the model was made for, where config.json says.
     pub positions: Option<usize>,
-    /// The keys that ask for dropout. It belongs to training alone, and no unit implements it.
-    pub dropout: Vec<&'static str>,
+    pub dropouts: Dropouts,
+    /// The keys that ask for dropout under names of other architectures.
+    pub ignored_dropouts: Vec<&'static str>,
 }
 
 /// What differs from layer to layer.
@@ -155,7 +157,8 @@ impl Config {
                 }),
                 Input::Images { .. } => None,
             },
-            dropout: read_dropout(&keys)?,
+            dropouts: read_dropouts(&keys, family)?,
+            ignored_dropouts: ignored_dropouts(&keys, family)?,
         })
     }
 }
@@ -164,9 +167,10 @@ impl Config {
     /// What config.json says that training on sequences of so many tokens does not follow, a line each.
     pub fn warnings(&self, sequence: usize) -> Vec<String> {
         let mut lines = Vec::new();
-        if !self.dropout.is_empty() {
-            let keys: Vec<String> = self.dropout.iter().map(|key| format!("`{key}`")).collect();
-            lines.push(format!("config.json sets {}, training drops nothing", keys.join(", ")));
+        if !self.ignored_dropouts.is_empty() {
+            let keys: Vec<String> = self.ignored_dropouts.iter().map(|key| format!("`{key}`")).collect();
+            let (keys, model_type) = (keys.join(", "), self.family.model_type);
+            lines.push(format!("config.json sets {keys}, for which training of a `{model_type}` model drops nothing"));
         }
         lines.extend(self.beyond_positions(sequence));
         lines
@@ -217,16 +221,33 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     }
 }
 
-fn read_dropout(keys: &Keys) -> Result<Vec<&'static str>, Error> {
-    let mut asked = Vec::new();
-    for key in DROPOUT {
+fn read_dropouts(keys: &Keys, family: &Family) -> Result<Dropouts, Error> {
+    let names = &family.dropout;
+    let share = |key: &str| -> Result<f32, Error> {
+        let share = keys.optional_float(key)?.unwrap_or(names.default) as f32;
+        // What is kept is divided by its share.
+        keys.require((0.0..1.0).contains(&share), key, "a number from 0 to below 1, the share that training drops")?;
+        Ok(share)
+    };
+    Ok(Dropouts {
+        attention: share(names.attention)?,
+        residual: names.residual.map_or(Ok(0.0), share)?,
+        embedding: names.embedding.map_or(Ok(0.0), share)?,
+    })
+}
+
+fn ignored_dropouts(keys: &Keys, family: &Family) -> Result<Vec<&'static str>, Error> {
+    let names = &family.dropout;
+    let used = [Some(names.attention), names.residual, names.embedding];
+    let mut ignored = Vec::new();
+    for key in DROPOUT.into_iter().filter(|&key| !used.contains(&Some(key))) {
         let share = keys.optional_float(key)?.unwrap_or(0.0);
         keys.require((0.0..=1.0).contains(&share), key, "a number from 0 to 1")?;
         if share > 0.0 {
-            asked.push(key);
+            ignored.push(key);
         }
     }
-    Ok(asked)
+    Ok(ignored)
 }
 
 fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Layer>, Vec<Rotary>), Error> {

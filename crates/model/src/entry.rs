@@ -1,18 +1,25 @@
 //! How a unit begins: the reduced output of the unit before joins the residual stream, and the stream is normalised.
 //!
-//! Every row is treated by itself, so an entry works as well on a part of the sequence.
+//! Every row is treated by itself, so an entry works as well on a part of the sequence. What training drops is a matter
+//! of a row's place in the batch, so an entry is told which row comes first.
 
 use evenkeel_device::kernel::Add;
 use evenkeel_device::{Queue, Tensor};
 
+use crate::body::Context;
+use crate::dropout::{Dropout, dropped};
 use crate::norm::{Input, NormSpec};
-use crate::parameters::{Gradients, ParamId, Parameters};
+use crate::parameters::{Gradients, ParamId};
 
-/// `stream = x + post(p)`, then one norm of the stream for each input of the unit's body.
+/// `stream = drop(x + drop(post(p)))`, then one norm of the stream for each input of the unit's body.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// A norm on the previous unit's output, before it joins the stream.
     pub(crate) post: Option<NormSpec>,
+    /// What is dropped of that output.
+    pub(crate) output_dropout: Option<Dropout>,
+    /// What is dropped of the sum: at the stream's beginning.
+    pub(crate) stream_dropout: Option<Dropout>,
     pub(crate) norms: Vec<NormSpec>,
 }
 
@@ -44,8 +51,10 @@ impl Entry {
         self.norms.len()
     }
 
-    /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before.
-    pub fn forward(&self, queue: &Queue, parameters: &Parameters, x: Option<&Tensor>, p: &Tensor) -> EntryState {
+    /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before. Both begin with row
+    /// `first_row` of the batch.
+    pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> EntryState {
+        let (queue, parameters) = (context.queue, context.parameters);
         let like_p = || queue.tensor(p.rows, p.cols, p.dtype);
         let (added, post) = match &self.post {
             None => (p.clone(), None),
@@ -55,28 +64,26 @@ impl Entry {
                 (added, Some((p.clone(), stats)))
             }
         };
-        let stream = if x.is_some() { like_p() } else { added.clone() };
-        // The first norm does the addition; without a norm it is a kernel of its own.
+        let added = dropped(self.output_dropout, context, first_row, added);
+        let mut stream = if x.is_some() { like_p() } else { added.clone() };
         let mut sum = x.map(|x| Input::Sum { x: x.view(), add: added.view(), into: stream.view() });
-        let (normalised, stats) = self.normalise(queue, parameters, &stream, &mut sum);
-        if let Some(Input::Sum { x, add, into }) = sum {
-            queue.launch(Add { a: x, b: add, out: into });
+        if self.stream_dropout.is_some() && context.batch.noise.is_some() {
+            add(queue, sum.take());
+            stream = dropped(self.stream_dropout, context, first_row, stream);
         }
+        // The first norm does the addition; without a norm it is a kernel of its own.
+        let (normalised, stats) = self.normalise(context, &stream, &mut sum);
+        add(queue, sum);
         EntryState { stream, normalised, stats, post }
     }
 
     /// Restores what [`EntryState::forget`] dropped, with the same bits.
-    pub fn recompute(&self, queue: &Queue, parameters: &Parameters, state: &mut EntryState) {
-        (state.normalised, state.stats) = self.normalise(queue, parameters, &state.stream, &mut None);
+    pub fn recompute(&self, context: &Context, state: &mut EntryState) {
+        (state.normalised, state.stats) = self.normalise(context, &state.stream, &mut None);
     }
 
-    fn normalise(
-        &self,
-        queue: &Queue,
-        parameters: &Parameters,
-        stream: &Tensor,
-        sum: &mut Option<Input>,
-    ) -> (Vec<Tensor>, Vec<Tensor>) {
+    fn normalise(&self, context: &Context, stream: &Tensor, sum: &mut Option<Input>) -> (Vec<Tensor>, Vec<Tensor>) {
+        let (queue, parameters) = (context.queue, context.parameters);
         let one = |norm: &NormSpec| {
             let out = queue.tensor(stream.rows, stream.cols, stream.dtype);
             let input = sum.take().unwrap_or(Input::Value(stream.view()));
@@ -87,16 +94,18 @@ impl Entry {
     }
 
     /// Takes the gradient that reaches the stream from behind and those of the normalised values; returns the gradient
-    /// of the stream before the addition and that of the previous unit's output.
+    /// of the stream before the addition and that of the previous unit's output. All begin with row `first_row` of the
+    /// batch, and what is given is left as it is.
     pub fn backward(
         &self,
-        queue: &Queue,
-        parameters: &Parameters,
+        context: &Context,
+        first_row: usize,
         gradients: &Gradients,
         state: &EntryState,
         dstream: Option<&Tensor>,
         dnormalised: &[Tensor],
     ) -> (Tensor, Tensor) {
+        let (queue, parameters) = (context.queue, context.parameters);
         assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per norm");
         let like_stream = || queue.tensor(state.stream.rows, state.stream.cols, state.stream.dtype);
         let mut dx = dstream.cloned();
@@ -107,14 +116,23 @@ impl Entry {
             dx = Some(sum);
         }
         let dx = dx.expect("an entry has a norm or a stream behind it");
+        let dx = dropped(self.stream_dropout, context, first_row, dx);
+        let dadded = dropped(self.output_dropout, context, first_row, dx.clone());
         let dp = match (&self.post, &state.post) {
             (Some(norm), Some((p, stats))) => {
                 let dp = like_stream();
-                norm.backward(queue, parameters, gradients, p.view(), stats, dx.view(), None, dp.view());
+                norm.backward(queue, parameters, gradients, p.view(), stats, dadded.view(), None, dp.view());
                 dp
             }
-            _ => dx.clone(),
+            _ => dadded,
         };
         (dx, dp)
+    }
+}
+
+/// The sum, where no norm has formed it.
+fn add(queue: &Queue, sum: Option<Input>) {
+    if let Some(Input::Sum { x, add, into }) = sum {
+        queue.launch(Add { a: x, b: add, out: into });
     }
 }

@@ -26,6 +26,7 @@ pub struct Family {
     /// Embeddings are multiplied by √hidden.
     pub scaled_embeddings: bool,
     pub tied_by_default: bool,
+    pub dropout: DropoutKeys,
 }
 
 /// What config.json calls the sizes.
@@ -37,6 +38,19 @@ pub struct Keys {
     pub ffn: &'static str,
     pub activation: &'static str,
     pub epsilon: &'static str,
+}
+
+/// What config.json calls the shares of numbers that training drops.
+#[derive(Debug)]
+pub struct DropoutKeys {
+    /// Of attention's weights.
+    pub attention: &'static str,
+    /// Of what each sublayer adds to the stream.
+    pub residual: Option<&'static str>,
+    /// Of the stream at its beginning.
+    pub embedding: Option<&'static str>,
+    /// The share where config.json does not say.
+    pub default: f64,
 }
 
 /// What the parameters are called. Names in a layer follow `layer`, whose `{}` is the layer's number.
@@ -149,6 +163,7 @@ const LLAMA: Family = Family {
     window: Window::Never,
     scaled_embeddings: false,
     tied_by_default: false,
+    dropout: DropoutKeys { attention: "attention_dropout", residual: None, embedding: None, default: 0.0 },
 };
 
 const QK_NORM: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
@@ -235,6 +250,12 @@ pub static FAMILIES: [Family; 8] = [
         mlp_bias: Choice::Always,
         positions: Positions::Learned { table: "transformer.wpe.weight", count: "n_positions" },
         tied_by_default: true,
+        dropout: DropoutKeys {
+            attention: "attn_pdrop",
+            residual: Some("resid_pdrop"),
+            embedding: Some("embd_pdrop"),
+            default: 0.1,
+        },
         ..LLAMA
     },
     Family {
@@ -263,6 +284,12 @@ pub static FAMILIES: [Family; 8] = [
         qkv_bias: Choice::KeyOrTrue("attention_bias"),
         out_bias: Choice::KeyOrTrue("attention_bias"),
         mlp_bias: Choice::Always,
+        dropout: DropoutKeys {
+            attention: "attention_dropout",
+            residual: Some("hidden_dropout"),
+            embedding: Some("hidden_dropout"),
+            default: 0.0,
+        },
         ..LLAMA
     },
     Family {
@@ -291,6 +318,12 @@ pub static FAMILIES: [Family; 8] = [
         out_bias: Choice::Always,
         mlp_bias: Choice::Always,
         positions: Positions::Image,
+        dropout: DropoutKeys {
+            attention: "attention_probs_dropout_prob",
+            residual: Some("hidden_dropout_prob"),
+            embedding: Some("hidden_dropout_prob"),
+            default: 0.0,
+        },
         ..LLAMA
     },
 ];

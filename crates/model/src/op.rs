@@ -3,12 +3,14 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{
-    self, ActivateBackward, Activation, Add, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward, Mask, Order,
-    Product,
+    self, ActivateBackward, Activation, Add, AttentionDropout, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward,
+    Mask, Order, Product,
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
+use crate::batch::Batch;
 use crate::body::{Context, Slot, Slots};
+use crate::dropout::{Dropout, dropped};
 use crate::norm::{self, NormSpec};
 use crate::parameters::{Gradients, ParamId};
 
@@ -48,6 +50,11 @@ pub(crate) enum Op {
         out: Slot,
     },
     Lookup(Lookup),
+    /// Drops numbers of a slot that no earlier operation reads in backward, where they lie.
+    Dropout {
+        x: Slot,
+        dropout: Dropout,
+    },
 }
 
 /// `out = activation(x · weightᵀ + bias)`
@@ -92,6 +99,9 @@ pub(crate) struct Attention {
     pub logsum: Slot,
     pub mask: Mask,
     pub scale: f32,
+    pub dropout: Option<Dropout>,
+    /// The number of the first query head among the whole model's.
+    pub first_head: usize,
     /// Where a cache keeps this layer's keys and values.
     pub layer: usize,
 }
@@ -99,6 +109,10 @@ pub(crate) struct Attention {
 impl Attention {
     fn out_heads(&self, out: &Tensor) -> Heads {
         Heads::packed(out, self.q.count)
+    }
+
+    fn dropped(&self, batch: &Batch) -> Option<AttentionDropout> {
+        self.dropout?.of_attention(batch, self.first_head)
     }
 }
 
@@ -140,7 +154,12 @@ impl Op {
             Op::Linear(linear) => [linear.weight].into_iter().chain(linear.bias).collect(),
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
-            Op::Rotary { .. } | Op::Attention(_) | Op::Gated { .. } | Op::Add { .. } | Op::Patches { .. } => Vec::new(),
+            Op::Rotary { .. }
+            | Op::Attention(_)
+            | Op::Gated { .. }
+            | Op::Add { .. }
+            | Op::Patches { .. }
+            | Op::Dropout { .. } => Vec::new(),
         }
     }
 
@@ -191,6 +210,12 @@ impl Op {
                     accumulate: lookup.accumulate,
                 });
             }
+            Op::Dropout { x, dropout } => {
+                if let Some(noise) = context.batch.noise {
+                    let x = values.get(*x);
+                    dropout.launch(queue, noise, 0, x, x);
+                }
+            }
         }
     }
 
@@ -206,7 +231,7 @@ impl Op {
                 vec![q.slot, k.slot, v.slot, *out, *logsum]
             }
             Op::Gated { gate, up, .. } => vec![*gate, *up],
-            Op::Rotary { .. } | Op::Add { .. } | Op::Patches { .. } | Op::Lookup(_) => Vec::new(),
+            Op::Rotary { .. } | Op::Add { .. } | Op::Patches { .. } | Op::Lookup(_) | Op::Dropout { .. } => Vec::new(),
         }
     }
 
@@ -244,6 +269,11 @@ impl Op {
                 let dout = slots.take(*out);
                 slots.set(*a, dout.clone());
                 slots.set(*b, dout);
+            }
+            // Not in place: the sum's gradient is that of both its summands.
+            Op::Dropout { x, dropout } => {
+                let dx = dropped(Some(*dropout), context, 0, slots.take(*x));
+                slots.set(*x, dx);
             }
             Op::Patches { .. } | Op::Lookup(_) => (),
         }
@@ -365,7 +395,8 @@ impl Attention {
             });
         } else {
             let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
-            queue.launch(kernel::Attention { q, k, v, out, logsum: logsum.view(), segments, mask, scale });
+            let (logsum_view, dropout) = (logsum.view(), self.dropped(batch));
+            queue.launch(kernel::Attention { q, k, v, out, logsum: logsum_view, segments, mask, scale, dropout });
             values.set(self.logsum, logsum);
         }
         values.set(self.out, result);
@@ -392,6 +423,7 @@ impl Attention {
             segments: context.batch.segments.clone(),
             mask: self.mask,
             scale: self.scale,
+            dropout: self.dropped(context.batch),
         });
     }
 }

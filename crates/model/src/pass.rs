@@ -101,8 +101,7 @@ pub fn losses_and_gradients(
         let (dinputs, backward) = unit.body.backward_input(context, gradients, body, Some(&dstream), &doutput);
         unit.body.backward_weight(context, gradients, backward);
         let Some(entry) = state.entry else { break };
-        (dstream, doutput) =
-            unit.entry.backward(context.queue, context.parameters, gradients, &entry, Some(&dstream), &dinputs);
+        (dstream, doutput) = unit.entry.backward(context, 0, gradients, &entry, Some(&dstream), &dinputs);
     }
     losses
 }
@@ -110,7 +109,7 @@ pub fn losses_and_gradients(
 /// Runs a unit's forward again from the stream at its entry.
 fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
     let inputs = entry.map_or(Vec::new(), |entry| {
-        unit.entry.recompute(context.queue, context.parameters, entry);
+        unit.entry.recompute(context, entry);
         entry.normalised.clone()
     });
     unit.body.forward(context, &inputs).2
@@ -123,7 +122,7 @@ fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState
     let mut flow = Flow { stream, output };
     let mut states = vec![UnitState { entry: None, body: (keep == Keep::Everything).then_some(body) }];
     for unit in rest {
-        let mut entry = unit.entry.forward(context.queue, context.parameters, flow.stream.as_ref(), &flow.output);
+        let mut entry = unit.entry.forward(context, 0, flow.stream.as_ref(), &flow.output);
         let (_, output, body) = unit.body.forward(context, &entry.normalised);
         flow = Flow { stream: Some(entry.stream.clone()), output };
         match keep {
@@ -140,7 +139,7 @@ fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState
 
 /// The head's entry, and the rows that get logits.
 fn enter_head(head: &Head, context: &Context, stream: Option<&Tensor>, output: &Tensor) -> (EntryState, Tensor) {
-    let entry = head.entry.forward(context.queue, context.parameters, stream, output);
+    let entry = head.entry.forward(context, 0, stream, output);
     let x = head.classified(context, &entry.normalised[0]);
     (entry, x)
 }
@@ -168,6 +167,6 @@ fn head_backward(
         head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
         head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));
     }
-    let (dstream, doutput) = head.entry.backward(queue, context.parameters, gradients, &entry, None, &[dnormalised]);
+    let (dstream, doutput) = head.entry.backward(context, 0, gradients, &entry, None, &[dnormalised]);
     (losses, dstream, doutput)
 }

@@ -325,7 +325,8 @@ impl<'a> Run<'a> {
         });
         let output = self.read(task, &[ValueKind::OutputReduced, ValueKind::Output]).expect("an entry reads an output");
         let context = self.context(task);
-        let mut entry = self.entry(task.unit).forward(context.queue, context.parameters, stream, output);
+        let first_row = self.own_rows(task).start;
+        let mut entry = self.entry(task.unit).forward(&context, first_row, stream, output);
         self.values.put(task.value(ValueKind::Normalised), std::mem::take(&mut entry.normalised));
         self.values.entries.insert(task.value(ValueKind::Stream), entry);
     }
@@ -333,7 +334,7 @@ impl<'a> Run<'a> {
     fn normalise(&mut self, task: &Task) {
         let mut entry = self.values.entries.remove(&task.value(ValueKind::Stream)).expect(VERIFIED);
         let context = self.context(task);
-        self.entry(task.unit).recompute(context.queue, context.parameters, &mut entry);
+        self.entry(task.unit).recompute(&context, &mut entry);
         self.values.put(task.value(ValueKind::Normalised), std::mem::take(&mut entry.normalised));
         self.values.entries.insert(task.value(ValueKind::Stream), entry);
     }
@@ -471,9 +472,9 @@ impl<'a> Run<'a> {
         let dnormalised = task.read(&[ValueKind::NormalisedGradientReduced, ValueKind::NormalisedGradient]);
         let dnormalised = self.values.tensors(dnormalised.expect("a normalised stream has a gradient"));
         let dstream = self.read(task, &[ValueKind::StreamGradient]);
-        let (context, gradients) = (self.context(task), self.executor.gradients);
+        let (context, gradients, first_row) = (self.context(task), self.executor.gradients, self.own_rows(task).start);
         let (dstream, doutput) =
-            self.entry(task.unit).backward(context.queue, context.parameters, gradients, entry, dstream, dnormalised);
+            self.entry(task.unit).backward(&context, first_row, gradients, entry, dstream, dnormalised);
         let [stream_gradient, output_gradient] = task.writes[..] else { unreachable!("an entry has two gradients") };
         self.values.put(stream_gradient, vec![dstream]);
         self.values.put(output_gradient, vec![doutput]);

@@ -70,21 +70,40 @@ impl Costs {
 
     /// Learns from steps with overlaps how much longer things take beside one another.
     pub fn with_contention(mut self, steps: &[Timeline]) -> Costs {
-        let (mut longer, mut beside_s) = ([0.0; 2], 0.0);
-        for step in steps {
-            for (rank, span) in step.spans() {
-                match span.lane {
-                    Lane::Compute => longer[0] += span.duration_s() - self.compute(rank, span),
-                    Lane::Comm => longer[1] += span.end_s - span.came_s - self.exchange(span.work, span.bytes),
+        let Some(step) = steps.first() else { return self };
+        // Medians of every task: a core that is slow for a moment is no contention.
+        let overlapped = Costs::measured(steps);
+        let mut longer = [0.0; 2];
+        for (rank, span) in step.spans() {
+            match span.lane {
+                Lane::Compute => longer[0] += overlapped.compute(rank, span) - self.compute(rank, span),
+                Lane::Comm => {
+                    longer[1] += overlapped.exchange(span.work, span.bytes) - self.exchange(span.work, span.bytes);
                 }
             }
-            beside_s += (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
         }
+        let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
+        let beside_s = median(steps.iter().map(beside).collect());
         // Of the time beside something else, this share was lost.
         let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(0.0, 0.9) } else { 0.0 };
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
         self
+    }
+
+    /// What a task takes a rank when nothing runs beside it.
+    pub fn of(&self, rank: usize, task: &Task) -> f64 {
+        match task.exchange {
+            Some(exchange) => self.exchange(task.work, exchange.bytes),
+            None => self.compute(rank, &Span::of(task, 0.0, 0.0, 0.0)),
+        }
+    }
+
+    /// What all computations and all exchanges of a program take a rank.
+    pub fn totals(&self, rank: usize, program: &Program) -> (f64, f64) {
+        let on = |lane: Lane| program.tasks.iter().filter(move |task| task.work.lane() == lane);
+        let total = |lane: Lane| on(lane).map(|task| self.of(rank, task)).sum();
+        (total(Lane::Compute), total(Lane::Comm))
     }
 
     fn compute(&self, rank: usize, span: &Span) -> f64 {
@@ -294,8 +313,7 @@ impl Simulation<'_> {
             let transfer = self.transfers[rank.meetings[&task]].as_mut().expect("a meeting ends once");
             transfer.present.push((rank.number, task));
             transfer.came_s = now_s;
-            let Task { work, exchange, .. } = rank.program.tasks[task];
-            transfer.remaining_s = costs.exchange(work, exchange.map_or(0, |exchange| exchange.bytes));
+            transfer.remaining_s = costs.of(rank.number, &rank.program.tasks[task]);
         }
         if let Some(&task) = rank.compute.last()
             && rank.running.is_none()
@@ -303,8 +321,7 @@ impl Simulation<'_> {
         {
             rank.compute.pop();
             rank.starts_s[task] = now_s;
-            let span = Span::of(rank.task(task), 0.0, 0.0, 0.0);
-            rank.running = Some((task, costs.compute(rank.number, &span)));
+            rank.running = Some((task, costs.of(rank.number, rank.task(task))));
         }
     }
 }

@@ -11,20 +11,21 @@ use evenkeel_step::schedule::{
     Arrangement, CROSS_PASS, Chain, ChainUnit, DEFAULT, NONE, OASES, PartSize, SAVED_COMM, SCHEDULES, Schedule, Units,
 };
 use evenkeel_step::{Members, Program, Task, Work, verify};
-use support::ranks::{TOLERANCE, compare, dry_peak_bytes, on_one_rank, on_ranks, timeline};
+use support::ranks::{TOLERANCE, compare, dropping, dry_peak_bytes, on_one_rank, on_ranks, timeline};
 
 const PARTS: [usize; 3] = [1, 2, 4];
 
 #[test]
-fn every_schedule_gives_the_losses_and_gradients_of_the_single_rank() {
-    for case in ["llama3", "gemma3", "gpt_neox", "gpt2", "vit"] {
-        let whole = on_one_rank(case, DType::F32);
+fn every_schedule_gives_the_losses_and_gradients_of_the_single_rank_with_dropout_on() {
+    for origin in dropping() {
+        let (case, whole) = (origin.case, on_one_rank(&origin, DType::F32));
+        assert_ne!(whole.losses, on_one_rank(case, DType::F32).losses, "{case} drops something");
         for (ranks, split_sequence) in [(1, false), (2, false), (2, true), (4, false), (4, true)] {
             let cut = Cut { split_sequence, ..Cut::even(ranks) };
             for arrangement in
                 SCHEDULES.iter().flat_map(|&schedule| PARTS.map(|parts| Arrangement::of(schedule).in_parts(parts)))
             {
-                let outcomes = on_ranks(case, &cut, DType::F32, arrangement, &Options::default());
+                let outcomes = on_ranks(&origin, &cut, DType::F32, arrangement, &Options::default());
                 let what = format!("{case}, {ranks} ranks, split {split_sequence}, {arrangement:?}");
                 compare(&what, &whole, &outcomes, TOLERANCE);
             }

@@ -11,7 +11,7 @@ use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use support::golden;
-use support::ranks::{Origin, TOLERANCE, compare, on_one_rank, on_ranks};
+use support::ranks::{Origin, TOLERANCE, compare, dropping, on_one_rank, on_ranks};
 
 /// A random Llama on so many tokens.
 struct Random {
@@ -73,6 +73,20 @@ fn a_head_in_several_chunks_and_fewer_tokens_than_ranks_make_no_difference() {
         for cut in cuts(shards) {
             let ranks = on_ranks(&origin, &cut, DType::F32, Arrangement::default(), &Options::default());
             compare(&format!("{} tokens, {cut:?}", origin.tokens), &whole, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn every_cut_drops_what_the_single_rank_drops() {
+    for origin in dropping() {
+        let whole = on_one_rank(&origin, DType::F32);
+        for shards in [2, 4] {
+            for (index, cut) in cuts(shards).into_iter().enumerate() {
+                let arrangement = Arrangement { parts: 1 + index % 2, ..Arrangement::of([NONE, OASES][index / 2]) };
+                let ranks = on_ranks(&origin, &cut, DType::F32, arrangement, &Options::default());
+                compare(&format!("{}, {cut:?}, {arrangement:?}", origin.case), &whole, &ranks, TOLERANCE);
+            }
         }
     }
 }

@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use evenkeel_comm::{Communicator, Group};
-use evenkeel_device::kernel::IGNORE;
+use evenkeel_device::kernel::{IGNORE, seed_of};
 use evenkeel_device::{Device, Tensor};
 use evenkeel_model::pass;
-use evenkeel_model::{Batch, GRAIN, Gradients, Held, LossOptions, Model, ParamId, Parameters, RotaryTables, Stretch};
+use evenkeel_model::{
+    Batch, GRAIN, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch,
+};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
@@ -24,6 +26,8 @@ pub struct TrainerOptions {
     pub arrangement: Arrangement,
     /// The longest sequence there will be.
     pub longest: usize,
+    /// Of what training drops at random, where the model's config asks for it.
+    pub dropout_seed: u64,
 }
 
 /// What one step did.
@@ -166,10 +170,7 @@ impl Trainer {
     ) -> Result<StepOutcome, Error> {
         self.compare_samples(micros)?;
         let shares = deal(micros, self.mesh.dp);
-        let parts = self.options.arrangement.parts;
-        let batches = |samples: &Samples| samples.parts(parts).iter().map(|part| self.batch(part)).collect();
-        let batches: Vec<Vec<Batch>> =
-            shares[self.mesh.share(self.rank)].iter().map(|samples| batches(samples)).collect();
+        let batches = self.noisy_batches(&shares);
         self.schedule(&shares);
         let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
@@ -317,6 +318,28 @@ impl Trainer {
 
     fn batch(&self, samples: &Samples) -> Batch {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
+    }
+
+    /// This rank's micro-batches in their parts. What they drop depends on the updates so far, so steps differ, and a run that
+    /// is continued drops what it would have dropped.
+    fn noisy_batches(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<Batch>> {
+        let mut noise = Noise { seed: seed_of(self.options.dropout_seed, self.updates.into()), first_token: 0 };
+        let (own, mut batches) = (self.mesh.share(self.rank), Vec::new());
+        let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
+        for (turn, share) in turns {
+            let samples = &shares[share][turn];
+            if share == own {
+                let mut part_noise = noise;
+                let noisy = |part: &Samples| {
+                    let batch = self.batch(part).with_noise(part_noise);
+                    part_noise.first_token += batch.token_count() as u64;
+                    batch
+                };
+                batches.push(samples.parts(self.options.arrangement.parts).iter().map(noisy).collect());
+            }
+            noise.first_token += samples.tokens(self.model.config.input) as u64;
+        }
+        batches
     }
 
     fn schedule(&mut self, shares: &[Vec<Cow<Samples>>]) {

@@ -61,6 +61,7 @@ fn ten_steps_follow_pytorch() {
             label_smoothing: 0.0,
             arrangement: Arrangement::default(),
             longest: 64,
+            dropout_seed: 0,
         };
         let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, options);
         let losses = floats(&expected, "losses");

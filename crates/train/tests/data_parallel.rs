@@ -22,7 +22,7 @@ fn model() -> Model {
 
 fn options(arrangement: Arrangement) -> TrainerOptions {
     let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 0 }
 }
 
 fn ranks(topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {

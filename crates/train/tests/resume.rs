@@ -21,6 +21,7 @@ fn model() -> Model {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 50, "tie_word_embeddings": false,
+        "attention_dropout": 0.1,
     });
     Model::from_json(&config).unwrap()
 }
@@ -31,6 +32,7 @@ fn options() -> TrainerOptions {
         label_smoothing: 0.1,
         arrangement: Arrangement::default(),
         longest: SEQUENCE,
+        dropout_seed: 5,
     }
 }
 

@@ -34,6 +34,7 @@ fn options(clip_norm: Option<f32>) -> TrainerOptions {
         label_smoothing: 0.0,
         arrangement: Arrangement::default(),
         longest: 64,
+        dropout_seed: 0,
     }
 }
 

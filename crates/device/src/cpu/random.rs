@@ -4,7 +4,8 @@
 //! matrix has the key `mix(mix(seed + G·(draw + 1)) + G·(row + 1))`, G = 2⁶⁴/φ, where `draw` tells apart the words
 //! that one element needs. The word at column c is a bijection of 32-bit numbers applied to c: the key's lower half is
 //! added, then three rounds of shift and multiply, the key's upper half being added after the first. So numbers of a
-//! row never repeat a word, and rows, draws and seeds differ in 64 bits of key.
+//! row never repeat a word, and rows, draws and seeds differ in 64 bits of key. The weights of attention are drawn alike:
+//! a head takes the place of the draw, a query that of the row, and a key of its segment that of the column.
 //!
 //! A uniform number is the upper 24 bits of a word, over 2²⁴. A normal one is √(-2 ln u)·cos(2πv) of two words, made of
 //! additions, products, a quotient and a root in f32 only, which are the same on every CPU.
@@ -14,9 +15,7 @@ use std::array::from_fn;
 use super::rows::{Map, map};
 use super::simd::{LANES, Simd};
 use super::{Run, Team};
-use crate::kernel::{Dropout, Placement, RandomNormal};
-
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use crate::kernel::{Dropout, Placement, RandomNormal, seed_of};
 
 /// One draw for every element of a view.
 #[derive(Clone, Copy)]
@@ -30,39 +29,42 @@ impl Words {
         let end = placement.first_col + cols as u64;
         assert!(end <= placement.cols, "columns up to {end} of a matrix of {}", placement.cols);
         assert!(placement.cols <= 1 << 32, "random matrices have at most 2^32 columns, not {}", placement.cols);
-        Words { seed: mix(seed.wrapping_add(GOLDEN.wrapping_mul(draw + 1))), placement }
+        Words { seed: seed_of(seed, draw), placement }
     }
 
     /// The words of the elements from (row, col) of the view on.
     #[inline(always)]
     fn at(self, row: usize, col: usize) -> [u32; LANES] {
         let row = self.placement.first_row + row as u64;
-        let key = mix(self.seed.wrapping_add(GOLDEN.wrapping_mul(row + 1)));
+        let key = seed_of(self.seed, row);
         let first = (self.placement.first_col + col as u64) as u32;
-        from_fn(|lane| word(key, first.wrapping_add(lane as u32)))
+        let halves = [key as u32, (key >> 32) as u32];
+        from_fn(|lane| word(halves, first.wrapping_add(lane as u32)))
     }
 }
 
+/// The key in its lower and its upper half.
 #[inline(always)]
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-#[inline(always)]
-fn word(key: u64, col: u32) -> u32 {
-    let x = col.wrapping_add(key as u32);
-    let x = (x ^ (x >> 17)).wrapping_mul(0xed5a_d4bb).wrapping_add((key >> 32) as u32);
+pub(super) fn word([lower, upper]: [u32; 2], col: u32) -> u32 {
+    let x = col.wrapping_add(lower);
+    let x = (x ^ (x >> 17)).wrapping_mul(0xed5a_d4bb).wrapping_add(upper);
     let x = (x ^ (x >> 11)).wrapping_mul(0xac4c_1b51);
     let x = (x ^ (x >> 15)).wrapping_mul(0x3184_8bab);
     x ^ (x >> 14)
 }
 
+/// The steps from 0 to 1 of a uniform number.
+pub(super) const UNIFORM_STEPS: f32 = (1 << 24) as f32;
+
+#[inline(always)]
+pub(super) fn uniform_steps(word: u32) -> f32 {
+    (word >> 8) as i32 as f32
+}
+
 /// In 0..1.
 #[inline(always)]
 fn uniform(word: u32) -> f32 {
-    (word >> 8) as i32 as f32 * (1.0 / (1 << 24) as f32)
+    uniform_steps(word) * (1.0 / UNIFORM_STEPS)
 }
 
 /// Box and Muller's cosine. `radius` gives a number in (0, 1] with all the bits an f32 can hold, so that the tails reach

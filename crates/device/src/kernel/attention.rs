@@ -54,7 +54,21 @@ impl Mask {
     }
 }
 
-/// `out = softmax(scale · q·kᵀ) · v` per head; query head h uses key head `h / (q.count / k.count)`.
+/// Weights that are dropped behind the softmax: those left are divided by `1 - probability`, their sum is as before.
+///
+/// A weight's number depends on the seed, the query head, the query's token and the key's place in its segment, so a share
+/// of the heads, or of the segments, drops what the whole does.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDropout {
+    pub probability: f32,
+    pub seed: u64,
+    /// The number of the first query head among all there are.
+    pub first_head: u64,
+    /// The place of the first token among all there are.
+    pub first_token: u64,
+}
+
+/// `out = drop(softmax(scale · q·kᵀ)) · v` per head; query head h uses key head `h / (q.count / k.count)`.
 #[derive(Clone, Debug)]
 pub struct Attention {
     pub q: Heads,
@@ -66,6 +80,12 @@ pub struct Attention {
     pub segments: Segments,
     pub mask: Mask,
     pub scale: f32,
+    pub dropout: Option<AttentionDropout>,
+}
+
+fn check_dropout(dropout: &Option<AttentionDropout>) {
+    let probability = dropout.map_or(0.0, |dropout| dropout.probability);
+    assert!((0.0..1.0).contains(&probability), "Attention: dropout probability {probability}");
 }
 
 fn check_heads(q: &Heads, k: &Heads, v: &Heads, others: &[&Heads], logsum: &View, segments: &Segments) {
@@ -87,6 +107,7 @@ fn pair_flops(q: &Heads, segments: &Segments, mask: Mask, products: u64) -> u64 
 impl Operation for Attention {
     fn check(&self) {
         check_heads(&self.q, &self.k, &self.v, &[&self.out], &self.logsum, &self.segments);
+        check_dropout(&self.dropout);
     }
 
     fn flops(&self) -> u64 {
@@ -98,7 +119,7 @@ impl Operation for Attention {
     }
 }
 
-/// Gradients of [`Attention`]. `dk` and `dv` are overwritten, not added to.
+/// Gradients of [`Attention`] with the same dropout. `dk` and `dv` are overwritten, not added to.
 #[derive(Clone, Debug)]
 pub struct AttentionBackward {
     pub q: Heads,
@@ -113,12 +134,14 @@ pub struct AttentionBackward {
     pub segments: Segments,
     pub mask: Mask,
     pub scale: f32,
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl Operation for AttentionBackward {
     fn check(&self) {
         let others = [&self.out, &self.dout, &self.dq, &self.dk, &self.dv];
         check_heads(&self.q, &self.k, &self.v, &others, &self.logsum, &self.segments);
+        check_dropout(&self.dropout);
     }
 
     fn flops(&self) -> u64 {

@@ -21,7 +21,7 @@ mod random;
 mod rotary;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
-pub use attention::{Attention, AttentionBackward, Mask, Segments};
+pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 pub use cached_attention::CachedAttention;
 pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
@@ -29,7 +29,7 @@ pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, SquaredNorm};
 pub use product::{Order, Product};
-pub use random::{Dropout, Placement, RandomNormal};
+pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
 
 /// What every kernel can say of itself.

@@ -60,7 +60,13 @@ impl Llama {
 
     pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
         let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
-        TrainerOptions { optimizer: Some(optimizer), label_smoothing: 0.0, arrangement, longest: self.sequence }
+        TrainerOptions {
+            optimizer: Some(optimizer),
+            label_smoothing: 0.0,
+            arrangement,
+            longest: self.sequence,
+            dropout_seed: 0,
+        }
     }
 
     pub fn tokens(&self) -> usize {

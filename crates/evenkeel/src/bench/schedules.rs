@@ -153,10 +153,18 @@ struct Case {
 
 struct Step {
     duration_s: f64,
+    untraced_s: f64,
     timeline: Timeline,
 }
 
-/// Arranges the ranks' steps so, makes one to warm up and measures the other.
+impl Step {
+    /// What is not in the program: the norm, the update, the host.
+    fn beside_s(&self) -> f64 {
+        self.duration_s - self.timeline.duration_s()
+    }
+}
+
+/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with what ran when.
 fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Samples>; 2]) -> Result<Step, Failure> {
     const LR: f64 = 3e-4;
     let epoch = Instant::now();
@@ -165,14 +173,18 @@ fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Sample
         trainer.step(&first, LR)?;
         trainer.device.compute().finish();
         let start = Instant::now();
+        trainer.step(&second, LR)?;
+        trainer.device.compute().finish();
+        let untraced = start.elapsed();
         let (_, spans) = trainer.traced_step(&second, LR, epoch)?;
-        Ok((start.elapsed(), spans))
+        Ok(([start.elapsed() - untraced, untraced], spans))
     };
-    let measured =
-        ranks.each(measured)?.into_iter().collect::<Result<Vec<(Duration, Vec<Span>)>, evenkeel_train::Error>>()?;
-    let (durations, spans): (Vec<Duration>, Vec<Vec<Span>>) = measured.into_iter().unzip();
-    let longest = durations.into_iter().max().expect("there is a rank");
-    Ok(Step { duration_s: longest.as_secs_f64(), timeline: Timeline { ranks: spans } })
+    type Measured = ([Duration; 2], Vec<Span>);
+    let measured = ranks.each(measured)?.into_iter().collect::<Result<Vec<Measured>, evenkeel_train::Error>>()?;
+    let longest = |which: usize| measured.iter().map(|(durations, _)| durations[which]).max().expect("there is a rank");
+    let [duration_s, untraced_s] = [0, 1].map(|which| longest(which).as_secs_f64());
+    let ranks = measured.into_iter().map(|(_, spans)| spans).collect();
+    Ok(Step { duration_s, untraced_s, timeline: Timeline { ranks } })
 }
 
 /// A line of the table.
@@ -181,6 +193,10 @@ struct Row {
     parts: usize,
     step_s: f64,
     simulated_s: f64,
+    /// What no schedule of these tasks can beat.
+    bound_s: f64,
+    /// What tracing adds to a step.
+    trace_share: f64,
     exposed_share: f64,
     compute_s: f64,
     transfer_s: f64,
@@ -193,22 +209,27 @@ fn rows(cases: &[Case]) -> Vec<Row> {
     let mut rows = Vec::new();
     for case in cases.iter().filter(|case| case.is_listed) {
         let parts = case.arrangement.parts;
-        let with = |schedule| {
-            let mut cases = cases.iter();
-            cases
-                .find(|case| case.arrangement == Arrangement::of(schedule).in_parts(parts))
-                .expect("cases are complete")
-        };
-        let (plain, overlapped) = (with(DEFAULT), with(OASES));
-        let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped.timelines());
-        let simulated = simulate(&case.programs, &costs).expect("schedules write sound programs");
-        let beside_s = median(plain.steps.iter().map(|step| step.duration_s - step.timeline.duration_s()));
+        let with = |schedule| cases.iter().find(|case| case.arrangement == Arrangement::of(schedule).in_parts(parts));
+        let plain = with(DEFAULT).expect("costs are learnt for every number of parts");
+        let overlapped = with(OASES).map_or(Vec::new(), Case::timelines);
+        let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped);
+        // The machine's speed changes from minute to minute, so every step is foretold by what its own round has shown.
+        let told = case.steps.iter().zip(&plain.steps).map(|(step, plain)| {
+            let mut of_round = Costs::measured(std::slice::from_ref(&plain.timeline));
+            of_round.contention = costs.contention;
+            let simulated = simulate(&case.programs, &of_round).expect("schedules write sound programs");
+            (simulated.duration_s() + plain.beside_s()) / step.duration_s
+        });
+        let (told, beside_s) = (median(told), median(plain.steps.iter().map(Step::beside_s)));
+        let step_s = median(case.steps.iter().map(|step| step.duration_s));
         let share = |of: fn(&Timeline) -> f64| median(case.steps.iter().map(|step| of(&step.timeline)));
         rows.push(Row {
             schedule: case.arrangement.schedule.name,
             parts,
-            step_s: median(case.steps.iter().map(|step| step.duration_s)),
-            simulated_s: simulated.duration_s() + beside_s,
+            step_s,
+            simulated_s: told * step_s,
+            bound_s: bound_s(&case.programs, &costs) + beside_s,
+            trace_share: median(case.steps.iter().map(|step| step.duration_s / step.untraced_s)) - 1.0,
             exposed_share: share(Timeline::exposed_share),
             compute_s: share(|timeline| timeline.shares(0).compute_s),
             transfer_s: share(|timeline| timeline.shares(0).transfer_s),
@@ -217,6 +238,18 @@ fn rows(cases: &[Case]) -> Vec<Row> {
         });
     }
     rows
+}
+
+/// The longer of computing and exchanging, and what nothing hides: the first exchange and the gradients' sums.
+fn bound_s(programs: &[Program], costs: &Costs) -> f64 {
+    let of_rank = |(rank, program): (usize, &Program)| {
+        let totals = costs.totals(rank, program);
+        let first = program.tasks.iter().find(|task| task.exchange.is_some());
+        let sums = program.tasks.iter().filter(|task| matches!(task.work, Work::SumGradients(_)));
+        let fill_s: f64 = first.into_iter().chain(sums).map(|task| costs.of(rank, task)).sum();
+        totals.0.max(totals.1) + fill_s
+    };
+    programs.iter().enumerate().map(of_rank).fold(0.0, f64::max)
 }
 
 impl Case {
@@ -285,6 +318,7 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
             text::percent(row.exposed_share),
             format!("{:.1} ms", 1e3 * row.simulated_s),
             format!("{:+.1}%", 100.0 * (row.simulated_s / row.step_s - 1.0)),
+            format!("{:.1} ms", 1e3 * row.bound_s),
             text::bytes(row.peak_bytes),
             format!("{reductions}"),
             text::bytes(bytes),
@@ -299,13 +333,15 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
         "exposed",
         "simulated",
         "error",
+        "bound",
         "memory",
         "reductions",
         "bytes",
     ];
     let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
     let legend = "Medians. exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
-                  costs of single tasks; memory: of the rank that needs most; reductions and bytes: per layer.";
+                  costs of single tasks in the same round; bound: the longer of computing and exchanging, and what \
+                  nothing can hide; memory: of the rank that needs most; reductions and bytes: per layer.";
     format!("{first}\n\n{table}\n\n{legend}")
 }
 
@@ -314,7 +350,7 @@ fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
         serde_json::json!({
             "schedule": row.schedule, "parts": row.parts, "step_s": row.step_s, "simulated_s": row.simulated_s,
             "tokens_per_s": arguments.llama.tokens() as f64 / row.step_s, "exposed_share": row.exposed_share,
-            "compute_s": row.compute_s, "transfer_s": row.transfer_s, "peak_bytes": row.peak_bytes,
+            "bound_s": row.bound_s, "trace_share": row.trace_share, "compute_s": row.compute_s, "transfer_s": row.transfer_s, "peak_bytes": row.peak_bytes,
             "reductions_per_layer": row.reductions.0, "reduced_bytes_per_layer": row.reductions.1,
         })
     };

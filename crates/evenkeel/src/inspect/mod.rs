@@ -113,7 +113,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 fn options(recompute: bool, longest: usize) -> TrainerOptions {
     let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
-    TrainerOptions { optimizer: Some(AdamWOptions::default()), label_smoothing: 0.0, arrangement, longest }
+    TrainerOptions {
+        optimizer: Some(AdamWOptions::default()),
+        label_smoothing: 0.0,
+        arrangement,
+        longest,
+        dropout_seed: 0,
+    }
 }
 
 impl Arguments {

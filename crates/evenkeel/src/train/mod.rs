@@ -137,6 +137,7 @@ pub fn trainer_options(settings: &Settings) -> TrainerOptions {
         label_smoothing: train.label_smoothing as f32,
         arrangement: arrangement(&settings.parallel),
         longest: settings.data.sequence,
+        dropout_seed: train.seed,
     }
 }
 

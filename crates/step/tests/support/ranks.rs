@@ -6,7 +6,8 @@ use std::time::Instant;
 use evenkeel_comm::{Communicator, Options, run_ranks};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
-    Batch, Cut, Gradients, LossOptions, Model, ParamId, ParamSpec, Parameters, RotaryTables, Sharing, Split, Stretch,
+    Batch, Cut, Gradients, LossOptions, Model, Noise, ParamId, ParamSpec, Parameters, RotaryTables, Sharing, Split,
+    Stretch,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
@@ -51,6 +52,49 @@ impl Origin for str {
     fn micros(&self, model: &Model, count: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
         (0..2).map(|micro| parts(model, micro, count, dtype, queue)).collect()
     }
+}
+
+/// A golden model in training, with dropout.
+pub struct Dropping {
+    pub case: &'static str,
+    /// What config.json says of it.
+    keys: serde_json::Value,
+}
+
+impl Origin for Dropping {
+    fn model(&self) -> Model {
+        let mut config = golden(self.case).config().clone();
+        config.as_object_mut().unwrap().extend(self.keys.as_object().unwrap().clone());
+        Model::from_json(&config).unwrap()
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+        self.case.parameters(shard, dtype, split, queue)
+    }
+
+    fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
+        let mut noise = Noise { seed: 3, first_token: 0 };
+        let mut noisy = |batch: Batch| {
+            let batch = batch.with_noise(noise);
+            noise.first_token += batch.token_count() as u64;
+            batch
+        };
+        let micros = self.case.micros(model, parts, dtype, queue).into_iter();
+        micros.map(|parts| parts.into_iter().map(&mut noisy).collect()).collect()
+    }
+}
+
+/// Models that drop in every place that they can.
+pub fn dropping() -> Vec<Dropping> {
+    let of = |case, keys| Dropping { case, keys };
+    vec![
+        // Two key and value heads: four shards share them.
+        of("llama_packed", serde_json::json!({"attention_dropout": 0.3})),
+        of("gpt2", serde_json::json!({"attn_pdrop": 0.3, "resid_pdrop": 0.2, "embd_pdrop": 0.1})),
+        of("gpt_neox", serde_json::json!({"attention_dropout": 0.3, "hidden_dropout": 0.2})),
+        of("gpt_neox_serial", serde_json::json!({"attention_dropout": 0.3, "hidden_dropout": 0.2})),
+        of("vit", serde_json::json!({"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2})),
+    ]
 }
 
 /// How a model runs.

@@ -1,6 +1,9 @@
 //! Gradients of attention. With `P = exp(scale · q·kᵀ - logsum)` and `δ = Σ dout · out` of each query,
 //! `dv = Pᵀ·dout`, `dS = P ∘ (dout·vᵀ - δ)`, `dq = scale · dS·k`, `dk = scale · dSᵀ·q`.
 //!
+//! Dropout multiplies weights by M, which is 0 or 1 / (1 - p): `dv = (M ∘ P)ᵀ·dout`, `dS = P ∘ (M ∘ (dout·vᵀ) - δ)`. What
+//! it divides by is taken out of the loops: δ is multiplied by 1 - p, and all gradients are divided by it at the end.
+//!
 //! A task has some query blocks and some keys of one segment and one key head, as [`division`](super::division) deals
 //! them out. For each query block, key blocks stream past its tiles.
 
@@ -12,12 +15,13 @@ use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::super::{Run, Team};
 use super::division::{Part, Plan, Task, divide, sums_floats};
+use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored, TileRun};
 use super::mask::{Seen, hide, keys_of, rows_seen, tiles_seen, write_bounds};
 use super::pack::{self, Rows};
 use super::sums::{AddShares, SharedSums};
 use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
-use crate::kernel::AttentionBackward;
+use crate::kernel::{AttentionBackward, AttentionDropout};
 
 /// Rows of queries whose tiles wait in the second cache while key blocks go past.
 const QUERY_ROWS: usize = 128;
@@ -51,6 +55,7 @@ fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
         dv: HeadRows::of(&kernel.dv),
         logsum: matrix(&kernel.logsum),
         shape,
+        dropout: active(kernel.dropout),
     };
     let (tasks, shared_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count, L::KEYS);
     let mut common = team.take_common();
@@ -73,7 +78,8 @@ fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
             for start in (0..task.segment.len()).step_by(SUMMED_KEYS) {
                 let tokens = task.segment.start + start..task.segment.end.min(task.segment.start + start + SUMMED_KEYS);
                 let rows = |of| Rows { of, head: task.key_head, tokens: tokens.clone() };
-                let to = [(rows(operands.dk), shape.scale), (rows(operands.dv), 1.0)];
+                let [key_factor, value_factor] = operands.factors();
+                let to = [(rows(operands.dk), key_factor), (rows(operands.dv), value_factor)];
                 let first = shared.at(sums + start * shape.width);
                 blocks.push(AddShares { to, first, shares, step, width: shape.width });
             }
@@ -95,6 +101,15 @@ struct Operands<E> {
     dv: HeadRows<E>,
     logsum: Matrix<f32>,
     shape: Shape,
+    dropout: Option<AttentionDropout>,
+}
+
+impl<E> Operands<E> {
+    /// What sums become gradients by: those of queries and keys, and those of values.
+    fn factors(&self) -> [f32; 2] {
+        let kept = kept_factor(self.dropout);
+        [self.shape.scale * kept, kept]
+    }
 }
 
 /// A thread's working memory. K is the number of keys packed at once, in whole steps of the level's.
@@ -272,7 +287,8 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
     unsafe fn write_keys<S: Simd>(&self, s: S, keys: Range<usize>) {
         let Operands { dk, dv, shape, .. } = self.operands;
         let half = sums_floats(&shape, keys.len(), L::KEYS) / 2;
-        for (of, from, factor) in [(dk, 0, shape.scale), (dv, half, 1.0)] {
+        let [key_factor, value_factor] = self.operands.factors();
+        for (of, from, factor) in [(dk, 0, key_factor), (dv, half, value_factor)] {
             // SAFETY: the caller's promise.
             unsafe { pack::unpack(s, self.memory.sums.add(from), shape.width, factor, &self.key_rows(of, &keys)) };
         }
@@ -308,8 +324,13 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
             // Lanes beyond the last query have zero queries and gradients, whatever their weights.
             pack::fill(s, memory.logsum, TILE, 0.0);
             pack::fill(s, memory.delta, TILE, 0.0);
-            pack::fill(s, memory.scale, TILE, shape.scale);
+            pack::fill(s, memory.scale, TILE, self.operands.factors()[0]);
             pack::row_products(s, &dout_rows, &out_rows, memory.delta);
+            if let Some(dropout) = &self.operands.dropout {
+                for lane in 0..TILE {
+                    *memory.delta.add(lane) *= 1.0 - dropout.probability;
+                }
+            }
             for (lane, token) in tokens.enumerate() {
                 memory.logsum.add(lane).write(logsum.at(token, head).read());
             }
@@ -404,6 +425,27 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
     /// Scores become weights P, gradients of weights become gradients of scores dS.
     #[inline(always)]
     unsafe fn differentiate<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
+        // SAFETY of both: the caller's promise.
+        match &self.operands.dropout {
+            // SAFETY: above.
+            None => unsafe { self.differentiate_kept(s, tiles, part, at, KeepAll) },
+            Some(dropout) => {
+                let noise = &TileNoise::of(dropout, &at.block.tile(tiles.start + part / PARTS));
+                // SAFETY: above.
+                unsafe { self.differentiate_kept(s, tiles, part, at, noise) };
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn differentiate_kept<S: Simd, D: Dropping>(
+        &self,
+        s: S,
+        tiles: &Range<usize>,
+        part: usize,
+        at: &Place,
+        dropping: D,
+    ) {
         let (number, Seen { rows, all }) = self.part(tiles, part, at);
         let (tile, buffer) = (self.memory.tile(number), part % (1 + L::DELAY));
         let (scores, products) = (self.memory.scores[buffer], self.memory.products[buffer]);
@@ -422,9 +464,12 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
                 let (mut weights, mut differences) = ([[s.splat(0.0); 2]; 2], [[s.splat(0.0); 2]; 2]);
                 for i in 0..2 {
                     for v in 0..2 {
-                        let at = (row + i) * TILE + v * LANES;
-                        weights[i][v] = L::power(s, s.mul_add(s.load(scores.add(at)), scale, below[v]));
-                        differences[i][v] = s.mul(weights[i][v], s.sub(s.load(products.add(at)), delta[v]));
+                        let (from, key) = ((row + i) * TILE + v * LANES, at.keys.start + rows.start + row + i);
+                        let weight = L::power(s, s.mul_add(s.load(scores.add(from)), scale, below[v]));
+                        let numbers = [weight, s.load(products.add(from))];
+                        let [kept, product] = dropping.keep(s, key, v * LANES, numbers);
+                        weights[i][v] = kept;
+                        differences[i][v] = s.mul(weight, s.sub(product, delta[v]));
                     }
                 }
                 L::store_left(s, weights, rows.start + row, tile.weights);

@@ -1,4 +1,4 @@
-//! `out = softmax(scale · q·kᵀ) · v`, a block of queries at a time.
+//! `out = drop(softmax(scale · q·kᵀ)) · v`, a block of queries at a time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,11 +8,12 @@ use super::super::math::exp;
 use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised};
 use super::super::{Run, Team};
+use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored};
 use super::mask::{hide, keys_of, rows_seen, tiles_seen, write_bounds};
 use super::pack::{self, Rows};
 use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
-use crate::kernel::Attention;
+use crate::kernel::{Attention, AttentionDropout};
 
 /// Rows of queries that share packed keys, which are packed again for every block.
 const QUERY_ROWS: usize = 256;
@@ -51,6 +52,7 @@ fn run<E: Element, L: Level<E>>(kernel: &Attention, team: &mut Team) {
         out: HeadRows::of(&kernel.out),
         logsum: matrix(&kernel.logsum),
         shape,
+        dropout: active(kernel.dropout),
     };
     team.tasks(blocks.len(), |task, scratch| {
         let (block, key_head) = &blocks[task];
@@ -67,6 +69,7 @@ struct Operands<E> {
     out: HeadRows<E>,
     logsum: Matrix<f32>,
     shape: Shape,
+    dropout: Option<AttentionDropout>,
 }
 
 /// A thread's working memory.
@@ -232,7 +235,16 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
                                 hide(s, scores, tile.bounds, block.start + seen.rows.start, keys);
                             }
                             raise(s, scores, keys, tile, shape);
-                            exponentiate::<S, E, L>(s, scores, keys, tile, shape.scale, weights);
+                            let scored = block.start + seen.rows.start..block.start + seen.rows.end;
+                            match &self.operands.dropout {
+                                None => {
+                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, shape.scale, KeepAll, weights);
+                                }
+                                Some(dropout) => {
+                                    let noise = &TileNoise::of(dropout, &self.block.tile(number));
+                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, shape.scale, noise, weights);
+                                }
+                            }
                         }
                         Stage::Values => {
                             L::add_columns(s, shape, self.memory.values.add(packed), weights, keys, tile.out);
@@ -245,6 +257,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
 
     #[inline(always)]
     unsafe fn end<S: Simd>(&self, s: S, memory: TileMemory, tile: Tile) {
+        let kept = kept_factor(self.operands.dropout);
         // SAFETY: the caller's promise.
         unsafe {
             for (lane, token) in tile.tokens.clone().enumerate() {
@@ -252,7 +265,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
                 self.operands.logsum.at(token, tile.head).write(logsum);
             }
             for lanes in (0..TILE).step_by(LANES) {
-                let inverse = s.div(s.splat(1.0), s.load(memory.sum.add(lanes)));
+                let inverse = s.div(s.splat(kept), s.load(memory.sum.add(lanes)));
                 s.store(memory.sum.add(lanes), inverse);
             }
             let rows = Rows { of: self.operands.out, head: tile.head, tokens: tile.tokens };
@@ -295,17 +308,18 @@ unsafe fn raise<S: Simd>(s: S, scores: *const f32, keys: usize, tile: TileMemory
     }
 }
 
-/// Turns scores into packed exponentials, and adds these up.
+/// Turns scores into exponentials, adds these up, and packs those that are not dropped.
 ///
 /// # Safety
 /// Both are [keys, TILE].
 #[inline(always)]
-unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>>(
+unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>, D: Dropping>(
     s: S,
     scores: *const f32,
-    keys: usize,
+    keys: Range<usize>,
     tile: TileMemory,
     scale: f32,
+    dropping: D,
     weights: *mut f32,
 ) {
     let scale = s.splat(scale * L::LOG_E);
@@ -316,13 +330,14 @@ unsafe fn exponentiate<S: Simd, E: Element, L: Level<E>>(
             *below = s.mul(s.splat(-L::LOG_E), s.load(tile.max.add(v * LANES)));
         }
         let mut sums = [[s.splat(0.0); 2]; 2];
-        for key in (0..keys).step_by(2) {
+        for key in (0..keys.len()).step_by(2) {
             let mut rows = [[s.splat(0.0); 2]; 2];
             for (i, row) in rows.iter_mut().enumerate() {
                 for (v, weight) in row.iter_mut().enumerate() {
                     let score = s.load(scores.add((key + i) * TILE + v * LANES));
                     *weight = L::power(s, s.mul_add(score, scale, below[v]));
                     sums[i][v] = s.add(sums[i][v], *weight);
+                    [*weight] = dropping.keep(s, keys.start + key + i, v * LANES, [*weight]);
                 }
             }
             L::store_right(s, rows, key, weights);

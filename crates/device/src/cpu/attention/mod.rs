@@ -11,6 +11,7 @@
 mod amx;
 mod backward;
 mod division;
+mod dropout;
 mod forward;
 mod fused;
 mod level;
@@ -170,7 +171,7 @@ mod tests {
     use super::super::Team;
     use super::super::features::{Bf16Level, bf16_level};
     use super::*;
-    use crate::kernel::{Attention, AttentionBackward};
+    use crate::kernel::{Attention, AttentionBackward, AttentionDropout};
     use crate::{Extent, View};
 
     fn numbers(len: usize, seed: u64) -> Vec<bf16> {
@@ -187,8 +188,16 @@ mod tests {
         View::new(values.as_mut_ptr() as u64, Extent { rows, cols, stride: cols, dtype: E::DTYPE })
     }
 
+    const DROPOUT: AttentionDropout = AttentionDropout { probability: 0.2, seed: 7, first_head: 2, first_token: 100 };
+
     /// out, dq, dk and dv at a level.
-    fn compute(level: Bf16Level, dim: usize, mask: Mask, segments: &Segments) -> [Vec<f32>; 4] {
+    fn compute(
+        level: Bf16Level,
+        dim: usize,
+        mask: Mask,
+        segments: &Segments,
+        dropout: Option<AttentionDropout>,
+    ) -> [Vec<f32>; 4] {
         let (heads, key_heads, tokens, scale) = (4, 2, segments.tokens(), 1.5 / (dim as f32).sqrt());
         let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
         let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
@@ -197,10 +206,10 @@ mod tests {
         let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
         let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
         let mut team = Team::start("test", 2, |_| ()).unwrap();
-        let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale };
+        let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout };
         forward::run_at(&forward, level, &mut team);
         let segments = segments.clone();
-        let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale };
+        let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout };
         backward::run_at(&backward, level, &mut team);
         [&queries[1], &queries[3], &keys[2], &keys[3]].map(|x| x.iter().map(|x| x.to_f32()).collect())
     }
@@ -213,16 +222,24 @@ mod tests {
             return;
         }
         for (causal, window) in [(true, None), (false, None), (true, Some(40)), (false, Some(100))] {
-            for (dim, offsets) in [(64, vec![0, 60, 260, 261]), (40, vec![0, 500]), (16, vec![0, 33, 400])] {
+            for (dim, offsets, dropout) in [
+                (64, vec![0, 60, 260, 261], None),
+                (64, vec![0, 60, 260, 261], Some(DROPOUT)),
+                (40, vec![0, 500], None),
+                (16, vec![0, 33, 400], Some(DROPOUT)),
+            ] {
                 let (mask, segments) = (Mask { causal, window }, Segments::new(offsets));
                 let [tiles, fused] =
-                    [Bf16Level::AmxTiles, Bf16Level::Widen].map(|level| compute(level, dim, mask, &segments));
+                    [Bf16Level::AmxTiles, Bf16Level::Widen].map(|level| compute(level, dim, mask, &segments, dropout));
                 for (name, (tiles, fused)) in ["out", "dq", "dk", "dv"].into_iter().zip(tiles.iter().zip(&fused)) {
                     let size: f32 = fused.iter().map(|x| x * x).sum();
                     let difference: f32 = tiles.iter().zip(fused).map(|(a, b)| (a - b) * (a - b)).sum();
                     let error = (difference / size).sqrt();
                     // Both are rounded to bf16, the tiles' weights too.
-                    assert!(error < 6e-3, "{name} of dimension {dim}, {mask:?}, {segments:?}: {error:.1e}");
+                    assert!(
+                        error < 6e-3,
+                        "{name} of dimension {dim}, {mask:?}, {segments:?}, {dropout:?}: {error:.1e}"
+                    );
                 }
             }
         }

@@ -1,0 +1,95 @@
+"""Dropout for Hugging Face's modules with the random numbers that Evenkeel draws.
+
+A number's place is its site in the model, the row of its token among all tokens, and its column. The generator is
+described in crates/device/src/cpu/random.rs, the sites in crates/model/src/dropout.rs.
+"""
+
+import contextlib
+
+import numpy
+import torch
+
+GOLDEN = 0x9E3779B97F4A7C15
+BITS = 2**64 - 1
+ENTRY, ATTENTION_WEIGHTS, ATTENTION_OUTPUT, MLP_OUTPUT = range(4)
+
+
+def mix(x):
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & BITS
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & BITS
+    return x ^ x >> 31
+
+
+def seed_of(seed, number):
+    return mix(seed + GOLDEN * (number + 1) & BITS)
+
+
+def uniform(key, cols):
+    """A row of numbers in 0..1: steps, and how many there are to 1."""
+    x = numpy.arange(cols, dtype=numpy.uint32) + numpy.uint32(key & 0xFFFFFFFF)
+    x = (x ^ x >> 17) * numpy.uint32(0xED5AD4BB) + numpy.uint32(key >> 32)
+    x = (x ^ x >> 11) * numpy.uint32(0xAC4C1B51)
+    x = (x ^ x >> 15) * numpy.uint32(0x31848BAB)
+    return (x ^ x >> 14) >> 8, 2**24
+
+
+class Noise:
+    """Takes the place of `torch.nn.functional.dropout`. Modules call it in the order in which they compute."""
+
+    def __init__(self, seed, first_token, parallel):
+        self.seed, self.next_token, self.parallel = seed, first_token, parallel
+
+    def begin(self, *_):
+        """A pass over tokens that follow those of the last one."""
+        self.first_token, self.layer, self.outputs = self.next_token, -1, 0
+
+    def dropout(self, x, p=0.5, training=True, inplace=False):
+        assert training and not inplace
+        is_kept = self.of_weights(x.shape, p) if x.dim() == 4 else self.of_hidden(x.shape, p)
+        return x * torch.from_numpy(is_kept).reshape(x.shape) * (1 / (1 - p))
+
+    def of_weights(self, shape, p):
+        """[B, heads, queries, keys]"""
+        self.layer, self.outputs = self.layer + 1, 0
+        sequences, heads, queries, keys = shape
+        seed = seed_of(self.seed, 4 * self.layer + ATTENTION_WEIGHTS)
+        self.next_token = self.first_token + sequences * queries
+        rows = numpy.empty(shape, dtype=bool)
+        for b, h, q in numpy.ndindex(sequences, heads, queries):
+            key = seed_of(seed_of(seed, h), self.first_token + b * queries + q)
+            steps, all_steps = uniform(key, keys)
+            rows[b, h, q] = steps >= p * all_steps
+        return rows
+
+    def of_hidden(self, shape, p):
+        """[B, T, hidden]: the embeddings, then each layer's two outputs."""
+        self.outputs += 1
+        if self.layer < 0:
+            site = 4 * 1 + ENTRY
+        elif self.parallel:
+            site = 4 * self.layer + (ATTENTION_OUTPUT if self.outputs == 1 else MLP_OUTPUT)
+        else:
+            # What a sublayer adds is dropped where the next unit begins; the first layer's attention is unit 1.
+            site = 4 * (1 + 2 * self.layer + self.outputs) + ENTRY
+        seed = seed_of(seed_of(self.seed, site), 0)
+        rows = numpy.empty((shape[0] * shape[1], shape[2]), dtype=bool)
+        for row in range(len(rows)):
+            steps, all_steps = uniform(seed_of(seed, self.first_token + row), shape[2])
+            rows[row] = steps >= p * all_steps
+        return rows
+
+
+@contextlib.contextmanager
+def noisy(model, seed, first_token):
+    """The model in training, its dropout by seed and place. Its passes follow one another."""
+    parallel = getattr(model.config, "use_parallel_residual", False)
+    noise = Noise(seed, first_token, parallel)
+    hook = model.register_forward_pre_hook(noise.begin)
+    original, torch.nn.functional.dropout = torch.nn.functional.dropout, noise.dropout
+    model.train()
+    try:
+        yield
+    finally:
+        torch.nn.functional.dropout = original
+        hook.remove()
+        model.eval()
