@@ -41,12 +41,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         None => (),
     }
+    // Nothing is updated, so there is nothing to share but the layers.
+    (config.settings.parallel.dp, config.settings.parallel.zero) = (1, 0);
     let text = Text::open(&config)?;
     let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
-    // Nothing is updated, so there is nothing to share but the layers.
-    let launch = Launch { dp: 1, zero: 0, ..Launch::of(settings, &input.model, &input.json)? };
+    let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
     let needed = peak_bytes_of(&shards, settings);
     check_fit("an evaluation", needed, "use a smaller train.batch or data.sequence, or a smaller model")?;

@@ -39,8 +39,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let opened = Opened::new(&checkpoint)?;
     let specs = &input.model.specs;
     specs.iter().try_for_each(|spec| opened.check(spec))?;
+    // The run's own model may be replaced, what lies elsewhere may not.
+    let is_own = arguments.output.is_none();
     let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join("model"));
     let tokenizer_files = text.map(|text| text.files);
-    input.save(&output, &config.settings, tokenizer_files, specs, |id, rows| opened.read_rows(&specs[id.0], rows))?;
+    input.save(
+        &output,
+        &config.settings,
+        tokenizer_files,
+        specs,
+        |id, rows| opened.read_rows(&specs[id.0], rows),
+        is_own,
+    )?;
     Ok(format!("step {} of `{}` is now in `{}`", opened.state.progress.step, arguments.run.display(), output.display()))
 }

@@ -147,10 +147,10 @@ pub fn plan(file: Option<&Path>, config: &Value) -> Result<Plan, Failure> {
     Ok(own.or(Plan::of_config(config)?))
 }
 
-/// Refuses what would not fit in the memory that all ranks share.
-pub fn check_memory(costs: &[Cost], hint: &str) -> Result<(), Mistake> {
+/// Refuses what would not fit, with something beside it, in the memory that all ranks share.
+pub fn check_memory(costs: &[Cost], beside_bytes: u64, hint: &str) -> Result<(), Mistake> {
     let needed: u64 = costs.iter().map(|cost| cost.peak_bytes).sum();
-    check_fit("a step", needed, hint)
+    check_fit("a step", needed + beside_bytes, hint)
 }
 
 fn cores_per_rank(ranks: usize, wanted: Option<usize>, threads: Option<usize>) -> usize {

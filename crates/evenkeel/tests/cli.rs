@@ -53,7 +53,7 @@ fn inspect_takes_every_golden_model_as_it_is() {
 fn what_cannot_be_is_refused_without_a_panic() {
     let gpt2 = golden("gpt2");
     let vit = golden("vit");
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["inspect", &gpt2, "--sequence", "33"], "32 positions"),
         (&["inspect", &vit, "--batch", "65536"], "too large"),
         (&["bench", "step", "--layers", "4096"], "this machine has"),
@@ -65,6 +65,7 @@ fn what_cannot_be_is_refused_without_a_panic() {
         (&["bench", "schedules", "--link-gb-per-s", "0"], "above 0"),
         (&["bench", "schedules", "--link-latency-us", "3"], "--link-gb-per-s"),
         (&["bench", "schedules", "--parts", "0"], "from 1"),
+        (&["bench", "schedules", "--dp", "8"], "4 sequences"),
         (&["bench", "schedules", "--batch", "65536", "--sequence", "1048576"], "at most"),
         (&["bench", "all-reduce", "--ranks", "256", "--mib", "65536"], "this machine has"),
         (&["bench", "all-reduce", "--ranks", "1"], "from 2"),

@@ -18,7 +18,8 @@ pub struct Costs {
     pub contention: Contention,
 }
 
-/// How much longer a second of work takes a rank while its other queue is busy, too: 0 where they have nothing in common.
+/// How much longer a second of work takes a rank while its other queue is busy, too: 0 where they have nothing in common,
+/// below 0 where it takes less.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contention {
     pub compute: f64,
@@ -84,26 +85,19 @@ impl Costs {
         }
         let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
         let beside_s = median(steps.iter().map(beside).collect());
-        // Of the time beside something else, this share was lost.
-        let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(0.0, 0.9) } else { 0.0 };
+        // Of the time beside something else, this share was lost; or won, by cores that need not wake up after every wait.
+        let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(-1.0, 0.9) } else { 0.0 };
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
         self
     }
 
     /// What a task takes a rank when nothing runs beside it.
-    pub fn of(&self, rank: usize, task: &Task) -> f64 {
+    fn of(&self, rank: usize, task: &Task) -> f64 {
         match task.exchange {
             Some(exchange) => self.exchange(task.work, exchange.bytes),
             None => self.compute(rank, &Span::of(task, 0.0, 0.0, 0.0)),
         }
-    }
-
-    /// What all computations and all exchanges of a program take a rank.
-    pub fn totals(&self, rank: usize, program: &Program) -> (f64, f64) {
-        let on = |lane: Lane| program.tasks.iter().filter(move |task| task.work.lane() == lane);
-        let total = |lane: Lane| on(lane).map(|task| self.of(rank, task)).sum();
-        (total(Lane::Compute), total(Lane::Comm))
     }
 
     fn compute(&self, rank: usize, span: &Span) -> f64 {

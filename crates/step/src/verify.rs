@@ -13,7 +13,7 @@ pub enum Unsound {
     ReadsNothing { place: Place, value: Value },
     #[error("{place} writes {value}, which is there already")]
     WritesTwice { place: Place, value: Value },
-    #[error("{place} frees {value}, which is not there")]
+    #[error("{place} frees {value}, which is not there or which it does not wait for")]
     FreesNothing { place: Place, value: Value },
     #[error("rank {rank}: {value} is never freed")]
     NeverFreed { rank: usize, value: Value },
@@ -66,7 +66,9 @@ fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
         if let Some(&value) = task.writes.iter().find(|&&value| !live.insert(value)) {
             return Err(Unsound::WritesTwice { place: place(), value });
         }
-        if let Some(&value) = task.frees.iter().find(|value| !live.remove(value)) {
+        // What a task does not read may still be on its way to be written.
+        let is_known = |value: &Value| task.reads.contains(value) || task.writes.contains(value);
+        if let Some(&value) = task.frees.iter().find(|value| !(is_known(value) && live.remove(value))) {
             return Err(Unsound::FreesNothing { place: place(), value });
         }
     }

@@ -17,6 +17,8 @@ pub enum Error {
     CheckpointVersion { path: PathBuf, found: u32, known: u32 },
     #[error("`{}`: `{what}` is not a number that a run can have", path.display())]
     BadState { path: PathBuf, what: &'static str },
+    #[error("`{}`: its {what} is not as this program writes it ({why})", path.display())]
+    BadManifest { path: PathBuf, what: &'static str, why: String },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
     OtherModel { path: PathBuf, tensor: String },
     #[error(
@@ -24,7 +26,7 @@ pub enum Error {
          {grad_norm})"
     )]
     NotFinite { steps: u32, step: u64, loss: f64, grad_norm: f64 },
-    #[error("ranks {} and {} of one tensor-parallel group were given different samples", ranks[0], ranks[1])]
+    #[error("ranks {} and {} were given different samples", ranks[0], ranks[1])]
     DifferentSamples { ranks: [usize; 2] },
     #[error(transparent)]
     Rank(#[from] evenkeel_comm::RankFailure),
@@ -38,7 +40,8 @@ impl Error {
             Error::Data(error) => error.is_fault(),
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
-            Error::CheckpointVersion { .. } | Error::BadState { .. } | Error::OtherModel { .. } => false,
+            Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
+            Error::BadManifest { .. } | Error::OtherModel { .. } => false,
         }
     }
 
@@ -52,7 +55,9 @@ impl Error {
                 Some("all ranks of a group must read the same data in the same order".to_owned())
             }
             Error::CheckpointVersion { .. } => Some("use the program that wrote it".to_owned()),
-            Error::BadState { .. } => Some("the checkpoint was changed; resume from an earlier one".to_owned()),
+            Error::BadState { .. } | Error::BadManifest { .. } => {
+                Some("the checkpoint was changed; resume from an earlier one".to_owned())
+            }
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())
             }

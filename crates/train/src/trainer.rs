@@ -170,8 +170,9 @@ impl Trainer {
     ) -> Result<StepOutcome, Error> {
         self.compare_samples(micros)?;
         let shares = deal(micros, self.mesh.dp);
-        let batches = self.noisy_batches(&shares);
-        self.schedule(&shares);
+        let arrangement = self.arrangement(&shares);
+        let batches = self.noisy_batches(&shares, arrangement.parts);
+        self.schedule(&shares, arrangement);
         let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
@@ -209,13 +210,15 @@ impl Trainer {
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        for group in [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1) {
-            let hashes = group.exchange(Samples::hash(micros));
-            if let Some(member) = hashes.iter().position(|&hash| hash != hashes[0]) {
-                return Err(Error::DifferentSamples { ranks: [group.ranks()[0], group.ranks()[member]] });
-            }
-        }
-        Ok(())
+        let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
+        let hash = Samples::hash(micros);
+        // All exchanges come before the first complaint, so that nobody waits for a rank that has complained.
+        let found: Vec<(&Group, Vec<u64>)> = groups.map(|group| (group, group.exchange(hash))).collect();
+        let differs = found.iter().find_map(|(group, hashes)| {
+            let member = hashes.iter().position(|&hash| hash != hashes[0])?;
+            Some([group.ranks()[0], group.ranks()[member]])
+        });
+        differs.map_or(Ok(()), |ranks| Err(Error::DifferentSamples { ranks }))
     }
 
     fn optimizer(&self) -> &AdamW {
@@ -322,7 +325,7 @@ impl Trainer {
 
     /// This rank's micro-batches in their parts. What they drop depends on the updates so far, so steps differ, and a run that
     /// is continued drops what it would have dropped.
-    fn noisy_batches(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<Batch>> {
+    fn noisy_batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
         let mut noise = Noise { seed: seed_of(self.options.dropout_seed, self.updates.into()), first_token: 0 };
         let (own, mut batches) = (self.mesh.share(self.rank), Vec::new());
         let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
@@ -335,19 +338,39 @@ impl Trainer {
                     part_noise.first_token += batch.token_count() as u64;
                     batch
                 };
-                batches.push(samples.parts(self.options.arrangement.parts).iter().map(noisy).collect());
+                batches.push(samples.parts(parts).iter().map(noisy).collect());
             }
             noise.first_token += samples.tokens(self.model.config.input) as u64;
         }
         batches
     }
 
-    fn schedule(&mut self, shares: &[Vec<Cow<Samples>>]) {
-        let parts = self.options.arrangement.parts;
+    /// How this step is arranged. Where state that moves during the step is split, all shares move it in the same order; those
+    /// whose micro-batches have other numbers of parts or chunks go through them whole and in turn, as all do alike.
+    fn arrangement(&self, shares: &[Vec<Cow<Samples>>]) -> Arrangement {
+        let arrangement = self.options.arrangement;
+        let chunks = |part: &PartSize| part.chunk_rows.len();
+        let of_share = |share: &Vec<Vec<PartSize>>| -> Vec<Vec<usize>> {
+            share.iter().map(|parts| parts.iter().map(chunks).collect()).collect()
+        };
+        let sizes = self.sizes(shares, arrangement.parts);
+        let are_alike = sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
+        if are_alike || !self.parameters.split.gradients {
+            return arrangement;
+        }
+        Arrangement { parts: 1, ahead: false, ..arrangement }
+    }
+
+    /// By share, micro-batch and part.
+    fn sizes(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Vec<PartSize>>> {
         let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
-        let sizes: Vec<Vec<Vec<PartSize>>> = shares.iter().map(|share| share.iter().map(size).collect()).collect();
+        shares.iter().map(|share| share.iter().map(size).collect()).collect()
+    }
+
+    fn schedule(&mut self, shares: &[Vec<Cow<Samples>>], arrangement: Arrangement) {
+        let sizes = self.sizes(shares, arrangement.parts);
         if sizes != self.sizes {
-            let write = |rank, chain: &Chain| self.options.arrangement.write(chain, &sizes[self.mesh.share(rank)]);
+            let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
             self.program = self.verified(write);
             self.sizes = sizes;
         }

@@ -117,6 +117,37 @@ fn micro_batches_that_do_not_come_out_even_are_all_learnt_from() {
 }
 
 #[test]
+fn shares_of_other_numbers_of_documents_and_chunks_split_their_state_alike() {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "vocab_size": 1 << 20, "tie_word_embeddings": true,
+    });
+    let model = Model::from_json(&config).unwrap();
+    let documents = |lengths: &[usize]| {
+        let ids: Vec<u32> = (0..lengths.iter().sum::<usize>()).map(|i| i as u32 * 7919).collect();
+        Samples::Tokens { labels: ids.clone(), ids, segment_lengths: lengths.to_vec() }
+    };
+    // One chunk and one part against several of both.
+    let micros = vec![documents(&[3]), documents(&[7, 9, 8]), documents(&[6, 5]), documents(&[20])];
+    let loss = |topology: &Topology, arrangement: Arrangement| {
+        let ranks = start_on(&model, topology, options(arrangement), |shard, split, queue| {
+            Parameters::random(shard, DType::F32, split, 7, queue)
+        });
+        [(); 2].map(|()| ranks.step(micros.clone(), 1e-3).unwrap().loss)
+    };
+    let single = loss(&Topology::new(1, 1, 0), Arrangement::default());
+    for (topology, arrangement) in [
+        (Topology::new(2, 1, 3), Arrangement::default()),
+        (Topology::new(2, 2, 3), Arrangement::of(OASES).in_parts(2)),
+        (Topology::new(2, 1, 2), Arrangement::of(NONE).in_parts(2).ahead()),
+        (Topology::new(4, 1, 3), Arrangement::of(CROSS_PASS).in_parts(4)),
+    ] {
+        let what = format!("{topology:?}, {arrangement:?}");
+        assert_close(&what, &loss(&topology, arrangement), &single, 1e-5);
+    }
+}
+
+#[test]
 fn a_checkpoint_resumes_on_any_other_topology() {
     let uneven = Topology { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..Topology::new(2, 3, 1) };
     let topologies = [

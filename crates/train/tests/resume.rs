@@ -263,7 +263,7 @@ fn a_checkpoint_of_another_model_is_refused() {
             held["range"] = serde_json::json!({ "start": range[0], "end": range[1] });
         });
         let error = checkpoint::load(&changed, &ranks).unwrap_err();
-        assert!(matches!(error, Error::BadState { .. }), "{range:?}: {error}");
+        assert!(matches!(error, Error::BadManifest { .. }), "{range:?}: {error}");
     }
 
     let config = serde_json::json!({

@@ -58,6 +58,15 @@ impl Llama {
         })
     }
 
+    /// Every share of the data has a sequence.
+    pub fn check_shares(&self, shares: usize) -> Result<(), Mistake> {
+        if shares <= self.batch {
+            return Ok(());
+        }
+        let what = format!("--dp is {shares}, a step has {} sequences", self.batch);
+        Err(Mistake { what, hint: Some("use a larger --batch".to_owned()) })
+    }
+
     pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
         let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
         TrainerOptions {

@@ -8,8 +8,8 @@ use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, SAVED_COMM};
 use evenkeel_step::simulate::{Costs, simulate};
-use evenkeel_step::trace::{Span, Timeline, perfetto, svg};
-use evenkeel_step::{Program, Work};
+use evenkeel_step::trace::{Shares, Span, Timeline, perfetto, svg};
+use evenkeel_step::{Lane, Program, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Ranks, Samples, Trainer, costs};
 
@@ -68,6 +68,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let llama = &arguments.llama;
+    llama.check_shares(arguments.dp)?;
     let (model, dtype) = (llama.model()?, DType::from(llama.dtype));
     let launch = arguments.launch();
     let shards = model.cut(&launch.cut)?;
@@ -75,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
     let blank = llama.blank(&model, arguments.dp);
     let largest = costs(&shards, launch.mesh(), launch.zero, llama.trainer_options(largest.arrangement), dtype, &blank);
-    check_memory(&largest, "use a smaller --batch or --sequence, or fewer --layers")?;
+    check_memory(&largest, 0, "use a smaller --batch or --sequence, or fewer --layers")?;
     let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
@@ -107,7 +108,8 @@ impl Arguments {
 
     /// What is compared, and before it, for every number of parts, what costs are learnt from.
     fn cases(&self, shards: &[Model], dtype: DType) -> Vec<Case> {
-        let mut parts: Vec<usize> = self.parts.iter().map(|&parts| parts.min(self.llama.batch)).collect();
+        let most = (self.llama.batch / self.dp).max(1);
+        let mut parts: Vec<usize> = self.parts.iter().map(|&parts| parts.min(most)).collect();
         parts.sort_unstable();
         parts.dedup();
         let mut arrangements = vec![Arrangement::of(DEFAULT), Arrangement::of(SAVED_COMM)];
@@ -161,6 +163,20 @@ impl Step {
     /// What is not in the program: the norm, the update, the host.
     fn beside_s(&self) -> f64 {
         self.duration_s - self.timeline.duration_s()
+    }
+
+    /// The longer of what a rank computed and exchanged, and what nothing can hide: the first exchange, and the sums of
+    /// gradients at the end.
+    fn bound_s(&self) -> f64 {
+        let of_rank = |rank: usize| {
+            let Shares { compute_s, transfer_s, .. } = self.timeline.shares(rank);
+            let exchanges = || self.timeline.ranks[rank].iter().filter(|span| span.lane == Lane::Comm);
+            let is_last = |span: &&Span| matches!(span.work, Work::SumGradients(_) | Work::ReduceGradients(_));
+            let sums = exchanges().rev().take_while(is_last);
+            let fill_s: f64 = exchanges().take(1).chain(sums).map(|span| span.end_s - span.came_s).sum();
+            compute_s.max(transfer_s) + fill_s
+        };
+        (0..self.timeline.ranks.len()).map(of_rank).fold(0.0, f64::max) + self.beside_s()
     }
 }
 
@@ -220,7 +236,7 @@ fn rows(cases: &[Case]) -> Vec<Row> {
             let simulated = simulate(&case.programs, &of_round).expect("schedules write sound programs");
             (simulated.duration_s() + plain.beside_s()) / step.duration_s
         });
-        let (told, beside_s) = (median(told), median(plain.steps.iter().map(Step::beside_s)));
+        let told = median(told);
         let step_s = median(case.steps.iter().map(|step| step.duration_s));
         let share = |of: fn(&Timeline) -> f64| median(case.steps.iter().map(|step| of(&step.timeline)));
         rows.push(Row {
@@ -228,7 +244,7 @@ fn rows(cases: &[Case]) -> Vec<Row> {
             parts,
             step_s,
             simulated_s: told * step_s,
-            bound_s: bound_s(&case.programs, &costs) + beside_s,
+            bound_s: step_s * median(case.steps.iter().map(|step| step.bound_s() / step.duration_s)),
             trace_share: median(case.steps.iter().map(|step| step.duration_s / step.untraced_s)) - 1.0,
             exposed_share: share(Timeline::exposed_share),
             compute_s: share(|timeline| timeline.shares(0).compute_s),
@@ -238,18 +254,6 @@ fn rows(cases: &[Case]) -> Vec<Row> {
         });
     }
     rows
-}
-
-/// The longer of computing and exchanging, and what nothing hides: the first exchange and the gradients' sums.
-fn bound_s(programs: &[Program], costs: &Costs) -> f64 {
-    let of_rank = |(rank, program): (usize, &Program)| {
-        let totals = costs.totals(rank, program);
-        let first = program.tasks.iter().find(|task| task.exchange.is_some());
-        let sums = program.tasks.iter().filter(|task| matches!(task.work, Work::SumGradients(_)));
-        let fill_s: f64 = first.into_iter().chain(sums).map(|task| costs.of(rank, task)).sum();
-        totals.0.max(totals.1) + fill_s
-    };
-    programs.iter().enumerate().map(of_rank).fold(0.0, f64::max)
 }
 
 impl Case {
@@ -287,7 +291,7 @@ fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Fail
         new.write(&format!("{}.svg", case.name()), svg(&timeline, &units, &title).as_bytes())?;
         new.write(&format!("{}.json", case.name()), perfetto(&timeline, &units).as_bytes())?;
     }
-    Ok(new.commit(true)?)
+    Ok(new.commit(false)?)
 }
 
 fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row]) -> String {
@@ -298,11 +302,13 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
     };
     let stream = if launch.cut.split_sequence { "split" } else { "whole" };
     let first = format!(
-        "{} parameters, {}, {} × {} tokens a step, tp {} × {} cores, stream {stream}{link}",
+        "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {} × {} cores, stream {stream}{link}",
         text::count(model.parameter_count()),
         llama.dtype.name(),
         llama.batch,
         llama.sequence,
+        arguments.dp,
+        arguments.zero,
         arguments.tp,
         launch.cores_per_rank,
     );
@@ -356,5 +362,5 @@ fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
     };
     let is_emulated = arguments.link_gb_per_s.is_some();
     let rows: Vec<_> = rows.iter().map(row).collect();
-    serde_json::json!({ "tp": arguments.tp, "link_is_emulated": is_emulated, "schedules": rows }).to_string()
+    serde_json::json!({ "dp": arguments.dp, "zero": arguments.zero, "tp": arguments.tp, "link_is_emulated": is_emulated, "schedules": rows }).to_string()
 }

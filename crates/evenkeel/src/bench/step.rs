@@ -56,6 +56,7 @@ impl Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    arguments.llama.check_shares(arguments.dp)?;
     let model = arguments.llama.model()?;
     let mut launch = Launch::even(arguments.dp, arguments.tp, arguments.threads);
     launch.cut.split_sequence = arguments.tp > 1 && !arguments.whole_stream;
@@ -67,7 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.dry {
         return Ok(most(&costs));
     }
-    check_memory(&costs, HINT)?;
+    check_memory(&costs, 0, HINT)?;
     let dtype = arguments.llama.dtype.into();
     let ranks = launch.start(shards, arguments.trainer_options(), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))

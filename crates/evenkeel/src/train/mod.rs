@@ -50,7 +50,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    check_memory(&costs, MEMORY_HINT)?;
+    // A checkpoint is written from a copy of weights and moments.
+    let snapshot_bytes = 12 * input.model.parameter_count();
+    check_memory(&costs, snapshot_bytes, MEMORY_HINT)?;
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
@@ -89,7 +91,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),
         None => "begins".to_owned(),
     };
-    attending.say(&format!("{title}{}, {} of memory, {begin}", launch.describe(), text::bytes(peak_bytes(&costs))))?;
+    attending.say(&format!(
+        "{title}{}, {} of memory, {begin}",
+        launch.describe(),
+        text::bytes(peak_bytes(&costs) + snapshot_bytes)
+    ))?;
     if let Some(batch) = describe_batch(settings) {
         attending.say(&batch)?;
     }
@@ -107,9 +113,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     if settings.output.save_model {
         let is_text = data.tokenizer().is_some();
-        input.save(&folder.model(), settings, is_text.then_some(tokenizer_files), ranks.specs(), |id, rows| {
-            ranks.read_rows(Kind::Weight, id, rows)
-        })?;
+        input.save(
+            &folder.model(),
+            settings,
+            is_text.then_some(tokenizer_files),
+            ranks.specs(),
+            |id, rows| ranks.read_rows(Kind::Weight, id, rows),
+            true,
+        )?;
     }
     drop(ranks);
     let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };

@@ -70,7 +70,7 @@ impl ModelInput {
     }
 
     /// Writes the model as a Hugging Face folder: config.json, the tokenizer of a model of text, and weights, which `read_rows`
-    /// hands out.
+    /// hands out. A folder that is there is replaced only if that is wanted.
     pub fn save(
         &self,
         path: &Path,
@@ -78,6 +78,7 @@ impl ModelInput {
         tokenizer_files: Option<Option<(PathBuf, PathBuf)>>,
         specs: &[ParamSpec],
         read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
+        replace: bool,
     ) -> Result<(), evenkeel_train::Error> {
         let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
         let new = NewFolder::create(path)?;
@@ -86,7 +87,7 @@ impl ModelInput {
             save_tokenizer(&new, files, settings.data.chat_template.as_deref())?;
         }
         save_weights(&new, specs, file_dtype(dtype), read_rows)?;
-        Ok(new.commit(true)?)
+        Ok(new.commit(replace)?)
     }
 
     /// config.json and its like.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Chain;
 use super::chain::ChainBucket;
-use crate::program::{BucketIdx, Exchange, GroupIdx, Lane, Micro, Task, UnitIdx, Value, ValueKind, Work};
+use crate::program::{BucketIdx, Chunk, Exchange, GroupIdx, Lane, Micro, Task, UnitIdx, Value, ValueKind, Work};
 
 /// How many reductions of split gradients may be on their way: each holds the gradients of a whole bucket.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
@@ -139,16 +139,11 @@ fn residences(tasks: &[Task], chain: &Chain) -> Vec<Residence> {
         let mut open: Option<Residence> = None;
         let mut bodies_since = 0;
         for (index, task) in tasks.iter().enumerate() {
-            let computes = matches!(
-                task.work,
-                Work::Forward
-                    | Work::Recompute
-                    | Work::BackwardInput
-                    | Work::Logits(_)
-                    | Work::Loss(_)
-                    | Work::Evaluate(_)
-            );
-            bodies_since += usize::from(computes);
+            let is_body = matches!(task.work, Work::Forward | Work::Recompute | Work::BackwardInput);
+            let is_of_head = matches!(task.work, Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_));
+            // The head counts once: how many chunks it has is a matter of each share of the data.
+            bodies_since += usize::from(is_body || task.work == Work::Logits(Chunk(0)));
+            let computes = is_body || is_of_head;
             if !computes || !chain.buckets[bucket].users.contains(&task.unit.0) {
                 continue;
             }

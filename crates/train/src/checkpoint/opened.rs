@@ -33,19 +33,25 @@ impl Opened {
             return Err(Error::CheckpointVersion { path, found, known: VERSION });
         }
         let bad = |what: &'static str| Error::BadState { path: path.clone(), what };
-        let state: State = serde_json::from_value(checkpoint.body().clone()).map_err(|_| bad("body"))?;
+        let damaged = |what: &'static str, why: String| Error::BadManifest { path: path.clone(), what, why };
+        let state = serde_json::from_value(checkpoint.body().clone());
+        let state: State = state.map_err(|error| damaged("body", error.to_string()))?;
         state.check().map_err(bad)?;
         let (mut files, mut places) = (Vec::new(), BTreeMap::new());
         for (name, tensors) in &state.layout {
             let file = checkpoint.tensors(name)?;
             for (tensor, held) in tensors {
-                let raw = file.tensor(tensor).ok_or_else(|| bad("layout"))?;
+                let of_tensor = |why: &str| damaged("layout", format!("`{tensor}`: {why}"));
+                let raw = file.tensor(tensor).ok_or_else(|| of_tensor("its file does not have it"))?;
                 let parameter = tensor.split_once('.').map_or("", |(_, parameter)| parameter);
-                let whole =
-                    state.shapes.get(parameter).and_then(|shape| as_matrix(shape)).ok_or_else(|| bad("shapes"))?;
-                held.check(whole).map_err(|_| bad("layout"))?;
+                let whole = state
+                    .shapes
+                    .get(parameter)
+                    .and_then(|shape| as_matrix(shape))
+                    .ok_or_else(|| of_tensor("its parameter has no shape"))?;
+                held.check(whole).map_err(of_tensor)?;
                 if raw.element_count() != held.len() {
-                    return Err(bad("layout"));
+                    return Err(of_tensor("its file has another number of elements"));
                 }
                 places.entry(tensor.clone()).or_insert_with(Vec::new).push((files.len(), held.clone()));
             }
@@ -102,7 +108,7 @@ impl Opened {
     }
 }
 
-/// As parameters are held: the first dim, and all others as one; leading ones and vectors are one row.
+/// As parameters are held: the first dim, and all others as one; a leading one is left out, a vector is one row.
 fn as_matrix(shape: &[usize]) -> Option<[usize; 2]> {
     let len = shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
     let rows = match *shape {

@@ -9,7 +9,7 @@ use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
-    Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(threads) }).unwrap()
+    Device::cpu(&CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) }).unwrap()
 }
 
 /// Where ranks stand and what of their state is split.
