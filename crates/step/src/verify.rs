@@ -13,7 +13,7 @@ pub enum Unsound {
     ReadsNothing { place: Place, value: Value },
     #[error("{place} writes {value}, which is there already")]
     WritesTwice { place: Place, value: Value },
-    #[error("{place} frees {value}, which is not there or which it does not wait for")]
+    #[error("{place} frees {value}, which is not there or for which nobody has waited")]
     FreesNothing { place: Place, value: Value },
     #[error("rank {rank}: {value} is never freed")]
     NeverFreed { rank: usize, value: Value },
@@ -57,7 +57,7 @@ pub fn verify(programs: &[Program]) -> Result<(), Unsound> {
 }
 
 fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
-    let mut live: HashSet<Value> = HashSet::new();
+    let (mut live, mut arriving): (HashSet<Value>, HashSet<Value>) = Default::default();
     for (index, task) in program.tasks.iter().enumerate() {
         let place = || place(rank, index, task);
         if let Some(&value) = task.reads.iter().find(|value| !live.contains(value)) {
@@ -66,9 +66,13 @@ fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
         if let Some(&value) = task.writes.iter().find(|&&value| !live.insert(value)) {
             return Err(Unsound::WritesTwice { place: place(), value });
         }
-        // What a task does not read may still be on its way to be written.
-        let is_known = |value: &Value| task.reads.contains(value) || task.writes.contains(value);
-        if let Some(&value) = task.frees.iter().find(|value| !(is_known(value) && live.remove(value))) {
+        // What an exchange writes may still be on its way until somebody has waited for it.
+        if task.exchange.is_some() {
+            arriving.extend(task.writes.iter().filter(|value| !task.frees.contains(value)));
+        } else {
+            arriving.retain(|value| !task.reads.contains(value));
+        }
+        if let Some(&value) = task.frees.iter().find(|value| arriving.contains(value) || !live.remove(value)) {
             return Err(Unsound::FreesNothing { place: place(), value });
         }
     }

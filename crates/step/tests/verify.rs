@@ -258,6 +258,22 @@ fn a_computation_that_waits_for_an_exchange_behind_a_peers_is_refused() {
 }
 
 #[test]
+fn memory_that_an_exchange_still_writes_to_cannot_be_freed() {
+    let (sent, summed) = (value(0, ValueKind::Output), value(0, ValueKind::OutputReduced));
+    let program = |reads: Vec<Value>| Program {
+        tasks: vec![
+            task(Work::Forward, 0, vec![], vec![sent], vec![], None),
+            task(Work::AllReduce, 0, vec![sent], vec![summed], vec![sent], Some(0)),
+            task(Work::Forward, 1, reads, vec![], vec![summed], None),
+        ],
+        groups: vec![members("tp", &[0])],
+        blocking: false,
+    };
+    assert_eq!(verify(&[program(vec![summed])]), Ok(()));
+    assert!(matches!(verify(&[program(vec![])]), Err(Unsound::FreesNothing { .. })));
+}
+
+#[test]
 fn a_refusal_names_the_rank_the_task_and_the_value() {
     let mut programs = sound().swap_remove(0);
     programs[0].tasks.remove(0);
