@@ -1,6 +1,6 @@
 //! Every change that this crate makes to a disk. What is made, written, synced, renamed or removed anywhere else in it
 //! could not be tested: with the feature `faults`, which only tests turn on, each of these calls is announced before it
-//! is made and can be failed ([`faults`]). Without the feature they are those of `std::fs` and nothing else.
+//! is made and can be failed (`faults`). Without the feature they are those of `std::fs` and nothing else.
 
 #[cfg(feature = "faults")]
 pub mod faults;
