@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ fn a_killed_writer_leaves_the_old_or_the_new_one_whole() {
     let (path, latest) = (folder.path().join("checkpoint"), folder.path().join("latest"));
     let mut rng = Rng::with_seed(3);
     let mut leftovers = 0;
+    let _alone = alone();
     for _ in 0..ROUNDS {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "victim"])
@@ -65,14 +67,23 @@ fn a_killed_writer_leaves_the_old_or_the_new_one_whole() {
     assert!(leftovers > 0, "no kill hit a writer at work");
 }
 
+/// A process that is being started holds a copy of every open file for a moment, and the space of those that were removed. So
+/// whoever starts processes and whoever counts on space go one after another.
+static PROCESSES: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    PROCESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A file system of one megabyte, unmounted at the end.
-struct SmallDisk(PathBuf);
+struct SmallDisk(PathBuf, #[expect(dead_code, reason = "held until the disk is gone")] MutexGuard<'static, ()>);
 
 impl SmallDisk {
     fn mount(place: &Path) -> Option<SmallDisk> {
+        let alone = alone();
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "evenkeel-test"]).arg(place).output();
         match mount {
-            Ok(output) if output.status.success() => Some(SmallDisk(place.to_owned())),
+            Ok(output) if output.status.success() => Some(SmallDisk(place.to_owned(), alone)),
             other => {
                 println!("skipped: a small disk cannot be mounted here: {other:?}");
                 None
