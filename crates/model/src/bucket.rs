@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use evenkeel_device::Tensor;
+
 use crate::build::Model;
 use crate::layout::{Sharing, even_bounds};
 use crate::parameters::{ParamId, ParamSpec};
@@ -28,13 +30,23 @@ pub struct Bucket {
 impl Bucket {
     /// Where the parts begin that it can be split in, and the end, in elements.
     pub fn bounds(&self, parts: usize) -> Vec<usize> {
-        even_bounds(self.len / GRAIN, parts).into_iter().map(|grains| grains * GRAIN).collect()
+        self.grain_bounds(parts).into_iter().map(|grains| grains * GRAIN).collect()
+    }
+
+    /// The same in grains, the rows in which exchanges cut a bucket; see [`in_grains`].
+    pub fn grain_bounds(&self, parts: usize) -> Vec<usize> {
+        even_bounds(self.len / GRAIN, parts)
     }
 
     /// The matrices of one unit or head, which alone it computes with: worth gathering and releasing.
     pub fn is_of_one_place(&self) -> bool {
         self.summed_over.is_none() && !self.holds_vectors
     }
+}
+
+/// A flat tensor of a bucket, or of a part of one, with a grain in each row.
+pub fn in_grains(flat: &Tensor) -> Tensor {
+    flat.reshaped(flat.len() / GRAIN, GRAIN)
 }
 
 /// What makes parameters lie in one bucket.

@@ -12,7 +12,7 @@ use crate::entry::Entry;
 use crate::error::Error;
 use crate::family::{Mlp, Names, Positions, Qkv};
 use crate::head::Head;
-use crate::layout::{Ranges, Sharing, Slice};
+use crate::layout::{Ranges, Sharing, Slice, as_matrix};
 use crate::norm::NormSpec;
 use crate::op::{Attention, HeadSlot, Index, Linear, Lookup, Op};
 use crate::parameters::{Init, ParamId, ParamSpec};
@@ -455,27 +455,19 @@ impl Builder<'_> {
 
     /// A parameter that every shard holds and whose gradient every shard computes.
     fn replicated(&mut self, name: &str, shape: Vec<usize>, init: Init) -> ParamId {
-        let slice = Slice::whole(as_matrix(&shape));
+        let slice = Slice::whole(matrix_of(&shape));
         self.tensor(name, shape, slice, Sharing::Same, init)
     }
 
     fn tensor(&mut self, name: &str, shape: Vec<usize>, slice: Slice, sharing: Sharing, init: Init) -> ParamId {
-        let (whole, matrix) = (as_matrix(&shape), slice.dims());
+        let (whole, matrix) = (matrix_of(&shape), slice.dims());
         self.specs.push(ParamSpec { name: name.to_owned(), shape, whole, slice, matrix, sharing, init });
         ParamId(self.specs.len() - 1)
     }
 }
 
-/// Leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix.
-fn as_matrix(shape: &[usize]) -> [usize; 2] {
-    let len: usize = shape.iter().product();
-    let rows = match *shape {
-        [_] => 1,
-        [1, rows, _] => rows,
-        [rows, ..] => rows,
-        [] => unreachable!("every parameter has a dim"),
-    };
-    [rows, len / rows]
+fn matrix_of(shape: &[usize]) -> [usize; 2] {
+    as_matrix(shape).expect("every parameter has a dim")
 }
 
 /// Of a part that a shard has to itself, or that every shard has whole.

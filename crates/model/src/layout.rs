@@ -177,6 +177,19 @@ pub enum Sharing {
     Summed(Range<usize>),
 }
 
+/// A shape as a matrix: leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix;
+/// a vector is one row. None where that has no size.
+pub fn as_matrix(shape: &[usize]) -> Option<[usize; 2]> {
+    let len = shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+    let rows = match *shape {
+        [_] => 1,
+        [1, rows, _] => rows,
+        [rows, ..] => rows,
+        [] => return None,
+    };
+    Some([rows, len.checked_div(rows)?])
+}
+
 /// Cuts `total` in `parts` that differ by one at most: the offsets where parts begin, and the end.
 pub fn even_bounds(total: usize, parts: usize) -> Vec<usize> {
     let (size, longer) = (total / parts, total % parts);

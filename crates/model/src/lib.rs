@@ -33,7 +33,7 @@ mod shard;
 
 pub use batch::{Batch, Images};
 pub use body::{Body, BodyBackward, BodyState, Context};
-pub use bucket::{Bucket, GRAIN};
+pub use bucket::{Bucket, GRAIN, in_grains};
 pub use build::{Model, Unit, UnitKind};
 pub use config::{Config, Input};
 pub use dropout::{Dropouts, Noise};
@@ -41,7 +41,7 @@ pub use entry::{Entry, EntryState};
 pub use error::Error;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use head::{Head, LossOptions};
-pub use layout::{Held, Move, Piece, Ranges, Sharing, Slice, even_bounds, moves};
+pub use layout::{Held, Move, Piece, Ranges, Sharing, Slice, as_matrix, even_bounds, moves};
 pub use load::fill_slice;
 pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch};
 pub use plan::Plan;

@@ -8,7 +8,7 @@ use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
     Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Model, Parameters,
-    RotaryTables, even_bounds,
+    RotaryTables, even_bounds, in_grains,
 };
 
 use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
@@ -99,15 +99,6 @@ impl Values {
         self.saved.remove(value);
         self.weight_inputs.remove(value);
     }
-}
-
-/// A flat tensor, a grain a row, as exchanges cut it.
-fn in_grains(flat: &Tensor) -> Tensor {
-    flat.reshaped(flat.len() / GRAIN, GRAIN)
-}
-
-fn grains(elements: &[usize]) -> Vec<usize> {
-    elements.iter().map(|elements| elements / GRAIN).collect()
 }
 
 const VERIFIED: &str = "a verified program writes what it reads";
@@ -253,7 +244,7 @@ impl<'a> Run<'a> {
     fn reduce_gradients(&mut self, task: &Task, bucket: BucketIdx, group: &Group) -> Stamp {
         let Executor { device, gradients, parameters, .. } = *self.executor;
         let (compute, comm, split) = (device.compute(), device.comm(), parameters.split);
-        let bounds = grains(&parameters.buckets[bucket.0].bounds(group.size()));
+        let bounds = parameters.buckets[bucket.0].grain_bounds(group.size());
         let Some((whole, own, has_sums)) = gradients.take(compute, bucket.0) else {
             let whole = gradients.whole(compute, bucket.0);
             if !split.state {
@@ -282,7 +273,7 @@ impl<'a> Run<'a> {
         let (comm, lies) = (device.comm(), &parameters.buckets[bucket.0]);
         let own = in_grains(parameters.own_values(bucket.0).expect("values are split where they are gathered"));
         let whole = comm.tensor(lies.len / GRAIN, GRAIN, own.dtype);
-        let stamp = group.all_gather(comm, &own, &whole, &grains(&lies.bounds(group.size())));
+        let stamp = group.all_gather(comm, &own, &whole, &lies.grain_bounds(group.size()));
         parameters.set_values(bucket.0, Some(whole.reshaped(1, lies.len)));
         let [gathered] = task.writes[..] else { unreachable!("a gather writes one value") };
         self.values.put(gathered, vec![whole]);

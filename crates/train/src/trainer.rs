@@ -8,7 +8,7 @@ use evenkeel_device::kernel::{IGNORE, seed_of};
 use evenkeel_device::{Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
-    Batch, GRAIN, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch,
+    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch, in_grains,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -80,6 +80,9 @@ pub enum Kind {
     Variance,
 }
 
+/// By share of the data, micro-batch and part.
+type Sizes = Vec<Vec<Vec<PartSize>>>;
+
 /// One rank's shard of a model in training.
 pub struct Trainer {
     pub model: Model,
@@ -97,9 +100,9 @@ pub struct Trainer {
     options: TrainerOptions,
     /// Updates of the parameters so far.
     pub updates: u32,
-    /// The program for micro-batches of such sizes: by share, micro-batch and part.
+    /// The program for micro-batches of such sizes.
     program: Program,
-    sizes: Vec<Vec<Vec<PartSize>>>,
+    sizes: Sizes,
 }
 
 impl Trainer {
@@ -170,9 +173,9 @@ impl Trainer {
     ) -> Result<StepOutcome, Error> {
         self.compare_samples(micros)?;
         let shares = deal(micros, self.mesh.dp);
-        let arrangement = self.arrangement(&shares);
+        let (arrangement, sizes) = self.arranged(&shares);
         let batches = self.noisy_batches(&shares, arrangement.parts);
-        self.schedule(&shares, arrangement);
+        self.schedule(arrangement, sizes);
         let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
@@ -243,11 +246,13 @@ impl Trainer {
         let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
         let squared_norm = self.optimizer().measure_norm(compute, &self.parameters, &self.gradients, is_counted);
         let split = self.data_group().filter(|_| self.parameters.split.state);
-        comm.wait(&compute.record());
-        for group in [Some(&self.groups[0]), split].into_iter().flatten() {
-            group.all_reduce(comm, squared_norm);
+        let groups = [Some(&self.groups[0]), split].into_iter().flatten().filter(|group| group.size() > 1);
+        let groups: Vec<&Group> = groups.collect();
+        if !groups.is_empty() {
+            comm.wait(&compute.record());
+            groups.iter().for_each(|group| drop(group.all_reduce(comm, squared_norm)));
+            compute.wait(&comm.record());
         }
-        compute.wait(&comm.record());
         squared_norm
     }
 
@@ -261,8 +266,7 @@ impl Trainer {
                 continue;
             }
             let values = self.parameters.values(index).expect("values that are not split are here");
-            let values = values.reshaped(bucket.len / GRAIN, GRAIN);
-            let bounds: Vec<usize> = bucket.bounds(group.size()).into_iter().map(|elements| elements / GRAIN).collect();
+            let (values, bounds) = (in_grains(&values), bucket.grain_bounds(group.size()));
             let own = values.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
             group.all_gather(comm, &own, &values, &bounds);
         }
@@ -345,30 +349,29 @@ impl Trainer {
         batches
     }
 
-    /// How this step is arranged. Where state that moves during the step is split, all shares move it in the same order; those
-    /// whose micro-batches have other numbers of parts or chunks go through them whole and in turn, as all do alike.
-    fn arrangement(&self, shares: &[Vec<Cow<Samples>>]) -> Arrangement {
+    /// How this step is arranged, and the sizes that come of it. Where state that moves during the step is split, all shares
+    /// move it in the same order; those whose micro-batches have other numbers of parts or chunks go through them whole and in
+    /// turn, as all do alike.
+    fn arranged(&self, shares: &[Vec<Cow<Samples>>]) -> (Arrangement, Sizes) {
         let arrangement = self.options.arrangement;
         let chunks = |part: &PartSize| part.chunk_rows.len();
         let of_share = |share: &Vec<Vec<PartSize>>| -> Vec<Vec<usize>> {
             share.iter().map(|parts| parts.iter().map(chunks).collect()).collect()
         };
-        let sizes = self.sizes(shares, arrangement.parts);
-        let are_alike = sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
-        if are_alike || !self.parameters.split.gradients {
-            return arrangement;
+        let sizes = self.sizes_in(shares, arrangement.parts);
+        let are_alike = || sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
+        if !self.parameters.split.gradients || are_alike() {
+            return (arrangement, sizes);
         }
-        Arrangement { parts: 1, ahead: false, ..arrangement }
+        (Arrangement { parts: 1, ahead: false, ..arrangement }, self.sizes_in(shares, 1))
     }
 
-    /// By share, micro-batch and part.
-    fn sizes(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Vec<PartSize>>> {
+    fn sizes_in(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Sizes {
         let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
         shares.iter().map(|share| share.iter().map(size).collect()).collect()
     }
 
-    fn schedule(&mut self, shares: &[Vec<Cow<Samples>>], arrangement: Arrangement) {
-        let sizes = self.sizes(shares, arrangement.parts);
+    fn schedule(&mut self, arrangement: Arrangement, sizes: Sizes) {
         if sizes != self.sizes {
             let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
             self.program = self.verified(write);

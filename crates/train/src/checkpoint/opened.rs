@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use evenkeel_model::{Held, Move, ParamSpec, Slice, moves};
+use evenkeel_model::{Held, Move, ParamSpec, Slice, as_matrix, moves};
 use evenkeel_store::SafeTensorsFile;
 use evenkeel_store::checkpoint::Checkpoint;
 
@@ -106,16 +106,4 @@ impl Opened {
     fn other_model(&self, tensor: &str) -> Error {
         Error::OtherModel { path: self.path.clone(), tensor: tensor.to_owned() }
     }
-}
-
-/// As parameters are held: the first dim, and all others as one; a leading one is left out, a vector is one row.
-fn as_matrix(shape: &[usize]) -> Option<[usize; 2]> {
-    let len = shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
-    let rows = match *shape {
-        [_] => 1,
-        [1, rows, _] => rows,
-        [rows, ..] => rows,
-        [] => return None,
-    };
-    Some([rows, len.checked_div(rows)?])
 }
