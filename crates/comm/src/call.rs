@@ -12,6 +12,7 @@ pub enum Kind {
     AllGather,
     Reduce,
     Broadcast,
+    Redistribute,
     Send,
     Receive,
     Barrier,
@@ -26,6 +27,7 @@ impl fmt::Display for Kind {
             Kind::AllGather => "all-gather",
             Kind::Reduce => "reduce",
             Kind::Broadcast => "broadcast",
+            Kind::Redistribute => "redistribution",
             Kind::Send => "send",
             Kind::Receive => "receive",
             Kind::Barrier => "barrier",
@@ -58,6 +60,10 @@ impl Call {
             (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
             (one, another) => one == another && self.root == other.root,
         };
+        // What goes from one member to another concerns these two, who compare it piece by piece.
+        if kinds && self.kind == Kind::Redistribute {
+            return true;
+        }
         kinds && self.dtype == other.dtype && self.bytes == other.bytes && self.bounds == other.bounds
     }
 }

@@ -4,11 +4,11 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
 
 use evenkeel_device::kernel::Copy;
-use evenkeel_device::{DType, Health, Queue, Stamp, Tensor};
+use evenkeel_device::{DType, Health, Queue, Stamp, Tensor, View};
 
 use crate::call::{Call, Kind};
 use crate::counts::Counts;
-use crate::local::{self, Meeting, Place, Post, Shared, Visit};
+use crate::local::{self, Meeting, Parcels, Place, Post, Shared, Visit};
 
 /// A rank's membership in a group of ranks. All members issue the same collectives in the same order.
 ///
@@ -95,6 +95,30 @@ impl Group {
     pub fn broadcast(&self, queue: &Queue, tensor: &Tensor, root: usize) -> Stamp {
         let call = self.rooted(Kind::Broadcast, tensor, root);
         self.issue(queue, call, tensor, tensor, root)
+    }
+
+    /// Moves parts of tensors between the members: each of `sent` goes to the member named with it, each of `received` comes
+    /// from the member named with it, and what one sends to another arrives there in the same order, in the same shapes.
+    /// Parts need not be contiguous, a member may send to itself, and nothing that is received is sent.
+    pub fn redistribute(&self, queue: &Queue, sent: &[(usize, View)], received: &[(usize, View)]) -> Stamp {
+        let parcels = Parcels { sent: sent.to_vec(), received: received.to_vec() };
+        let call = Call { bytes: parcels.traffic_bytes(self.rank()), ..Call::of(Kind::Redistribute) };
+        self.count(&call);
+        match self.with_others() {
+            Some(local) => {
+                let meeting = local.shared.collectives.clone();
+                let post = Post { parcels: Arc::new(parcels), ..Post::new(call, 0, 0) };
+                self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post)
+            }
+            None => {
+                if self.size() == 1 {
+                    assert_eq!(sent.len(), received.len(), "{}: what a lone member sends it receives", self.name());
+                    let moved = sent.iter().zip(received);
+                    moved.for_each(|((_, x), (_, out))| queue.launch(Copy { x: *x, out: *out }));
+                }
+                Stamp::default()
+            }
+        }
     }
 
     /// Hands a tensor to another member, which receives it. The queue goes on once it has it, so two members that send to

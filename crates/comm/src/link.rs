@@ -14,6 +14,7 @@ use crate::call::{Call, Kind};
 /// | all-reduce | 2 (n − 1) | 2 (n − 1) / n · B |
 /// | reduce-scatter, all-gather | n − 1 | (n − 1) / n · B, where B is the whole tensor |
 /// | reduce, broadcast | n − 1 | B, as the pieces follow one another around the ring |
+/// | redistribution | 1 | the most that one member sends to or receives from the others |
 /// | send | 1 | B |
 /// | barrier | 2 (n − 1) | 0 |
 ///
@@ -31,7 +32,7 @@ impl Link {
             Kind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
             Kind::ReduceScatter | Kind::AllGather => (others, (n - 1.0) / n),
             Kind::Reduce | Kind::Broadcast => (others, 1.0),
-            Kind::Send | Kind::Receive => (1, 1.0),
+            Kind::Redistribute | Kind::Send | Kind::Receive => (1, 1.0),
             Kind::Barrier | Kind::Exchange => (2 * others, 0.0),
         };
         let transfer = Duration::try_from_secs_f64(share * call.bytes as f64 / self.bytes_per_s);
@@ -54,6 +55,7 @@ mod tests {
             (Kind::AllGather, 2, 1 + 500),
             (Kind::Reduce, 4, 3 + 1000),
             (Kind::Broadcast, 3, 2 + 1000),
+            (Kind::Redistribute, 4, 1 + 1000),
             (Kind::Send, 2, 1 + 1000),
             (Kind::Barrier, 4, 6),
         ];

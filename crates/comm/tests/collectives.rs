@@ -3,8 +3,8 @@
 mod support;
 
 use evenkeel_comm::{Communicator, Group, Kind};
-use evenkeel_device::{DType, Queue};
-use support::{Random, bits, numbers_of, on_ranks, sum_of};
+use evenkeel_device::{DType, Queue, Tensor};
+use support::{Random, bits, numbers_of, on_ranks, options, sum_of, try_on_ranks};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -156,6 +156,40 @@ fn what_is_sent_around_a_ring_comes_back() {
             assert_eq!(bits(&queue.read(&received)), bits(&numbers_of(len as u64, 0, len, dtype)), "{dtype:?}, {len}");
         }
     });
+}
+
+#[test]
+fn a_redistribution_brings_every_part_to_its_place_whatever_lies_between_them() {
+    const ROWS: usize = 6;
+    on_all(|group, queue, dtype| {
+        // Everybody gives its own matrix to all, in slices of columns, and keeps the slices of its own number of all.
+        let (me, size, width) = (group.rank(), group.size(), 5);
+        let values = |rank: usize| numbers_of(3, rank, ROWS * width * size, dtype);
+        let from = queue.floats(ROWS, width * size, dtype, &values(me));
+        let to = queue.zeros(ROWS, width * size, dtype);
+        let of = |tensor: &Tensor| -> Vec<_> {
+            (0..size).map(|other| (other, tensor.col_range(other * width..(other + 1) * width).view())).collect()
+        };
+        group.redistribute(queue, &of(&from), &of(&to));
+        let column = |row: usize, member: usize, col: usize| values(member)[(row * size + me) * width + col];
+        let places =
+            (0..ROWS).flat_map(|row| (0..size).flat_map(move |member| (0..width).map(move |col| (row, member, col))));
+        let expected: Vec<f32> = places.map(|(row, member, col)| column(row, member, col)).collect();
+        assert_eq!(bits(&queue.read(&to)), bits(&expected), "{dtype:?}, {size} members");
+    });
+}
+
+#[test]
+fn members_who_disagree_about_a_redistribution_are_told() {
+    let outcome = try_on_ranks(2, &options(), |communicator, device| {
+        let (group, queue, me) = (everybody(communicator), device.comm(), communicator.rank());
+        let tensor = queue.zeros(2, 3 + me, DType::F32);
+        let (sent, received) = ([(1 - me, tensor.row_range(0..1).view())], [(1 - me, tensor.row_range(1..2).view())]);
+        group.redistribute(queue, &sent, &received);
+        queue.finish();
+    });
+    let message = outcome.expect_err("shapes differ").to_string();
+    assert!(message.contains("a redistribution: expected"), "{message}");
 }
 
 #[test]

@@ -105,6 +105,14 @@ impl View {
         View::new(self.address, Extent { rows, stride, ..self.extent })
     }
 
+    /// Of a vector: as many rows, each `stride` elements behind the one before it, from element `first` on.
+    pub fn block(&self, first: usize, [rows, cols]: [usize; 2], stride: usize) -> View {
+        let end = if rows * cols == 0 { first } else { first + (rows - 1) * stride + cols };
+        assert!(self.rows == 1 && end <= self.cols, "elements {first}..{end} of {:?}", self.shape());
+        let address = self.address + (first * self.dtype.size_bytes()) as u64;
+        View::new(address, Extent { rows, cols, stride, ..self.extent })
+    }
+
     /// The same elements in another shape.
     pub fn reshaped(&self, rows: usize, cols: usize) -> View {
         assert!(self.is_contiguous(), "only contiguous tensors can be reshaped");

@@ -45,7 +45,11 @@ impl Launch {
             _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
         };
         Ok(Launch {
-            cut: Cut { weights, split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()), uncut },
+            cut: Cut {
+                split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()),
+                uncut,
+                ..Cut::weighted(weights)
+            },
             dp: parallel.dp,
             zero: parallel.zero,
             cores_per_rank: cores_per_rank(parallel.dp * parallel.tp, parallel.cores_per_rank, settings.device.threads),

@@ -1,12 +1,14 @@
 //! Which part of a parameter a shard holds: some ranges of its rows and of its columns, not necessarily equal ones, and of
 //! these perhaps only a stretch. [`moves()`] says how to get from one layout to another.
 
+mod blocks;
 mod moves;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use blocks::{Block, blocks};
 pub use moves::{Move, moves};
 
 /// Ranges of one dim, in order and apart from each other.

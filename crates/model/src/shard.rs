@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::{Config, Input};
 use crate::error::Error;
 
@@ -15,6 +17,8 @@ use crate::error::Error;
 pub struct Cut {
     /// One for each shard: the share of the work that it gets.
     pub weights: Vec<f64>,
+    /// What each gets, where that is known already; then the weights say no more than how many there are.
+    pub widths: Option<Widths>,
     /// The residual stream and its norms are split by tokens.
     pub split_sequence: bool,
     /// What every shard holds whole.
@@ -37,6 +41,50 @@ impl Cut {
 
     pub fn weighted(weights: Vec<f64>) -> Cut {
         Cut { weights, ..Cut::default() }
+    }
+}
+
+/// The parts that a group of heads counts as.
+pub const SHARES: usize = 64;
+
+/// How much of each dim every shard has. A shard may have none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Widths {
+    /// Of groups of query heads with their key and value head, in parts of a group: [`SHARES`] of them are one group. None for
+    /// anybody where there are fewer groups than shards.
+    pub head_shares: Vec<usize>,
+    pub ffn: Vec<usize>,
+    pub classes: Vec<usize>,
+    pub patch_elements: Vec<usize>,
+}
+
+impl Widths {
+    pub fn of(shards: &[Shard]) -> Widths {
+        let all = |width: fn(&Shard) -> usize| shards.iter().map(width).collect();
+        let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
+        Widths {
+            head_shares: all(if shares_heads { |_| 0 } else { |shard| SHARES * shard.kv_heads.len() }),
+            ffn: all(|shard| shard.ffn.len()),
+            classes: all(|shard| shard.classes.len()),
+            patch_elements: all(|shard| shard.patch_elements.len()),
+        }
+    }
+
+    /// Whether a model of this config can be cut so in `shards`.
+    pub fn fit(&self, config: &Config, shards: usize) -> bool {
+        let shares_heads = config.kv_heads < shards;
+        let dims = [
+            (&self.head_shares, if shares_heads { 0 } else { SHARES * config.kv_heads }),
+            (&self.ffn, config.ffn),
+            (&self.classes, config.classes),
+            (&self.patch_elements, patch_elements(config)),
+        ];
+        let is_cut = |(widths, total): &(&Vec<usize>, usize)| {
+            let sum = widths.iter().try_fold(0usize, |sum, &width| sum.checked_add(width));
+            widths.len() == shards && sum == Some(*total)
+        };
+        dims.iter().all(is_cut)
     }
 }
 
@@ -101,11 +149,16 @@ impl Shard {
         if cut.split_sequence && !cut.uncut.is_empty() {
             return Err(Error::SplitsWhole { parts: cut.uncut.len() });
         }
-        let heads = cut_heads(config, &cut.weights);
-        let ffn = cut_dim(config.ffn, &cut.weights);
-        let classes = cut_dim(config.classes, &cut.weights);
+        assert!(cut.widths.as_ref().is_none_or(|widths| widths.fit(config, count)), "{:?}", cut.widths);
+        let dim = |total: usize, known: fn(&Widths) -> &Vec<usize>| match &cut.widths {
+            Some(widths) => side_by_side(known(widths)),
+            None => cut_dim(total, &cut.weights),
+        };
+        let heads = cut_heads(config, cut);
+        let ffn = dim(config.ffn, |widths| &widths.ffn);
+        let classes = dim(config.classes, |widths| &widths.classes);
         let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
-        let patch_elements = cut_dim(patch_elements(config), &cut.weights);
+        let patch_elements = dim(patch_elements(config), |widths| &widths.patch_elements);
         let shard = |index: usize| Shard {
             index,
             count,
@@ -145,10 +198,19 @@ struct HeadsOfShard {
     kv_holders: Range<usize>,
 }
 
-fn cut_heads(config: &Config, weights: &[f64]) -> Vec<HeadsOfShard> {
-    let group = config.heads / config.kv_heads;
+fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
+    let (group, weights) = (config.heads / config.kv_heads, &cut.weights);
     if config.kv_heads >= weights.len() {
-        let kv_heads = apportion(config.kv_heads, weights);
+        let kv_heads = match &cut.widths {
+            Some(widths) => {
+                let groups = |&shares: &usize| {
+                    assert!(shares.is_multiple_of(SHARES), "{shares} shares of groups of heads");
+                    shares / SHARES
+                };
+                side_by_side(&widths.head_shares.iter().map(groups).collect::<Vec<_>>())
+            }
+            None => apportion(config.kv_heads, weights),
+        };
         let whole_groups = |(shard, kv): (usize, Range<usize>)| HeadsOfShard {
             heads: kv.start * group..kv.end * group,
             kv_heads: kv,
@@ -221,12 +283,17 @@ fn apportion(total: usize, weights: &[f64]) -> Vec<Range<usize>> {
     });
     let left = shared - sizes.iter().sum::<usize>();
     by_remainder.iter().cycle().take(left).for_each(|&part| sizes[part] += 1);
+    sizes.iter_mut().for_each(|size| *size += least);
+    side_by_side(&sizes)
+}
+
+fn side_by_side(widths: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
-    let part = |size: usize| {
-        end += least + size;
-        end - least - size..end
+    let part = |&width: &usize| {
+        end += width;
+        end - width..end
     };
-    sizes.into_iter().map(part).collect()
+    widths.iter().map(part).collect()
 }
 
 #[cfg(test)]

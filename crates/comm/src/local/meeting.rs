@@ -8,14 +8,15 @@
 //! nobody begins to act after that, and it leaves when those that had begun are done, which takes no wait of theirs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use evenkeel_device::Health;
 
 use super::World;
 use super::signal::Signal;
+use super::transfer::Parcels;
 use crate::call::{Call, Kind, ordinal};
 use crate::ranks::panic_message;
 
@@ -56,13 +57,15 @@ pub(crate) struct Post {
     pub root: usize,
     /// For an exchange.
     pub value: u64,
+    /// For a redistribution.
+    pub parcels: Arc<Parcels>,
     /// Set anew on arrival.
     pub arrived: Instant,
 }
 
 impl Post {
     pub fn new(call: Call, from: u64, to: u64) -> Post {
-        Post { call, from, to, root: 0, value: 0, arrived: Instant::now() }
+        Post { call, from, to, root: 0, value: 0, parcels: Arc::default(), arrived: Instant::now() }
     }
 
     fn is_touched_by_others(&self) -> bool {
@@ -210,7 +213,8 @@ impl Meeting {
         let Some(link) = visit.world.options.link else { return Ok(()) };
         let last = posts.iter().map(|post| post.arrived).max().expect("a meeting has members");
         let (call, deadline) = (&posts[visit.me].call, visit.world.options.deadline);
-        let duration = link.duration(call, posts.len());
+        // Members of a redistribution have different amounts to move, and leave together.
+        let duration = posts.iter().map(|post| link.duration(&post.call, posts.len())).max().unwrap_or_default();
         if duration > deadline {
             let (what, takes_s) = (visit.describe(call), duration.as_secs_f64());
             let deadline_ms = deadline.as_millis();

@@ -13,6 +13,6 @@ mod transfer;
 mod world;
 
 pub(crate) use meeting::{Meeting, Post, Visit};
-pub(crate) use transfer::act;
+pub(crate) use transfer::{Parcels, act};
 pub use world::{Options, World};
 pub(crate) use world::{Place, Shared};

@@ -6,13 +6,30 @@
 
 use std::ops::Range;
 
-use evenkeel_device::host;
+use evenkeel_device::{View, host};
 
 use super::Post;
 use crate::call::{Call, Kind};
 
 /// Pieces of a sum begin at multiples of a cache line, so two members never write the same one.
 const LINE_BYTES: usize = 64;
+
+/// What a member of a redistribution gives away and gets, each with the member at the other end.
+#[derive(Debug, Default)]
+pub(crate) struct Parcels {
+    pub sent: Vec<(usize, View)>,
+    pub received: Vec<(usize, View)>,
+}
+
+impl Parcels {
+    /// The most bytes that travel in one direction.
+    pub fn traffic_bytes(&self, me: usize) -> u64 {
+        let travelling = |parcels: &[(usize, View)]| -> u64 {
+            parcels.iter().filter(|(other, _)| *other != me).map(|(_, view)| view.bytes()).sum()
+        };
+        travelling(&self.sent).max(travelling(&self.received))
+    }
+}
 
 /// Does member `me`'s part of what all members ask for.
 ///
@@ -52,7 +69,36 @@ pub(crate) unsafe fn act(posts: &[Post], me: usize) {
                     host::copy(posts[own.root].from, own.to, bytes);
                 }
             }
+            Kind::Redistribute => receive_parcels(posts, me),
             Kind::Barrier | Kind::Exchange => (),
+        }
+    }
+}
+
+/// Copies what the members have sent to member `me`: the first parcel from a member is the first that it sent there.
+///
+/// # Safety
+/// As for [`act`]: what is sent and what is received lies in live tensors, and nothing that is received is sent, too.
+unsafe fn receive_parcels(posts: &[Post], me: usize) {
+    for (member, post) in posts.iter().enumerate() {
+        let to_me = |(to, view): &(usize, View)| (*to == me).then_some(*view);
+        let from_member = |(from, view): &(usize, View)| (*from == member).then_some(*view);
+        let sent: Vec<View> = post.parcels.sent.iter().filter_map(to_me).collect();
+        let received: Vec<View> = posts[me].parcels.received.iter().filter_map(from_member).collect();
+        let describe = |views: &[View]| -> Vec<_> { views.iter().map(|view| (view.shape(), view.dtype)).collect() };
+        let (expected, found) = (describe(&received), describe(&sent));
+        assert!(expected == found, "a redistribution: expected {expected:?} from member {member}, who sends {found:?}");
+        for (from, to) in sent.iter().zip(&received) {
+            let (rows, row_bytes) = if from.is_contiguous() && to.is_contiguous() {
+                (1, from.bytes() as usize)
+            } else {
+                (from.rows, from.cols * from.dtype.size_bytes())
+            };
+            let [from_step, to_step] = [from, to].map(|view| (view.stride * view.dtype.size_bytes()) as u64);
+            for row in 0..rows as u64 {
+                // SAFETY: rows of the two views, which have the same shape.
+                unsafe { host::copy(from.address() + row * from_step, to.address() + row * to_step, row_bytes) };
+            }
         }
     }
 }

@@ -133,7 +133,7 @@ impl Arguments {
             }
         };
         let uncut = plan(self.tp_plan.as_deref(), config)?.uncut(model)?;
-        Ok(Cut { weights, split_sequence: self.sequence_parallel.unwrap_or(uncut.is_empty()), uncut })
+        Ok(Cut { split_sequence: self.sequence_parallel.unwrap_or(uncut.is_empty()), uncut, ..Cut::weighted(weights) })
     }
 }
 
