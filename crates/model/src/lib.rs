@@ -43,7 +43,7 @@ pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator}
 pub use head::{Head, LossOptions};
 pub use layout::{Block, Held, Move, Piece, Ranges, Sharing, Slice, as_matrix, blocks, even_bounds, moves};
 pub use load::fill_slice;
-pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch};
+pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch, own_stretches};
 pub use plan::Plan;
 pub use rotary::RotaryTables;
 pub use sampling::{Sampling, SamplingError};

@@ -100,6 +100,16 @@ impl Split {
         bounds[self.part]..bounds[self.part + 1]
     }
 
+    /// What is kept here of the state of `len` elements that begin at `start` in a bucket: one stretch, or none.
+    fn own_stretch(&self, bucket: &Bucket, start: usize, len: usize) -> Option<Stretch> {
+        let own = self.own_state(bucket);
+        let place = own.start.max(start)..own.end.min(start + len);
+        (!place.is_empty()).then(|| Stretch {
+            elements: place.start - start..place.end - start,
+            place: place.start - own.start..place.end - own.start,
+        })
+    }
+
     pub fn splits_values_of(&self, bucket: &Bucket) -> bool {
         self.values && bucket.is_of_one_place()
     }
@@ -116,6 +126,23 @@ pub struct Stretch {
     pub elements: Range<usize>,
     /// Where they lie in what is kept of their bucket.
     pub place: Range<usize>,
+}
+
+/// By parameter: its bucket and where it begins there.
+fn places(model: &Model) -> Vec<(usize, usize)> {
+    let mut places = vec![(0, 0); model.specs.len()];
+    for (index, bucket) in model.buckets.iter().enumerate() {
+        bucket.members.iter().for_each(|&(id, start)| places[id.0] = (index, start));
+    }
+    places
+}
+
+/// By parameter: its bucket, and the elements of it whose masters and moments are kept where the state is split so.
+pub fn own_stretches(model: &Model, split: Split) -> Vec<(usize, Option<Stretch>)> {
+    let own = |((bucket, start), spec): ((usize, usize), &ParamSpec)| {
+        (bucket, split.own_stretch(&model.buckets[bucket], start, spec.len()))
+    };
+    places(model).into_iter().zip(&model.specs).map(own).collect()
 }
 
 /// The values of all parameters.
@@ -138,10 +165,9 @@ impl Parameters {
     /// Room for the parameters, contents undefined.
     pub fn allocate(model: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
         let buckets = model.buckets.clone();
-        let mut places = vec![(0, 0); model.specs.len()];
+        let places = places(model);
         let (mut masters, mut values, mut own_values) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, bucket) in buckets.iter().enumerate() {
-            bucket.members.iter().for_each(|&(id, start)| places[id.0] = (index, start));
+        for bucket in &buckets {
             let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
             let own = split.own_state(bucket);
             if split.splits_values_of(bucket) {
@@ -160,6 +186,13 @@ impl Parameters {
         }
         let values = RefCell::new(values);
         Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values }
+    }
+
+    /// Of nothing, while others take their place.
+    pub fn none(dtype: DType, split: Split) -> Parameters {
+        let (specs, buckets, places, masters, own_values) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Parameters { specs, buckets, split, dtype, places, masters, values: RefCell::default(), own_values }
     }
 
     /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
@@ -233,12 +266,7 @@ impl Parameters {
     /// The elements of a parameter whose masters and moments are kept here: one stretch, or none.
     pub fn own_stretch(&self, id: ParamId) -> Option<Stretch> {
         let (bucket, start) = self.places[id.0];
-        let own = self.split.own_state(&self.buckets[bucket]);
-        let place = own.start.max(start)..own.end.min(start + self.specs[id.0].len());
-        (!place.is_empty()).then(|| Stretch {
-            elements: place.start - start..place.end - start,
-            place: place.start - own.start..place.end - own.start,
-        })
+        self.split.own_stretch(&self.buckets[bucket], start, self.specs[id.0].len())
     }
 
     pub fn bucket_of(&self, id: ParamId) -> usize {
@@ -248,6 +276,11 @@ impl Parameters {
     /// A bucket's masters that are kept here, f32 [1, n].
     pub fn masters(&self, bucket: usize) -> &Tensor {
         &self.masters[bucket]
+    }
+
+    /// All masters that are kept here, by bucket; nothing else stays.
+    pub fn into_masters(self) -> Vec<Tensor> {
+        self.masters
     }
 
     /// The copies of those masters that an optimizer must keep equal to them, where they are not the masters themselves.

@@ -11,6 +11,7 @@ mod export;
 mod optimizer;
 mod ranks;
 mod rate;
+mod relocation;
 pub mod report;
 mod run;
 mod samples;

@@ -103,6 +103,12 @@ impl AdamW {
         }
     }
 
+    /// The same optimizer whose moments, by bucket, are kept elsewhere. The variances stay until the means are moved, so that
+    /// there is never more than one kind twice.
+    pub fn with_moments(self, moved: impl Fn(Vec<Tensor>) -> Vec<Tensor>) -> AdamW {
+        AdamW { means: moved(self.means), variances: moved(self.variances), ..self }
+    }
+
     /// The moments of a bucket's masters that are kept here.
     pub fn means(&self, bucket: usize) -> &Tensor {
         &self.means[bucket]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
-use evenkeel_model::{Held, Move, ParamId, ParamSpec, Slice, moves};
+use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, moves};
 
 use crate::Error;
 use crate::samples::Samples;
@@ -22,7 +22,7 @@ pub struct Ranks {
     threads: Mutex<Threads>,
     specs: Vec<ParamSpec>,
     /// By rank and parameter: which elements it keeps, where it speaks for them.
-    spoken_for: Vec<Vec<Option<Held>>>,
+    spoken_for: Mutex<Vec<Vec<Option<Held>>>>,
 }
 
 /// The thread that joins all others, until it has said how they ended.
@@ -61,7 +61,8 @@ impl Ranks {
         let threads = std::thread::Builder::new().name("ranks".to_owned());
         let threads = threads.spawn(move || run_ranks(count, &options, serve)).expect("the system starts a thread");
         let (jobs, threads) = (Mutex::new(jobs), Mutex::new(Threads::Running(threads)));
-        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new(), spoken_for: vec![Vec::new(); count] };
+        let spoken_for = Mutex::new(vec![Vec::new(); count]);
+        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new(), spoken_for };
         for _ in 0..count {
             match starts.recv() {
                 Ok(started) => {
@@ -69,7 +70,7 @@ impl Ranks {
                     if rank == 0 {
                         ranks.specs = specs;
                     }
-                    ranks.spoken_for[rank] = spoken_for;
+                    ranks.spoken_for.get_mut().expect("no panic under this lock")[rank] = spoken_for;
                 }
                 Err(_) => return Err(ranks.failure().into()),
             }
@@ -81,7 +82,7 @@ impl Ranks {
         self.count
     }
 
-    /// The model's parameters; what their slices say is of rank 0.
+    /// The model's parameters; what their slices say is of rank 0, and of how the model was cut at the beginning.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
     }
@@ -116,6 +117,16 @@ impl Ranks {
         Ok(all_or_first_error(self.each(move |trainer| trainer.step(&micros, lr))?)?.swap_remove(0))
     }
 
+    /// Cuts the model in other shards, for good; see [`Trainer::reshard`].
+    pub fn reshard(&self, shards: Vec<Model>) -> Result<(), Error> {
+        let spoken_for = self.each(move |trainer| {
+            trainer.reshard(&shards);
+            spoken_for(trainer)
+        });
+        *self.spoken_for.lock().expect("no panic under this lock") = spoken_for?;
+        Ok(())
+    }
+
     /// What one batch says; see [`Trainer::evaluate`].
     pub fn evaluate(&self, samples: Samples) -> Result<Evaluation, Error> {
         Ok(self.each(move |trainer| trainer.evaluate(&samples))?.swap_remove(0))
@@ -125,8 +136,10 @@ impl Ranks {
     pub fn read_rows(&self, kind: Kind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let cols = self.specs[id.0].whole[1];
         let wanted = Held::all(Slice::of_rows(rows, cols));
-        let keepers = (0..self.count).filter_map(|rank| Some((rank, self.spoken_for[rank][id.0].clone()?)));
+        let spoken_for = self.spoken_for.lock().expect("no panic under this lock");
+        let keepers = (0..self.count).filter_map(|rank| Some((rank, spoken_for[rank][id.0].clone()?)));
         let (keepers, held): (Vec<usize>, Vec<Held>) = keepers.unzip();
+        drop(spoken_for);
         let moves = moves(&held, &wanted, cols).expect("the ranks keep every element of a parameter");
         let mut by_rank = vec![Vec::new(); self.count];
         for Move { from, from_start, to_start, len } in moves {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::{IGNORE, seed_of};
-use evenkeel_device::{Device, Tensor};
+use evenkeel_device::{DType, Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
     Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch, in_grains,
@@ -16,6 +16,7 @@ use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use crate::Error;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
+use crate::relocation::{Keeping, Relocation};
 use crate::samples::Samples;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,6 +96,10 @@ pub struct Trainer {
     rank: usize,
     /// Of all ranks, in their order.
     chains: Vec<Chain>,
+    /// What every rank keeps, in their order.
+    keeping: Vec<Keeping>,
+    /// All ranks.
+    everybody: Group,
     /// As this rank's chain lists them.
     groups: Vec<Group>,
     options: TrainerOptions,
@@ -128,6 +133,8 @@ impl Trainer {
             updates: 0,
             program: Program::default(),
             sizes: Vec::new(),
+            keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
+            everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
@@ -194,6 +201,39 @@ impl Trainer {
         }
         let tokens = micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum();
         Ok(StepOutcome { loss, grad_norm, tokens, updated })
+    }
+
+    /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
+    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have.
+    pub fn reshard(&mut self, shards: &[Model]) {
+        let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
+        let model = shards[self.mesh.shard(self.rank)].clone();
+        // Gradients and copies make room for what is there twice while it moves.
+        self.gradients = Gradients::none();
+        let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
+        let nothing = Parameters::none(dtype, split);
+        let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
+        self.parameters = Parameters::allocate(&model, dtype, split, &compute);
+        let moved = Relocation { from: &self.keeping, to: &keeping, everybody: &self.everybody, device: &self.device };
+        let new_masters: Vec<Tensor> = (0..model.buckets.len()).map(|b| self.parameters.masters(b).clone()).collect();
+        moved.run(&masters, &new_masters);
+        drop(masters);
+        let like_masters = |moments: Vec<Tensor>| {
+            let new: Vec<Tensor> =
+                new_masters.iter().map(|master| compute.tensor(1, master.len(), DType::F32)).collect();
+            moved.run(&moments, &new);
+            new
+        };
+        self.optimizer = self.optimizer.take().map(|optimizer| optimizer.with_moments(like_masters));
+        self.parameters.refresh_copies(&compute);
+        self.gradients = match self.optimizer {
+            Some(_) => Gradients::new(&self.parameters, &compute),
+            None => Gradients::none(),
+        };
+        self.chains = Chain::all(shards, dtype, &self.mesh, split.stage());
+        (self.model, self.keeping) = (model, keeping);
+        self.sizes.clear();
+        self.gather_values();
     }
 
     /// Arranges the steps from here on in another way.

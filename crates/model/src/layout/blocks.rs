@@ -36,6 +36,16 @@ pub fn blocks(moves: &[Move]) -> Vec<Block> {
 }
 
 impl Block {
+    /// Where it lies at the source: the first element, rows and columns, and the elements from one row to the next.
+    pub fn from_rows(&self) -> (usize, [usize; 2], usize) {
+        (self.from_start, [self.rows, self.cols], self.from_stride)
+    }
+
+    /// The same at the target.
+    pub fn to_rows(&self) -> (usize, [usize; 2], usize) {
+        (self.to_start, [self.rows, self.cols], self.to_stride)
+    }
+
     fn of(&Move { from, from_start, to_start, len }: &Move) -> Block {
         Block { from, from_start, from_stride: len, to_start, to_stride: len, rows: 1, cols: len }
     }
