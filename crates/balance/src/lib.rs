@@ -1,3 +1,25 @@
 //! Who is slow, and what to do about it: pure functions from measurements, costs and layouts to actions.
 //!
-//! Every rank is given the same numbers and decides the same. Nothing here knows devices, programs or files.
+//! ```text
+//! observation  what ranks spent on each kind of work in a step
+//! watch        how fast each rank is at it: smoothed, and since when
+//! fill         how to divide work among ranks of given speeds
+//! target       what a mode makes of speeds, costs and limits: widths at home, widths at work, shares to leave out
+//! balancer     when it is worth it; holds still otherwise
+//! selection    which columns a resized layer leaves out
+//! ```
+//!
+//! Whoever is given the same numbers decides the same, so a recorded run can be replayed. Nothing here knows devices,
+//! programs or files.
+
+mod balancer;
+mod fill;
+mod observation;
+mod target;
+mod watch;
+
+pub use balancer::{Balancer, Decision, Options, Prospect};
+pub use fill::fill;
+pub use observation::{Class, Dim, Division, Observation};
+pub use target::{Mode, Rules, Target};
+pub use watch::{Speeds, Watch};

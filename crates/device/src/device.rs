@@ -75,6 +75,14 @@ impl Device {
         }
     }
 
+    /// Has every kernel of the compute queue take so many times as long, by idling behind it: an emulated slow device. One is
+    /// as fast as it is. A dry device has no speed.
+    pub fn throttle(&self, factor: f64) {
+        if let Kind::Cpu(backend) = &self.kind {
+            backend.throttle(factor);
+        }
+    }
+
     /// The kernels run on the compute queue since measuring began or since the last call, in order.
     pub fn take_kernel_times(&self) -> Vec<KernelTime> {
         match &self.kind {

@@ -47,6 +47,9 @@ impl Cut {
 /// The parts that a group of heads counts as.
 pub const SHARES: usize = 64;
 
+/// So that products of shares and tokens can be counted.
+const MOST_TOKEN_SHARES: usize = 1 << 20;
+
 /// How much of each dim every shard has. A shard may have none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,17 +60,21 @@ pub struct Widths {
     pub ffn: Vec<usize>,
     pub classes: Vec<usize>,
     pub patch_elements: Vec<usize>,
+    /// Rows of the stream, where it is split by tokens, as shares of all there are.
+    pub tokens: Vec<usize>,
 }
 
 impl Widths {
-    pub fn of(shards: &[Shard]) -> Widths {
-        let all = |width: fn(&Shard) -> usize| shards.iter().map(width).collect();
+    pub fn of<'a>(shards: impl Iterator<Item = &'a Shard>) -> Widths {
+        let shards: Vec<&Shard> = shards.collect();
+        let all = |width: fn(&Shard) -> usize| shards.iter().map(|shard| width(shard)).collect();
         let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
         Widths {
             head_shares: all(if shares_heads { |_| 0 } else { |shard| SHARES * shard.kv_heads.len() }),
             ffn: all(|shard| shard.ffn.len()),
             classes: all(|shard| shard.classes.len()),
             patch_elements: all(|shard| shard.patch_elements.len()),
+            tokens: shards[0].token_shares.clone(),
         }
     }
 
@@ -84,7 +91,9 @@ impl Widths {
             let sum = widths.iter().try_fold(0usize, |sum, &width| sum.checked_add(width));
             widths.len() == shards && sum == Some(*total)
         };
-        dims.iter().all(is_cut)
+        let has_tokens = self.tokens.len() == shards && self.tokens.iter().any(|&share| share > 0);
+        let is_small = self.tokens.iter().all(|&share| share <= MOST_TOKEN_SHARES);
+        dims.iter().all(is_cut) && has_tokens && is_small
     }
 }
 
@@ -106,6 +115,8 @@ pub struct Shard {
     /// Elements of an image's patches; none for text.
     pub patch_elements: Range<usize>,
     pub split_sequence: bool,
+    /// The shares of the stream's rows that all shards have, where it is split by tokens.
+    pub token_shares: Vec<usize>,
     pub uncut: BTreeSet<Part>,
 }
 
@@ -123,6 +134,7 @@ impl Shard {
             widest_classes: config.classes,
             patch_elements: 0..patch_elements(config),
             split_sequence: false,
+            token_shares: vec![1],
             uncut: BTreeSet::new(),
         }
     }
@@ -170,9 +182,21 @@ impl Shard {
             widest_classes,
             patch_elements: patch_elements[index].clone(),
             split_sequence: cut.split_sequence,
+            token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.tokens.clone()),
             uncut: cut.uncut.clone(),
         };
         Ok((0..count).map(shard).collect())
+    }
+
+    /// Where each shard's rows of a stream of so many tokens begin, and the end.
+    pub fn row_bounds(&self, tokens: usize) -> Vec<usize> {
+        let total: usize = self.token_shares.iter().sum();
+        let ends = self.token_shares.iter().scan(0, |end, &share| {
+            *end += share;
+            // The first shards get what does not come out even.
+            Some((tokens * *end).div_ceil(total))
+        });
+        [0].into_iter().chain(ends).collect()
     }
 
     pub fn is_whole(&self) -> bool {

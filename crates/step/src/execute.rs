@@ -8,7 +8,7 @@ use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
     Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Model, Parameters,
-    RotaryTables, even_bounds, in_grains,
+    RotaryTables, in_grains,
 };
 
 use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
@@ -283,7 +283,7 @@ impl<'a> Run<'a> {
 
     /// Where each rank's rows of the stream begin.
     fn row_bounds(&self, task: &Task) -> Vec<usize> {
-        even_bounds(self.batch(task).token_count(), self.executor.groups[0].size())
+        self.executor.model.shard.row_bounds(self.batch(task).token_count())
     }
 
     fn batch(&self, task: &Task) -> &'a Batch {

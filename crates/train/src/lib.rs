@@ -3,11 +3,13 @@
 //! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate
 //! opens no files itself (`store` does) and knows no network.
 
+mod balance;
 pub mod checkpoint;
 mod cost;
 pub mod data;
 mod error;
 mod export;
+mod observe;
 mod optimizer;
 mod ranks;
 mod rate;
@@ -17,12 +19,13 @@ mod run;
 mod samples;
 mod trainer;
 
+pub use balance::{Balance, Balanced};
 pub use cost::{Cost, costs};
 pub use error::Error;
 pub use export::save_weights;
 pub use optimizer::{AdamW, AdamWOptions, Update};
 pub use ranks::Ranks;
 pub use rate::{Decay, Rate};
-pub use run::{Attendant, Feed, Limits, Plan, Progress, StepReport, Stop, run};
+pub use run::{Attendant, Feed, Limits, Plan, Progress, RankReport, StepReport, Stop, run};
 pub use samples::Samples;
 pub use trainer::{Evaluation, Kind, StepOutcome, Trainer, TrainerOptions};

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, moves};
 
@@ -115,6 +116,18 @@ impl Ranks {
     /// One step of all ranks on their shares of these samples; see [`Trainer::step`].
     pub fn step(&self, micros: Vec<Samples>, lr: f64) -> Result<StepOutcome, Error> {
         Ok(all_or_first_error(self.each(move |trainer| trainer.step(&micros, lr))?)?.swap_remove(0))
+    }
+
+    /// The same, and what each rank computed.
+    pub fn observed_step(&self, micros: Vec<Samples>, lr: f64) -> Result<(StepOutcome, Vec<Observation>), Error> {
+        let outcomes = all_or_first_error(self.each(move |trainer| trainer.observed_step(&micros, lr))?)?;
+        let (outcomes, observed): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+        Ok((outcomes[0], observed))
+    }
+
+    /// Has every rank's kernels take so many times as long, by idling behind them; see [`Device::throttle`](evenkeel_device::Device::throttle).
+    pub fn throttle(&self, factors: Vec<f64>) -> Result<(), Error> {
+        Ok(self.each(move |trainer| trainer.device.throttle(factors[trainer.rank()])).map(drop)?)
     }
 
     /// Cuts the model in other shards, for good; see [`Trainer::reshard`].

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::balance::{Balance, Balanced};
 use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;
@@ -69,7 +70,7 @@ pub enum Stop {
 }
 
 /// What happens in a run, for those who show or record it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// From 1.
     pub step: u64,
@@ -83,11 +84,28 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// The share of the run that lies behind.
     pub share: f64,
+    /// Of the ranks of the first share of the data, where they are watched.
+    pub ranks: Vec<RankReport>,
+}
+
+/// What one rank did in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankReport {
+    pub compute: Duration,
+    /// It had nothing to compute, because it waited for others.
+    pub wait: Duration,
+    /// What it worked on: groups of heads and FFN columns.
+    pub head_groups: f64,
+    pub columns: usize,
 }
 
 /// What the loop does not do itself.
 pub trait Attendant {
+    /// Step `step`, from 1, is about to begin.
+    fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
+    /// Something was done about slow ranks.
+    fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error>;
     /// Evaluates on held-out samples; none where there are none.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
@@ -98,16 +116,17 @@ pub trait Attendant {
 }
 
 /// Trains until a limit is reached, the data end or `interrupted` is set. The last good state is checkpointed then, and
-/// also where data or an evaluation fail.
+/// also where data or an evaluation fail. `balance` watches the ranks and has work moved between them.
 pub fn run(
     ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &Plan,
+    balance: Option<&mut Balance>,
     progress: &mut Progress,
     interrupted: &AtomicBool,
     attendant: &mut dyn Attendant,
 ) -> Result<Stop, Error> {
-    let begun = Instant::now();
+    let (begun, mut balance) = (Instant::now(), balance);
     let (first, seconds_before) = (progress.step, progress.seconds);
     let mut checkpointed = progress.step;
     let outcome = loop {
@@ -117,7 +136,7 @@ pub fn run(
         if share(plan, progress, feed) >= 1.0 {
             break Ok(Stop::Done);
         }
-        match step(ranks, feed, plan, progress, attendant) {
+        match step(ranks, feed, plan, balance.as_deref_mut(), progress, attendant) {
             Ok(true) => progress.seconds = seconds_before + begun.elapsed().as_secs_f64(),
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
@@ -147,9 +166,11 @@ fn step(
     ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &Plan,
+    balance: Option<&mut Balance>,
     progress: &mut Progress,
     attendant: &mut dyn Attendant,
 ) -> Result<bool, Error> {
+    attendant.stepping(ranks, progress.step + 1)?;
     let start = Instant::now();
     let epoch = feed.epoch();
     let share = rate_share(plan, progress, feed);
@@ -161,11 +182,15 @@ fn step(
         progress.warmup_share = share;
     }
     let lr = plan.rate.at(progress.step, share, progress.warmup_share);
-    let outcome = ranks.step(micros, lr)?;
+    let (outcome, observed) = match balance {
+        Some(_) => ranks.observed_step(micros, lr)?,
+        None => (ranks.step(micros, lr)?, Vec::new()),
+    };
     progress.step += 1;
     progress.tokens += outcome.tokens as u64;
     let duration = start.elapsed();
     progress.seconds += duration.as_secs_f64();
+    let share = self::share(plan, progress, feed).min(1.0);
     attendant.stepped(&StepReport {
         step: progress.step,
         epoch,
@@ -174,9 +199,17 @@ fn step(
         tokens: progress.tokens,
         duration,
         elapsed: Duration::from_secs_f64(progress.seconds),
-        share: self::share(plan, progress, feed).min(1.0),
+        share,
+        ranks: balance.as_deref().map_or_else(Vec::new, |balance| balance.reports(&observed)),
     })?;
     guard(plan, progress, &outcome)?;
+    if let Some(balance) = balance {
+        // At the pace so far.
+        let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
+        for balanced in balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
+            attendant.balanced(&balanced)?;
+        }
+    }
     if is_due(plan.evaluate_every, progress.step) {
         evaluate(ranks, progress.step, attendant)?;
     }

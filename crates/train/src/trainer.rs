@@ -3,18 +3,20 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
+use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::{IGNORE, seed_of};
 use evenkeel_device::{DType, Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
-    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch, in_grains,
+    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch, Widths, in_grains,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use crate::Error;
+use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
 use crate::relocation::{Keeping, Relocation};
 use crate::samples::Samples;
@@ -98,6 +100,8 @@ pub struct Trainer {
     chains: Vec<Chain>,
     /// What every rank keeps, in their order.
     keeping: Vec<Keeping>,
+    /// How the model is cut.
+    widths: Widths,
     /// All ranks.
     everybody: Group,
     /// As this rank's chain lists them.
@@ -134,6 +138,7 @@ impl Trainer {
             program: Program::default(),
             sizes: Vec::new(),
             keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
+            widths: Widths::of(shards.iter().map(|model| &model.shard)),
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             groups: join(communicator, &chains[rank].groups),
             model,
@@ -170,6 +175,15 @@ impl Trainer {
         self.device.comm().finish();
         let spans = recording.read(&self.program, epoch).expect("the program has run");
         Ok((outcome, spans))
+    }
+
+    /// A step, and what this rank computed in it.
+    pub fn observed_step(&mut self, micros: &[Samples], lr: f64) -> Result<(StepOutcome, Observation), Error> {
+        let (mut recording, epoch) = (Recording::default(), Instant::now());
+        let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
+        // The host has read the losses, which are behind everything that the program did.
+        let spans = recording.read(&self.program, epoch).unwrap_or_default();
+        Ok((outcome, observation(&self.model, &spans)))
     }
 
     fn recorded_step(
@@ -232,6 +246,7 @@ impl Trainer {
         };
         self.chains = Chain::all(shards, dtype, &self.mesh, split.stage());
         (self.model, self.keeping) = (model, keeping);
+        self.widths = Widths::of(shards.iter().map(|model| &model.shard));
         self.sizes.clear();
         self.gather_values();
     }
@@ -240,6 +255,11 @@ impl Trainer {
     pub fn rearrange(&mut self, arrangement: Arrangement) {
         self.options.arrangement = arrangement;
         self.sizes.clear();
+    }
+
+    /// How the model is cut now.
+    pub fn widths(&self) -> &Widths {
+        &self.widths
     }
 
     pub fn rank(&self) -> usize {

@@ -65,12 +65,13 @@ fn widths(model: &Model, weights: &[usize]) -> Widths {
         *widths.last_mut().unwrap() += rest;
         widths
     };
-    let whole = Widths::of(&[model.shard.clone()]);
+    let whole = Widths::of([&model.shard].into_iter());
     Widths {
         head_shares: divided(whole.head_shares[0] / SHARES).into_iter().map(|groups| groups * SHARES).collect(),
         ffn: divided(whole.ffn[0]),
         classes: divided(whole.classes[0]),
         patch_elements: divided(whole.patch_elements[0]),
+        tokens: weights.to_vec(),
     }
 }
 

@@ -11,8 +11,8 @@ use evenkeel_model::{Cut, Model};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    AdamWOptions, Attendant, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples, StepReport,
-    Stop, Trainer, TrainerOptions, checkpoint, run,
+    AdamWOptions, Attendant, Balanced, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples,
+    StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 
 const SEQUENCE: usize = 12;
@@ -80,10 +80,18 @@ struct Watch<'a> {
 }
 
 impl Attendant for Watch<'_> {
+    fn stepping(&mut self, _: &Ranks, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
-        self.reports.push(*report);
+        self.reports.push(report.clone());
         self.interrupted.store(report.step == self.stop_at, std::sync::atomic::Ordering::Relaxed);
         Ok(())
+    }
+
+    fn balanced(&mut self, _: &Balanced) -> Result<(), Error> {
+        unreachable!("nobody balances")
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
@@ -136,7 +144,7 @@ fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Tr
         interrupted: &interrupted,
         checkpoints: Cell::new(0),
     };
-    let stop = run(&ranks, &mut feed, &plan(steps), &mut progress, &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, &plan(steps), None, &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
     (stop, support::state(&ranks), watch.reports)
 }
@@ -196,7 +204,7 @@ fn a_run_ends_with_its_data() {
     let folder = temporary.path().join("run");
     let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
     let mut feed = Numbers { next: 0, end: 7 };
-    let stop = run(&ranks, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap();
     assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
 }
 
@@ -214,7 +222,8 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
     let folder = temporary.path().join("run");
     let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
     let mut feed = Numbers { next: 0, end: 1000 };
-    let error = run(&ranks, &mut feed, &plan(100), &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
+    let error =
+        run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
     assert!(matches!(error, Error::NotFinite { steps: 3, step: 3, .. }), "{error}");
     assert!(watch.reports.iter().all(|report| !report.outcome.updated));
     assert_eq!(watch.checkpoints.get(), 0, "a broken state is not kept");

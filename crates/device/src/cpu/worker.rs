@@ -1,11 +1,11 @@
 //! The queues of a CPU device: a worker thread each, fed through a bounded channel.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use half::bf16;
 
@@ -101,10 +101,12 @@ enum Command {
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// What the workers tell the host.
+/// What the workers tell the host, and it them.
 #[derive(Default)]
 struct Reports {
     measuring: AtomicBool,
+    /// How much longer than it takes a kernel is to seem, less one, as the bits of an f64: 0 is as it is.
+    throttle: AtomicU64,
     times: Mutex<Vec<KernelTime>>,
     /// Once this has failed, nothing runs on either queue.
     health: Health,
@@ -150,6 +152,11 @@ impl CpuBackend {
 
     pub fn measure_kernels(&self, on: bool) {
         self.reports.measuring.store(on, Ordering::Release);
+    }
+
+    pub fn throttle(&self, factor: f64) {
+        assert!(factor >= 1.0 && factor.is_finite(), "a throttle of {factor}");
+        self.reports.throttle.store((factor - 1.0).to_bits(), Ordering::Release);
     }
 
     pub fn take_kernel_times(&self) -> Vec<KernelTime> {
@@ -255,6 +262,7 @@ fn start_worker(
 
 /// Runs commands until the queue is closed. After a failure only events are still raised, so that nobody waits for ever.
 fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measured: bool) {
+    let mut throttle = Throttle::default();
     for command in commands {
         match command {
             // Whoever writes from elsewhere to what was packed is ordered behind an event of this queue, or before one.
@@ -273,11 +281,40 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
                 if !matches!(command, Command::Launch(Kernel::Product(_))) {
                     team.forget_operands();
                 }
+                let is_slowed = measured && matches!(command, Command::Launch(_));
+                let begun = Instant::now();
                 let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
+                if is_slowed {
+                    throttle.idle(begun, f64::from_bits(reports.throttle.load(Ordering::Relaxed)));
+                }
                 if let Err(panic) = outcome {
                     reports.fail(panic_message(&*panic));
                 }
             }
+        }
+    }
+}
+
+/// Makes a queue seem slower than it is, by idling after its kernels.
+#[derive(Default)]
+struct Throttle {
+    /// What is still to be idled, or has been too much: a sleep is never exact.
+    owed_s: f64,
+}
+
+impl Throttle {
+    /// Shorter sleeps take much longer than they should.
+    const LEAST_S: f64 = 60e-6;
+
+    fn idle(&mut self, begun: Instant, excess: f64) {
+        if excess == 0.0 {
+            return;
+        }
+        self.owed_s += excess * begun.elapsed().as_secs_f64();
+        if self.owed_s >= Self::LEAST_S {
+            let asleep = Instant::now();
+            std::thread::sleep(Duration::from_secs_f64(self.owed_s));
+            self.owed_s -= asleep.elapsed().as_secs_f64();
         }
     }
 }

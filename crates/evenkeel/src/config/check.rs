@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::raw::RawConfig;
-use super::settings::{Architecture, DataSource, LrDecay, RecordFormat, Schedule, Settings};
-use super::{ModelSource, RunConfig, Sizes, TokenizerSource};
+use super::settings::{Architecture, BalanceMode, DataSource, LrDecay, RecordFormat, Schedule, Settings};
+use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
 
 /// Keys that describe a new model.
@@ -35,6 +35,7 @@ impl RawConfig {
         check_train(&mut self, &settings);
         check_eval(&mut self, &settings);
         check_parallel(&mut self, &settings);
+        check_balance(&mut self, &settings);
         if settings.output.save_dtype.is_some() && !settings.output.save_model {
             let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
             self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
@@ -227,6 +228,54 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
         let what = "`sample.prompts` are given, but `output.save_model` is false".to_owned();
         let hint = "prompts are continued by the model that is saved";
         raw.note_contradiction(&["sample.prompts", "output.save_model"], what, Some(hint));
+    }
+}
+
+fn check_balance(raw: &mut RawConfig, settings: &Settings) {
+    let (balance, parallel) = (&settings.balance, &settings.parallel);
+    let mode = balance.mode.name();
+    if balance.mode != BalanceMode::Off && parallel.tp == 1 {
+        let what = format!("`balance.mode` is \"{mode}\", but `parallel.tp` is 1: there is nobody to share work with");
+        raw.note_contradiction(
+            &["balance.mode", "parallel.tp"],
+            what,
+            Some("set parallel.tp, or balance.mode = \"off\""),
+        );
+    }
+    if balance.mode == BalanceMode::Resize && balance.gamma_max == 0.0 {
+        let what = "`balance.mode` is \"resize\", but `balance.gamma_max` lets nothing be left out".to_owned();
+        raw.note_contradiction(&["balance.mode", "balance.gamma_max"], what, Some("0.5 leaves out half at most"));
+    }
+    let resizes = matches!(balance.mode, BalanceMode::Resize | BalanceMode::Semi | BalanceMode::Auto);
+    if balance.gamma_max > 0.0 && !resizes {
+        let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" leaves nothing out");
+        let hint = "modes that do are \"resize\", \"semi\" and \"auto\"";
+        raw.note_contradiction(&["balance.gamma_max", "balance.mode"], what, Some(hint));
+    }
+    let least = match balance.mode {
+        BalanceMode::Off | BalanceMode::Reshard => 3,
+        BalanceMode::Migrate => 1,
+        BalanceMode::Auto | BalanceMode::Semi if balance.gamma_max == 0.0 => 1,
+        BalanceMode::Resize | BalanceMode::Semi | BalanceMode::Auto => 0,
+    };
+    if parallel.dp > 1 && parallel.zero > least {
+        let what =
+            format!("`balance.mode` \"{mode}\" works with `parallel.zero` up to {least}, it is {}", parallel.zero);
+        let hint = "\"reshard\" works with every stage";
+        raw.note_contradiction(&["balance.mode", "parallel.zero"], what, Some(hint));
+    }
+    let ranks = parallel.dp * parallel.tp;
+    for text in &balance.stragglers {
+        let told = match Straggler::parse(text) {
+            Err(told) => Some(told),
+            Ok(straggler) if straggler.rank >= ranks => {
+                Some(format!("straggler `{text}` is rank {} of {ranks}, expected one from 0 on", straggler.rank))
+            }
+            Ok(_) => None,
+        };
+        if let Some(told) = told {
+            raw.note_contradiction(&["balance.stragglers"], told, None);
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod nearest;
 mod raw;
 mod setting;
 mod settings;
+mod straggler;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,11 @@ pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
 pub use raw::RawConfig;
 pub use setting::in_toml;
-pub use settings::{Architecture, DataSource, Dtype, LrDecay, Parallel, RecordFormat, Schedule, Settings, Units};
+pub use settings::{
+    Architecture, BalanceMode, DataSource, Dtype, Imputation, LrDecay, Parallel, RecordFormat, Schedule, Selection,
+    Settings, Units,
+};
+pub use straggler::Straggler;
 
 /// A configuration without mistakes, every default filled in.
 #[derive(Clone, Debug, PartialEq)]

@@ -17,6 +17,11 @@ choices! {
         None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
     }
     Units { All = "all", Attention = "attention", Mlp = "mlp" }
+    BalanceMode {
+        Off = "off", Resize = "resize", Migrate = "migrate", Semi = "semi", Reshard = "reshard", Auto = "auto"
+    }
+    Imputation { Zero = "zero", Average = "average", Same = "same" }
+    Selection { Priority = "priority", Random = "random" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
 }
 
@@ -218,6 +223,26 @@ settings! {
         link_gb_per_s: Option<f64>, above(0).to(1_000_000);
         /// Microseconds that every message takes on the emulated link.
         link_latency_us: f64 = 0.0, from(0).to(1_000_000);
+    }
+
+    /// What is done where a rank is slower than the others of its tensor-parallel group.
+    [balance] Balance {
+        /// "reshard" moves weights and their state to faster ranks for good, "migrate" has those do a part of the work in every
+        /// step, "resize" has slow ranks leave out a part of their products, "semi" does the last two together, "auto" takes
+        /// what pays. All but "resize" and "semi" with balance.gamma_max above 0 leave the results as they are.
+        mode: BalanceMode = BalanceMode::Off;
+        /// The largest share of its products that a slow rank may leave out: accuracy for speed. "resize" needs it.
+        gamma_max: f64 = 0.0, from(0).below(1);
+        /// What takes the place of gradients that were left out.
+        imputation: Imputation = Imputation::Zero;
+        /// Which columns are left out: those that change least, or any.
+        selection: Selection = Selection::Priority;
+        /// Steps after which they are chosen anew.
+        period: u32 = 100, from(1).to(A_BILLION);
+        /// Whether ranks are timed before the first step, so that it is divided by their speed already.
+        calibrate: bool = true;
+        /// Emulated slow ranks, to try all this: "RANK:FACTOR", or "RANK:FACTOR@FIRST-LAST" for some steps only.
+        stragglers: Vec<String> = Vec::new();
     }
 
     /// The machine.

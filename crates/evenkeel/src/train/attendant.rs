@@ -10,12 +10,13 @@ use evenkeel_train::report::{
     Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, events_until,
     write_eval_metrics, write_step_metrics,
 };
-use evenkeel_train::{Attendant, Error, Evaluation, Feed, Progress, Ranks, StepReport};
+use evenkeel_train::{Attendant, Balanced, Error, Evaluation, Feed, Progress, RankReport, Ranks, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
 use super::output::RunFolder;
 use super::sample::Prompts;
+use crate::config::Straggler;
 
 pub struct Attending<'a> {
     pub folder: &'a RunFolder,
@@ -29,6 +30,9 @@ pub struct Attending<'a> {
     pub saver: Saver,
     /// What the run was configured as, in a few digits.
     pub configuration: String,
+    /// Emulated, and by how much each rank is slowed now.
+    pub stragglers: Vec<Straggler>,
+    pub slowed: Vec<f64>,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -71,9 +75,9 @@ impl Records {
         Ok(Records { metrics, events, curve })
     }
 
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
+    fn step(&mut self, metrics: &StepMetrics, ranks: &[RankReport]) -> Result<(), Error> {
         self.curve.add(metrics.step, metrics.loss);
-        write_step_metrics(&mut self.metrics, metrics).map_err(|error| self.metrics.failure(error))?;
+        write_step_metrics(&mut self.metrics, metrics, ranks).map_err(|error| self.metrics.failure(error))?;
         self.metrics.publish()?;
         match &mut self.events {
             Some(events) => events.step(now_s(), metrics).map_err(event_failure),
@@ -124,6 +128,19 @@ fn now_s() -> f64 {
 }
 
 impl Attendant for Attending<'_> {
+    fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error> {
+        let factors = Straggler::factors(&self.stragglers, ranks.count(), step);
+        if factors != self.slowed {
+            self.slowed = factors.clone();
+            ranks.throttle(factors)?;
+        }
+        Ok(())
+    }
+
+    fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error> {
+        self.progress.note(&super::balance::describe(balanced)).map_err(Error::Report)
+    }
+
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
         let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
         let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
@@ -132,7 +149,7 @@ impl Attendant for Attending<'_> {
         let peak_share = Some(flops_per_s / self.peak_flops_per_s);
         let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
         self.summary.step(&metrics);
-        self.records.step(&metrics)?;
+        self.records.step(&metrics, &report.ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)
     }
 

@@ -1,6 +1,7 @@
 //! `evenkeel train CONFIG`: from a configuration to a trained model.
 
 mod attendant;
+mod balance;
 pub mod feed;
 pub mod model;
 mod output;
@@ -21,7 +22,7 @@ use evenkeel_train::{
 };
 
 use crate::bench::peak_flops_per_s;
-use crate::config::{LrDecay, Overrides, Settings};
+use crate::config::{LrDecay, Overrides, Settings, Straggler};
 use crate::launch::{Launch, arrangement, check_memory};
 use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
@@ -59,11 +60,16 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (dtype, seed, weights) = (device_dtype(settings.train.dtype), settings.model.seed, input.clone());
     let ranks = launch
         .start(shards, options, move |shard, split, queue| Ok(weights.parameters(shard, seed, dtype, split, queue)?))?;
-    let (mut progress, mut from) = (Progress::default(), None);
+    let stragglers: Vec<Straggler> =
+        settings.balance.stragglers.iter().map(|text| Straggler::parse(text).expect("checked")).collect();
+    let slowed = Straggler::factors(&stragglers, launch.ranks(), 1);
+    ranks.throttle(slowed.clone())?;
+    let (mut progress, mut from, mut widths) = (Progress::default(), None, None);
     let configuration = digest(&config.to_toml());
     if let Some(newest) = &newest {
         let state = checkpoint::load_from(newest, &ranks)?;
         progress = state.progress;
+        widths = Some(state.widths);
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(newest.path()))?);
         folder.say_what_changed(&config, state.configuration == configuration)?;
     }
@@ -73,6 +79,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     folder.claim(&config, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
+    let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
+    let (mut balance, divided) = balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks)?;
     let mut attending = Attending {
         folder: &folder,
         data: &data,
@@ -85,7 +93,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         configuration,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
             / tokens_of_step(settings, &input.model) as f64,
-        peak_flops_per_s: ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?.iter().sum(),
+        peak_flops_per_s: peaks.iter().sum(),
+        stragglers,
+        slowed,
     };
     let begin = match &newest {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),
@@ -96,12 +106,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         launch.describe(),
         text::bytes(peak_bytes(&costs) + snapshot_bytes)
     ))?;
-    if let Some(batch) = describe_batch(settings) {
-        attending.say(&batch)?;
+    for line in [describe_batch(settings), describe_stragglers(&attending.stragglers), divided].into_iter().flatten() {
+        attending.say(&line)?;
     }
 
-    let stop =
-        evenkeel_train::run(&ranks, &mut feed, &plan(settings), &mut progress, &interruption.asked, &mut attending)?;
+    let stop = evenkeel_train::run(
+        &ranks,
+        &mut feed,
+        &plan(settings),
+        balance.as_mut(),
+        &mut progress,
+        &interruption.asked,
+        &mut attending,
+    )?;
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
     if stop == Stop::Interrupted {
         let what = match progress.step {
@@ -200,6 +217,13 @@ fn describe_batch(settings: &Settings) -> Option<String> {
     let (batch, accumulate, dp) = (settings.train.batch, settings.train.accumulate, settings.parallel.dp);
     let whole = batch * accumulate * dp;
     (whole > batch).then(|| format!("a step's batch: {batch} × {accumulate} accumulated × dp {dp} = {whole}"))
+}
+
+/// What is emulated says so.
+fn describe_stragglers(stragglers: &[Straggler]) -> Option<String> {
+    let slow = |straggler: &Straggler| format!("rank {} {}×", straggler.rank, straggler.factor);
+    let slow: Vec<String> = stragglers.iter().map(slow).collect();
+    (!slow.is_empty()).then(|| format!("emulated slow ranks: {}", slow.join(", ")))
 }
 
 /// A few digits that another text hardly has.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use evenkeel_model::{Held, ParamId, ParamSpec};
+use evenkeel_model::{Held, ParamId, ParamSpec, Widths};
 use evenkeel_store::checkpoint::Checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,7 +26,7 @@ use crate::ranks::{Ranks, all_or_first_error};
 use crate::run::Progress;
 use crate::trainer::{Kind, Trainer};
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// No run takes so many steps, tokens or seconds.
 const MOST: u64 = 1 << 48;
 
@@ -41,6 +41,8 @@ pub struct State {
     pub feed: Value,
     /// What the run was configured as, in a few digits.
     pub configuration: String,
+    /// How the model was cut among the ranks that wrote it, for those who go on with as many.
+    pub widths: Widths,
     /// By parameter.
     shapes: BTreeMap<String, Vec<usize>>,
     /// By file and tensor: which elements it holds.

@@ -30,7 +30,7 @@ type Kept = BTreeMap<String, (Held, Vec<f32>)>;
 
 impl Snapshot {
     pub fn take(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Snapshot, Error> {
-        let kept = ranks.each(|trainer| (trainer.updates, kept(trainer)))?;
+        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths().clone(), kept(trainer)))?;
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
             version: VERSION,
@@ -38,11 +38,12 @@ impl Snapshot {
             updates: kept[0].0,
             feed,
             configuration,
+            widths: kept[0].1.clone(),
             shapes: ranks.specs().iter().map(shape).collect(),
             layout: BTreeMap::new(),
         };
         let mut files = BTreeMap::new();
-        for (rank, (_, kept)) in kept.into_iter().enumerate().filter(|(_, (_, kept))| !kept.is_empty()) {
+        for (rank, (.., kept)) in kept.into_iter().enumerate().filter(|(_, (.., kept))| !kept.is_empty()) {
             let name = format!("rank-{rank:05}.safetensors");
             let (layout, values) =
                 kept.into_iter().map(|(tensor, (held, values))| ((tensor.clone(), held), (tensor, values))).unzip();

@@ -3,11 +3,12 @@
 use std::io::{self, Write};
 
 use super::{EvalMetrics, StepMetrics};
+use crate::RankReport;
 
-/// Writes one line. Keys that do not apply are left out, so a key's values are all of one kind.
+/// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values are all of one kind.
 ///
 /// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
-pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics) -> io::Result<()> {
+pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankReport]) -> io::Result<()> {
     let fields = [
         ("step", Some(metrics.step.to_string())),
         ("epoch", Some(metrics.epoch.to_string())),
@@ -20,6 +21,7 @@ pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics) -> io::Re
         ("memory_bytes", Some(metrics.memory_bytes.to_string())),
         ("elapsed_s", Some(number(metrics.elapsed.as_secs_f64()))),
         ("skipped", Some(metrics.skipped.to_string())),
+        ("ranks", (!watched.is_empty()).then(|| ranks(watched))),
     ];
     write_object(out, &fields)
 }
@@ -33,6 +35,16 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
         ("eval_accuracy", Some(number(metrics.accuracy))),
     ];
     write_object(out, &fields)
+}
+
+/// What each rank computed and waited for, and what it worked on.
+fn ranks(ranks: &[RankReport]) -> String {
+    let rank = |rank: &RankReport| {
+        let [compute_s, wait_s] = [rank.compute, rank.wait].map(|duration| number(duration.as_secs_f64()));
+        let (head_groups, columns) = (number(rank.head_groups), rank.columns);
+        format!("{{\"compute_s\":{compute_s},\"wait_s\":{wait_s},\"head_groups\":{head_groups},\"columns\":{columns}}}")
+    };
+    format!("[{}]", ranks.iter().map(rank).collect::<Vec<_>>().join(","))
 }
 
 fn write_object(out: &mut impl Write, fields: &[(&str, Option<String>)]) -> io::Result<()> {
@@ -87,7 +99,7 @@ mod tests {
             ),
         ];
         for (metrics, expected) in cases {
-            let line = written(|out| write_step_metrics(out, &metrics));
+            let line = written(|out| write_step_metrics(out, &metrics, &[]));
             assert_eq!(line, expected);
             let read: serde_json::Value = serde_json::from_str(&line).expect("JSON");
             assert_eq!(read["step"], 120);

@@ -1,0 +1,180 @@
+//! When something is done about a slow rank, and what.
+
+use serde::{Deserialize, Serialize};
+
+use crate::observation::{Class, Dim, Division, Observation};
+use crate::target::{Mode, Rules, STRAGGLES, Target, best};
+use crate::watch::{Speeds, Watch, median};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub mode: Mode,
+    pub rules: Rules,
+    /// Bytes of state that one of the width has, by dim: what resharding moves.
+    pub state_bytes: [f64; Dim::ALL.len()],
+    /// Bytes of values and gradients of one of the width: what migration moves in every step.
+    pub work_bytes: [f64; Dim::ALL.len()],
+}
+
+/// What is expected of an action.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prospect {
+    /// By rank.
+    pub slowness: Vec<f64>,
+    /// The step since which ranks have been so slow.
+    pub since: u64,
+    /// Of a step: as it is, as it should be, and with all work divided by speed.
+    pub now_s: f64,
+    pub then_s: f64,
+    pub optimum_s: f64,
+}
+
+/// An action to take before the next step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    pub target: Target,
+    pub prospect: Prospect,
+}
+
+/// Watches a run and says when to change it. Everything it does follows from what it is told.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    options: Options,
+    watch: Watch,
+    pub now: Target,
+    /// Measured: seconds of the last steps, seconds for a byte of state and of work to be moved.
+    steps_s: Vec<f64>,
+    reshard_s_per_byte: f64,
+    migration_s_per_byte: f64,
+    last_change: u64,
+}
+
+/// A step must gain so much of its time.
+const LEAST_GAIN: f64 = 0.03;
+/// Until it is measured: a hundredth of what memory moves.
+const GUESSED_S_PER_BYTE: f64 = 1e-9;
+/// What is slow for fewer steps may be over as soon, which is a matter for migration.
+const LASTS: u64 = 20;
+
+impl Balancer {
+    pub fn new(options: Options, home: Division) -> Balancer {
+        Balancer {
+            options,
+            watch: Watch::default(),
+            now: Target::at_home(home),
+            steps_s: Vec::new(),
+            reshard_s_per_byte: GUESSED_S_PER_BYTE,
+            migration_s_per_byte: GUESSED_S_PER_BYTE,
+            last_change: 0,
+        }
+    }
+
+    /// Takes in a step, and says what to do before the next, if anything. `left` are the steps still to come.
+    pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
+        self.watch.observe(step, &self.now.work, &self.now.gammas, observed);
+        self.steps_s.push(step_s);
+        let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).max().unwrap_or(0);
+        if moved > 0 {
+            let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
+            self.migration_s_per_byte += 0.3 * (seconds / moved as f64 - self.migration_s_per_byte);
+        }
+        if self.options.mode == Mode::Off {
+            return None;
+        }
+        let speeds = self.watch.speeds(&self.now.work)?;
+        self.decide(step, &speeds, left)
+    }
+
+    /// Pure: the same speeds at the same place give the same answer.
+    pub fn decide(&self, step: u64, speeds: &Speeds, left: u64) -> Option<Decision> {
+        let now_s = self.now.compute_s(speeds) + self.exposed_s(&self.now);
+        let lasted = (step + 1).saturating_sub(speeds.since);
+        // What has lasted for long is expected to last as long again.
+        let lasting = lasted.max(3).min(left) as f64;
+        let modes = match self.options.mode {
+            Mode::Auto if lasted < LASTS => vec![Mode::Migrate, Mode::Reshard],
+            Mode::Auto if self.options.rules.gamma_max > 0.0 => vec![Mode::Reshard, Mode::Semi],
+            Mode::Auto => vec![Mode::Reshard],
+            mode => vec![mode],
+        };
+        // What the whole time until the end of it takes, with getting there.
+        let takes_s =
+            |target: &Target| lasting * (target.compute_s(speeds) + self.exposed_s(target)) + self.moving_s(target);
+        let targets = modes
+            .into_iter()
+            .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
+        let target = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
+        let then_s = target.compute_s(speeds) + self.exposed_s(&target);
+        let step_s = self.typical_step_s();
+        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > LEAST_GAIN * step_s;
+        if target == self.now || !pays {
+            return None;
+        }
+        let besides_s = (step_s - now_s).max(0.0);
+        let total = |class: Class| self.now.work.total(class.dim());
+        let optimum_s: f64 = Class::ALL.iter().map(|&class| speeds.optimum_s(class, total(class))).sum();
+        let prospect = Prospect {
+            slowness: speeds.slowness.clone(),
+            since: speeds.since,
+            now_s: step_s,
+            then_s: then_s + besides_s,
+            optimum_s: optimum_s + besides_s,
+        };
+        Some(Decision { target, prospect })
+    }
+
+    /// The decision was carried out before the step behind `step`, in so many seconds.
+    pub fn done(&mut self, step: u64, decision: &Decision, seconds: f64) {
+        let bytes = self.moved_bytes(&decision.target);
+        if bytes > 0.0 {
+            self.reshard_s_per_byte = 0.5 * (self.reshard_s_per_byte + seconds / bytes);
+        }
+        self.watch.relaid(&self.now.work);
+        self.now = decision.target.clone();
+        self.steps_s.clear();
+        self.last_change = step;
+    }
+
+    /// The median of the steps since the layout changed.
+    pub fn typical_step_s(&self) -> f64 {
+        let recent = self.steps_s.len().saturating_sub(9);
+        median(self.steps_s[recent..].to_vec()).unwrap_or(0.0)
+    }
+
+    /// Steps since the layout changed.
+    pub fn steps_since_change(&self) -> usize {
+        self.steps_s.len()
+    }
+
+    /// Of state on its way to another home.
+    fn moved_bytes(&self, target: &Target) -> f64 {
+        let dim_bytes = |dim: Dim| {
+            let pairs = target.home.of(dim).iter().zip(self.now.home.of(dim));
+            let moved: usize = pairs.map(|(to, from)| to.saturating_sub(*from)).sum();
+            moved as f64 * self.options.state_bytes[dim as usize]
+        };
+        Dim::ALL.iter().map(|&dim| dim_bytes(dim)).sum()
+    }
+
+    fn moving_s(&self, target: &Target) -> f64 {
+        self.moved_bytes(target) * self.reshard_s_per_byte
+    }
+
+    /// What migration adds to a step. It runs beside computation, which slows down by what it takes from memory.
+    fn exposed_s(&self, target: &Target) -> f64 {
+        let bytes: f64 =
+            Dim::ALL.iter().map(|&dim| target.migrated(dim) as f64 * self.options.work_bytes[dim as usize]).sum();
+        EXPOSED * bytes * self.migration_s_per_byte
+    }
+}
+
+/// The share of migration's transfers that computation does not hide.
+const EXPOSED: f64 = 0.25;
+
+impl Prospect {
+    /// The ranks that are slower than the fastest, and how many times.
+    pub fn stragglers(&self) -> impl Iterator<Item = (usize, f64)> {
+        let straggles = |(_, slowness): &(usize, f64)| *slowness > STRAGGLES;
+        self.slowness.iter().copied().enumerate().filter(straggles)
+    }
+}

@@ -1,0 +1,212 @@
+//! What a mode makes of speeds, costs and limits.
+
+use serde::{Deserialize, Serialize};
+
+use crate::fill::fill;
+use crate::observation::{Class, Dim, Division};
+use crate::watch::Speeds;
+
+/// What may be done about a slow rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Off,
+    /// The slow rank leaves out a part of its products.
+    Resize,
+    /// Others compute a part of its work in every step.
+    Migrate,
+    /// Both, whatever is faster.
+    Semi,
+    /// A part of its weights and their state moves to others for good.
+    Reshard,
+    /// Migration for what may soon be over, resharding for what lasts.
+    Auto,
+}
+
+/// What a run allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    /// The largest share of its products that a rank may leave out.
+    pub gamma_max: f64,
+    /// What keeps tiles full, by dim: widths are multiples of it. None where a dim is not divided.
+    pub grains: [Option<usize>; Dim::ALL.len()],
+    /// The grain of heads where they are only worked on elsewhere, and state stays at home.
+    pub work_heads_grain: usize,
+    /// By dim: the most that memory leaves each rank room for.
+    pub most: [Vec<usize>; Dim::ALL.len()],
+}
+
+/// Where state is kept, where work is done, and what is left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    pub home: Division,
+    pub work: Division,
+    /// By rank: the share of its products that it leaves out.
+    pub gammas: Vec<f64>,
+}
+
+impl Target {
+    /// Everybody works on what it keeps.
+    pub fn at_home(home: Division) -> Target {
+        Target { work: home.clone(), gammas: vec![0.0; home.ranks()], home }
+    }
+
+    /// What the compute tasks of a step take, by the slowest rank of each class.
+    pub fn compute_s(&self, speeds: &Speeds) -> f64 {
+        Class::ALL.iter().map(|&class| self.class_s(speeds, class)).sum()
+    }
+
+    fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
+        let of = |rank: usize| speeds.seconds(class, rank, crate::watch::worked(class, &self.work, &self.gammas, rank));
+        (0..self.work.ranks()).map(of).fold(0.0, f64::max)
+    }
+
+    /// What is worked on away from home: by dim, the sum over the ranks of what they work on beyond what they keep.
+    pub fn migrated(&self, dim: Dim) -> usize {
+        let pairs = self.work.of(dim).iter().zip(self.home.of(dim));
+        pairs.map(|(work, home)| work.saturating_sub(*home)).sum()
+    }
+
+    /// Whether anybody works on what another keeps.
+    pub fn migrates(&self) -> bool {
+        [Dim::Heads, Dim::Columns].iter().any(|&dim| self.migrated(dim) > 0)
+    }
+}
+
+/// Slower than the fastest by more than this is a straggler.
+pub const STRAGGLES: f64 = 1.15;
+
+/// The best target of a mode, from where a run is now.
+pub fn best(mode: Mode, rules: &Rules, speeds: &Speeds, now: &Target, migration_s: impl Fn(&Target) -> f64) -> Target {
+    match mode {
+        Mode::Off => now.clone(),
+        Mode::Resize => resized(rules, speeds, Target::at_home(now.home.clone())),
+        Mode::Migrate => migrated(rules, speeds, &now.home, |_| true),
+        Mode::Semi => semi(rules, speeds, &now.home, migration_s),
+        Mode::Reshard | Mode::Auto => resharded(rules, speeds, &now.home),
+    }
+}
+
+/// State and work by speed. What is too coarse for state is done elsewhere than it is kept.
+fn resharded(rules: &Rules, speeds: &Speeds, now: &Division) -> Target {
+    let all = |_: usize| true;
+    let mut home = now.clone();
+    for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
+        if let Some(grain) = rules.grains[dim as usize] {
+            home.set(dim, divided(rules, speeds, now, dim, grain, all));
+        }
+    }
+    Target {
+        work: work_of(rules, speeds, &home, &[Dim::Heads, Dim::Tokens], all),
+        gammas: vec![0.0; home.ranks()],
+        home,
+    }
+}
+
+/// State stays; those that may lend or borrow work by speed.
+fn migrated(rules: &Rules, speeds: &Speeds, home: &Division, takes_part: impl Fn(usize) -> bool) -> Target {
+    let dims = [Dim::Heads, Dim::Columns, Dim::Tokens];
+    let work = work_of(rules, speeds, home, &dims, takes_part);
+    Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
+}
+
+fn work_of(
+    rules: &Rules,
+    speeds: &Speeds,
+    home: &Division,
+    dims: &[Dim],
+    takes_part: impl Fn(usize) -> bool,
+) -> Division {
+    let mut work = home.clone();
+    for &dim in dims {
+        let Some(grain) = rules.grains[dim as usize] else { continue };
+        let grain = if dim == Dim::Heads { grain.min(rules.work_heads_grain) } else { grain };
+        let divided = divided(rules, speeds, home, dim, grain, &takes_part);
+        // What gains next to nothing is not worth a message.
+        let mut other = work.clone();
+        other.set(dim, divided);
+        let slowest = |division: &Division| -> f64 {
+            let of = |class: Class| {
+                (0..home.ranks()).map(move |rank| speeds.seconds(class, rank, division.of(dim)[rank] as f64))
+            };
+            let classes = Class::ALL.into_iter().filter(|class| class.dim() == dim);
+            classes.map(|class| of(class).fold(0.0, f64::max)).sum()
+        };
+        if slowest(&other) < 0.98 * slowest(&work) {
+            work = other;
+        }
+    }
+    work
+}
+
+/// A dim by speed among those who take part; the others keep what they have.
+fn divided(
+    rules: &Rules,
+    speeds: &Speeds,
+    now: &Division,
+    dim: Dim,
+    grain: usize,
+    takes_part: impl Fn(usize) -> bool,
+) -> Vec<usize> {
+    let of_dim = |class: &Class| class.dim() == dim;
+    let seconds = |rank: usize, width: usize| -> f64 {
+        let classes = Class::ALL.into_iter().filter(of_dim);
+        classes.map(|class| speeds.seconds(class, rank, width as f64)).sum()
+    };
+    let widths = now.of(dim);
+    let taking: Vec<usize> = (0..widths.len()).filter(|&rank| takes_part(rank)).collect();
+    let total = taking.iter().map(|&rank| widths[rank]).sum();
+    let most: Vec<usize> = taking.iter().map(|&rank| rules.most[dim as usize][rank]).collect();
+    let Some(filled) = fill(total, grain, &most, |index, width| seconds(taking[index], width)) else {
+        return widths.to_vec();
+    };
+    let mut divided = widths.to_vec();
+    taking.into_iter().zip(filled).for_each(|(rank, width)| divided[rank] = width);
+    divided
+}
+
+/// Stragglers leave out what they take longer than the others, up to what is allowed.
+fn resized(rules: &Rules, speeds: &Speeds, target: Target) -> Target {
+    let others = (0..speeds.ranks()).filter(|&rank| !straggles(speeds, rank));
+    let pace_s = others.map(|rank| rank_s(speeds, &target.work, rank)).fold(0.0, f64::max);
+    let gammas = (0..speeds.ranks()).map(|rank| gamma(rules, speeds, &target.work, rank, pace_s)).collect();
+    Target { gammas, ..target }
+}
+
+fn straggles(speeds: &Speeds, rank: usize) -> bool {
+    speeds.slowness[rank] > STRAGGLES
+}
+
+/// What a rank computes in a step if it leaves nothing out.
+fn rank_s(speeds: &Speeds, work: &Division, rank: usize) -> f64 {
+    Class::ALL.iter().map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
+}
+
+/// The share to leave out so that a rank is done in `pace_s`, up to what is allowed.
+fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f64) -> f64 {
+    let resizable = Class::ALL.iter().filter(|class| class.is_resizable());
+    let products_s: f64 = resizable.map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum();
+    let excess = (rank_s(speeds, work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
+    // A few in a hundred are noise.
+    if excess > 0.02 { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
+}
+
+/// The worst stragglers lend work to those that are none, the others leave out what they are slower by: as many of the one
+/// kind and of the other as make the fastest step.
+fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
+    let mut stragglers: Vec<usize> = (0..speeds.ranks()).filter(|&rank| straggles(speeds, rank)).collect();
+    stragglers.sort_by(|&a, &b| speeds.slowness[b].total_cmp(&speeds.slowness[a]));
+    let candidate = |lending: usize| {
+        let takes_part = |rank: usize| !straggles(speeds, rank) || stragglers[..lending].contains(&rank);
+        let target = migrated(rules, speeds, home, takes_part);
+        let pace_s = (0..speeds.ranks()).filter(|&rank| takes_part(rank));
+        let pace_s = pace_s.map(|rank| rank_s(speeds, &target.work, rank)).fold(0.0, f64::max);
+        let gammas = (0..speeds.ranks())
+            .map(|rank| if takes_part(rank) { 0.0 } else { gamma(rules, speeds, &target.work, rank, pace_s) });
+        Target { gammas: gammas.collect(), ..target }
+    };
+    let takes_s =
+        |target: &Target| target.compute_s(speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
+    let candidates = (0..=stragglers.len()).map(candidate);
+    candidates.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b))).expect("nobody lending is one of them")
+}

@@ -1,0 +1,200 @@
+//! How fast each rank is at each kind of work, and since when.
+
+use std::collections::VecDeque;
+
+use crate::observation::{Class, Division, Observation};
+
+/// Steps that are looked at together.
+const WINDOW: usize = 12;
+/// Fewer say nothing: one of them may have met a hiccup.
+pub(crate) const LEAST: usize = 3;
+/// Relative speeds that have changed by more than this, over [`LEAST`] steps in a row, are others.
+const CHANGE: f64 = 0.12;
+
+/// Seconds as a line over the width: `rate · (base + width)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Speeds {
+    /// By class and rank, seconds for one of the width.
+    rates: [Vec<f64>; Class::ALL.len()],
+    /// By class: what a rank does whatever its width is, as width.
+    bases: [f64; Class::ALL.len()],
+    /// How many times as long as the fastest rank each takes for the same.
+    pub slowness: Vec<f64>,
+    /// The first step at which these speeds were seen.
+    pub since: u64,
+}
+
+impl Speeds {
+    pub fn seconds(&self, class: Class, rank: usize, width: f64) -> f64 {
+        let worked = if width == 0.0 { 0.0 } else { self.bases[class as usize] + width };
+        self.rates[class as usize][rank] * worked
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.slowness.len()
+    }
+
+    /// What a class takes at least, however its work is divided.
+    pub fn optimum_s(&self, class: Class, total: usize) -> f64 {
+        let per_second: f64 = self.rates[class as usize].iter().map(|rate| 1.0 / rate).sum();
+        let base = self.bases[class as usize] * self.ranks() as f64;
+        if per_second.is_finite() { (total as f64 + base) / per_second } else { 0.0 }
+    }
+
+    /// Known speeds, for simulations: ranks that take so many times as long as the fastest, and what that one takes for each
+    /// class in seconds per width.
+    pub fn known(slowness: Vec<f64>, fastest: impl Fn(Class) -> f64, bases: impl Fn(Class) -> f64) -> Speeds {
+        let rates = |class: Class| slowness.iter().map(|slowness| slowness * fastest(class)).collect();
+        Speeds { rates: Class::ALL.map(rates), bases: Class::ALL.map(bases), slowness, since: 0 }
+    }
+}
+
+/// One step, as it would have been with even widths.
+#[derive(Clone, Debug)]
+struct Sample {
+    /// By class and rank.
+    rates: [Vec<f64>; Class::ALL.len()],
+    /// By rank: its time over the mean of all.
+    relative: Vec<f64>,
+}
+
+/// What was seen of the ranks so far.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    samples: VecDeque<Sample>,
+    since: u64,
+    /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
+    before: Option<([Vec<f64>; Class::ALL.len()], Division)>,
+    seconds: VecDeque<[Vec<f64>; Class::ALL.len()]>,
+    bases: [f64; Class::ALL.len()],
+}
+
+impl Default for Watch {
+    fn default() -> Watch {
+        let bases = [0.0; Class::ALL.len()];
+        Watch { samples: VecDeque::new(), since: 1, before: None, seconds: VecDeque::new(), bases }
+    }
+}
+
+impl Watch {
+    /// Takes in a step. `gammas` are the shares of their products that ranks left out.
+    pub fn observe(&mut self, step: u64, division: &Division, gammas: &[f64], observed: &[Observation]) {
+        let ranks = observed.len();
+        let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
+        self.seconds.push_back(seconds);
+        if self.seconds.len() > WINDOW {
+            self.seconds.pop_front();
+        }
+        let rates = Class::ALL.map(|class| {
+            let rate = |rank: usize| {
+                let width = worked(class, division, gammas, rank);
+                let base = if width == 0.0 { 0.0 } else { self.bases[class as usize] };
+                observed[rank].of(class) / (base + width)
+            };
+            let mut rates: Vec<f64> = (0..ranks).map(rate).collect();
+            // Whoever has none of it is taken to be as slow at it as at the rest.
+            let known = |rate: &f64| rate.is_finite();
+            if !rates.iter().all(known) {
+                let typical = median(rates.iter().copied().filter(|rate| known(rate)).collect()).unwrap_or(0.0);
+                rates.iter_mut().filter(|rate| !rate.is_finite()).for_each(|rate| *rate = typical);
+            }
+            rates
+        });
+        let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
+        let mean_s = even_s.iter().sum::<f64>() / ranks as f64;
+        let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
+        self.samples.push_back(Sample { rates, relative });
+        if self.samples.len() > WINDOW {
+            self.samples.pop_front();
+        }
+        if self.has_changed(ranks) {
+            let old = self.samples.len() - LEAST;
+            self.samples.drain(..old);
+            self.seconds.drain(..self.seconds.len() - LEAST);
+            self.since = step + 1 - LEAST as u64;
+            self.before = None;
+        }
+        self.learn_bases(division);
+    }
+
+    fn has_changed(&self, ranks: usize) -> bool {
+        let Some(old) = self.samples.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
+        let of = |rank: usize, range: std::ops::Range<usize>| {
+            median(self.samples.range(range).map(|sample| sample.relative[rank]).collect()).expect("some samples")
+        };
+        (0..ranks).any(|rank| (of(rank, old..self.samples.len()) / of(rank, 0..old) - 1.0).abs() > CHANGE)
+    }
+
+    /// The layout changes: what was seen is of another one.
+    pub fn relaid(&mut self, division: &Division) {
+        self.before = self.medians().map(|seconds| (seconds, division.clone()));
+        self.samples.clear();
+        self.seconds.clear();
+    }
+
+    /// By class and rank, of what is in the window.
+    fn medians(&self) -> Option<[Vec<f64>; Class::ALL.len()]> {
+        if self.seconds.len() < LEAST {
+            return None;
+        }
+        let ranks = self.seconds[0][0].len();
+        Some(std::array::from_fn(|class| {
+            let of = |rank: usize| median(self.seconds.iter().map(|seconds| seconds[class][rank]).collect());
+            (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
+        }))
+    }
+
+    /// The same rank at two widths says how much of its time does not depend on them.
+    fn learn_bases(&mut self, division: &Division) {
+        let (Some((before, divided)), Some(after)) = (&self.before, self.medians()) else { return };
+        for class in Class::ALL {
+            let (dim, index) = (class.dim(), class as usize);
+            let even = division.total(dim) as f64 / division.ranks() as f64;
+            let base = |rank: usize| {
+                let [w1, w2] = [divided.of(dim)[rank] as f64, division.of(dim)[rank] as f64];
+                let [t1, t2] = [before[index][rank], after[index][rank]];
+                let is_telling =
+                    (w1 - w2).abs() > 0.2 * w1.max(w2) && w1 > 0.0 && w2 > 0.0 && (t1 - t2) * (w1 - w2) > 0.0;
+                is_telling.then(|| ((w1 * t2 - w2 * t1) / (t1 - t2)).clamp(0.0, 0.5 * even))
+            };
+            if let Some(found) = median((0..division.ranks()).filter_map(base).collect()) {
+                self.bases[index] = 0.5 * (self.bases[index] + found);
+            }
+        }
+        self.before = None;
+    }
+
+    /// None before there is enough to say.
+    pub fn speeds(&self, division: &Division) -> Option<Speeds> {
+        if self.samples.len() < LEAST {
+            return None;
+        }
+        let ranks = self.samples[0].relative.len();
+        let rates = std::array::from_fn(|class| {
+            let of = |rank: usize| median(self.samples.iter().map(|sample| sample.rates[class][rank]).collect());
+            (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
+        });
+        let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
+        let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
+        let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
+        Some(Speeds { rates, bases: self.bases, slowness, since: self.since })
+    }
+}
+
+/// The width that a rank really works on.
+pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: usize) -> f64 {
+    let width = division.of(class.dim())[rank] as f64;
+    if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
+}
+
+/// What a rank would take if everybody had the same widths.
+fn even_seconds(rates: &[Vec<f64>; Class::ALL.len()], division: &Division, rank: usize) -> f64 {
+    let even = |class: Class| division.total(class.dim()) as f64 / division.ranks() as f64;
+    Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class)).sum()
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len().checked_sub(1)? / 2;
+    Some(if values.len() % 2 == 1 { values[middle] } else { 0.5 * (values[middle] + values[middle + 1]) })
+}

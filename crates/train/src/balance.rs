@@ -1,0 +1,207 @@
+//! Balancing a run: watches what the ranks compute, asks `evenkeel_balance` what to do, and has the ranks do it.
+
+use std::time::{Duration, Instant};
+
+use evenkeel_balance::{Balancer, Decision, Dim, Division, Mode, Observation, Options, Prospect, Rules, Target};
+use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths};
+use evenkeel_step::Mesh;
+
+use crate::Error;
+use crate::ranks::Ranks;
+use crate::run::RankReport;
+
+/// What a run does about slow ranks.
+pub struct Balance {
+    balancer: Balancer,
+    model: Model,
+    cut: Cut,
+    mesh: Mesh,
+    widths: Widths,
+    /// What was done last, until it is known what it was good for.
+    pending: Option<Pending>,
+}
+
+struct Pending {
+    balanced: Balanced,
+    steps: usize,
+}
+
+/// What was done about slow ranks, and what it was good for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balanced {
+    /// The last step before.
+    pub step: u64,
+    pub prospect: Prospect,
+    /// Where state was kept and work done before, and where now.
+    pub before: Target,
+    pub now: Target,
+    /// What moving took.
+    pub took: Duration,
+    /// Of a step since then; none while it is not known.
+    pub after: Option<Duration>,
+}
+
+/// Steps after which it is said what a change was good for.
+const STEPS_TO_JUDGE: usize = 5;
+
+/// The token shares that every rank of an even cut has.
+const TOKEN_SHARES: usize = 64;
+
+impl Balance {
+    /// For ranks that begin with these shards of a model.
+    pub fn new(
+        mode: Mode,
+        gamma_max: f64,
+        model: &Model,
+        cut: &Cut,
+        shards: &[Model],
+        mesh: Mesh,
+        value_bytes: usize,
+    ) -> Balance {
+        let mut widths = Widths::of(shards.iter().map(|model| &model.shard));
+        if widths.tokens.iter().all(|&share| share == 1) {
+            widths.tokens.iter_mut().for_each(|share| *share = TOKEN_SHARES);
+        }
+        let bytes = |each: usize| Dim::ALL.map(|dim| each as f64 * elements(model, dim));
+        let options = Options {
+            mode,
+            rules: rules(model, cut, &widths, gamma_max),
+            state_bytes: bytes(12),
+            work_bytes: bytes(value_bytes + 4),
+        };
+        let balancer = Balancer::new(options, division(&widths));
+        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, widths, pending: None }
+    }
+
+    /// How the model is cut now.
+    pub fn widths(&self) -> &Widths {
+        &self.widths
+    }
+
+    pub fn target(&self) -> &Target {
+        &self.balancer.now
+    }
+
+    /// What to tell of a step.
+    pub fn reports(&self, observed: &[Observation]) -> Vec<RankReport> {
+        let work = &self.balancer.now.work;
+        let report = |(rank, observed): (usize, Observation)| RankReport {
+            compute: Duration::from_secs_f64(observed.total_s()),
+            wait: Duration::from_secs_f64(observed.wait_s),
+            head_groups: work.of(Dim::Heads)[rank] as f64 / SHARES as f64,
+            columns: work.of(Dim::Columns)[rank],
+        };
+        self.by_shard(observed).into_iter().enumerate().map(report).collect()
+    }
+
+    /// Takes in a step, and does something about slow ranks where that pays. What was done, and what came of what was done
+    /// before.
+    pub fn after_step(
+        &mut self,
+        ranks: &Ranks,
+        step: u64,
+        duration: Duration,
+        observed: &[Observation],
+        left: u64,
+    ) -> Result<Vec<Balanced>, Error> {
+        let decision = self.balancer.step(step, duration.as_secs_f64(), &self.by_shard(observed), left);
+        let mut said = Vec::new();
+        let is_judged = self.balancer.steps_since_change() >= STEPS_TO_JUDGE;
+        if decision.is_some() || is_judged {
+            let after = Duration::from_secs_f64(self.balancer.typical_step_s());
+            let judge =
+                |pending: Pending| (pending.steps > 0).then_some(Balanced { after: Some(after), ..pending.balanced });
+            said.extend(self.pending.take().and_then(judge));
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.steps += 1;
+        }
+        if let Some(decision) = decision {
+            let balanced = self.carry_out(ranks, step, decision)?;
+            self.pending = Some(Pending { balanced, steps: 1 });
+        }
+        Ok(said)
+    }
+
+    fn carry_out(&mut self, ranks: &Ranks, step: u64, decision: Decision) -> Result<Balanced, Error> {
+        let (begun, before) = (Instant::now(), self.balancer.now.clone());
+        let target = &decision.target;
+        if target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens) {
+            self.widths = self.widths_of(&target.home, target.work.of(Dim::Tokens));
+            let cut = Cut { widths: Some(self.widths.clone()), ..self.cut.clone() };
+            ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
+        }
+        let took = begun.elapsed();
+        self.balancer.done(step, &decision, took.as_secs_f64());
+        let Decision { target: now, prospect } = decision;
+        Ok(Balanced { step, prospect, before, now, took, after: None })
+    }
+
+    fn widths_of(&self, division: &Division, tokens: &[usize]) -> Widths {
+        Widths {
+            head_shares: division.of(Dim::Heads).to_vec(),
+            ffn: division.of(Dim::Columns).to_vec(),
+            classes: division.of(Dim::Classes).to_vec(),
+            patch_elements: self.widths.patch_elements.clone(),
+            tokens: tokens.to_vec(),
+        }
+    }
+
+    /// By shard: the slowest of those that have it, for all shares of the data are cut alike.
+    fn by_shard(&self, observed: &[Observation]) -> Vec<Observation> {
+        let of = |shard: usize| {
+            let ranks = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard);
+            ranks.map(|rank| observed[rank]).reduce(|a, b| a.slower(&b)).expect("every shard has a rank")
+        };
+        (0..self.mesh.tp).map(of).collect()
+    }
+}
+
+fn division(widths: &Widths) -> Division {
+    Division::new(|dim| match dim {
+        Dim::Heads => widths.head_shares.clone(),
+        Dim::Columns => widths.ffn.clone(),
+        Dim::Classes => widths.classes.clone(),
+        Dim::Tokens => widths.tokens.clone(),
+    })
+}
+
+fn rules(model: &Model, cut: &Cut, widths: &Widths, gamma_max: f64) -> Rules {
+    let shards = widths.ffn.len();
+    let is_cut =
+        |part: fn(usize) -> Part| (0..model.config.layers.len()).all(|layer| !cut.uncut.contains(&part(layer)));
+    let classes_are_cut = ![Part::Embedding, Part::Head].iter().any(|part| cut.uncut.contains(part));
+    let grains = Dim::ALL.map(|dim| match dim {
+        Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
+        Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
+        Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
+        Dim::Tokens => cut.split_sequence.then_some(1),
+    });
+    Rules { gamma_max, grains, work_heads_grain: SHARES, most: Dim::ALL.map(|_| vec![usize::MAX; shards]) }
+}
+
+/// The largest that tiles like which leaves a part of about this width adjustable by a few in a hundred.
+fn grain(width: usize) -> usize {
+    [64, 32, 16, 8, 4, 2].into_iter().find(|grain| width / grain >= 32).unwrap_or(1)
+}
+
+/// Elements of matrices for one of a dim's width, in all layers together.
+fn elements(model: &Model, dim: Dim) -> f64 {
+    let of_dim = |users: &[usize]| match users {
+        [unit] => match model.units.get(*unit).map(|unit| unit.kind) {
+            Some(UnitKind::Attention(_)) => dim == Dim::Heads,
+            Some(UnitKind::Mlp(_) | UnitKind::Layer(_)) => dim == Dim::Columns,
+            Some(UnitKind::Embedding) | None => dim == Dim::Classes,
+        },
+        _ => dim == Dim::Classes,
+    };
+    let buckets = model.buckets.iter().filter(|bucket| bucket.is_of_one_place() && of_dim(&bucket.users));
+    let elements: usize = buckets.map(|bucket| bucket.len).sum();
+    let width = match dim {
+        Dim::Heads => SHARES * model.config.kv_heads,
+        Dim::Columns => model.config.ffn,
+        Dim::Classes => model.config.classes,
+        Dim::Tokens => return 0.0,
+    };
+    elements as f64 / width as f64
+}
