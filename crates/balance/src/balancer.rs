@@ -46,7 +46,6 @@ pub struct Balancer {
     steps_s: Vec<f64>,
     reshard_s_per_byte: f64,
     migration_s_per_byte: f64,
-    last_change: u64,
 }
 
 /// A step must gain so much of its time.
@@ -65,7 +64,6 @@ impl Balancer {
             steps_s: Vec::new(),
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
             migration_s_per_byte: GUESSED_S_PER_BYTE,
-            last_change: 0,
         }
     }
 
@@ -106,7 +104,8 @@ impl Balancer {
         let target = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let then_s = target.compute_s(speeds) + self.exposed_s(&target);
         let step_s = self.typical_step_s();
-        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > LEAST_GAIN * step_s;
+        let least_gain = LEAST_GAIN.max(speeds.uncertainty);
+        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > least_gain * step_s;
         if target == self.now || !pays {
             return None;
         }
@@ -123,8 +122,8 @@ impl Balancer {
         Some(Decision { target, prospect })
     }
 
-    /// The decision was carried out before the step behind `step`, in so many seconds.
-    pub fn done(&mut self, step: u64, decision: &Decision, seconds: f64) {
+    /// The decision was carried out, in so many seconds.
+    pub fn done(&mut self, decision: &Decision, seconds: f64) {
         let bytes = self.moved_bytes(&decision.target);
         if bytes > 0.0 {
             self.reshard_s_per_byte = 0.5 * (self.reshard_s_per_byte + seconds / bytes);
@@ -132,7 +131,6 @@ impl Balancer {
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
         self.steps_s.clear();
-        self.last_change = step;
     }
 
     /// The median of the steps since the layout changed.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::observation::{Class, Division, Observation};
 
 /// Steps that are looked at together.
-const WINDOW: usize = 12;
+const WINDOW: usize = 16;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
 /// Relative speeds that have changed by more than this, over [`LEAST`] steps in a row, are others.
@@ -22,6 +22,8 @@ pub struct Speeds {
     pub slowness: Vec<f64>,
     /// The first step at which these speeds were seen.
     pub since: u64,
+    /// How far the slowness may be off, as a share of it: two standard errors.
+    pub uncertainty: f64,
 }
 
 impl Speeds {
@@ -45,34 +47,38 @@ impl Speeds {
     /// class in seconds per width.
     pub fn known(slowness: Vec<f64>, fastest: impl Fn(Class) -> f64, bases: impl Fn(Class) -> f64) -> Speeds {
         let rates = |class: Class| slowness.iter().map(|slowness| slowness * fastest(class)).collect();
-        Speeds { rates: Class::ALL.map(rates), bases: Class::ALL.map(bases), slowness, since: 0 }
+        Speeds { rates: Class::ALL.map(rates), bases: Class::ALL.map(bases), slowness, since: 0, uncertainty: 0.0 }
     }
 }
 
-/// One step, as it would have been with even widths.
-#[derive(Clone, Debug)]
-struct Sample {
-    /// By class and rank.
-    rates: [Vec<f64>; Class::ALL.len()],
-    /// By rank: its time over the mean of all.
-    relative: Vec<f64>,
-}
+/// Of one step, by class and rank: seconds, or seconds for one of the width.
+type Rates = [Vec<f64>; Class::ALL.len()];
 
 /// What was seen of the ranks so far.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    samples: VecDeque<Sample>,
+    /// Since the layout or a speed changed.
+    samples: VecDeque<Rates>,
+    /// By step and rank: its time with even widths over the mean of all. Since a speed changed, whatever the layout was.
+    relative: VecDeque<Vec<f64>>,
     since: u64,
     /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
-    before: Option<([Vec<f64>; Class::ALL.len()], Division)>,
-    seconds: VecDeque<[Vec<f64>; Class::ALL.len()]>,
+    before: Option<(Rates, Division)>,
+    seconds: VecDeque<Rates>,
     bases: [f64; Class::ALL.len()],
 }
 
 impl Default for Watch {
     fn default() -> Watch {
         let bases = [0.0; Class::ALL.len()];
-        Watch { samples: VecDeque::new(), since: 1, before: None, seconds: VecDeque::new(), bases }
+        Watch {
+            samples: VecDeque::new(),
+            relative: VecDeque::new(),
+            since: 1,
+            before: None,
+            seconds: VecDeque::new(),
+            bases,
+        }
     }
 }
 
@@ -81,10 +87,7 @@ impl Watch {
     pub fn observe(&mut self, step: u64, division: &Division, gammas: &[f64], observed: &[Observation]) {
         let ranks = observed.len();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
-        self.seconds.push_back(seconds);
-        if self.seconds.len() > WINDOW {
-            self.seconds.pop_front();
-        }
+        push(&mut self.seconds, seconds);
         let rates = Class::ALL.map(|class| {
             let rate = |rank: usize| {
                 let width = worked(class, division, gammas, rank);
@@ -103,14 +106,12 @@ impl Watch {
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let mean_s = even_s.iter().sum::<f64>() / ranks as f64;
         let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
-        self.samples.push_back(Sample { rates, relative });
-        if self.samples.len() > WINDOW {
-            self.samples.pop_front();
-        }
+        push(&mut self.samples, rates);
+        push(&mut self.relative, relative);
         if self.has_changed(ranks) {
-            let old = self.samples.len() - LEAST;
-            self.samples.drain(..old);
-            self.seconds.drain(..self.seconds.len() - LEAST);
+            keep_last(&mut self.relative);
+            keep_last(&mut self.samples);
+            keep_last(&mut self.seconds);
             self.since = step + 1 - LEAST as u64;
             self.before = None;
         }
@@ -118,11 +119,25 @@ impl Watch {
     }
 
     fn has_changed(&self, ranks: usize) -> bool {
-        let Some(old) = self.samples.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
+        let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
         let of = |rank: usize, range: std::ops::Range<usize>| {
-            median(self.samples.range(range).map(|sample| sample.relative[rank]).collect()).expect("some samples")
+            median(self.relative.range(range).map(|relative| relative[rank]).collect()).expect("some samples")
         };
-        (0..ranks).any(|rank| (of(rank, old..self.samples.len()) / of(rank, 0..old) - 1.0).abs() > CHANGE)
+        let least = CHANGE.max(2.0 * self.uncertainty(0..old));
+        (0..ranks).any(|rank| (of(rank, old..self.relative.len()) / of(rank, 0..old) - 1.0).abs() > least)
+    }
+
+    /// How far the medians of relative times may be off: two standard errors, from the median deviation.
+    fn uncertainty(&self, steps: std::ops::Range<usize>) -> f64 {
+        let ranks = self.relative.front().map_or(0, Vec::len);
+        let of = |rank: usize| {
+            let values: Vec<f64> = self.relative.range(steps.clone()).map(|relative| relative[rank]).collect();
+            let middle = median(values.clone())?;
+            let deviation = median(values.iter().map(|value| (value / middle - 1.0).abs()).collect())?;
+            // 1.48 median deviations are a standard one, and a median's error is 1.25 times a mean's.
+            Some(2.0 * 1.25 * 1.48 * deviation / (values.len() as f64).sqrt())
+        };
+        (0..ranks).filter_map(of).fold(0.0, f64::max)
     }
 
     /// The layout changes: what was seen is of another one.
@@ -133,7 +148,7 @@ impl Watch {
     }
 
     /// By class and rank, of what is in the window.
-    fn medians(&self) -> Option<[Vec<f64>; Class::ALL.len()]> {
+    fn medians(&self) -> Option<Rates> {
         if self.seconds.len() < LEAST {
             return None;
         }
@@ -169,16 +184,28 @@ impl Watch {
         if self.samples.len() < LEAST {
             return None;
         }
-        let ranks = self.samples[0].relative.len();
+        let ranks = self.samples[0][0].len();
         let rates = std::array::from_fn(|class| {
-            let of = |rank: usize| median(self.samples.iter().map(|sample| sample.rates[class][rank]).collect());
+            let of = |rank: usize| median(self.samples.iter().map(|rates: &Rates| rates[class][rank]).collect());
             (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
         });
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
-        Some(Speeds { rates, bases: self.bases, slowness, since: self.since })
+        let uncertainty = self.uncertainty(self.relative.len().saturating_sub(self.samples.len())..self.relative.len());
+        Some(Speeds { rates, bases: self.bases, slowness, since: self.since, uncertainty })
     }
+}
+
+fn push<T>(window: &mut VecDeque<T>, value: T) {
+    window.push_back(value);
+    if window.len() > WINDOW {
+        window.pop_front();
+    }
+}
+
+fn keep_last<T>(window: &mut VecDeque<T>) {
+    window.drain(..window.len().saturating_sub(LEAST));
 }
 
 /// The width that a rank really works on.

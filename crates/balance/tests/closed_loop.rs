@@ -80,7 +80,7 @@ impl World {
             let (step_s, observed) = self.step_s(slowness);
             times.push(step_s);
             if let Some(decision) = self.balancer.step(step, step_s, &observed, 1000) {
-                self.balancer.done(step, &decision, 0.01);
+                self.balancer.done(&decision, 0.01);
                 decisions.push(decision);
             }
         }
@@ -181,8 +181,8 @@ fn a_recorded_run_is_replayed_to_the_same_decisions() {
         let again = replayed.step(step, step_s, &serde_json::from_str::<Vec<Observation>>(&recorded).unwrap(), 1000);
         assert_eq!(decision, again, "step {step}");
         if let Some(decision) = decision {
-            world.balancer.done(step, &decision, 0.01);
-            replayed.done(step, &decision, 0.01);
+            world.balancer.done(&decision, 0.01);
+            replayed.done(&decision, 0.01);
         }
     }
 }

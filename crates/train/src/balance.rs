@@ -132,7 +132,7 @@ impl Balance {
             ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
         }
         let took = begun.elapsed();
-        self.balancer.done(step, &decision, took.as_secs_f64());
+        self.balancer.done(&decision, took.as_secs_f64());
         let Decision { target: now, prospect } = decision;
         Ok(Balanced { step, prospect, before, now, took, after: None })
     }
