@@ -104,14 +104,17 @@ impl Launch {
         })
     }
 
-    /// A rank's cores are its own where there are enough for all; a single rank may use any.
+    /// The cores that a rank has to itself, those of its exchanges last; none where there are not enough for all, or one rank
+    /// may use any.
+    pub fn cores(&self, rank: usize) -> Vec<usize> {
+        let (allowed, each) = (evenkeel_device::allowed_cores(), self.cores_per_rank + self.comm_cores);
+        let are_pinned = self.ranks() > 1 && self.ranks() * each <= allowed.len();
+        if are_pinned { allowed[rank * each..][..each].to_vec() } else { Vec::new() }
+    }
+
     fn device(&self, rank: usize) -> Result<Device, Failure> {
-        let allowed = evenkeel_device::allowed_cores();
-        let (count, all) = (self.cores_per_rank, self.cores_per_rank + self.comm_cores);
-        let pinned = self.ranks() > 1 && self.ranks() * all <= allowed.len();
-        let own = if pinned { &allowed[rank * all..][..all] } else { &[] };
-        let (cores, comm_cores) = own.split_at(count.min(own.len()));
-        let (cores, comm_cores) = (cores.to_vec(), comm_cores.to_vec());
+        let (count, mut cores) = (self.cores_per_rank, self.cores(rank));
+        let comm_cores = cores.split_off(count.min(cores.len()));
         let options = CpuOptions { name: format!("rank{rank}"), cores, comm_cores, ..CpuOptions::with_threads(count) };
         Device::cpu(&options).map_err(|error| {
             let mistake = Mistake { what: format!("the device of rank {rank} cannot be started: {error}"), hint: None };

@@ -82,6 +82,18 @@ impl Balance {
         &self.balancer.now
     }
 
+    /// Bytes of state for one of a dim's width.
+    pub fn state_bytes(&self, dim: Dim) -> f64 {
+        12.0 * elements(&self.model, dim)
+    }
+
+    /// Takes in a step that nobody made, and changes what would be changed.
+    pub fn simulate_step(&mut self, step: u64, step_s: f64, observed: &[Observation]) {
+        if let Some(decision) = self.balancer.step(step, step_s, observed, u64::MAX) {
+            self.balancer.done(&decision, 0.0);
+        }
+    }
+
     /// What to tell of a step.
     pub fn reports(&self, observed: &[Observation]) -> Vec<RankReport> {
         let work = &self.balancer.now.work;

@@ -1,10 +1,12 @@
 //! `evenkeel bench`: this machine, measured.
 
 mod all_reduce;
+mod busy;
 mod llama;
 mod roofline;
 mod schedules;
 mod step;
+mod stragglers;
 
 use evenkeel_device::DType;
 
@@ -43,6 +45,11 @@ pub enum Command {
     Step(step::Arguments),
     /// Compares the schedules of a training step of a random Llama.
     Schedules(schedules::Arguments),
+    /// Compares what can be done about slow ranks.
+    Stragglers(stragglers::Arguments),
+    /// Keeps a core busy: a neighbour to be slowed down by.
+    #[command(hide = true)]
+    Busy(busy::Arguments),
     /// Times sums over the ranks of one process.
     AllReduce(all_reduce::Arguments),
 }
@@ -56,6 +63,8 @@ pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),
         Command::Schedules(arguments) => schedules::run(arguments),
+        Command::Stragglers(arguments) => stragglers::run(arguments),
+        Command::Busy(arguments) => busy::run(arguments),
         Command::AllReduce(arguments) => all_reduce::run(arguments),
     }
 }

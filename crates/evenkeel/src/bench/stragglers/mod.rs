@@ -1,0 +1,263 @@
+//! `evenkeel bench stragglers`: what each mode of balancing makes of slow ranks, against doing nothing and against the best
+//! there could be.
+
+mod draw;
+mod real;
+mod simulated;
+mod subject;
+
+use std::path::PathBuf;
+
+use evenkeel_balance::Mode;
+use evenkeel_store::write_file_atomically;
+
+use super::between;
+use crate::{Failure, Mistake, text};
+use subject::Subject;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    subject: Subject,
+    /// Ranks that share every layer, each with its cores.
+    #[arg(long, default_value_t = 2, value_parser = between::<2, 64>)]
+    tp: usize,
+    /// Simulate so many ranks from compute times measured on one core, instead of running --tp of them.
+    #[arg(long, value_name = "RANKS", value_parser = between::<2, 64>)]
+    simulate: Option<usize>,
+    /// How many times as long each rank takes, such as 1,2; may be given several times. One rank at 2 by default, and with
+    /// --simulate 8 one at 2, 4 and 8, four at 2, and 8-6-4-2.
+    #[arg(long = "case", value_name = "FACTORS", value_parser = factors)]
+    cases: Vec<Case>,
+    /// Modes to compare with "off".
+    #[arg(long, value_delimiter = ',', value_enum, default_value = "reshard,migrate,auto")]
+    modes: Vec<ModeName>,
+    /// The most that "resize" and "semi" leave out.
+    #[arg(long, default_value_t = 0.5, value_parser = share)]
+    gamma_max: f64,
+    /// Steps before a straggler comes, with it, and after it has gone.
+    #[arg(long, default_value_t = 40, value_parser = between::<10, 100000>)]
+    steps: usize,
+    /// Slow ranks down with a busy process on their cores instead of an emulated throttle; each then has half of them.
+    #[arg(long, conflicts_with = "simulate")]
+    neighbour: bool,
+    /// Let the straggler change places with the first rank every so many steps instead of leaving.
+    #[arg(long, value_name = "STEPS", conflicts_with = "simulate", value_parser = between::<5, 100000>)]
+    switch_every: Option<usize>,
+    /// Draw the results to this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How many times as long as the fastest each rank takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case(Vec<f64>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ModeName {
+    Off,
+    Resize,
+    Migrate,
+    Semi,
+    Reshard,
+    Auto,
+}
+
+impl ModeName {
+    fn mode(self) -> Mode {
+        match self {
+            ModeName::Off => Mode::Off,
+            ModeName::Resize => Mode::Resize,
+            ModeName::Migrate => Mode::Migrate,
+            ModeName::Semi => Mode::Semi,
+            ModeName::Reshard => Mode::Reshard,
+            ModeName::Auto => Mode::Auto,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            ModeName::Off => "off",
+            ModeName::Resize => "resize",
+            ModeName::Migrate => "migrate",
+            ModeName::Semi => "semi",
+            ModeName::Reshard => "reshard",
+            ModeName::Auto => "auto",
+        }
+    }
+}
+
+impl Case {
+    /// What a step takes at least, where an undisturbed one takes 1.
+    fn optimum(&self) -> f64 {
+        self.0.len() as f64 / self.0.iter().map(|factor| 1.0 / factor).sum::<f64>()
+    }
+
+    fn slowest(&self) -> f64 {
+        self.0.iter().copied().fold(1.0, f64::max)
+    }
+
+    /// In words.
+    fn name(&self) -> String {
+        let mut slow: Vec<f64> = self.0.iter().copied().filter(|factor| *factor > 1.0).collect();
+        slow.sort_by(|a, b| b.total_cmp(a));
+        match &slow[..] {
+            [] => "all alike".to_owned(),
+            [one] => format!("one of {} at {one}", self.0.len()),
+            [first, rest @ ..] if rest.iter().all(|factor| factor == first) => {
+                format!("{} of {} at {first}", slow.len(), self.0.len())
+            }
+            _ => format!("{} of {}", slow.iter().map(f64::to_string).collect::<Vec<_>>().join("-"), self.0.len()),
+        }
+    }
+}
+
+/// What one mode made of one case.
+#[derive(Clone, Debug)]
+struct Outcome {
+    mode: ModeName,
+    /// Seconds of an undisturbed step, of one with the stragglers once all is settled, and of one when they have gone.
+    undisturbed_s: f64,
+    slowed_s: f64,
+    /// None where they do not leave.
+    recovered_s: Option<f64>,
+    /// Steps until it was within a tenth of where it settled.
+    settled_after: usize,
+    /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
+    moved_bytes: u64,
+    migrated_bytes: u64,
+    /// The share of its products that the worst straggler leaves out.
+    gamma: f64,
+}
+
+impl Outcome {
+    fn slowed(&self) -> f64 {
+        self.slowed_s / self.undisturbed_s
+    }
+}
+
+fn factors(text: &str) -> Result<Case, String> {
+    let factors: Option<Vec<f64>> = text.split(',').map(|factor| factor.trim().parse().ok()).collect();
+    let sound = factors.filter(|factors| factors.iter().all(|factor| (1.0..=1000.0).contains(factor)));
+    sound.map(Case).ok_or_else(|| "numbers from 1 to 1000, separated by commas, are needed".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (0.0..1.0).contains(value));
+    value.ok_or_else(|| "a number from 0 to below 1 is needed".to_owned())
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let ranks = arguments.simulate.unwrap_or(arguments.tp);
+    let cases = arguments.cases(ranks)?;
+    let mut modes = vec![ModeName::Off];
+    modes.extend(arguments.modes.iter().filter(|mode| **mode != ModeName::Off));
+    let model = arguments.subject.model()?;
+    let curves = arguments.simulate.map(|ranks| simulated::measure(&arguments.subject, &model, ranks)).transpose()?;
+    let mut results: Vec<(Case, Vec<Outcome>)> = Vec::new();
+    for case in cases {
+        let outcome = |&mode: &ModeName| match &curves {
+            Some(curves) => Ok(simulated::run(arguments, &model, curves, &case, mode)),
+            None => real::run(arguments, &model, &case, mode),
+        };
+        let outcomes = modes.iter().map(outcome).collect::<Result<Vec<Outcome>, Failure>>()?;
+        results.push((case, outcomes));
+    }
+    if let Some(path) = &arguments.svg {
+        let drawing = draw::svg(&arguments.title(ranks), &results);
+        write_file_atomically(path, |file| file.put(drawing.as_bytes()))?;
+    }
+    Ok(if arguments.json { in_json(arguments, ranks, &results) } else { in_words(arguments, ranks, &results) })
+}
+
+impl Arguments {
+    fn cases(&self, ranks: usize) -> Result<Vec<Case>, Mistake> {
+        if let Some(case) = self.cases.iter().find(|case| case.0.len() != ranks) {
+            let what = format!("--case has {} factors for {ranks} ranks", case.0.len());
+            return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) });
+        }
+        if !self.cases.is_empty() {
+            return Ok(self.cases.clone());
+        }
+        let ending = |slow: &[f64]| Case([vec![1.0; ranks - slow.len()], slow.to_vec()].concat());
+        Ok(match ranks {
+            8 => vec![ending(&[2.0]), ending(&[4.0]), ending(&[8.0]), ending(&[2.0; 4]), ending(&[8.0, 6.0, 4.0, 2.0])],
+            _ => vec![ending(&[2.0])],
+        })
+    }
+
+    /// What is slow, how, and for whom.
+    fn title(&self, ranks: usize) -> String {
+        let how = match (self.simulate, self.neighbour) {
+            (Some(_), _) => "simulated from compute times measured on one core, exchanges left out",
+            (None, true) => "a busy process on the slow ranks' cores",
+            (None, false) => "an emulated throttle",
+        };
+        format!("{}, tp {ranks}; slow ranks by {how}", self.subject.describe())
+    }
+}
+
+fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]) -> String {
+    let mut lines = vec![arguments.title(ranks), String::new()];
+    lines.push(format!(
+        "{:<14} {:<8} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
+        "case", "mode", "ms/step", "/undisturbed", "/optimum", "recovered", "settled", "moved", "moves/step", "left"
+    ));
+    for (case, outcomes) in results {
+        for outcome in outcomes {
+            let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
+            lines.push(format!(
+                "{:<14} {:<8} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
+                case.name(),
+                outcome.mode.name(),
+                1e3 * outcome.slowed_s,
+                outcome.slowed(),
+                outcome.slowed() / case.optimum(),
+                outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
+                dash(outcome.mode != ModeName::Off, format!("{} steps", outcome.settled_after)),
+                dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
+                dash(outcome.migrated_bytes > 0, text::bytes(outcome.migrated_bytes)),
+                dash(outcome.gamma > 0.0, format!("{:.0} %", 100.0 * outcome.gamma)),
+            ));
+        }
+        lines.push(format!("{:<14} {:<8} {:>9} {:>12.3}", case.name(), "optimum", "", case.optimum()));
+    }
+    lines.join("\n")
+}
+
+fn in_json(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]) -> String {
+    let outcome = |outcome: &Outcome| {
+        serde_json::json!({
+            "mode": outcome.mode.name(),
+            "undisturbed_s": outcome.undisturbed_s,
+            "slowed_s": outcome.slowed_s,
+            "recovered_s": outcome.recovered_s,
+            "settled_after": outcome.settled_after,
+            "moved_bytes": outcome.moved_bytes,
+            "migrated_bytes": outcome.migrated_bytes,
+            "gamma": outcome.gamma,
+        })
+    };
+    let case = |(case, outcomes): &(Case, Vec<Outcome>)| {
+        let outcomes: Vec<_> = outcomes.iter().map(outcome).collect();
+        serde_json::json!({ "factors": case.0, "optimum": case.optimum(), "modes": outcomes })
+    };
+    let cases: Vec<_> = results.iter().map(case).collect();
+    serde_json::json!({ "what": arguments.title(ranks), "cases": cases }).to_string()
+}
+
+/// The median of the last few.
+fn settled(times: &[f64]) -> f64 {
+    let mut last = times[times.len().saturating_sub(10)..].to_vec();
+    last.sort_by(f64::total_cmp);
+    last[last.len() / 2]
+}
+
+/// Steps until times stay within a tenth of where they end.
+fn settled_after(times: &[f64]) -> usize {
+    let end = settled(times);
+    times.windows(3).rposition(|three| three.iter().all(|time| *time > 1.1 * end)).map_or(0, |last| last + 3)
+}

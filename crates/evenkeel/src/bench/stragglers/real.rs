@@ -1,0 +1,139 @@
+//! Ranks that are really slowed down.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use evenkeel_balance::Dim;
+use evenkeel_model::{Model, Parameters};
+use evenkeel_train::{Balance, Ranks};
+
+use super::{Arguments, Case, ModeName, Outcome, settled, settled_after};
+use crate::launch::Launch;
+use crate::{Failure, Mistake};
+
+/// Steps before anything is measured: memory is touched for the first time.
+const WARM_UP: usize = 3;
+
+pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: ModeName) -> Result<Outcome, Failure> {
+    let launch = Launch::even(1, arguments.tp, None);
+    let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
+    let mut course = Course {
+        arguments,
+        balance: Balance::new(
+            mode.mode(),
+            arguments.gamma_max,
+            model,
+            &launch.cut,
+            &shards,
+            launch.mesh(),
+            dtype.size_bytes(),
+        ),
+        ranks: launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
+            Ok(Parameters::random(shard, dtype, split, 0, queue))
+        })?,
+        step: 0,
+        moved_bytes: 0,
+        migrated_bytes: 0,
+    };
+    course.steps(WARM_UP)?;
+    let undisturbed_s = settled(&course.steps(arguments.steps)?);
+    course.moved_bytes = 0;
+    let slowed = match arguments.switch_every {
+        Some(every) => {
+            let swapped = Case([&case.0[case.0.len() - 1..], &case.0[1..case.0.len() - 1], &case.0[..1]].concat());
+            let mut times = Vec::new();
+            for turn in 0..4 {
+                times.extend(course.slowed(&launch, if turn % 2 == 0 { case } else { &swapped }, every)?);
+            }
+            times
+        }
+        None => course.slowed(&launch, case, arguments.steps)?,
+    };
+    let (moved_bytes, migrated_bytes) = (course.moved_bytes, course.migrated_bytes);
+    let gamma = course.balance.target().gammas.iter().copied().fold(0.0, f64::max);
+    let recovered_s = match arguments.switch_every {
+        Some(_) => None,
+        None => Some(settled(&course.steps(arguments.steps)?)),
+    };
+    let slowed_s = match arguments.switch_every {
+        Some(_) => slowed.iter().sum::<f64>() / slowed.len() as f64,
+        None => settled(&slowed),
+    };
+    let settled_after = settled_after(&slowed);
+    Ok(Outcome { mode, undisturbed_s, slowed_s, recovered_s, settled_after, moved_bytes, migrated_bytes, gamma })
+}
+
+struct Course<'a> {
+    arguments: &'a Arguments,
+    balance: Balance,
+    ranks: Ranks,
+    step: u64,
+    moved_bytes: u64,
+    migrated_bytes: u64,
+}
+
+impl Course<'_> {
+    /// What each of so many steps takes.
+    fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let samples = self.arguments.subject.samples(self.step);
+            self.step += 1;
+            let start = Instant::now();
+            let (_, observed) = self.ranks.observed_step(samples, 1e-4)?;
+            let took = start.elapsed();
+            self.migrated_bytes = observed.iter().map(|rank| rank.migrated_bytes).sum();
+            let before = self.balance.target().home.clone();
+            self.balance.after_step(&self.ranks, self.step, took, &observed, u64::MAX)?;
+            let now = &self.balance.target().home;
+            let bytes_of = |dim: Dim| {
+                let moved: usize =
+                    now.of(dim).iter().zip(before.of(dim)).map(|(now, old)| now.saturating_sub(*old)).sum();
+                (moved as f64 * self.balance.state_bytes(dim)) as u64
+            };
+            self.moved_bytes += Dim::ALL.iter().map(|&dim| bytes_of(dim)).sum::<u64>();
+            // Whatever is done between two steps is part of the way to the next.
+            times.push(start.elapsed().as_secs_f64());
+        }
+        Ok(times)
+    }
+
+    fn slowed(&mut self, launch: &Launch, case: &Case, count: usize) -> Result<Vec<f64>, Failure> {
+        let neighbours = if self.arguments.neighbour { neighbours(launch, case)? } else { Vec::new() };
+        if !self.arguments.neighbour {
+            self.ranks.throttle(case.0.clone())?;
+        }
+        let times = self.steps(count);
+        drop(neighbours);
+        self.ranks.throttle(vec![1.0; case.0.len()])?;
+        times
+    }
+}
+
+/// A process that keeps a core busy until it is dropped.
+struct Neighbour(Child);
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One on every core of a slow rank.
+fn neighbours(launch: &Launch, case: &Case) -> Result<Vec<Neighbour>, Failure> {
+    let fault = |what: String| Failure::Fault(Mistake { what, hint: None });
+    let slow = (0..case.0.len()).filter(|&rank| case.0[rank] > 1.0);
+    let cores: Vec<usize> = slow.flat_map(|rank| launch.cores(rank)).collect();
+    if cores.is_empty() {
+        let what = "ranks have no cores of their own for a busy neighbour to be on".to_owned();
+        return Err(Mistake { what, hint: Some("use fewer ranks than the machine has cores".to_owned()) }.into());
+    }
+    let program = std::env::current_exe().map_err(|error| fault(format!("this program cannot be found: {error}")))?;
+    let start = |core: usize| {
+        let mut command = Command::new(&program);
+        command.args(["bench", "busy", "--core", &core.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+        command.spawn().map(Neighbour).map_err(|error| fault(format!("a busy neighbour cannot be started: {error}")))
+    };
+    cores.into_iter().map(start).collect()
+}

@@ -1,0 +1,145 @@
+//! Ranks that are simulated from what one core really takes for shards of different widths.
+
+use evenkeel_balance::{Class, Dim, Division, Observation};
+use evenkeel_comm::Communicator;
+use evenkeel_device::{CpuOptions, Device};
+use evenkeel_model::{Cut, Model, Parameters, SHARES, Split, Widths};
+use evenkeel_step::Mesh;
+use evenkeel_train::{Balance, Trainer};
+
+use super::subject::Subject;
+use super::{Arguments, Case, ModeName, Outcome, settled, settled_after};
+use crate::{Failure, Mistake};
+
+/// By class: seconds at some widths, rising.
+pub struct Curves([Vec<(f64, f64)>; Class::ALL.len()]);
+
+impl Curves {
+    /// On the line between the two nearest widths; nothing takes no time.
+    fn seconds(&self, class: Class, width: f64) -> f64 {
+        let points = &self.0[class as usize];
+        if width == 0.0 || points.is_empty() {
+            return 0.0;
+        }
+        let above = points.iter().position(|(at, _)| *at >= width).unwrap_or(points.len() - 1);
+        let (w1, t1) = if above == 0 { (0.0, 0.0) } else { points[above - 1] };
+        let (w2, t2) = points[above];
+        t1 + (t2 - t1) * (width - w1) / (w2 - w1)
+    }
+}
+
+/// Widths that are measured, as shares of an even one.
+const SHARES_OF_EVEN: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 1.25, 1.75];
+const STEPS: usize = 3;
+
+/// Times the first of `ranks` shards at several widths, alone on one core: nobody is there to exchange anything with, so
+/// what it computes is nonsense, in the time that it takes.
+pub fn measure(subject: &Subject, model: &Model, ranks: usize) -> Result<Curves, Failure> {
+    let mut curves = Curves(Class::ALL.map(|_| Vec::new()));
+    for share in SHARES_OF_EVEN {
+        let widths = widths(model, ranks, share);
+        let cut = Cut { widths: Some(widths.clone()), split_sequence: true, ..Cut::even(ranks) };
+        let observed = time(subject, &model.cut(&cut)?, ranks)?;
+        for class in Class::ALL {
+            let width = match class.dim() {
+                Dim::Heads => widths.head_shares[0],
+                Dim::Columns => widths.ffn[0],
+                Dim::Classes => widths.classes[0],
+                Dim::Tokens => widths.tokens[0],
+            };
+            let points = &mut curves.0[class as usize];
+            if width > 0 && points.last().is_none_or(|(at, _)| *at < width as f64) {
+                points.push((width as f64, observed.of(class)));
+            }
+        }
+    }
+    Ok(curves)
+}
+
+/// The first shard has so much of an even share, the others the rest.
+fn widths(model: &Model, ranks: usize, share: f64) -> Widths {
+    let divided = |total: usize, grain: usize| -> Vec<usize> {
+        let even = total as f64 / ranks as f64;
+        let first = ((share * even / grain as f64).round() as usize * grain).clamp(grain.min(total), total);
+        let (each, left) = ((total - first) / (ranks - 1), (total - first) % (ranks - 1));
+        [first].into_iter().chain((0..ranks - 1).map(|rank| each + usize::from(rank < left))).collect()
+    };
+    let config = &model.config;
+    let whole = Widths::of([&model.shard].into_iter());
+    let groups = if config.kv_heads >= ranks { divided(config.kv_heads, 1) } else { vec![0; ranks] };
+    Widths {
+        head_shares: groups.into_iter().map(|groups| SHARES * groups).collect(),
+        ffn: divided(config.ffn, 8),
+        classes: divided(config.classes, 1),
+        patch_elements: divided(whole.patch_elements[0], 1),
+        tokens: divided(SHARES * ranks, 1),
+    }
+}
+
+fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation, Failure> {
+    let device = Device::cpu(&CpuOptions::with_threads(1)).map_err(|error| {
+        Failure::Fault(Mistake { what: format!("a device cannot be started: {error}"), hint: None })
+    })?;
+    let parameters = Parameters::random(&shards[0], subject.dtype(), Split::NONE, 0, device.compute());
+    let (mesh, communicator) = (Mesh::of_shards(ranks), Communicator::dry(0, ranks));
+    let mut trainer = Trainer::new(shards, mesh, &communicator, device, parameters, subject.options());
+    let samples = subject.samples(0);
+    let mut observed = Vec::new();
+    for _ in 0..=STEPS {
+        observed.push(trainer.observed_step(&samples, 0.0)?.1);
+    }
+    // The first one touched its memory for the first time.
+    let median = |class: usize| {
+        let mut times: Vec<f64> = observed[1..].iter().map(|observed| observed.compute_s[class]).collect();
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    Ok(Observation { compute_s: std::array::from_fn(median), ..Observation::default() })
+}
+
+pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, mode: ModeName) -> Outcome {
+    let ranks = case.0.len();
+    let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
+    let shards = model.cut(&cut).expect("measured in as many");
+    let value_bytes = arguments.subject.dtype().size_bytes();
+    let mut balance =
+        Balance::new(mode.mode(), arguments.gamma_max, model, &cut, &shards, Mesh::of_shards(ranks), value_bytes);
+    let mut step = 0;
+    let mut phase = |factors: &[f64]| -> Vec<f64> {
+        let simulate = |_| {
+            step += 1;
+            let (step_s, observed) = simulated_step(curves, &balance.target().work, &balance.target().gammas, factors);
+            balance.simulate_step(step, step_s, &observed);
+            step_s
+        };
+        (0..arguments.steps).map(simulate).collect()
+    };
+    let undisturbed = phase(&vec![1.0; ranks]);
+    let slowed = phase(&case.0);
+    let recovered = phase(&vec![1.0; ranks]);
+    Outcome {
+        mode,
+        undisturbed_s: settled(&undisturbed),
+        slowed_s: settled(&slowed),
+        recovered_s: Some(settled(&recovered)),
+        settled_after: settled_after(&slowed),
+        moved_bytes: 0,
+        migrated_bytes: 0,
+        gamma: 0.0,
+    }
+}
+
+/// A reduction separates the classes, so the slowest rank of each counts.
+fn simulated_step(curves: &Curves, work: &Division, gammas: &[f64], factors: &[f64]) -> (f64, Vec<Observation>) {
+    let mut observed = vec![Observation::default(); factors.len()];
+    let mut step_s = 0.0;
+    for class in Class::ALL {
+        for (rank, factor) in factors.iter().enumerate() {
+            let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
+            let width = left * work.of(class.dim())[rank] as f64;
+            observed[rank].compute_s[class as usize] = factor * curves.seconds(class, width);
+        }
+        step_s += observed.iter().map(|rank| rank.of(class)).fold(0.0, f64::max);
+    }
+    (step_s, observed)
+}
