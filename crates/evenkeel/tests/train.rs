@@ -471,6 +471,18 @@ fn the_examples_that_need_no_download_run() {
 }
 
 #[test]
+fn the_large_examples_make_sound_programs_without_computing() {
+    let place = Place::new(TINY);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for example in ["vit-1b", "vit-3b"] {
+        let mut command = place.command(&["program", &format!("examples/{example}.toml")]);
+        let output = command.current_dir(&root).output().unwrap();
+        assert!(output.status.success(), "{example}: {}", stderr(&output));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("8 ranks"), "{example}");
+    }
+}
+
+#[test]
 fn mistakes_are_said_before_anything_is_written() {
     let place = Place::new(TINY);
     fs::write(place.path("empty.jsonl"), "").unwrap();

@@ -1,0 +1,124 @@
+//! Slow ranks through the binary.
+
+mod support;
+
+use std::fs;
+
+use support::{Place, stderr};
+
+const TINY: &str = r#"
+[model]
+hidden = 64
+layers = 2
+heads = 4
+ffn = 256
+
+[data]
+source = "synthetic"
+records = 100_000
+sequence = 64
+holdout = 50
+
+[train]
+steps = 40
+batch = 8
+lr = 1e-2
+
+[parallel]
+tp = 2
+
+[balance]
+mode = "reshard"
+stragglers = ["1:6@1-30"]
+
+[output]
+checkpoint_every = 20
+"#;
+
+fn metrics(place: &Place, run: &str) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(place.path(run).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter(|line| line["loss"].is_f64()).collect()
+}
+
+fn columns(line: &serde_json::Value) -> Vec<u64> {
+    line["ranks"].as_array().unwrap().iter().map(|rank| rank["columns"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_slow_rank_gets_less_to_do_and_the_curve_stays() {
+    let place = Place::new(TINY);
+    let off = place.run(&["train", "tiny.toml", "--output", "off", "--set", "balance.mode=off"]);
+    assert!(off.status.success(), "{}", stderr(&off));
+    assert!(stderr(&off).contains("emulated slow ranks: rank 1 6×"), "{}", stderr(&off));
+    let on = place.run(&["train", "tiny.toml", "--output", "on", "--set", "balance.calibrate=false"]);
+    let said = stderr(&on);
+    assert!(on.status.success(), "{said}");
+    assert!(said.contains("rank 1 computes") && said.contains("slower than the fastest"), "{said}");
+    let (off, on) = (metrics(&place, "off"), metrics(&place, "on"));
+    for (ours, theirs) in on.iter().zip(&off) {
+        let [ours, theirs] = [ours, theirs].map(|line| line["loss"].as_f64().unwrap());
+        assert!((ours - theirs).abs() < 1e-4 * theirs, "{ours}, without balance {theirs}");
+    }
+    let (first, slow) = (columns(&on[0]), columns(&on[25]));
+    assert_eq!(first, [128, 128]);
+    assert!(slow[1] < 90 && slow[0] + slow[1] == 256, "{slow:?}");
+    for rank in on[25]["ranks"].as_array().unwrap() {
+        assert!(rank["compute_s"].as_f64().unwrap() > 0.0 && rank["wait_s"].as_f64().unwrap() >= 0.0, "{rank}");
+    }
+    assert!(off[0].get("ranks").is_none());
+}
+
+#[test]
+fn ranks_are_timed_before_the_first_step_and_a_resumed_run_keeps_its_widths() {
+    let place = Place::new(TINY);
+    let output = place.run(&["train", "tiny.toml", "--output", "run", "--steps", "20"]);
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("ranks are unequal: the work is divided"), "{said}");
+    let before = metrics(&place, "run");
+    assert!(columns(&before[0])[1] < 128, "{}", before[0]);
+    let last = columns(&before[19]);
+    let output = place.run(&["train", "tiny.toml", "--output", "run", "--steps", "22", "--resume"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(columns(&metrics(&place, "run")[20]), last);
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_told() {
+    let place = Place::new(TINY);
+    for (extra, expected) in [
+        (&["balance.mode=auto", "parallel.tp=1", "balance.stragglers=[]"][..], "nobody to share work with"),
+        (&["balance.mode=resize"], "gamma_max"),
+        (&["balance.gamma_max=0.5"], "leaves nothing out"),
+        (&["balance.stragglers=[\"5:2\"]"], "rank 5 of 2"),
+        (&["balance.stragglers=[\"1x2\"]"], "is no straggler"),
+        (&["balance.mode=migrate", "parallel.dp=2", "parallel.zero=2"], "works with `parallel.zero` up to 1"),
+        (&["balance.mode=fast"], "reshard"),
+    ] {
+        let set: Vec<&str> = extra.iter().flat_map(|set| ["--set", set]).collect();
+        let output = place.run(&[vec!["train", "tiny.toml"], set].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{extra:?}: {said}");
+        assert!(said.contains(expected), "{extra:?}: {said}");
+    }
+}
+
+#[test]
+fn the_bench_compares_modes_and_draws_them() {
+    let place = Place::new(TINY);
+    let sizes = ["--hidden", "64", "--layers", "1", "--heads", "4", "--ffn", "128", "--vocab", "64"];
+    let step = ["--batch", "2", "--sequence", "32", "--steps", "10", "--modes", "reshard"];
+    let bench = |more: &[&str]| place.stdout(&[&["bench", "stragglers"], &sizes[..], &step, more].concat());
+    let table = bench(&["--case", "1,4", "--svg", "out.svg"]);
+    assert!(table.contains("an emulated throttle") && table.contains("one of 2 at 4"), "{table}");
+    let drawing = fs::read_to_string(place.path("out.svg")).unwrap();
+    roxmltree::Document::parse(&drawing).expect("an SVG is XML");
+    let json: serde_json::Value = serde_json::from_str(&bench(&["--simulate", "4", "--json"])).unwrap();
+    assert!(json["what"].as_str().unwrap().contains("simulated"), "{json}");
+    let modes = json["cases"][0]["modes"].as_array().unwrap();
+    let slowed = |mode: &serde_json::Value| mode["slowed_s"].as_f64().unwrap() / mode["undisturbed_s"].as_f64().unwrap();
+    // Without noise, doing nothing is as slow as the slowest, and doing something is not.
+    assert!((slowed(&modes[0]) - 2.0).abs() < 1e-9, "{json}");
+    assert!(slowed(&modes[1]) < 1.9, "{json}");
+}
