@@ -1,5 +1,7 @@
 //! What a pass reads: tokens or images, where they stand, and what is to be predicted.
 
+use std::ops::Range;
+
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 
@@ -117,6 +119,33 @@ impl Batch {
     /// The batch for training, which drops what the model's config says.
     pub fn with_noise(self, noise: Noise) -> Batch {
         Batch { noise: Some(noise), ..self }
+    }
+
+    /// What attention needs of a batch for some of its rows, which are whole segments: where they stand and what is dropped
+    /// there. What embedding and head read is not in it.
+    pub(crate) fn attended(&self, rows: Range<usize>) -> Batch {
+        assert!(self.cache.is_none(), "cached sequences are attended to as a whole");
+        let within = |segment: &Range<usize>| rows.start <= segment.start && segment.end <= rows.end;
+        let ends = self.segments.iter().filter(within).map(|segment| segment.end - rows.start);
+        let segments = Segments::new([0].into_iter().chain(ends).collect());
+        assert_eq!(segments.tokens(), rows.len(), "rows {rows:?} cut a segment of {:?}", self.segments);
+        let none = |indices: &Tensor| indices.col_range(0..0);
+        let moved = |noise: Noise| Noise { first_token: noise.first_token + rows.start as u64, ..noise };
+        Batch {
+            ids: none(&self.ids),
+            positions: self.positions.col_range(rows.clone()),
+            cache: None,
+            patches: None,
+            class_rows: none(&self.class_rows),
+            patch_rows: none(&self.patch_rows),
+            labels: none(&self.labels),
+            targets: 0,
+            noise: self.noise.map(moved),
+            longest: self.longest,
+            largest_id: None,
+            largest_label: None,
+            segments,
+        }
     }
 
     /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.

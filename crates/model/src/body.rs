@@ -132,8 +132,8 @@ impl Body {
             op.backward_input(context, gradients, &mut values, &mut slots);
         }
         let dinputs = self.inputs.iter().map(|&slot| slots.take(slot)).collect();
-        values.keep(|slot| self.ops.iter().any(|op| op.weight_input() == Some(slot)));
-        slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradient() == Some(slot)));
+        values.keep(|slot| self.ops.iter().any(|op| op.weight_inputs().contains(&slot)));
+        slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradients().contains(&slot)));
         (dinputs, BodyBackward { values, gradients: slots })
     }
 

@@ -1,8 +1,8 @@
 //! From a config to a chain of units and the list of its parameters.
 
-use std::ops::Range;
+mod attention;
 
-use evenkeel_device::kernel::Mask;
+use std::ops::Range;
 
 use crate::body::{Body, Slot};
 use crate::bucket::{Bucket, buckets};
@@ -14,7 +14,7 @@ use crate::family::{Mlp, Names, Positions, Qkv};
 use crate::head::Head;
 use crate::layout::{Ranges, Sharing, Slice, as_matrix};
 use crate::norm::NormSpec;
-use crate::op::{Attention, HeadSlot, Index, Linear, Lookup, Op};
+use crate::op::{Index, Linear, LinearPart, Lookup, Op};
 use crate::parameters::{Init, ParamId, ParamSpec};
 use crate::shard::{Cut, Part, Shard};
 
@@ -125,6 +125,16 @@ enum LinearCut {
     Inputs(Range<usize>),
 }
 
+/// A linear layer's parameters here, and how it computes with them.
+#[derive(Clone, Copy)]
+struct LinearWeights {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    /// Of the shards whose outputs are summed, one adds the bias.
+    adds_bias: bool,
+    transposed: bool,
+}
+
 /// The id of the embedding table, which a tied head shares.
 const EMBED: ParamId = ParamId(0);
 
@@ -224,101 +234,6 @@ impl Builder<'_> {
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 
-    fn attention(
-        &mut self,
-        body: &mut BodyBuilder,
-        input: Slot,
-        prefix: &str,
-        index: usize,
-        layer: &Layer,
-        shard: &Shard,
-    ) -> Slot {
-        let Config { hidden, heads, kv_heads, head_dim: dim, qkv_bias, out_bias, .. } = *self.config;
-        let Shard { heads: held, kv_heads: held_kv, kv_holders, .. } = shard;
-        let fused = |name: &str, columns: Vec<Range<usize>>, transposed| LinearSpec {
-            name: format!("{prefix}{name}"),
-            dims: [hidden, 3 * heads * dim],
-            cut: LinearCut::Outputs(Ranges::new(columns)),
-            sharing: sharing(shard),
-            has_bias: qkv_bias,
-            transposed,
-            init_scale: 1.0,
-        };
-        let columns_of = |heads: &Range<usize>, width: usize| heads.start * width..heads.end * width;
-        let [mut q, mut k, v] = match self.names.qkv {
-            Qkv::Separate([q, k, v]) => {
-                let kv_sharing =
-                    if kv_holders.len() > 1 { Sharing::Summed(kv_holders.clone()) } else { sharing(shard) };
-                let mut project = |name: &str, all: usize, held: &Range<usize>, sharing: Sharing| {
-                    let linear = LinearSpec {
-                        name: format!("{prefix}{name}"),
-                        dims: [hidden, all * dim],
-                        cut: LinearCut::Outputs(columns_of(held, dim).into()),
-                        sharing,
-                        has_bias: qkv_bias,
-                        transposed: false,
-                        init_scale: 1.0,
-                    };
-                    let slot = self.linear(body, input, linear);
-                    HeadSlot { slot, first: 0, count: held.len(), dim, step: dim }
-                };
-                let q = project(q, heads, held, sharing(shard));
-                [q, project(k, kv_heads, held_kv, kv_sharing.clone()), project(v, kv_heads, held_kv, kv_sharing)]
-            }
-            Qkv::FusedBlocks(name) => {
-                let block = |part: usize| columns_of(&(part * heads + held.start..part * heads + held.end), dim);
-                let slot = self.linear(body, input, fused(name, vec![block(0), block(1), block(2)], true));
-                let count = held.len();
-                [0, 1, 2].map(|part| HeadSlot { slot, first: part * count * dim, count, dim, step: dim })
-            }
-            Qkv::FusedByHead(name) => {
-                let slot = self.linear(body, input, fused(name, vec![columns_of(held, 3 * dim)], false));
-                [0, 1, 2].map(|part| HeadSlot { slot, first: part * dim, count: held.len(), dim, step: 3 * dim })
-            }
-        };
-        if let Some(names) = self.names.qk_norm {
-            // Each shard sees its own heads, so each has a summand of the gradient.
-            let sharing = if shard.is_whole() { Sharing::Same } else { Sharing::Summed(0..shard.count) };
-            for (heads, name) in [&mut q, &mut k].into_iter().zip(names) {
-                let norm = self.norm_of(&format!("{prefix}{name}"), dim, sharing.clone());
-                let (x, out, stats) = (heads.slot, body.slot(), body.slot());
-                body.ops.push(Op::HeadNorm { x, out, stats, heads: heads.count, norm });
-                heads.slot = out;
-            }
-        }
-        if let Some(table) = layer.rotary {
-            body.ops.push(Op::Rotary { x: q, table });
-            body.ops.push(Op::Rotary { x: k, table });
-        }
-        let (out, logsum) = (body.slot(), body.slot());
-        let mask = Mask { causal: self.config.causal, window: layer.window };
-        let scale = self.config.attention_scale * layer.scale;
-        let dropout = Dropout::new(self.config.dropouts.attention, Site::AttentionWeights(index));
-        let first_head = held.start;
-        body.ops.push(Op::Attention(Attention {
-            q,
-            k,
-            v,
-            out,
-            logsum,
-            mask,
-            scale,
-            dropout,
-            first_head,
-            layer: index,
-        }));
-        let linear = LinearSpec {
-            name: format!("{prefix}{}", self.names.out),
-            dims: [heads * dim, hidden],
-            cut: LinearCut::Inputs(columns_of(held, dim)),
-            sharing: sharing(shard),
-            has_bias: out_bias,
-            transposed: self.transposed(),
-            init_scale: self.out_scale(),
-        };
-        self.linear(body, out, linear)
-    }
-
     fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
         let Config { hidden, ffn, mlp_bias, activation, .. } = *self.config;
         let widening = |name: &str, transposed| LinearSpec {
@@ -405,6 +320,11 @@ impl Builder<'_> {
     }
 
     fn linear_op(&mut self, body: &mut BodyBuilder, x: Slot, spec: LinearSpec) -> Linear {
+        let weights = self.linear_weights(spec);
+        body.linear_with(x, weights, None)
+    }
+
+    fn linear_weights(&mut self, spec: LinearSpec) -> LinearWeights {
         let LinearSpec { name, dims: [input, output], cut, sharing, has_bias, transposed, init_scale } = spec;
         let is_summand = matches!(cut, LinearCut::Inputs(_));
         let (inputs, outputs) = match cut {
@@ -424,7 +344,7 @@ impl Builder<'_> {
             let slice = Slice::of_cols(1, outputs);
             self.tensor(&format!("{name}.bias"), vec![output], slice, sharing, Init::Constant(0.0))
         });
-        Linear { bias, adds_bias, transposed, ..body.plain_linear(x, weight) }
+        LinearWeights { weight, bias, adds_bias, transposed }
     }
 
     /// A norm of the stream, which every shard has.
@@ -490,7 +410,24 @@ impl BodyBuilder {
     /// A layer without bias or activation, not added yet.
     fn plain_linear(&mut self, x: Slot, weight: ParamId) -> Linear {
         let out = self.slot();
-        Linear { x, out, weight, bias: None, adds_bias: true, transposed: false, activation: None, first: false }
+        Linear {
+            x,
+            out,
+            weight,
+            bias: None,
+            adds_bias: true,
+            transposed: false,
+            activation: None,
+            first: false,
+            part: None,
+            adds: false,
+        }
+    }
+
+    /// A layer with these parameters or a part of them, not added yet.
+    fn linear_with(&mut self, x: Slot, weights: LinearWeights, part: Option<LinearPart>) -> Linear {
+        let LinearWeights { weight, bias, adds_bias, transposed } = weights;
+        Linear { bias, adds_bias, transposed, part, ..self.plain_linear(x, weight) }
     }
 
     fn linear(&mut self, linear: Linear) -> Slot {

@@ -101,6 +101,7 @@ impl<'a> Generator<'a> {
         sequences: usize,
         capacity: usize,
     ) -> Result<Generator<'a>, GenerateError> {
+        assert!(!model.shard.is_shared_by_samples(), "heads that shards share by samples have no cache");
         let Input::Tokens { learned_positions } = model.config.input else {
             return Err(GenerateError::NotText { model_type: model.config.family.model_type });
         };

@@ -9,6 +9,7 @@ use evenkeel_store::Folder;
 
 use crate::build::Model;
 use crate::error::Error;
+use crate::layout::Piece;
 use crate::parameters::{ParamSpec, Parameters, Split};
 
 /// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
@@ -20,7 +21,8 @@ pub fn fill_slice<E>(
     read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let width = spec.whole[1];
-    for piece in spec.slice.pieces() {
+    let is_there = |piece: &Piece| !piece.rows.is_empty() && !piece.cols.is_empty();
+    for piece in spec.slice.pieces().filter(is_there) {
         let held = tensor.view().row_range(piece.held_rows).col_range(piece.held_cols);
         let (first_row, cols) = (piece.rows.start, piece.cols);
         queue.write_rows(held, |first, rows| {

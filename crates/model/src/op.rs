@@ -12,6 +12,7 @@ use crate::batch::Batch;
 use crate::body::{Context, Slot, Slots};
 use crate::dropout::{Dropout, dropped};
 use crate::norm::{self, NormSpec};
+use crate::on_rows::OnRows;
 use crate::parameters::{Gradients, ParamId};
 
 #[derive(Clone, Debug)]
@@ -55,6 +56,12 @@ pub(crate) enum Op {
         x: Slot,
         dropout: Dropout,
     },
+    /// The rows of a slot and none of its columns: what no heads attend to.
+    NoColumns {
+        x: Slot,
+        out: Slot,
+    },
+    OnRows(OnRows),
 }
 
 /// `out = activation(x · weightᵀ + bias)`
@@ -72,6 +79,17 @@ pub(crate) struct Linear {
     pub activation: Option<(Activation, Slot)>,
     /// Nobody asks for the gradient of `x`.
     pub first: bool,
+    /// What it computes with of its parameters, where that is not all.
+    pub part: Option<LinearPart>,
+    /// Adds to what is in `out`; such a layer is bare.
+    pub adds: bool,
+}
+
+/// Some of a linear layer's outputs or inputs, counted among those that the shard holds.
+#[derive(Clone, Debug)]
+pub(crate) enum LinearPart {
+    Outputs(Range<usize>),
+    Inputs(Range<usize>),
 }
 
 /// Heads in a slot: which columns they take.
@@ -154,12 +172,14 @@ impl Op {
             Op::Linear(linear) => [linear.weight].into_iter().chain(linear.bias).collect(),
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::parameters).collect(),
             Op::Rotary { .. }
             | Op::Attention(_)
             | Op::Gated { .. }
             | Op::Add { .. }
             | Op::Patches { .. }
-            | Op::Dropout { .. } => Vec::new(),
+            | Op::Dropout { .. }
+            | Op::NoColumns { .. } => Vec::new(),
         }
     }
 
@@ -216,6 +236,8 @@ impl Op {
                     dropout.launch(queue, noise, 0, x, x);
                 }
             }
+            Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
+            Op::OnRows(strip) => strip.forward(context, values),
         }
     }
 
@@ -231,7 +253,13 @@ impl Op {
                 vec![q.slot, k.slot, v.slot, *out, *logsum]
             }
             Op::Gated { gate, up, .. } => vec![*gate, *up],
-            Op::Rotary { .. } | Op::Add { .. } | Op::Patches { .. } | Op::Lookup(_) | Op::Dropout { .. } => Vec::new(),
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::saved).collect(),
+            Op::Rotary { .. }
+            | Op::Add { .. }
+            | Op::Patches { .. }
+            | Op::Lookup(_)
+            | Op::Dropout { .. }
+            | Op::NoColumns { .. } => Vec::new(),
         }
     }
 
@@ -275,21 +303,27 @@ impl Op {
                 let dx = dropped(Some(*dropout), context, 0, slots.take(*x));
                 slots.set(*x, dx);
             }
-            Op::Patches { .. } | Op::Lookup(_) => (),
+            Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),
+            Op::Patches { .. } | Op::Lookup(_) | Op::NoColumns { .. } => (),
         }
     }
 
-    /// The slot whose value the weight half multiplies with.
-    pub fn weight_input(&self) -> Option<Slot> {
-        if let Op::Linear(linear) = self { Some(linear.x) } else { None }
+    /// The slots whose values the weight half multiplies with.
+    pub fn weight_inputs(&self) -> Vec<Slot> {
+        match self {
+            Op::Linear(linear) => vec![linear.x],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::weight_inputs).collect(),
+            _ => Vec::new(),
+        }
     }
 
-    /// The slot whose gradient the weight half reads.
-    pub fn weight_gradient(&self) -> Option<Slot> {
+    /// The slots whose gradients the weight half reads.
+    pub fn weight_gradients(&self) -> Vec<Slot> {
         match self {
-            Op::Linear(linear) => Some(linear.out),
-            Op::Lookup(lookup) => Some(lookup.out),
-            _ => None,
+            Op::Linear(linear) => vec![linear.out],
+            Op::Lookup(lookup) => vec![lookup.out],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::weight_gradients).collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -303,6 +337,7 @@ impl Op {
                 scale: lookup.scale,
                 dout: slots.get(lookup.out).view(),
             }),
+            Op::OnRows(strip) => strip.backward_weight(context, gradients, values, slots),
             _ => (),
         }
     }
@@ -321,13 +356,17 @@ fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel:
 
 impl Linear {
     fn forward(&self, context: &Context, values: &mut Slots) {
-        let (queue, weight) = (context.queue, &context.parameters.value(self.weight));
+        let (queue, weight) = (context.queue, &self.part_of_weight(context.parameters.value(self.weight)));
         let x = values.get(self.x);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
+        if self.adds {
+            return queue.launch(Product::new(order, x, weight, values.get(self.out)).accumulating());
+        }
         let out = queue.tensor(x.rows, width, context.dtype());
+        let bias = self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias));
         let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
         queue.launch(Product {
-            bias: self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias).view()),
+            bias: bias.map(|bias| self.part_of_bias(bias).view()),
             activation: self.activation.map(|(activation, _)| activation),
             preactivation: preactivation.as_ref().map(Tensor::view),
             ..Product::new(order, x, weight, &out)
@@ -339,7 +378,7 @@ impl Linear {
     }
 
     fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
-        let (queue, weight) = (context.queue, &context.parameters.value(self.weight));
+        let (queue, weight) = (context.queue, &self.part_of_weight(context.parameters.value(self.weight)));
         let dout = slots.get(self.out);
         if let Some((activation, slot)) = self.activation {
             let x = values.take(slot).view();
@@ -363,9 +402,38 @@ impl Linear {
         let queue = context.queue;
         let (x, dout) = (values.get(self.x), slots.get(self.out));
         let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
-        add_weight_gradient(queue, gradients, self.weight, a, b);
+        match self.part {
+            None => add_weight_gradient(queue, gradients, self.weight, a, b),
+            // Overwriting one part would leave the others undefined, so the whole is zeroed first.
+            Some(_) => {
+                let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
+                queue.launch(Product::new(Order::TN, a, b, &dweight).accumulating());
+            }
+        }
         if let Some(bias) = self.bias {
-            queue.launch(ColumnSum { x: dout.view(), out: gradients.sum(queue, bias).view() });
+            let dbias = self.part_of_bias(gradients.sum(queue, bias));
+            queue.launch(ColumnSum { x: dout.view(), out: dbias.view() });
+        }
+    }
+
+    /// What this layer uses of its weight, or of the weight's gradient.
+    fn part_of_weight(&self, whole: Tensor) -> Tensor {
+        match (&self.part, self.transposed) {
+            (None, _) => whole,
+            (Some(LinearPart::Outputs(rows)), false) | (Some(LinearPart::Inputs(rows)), true) => {
+                whole.row_range(rows.clone())
+            }
+            (Some(LinearPart::Outputs(cols)), true) | (Some(LinearPart::Inputs(cols)), false) => {
+                whole.col_range(cols.clone())
+            }
+        }
+    }
+
+    /// The same of the bias, which has a number for each output.
+    fn part_of_bias(&self, whole: Tensor) -> Tensor {
+        match &self.part {
+            Some(LinearPart::Outputs(cols)) => whole.col_range(cols.clone()),
+            Some(LinearPart::Inputs(_)) | None => whole,
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Nothing is listed per checkpoint: the cut follows from the model's sizes and the shards' weights. Parts are uneven by
 //! nature. Attention is cut in whole groups of query heads with their key and value head; where there are more shards
-//! than such groups, several shards share a key and value head and hold it each.
+//! than such groups, several shards share a key and value head and hold it each. A layout that only computes may cut
+//! groups by samples as well: see `strip`.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Input};
 use crate::error::Error;
+use crate::strip::groups_of;
 
 /// How a model is to be cut.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,7 +57,7 @@ const MOST_TOKEN_SHARES: usize = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct Widths {
     /// Of groups of query heads with their key and value head, in parts of a group: [`SHARES`] of them are one group. None for
-    /// anybody where there are fewer groups than shards.
+    /// anybody where there are fewer groups than shards and these share key and value heads.
     pub head_shares: Vec<usize>,
     pub ffn: Vec<usize>,
     pub classes: Vec<usize>,
@@ -70,7 +72,7 @@ impl Widths {
         let all = |width: fn(&Shard) -> usize| shards.iter().map(|shard| width(shard)).collect();
         let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
         Widths {
-            head_shares: all(if shares_heads { |_| 0 } else { |shard| SHARES * shard.kv_heads.len() }),
+            head_shares: all(if shares_heads { |_| 0 } else { Shard::head_shares }),
             ffn: all(|shard| shard.ffn.len()),
             classes: all(|shard| shard.classes.len()),
             patch_elements: all(|shard| shard.patch_elements.len()),
@@ -78,9 +80,15 @@ impl Widths {
         }
     }
 
+    /// Whether groups of heads are cut by samples: good for computing, but not for keeping parameters. See
+    /// [`Shard::is_shared_by_samples`].
+    pub fn is_shared_by_samples(&self) -> bool {
+        self.head_shares.iter().any(|shares| !shares.is_multiple_of(SHARES))
+    }
+
     /// Whether a model of this config can be cut so in `shards`.
     pub fn fit(&self, config: &Config, shards: usize) -> bool {
-        let shares_heads = config.kv_heads < shards;
+        let shares_heads = config.kv_heads < shards && self.head_shares.iter().all(|&shares| shares == 0);
         let dims = [
             (&self.head_shares, if shares_heads { 0 } else { SHARES * config.kv_heads }),
             (&self.ffn, config.ffn),
@@ -107,6 +115,9 @@ pub struct Shard {
     pub kv_heads: Range<usize>,
     /// The shards that hold these key and value heads: more than this one where there are fewer heads than shards.
     pub kv_holders: Range<usize>,
+    /// Where groups of heads are cut by samples: the stretch that this shard has of all groups, in parts of a group. The
+    /// heads above are then those of every group that it has a part of.
+    pub shared_line: Option<Range<usize>>,
     pub ffn: Range<usize>,
     /// Vocabulary rows of embedding and head, or classes.
     pub classes: Range<usize>,
@@ -129,6 +140,7 @@ impl Shard {
             heads: 0..config.heads,
             kv_heads: 0..config.kv_heads,
             kv_holders: 0..1,
+            shared_line: None,
             ffn: 0..config.ffn,
             classes: 0..config.classes,
             widest_classes: config.classes,
@@ -177,6 +189,7 @@ impl Shard {
             heads: heads[index].heads.clone(),
             kv_heads: heads[index].kv_heads.clone(),
             kv_holders: heads[index].kv_holders.clone(),
+            shared_line: heads[index].shared_line.clone(),
             ffn: ffn[index].clone(),
             classes: classes[index].clone(),
             widest_classes,
@@ -203,6 +216,10 @@ impl Shard {
         self.count == 1
     }
 
+    fn head_shares(&self) -> usize {
+        self.shared_line.as_ref().map_or(SHARES * self.kv_heads.len(), Range::len)
+    }
+
     /// What this shard has of a part of the model.
     pub(crate) fn of(&self, part: Part, config: &Config) -> Shard {
         if self.uncut.contains(&part) { Shard::whole(config) } else { self.clone() }
@@ -220,34 +237,33 @@ struct HeadsOfShard {
     heads: Range<usize>,
     kv_heads: Range<usize>,
     kv_holders: Range<usize>,
+    shared_line: Option<Range<usize>>,
 }
 
 fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
     let (group, weights) = (config.heads / config.kv_heads, &cut.weights);
+    let of_groups = |shard: usize, kv: Range<usize>, shared_line| HeadsOfShard {
+        heads: kv.start * group..kv.end * group,
+        kv_heads: kv,
+        kv_holders: shard..shard + 1,
+        shared_line,
+    };
+    if let Some(widths) = cut.widths.as_ref().filter(|widths| widths.head_shares.iter().any(|&shares| shares > 0)) {
+        let lines = side_by_side(&widths.head_shares).into_iter().enumerate();
+        let is_shared = widths.is_shared_by_samples();
+        return lines.map(|(shard, line)| of_groups(shard, groups_of(&line), is_shared.then_some(line))).collect();
+    }
     if config.kv_heads >= weights.len() {
-        let kv_heads = match &cut.widths {
-            Some(widths) => {
-                let groups = |&shares: &usize| {
-                    assert!(shares.is_multiple_of(SHARES), "{shares} shares of groups of heads");
-                    shares / SHARES
-                };
-                side_by_side(&widths.head_shares.iter().map(groups).collect::<Vec<_>>())
-            }
-            None => apportion(config.kv_heads, weights),
-        };
-        let whole_groups = |(shard, kv): (usize, Range<usize>)| HeadsOfShard {
-            heads: kv.start * group..kv.end * group,
-            kv_heads: kv,
-            kv_holders: shard..shard + 1,
-        };
-        return kv_heads.into_iter().enumerate().map(whole_groups).collect();
+        let kv_heads = apportion(config.kv_heads, weights).into_iter().enumerate();
+        return kv_heads.map(|(shard, kv)| of_groups(shard, kv, None)).collect();
     }
     let shards_of_kv = share_out(weights, config.kv_heads, group);
     let mut shards = Vec::new();
     for (kv, holders) in shards_of_kv.into_iter().enumerate() {
         for heads in apportion(group, &weights[holders.clone()]) {
             let heads = kv * group + heads.start..kv * group + heads.end;
-            shards.push(HeadsOfShard { heads, kv_heads: kv..kv + 1, kv_holders: holders.clone() });
+            let (kv_heads, kv_holders) = (kv..kv + 1, holders.clone());
+            shards.push(HeadsOfShard { heads, kv_heads, kv_holders, shared_line: None });
         }
     }
     shards
