@@ -100,7 +100,9 @@ impl Queue {
     pub fn launch(&self, kernel: impl Into<Kernel>) {
         let kernel = kernel.into();
         kernel.operation().check();
-        self.backend.launch(self.lane, kernel);
+        if !kernel.is_idle() {
+            self.backend.launch(self.lane, kernel);
+        }
     }
 
     /// A tensor whose contents are whatever was there before. Panics with [`OutOfMemory`](crate::OutOfMemory)'s message

@@ -187,16 +187,16 @@ impl Heads {
     /// Heads that lie side by side and fill the tensor's columns.
     pub fn packed(view: impl Into<View>, count: usize) -> Heads {
         let view = view.into();
-        assert_eq!(view.cols % count, 0, "{} columns are not {count} heads", view.cols);
-        let dim = view.cols / count;
+        assert!(view.cols.is_multiple_of(count), "{} columns are not {count} heads", view.cols);
+        let dim = view.cols.checked_div(count).unwrap_or(0);
         Heads { view, count, dim, step: dim }
     }
 
     /// Heads of `dim` elements, `step` apart, beginning at column `first`.
     pub fn strided(view: impl Into<View>, first: usize, count: usize, dim: usize, step: usize) -> Heads {
         let view = view.into();
-        let end = first + (count - 1) * step + dim;
-        Heads { view: view.col_range(first..end), count, dim, step }
+        let cols = if count == 0 { 0..0 } else { first..first + (count - 1) * step + dim };
+        Heads { view: view.col_range(cols), count, dim, step }
     }
 
     pub fn tokens(&self) -> usize {

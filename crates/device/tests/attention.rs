@@ -4,9 +4,9 @@ mod support;
 #[path = "support/attention.rs"]
 mod twin;
 
-use evenkeel_device::DType;
-use evenkeel_device::kernel::Mask;
-use support::{DTYPES, assert_close, rounded, tolerance};
+use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Rotary, Segments};
+use evenkeel_device::{DType, Heads, Tensor};
+use support::{DTYPES, assert_close, rounded, run, tolerance};
 use twin::{Case, Lie};
 
 fn masks() -> Vec<Mask> {
@@ -27,6 +27,49 @@ fn every_mask_segmentation_grouping_and_layout_agrees_with_the_plain_formulas() 
                 }
             }
         }
+    }
+}
+
+#[test]
+fn attention_and_rotation_of_no_heads_do_nothing() {
+    for dtype in DTYPES {
+        let results = run(|queue| {
+            let (tokens, untouched) = (5, vec![7.0; 5 * 12]);
+            let [around, logsum] = [dtype, DType::F32].map(|dtype| queue.floats(tokens, 12, dtype, &untouched));
+            let table = queue.floats(8, 4, DType::F32, &[1.0; 32]);
+            // Beside one another, and each at its place in a fused projection.
+            for heads in
+                [|x: &Tensor| Heads::packed(&x.col_range(3..3), 0), |x: &Tensor| Heads::strided(x, 4, 0, 4, 12)]
+            {
+                let (x, none) = (heads(&around), Heads::packed(&around.col_range(0..0), 0));
+                let (segments, mask, scale) = (Segments::uniform(1, tokens), Mask { causal: true, window: None }, 1.0);
+                let (logsum, dropout) = (logsum.col_range(0..0).view(), None);
+                let (q, k, v, out) = (x, x, x, none);
+                queue.launch(Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout });
+                let [dout, dq, dk, dv] = [none, x, x, x];
+                queue.launch(AttentionBackward {
+                    q,
+                    k,
+                    v,
+                    out,
+                    logsum,
+                    dout,
+                    dq,
+                    dk,
+                    dv,
+                    segments,
+                    mask,
+                    scale,
+                    dropout,
+                });
+                let rotated = Heads::strided(&around, 4, 0, 4, 12);
+                let positions = queue.indices(&[0, 1, 2, 3, 4]);
+                let (table, positions) = (table.view(), positions.view());
+                queue.launch(Rotary { x: rotated, table, positions, inverse: false });
+            }
+            vec![around, logsum]
+        });
+        assert!(results.concat().iter().all(|&x| x == 7.0), "{dtype:?}");
     }
 }
 

@@ -8,8 +8,10 @@ use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
 const ORDERS: [Order; 3] = [Order::NN, Order::NT, Order::TN];
 
-/// M, N, K: odd, tiny, just below and above tiles and vectors, deeper than one block of K.
-const SHAPES: [[usize; 3]; 14] = [
+/// M, N, K: of no depth, odd, tiny, just below and above tiles and vectors, deeper than one block of K.
+const SHAPES: [[usize; 3]; 16] = [
+    [1, 1, 0],
+    [37, 50, 0],
     [1, 1, 1],
     [1, 2, 3],
     [3, 17, 2],

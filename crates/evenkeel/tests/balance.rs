@@ -117,7 +117,8 @@ fn the_bench_compares_modes_and_draws_them() {
     let json: serde_json::Value = serde_json::from_str(&bench(&["--simulate", "4", "--json"])).unwrap();
     assert!(json["what"].as_str().unwrap().contains("simulated"), "{json}");
     let modes = json["cases"][0]["modes"].as_array().unwrap();
-    let slowed = |mode: &serde_json::Value| mode["slowed_s"].as_f64().unwrap() / mode["undisturbed_s"].as_f64().unwrap();
+    let slowed =
+        |mode: &serde_json::Value| mode["slowed_s"].as_f64().unwrap() / mode["undisturbed_s"].as_f64().unwrap();
     // Without noise, doing nothing is as slow as the slowest, and doing something is not.
     assert!((slowed(&modes[0]) - 2.0).abs() < 1e-9, "{json}");
     assert!(slowed(&modes[1]) < 1.9, "{json}");

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod moves;
+mod overlap;
 
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use blocks::{Block, blocks};
 pub use moves::{Move, moves};
+pub use overlap::Region;
 
 /// Ranges of one dim, in order and apart from each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,15 +101,17 @@ impl Slice {
         [self.rows.len(), self.cols.len()]
     }
 
+    /// Its rectangles that are not empty.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.rows.placed().flat_map(|(held_row, rows)| {
+        let pieces = self.rows.placed().flat_map(|(held_row, rows)| {
             self.cols.placed().map(move |(held_col, cols)| Piece {
                 rows: rows.clone(),
                 cols: cols.clone(),
                 held_rows: held_row..held_row + rows.len(),
                 held_cols: held_col..held_col + cols.len(),
             })
-        })
+        });
+        pieces.filter(|piece| !piece.rows.is_empty() && !piece.cols.is_empty())
     }
 
     /// The pieces of those rows of the whole matrix that lie in `wanted`.

@@ -189,7 +189,7 @@ impl Op {
             Op::Linear(linear) => linear.forward(context, values),
             Op::HeadNorm { x, out, stats, heads, norm } => {
                 let input = values.get(*x);
-                let [rows, dim] = [input.rows * heads, input.cols / heads];
+                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
                 let result = queue.tensor(input.rows, input.cols, input.dtype);
                 let source = norm::Input::Value(input.view().reshaped(rows, dim));
                 let row_stats = norm.forward(queue, context.parameters, source, result.view().reshaped(rows, dim));
@@ -270,7 +270,7 @@ impl Op {
             Op::Linear(linear) => linear.backward_input(context, values, slots),
             Op::HeadNorm { x, out, stats, heads, norm } => {
                 let (input, dout) = (values.take(*x), slots.take(*out));
-                let [rows, dim] = [input.rows * heads, input.cols / heads];
+                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
                 let (x_rows, dout_rows) = (input.view().reshaped(rows, dim), dout.view().reshaped(rows, dim));
                 let row_stats = values.take(*stats);
                 let parameters = context.parameters;

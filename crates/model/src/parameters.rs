@@ -8,7 +8,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::bucket::Bucket;
 use crate::build::Model;
-use crate::layout::{Sharing, Slice};
+use crate::layout::{Region, Sharing, Slice};
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -159,6 +159,8 @@ pub struct Parameters {
     values: RefCell<Vec<Option<Tensor>>>,
     /// By bucket, where values are split: this part's.
     own_values: Vec<Option<Tensor>>,
+    /// By parameter: what is computed with instead, while another part of it is than the one that is kept.
+    borrowed: RefCell<Vec<Option<Tensor>>>,
 }
 
 impl Parameters {
@@ -184,15 +186,16 @@ impl Parameters {
                 own_values.push(None);
             }
         }
-        let values = RefCell::new(values);
-        Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values }
+        let (values, borrowed) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
+        Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values, borrowed }
     }
 
     /// Of nothing, while others take their place.
     pub fn none(dtype: DType, split: Split) -> Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Parameters { specs, buckets, split, dtype, places, masters, values: RefCell::default(), own_values }
+        let (values, borrowed) = (RefCell::default(), RefCell::default());
+        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, borrowed }
     }
 
     /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
@@ -253,6 +256,11 @@ impl Parameters {
 
     /// What units compute with: matrices in the compute dtype, vectors in f32.
     pub fn value(&self, id: ParamId) -> Tensor {
+        self.borrowed.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
+    }
+
+    /// The values of the part that is kept here.
+    pub fn kept_value(&self, id: ParamId) -> Tensor {
         self.resident(id).unwrap_or_else(|| panic!("`{}` is used before it was gathered", self.specs[id.0].name))
     }
 
@@ -313,6 +321,11 @@ impl Parameters {
         self.values.borrow_mut()[bucket] = values;
     }
 
+    /// From here on units compute with this, and not with what is kept; or with that again.
+    pub fn set_borrowed(&self, id: ParamId, value: Option<Tensor>) {
+        self.borrowed.borrow_mut()[id.0] = value;
+    }
+
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
         (0..self.specs.len()).map(ParamId)
     }
@@ -347,6 +360,16 @@ pub struct Gradients {
     whole: RefCell<Vec<Option<Tensor>>>,
     /// By bucket, where gradients are split: this part's sums, and whether there are any.
     own: Vec<Option<(Tensor, Cell<bool>)>>,
+    /// By parameter: what is added to instead, while another part of it is computed with than the one that is kept.
+    borrowed: RefCell<Vec<Option<BorrowedGradient>>>,
+}
+
+/// The gradient of the part of a parameter that is computed with.
+struct BorrowedGradient {
+    matrix: [usize; 2],
+    /// From the first addition on.
+    tensor: Option<Tensor>,
+    is_cleared: bool,
 }
 
 impl Gradients {
@@ -363,6 +386,7 @@ impl Gradients {
             own: buckets.iter().map(own).collect(),
             places: parameters.places.clone(),
             cleared: vec![Cell::new(true); parameters.specs.len()],
+            borrowed: RefCell::new(parameters.specs.iter().map(|_| None).collect()),
             buckets,
             split,
         }
@@ -371,7 +395,8 @@ impl Gradients {
     /// Of nothing, for passes without gradients.
     pub fn none() -> Gradients {
         let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Gradients { specs, buckets, split: Split::NONE, places, cleared, whole: RefCell::default(), own }
+        let (whole, borrowed) = (RefCell::default(), RefCell::default());
+        Gradients { specs, buckets, split: Split::NONE, places, cleared, whole, own, borrowed }
     }
 
     pub fn clear(&self) {
@@ -381,19 +406,35 @@ impl Gradients {
 
     /// The gradient, and whether there is something in it to add to.
     pub fn overwrite_or_add(&self, queue: &Queue, id: ParamId) -> (Tensor, bool) {
-        (self.tensor(queue, id), !self.cleared[id.0].replace(false))
+        (self.tensor(queue, id), !self.begin(id))
     }
 
     /// The gradient, filled with zeros if nothing has been added to it.
     pub fn sum(&self, queue: &Queue, id: ParamId) -> Tensor {
         let tensor = self.tensor(queue, id);
-        if self.cleared[id.0].replace(false) {
+        if self.begin(id) {
             queue.launch(Fill { out: tensor.view(), value: 0.0 });
         }
         tensor
     }
 
+    /// Whether nothing was added so far; something is now.
+    fn begin(&self, id: ParamId) -> bool {
+        match &mut self.borrowed.borrow_mut()[id.0] {
+            Some(borrowed) => std::mem::take(&mut borrowed.is_cleared),
+            None => self.cleared[id.0].replace(false),
+        }
+    }
+
     fn tensor(&self, queue: &Queue, id: ParamId) -> Tensor {
+        if let Some(BorrowedGradient { matrix: [rows, cols], tensor, .. }) = &mut self.borrowed.borrow_mut()[id.0] {
+            return tensor.get_or_insert_with(|| queue.tensor(*rows, *cols, DType::F32)).clone();
+        }
+        self.kept(queue, id)
+    }
+
+    /// The gradient of the part that is kept here.
+    fn kept(&self, queue: &Queue, id: ParamId) -> Tensor {
         let (bucket, start) = self.places[id.0];
         let [rows, cols] = self.specs[id.0];
         let mut whole = self.whole.borrow_mut();
@@ -401,8 +442,29 @@ impl Gradients {
         flat.col_range(start..start + rows * cols).reshaped(rows, cols)
     }
 
+    /// From here on gradients of a part of these dims are added up, until [`Gradients::give_back`]: beside those of the part
+    /// that is kept, or, `in_place`, as a part of them.
+    pub fn borrow(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
+        assert!(!self.split.gradients, "gradients that are split cannot be borrowed");
+        let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
+        let is_cleared = in_place.is_none() || self.cleared[id.0].get();
+        let before = self.borrowed.borrow_mut()[id.0].replace(BorrowedGradient { matrix, tensor, is_cleared });
+        assert!(before.is_none(), "parameter {} is borrowed twice", id.0);
+    }
+
+    /// Takes a borrowed gradient away, which something was added to. With the gradient of the part that is kept, to which
+    /// others are to be added, and whether there is something in it to add to.
+    pub fn give_back(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
+        let borrowed = self.borrowed.borrow_mut()[id.0].take();
+        let given = borrowed.filter(|borrowed| !borrowed.is_cleared).and_then(|borrowed| borrowed.tensor);
+        let given = given.unwrap_or_else(|| panic!("nothing was added to borrowed parameter {}", id.0));
+        (given, self.kept(queue, id), !self.cleared[id.0].replace(false))
+    }
+
     /// All of a bucket's gradients, f32 [1, n]; what nothing was added to is zero.
     pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
+        let is_borrowed = |(id, _): &(ParamId, usize)| self.borrowed.borrow()[id.0].is_some();
+        assert!(!self.buckets[bucket].members.iter().any(is_borrowed), "bucket {bucket} waits for borrowed gradients");
         self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
         let mut whole = self.whole.borrow_mut();
         whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()

@@ -67,8 +67,8 @@ pub struct Widths {
 }
 
 impl Widths {
-    pub fn of<'a>(shards: impl Iterator<Item = &'a Shard>) -> Widths {
-        let shards: Vec<&Shard> = shards.collect();
+    pub fn of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
+        let shards: Vec<&Shard> = shards.into_iter().collect();
         let all = |width: fn(&Shard) -> usize| shards.iter().map(|shard| width(shard)).collect();
         let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
         Widths {

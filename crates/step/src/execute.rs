@@ -1,5 +1,7 @@
 //! Runs programs: each task on its queue, each value held until the program frees it.
 
+mod loans;
+
 use std::collections::{HashMap, VecDeque};
 
 use evenkeel_comm::Group;
@@ -7,8 +9,8 @@ use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Model, Parameters,
-    RotaryTables, in_grains,
+    Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
+    Parameters, RotaryTables, in_grains,
 };
 
 use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
@@ -16,6 +18,7 @@ use crate::trace::Recording;
 
 /// What tasks work on.
 pub struct Executor<'a> {
+    /// What is computed: of a rank that borrows, the shard that it computes with.
     pub model: &'a Model,
     pub device: &'a Device,
     pub parameters: &'a Parameters,
@@ -23,6 +26,8 @@ pub struct Executor<'a> {
     pub gradients: &'a Gradients,
     /// This rank's memberships, as the program's groups are listed.
     pub groups: &'a [Group],
+    /// What the program's loans are.
+    pub migration: Option<&'a Migration>,
 }
 
 impl Executor<'_> {
@@ -128,6 +133,9 @@ impl<'a> Run<'a> {
                 if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) = task.work {
                     self.executor.gradients.whole(self.queue(), bucket.0);
                 }
+                if task.work == Work::Return {
+                    self.complete_borrowed(task.unit);
+                }
                 self.executor.device.comm().wait(&self.queue().record());
             }
             Lane::Compute if blocking => self.await_exchanges(),
@@ -174,12 +182,17 @@ impl<'a> Run<'a> {
             | Work::AllGather
             | Work::SumGradients(_)
             | Work::ReduceGradients(_)
-            | Work::GatherParameters(_) => unreachable!("exchanges run on the comm queue"),
+            | Work::GatherParameters(_)
+            | Work::Borrow
+            | Work::Return => unreachable!("exchanges run on the comm queue"),
         }
         for value in &task.frees {
             self.values.free(value);
             if let ValueKind::ParametersGathered(bucket) = value.kind {
                 self.executor.parameters.set_values(bucket.0, None);
+            }
+            if value.kind == ValueKind::Borrowed {
+                self.forget_borrowed(value.unit);
             }
         }
     }
@@ -194,6 +207,8 @@ impl<'a> Run<'a> {
             Work::SumGradients(bucket) => return self.sum_gradients(bucket, group),
             Work::ReduceGradients(bucket) => return self.reduce_gradients(task, bucket, group),
             Work::GatherParameters(bucket) => return self.gather_parameters(task, bucket, group),
+            Work::Borrow => return self.borrow(task, group),
+            Work::Return => return self.give_back(task, group),
             _ => (),
         }
         let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) else { unreachable!("an exchange moves one value") };

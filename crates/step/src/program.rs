@@ -67,6 +67,10 @@ pub enum Work {
     ReduceGradients(BucketIdx),
     /// A bucket's parameters, of which the ranks of the data-parallel group keep a part each.
     GatherParameters(BucketIdx),
+    /// A unit's parameters, from the ranks of the tensor-parallel group that keep them to those that compute with them.
+    Borrow,
+    /// A unit's gradients, from the ranks that computed them to those that keep its parameters, who add them up.
+    Return,
 }
 
 impl Work {
@@ -77,7 +81,9 @@ impl Work {
             | Work::AllGather
             | Work::SumGradients(_)
             | Work::ReduceGradients(_)
-            | Work::GatherParameters(_) => Lane::Comm,
+            | Work::GatherParameters(_)
+            | Work::Borrow
+            | Work::Return => Lane::Comm,
             _ => Lane::Compute,
         }
     }
@@ -114,6 +120,10 @@ pub enum ValueKind {
     /// Memory of a bucket's gradients is free again.
     GradientsReduced(BucketIdx),
     ParametersGathered(BucketIdx),
+    /// A unit's parameters that are computed with and kept elsewhere.
+    Borrowed,
+    /// What is added up of their gradients, until it is returned.
+    BorrowedGradients,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,11 +133,11 @@ pub struct Value {
     pub micro: Micro,
 }
 
-/// What an exchange asks of a group. All its members name the same kind of work and the same bytes.
+/// What an exchange asks of a group. All its members name the same kind of work and, but for loans, the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     pub group: GroupIdx,
-    /// Of what is reduced or gathered, whole.
+    /// Of what is reduced or gathered, whole. Of a loan, what this member sends or receives, whichever is more.
     pub bytes: u64,
 }
 

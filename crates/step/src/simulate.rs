@@ -50,14 +50,14 @@ impl Costs {
     pub fn measured(steps: &[Timeline]) -> Costs {
         let mut compute: HashMap<_, Vec<f64>> = HashMap::new();
         let mut exchange: BTreeMap<_, Vec<f64>> = BTreeMap::new();
-        for (rank, span) in steps.iter().flat_map(Timeline::spans) {
+        for (step, (rank, span)) in steps.iter().flat_map(|step| step.spans().map(move |span| (step, span))) {
             match span.lane {
                 Lane::Compute => {
                     let key = (rank, span.work, span.unit, span.micro.part);
                     compute.entry(key).or_default().push(span.duration_s());
                 }
                 Lane::Comm => {
-                    let key = (exchange_name(span.work), span.bytes);
+                    let key = (exchange_name(span.work), moved_bytes(step, span));
                     exchange.entry(key).or_default().push(span.end_s - span.came_s);
                 }
             }
@@ -121,6 +121,15 @@ impl Costs {
     }
 }
 
+/// The bytes that an exchange's time is due to: of a loan, those of whoever moves most.
+fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
+    if !matches!(span.work, Work::Borrow | Work::Return) {
+        return span.bytes;
+    }
+    let same = step.spans().filter(|(_, other)| (other.work, other.unit) == (span.work, span.unit));
+    same.map(|(_, other)| other.bytes).max().unwrap_or(span.bytes)
+}
+
 fn exchange_name(work: Work) -> &'static str {
     match work {
         Work::AllReduce => "all-reduce",
@@ -129,6 +138,8 @@ fn exchange_name(work: Work) -> &'static str {
         Work::SumGradients(_) => "sum of gradients",
         Work::ReduceGradients(_) => "reduction of gradients",
         Work::GatherParameters(_) => "gather of parameters",
+        Work::Borrow => "loan of parameters",
+        Work::Return => "return of gradients",
         _ => unreachable!("not an exchange"),
     }
 }
@@ -307,7 +318,9 @@ impl Simulation<'_> {
             let transfer = self.transfers[rank.meetings[&task]].as_mut().expect("a meeting ends once");
             transfer.present.push((rank.number, task));
             transfer.came_s = now_s;
-            transfer.remaining_s = costs.of(rank.number, &rank.program.tasks[task]);
+            // Of a loan, whoever moves most says how long it takes.
+            let alone_s = costs.of(rank.number, &rank.program.tasks[task]);
+            transfer.remaining_s = transfer.remaining_s.max(alone_s);
         }
         if let Some(&task) = rank.compute.last()
             && rank.running.is_none()

@@ -148,9 +148,11 @@ pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
     Ok(meetings)
 }
 
-/// What members must agree on. Buckets are numbered by each rank for itself.
+/// What members must agree on. Buckets are numbered by each rank for itself, and of a loan each moves its own part.
 fn what_is_asked(task: &Task) -> (Discriminant<Work>, UnitIdx, Micro, u64) {
-    (discriminant(&task.work), task.unit, task.micro, task.exchange.map_or(0, |exchange| exchange.bytes))
+    let is_loan = matches!(task.work, Work::Borrow | Work::Return);
+    let bytes = task.exchange.filter(|_| !is_loan).map_or(0, |exchange| exchange.bytes);
+    (discriminant(&task.work), task.unit, task.micro, bytes)
 }
 
 fn describe(task: &Task) -> String {

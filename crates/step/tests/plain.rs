@@ -53,7 +53,7 @@ impl Setting {
         let program: Program = arrangement.write(&chain, &sizes(model, micros));
         verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
         let groups = join(&Communicator::dry(0, 1), &chain.groups);
-        let executor = Executor { model, device, parameters, tables, gradients, groups: &groups };
+        let executor = Executor { model, device, parameters, tables, gradients, groups: &groups, migration: None };
         executor.run(&program, micros, OPTIONS, None).into_iter().map(|found| found.losses).collect()
     }
 

@@ -87,6 +87,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         groups: vec![Members { name: "tp".to_owned(), ranks: (0..ranks).collect() }],
         data_group: None,
         buckets: Vec::new(),
+        loans: Vec::new(),
     }
 }
 

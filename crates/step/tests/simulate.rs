@@ -103,6 +103,30 @@ fn what_would_wait_for_ever_is_refused() {
     assert!(matches!(simulate(&[program(), other], &costs()), Err(Unsound::Disagree { .. })));
 }
 
+#[test]
+fn a_loan_takes_as_long_as_whoever_moves_most() {
+    let borrowed = value(1, ValueKind::Borrowed);
+    let program = |bytes: u64| {
+        let exchange = Some(Exchange { group: GroupIdx(0), bytes });
+        let borrow = Task { exchange, ..task(Work::Borrow, 1, &[], &[borrowed]) };
+        let tasks = vec![borrow, task(Work::Forward, 0, &[], &[]), task(Work::Forward, 1, &[borrowed], &[])];
+        Program { tasks, ..self::program() }
+    };
+    // A thousand bytes take 4 s, also of those who have nothing to move.
+    let spans = |bytes: u64| {
+        let borrow = Span { bytes, ..span(Work::Borrow, 1, 4.0) };
+        vec![borrow, span(Work::Forward, 0, 1.0), span(Work::Forward, 1, 2.0)]
+    };
+    let costs = Costs::measured(&[Timeline { ranks: vec![spans(0), spans(BYTES)] }]);
+    for (bytes, loan_s) in [([0, BYTES], 4.0), ([BYTES, 0], 4.0), ([BYTES / 2, BYTES], 4.0), ([0, BYTES / 2], 2.0)] {
+        let timeline = simulate(&bytes.map(program), &costs).unwrap();
+        for rank in [0, 1] {
+            let expected = [[0.0, 0.0, loan_s], [0.0, 0.0, 1.0], [loan_s, loan_s, loan_s + 2.0]];
+            assert_eq!(times(&timeline, rank), expected, "{bytes:?}");
+        }
+    }
+}
+
 const LAYERS: usize = 12;
 
 /// The step of a decoder over two ranks in which every body takes 1 s, its two gradients as long, and a layer's reductions, as
@@ -120,6 +144,7 @@ fn step_s(arrangement: Arrangement) -> f64 {
         groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
         data_group: None,
         buckets: Vec::new(),
+        loans: Vec::new(),
     };
     let parts = arrangement.parts;
     let size = PartSize { tokens: 64 / parts, chunk_rows: vec![64 / parts] };

@@ -1,7 +1,7 @@
 //! What `verify` refuses, and that it refuses nothing else.
 
 use evenkeel_model::UnitKind;
-use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainUnit, PartSize, SCHEDULES};
+use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainLoan, ChainUnit, PartSize, SCHEDULES};
 use evenkeel_step::{
     BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
 };
@@ -13,6 +13,7 @@ fn members(name: &str, ranks: &[usize]) -> Members {
 /// A chain over two ranks, or on one.
 fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     let is_partial = ranks > 1;
+    let loan = |unit| ChainLoan { unit, value_bytes: 12, gradient_bytes: 24 };
     let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1)];
     let sum = ChainBucket {
         users: vec![1, 2, 3, 4],
@@ -33,6 +34,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
         data_group: None,
         buckets: if is_partial { vec![sum] } else { Vec::new() },
+        loans: if is_partial { [1, 3].map(loan).to_vec() } else { Vec::new() },
     }
 }
 
@@ -69,7 +71,13 @@ fn programs_that_lost_or_repeat_a_part_are_refused() {
                 let unfreed = |tasks: &mut Vec<Task>, index: usize| tasks[index].frees.truncate(0);
                 assert!(broken(unfreed).is_err(), "`{task}` frees less");
             }
-            if task.exchange.is_some() && programs.len() > 1 {
+            let is_loan = matches!(task.work, Work::Borrow | Work::Return);
+            if is_loan {
+                let elsewhere = |tasks: &mut Vec<Task>, index: usize| tasks[index].unit.0 += 1;
+                assert!(broken(elsewhere).is_err(), "`{task}` is of another unit");
+                let larger = |tasks: &mut Vec<Task>, index: usize| tasks[index].exchange.as_mut().unwrap().bytes += 4;
+                assert_eq!(broken(larger), Ok(()), "of `{task}` each moves its own part");
+            } else if task.exchange.is_some() && programs.len() > 1 {
                 let larger = |tasks: &mut Vec<Task>, index: usize| tasks[index].exchange.as_mut().unwrap().bytes += 4;
                 assert!(matches!(broken(larger), Err(Unsound::Disagree { .. })), "`{task}` moves more");
             }

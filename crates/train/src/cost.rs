@@ -2,7 +2,7 @@
 
 use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
-use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_model::{Model, Parameters, Split, Widths};
 use evenkeel_step::Mesh;
 
 use crate::samples::Samples;
@@ -30,11 +30,26 @@ pub fn costs(
     dtype: DType,
     micros: &[Samples],
 ) -> Vec<Cost> {
+    costs_migrated(shards, mesh, zero, options, dtype, micros, None)
+}
+
+/// The same where ranks compute with these widths and keep their shards.
+pub fn costs_migrated(
+    shards: &[Model],
+    mesh: Mesh,
+    zero: usize,
+    options: TrainerOptions,
+    dtype: DType,
+    micros: &[Samples],
+    work: Option<&Widths>,
+) -> Vec<Cost> {
     let cost = |rank: usize| {
         let (device, communicator) = (Device::dry(), Communicator::dry(rank, mesh.ranks()));
         let split = Split::zero(zero, mesh.share(rank), mesh.dp);
         let parameters = Parameters::allocate(&shards[mesh.shard(rank)], dtype, split, device.compute());
-        cost(Trainer::new(shards, mesh, &communicator, device, parameters, options), &communicator, micros)
+        let mut trainer = Trainer::new(shards, mesh, &communicator, device, parameters, options);
+        trainer.migrate(work.cloned());
+        cost(trainer, &communicator, micros)
     };
     (0..mesh.ranks()).map(cost).collect()
 }

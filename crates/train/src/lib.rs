@@ -9,6 +9,7 @@ mod cost;
 pub mod data;
 mod error;
 mod export;
+mod migration;
 mod observe;
 mod optimizer;
 mod ranks;
@@ -20,7 +21,7 @@ mod samples;
 mod trainer;
 
 pub use balance::{Balance, Balanced};
-pub use cost::{Cost, costs};
+pub use cost::{Cost, costs, costs_migrated};
 pub use error::Error;
 pub use export::save_weights;
 pub use optimizer::{AdamW, AdamWOptions, Update};

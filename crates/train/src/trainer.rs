@@ -16,6 +16,7 @@ use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use crate::Error;
+use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
 use crate::relocation::{Keeping, Relocation};
@@ -96,6 +97,8 @@ pub struct Trainer {
     tables: RotaryTables,
     mesh: Mesh,
     rank: usize,
+    /// Of the mesh, in their order.
+    shards: Vec<Model>,
     /// Of all ranks, in their order.
     chains: Vec<Chain>,
     /// What every rank keeps, in their order.
@@ -104,6 +107,8 @@ pub struct Trainer {
     widths: Widths,
     /// All ranks.
     everybody: Group,
+    /// What steps are computed with, where that is not what ranks keep.
+    migrated: Option<Migrated>,
     /// As this rank's chain lists them.
     groups: Vec<Group>,
     options: TrainerOptions,
@@ -140,6 +145,8 @@ impl Trainer {
             keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
             widths: Widths::of(shards.iter().map(|model| &model.shard)),
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
+            migrated: None,
+            shards: shards.to_vec(),
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
@@ -200,7 +207,7 @@ impl Trainer {
         let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        let found = self.executor().run(&self.program, &batches, loss_options, recording);
+        let found = self.step_executor().run(&self.program, &batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
@@ -247,6 +254,7 @@ impl Trainer {
         self.chains = Chain::all(shards, dtype, &self.mesh, split.stage());
         (self.model, self.keeping) = (model, keeping);
         self.widths = Widths::of(shards.iter().map(|model| &model.shard));
+        (self.shards, self.migrated) = (shards.to_vec(), None);
         self.sizes.clear();
         self.gather_values();
     }
@@ -260,6 +268,20 @@ impl Trainer {
     /// How the model is cut now.
     pub fn widths(&self) -> &Widths {
         &self.widths
+    }
+
+    /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without
+    /// widths, with what they keep. All ranks do so together, between two steps.
+    pub fn migrate(&mut self, work: Option<Widths>) {
+        assert!(
+            work.is_none() || !self.parameters.split.gradients,
+            "what ranks compute for one another with split gradients: expected stage 0 or 1 of ZeRO, found {}",
+            self.parameters.split.stage()
+        );
+        let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
+        assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
+        self.migrated = work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard));
+        self.sizes.clear();
     }
 
     pub fn rank(&self) -> usize {
@@ -338,7 +360,7 @@ impl Trainer {
         let queue = self.device.compute();
         let batch = self.batch(samples);
         let size = PartSize::of(&self.model, &batch);
-        let program = self.verified(|_, chain| evaluation(chain, &size));
+        let program = self.verified(&self.chains, |_, chain| evaluation(chain, &size));
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
         let found = self.executor().run(&program, &[vec![batch]], options, None).remove(0);
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
@@ -380,6 +402,17 @@ impl Trainer {
             tables: &self.tables,
             gradients: &self.gradients,
             groups: &self.groups,
+            migration: None,
+        }
+    }
+
+    /// Computes with what steps are computed with.
+    fn step_executor(&self) -> Executor<'_> {
+        match &self.migrated {
+            Some(migrated) => {
+                Executor { model: &migrated.model, migration: Some(&migrated.migration), ..self.executor() }
+            }
+            None => self.executor(),
         }
     }
 
@@ -434,14 +467,15 @@ impl Trainer {
     fn schedule(&mut self, arrangement: Arrangement, sizes: Sizes) {
         if sizes != self.sizes {
             let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
-            self.program = self.verified(write);
+            let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
+            self.program = self.verified(chains, write);
             self.sizes = sizes;
         }
     }
 
     /// This rank's program, once those of all ranks are proved sound together.
-    fn verified(&self, write: impl Fn(usize, &Chain) -> Program) -> Program {
-        let programs = self.chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
+    fn verified(&self, chains: &[Chain], write: impl Fn(usize, &Chain) -> Program) -> Program {
+        let programs = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
         let mut programs: Vec<Program> = programs.collect();
         verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
         programs.swap_remove(self.rank)

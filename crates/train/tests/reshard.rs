@@ -65,7 +65,7 @@ fn widths(model: &Model, weights: &[usize]) -> Widths {
         *widths.last_mut().unwrap() += rest;
         widths
     };
-    let whole = Widths::of([&model.shard].into_iter());
+    let whole = Widths::of([&model.shard]);
     Widths {
         head_shares: divided(whole.head_shares[0] / SHARES).into_iter().map(|groups| groups * SHARES).collect(),
         ffn: divided(whole.ffn[0]),

@@ -80,6 +80,31 @@ kernels! {
     NormBackward, Product, RandomNormal, Rotary, ScatterColumns, SquaredNorm,
 }
 
+impl Kernel {
+    /// Whether it would write nothing, as on a shard without heads or columns. Then it is checked and not launched, so no
+    /// device needs to know how.
+    pub(crate) fn is_idle(&self) -> bool {
+        match self {
+            Kernel::Activate(kernel) => kernel.out.is_empty(),
+            Kernel::ActivateBackward(kernel) => kernel.dx.is_empty(),
+            Kernel::Add(kernel) => kernel.out.is_empty(),
+            Kernel::Attention(kernel) => kernel.q.count == 0,
+            Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
+            Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
+            Kernel::Copy(kernel) => kernel.out.is_empty(),
+            Kernel::Fill(kernel) => kernel.out.is_empty(),
+            Kernel::Gated(kernel) => kernel.out.is_empty(),
+            Kernel::GatedBackward(kernel) => kernel.dgate.is_empty(),
+            Kernel::Norm(kernel) => kernel.out.is_empty(),
+            Kernel::NormBackward(kernel) => kernel.dx.is_empty(),
+            Kernel::Product(kernel) => kernel.out.is_empty(),
+            Kernel::RandomNormal(kernel) => kernel.out.is_empty(),
+            Kernel::Rotary(kernel) => kernel.x.count == 0,
+            _ => false,
+        }
+    }
+}
+
 fn assert_same_shape(name: &str, views: &[crate::View]) {
     for view in views {
         assert_eq!(view.shape(), views[0].shape(), "{name}: operands of different shapes");

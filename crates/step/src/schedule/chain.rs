@@ -2,12 +2,13 @@
 
 use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
-use evenkeel_model::{Batch, Bucket, Model, Split, Unit, UnitKind};
+use evenkeel_model::{Batch, Bucket, Migration, Model, Split, Unit, UnitKind};
 
 use crate::mesh::Mesh;
 use crate::program::{GroupIdx, Members};
 
-/// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets.
+/// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets and the bytes
+/// of their loans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Before the head.
@@ -26,6 +27,8 @@ pub struct Chain {
     /// The data-parallel group, where there is one.
     pub data_group: Option<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
+    /// The units that ranks of the tensor-parallel group compute for one another, in their order.
+    pub loans: Vec<ChainLoan>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,16 @@ pub struct ChainBucket {
     /// Whether a rank keeps only its part of the gradients, and of the values.
     pub splits_gradients: bool,
     pub splits_values: bool,
+}
+
+/// A unit of which some rank computes with other parameters than those that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainLoan {
+    /// Its place.
+    pub unit: usize,
+    /// What this rank sends or receives when the unit is borrowed and when it is returned, whichever is more.
+    pub value_bytes: u64,
+    pub gradient_bytes: u64,
 }
 
 /// The size of what runs through a chain together.
@@ -110,7 +123,17 @@ impl Chain {
             groups,
             data_group,
             buckets,
+            loans: Vec::new(),
         }
+    }
+
+    /// The same, its rank borrowing and lending this; `shard` is its place in the tensor-parallel group.
+    pub fn with_loans(self, migration: &Migration, shard: usize, dtype: DType) -> Chain {
+        let loan = |&unit: &usize| {
+            let [value_bytes, gradient_bytes] = migration.bytes(unit, shard, dtype);
+            ChainLoan { unit, value_bytes, gradient_bytes }
+        };
+        Chain { loans: migration.units.keys().map(loan).collect(), ..self }
     }
 
     /// The chains of all ranks of a mesh.

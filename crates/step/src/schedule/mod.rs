@@ -8,13 +8,15 @@ mod arrangement;
 mod chain;
 mod interleave;
 mod line;
+mod loans;
 mod state;
 
 pub use arrangement::Arrangement;
-pub use chain::{Chain, ChainBucket, ChainUnit, PartSize};
+pub use chain::{Chain, ChainBucket, ChainLoan, ChainUnit, PartSize};
 use interleave::interleave;
 pub use line::Keep;
 use line::Recompute;
+use loans::borrow_and_return;
 use state::{gather_parameters, reduce_gradients};
 
 use evenkeel_model::UnitKind;
@@ -138,6 +140,7 @@ impl<'a> Request<'a> {
     }
 
     fn program(&self, tasks: Vec<Task>, blocking: bool) -> Program {
+        let tasks = borrow_and_return(tasks, self.chain);
         let tasks = gather_parameters(reduce_gradients(tasks, self.chain), self.chain);
         Program { tasks, groups: self.chain.groups.clone(), blocking }
     }

@@ -12,7 +12,7 @@ const REDUCTIONS_IN_FLIGHT: usize = 2;
 /// Parameters stay gathered where they are used again after so many bodies at most.
 const RESIDENCE: usize = 8;
 
-const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
+pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 
 /// Adds the reductions of gradients: each as soon as nothing more is added to its bucket, or, where gradients are split, as
 /// soon as a micro-batch adds nothing more.
@@ -66,7 +66,7 @@ fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize
 }
 
 /// Exchanges that somebody waits for go first.
-fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
+pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
     while tasks.get(index + 1).is_some_and(|task| task.exchange.is_some()) {
         index += 1;
     }

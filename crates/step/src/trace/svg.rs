@@ -138,7 +138,7 @@ impl Page<'_> {
             let y = LEGEND_TOP + LEGEND_ROW * row as f64;
             svg += &row_name(name, y + SWATCH_HEIGHT / 2.0);
             let mut x = LEFT;
-            for look in LOOKS.iter().filter(|look| look.lane == lane) {
+            for look in LOOKS.iter().filter(|look| look.lane == lane && (look.kind != Kind::Loan || self.has_loans())) {
                 svg += &entry(&mut x, y, look, Edges::of(0), look.name);
             }
             if lane == Lane::Comm {
@@ -146,6 +146,11 @@ impl Page<'_> {
             }
         }
         svg
+    }
+
+    /// Most runs have none, so the legend need not explain them.
+    fn has_loans(&self) -> bool {
+        self.timeline.ranks.iter().flatten().any(|span| Kind::of(span.work) == Kind::Loan)
     }
 
     /// How boxes tell their parts, where there are several.

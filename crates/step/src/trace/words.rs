@@ -33,6 +33,9 @@ impl<'a> Words<'a> {
             return format!("{}, bucket {}", verb(span.work), bucket.0);
         }
         let mut name = format!("{} {}", verb(span.work), self.unit(span.unit));
+        if is_of_whole_step(span.work) {
+            return name;
+        }
         if let Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk) = span.work {
             name += &format!(", chunk {}", chunk.0);
         }
@@ -53,6 +56,7 @@ impl<'a> Words<'a> {
         let unit = self.unit(span.unit);
         let short = abbreviated(&unit);
         let place = match (self.tells_micro, self.tells_part) {
+            _ if is_of_whole_step(span.work) => return vec![self.name(span), unit.into_owned(), short],
             (true, true) => span.micro.to_string(),
             (true, false) => span.micro.index.to_string(),
             (false, true) => span.micro.part.to_string(),
@@ -60,6 +64,11 @@ impl<'a> Words<'a> {
         };
         vec![self.name(span), format!("{unit} · {place}"), format!("{short}·{place}"), short]
     }
+}
+
+/// Whether it is done once for all micro-batches.
+fn is_of_whole_step(work: Work) -> bool {
+    matches!(work, Work::Borrow | Work::Return)
 }
 
 /// Finer where there is less of it.
@@ -93,6 +102,8 @@ fn verb(work: Work) -> &'static str {
         Work::SumGradients(_) => "sum gradients",
         Work::ReduceGradients(_) => "reduce gradients",
         Work::GatherParameters(_) => "gather parameters",
+        Work::Borrow => "borrow",
+        Work::Return => "return",
     }
 }
 

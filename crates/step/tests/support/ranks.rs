@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use evenkeel_comm::{Communicator, Options, run_ranks};
+use evenkeel_comm::{Communicator, Count, Kind, Options, run_ranks};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
-    Batch, Cut, Gradients, LossOptions, Model, Noise, ParamId, ParamSpec, Parameters, RotaryTables, Sharing, Split,
-    Stretch,
+    Batch, Cut, Gradients, LossOptions, Migration, Model, Noise, ParamId, ParamSpec, Parameters, RotaryTables, Sharing,
+    Split, Stretch, Widths,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
@@ -30,6 +30,8 @@ pub struct Outcome {
     pub spans: Vec<Span>,
     /// Of the step alone, weights and gradients included.
     pub peak_bytes: u64,
+    /// What it sent and received of loans.
+    pub lent: Count,
 }
 
 /// Where a model's weights come from, and what it reads.
@@ -112,7 +114,7 @@ impl From<Arrangement> for Way {
 }
 
 pub fn on_one_rank(origin: &(impl Origin + ?Sized), dtype: DType) -> Outcome {
-    run(&[origin.model()], origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default().into())
+    run(&[origin.model()], None, origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default().into())
 }
 
 pub fn on_ranks(
@@ -122,22 +124,44 @@ pub fn on_ranks(
     way: impl Into<Way>,
     options: &Options,
 ) -> Vec<Outcome> {
+    on_working_ranks(origin, cut, None, dtype, way, options)
+}
+
+/// Ranks that keep the shards of a cut and compute with those of these widths.
+pub fn on_working_ranks(
+    origin: &(impl Origin + ?Sized),
+    cut: &Cut,
+    work: Option<&Widths>,
+    dtype: DType,
+    way: impl Into<Way>,
+    options: &Options,
+) -> Vec<Outcome> {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
     let outcomes = run_ranks(way.dp * shards.len(), options, |communicator| {
-        run(&shards, origin, &communicator, &cpu(1), dtype, way)
+        run(&shards, work, origin, &communicator, &cpu(1), dtype, way)
     });
     outcomes.expect("no rank fails")
 }
 
 /// What a rank's step needs of memory, from a dry run.
 pub fn dry_peak_bytes(origin: &(impl Origin + ?Sized), cut: &Cut, rank: usize, way: impl Into<Way>) -> u64 {
+    dry_working_peak_bytes(origin, cut, None, rank, way)
+}
+
+pub fn dry_working_peak_bytes(
+    origin: &(impl Origin + ?Sized),
+    cut: &Cut,
+    work: Option<&Widths>,
+    rank: usize,
+    way: impl Into<Way>,
+) -> u64 {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
     let mesh = Mesh { dp: way.dp, tp: shards.len() };
     let communicator = Communicator::dry(rank, mesh.ranks());
     let device = Device::dry();
     let split = Split::zero(way.zero, mesh.share(rank), mesh.dp);
     let parameters = Parameters::allocate(&shards[mesh.shard(rank)], DType::F32, split, device.compute());
-    step(&shards, &communicator, &device, &parameters, origin, way);
+    step(&shards, work, &communicator, &device, &parameters, origin, way);
     device.usage().peak_bytes
 }
 
@@ -161,8 +185,29 @@ fn verified(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Prog
     programs.swap_remove(rank)
 }
 
+/// What a rank computes with and borrows, and the chains of all ranks.
+fn working(
+    shards: &[Model],
+    work: Option<&Widths>,
+    chains: Vec<Chain>,
+    mesh: &Mesh,
+    rank: usize,
+    dtype: DType,
+) -> (Model, Option<Migration>, Vec<Chain>) {
+    let shard = mesh.shard(rank);
+    let Some(widths) = work.cloned() else { return (shards[shard].clone(), None, chains) };
+    let cut = Cut { widths: Some(widths), split_sequence: shards[0].shard.split_sequence, ..Cut::even(mesh.tp) };
+    let mut work = shards[0].cut(&cut).expect("enough heads");
+    let mut all = Migration::all(shards, &work);
+    let chains = chains.into_iter().enumerate();
+    let chains =
+        chains.map(|(rank, chain)| chain.with_loans(&all[mesh.shard(rank)], mesh.shard(rank), dtype)).collect();
+    (work.swap_remove(shard), Some(all.swap_remove(shard)), chains)
+}
+
 fn step(
     shards: &[Model],
+    work: Option<&Widths>,
     communicator: &Communicator,
     device: &Device,
     parameters: &Parameters,
@@ -170,19 +215,20 @@ fn step(
     way: Way,
 ) -> Step {
     let (rank, queue, mesh) = (communicator.rank(), device.compute(), Mesh { dp: way.dp, tp: shards.len() });
-    let model = &shards[mesh.shard(rank)];
     let chains = Chain::all(shards, parameters.dtype(), &mesh, way.zero);
+    let (model, migration, chains) = &working(shards, work, chains, &mesh, rank, parameters.dtype());
     let tables = RotaryTables::new(&model.config, queue, 64);
     let gradients = Gradients::new(parameters, queue);
     let mut shares: Vec<Vec<Vec<Batch>>> = (0..way.dp).map(|_| Vec::new()).collect();
     let micros = origin.micros(model, way.arrangement.parts, parameters.dtype(), queue);
     micros.into_iter().enumerate().for_each(|(micro, parts)| shares[micro % way.dp].push(parts));
     let sizes: Vec<_> = shares.iter().map(|micros| sizes(model, micros)).collect();
-    let program = verified(&chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.share(rank)]));
+    let program = verified(chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.share(rank)]));
     let micros = shares.swap_remove(mesh.share(rank));
     drop(shares);
     let groups = join(communicator, &chains[rank].groups);
-    let executor = Executor { model, device, parameters, tables: &tables, gradients: &gradients, groups: &groups };
+    let (groups, migration) = (&groups[..], migration.as_ref());
+    let executor = Executor { model, device, parameters, tables: &tables, gradients: &gradients, groups, migration };
     let mut recording = Recording::default();
     let found = executor.run(&program, &micros, OPTIONS, Some(&mut recording));
     let losses = found.iter().flat_map(|found| queue.read(&found.losses)).collect();
@@ -191,6 +237,7 @@ fn step(
 
 fn run(
     shards: &[Model],
+    work: Option<&Widths>,
     origin: &(impl Origin + ?Sized),
     communicator: &Communicator,
     device: &Device,
@@ -203,7 +250,7 @@ fn run(
     device.reset_peak();
     let epoch = Instant::now();
     let Step { gradients, tables, micros, losses, program, recording } =
-        step(shards, communicator, device, &parameters, origin, way);
+        step(shards, work, communicator, device, &parameters, origin, way);
     queue.finish();
     device.comm().finish();
     let peak_bytes = device.usage().peak_bytes;
@@ -211,8 +258,15 @@ fn run(
 
     let chains = Chain::all(shards, dtype, &mesh, way.zero);
     let groups = join(communicator, &chains[rank].groups);
-    let executor =
-        Executor { model, device, parameters: &parameters, tables: &tables, gradients: &gradients, groups: &groups };
+    let executor = Executor {
+        model,
+        device,
+        parameters: &parameters,
+        tables: &tables,
+        gradients: &gradients,
+        groups: &groups,
+        migration: None,
+    };
     let mut evaluated = Vec::new();
     for part in micros.into_iter().flatten() {
         let size = PartSize::of(model, &part);
@@ -227,7 +281,8 @@ fn run(
         (spec, elements, queue.read(&own))
     };
     let gradients = parameters.ids().map(gradient).collect();
-    Outcome { losses, evaluated, gradients, program, spans, peak_bytes }
+    let lent = communicator.counts().of(Kind::Redistribute);
+    Outcome { losses, evaluated, gradients, program, spans, peak_bytes, lent }
 }
 
 /// The part of a whole gradient that a shard holds.
@@ -287,6 +342,37 @@ pub fn compare_gradients(what: &str, whole: &Outcome, ranks: &[Outcome], toleran
             );
         }
     }
+}
+
+/// Every loss and every gradient that a rank keeps is that of the same rank of others.
+pub fn compare_rank_by_rank(what: &str, ours: &[Outcome], theirs: &[Outcome], tolerance: f64) {
+    let total =
+        norm(theirs.iter().flat_map(|rank| &rank.gradients).flat_map(|(_, _, gradient)| gradient.iter().copied()));
+    assert_eq!(ours.len(), theirs.len());
+    for (rank, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        let error = distance(&ours.losses, &theirs.losses) / norm(theirs.losses.iter().copied());
+        assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
+        assert_eq!(ours.evaluated, theirs.evaluated, "{what}, rank {rank}: evaluation is the same");
+        for ((spec, _, gradient), (_, _, expected)) in ours.gradients.iter().zip(&theirs.gradients) {
+            let (error, size) = (distance(gradient, expected), norm(expected.iter().copied()));
+            let name = &spec.name;
+            assert!(
+                error <= tolerance * size + FLOOR * total,
+                "{what}, rank {rank}: {name} off by {error:e} of {size:e}"
+            );
+        }
+    }
+}
+
+/// How far all gradients that ranks keep are from those of one rank, relative to their size.
+pub fn gradient_error(whole: &Outcome, ranks: &[Outcome]) -> f64 {
+    let (mut off, mut size) = (0.0, 0.0);
+    for (id, (spec, elements, gradient)) in ranks.iter().flat_map(|rank| rank.gradients.iter().enumerate()) {
+        let expected = &part(&whole.gradients[id].2, spec)[elements.clone()];
+        off += distance(gradient, expected).powi(2);
+        size += norm(expected.iter().copied()).powi(2);
+    }
+    (off / size).sqrt()
 }
 
 /// How many elements of a parameter the ranks keep gradients of together.

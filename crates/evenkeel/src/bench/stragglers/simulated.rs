@@ -65,7 +65,7 @@ fn widths(model: &Model, ranks: usize, share: f64) -> Widths {
         [first].into_iter().chain((0..ranks - 1).map(|rank| each + usize::from(rank < left))).collect()
     };
     let config = &model.config;
-    let whole = Widths::of([&model.shard].into_iter());
+    let whole = Widths::of([&model.shard]);
     let groups = if config.kv_heads >= ranks { divided(config.kv_heads, 1) } else { vec![0; ranks] };
     Widths {
         head_shares: groups.into_iter().map(|groups| SHARES * groups).collect(),

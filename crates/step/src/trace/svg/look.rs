@@ -12,6 +12,7 @@ pub(super) enum Kind {
     Entry,
     Reduce,
     Gather,
+    Loan,
     Waiting,
 }
 
@@ -35,7 +36,7 @@ pub(super) const HATCH_LINE: &str = "#c2c0b8";
 /// Blue runs forward, red and yellow backward, green between ranks; light is what could be spared or
 /// put off.
 #[rustfmt::skip]
-pub(super) const LOOKS: [Look; 9] = [
+pub(super) const LOOKS: [Look; 10] = [
     Look { kind: Kind::Forward,        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
     Look { kind: Kind::Recompute,      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
     Look { kind: Kind::BackwardInput,  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
@@ -44,6 +45,7 @@ pub(super) const LOOKS: [Look; 9] = [
     Look { kind: Kind::Entry,          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
     Look { kind: Kind::Reduce,         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
     Look { kind: Kind::Gather,         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
+    Look { kind: Kind::Loan,           name: "borrow and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
     Look { kind: Kind::Waiting,        name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
 ];
 
@@ -58,6 +60,7 @@ impl Kind {
             Work::Enter | Work::Normalise | Work::BackwardEnter => Kind::Entry,
             Work::AllReduce | Work::ReduceScatter | Work::SumGradients(_) | Work::ReduceGradients(_) => Kind::Reduce,
             Work::AllGather | Work::GatherParameters(_) => Kind::Gather,
+            Work::Borrow | Work::Return => Kind::Loan,
         }
     }
 
@@ -98,7 +101,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 16] = [
+    const WORKS: [Work; 18] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -115,6 +118,8 @@ mod tests {
         Work::SumGradients(BucketIdx(0)),
         Work::ReduceGradients(BucketIdx(0)),
         Work::GatherParameters(BucketIdx(0)),
+        Work::Borrow,
+        Work::Return,
     ];
 
     #[test]

@@ -1,0 +1,133 @@
+//! Loans: parameters of a unit that a rank computes with and others keep, and their gradients on the way home.
+
+use evenkeel_comm::Group;
+use evenkeel_device::kernel::{Add, Fill};
+use evenkeel_device::{DType, Stamp, Tensor, View};
+use evenkeel_model::{Loan, Region};
+
+use super::{Executor, Run};
+use crate::program::{Task, UnitIdx, ValueKind};
+
+/// Parts of tensors with the member that they go to or come from.
+type Parcels = Vec<(usize, View)>;
+
+impl<'a> Run<'a> {
+    fn loans(&self, unit: UnitIdx) -> &'a [Loan] {
+        let migration = self.executor.migration.expect("a program with loans is run with them");
+        &migration.units[&unit.0]
+    }
+
+    /// Everybody gets what it computes with and does not keep. What it keeps itself is used where it lies if it is one
+    /// rectangle there, and copied otherwise.
+    pub(super) fn borrow(&mut self, task: &Task, group: &Group) -> Stamp {
+        let Executor { device, parameters, gradients, .. } = *self.executor;
+        let (comm, me) = (device.comm(), group.rank());
+        let (mut sent, mut received): (Parcels, Parcels) = Default::default();
+        let mut held = Vec::new();
+        for loan in self.loans(task.unit) {
+            let kept = parameters.kept_value(loan.id);
+            let value = match &loan.own {
+                Some(region) => region.of(&kept),
+                None => comm.tensor(loan.matrix[0], loan.matrix[1], kept.dtype),
+            };
+            let is_moved = |shard: usize| shard != me || loan.own.is_none();
+            sent.extend(parcels(&loan.lent, &kept, is_moved));
+            received.extend(parcels(&loan.borrowed, &value, is_moved));
+            gradients.borrow(device.compute(), loan.id, loan.matrix, loan.gradient_in_place());
+            parameters.set_borrowed(loan.id, Some(value.clone()));
+            held.push(value);
+        }
+        let stamp = self.redistribute(task, group, &sent, &received);
+        let [values, gradients] = [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(|kind| task.value(kind));
+        self.values.put(values, held);
+        self.values.put(gradients, Vec::new());
+        self.arrivals.insert(values, (self.exchanges, comm.record()));
+        stamp
+    }
+
+    pub(super) fn forget_borrowed(&self, unit: UnitIdx) {
+        self.loans(unit).iter().for_each(|loan| self.executor.parameters.set_borrowed(loan.id, None));
+    }
+
+    /// Gradients that nothing was added to are zeroed before they are returned.
+    pub(super) fn complete_borrowed(&self, unit: UnitIdx) {
+        let Executor { gradients, .. } = *self.executor;
+        self.loans(unit).iter().for_each(|loan| drop(gradients.sum(self.queue(), loan.id)));
+    }
+
+    pub(super) fn give_back(&mut self, task: &Task, group: &Group) -> Stamp {
+        let comm = self.executor.device.comm();
+        let mut returned = Returned::default();
+        for loan in self.loans(task.unit) {
+            returned.add(loan, self.executor, group.rank());
+        }
+        let stamp = self.redistribute(task, group, &returned.sent, &returned.received);
+        for Summand { from, to } in &returned.summands {
+            comm.launch(Add { a: to.view(), b: from.view(), out: to.view() });
+        }
+        let rooms = returned.summands.into_iter().map(|summand| summand.from);
+        self.in_flight.push_back((self.exchanges, rooms.chain(returned.given).collect()));
+        task.frees.iter().for_each(|value| self.values.free(value));
+        stamp
+    }
+
+    fn redistribute(&self, task: &Task, group: &Group, sent: &Parcels, received: &Parcels) -> Stamp {
+        let travelling = |parcels: &Parcels| -> u64 {
+            parcels.iter().filter(|(member, _)| *member != group.rank()).map(|(_, view)| view.bytes()).sum()
+        };
+        let bytes = task.exchange.map(|exchange| exchange.bytes);
+        assert_eq!(Some(travelling(sent).max(travelling(received))), bytes, "`{task}`");
+        group.redistribute(self.executor.device.comm(), sent, received)
+    }
+}
+
+fn parcels(parts: &[(usize, Region)], held: &Tensor, is_moved: impl Fn(usize) -> bool) -> Parcels {
+    let moved = parts.iter().filter(|(shard, _)| is_moved(*shard));
+    moved.map(|(shard, region)| (*shard, region.of(held).view())).collect()
+}
+
+/// Gradients on their way home.
+#[derive(Default)]
+struct Returned {
+    /// What this rank has computed.
+    given: Vec<Tensor>,
+    sent: Parcels,
+    received: Parcels,
+    /// In the order of the shards.
+    summands: Vec<Summand>,
+}
+
+struct Summand {
+    from: Tensor,
+    to: Tensor,
+}
+
+impl Returned {
+    /// Where every element of what is kept has one summand and nothing was there before, it goes there straight away; else
+    /// summands come to a place of their own and are added in the order of the shards.
+    fn add(&mut self, loan: &Loan, executor: &Executor, me: usize) {
+        let (compute, comm) = (executor.device.compute(), executor.device.comm());
+        let (given, kept, accumulate) = executor.gradients.give_back(compute, loan.id);
+        let (is_in_place, is_added) = (loan.gradient_in_place().is_some(), loan.is_summed || accumulate);
+        if is_added && !accumulate {
+            comm.launch(Fill { out: kept.view(), value: 0.0 });
+        }
+        let is_moved = |shard: usize| shard != me || !(is_in_place || is_added);
+        self.sent.extend(parcels(&loan.borrowed, &given, is_moved));
+        self.given.push(given.clone());
+        if !is_added {
+            return self.received.extend(parcels(&loan.lent, &kept, is_moved));
+        }
+        let mut own = loan.borrowed.iter().filter(|(shard, _)| *shard == me).map(|(_, region)| region.of(&given));
+        for (shard, region) in loan.lent.iter().filter(|(shard, _)| *shard != me || !is_in_place) {
+            let from = if *shard == me {
+                own.next().expect("what a shard lends itself it borrows from itself")
+            } else {
+                let room = comm.tensor(region.rows.len(), region.cols.len(), DType::F32);
+                self.received.push((*shard, room.view()));
+                room
+            };
+            self.summands.push(Summand { from, to: region.of(&kept) });
+        }
+    }
+}

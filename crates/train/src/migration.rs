@@ -1,0 +1,46 @@
+//! Another cut of the same model for the time of some steps: ranks compute with it and keep the one they have.
+
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, Migration, Model, Widths};
+use evenkeel_step::Mesh;
+use evenkeel_step::schedule::Chain;
+
+/// What a rank's steps are computed with.
+pub(crate) struct Migrated {
+    /// The shard that this rank computes with.
+    pub model: Model,
+    /// What it borrows and lends.
+    pub migration: Migration,
+    /// Of all ranks, in their order.
+    pub chains: Vec<Chain>,
+}
+
+impl Migrated {
+    /// `home` are the shards that the ranks keep, `chains` their chains, `shard` which of them is this rank's. None where they
+    /// have these widths already.
+    pub fn new(
+        home: &[Model],
+        chains: &[Chain],
+        mesh: &Mesh,
+        work: Widths,
+        dtype: DType,
+        shard: usize,
+    ) -> Option<Migrated> {
+        assert!(
+            work.fit(&home[0].config, mesh.tp),
+            "{work:?} is no cut of this model over {} ranks: widths of each dim must add up to it",
+            mesh.tp
+        );
+        let split_sequence = home[0].shard.split_sequence;
+        let cut = Cut { widths: Some(work), split_sequence, ..Cut::even(mesh.tp) };
+        let mut work = home[0].cut(&cut).expect("what was cut in so many shards can be cut again");
+        let mut all = Migration::all(home, &work);
+        let loaned = |(rank, chain): (usize, &Chain)| {
+            let shard = mesh.shard(rank);
+            chain.clone().with_loans(&all[shard], shard, dtype)
+        };
+        let chains = chains.iter().enumerate().map(loaned).collect();
+        let migration = all.swap_remove(shard);
+        (!migration.is_empty()).then(|| Migrated { model: work.swap_remove(shard), migration, chains })
+    }
+}

@@ -1,0 +1,231 @@
+//! Training whose steps are computed in another cut than the one that ranks keep, against training without.
+
+mod support;
+
+use evenkeel_comm::RankFailure;
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, Model, Parameters, SHARES, Shard, Widths};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
+use evenkeel_step::{Mesh, Work};
+use evenkeel_train::{AdamWOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs, costs_migrated};
+use support::{Topology, start_on, state};
+
+const STEPS: usize = 20;
+const TOLERANCE: f64 = 1e-5;
+
+fn llama() -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 48, "vocab_size": 64, "tie_word_embeddings": true,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn gpt2() -> Model {
+    let config = serde_json::json!({
+        "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32,
+        "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn options(arrangement: Arrangement) -> TrainerOptions {
+    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 }
+}
+
+fn ranks(model: &Model, topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
+    start_on(model, topology, options(arrangement), move |shard, split, queue| {
+        Parameters::random(shard, dtype, split, 7, queue)
+    })
+}
+
+/// Micro-batches of different sizes.
+fn micros(step: usize) -> Vec<Samples> {
+    let micro = |micro: usize| {
+        let lengths = vec![5 + micro % 3, 4, 6];
+        let tokens: usize = lengths.iter().sum();
+        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
+        Samples::Tokens { labels: (0..tokens).map(|i| ids[(i + 1) % tokens]).collect(), ids, segment_lengths: lengths }
+    };
+    (0..2).map(micro).collect()
+}
+
+/// Groups of heads and columns of the FFN; what ranks have of the vocabulary stays.
+fn widths(model: &Model, topology: &Topology, head_groups: &[usize], ffn: &[usize]) -> Widths {
+    let home = Widths::of(&Shard::cut(&model.config, &topology.cut).unwrap());
+    Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn: ffn.to_vec(), ..home }
+}
+
+fn migrate(ranks: &Ranks, work: Option<&Widths>) -> Result<(), RankFailure> {
+    let work = work.cloned();
+    ranks.each(move |trainer| trainer.migrate(work.clone())).map(drop)
+}
+
+/// Loss and gradient norm of each step, in the work layouts that take turns every few steps.
+fn curve(ranks: &Ranks, works: &[Option<Widths>]) -> Vec<[f64; 2]> {
+    let step = |step: usize| {
+        if step.is_multiple_of(4) && !works.is_empty() {
+            migrate(ranks, works[step / 4 % works.len()].as_ref()).unwrap();
+        }
+        let outcome = ranks.step(micros(step), 1e-3).unwrap();
+        assert!(outcome.updated);
+        [outcome.loss, outcome.grad_norm]
+    };
+    (0..STEPS).map(step).collect()
+}
+
+fn assert_close(what: &str, ours: &[[f64; 2]], theirs: &[[f64; 2]], tolerance: f64) {
+    for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        let is_close = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() <= tolerance * theirs);
+        assert!(is_close, "{what}, step {step}: {ours:?}, expected {theirs:?}");
+    }
+}
+
+#[test]
+fn the_curve_is_that_without_migration_whatever_the_work_layouts() {
+    for (model, columns) in [(llama(), 48), (gpt2(), 128)] {
+        for (dp, tp, zero, arrangement) in [
+            (1, 2, 0, Arrangement::of(NONE)),
+            (1, 4, 0, Arrangement::of(OASES).in_parts(2)),
+            (2, 2, 0, Arrangement::of(CROSS_PASS).in_parts(2).ahead()),
+            (2, 2, 1, Arrangement::of(OASES)),
+        ] {
+            let topology = Topology::new(dp, tp, zero);
+            let what = format!("{:?}, {topology:?}, {arrangement:?}", model.config.family.names.embed);
+            let without = ranks(&model, &topology, arrangement, DType::F32);
+            let expected = curve(&without, &[]);
+            assert!(expected[STEPS - 1][0] < expected[0][0], "{what} learns");
+            let layouts: [(&[usize], &[usize]); 2] = match tp {
+                2 => [(&[1, 3], &[columns / 4, columns - columns / 4]), (&[4, 0], &[columns, 0])],
+                _ => [
+                    (&[0, 2, 1, 1], &[7, columns / 2 - 7, 5, columns / 2 - 5]),
+                    (&[1, 1, 1, 1], &[columns - 3, 3, 0, 0]),
+                ],
+            };
+            let [first, second] = layouts.map(|(heads, ffn)| Some(widths(&model, &topology, heads, ffn)));
+            for works in [vec![first.clone()], vec![first, None, second]] {
+                let ranks = ranks(&model, &topology, arrangement, DType::F32);
+                assert_close(&what, &curve(&ranks, &works), &expected, TOLERANCE);
+                // Whatever was borrowed last, what is evaluated, kept and saved is at home.
+                let [ours, theirs] =
+                    [&ranks, &without].map(|ranks| ranks.evaluate(micros(3).remove(0)).unwrap().loss());
+                assert!((ours - theirs).abs() <= TOLERANCE * theirs, "{what}: evaluated {ours}, expected {theirs}");
+                let [ours, theirs] = [&ranks, &without].map(|ranks| state(ranks).concat());
+                let off: f64 = ours.iter().zip(&theirs).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
+                let size: f64 = theirs.iter().map(|x| (*x as f64).powi(2)).sum();
+                assert!(off.sqrt() <= 1e-3 * size.sqrt(), "{what}: state off by {off:e} of {size:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_home_without_heads_or_columns_learns_saves_and_resumes() {
+    let model = llama();
+    let expected = curve(&ranks(&model, &Topology::new(1, 1, 0), Arrangement::default(), DType::F32), &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    for (dp, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
+        let even = Topology::new(dp, 3, zero);
+        let home = widths(&model, &even, &[0, 3, 1], &[20, 28, 0]);
+        let topology = Topology { cut: Cut { widths: Some(home), ..even.cut.clone() }, ..even.clone() };
+        let without = ranks(&model, &topology, Arrangement::default(), DType::F32);
+        assert_close(&format!("{topology:?}"), &curve(&without, &[]), &expected, TOLERANCE);
+        let progress = Progress { step: STEPS as u64, ..Progress::default() };
+        checkpoint::save(&path, &without, &progress, serde_json::Value::Null).unwrap();
+        let resumed = ranks(&model, &even, Arrangement::default(), DType::F32);
+        checkpoint::load(&path, &resumed).unwrap();
+        assert_eq!(state(&without), state(&resumed), "{topology:?}");
+    }
+}
+
+fn train(ranks: &Ranks, steps: std::ops::Range<usize>) {
+    steps.for_each(|step| assert!(ranks.step(micros(step), 1e-3).unwrap().updated));
+}
+
+#[test]
+fn a_checkpoint_taken_while_work_is_elsewhere_continues_bitwise() {
+    let (model, topology) = (llama(), Topology::new(2, 2, 1));
+    let work = Some(widths(&model, &topology, &[1, 3], &[11, 37]));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let before = ranks(&model, &topology, Arrangement::default(), DType::F32);
+    migrate(&before, work.as_ref()).unwrap();
+    train(&before, 0..3);
+    checkpoint::save(&path, &before, &Progress { step: 3, ..Progress::default() }, serde_json::Value::Null).unwrap();
+    let after = ranks(&model, &topology, Arrangement::default(), DType::F32);
+    checkpoint::load(&path, &after).unwrap();
+    migrate(&after, work.as_ref()).unwrap();
+    for ranks in [&before, &after] {
+        train(ranks, 3..6);
+    }
+    assert_eq!(state(&before), state(&after));
+}
+
+#[test]
+fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
+    for (model, ffn) in [(llama(), [4, 44]), (gpt2(), [20, 108])] {
+        for (dp, zero, arrangement) in
+            [(1, 0, Arrangement::of(NONE)), (2, 1, Arrangement::of(OASES).in_parts(2)), (2, 0, Arrangement::of(OASES))]
+        {
+            let topology = Topology::new(dp, 2, zero);
+            let work = widths(&model, &topology, &[1, 3], &ffn);
+            let (shards, mesh) = (model.cut(&topology.cut).unwrap(), Mesh { dp, tp: 2 });
+            for dtype in [DType::F32, DType::Bf16] {
+                let (options, micros) = (options(arrangement), micros(0));
+                let ranks = ranks(&model, &topology, arrangement, dtype);
+                migrate(&ranks, Some(&work)).unwrap();
+                let of_step = {
+                    let micros = micros.clone();
+                    ranks.each(move |trainer| {
+                        trainer.device.compute().finish();
+                        trainer.device.reset_peak();
+                        trainer.step(&micros, 0.0).unwrap();
+                        let program = trainer.program();
+                        let borrows = program.tasks.iter().filter(|task| task.work == Work::Borrow).count();
+                        assert_eq!(borrows, 4, "attention and MLP of two layers");
+                        trainer.device.usage().peak_bytes
+                    })
+                };
+                let dry = costs_migrated(&shards, mesh, zero, options, dtype, &micros, Some(&work));
+                let peaks: Vec<u64> = dry.iter().map(|cost| cost.peak_bytes).collect();
+                assert_eq!(of_step.unwrap(), peaks, "dp {dp}, stage {zero}, {dtype:?}");
+                let home = costs(&shards, mesh, zero, options, dtype, &micros);
+                assert!(dry[1].peak_bytes > home[1].peak_bytes, "who computes for another needs room for it");
+                if model.config.family.names.embed == llama().config.family.names.embed {
+                    // One rectangle of every matrix: what is left to compute is used, and its gradients added up, in place.
+                    assert!(dry[0].peak_bytes <= home[0].peak_bytes, "who computes less needs no more");
+                }
+                assert!(dry[0].flops < home[0].flops && dry[1].flops > home[1].flops, "and has more to compute");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_migrated_is_refused_with_a_reason() {
+    let model = llama();
+    let failure = |model: &Model, topology: &Topology, work: &Widths| {
+        let ranks = ranks(model, topology, Arrangement::default(), DType::F32);
+        migrate(&ranks, Some(work)).unwrap_err().message
+    };
+    let two = Topology::new(1, 2, 0);
+    let stage_2 = Topology::new(2, 2, 2);
+    let work = widths(&model, &two, &[1, 3], &[20, 28]);
+    assert!(failure(&model, &stage_2, &work).contains("expected stage 0 or 1 of ZeRO, found 2"));
+    let too_wide = Widths { ffn: vec![20, 29], ..work.clone() };
+    assert!(failure(&model, &two, &too_wide).contains("widths of each dim must add up"));
+    let other_classes = Widths { classes: vec![30, 34], ..work.clone() };
+    assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns are lent"));
+    let uncut = Cut { uncut: [evenkeel_model::Part::Mlp(0)].into(), ..Cut::even(2) };
+    let partly = Topology { cut: uncut, dp: 1, zero: 0 };
+    assert!(failure(&model, &partly, &work).contains("what every shard holds whole cannot be lent"));
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64,
+    });
+    let (few, four) = (Model::from_json(&config).unwrap(), Topology::new(1, 4, 0));
+    let work = Widths { head_shares: vec![0; 4], ..widths(&few, &four, &[0; 4], &[12, 12, 4, 20]) };
+    assert!(failure(&few, &four, &work).contains("2 key and value heads over 4 shards"));
+}
