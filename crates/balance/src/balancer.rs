@@ -69,7 +69,7 @@ impl Balancer {
 
     /// Takes in a step, and says what to do before the next, if anything. `left` are the steps still to come.
     pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
-        self.watch.observe(step, &self.now.work, &self.now.gammas, observed);
+        self.watch.observe(step, &self.now.work, observed);
         self.steps_s.push(step_s);
         let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).max().unwrap_or(0);
         if moved > 0 {

@@ -15,11 +15,13 @@
 mod balancer;
 mod fill;
 mod observation;
+mod selection;
 mod target;
 mod watch;
 
 pub use balancer::{Balancer, Decision, Options, Prospect};
 pub use fill::fill;
 pub use observation::{Class, Dim, Division, Observation};
+pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use target::{Mode, Rules, Target};
 pub use watch::{Speeds, Watch};

@@ -88,6 +88,8 @@ pub struct Observation {
     pub compute_s: [f64; Class::ALL.len()],
     /// The compute queue had nothing to do before the step's last task ended.
     pub wait_s: f64,
+    /// The share of its products that it left out.
+    pub gamma: f64,
     /// What travelled for migration, and how long the comm queue was at it.
     pub migrated_bytes: u64,
     pub migration_s: f64,
@@ -108,6 +110,7 @@ impl Observation {
         Observation {
             compute_s,
             wait_s: self.wait_s.min(other.wait_s),
+            gamma: self.gamma.min(other.gamma),
             migrated_bytes: self.migrated_bytes.max(other.migrated_bytes),
             migration_s: self.migration_s.max(other.migration_s),
         }

@@ -191,22 +191,12 @@ fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f
     if excess > 0.02 { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
 }
 
-/// The worst stragglers lend work to those that are none, the others leave out what they are slower by: as many of the one
-/// kind and of the other as make the fastest step.
+/// Stragglers lend work to those that are none, or leave out what they are slower by, whatever makes the faster step. What is
+/// left out is chosen from what a rank keeps, so nobody does both at once.
 fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
-    let mut stragglers: Vec<usize> = (0..speeds.ranks()).filter(|&rank| straggles(speeds, rank)).collect();
-    stragglers.sort_by(|&a, &b| speeds.slowness[b].total_cmp(&speeds.slowness[a]));
-    let candidate = |lending: usize| {
-        let takes_part = |rank: usize| !straggles(speeds, rank) || stragglers[..lending].contains(&rank);
-        let target = migrated(rules, speeds, home, takes_part);
-        let pace_s = (0..speeds.ranks()).filter(|&rank| takes_part(rank));
-        let pace_s = pace_s.map(|rank| rank_s(speeds, &target.work, rank)).fold(0.0, f64::max);
-        let gammas = (0..speeds.ranks())
-            .map(|rank| if takes_part(rank) { 0.0 } else { gamma(rules, speeds, &target.work, rank, pace_s) });
-        Target { gammas: gammas.collect(), ..target }
-    };
     let takes_s =
         |target: &Target| target.compute_s(speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
-    let candidates = (0..=stragglers.len()).map(candidate);
-    candidates.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b))).expect("nobody lending is one of them")
+    let lent = migrated(rules, speeds, home, |_| true);
+    let left_out = resized(rules, speeds, Target::at_home(home.clone()));
+    if takes_s(&left_out) < takes_s(&lent) { left_out } else { lent }
 }

@@ -83,14 +83,15 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// Takes in a step. `gammas` are the shares of their products that ranks left out.
-    pub fn observe(&mut self, step: u64, division: &Division, gammas: &[f64], observed: &[Observation]) {
+    /// Takes in a step.
+    pub fn observe(&mut self, step: u64, division: &Division, observed: &[Observation]) {
         let ranks = observed.len();
+        let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
         push(&mut self.seconds, seconds);
         let rates = Class::ALL.map(|class| {
             let rate = |rank: usize| {
-                let width = worked(class, division, gammas, rank);
+                let width = worked(class, division, &gammas, rank);
                 let base = if width == 0.0 { 0.0 } else { self.bases[class as usize] };
                 observed[rank].of(class) / (base + width)
             };

@@ -57,7 +57,8 @@ impl World {
     /// What a step takes: a reduction behind every class, so the slowest rank of each counts.
     fn step_s(&mut self, slowness: &[f64]) -> (f64, Vec<Observation>) {
         let Target { work, gammas, .. } = self.balancer.now.clone();
-        let mut observed = vec![Observation::default(); slowness.len()];
+        let mut observed: Vec<Observation> =
+            gammas.iter().map(|&gamma| Observation { gamma, ..Observation::default() }).collect();
         let mut step_s = 0.0;
         for class in Class::ALL {
             let mut slowest = 0.0f64;

@@ -9,6 +9,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 use crate::batch::Batch;
 use crate::op::Op;
 use crate::parameters::{Gradients, ParamId, Parameters};
+use crate::resize::{Resized, Resizing};
 use crate::rotary::RotaryTables;
 
 /// What operations need besides their slots.
@@ -18,9 +19,20 @@ pub struct Context<'a> {
     pub parameters: &'a Parameters,
     pub tables: &'a RotaryTables,
     pub batch: &'a Batch,
+    /// Which columns linear layers keep; all without it. For training only: what evaluates looks away from it.
+    pub resizing: Option<&'a Resizing>,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// The same, with every column of every linear layer.
+    pub(crate) fn unresized(&self) -> Context<'a> {
+        Context { resizing: None, ..*self }
+    }
+
+    pub(crate) fn resized(&self, weight: ParamId) -> Option<Resized<'a>> {
+        self.resizing?.resized(weight)
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.parameters.dtype()
     }
@@ -43,33 +55,49 @@ pub struct Body {
 }
 
 /// Tensors by slot.
-#[derive(Default)]
-pub(crate) struct Slots(Vec<Option<Tensor>>);
+pub(crate) struct Slots {
+    whole: Vec<Option<Tensor>>,
+    /// Of what resized layers read, the columns that they keep.
+    narrow: Vec<Option<Tensor>>,
+}
 
 impl Slots {
-    fn new(count: usize) -> Slots {
-        Slots(vec![None; count])
+    pub fn new(count: usize) -> Slots {
+        Slots { whole: vec![None; count], narrow: vec![None; count] }
     }
 
     /// The tensor in a slot that must hold one.
     pub fn get(&self, slot: Slot) -> &Tensor {
-        self.0[slot.0].as_ref().expect("operations are listed in order of their dependencies")
+        self.whole[slot.0].as_ref().expect("operations are listed in order of their dependencies")
     }
 
     pub fn find(&self, slot: Slot) -> Option<&Tensor> {
-        self.0[slot.0].as_ref()
+        self.whole[slot.0].as_ref()
     }
 
     pub fn set(&mut self, slot: Slot, tensor: Tensor) {
-        self.0[slot.0] = Some(tensor);
+        self.whole[slot.0] = Some(tensor);
+    }
+
+    pub fn find_narrow(&self, slot: Slot) -> Option<&Tensor> {
+        self.narrow[slot.0].as_ref()
+    }
+
+    pub fn set_narrow(&mut self, slot: Slot, tensor: Tensor) {
+        self.narrow[slot.0] = Some(tensor);
+    }
+
+    pub fn take_narrow(&mut self, slot: Slot) -> Tensor {
+        self.narrow[slot.0].take().expect("a resized layer has left it")
     }
 
     pub fn take(&mut self, slot: Slot) -> Tensor {
-        self.0[slot.0].take().expect("operations are listed in order of their dependencies")
+        self.whole[slot.0].take().expect("operations are listed in order of their dependencies")
     }
 
+    /// What is narrow is kept.
     fn keep(&mut self, kept: impl Fn(Slot) -> bool) {
-        for (index, tensor) in self.0.iter_mut().enumerate() {
+        for (index, tensor) in self.whole.iter_mut().enumerate() {
             if !kept(Slot(index)) {
                 *tensor = None;
             }
@@ -79,13 +107,13 @@ impl Slots {
 
 /// What a forward run leaves for backward.
 pub struct BodyState {
-    values: Slots,
+    pub(crate) values: Slots,
 }
 
 /// What the input half of backward leaves for the weight half.
 pub struct BodyBackward {
-    values: Slots,
-    gradients: Slots,
+    pub(crate) values: Slots,
+    pub(crate) gradients: Slots,
 }
 
 impl Body {
@@ -109,7 +137,7 @@ impl Body {
         }
         let stream = self.stream.map(|slot| values.get(slot).clone());
         let output = values.get(self.output).clone();
-        values.keep(|slot| self.ops.iter().any(|op| op.saved().contains(&slot)));
+        values.keep(|slot| self.ops.iter().any(|op| op.saved(context).contains(&slot)));
         (stream, output, BodyState { values })
     }
 
@@ -132,7 +160,7 @@ impl Body {
             op.backward_input(context, gradients, &mut values, &mut slots);
         }
         let dinputs = self.inputs.iter().map(|&slot| slots.take(slot)).collect();
-        values.keep(|slot| self.ops.iter().any(|op| op.weight_inputs().contains(&slot)));
+        values.keep(|slot| self.ops.iter().any(|op| op.weight_inputs(context).contains(&slot)));
         slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradients().contains(&slot)));
         (dinputs, BodyBackward { values, gradients: slots })
     }

@@ -242,10 +242,11 @@ impl Op {
     }
 
     /// Slots that backward reads.
-    pub fn saved(&self) -> Vec<Slot> {
+    pub fn saved(&self, context: &Context) -> Vec<Slot> {
         match self {
             Op::Linear(linear) => {
-                [Some(linear.x), linear.activation.map(|(_, slot)| slot)].into_iter().flatten().collect()
+                let before = linear.activation.map(|(_, slot)| slot);
+                self.weight_inputs(context).into_iter().chain(before).collect()
             }
             Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
             Op::Attention(attention) => {
@@ -253,7 +254,7 @@ impl Op {
                 vec![q.slot, k.slot, v.slot, *out, *logsum]
             }
             Op::Gated { gate, up, .. } => vec![*gate, *up],
-            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::saved).collect(),
+            Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.saved(context)).collect(),
             Op::Rotary { .. }
             | Op::Add { .. }
             | Op::Patches { .. }
@@ -308,11 +309,11 @@ impl Op {
         }
     }
 
-    /// The slots whose values the weight half multiplies with.
-    pub fn weight_inputs(&self) -> Vec<Slot> {
+    /// The slots whose values the weight half multiplies with. A resized layer has what it needs of its own.
+    pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         match self {
-            Op::Linear(linear) => vec![linear.x],
-            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::weight_inputs).collect(),
+            Op::Linear(linear) if context.resized(linear.weight).is_none() => vec![linear.x],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
             _ => Vec::new(),
         }
     }
@@ -355,9 +356,24 @@ fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel:
 }
 
 impl Linear {
+    /// What is multiplied with: the weight, its part, or the columns that are kept of it.
+    fn weight(&self, context: &Context) -> Tensor {
+        match context.resized(self.weight) {
+            Some(resized) => {
+                assert!(self.part.is_none(), "layers that are resized are not shared by samples");
+                resized.weight(context)
+            }
+            None => self.part_of_weight(context.parameters.value(self.weight)),
+        }
+    }
+
     fn forward(&self, context: &Context, values: &mut Slots) {
-        let (queue, weight) = (context.queue, &self.part_of_weight(context.parameters.value(self.weight)));
-        let x = values.get(self.x);
+        let (queue, weight) = (context.queue, &self.weight(context));
+        if let (Some(resized), None) = (context.resized(self.weight), values.find_narrow(self.x)) {
+            let narrow = resized.input(queue, values.get(self.x));
+            values.set_narrow(self.x, narrow);
+        }
+        let x = self.input(context, values);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
         if self.adds {
             return queue.launch(Product::new(order, x, weight, values.get(self.out)).accumulating());
@@ -377,8 +393,16 @@ impl Linear {
         }
     }
 
+    /// What the weight is multiplied with: all that is in the slot, or the columns that are kept of it.
+    fn input<'a>(&self, context: &Context, values: &'a Slots) -> &'a Tensor {
+        match context.resized(self.weight) {
+            Some(_) => values.find_narrow(self.x).expect("forward has left it"),
+            None => values.get(self.x),
+        }
+    }
+
     fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
-        let (queue, weight) = (context.queue, &self.part_of_weight(context.parameters.value(self.weight)));
+        let queue = context.queue;
         let dout = slots.get(self.out);
         if let Some((activation, slot)) = self.activation {
             let x = values.take(slot).view();
@@ -387,25 +411,30 @@ impl Linear {
         if self.first {
             return;
         }
+        let (weight, is_resized) = (&self.weight(context), context.resized(self.weight).is_some());
         let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
-        match slots.find(self.x) {
+        match if is_resized { slots.find_narrow(self.x) } else { slots.find(self.x) } {
             Some(dx) => queue.launch(Product::new(order, dout, weight, dx).accumulating()),
             None => {
                 let dx = queue.tensor(dout.rows, width, context.dtype());
                 queue.launch(Product::new(order, dout, weight, &dx));
-                slots.set(self.x, dx);
+                if is_resized { slots.set_narrow(self.x, dx) } else { slots.set(self.x, dx) }
             }
+        }
+        if let Some(resizing) = context.resizing {
+            resizing.complete_input(queue, self.weight, self.x, slots);
         }
     }
 
     fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         let queue = context.queue;
-        let (x, dout) = (values.get(self.x), slots.get(self.out));
+        let (x, dout) = (self.input(context, values), slots.get(self.out));
         let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
-        match self.part {
-            None => add_weight_gradient(queue, gradients, self.weight, a, b),
+        match (context.resized(self.weight), &self.part) {
+            (Some(resized), _) => resized.add_weight_gradient(queue, gradients, a, b),
+            (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
             // Overwriting one part would leave the others undefined, so the whole is zeroed first.
-            Some(_) => {
+            (None, Some(_)) => {
                 let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
                 queue.launch(Product::new(Order::TN, a, b, &dweight).accumulating());
             }

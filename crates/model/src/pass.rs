@@ -49,6 +49,7 @@ pub fn label_is_first(stats: &[f32]) -> bool {
 
 /// The losses of the batch's labels, and no gradients.
 pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
+    let context = &context.unresized();
     let (flow, _) = forward(model, context, Keep::Nothing);
     let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     let losses = context.queue.tensor(1, x.rows, DType::F32);
@@ -65,6 +66,7 @@ pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
 
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
+    let context = &context.unresized();
     let (flow, _) = forward(model, context, Keep::Nothing);
     let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     model.head.logits(context, &x)
@@ -72,6 +74,7 @@ pub fn logits(model: &Model, context: &Context) -> Tensor {
 
 /// The logits of what follows each segment that has tokens, in order, f32 [segments with tokens, classes].
 pub fn next_logits(model: &Model, context: &Context) -> Tensor {
+    let context = &context.unresized();
     let (flow, _) = forward(model, context, Keep::Nothing);
     let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
     let segments = context.batch.segments.iter().filter(|segment| !segment.is_empty());

@@ -10,7 +10,7 @@ use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
     Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
-    Parameters, RotaryTables, in_grains,
+    Parameters, Resizing, RotaryTables, in_grains,
 };
 
 use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
@@ -28,6 +28,8 @@ pub struct Executor<'a> {
     pub groups: &'a [Group],
     /// What the program's loans are.
     pub migration: Option<&'a Migration>,
+    /// Which columns this rank's linear layers keep; all without it.
+    pub resizing: Option<&'a Resizing>,
 }
 
 impl Executor<'_> {
@@ -310,8 +312,8 @@ impl<'a> Run<'a> {
     }
 
     fn context(&self, task: &Task) -> Context<'a> {
-        let Executor { device, parameters, tables, .. } = *self.executor;
-        Context { queue: device.compute(), parameters, tables, batch: self.batch(task) }
+        let Executor { device, parameters, tables, resizing, .. } = *self.executor;
+        Context { queue: device.compute(), parameters, tables, batch: self.batch(task), resizing }
     }
 
     /// The first tensor of what a task reads of these kinds, if anything.

@@ -338,7 +338,8 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         let run = |kind: Work| {
             let (device, parameters, tables, gradients) = (&device, &parameters, &tables, &gradients);
             let (groups, loans) = (&groups[..], Some(&migration));
-            let executor = Executor { model, device, parameters, tables, gradients, groups, migration: loans };
+            let (migration, resizing) = (loans, None);
+            let executor = Executor { model, device, parameters, tables, gradients, groups, migration, resizing };
             executor.run(&lone(kind, &migration, me), &[], LossOptions { smoothing: 0.0, scale: 1.0 }, None);
         };
         let mut borrowed = Vec::new();

@@ -41,7 +41,7 @@ impl Setting {
     fn pass(&self, keep: Keep) -> Vec<evenkeel_device::Tensor> {
         let Setting { model, device, parameters, tables, gradients, .. } = self;
         let pass = |batch| {
-            let context = Context { queue: device.compute(), parameters, tables, batch };
+            let context = Context { queue: device.compute(), parameters, tables, batch, resizing: None };
             pass::losses_and_gradients(model, &context, gradients, OPTIONS, keep)
         };
         self.micros.iter().flatten().map(pass).collect()
@@ -53,7 +53,9 @@ impl Setting {
         let program: Program = arrangement.write(&chain, &sizes(model, micros));
         verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
         let groups = join(&Communicator::dry(0, 1), &chain.groups);
-        let executor = Executor { model, device, parameters, tables, gradients, groups: &groups, migration: None };
+        let groups = &groups;
+        let executor =
+            Executor { model, device, parameters, tables, gradients, groups, migration: None, resizing: None };
         executor.run(&program, micros, OPTIONS, None).into_iter().map(|found| found.losses).collect()
     }
 

@@ -8,6 +8,7 @@ use evenkeel_step::Mesh;
 
 use crate::Error;
 use crate::ranks::Ranks;
+use crate::resize::Resize;
 use crate::run::RankReport;
 
 /// What a run does about slow ranks.
@@ -17,6 +18,8 @@ pub struct Balance {
     cut: Cut,
     mesh: Mesh,
     widths: Widths,
+    /// How ranks leave something out, where they may.
+    resize: Option<Resize>,
     /// What was done last, until it is known what it was good for.
     pending: Option<Pending>,
 }
@@ -41,6 +44,17 @@ pub struct Balanced {
     pub after: Option<Duration>,
 }
 
+/// What a run allows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BalanceOptions {
+    pub mode: Mode,
+    /// The most that a rank may leave out, and how; what is said there of the share does not matter.
+    pub gamma_max: f64,
+    pub resize: Resize,
+    /// Bytes of a number that is computed with.
+    pub value_bytes: usize,
+}
+
 /// Steps after which it is said what a change was good for.
 const STEPS_TO_JUDGE: usize = 5;
 
@@ -49,15 +63,8 @@ const TOKEN_SHARES: usize = 64;
 
 impl Balance {
     /// For ranks that begin with these shards of a model.
-    pub fn new(
-        mode: Mode,
-        gamma_max: f64,
-        model: &Model,
-        cut: &Cut,
-        shards: &[Model],
-        mesh: Mesh,
-        value_bytes: usize,
-    ) -> Balance {
+    pub fn new(options: BalanceOptions, model: &Model, cut: &Cut, shards: &[Model], mesh: Mesh) -> Balance {
+        let BalanceOptions { mode, gamma_max, resize, value_bytes } = options;
         let mut widths = Widths::of(shards.iter().map(|model| &model.shard));
         if widths.tokens.iter().all(|&share| share == 1) {
             widths.tokens.iter_mut().for_each(|share| *share = TOKEN_SHARES);
@@ -70,7 +77,19 @@ impl Balance {
             work_bytes: bytes(value_bytes + 4),
         };
         let balancer = Balancer::new(options, division(&widths));
-        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, widths, pending: None }
+        let resizes = matches!(mode, Mode::Resize | Mode::Semi | Mode::Auto) && gamma_max > 0.0;
+        let resize = resizes.then_some(resize);
+        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, widths, resize, pending: None }
+    }
+
+    /// To be called before the first step: columns that may be left out are watched from the beginning.
+    pub fn start(&self, ranks: &Ranks) -> Result<(), Error> {
+        self.leave_out(ranks, &vec![0.0; self.mesh.tp])
+    }
+
+    fn leave_out(&self, ranks: &Ranks, gammas: &[f64]) -> Result<(), Error> {
+        let Some(resize) = self.resize else { return Ok(()) };
+        ranks.resize(gammas.iter().map(|&gamma| Some(Resize { gamma, ..resize })).collect())
     }
 
     /// How the model is cut now.
@@ -138,10 +157,16 @@ impl Balance {
     fn carry_out(&mut self, ranks: &Ranks, step: u64, decision: Decision) -> Result<Balanced, Error> {
         let (begun, before) = (Instant::now(), self.balancer.now.clone());
         let target = &decision.target;
-        if target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens) {
+        let reshards = target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens);
+        if reshards {
             self.widths = self.widths_of(&target.home, target.work.of(Dim::Tokens));
             let cut = Cut { widths: Some(self.widths.clone()), ..self.cut.clone() };
             ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
+        }
+        let work = self.widths_of(&target.work, target.work.of(Dim::Tokens));
+        ranks.migrate(target.migrates().then_some(work))?;
+        if reshards || target.gammas != before.gammas {
+            self.leave_out(ranks, &target.gammas)?;
         }
         let took = begun.elapsed();
         self.balancer.done(&decision, took.as_secs_f64());
@@ -189,7 +214,7 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, gamma_max: f64) -> Rules {
         Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
         Dim::Tokens => cut.split_sequence.then_some(1),
     });
-    Rules { gamma_max, grains, work_heads_grain: SHARES, most: Dim::ALL.map(|_| vec![usize::MAX; shards]) }
+    Rules { gamma_max, grains, work_heads_grain: 1, most: Dim::ALL.map(|_| vec![usize::MAX; shards]) }
 }
 
 /// The largest that tiles like which leaves a part of about this width adjustable by a few in a hundred.

@@ -12,6 +12,10 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
         if span.lane == Lane::Compute {
             observed.compute_s[class(model, span.work, span.unit) as usize] += span.duration_s();
         }
+        if matches!(span.work, Work::Borrow | Work::Return) {
+            observed.migrated_bytes += span.bytes;
+            observed.migration_s += span.end_s - span.came_s;
+        }
         (first_s, last_s) = (first_s.min(span.start_s), last_s.max(span.end_s));
     }
     observed.wait_s = (last_s - first_s - observed.total_s()).max(0.0);

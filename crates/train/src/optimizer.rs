@@ -1,8 +1,8 @@
 //! AdamW over all parameters of a model.
 
 use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
-use evenkeel_device::{DType, Queue, Tensor};
-use evenkeel_model::{Gradients, ParamId, Parameters, Stretch};
+use evenkeel_device::{DType, Queue, Tensor, View};
+use evenkeel_model::{Frozen, Gradients, ParamId, Parameters, Resizing, Stretch};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
@@ -74,8 +74,16 @@ impl AdamW {
         &self.squared_norm
     }
 
-    /// Updates every master kept here and its copy. The gradients stay as they are.
-    pub fn update(&self, queue: &Queue, parameters: &Parameters, gradients: &Gradients, update: Update) {
+    /// Updates every master kept here and its copy, but for the columns that a resizing has pruned: those and their moments
+    /// stay as they are, bit for bit. The gradients stay, too.
+    pub fn update(
+        &self,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        update: Update,
+        resizing: Option<&Resizing>,
+    ) {
         let grad_factor = self.options.clip_norm.map(|limit| {
             let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
             queue.launch(ClipFactor { squared_norm, limit, out });
@@ -86,12 +94,19 @@ impl AdamW {
             let bucket = parameters.bucket_of(id);
             let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
             let of = |flat: &Tensor| flat.col_range(place.clone()).view();
+            let (weight, copy) = (of(parameters.masters(bucket)), parameters.copies(bucket).as_ref().map(of));
+            let (mean, variance) = (of(&self.means[bucket]), of(&self.variances[bucket]));
+            let frozen = resizing.and_then(|resizing| resizing.frozen(id)).map(|frozen| {
+                let [rows, cols] = parameters.specs[id.0].matrix;
+                let state = [Some(weight), Some(mean), Some(variance), copy].into_iter().flatten();
+                Saved::new(queue, frozen, state.map(|flat| flat.reshaped(rows, cols)))
+            });
             queue.launch(kernel::AdamW {
-                weight: of(parameters.masters(bucket)),
+                weight,
                 grad: of(&gradients.own(queue, bucket)),
-                mean: of(&self.means[bucket]),
-                variance: of(&self.variances[bucket]),
-                copy: parameters.copies(bucket).as_ref().map(of),
+                mean,
+                variance,
+                copy,
                 lr: update.lr,
                 beta1: self.options.beta1,
                 beta2: self.options.beta2,
@@ -100,6 +115,9 @@ impl AdamW {
                 step: update.step,
                 grad_factor,
             });
+            if let Some(frozen) = frozen {
+                frozen.restore(queue);
+            }
         }
     }
 
@@ -116,5 +134,21 @@ impl AdamW {
 
     pub fn variances(&self, bucket: usize) -> &Tensor {
         &self.variances[bucket]
+    }
+}
+
+/// What must be the same behind an update as before it.
+struct Saved<'a> {
+    frozen: Frozen<'a>,
+    matrices: Vec<(View, Tensor)>,
+}
+
+impl<'a> Saved<'a> {
+    fn new(queue: &Queue, frozen: Frozen<'a>, matrices: impl Iterator<Item = View>) -> Saved<'a> {
+        Saved { frozen, matrices: matrices.map(|matrix| (matrix, frozen.save(queue, matrix))).collect() }
+    }
+
+    fn restore(&self, queue: &Queue) {
+        self.matrices.iter().for_each(|(matrix, saved)| self.frozen.restore(queue, saved, *matrix));
     }
 }

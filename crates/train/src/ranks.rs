@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
-use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, moves};
+use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, Widths, moves};
 
 use crate::Error;
+use crate::resize::Resize;
 use crate::samples::Samples;
 use crate::trainer::{Evaluation, Kind, StepOutcome, Trainer};
 
@@ -138,6 +139,16 @@ impl Ranks {
         });
         *self.spoken_for.lock().expect("no panic under this lock") = spoken_for?;
         Ok(())
+    }
+
+    /// Has ranks compute in other widths than they keep, or in those again; see [`Trainer::migrate`].
+    pub fn migrate(&self, work: Option<Widths>) -> Result<(), Error> {
+        Ok(self.each(move |trainer| trainer.migrate(work.clone())).map(drop)?)
+    }
+
+    /// By shard: what ranks leave out of their products; see [`Trainer::resize`].
+    pub fn resize(&self, by_shard: Vec<Option<Resize>>) -> Result<(), Error> {
+        Ok(self.each(move |trainer| trainer.resize(by_shard[trainer.model.shard.index])).map(drop)?)
     }
 
     /// What one batch says; see [`Trainer::evaluate`].

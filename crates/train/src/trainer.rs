@@ -9,7 +9,8 @@ use evenkeel_device::kernel::{IGNORE, seed_of};
 use evenkeel_device::{DType, Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
-    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, RotaryTables, Stretch, Widths, in_grains,
+    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, Resizing, RotaryTables, Stretch, Widths,
+    in_grains,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -20,6 +21,7 @@ use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
 use crate::relocation::{Keeping, Relocation};
+use crate::resize::{Resize, Resizer};
 use crate::samples::Samples;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -117,6 +119,7 @@ pub struct Trainer {
     /// The program for micro-batches of such sizes.
     program: Program,
     sizes: Sizes,
+    resizer: Option<Resizer>,
 }
 
 impl Trainer {
@@ -147,6 +150,7 @@ impl Trainer {
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             migrated: None,
             shards: shards.to_vec(),
+            resizer: None,
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
@@ -190,7 +194,8 @@ impl Trainer {
         let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
         // The host has read the losses, which are behind everything that the program did.
         let spans = recording.read(&self.program, epoch).unwrap_or_default();
-        Ok((outcome, observation(&self.model, &spans)))
+        let gamma = self.resizing().filter(|_| self.migrated.is_none()).map_or(0.0, Resizing::left_out);
+        Ok((outcome, Observation { gamma, ..observation(&self.model, &spans) }))
     }
 
     fn recorded_step(
@@ -207,7 +212,12 @@ impl Trainer {
         let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        let found = self.step_executor().run(&self.program, &batches, loss_options, recording);
+        if let Some(resizer) = &mut self.resizer {
+            resizer.begin_step(self.device.compute(), &self.parameters);
+        }
+        // What is left out is chosen from what a rank keeps.
+        let resizing = self.resizer.as_ref().map(Resizer::resizing).filter(|_| self.migrated.is_none());
+        let found = Executor { resizing, ..self.step_executor() }.run(&self.program, &batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
@@ -217,15 +227,19 @@ impl Trainer {
         if updated {
             self.updates += 1;
             let update = Update { lr: lr as f32, step: self.updates };
-            self.optimizer().update(queue, &self.parameters, &self.gradients, update);
+            self.optimizer().update(queue, &self.parameters, &self.gradients, update, resizing);
             self.gather_values();
+        }
+        if let Some(resizer) = &mut self.resizer {
+            resizer.end_step(updated);
         }
         let tokens = micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum();
         Ok(StepOutcome { loss, grad_norm, tokens, updated })
     }
 
     /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
-    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have.
+    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
+    /// or resized is so no longer.
     pub fn reshard(&mut self, shards: &[Model]) {
         let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
         let model = shards[self.mesh.shard(self.rank)].clone();
@@ -254,7 +268,7 @@ impl Trainer {
         self.chains = Chain::all(shards, dtype, &self.mesh, split.stage());
         (self.model, self.keeping) = (model, keeping);
         self.widths = Widths::of(shards.iter().map(|model| &model.shard));
-        (self.shards, self.migrated) = (shards.to_vec(), None);
+        (self.shards, self.migrated, self.resizer) = (shards.to_vec(), None, None);
         self.sizes.clear();
         self.gather_values();
     }
@@ -282,6 +296,32 @@ impl Trainer {
         assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
         self.migrated = work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard));
         self.sizes.clear();
+    }
+
+    /// Has this rank's linear layers compute with some of their input columns only, from the next step on, or with all of them
+    /// again. Other ranks may do otherwise, but for those that hold the same shard for other samples: they are told the same at
+    /// the same time. Evaluations compute with all columns.
+    pub fn resize(&mut self, resize: Option<Resize>) {
+        assert_eq!(
+            self.parameters.split.stage(),
+            0,
+            "resized layers need their optimizer state whole: parallel.zero = 0"
+        );
+        if let Some(group) = self.data_group() {
+            let settings = group.exchange(Resize::hash(resize.as_ref()));
+            let is_same = settings.iter().all(|other| *other == settings[0]);
+            assert!(is_same, "ranks {:?} hold the same shard and are resized differently", group.ranks());
+        }
+        self.resizer = resize.map(|resize| {
+            let is_first_share = self.mesh.share(self.rank) == 0;
+            let resizer = self.resizer.take().unwrap_or_else(|| Resizer::new(&self.model, resize, is_first_share));
+            resizer.with(resize, self.device.compute(), &self.parameters)
+        });
+    }
+
+    /// What of the linear layers' inputs this rank computes with.
+    pub fn resizing(&self) -> Option<&Resizing> {
+        self.resizer.as_ref().map(Resizer::resizing)
     }
 
     pub fn rank(&self) -> usize {
@@ -403,6 +443,7 @@ impl Trainer {
             gradients: &self.gradients,
             groups: &self.groups,
             migration: None,
+            resizing: None,
         }
     }
 

@@ -113,7 +113,7 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let ids: Vec<u32> = (0..32).collect();
     let batch = Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 16));
     let tables = RotaryTables::new(&model.config, queue, 16);
-    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch };
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
     let clipped = AdamWOptions {
@@ -127,7 +127,7 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let optimizer = AdamW::new(clipped, &parameters, queue);
     let before: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
     let measured = queue.read(optimizer.measure_norm(queue, &parameters, &gradients, |_| true))[0] as f64;
-    optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 });
+    optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 }, None);
     let squared: f64 = parameters
         .ids()
         .flat_map(|id| queue.read(&gradients.sum(queue, id)))

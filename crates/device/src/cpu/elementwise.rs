@@ -119,9 +119,11 @@ impl Run for GatherColumns {
             let (x, out) = (matrix::<E>(&self.x), matrix::<E>(&self.out));
             tiles(team, self.out.shape(), |Tile { rows, cols }| {
                 for row in rows {
-                    for i in cols.clone() {
+                    // One address for each row: worked out for each element, they took longer than the loads and stores.
+                    let (from, to) = (x.at(row, 0), out.at(row, cols.start));
+                    for (i, &column) in columns[cols.clone()].iter().enumerate() {
                         // SAFETY: the column was checked; the tile of `out` is this task's alone.
-                        unsafe { out.at(row, i).write(x.at(row, columns[i] as usize).read()) };
+                        unsafe { to.add(i).write(from.add(column as usize).read()) };
                     }
                 }
             });
@@ -137,10 +139,11 @@ impl Run for ScatterColumns {
             let (x, out) = (matrix::<E>(&self.x), matrix::<E>(&self.out));
             tiles(team, self.x.shape(), |Tile { rows, cols }| {
                 for row in rows {
-                    for i in cols.clone() {
+                    let (from, to) = (x.at(row, cols.start), out.at(row, 0));
+                    for (i, &column) in columns[cols.clone()].iter().enumerate() {
                         // SAFETY: the column was checked; columns are distinct, so no other task writes this one.
                         unsafe {
-                            let (value, to) = (x.at(row, i).read(), out.at(row, columns[i] as usize));
+                            let (value, to) = (from.add(i).read(), to.add(column as usize));
                             to.write(if accumulate { E::from_f32(to.read().to_f32() + value.to_f32()) } else { value });
                         }
                     }

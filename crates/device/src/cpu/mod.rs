@@ -24,6 +24,7 @@ mod random;
 mod reduction;
 mod rotary;
 mod rows;
+mod selected_rows;
 
 pub use features::{CpuReport, allowed_cores, cpu_report};
 pub(crate) use reduction::sum;

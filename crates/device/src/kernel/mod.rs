@@ -19,6 +19,7 @@ mod optimizer;
 mod product;
 mod random;
 mod rotary;
+mod selected_rows;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
@@ -31,6 +32,7 @@ pub use optimizer::{AdamW, ClipFactor, SquaredNorm};
 pub use product::{Order, Product};
 pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
+pub use selected_rows::{GatherRows, ScatterRows};
 
 /// What every kernel can say of itself.
 pub trait Operation {
@@ -76,8 +78,8 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor, ColumnSum, Copy,
-    Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, LossBackward, LossMerge, LossStats, Norm,
-    NormBackward, Product, RandomNormal, Rotary, ScatterColumns, SquaredNorm,
+    Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows, LossBackward, LossMerge, LossStats,
+    Norm, NormBackward, Product, RandomNormal, Rotary, ScatterColumns, ScatterRows, SquaredNorm,
 }
 
 impl Kernel {

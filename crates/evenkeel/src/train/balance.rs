@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use evenkeel_balance::{Dim, Mode};
-use evenkeel_model::{Cut, Model, SHARES, Widths};
-use evenkeel_train::{Balance, Balanced, Ranks};
+use evenkeel_balance::{Dim, Mode, Selection};
+use evenkeel_model::{Cut, Imputation, Model, SHARES, Widths};
+use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize};
 
 use super::model::device_dtype;
 use crate::Failure;
-use crate::config::{BalanceMode, Settings};
+use crate::config::{self, BalanceMode, Settings};
 use crate::launch::Launch;
 
 /// Ranks whose speeds differ by less are alike.
@@ -35,7 +35,7 @@ pub fn start(
     let mut cut = launch.cut.clone();
     let mut said = None;
     match resumed {
-        Some(widths) if widths.fit(&model.config, cut.weights.len()) => {
+        Some(widths) if widths.fit(&model.config, cut.weights.len()) && !widths.is_shared_by_samples() => {
             cut.widths = Some(widths.clone());
             ranks.reshard(model.cut(&cut)?)?;
         }
@@ -44,10 +44,33 @@ pub fn start(
         }
         _ => (),
     }
-    let value_bytes = device_dtype(settings.train.dtype).size_bytes();
-    let shards = model.cut(&cut)?;
-    let balance = Balance::new(mode, settings.balance.gamma_max, model, &cut, &shards, launch.mesh(), value_bytes);
+    let options = BalanceOptions {
+        mode,
+        gamma_max: settings.balance.gamma_max,
+        resize: resize(settings),
+        value_bytes: device_dtype(settings.train.dtype).size_bytes(),
+    };
+    let balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.mesh());
+    balance.start(ranks)?;
     Ok((Some(balance), said))
+}
+
+fn resize(settings: &Settings) -> Resize {
+    let balance = &settings.balance;
+    Resize {
+        gamma: 0.0,
+        imputation: match balance.imputation {
+            config::Imputation::Zero => Imputation::Zero,
+            config::Imputation::Average => Imputation::Average,
+            config::Imputation::Same => Imputation::Same,
+        },
+        selection: match balance.selection {
+            config::Selection::Priority => Selection::Priority,
+            config::Selection::Random => Selection::Random,
+        },
+        period_steps: balance.period,
+        seed: settings.train.seed,
+    }
 }
 
 /// Divides the model by what each shard's slowest rank was measured at.

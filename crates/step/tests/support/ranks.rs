@@ -228,7 +228,16 @@ fn step(
     drop(shares);
     let groups = join(communicator, &chains[rank].groups);
     let (groups, migration) = (&groups[..], migration.as_ref());
-    let executor = Executor { model, device, parameters, tables: &tables, gradients: &gradients, groups, migration };
+    let executor = Executor {
+        model,
+        device,
+        parameters,
+        tables: &tables,
+        gradients: &gradients,
+        groups,
+        migration,
+        resizing: None,
+    };
     let mut recording = Recording::default();
     let found = executor.run(&program, &micros, OPTIONS, Some(&mut recording));
     let losses = found.iter().flat_map(|found| queue.read(&found.losses)).collect();
@@ -266,6 +275,7 @@ fn run(
         gradients: &gradients,
         groups: &groups,
         migration: None,
+        resizing: None,
     };
     let mut evaluated = Vec::new();
     for part in micros.into_iter().flatten() {

@@ -8,8 +8,10 @@ mod subject;
 
 use std::path::PathBuf;
 
-use evenkeel_balance::Mode;
+use evenkeel_balance::{Mode, Selection};
+use evenkeel_model::Imputation;
 use evenkeel_store::write_file_atomically;
+use evenkeel_train::{BalanceOptions, Resize};
 
 use super::between;
 use crate::{Failure, Mistake, text};
@@ -187,6 +189,22 @@ impl Arguments {
             8 => vec![ending(&[2.0]), ending(&[4.0]), ending(&[8.0]), ending(&[2.0; 4]), ending(&[8.0, 6.0, 4.0, 2.0])],
             _ => vec![ending(&[2.0])],
         })
+    }
+
+    fn balance(&self, mode: ModeName) -> BalanceOptions {
+        BalanceOptions {
+            mode: mode.mode(),
+            // "auto" is exact here, so that it can be compared with what is.
+            gamma_max: if mode == ModeName::Auto { 0.0 } else { self.gamma_max },
+            resize: Resize {
+                gamma: 0.0,
+                imputation: Imputation::Zero,
+                selection: Selection::Random,
+                period_steps: 100,
+                seed: 0,
+            },
+            value_bytes: self.subject.dtype().size_bytes(),
+        }
     }
 
     /// What is slow, how, and for whom.

@@ -19,15 +19,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: ModeName) ->
     let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
     let mut course = Course {
         arguments,
-        balance: Balance::new(
-            mode.mode(),
-            arguments.gamma_max,
-            model,
-            &launch.cut,
-            &shards,
-            launch.mesh(),
-            dtype.size_bytes(),
-        ),
+        balance: Balance::new(arguments.balance(mode), model, &launch.cut, &shards, launch.mesh()),
         ranks: launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
             Ok(Parameters::random(shard, dtype, split, 0, queue))
         })?,
@@ -35,6 +27,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: ModeName) ->
         moved_bytes: 0,
         migrated_bytes: 0,
     };
+    course.balance.start(&course.ranks)?;
     course.steps(WARM_UP)?;
     let undisturbed_s = settled(&course.steps(arguments.steps)?);
     course.moved_bytes = 0;

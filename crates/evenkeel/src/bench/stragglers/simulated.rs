@@ -101,9 +101,7 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
     let ranks = case.0.len();
     let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
     let shards = model.cut(&cut).expect("measured in as many");
-    let value_bytes = arguments.subject.dtype().size_bytes();
-    let mut balance =
-        Balance::new(mode.mode(), arguments.gamma_max, model, &cut, &shards, Mesh::of_shards(ranks), value_bytes);
+    let mut balance = Balance::new(arguments.balance(mode), model, &cut, &shards, Mesh::of_shards(ranks));
     let mut step = 0;
     let mut phase = |factors: &[f64]| -> Vec<f64> {
         let simulate = |_| {
@@ -131,7 +129,8 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
 
 /// A reduction separates the classes, so the slowest rank of each counts.
 fn simulated_step(curves: &Curves, work: &Division, gammas: &[f64], factors: &[f64]) -> (f64, Vec<Observation>) {
-    let mut observed = vec![Observation::default(); factors.len()];
+    let mut observed: Vec<Observation> =
+        gammas.iter().map(|&gamma| Observation { gamma, ..Observation::default() }).collect();
     let mut step_s = 0.0;
     for class in Class::ALL {
         for (rank, factor) in factors.iter().enumerate() {

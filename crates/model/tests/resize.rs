@@ -1,0 +1,278 @@
+//! Resizing through whole passes: what it must not change, and what it saves. How resized layers compute is held to a plain
+//! twin beside their code.
+
+use std::path::Path;
+
+use evenkeel_device::kernel::Segments;
+use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_model::pass::{self, Keep};
+use evenkeel_model::{
+    Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Resizing,
+    RotaryTables, Split,
+};
+use evenkeel_store::Folder;
+
+const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
+const CASES: [&str; 4] = ["llama3", "gpt2", "gpt_neox", "vit"];
+
+fn golden(case: &str) -> Folder {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
+    Folder::open(path).expect("golden folders are sound")
+}
+
+fn model(case: &str) -> Model {
+    Model::open(&golden(case)).expect("a known architecture")
+}
+
+fn cpu() -> Device {
+    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(2) };
+    Device::cpu(&options).expect("a CPU device starts")
+}
+
+/// A model, two micro-batches, and what passes over them need.
+struct Setting {
+    model: Model,
+    device: Device,
+    parameters: Parameters,
+    gradients: Gradients,
+    tables: RotaryTables,
+    batches: [Batch; 2],
+}
+
+impl Setting {
+    fn new(case: &str, dtype: DType, device: Device) -> Setting {
+        let (queue, model) = (device.compute(), model(case));
+        let parameters = model.load(&golden(case), dtype, Split::NONE, queue).expect("golden weights fit");
+        let batches = [0, 1].map(|micro: usize| match model.config.input {
+            Input::Tokens { .. } => {
+                let ids: Vec<u32> = (0..20).map(|i| i * 7 % 90 + micro as u32).collect();
+                Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 10))
+            }
+            Input::Images { size, channels, .. } => {
+                let pixels: Vec<f32> =
+                    (0..2 * channels * size * size).map(|i| ((i + micro) % 17) as f32 / 17.0).collect();
+                Batch::images(queue, Images { pixels: &pixels, count: 2 }, &[1, 0], model.config.input, dtype)
+            }
+        });
+        Setting {
+            tables: RotaryTables::new(&model.config, queue, 32),
+            gradients: Gradients::new(&parameters, queue),
+            parameters,
+            batches,
+            model,
+            device,
+        }
+    }
+
+    /// Keeps every `stride`-th column and the one behind it.
+    fn resizing(&self, imputation: Imputation, stride: u32) -> Resizing {
+        let mut resizing = Resizing::new(&self.model, imputation, true);
+        self.keep(&mut resizing, stride);
+        resizing
+    }
+
+    fn keep(&self, resizing: &mut Resizing, stride: u32) {
+        for (index, intake) in self.model.intakes().iter().enumerate() {
+            let kept: Vec<u32> = (0..intake.inputs as u32).filter(|column| column % stride < 2).collect();
+            resizing.keep(self.device.compute(), &self.parameters, index, &kept);
+        }
+    }
+
+    fn context<'a>(&'a self, micro: usize, resizing: Option<&'a Resizing>) -> Context<'a> {
+        let Setting { parameters, tables, batches, .. } = self;
+        Context { queue: self.device.compute(), parameters, tables, batch: &batches[micro], resizing }
+    }
+
+    /// The bits of losses and gradients of one step over both micro-batches.
+    fn step(&self, resizing: Option<&Resizing>, keep: Keep) -> Vec<u32> {
+        let queue = self.device.compute();
+        self.gradients.clear();
+        resizing.iter().for_each(|resizing| resizing.begin_step());
+        let options = LossOptions { smoothing: 0.0, scale: 0.05 };
+        let mut numbers = Vec::new();
+        for micro in [0, 1] {
+            let context = self.context(micro, resizing);
+            let losses = pass::losses_and_gradients(&self.model, &context, &self.gradients, options, keep);
+            numbers.extend(queue.read(&losses));
+        }
+        numbers.extend(self.parameters.ids().flat_map(|id| queue.read(&self.gradients.sum(queue, id))));
+        numbers.into_iter().map(f32::to_bits).collect()
+    }
+}
+
+#[test]
+fn keeping_every_column_is_bit_identical_to_no_resizing() {
+    for case in CASES {
+        for dtype in [DType::F32, DType::Bf16] {
+            let setting = Setting::new(case, dtype, cpu());
+            let plain = setting.step(None, Keep::Everything);
+            for imputation in POLICIES {
+                let resizing = setting.resizing(imputation, 1);
+                assert!(setting.step(Some(&resizing), Keep::Everything) == plain, "{case} {dtype:?} {imputation:?}");
+                assert!(setting.parameters.ids().all(|id| resizing.frozen(id).is_none()), "nothing is frozen");
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputation_keeps_the_same_columns() {
+    for case in CASES {
+        for imputation in POLICIES {
+            let steps = |keep| {
+                let setting = Setting::new(case, DType::F32, cpu());
+                let resizing = setting.resizing(imputation, 4);
+                [(); 3].map(|()| setting.step(Some(&resizing), keep))
+            };
+            assert!(steps(Keep::Everything) == steps(Keep::Stream), "{case} {imputation:?}");
+        }
+    }
+}
+
+#[test]
+fn evaluations_compute_with_every_column() {
+    for case in CASES {
+        let setting = Setting::new(case, DType::F32, cpu());
+        let queue = setting.device.compute();
+        let resizing = setting.resizing(Imputation::Zero, 4);
+        let found = |resizing| {
+            let context = setting.context(0, resizing);
+            let findings = pass::evaluate(&setting.model, &context, 0.1);
+            let mut found = vec![queue.read(&findings.losses), queue.read(&pass::logits(&setting.model, &context))];
+            if !matches!(setting.model.config.input, Input::Images { .. }) {
+                found.push(queue.read(&pass::next_logits(&setting.model, &context)));
+            }
+            found
+        };
+        assert_eq!(found(Some(&resizing)), found(None), "{case}");
+        let [plain, resized] =
+            [None, Some(&resizing)].map(|resizing| setting.step(resizing, Keep::Everything)[..20].to_vec());
+        assert_ne!(plain, resized, "{case}: but steps do not");
+    }
+}
+
+#[test]
+fn columns_that_come_back_and_values_that_are_forgotten_leave_no_trace() {
+    let setting = Setting::new("llama3", DType::F32, cpu());
+    let keep = |resizing: &mut Resizing, stride: u32| setting.keep(resizing, stride);
+    for imputation in POLICIES {
+        let plain = setting.step(None, Keep::Everything);
+        let first = setting.step(Some(&setting.resizing(imputation, 4)), Keep::Everything);
+        // A step with every column leaves values for those that are pruned next.
+        let after_another = |forgets: bool| {
+            let mut resizing = setting.resizing(imputation, 1);
+            setting.step(Some(&resizing), Keep::Everything);
+            keep(&mut resizing, 4);
+            if forgets {
+                resizing.forget();
+            }
+            (setting.step(Some(&resizing), Keep::Everything), resizing)
+        };
+        let (repeated, _) = after_another(false);
+        assert_eq!(repeated == first, imputation != Imputation::Same, "{imputation:?}: what was there is repeated");
+        let (forgotten, mut resizing) = after_another(true);
+        assert!(forgotten == first, "{imputation:?}: as in the first step");
+        keep(&mut resizing, 1);
+        assert!(setting.step(Some(&resizing), Keep::Everything) == plain, "{imputation:?}: as without");
+    }
+}
+
+#[test]
+fn only_the_kept_columns_of_an_input_wait_for_backward() {
+    let setting = Setting::new("llama3", DType::F32, Device::dry());
+    let (queue, mlp) = (setting.device.compute(), &setting.model.units[2].body);
+    let input = queue.zeros(setting.batches[0].token_count(), setting.model.config.hidden, DType::F32);
+    let held_bytes = |stride: u32| {
+        let resizing = setting.resizing(Imputation::Zero, stride);
+        let before = setting.device.usage().live_bytes;
+        let (_, output, state) = mlp.forward(&setting.context(0, Some(&resizing)), std::slice::from_ref(&input));
+        drop(output);
+        let held = setting.device.usage().live_bytes - before;
+        drop(state);
+        held
+    };
+    // Of what the last matrix reads half, and half of what the others read, which otherwise belongs to the caller.
+    let (hidden, ffn) = (setting.model.config.hidden as u64, setting.model.config.ffn as u64);
+    assert_eq!(held_bytes(1) * (5 * ffn + hidden), held_bytes(4) * 6 * ffn);
+}
+
+#[test]
+fn a_dry_run_takes_the_same_memory_as_a_real_one() {
+    for case in CASES {
+        for imputation in POLICIES {
+            for keep in [Keep::Everything, Keep::Stream] {
+                let peaks = [cpu(), Device::dry()].map(|device| {
+                    let setting = Setting::new(case, DType::Bf16, device);
+                    let resizing = setting.resizing(imputation, 4);
+                    setting.step(Some(&resizing), keep);
+                    setting.step(Some(&resizing), keep);
+                    setting.device.usage().peak_bytes
+                });
+                assert_eq!(peaks[0], peaks[1], "{case} {imputation:?} {keep:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_three_products_shrink_and_weights_are_gathered_once_a_step() {
+    for case in CASES {
+        let counted = |stride: u32| {
+            let setting = Setting::new(case, DType::F32, Device::dry());
+            let resizing = setting.resizing(Imputation::Zero, stride);
+            setting.step(Some(&resizing), Keep::Everything);
+            let counts = setting.device.counts();
+            let launches = |name| counts.0.get(name).map_or(0, |count| count.launches);
+            let gathers = launches("GatherColumns") + launches("GatherRows");
+            (counts.flops(), gathers, setting)
+        };
+        let ((all, none, setting), (half, gathers, _)) = (counted(1), counted(4));
+        let intakes = setting.model.intakes();
+        let elements = |intake: &Intake| -> usize {
+            intake.weights.iter().map(|weight| setting.model.specs[weight.0].len()).sum()
+        };
+        let tokens: usize = setting.batches.iter().map(Batch::token_count).sum();
+        let saved = 3 * tokens * intakes.iter().map(elements).sum::<usize>();
+        assert_eq!(all - half, saved as u128, "{case}: half of each product, a multiply-add counted as two");
+        let weights: usize = intakes.iter().map(|intake| intake.weights.len()).sum();
+        assert_eq!(none, 0, "{case}: nothing is gathered where everything is kept");
+        assert_eq!(gathers as usize, weights + 2 * intakes.len(), "{case}: each weight, and the inputs twice");
+    }
+}
+
+#[test]
+fn layers_that_read_the_same_are_one_intake() {
+    let names = |model: &Model| -> Vec<Vec<String>> {
+        let name = |name: &str| name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name).to_owned();
+        let of = |intake: &Intake| intake.weights.iter().map(|id| name(&model.specs[id.0].name)).collect();
+        model.intakes().iter().map(of).collect()
+    };
+    let per_layer = |layer: &[&[&str]]| -> Vec<Vec<String>> {
+        let layer: Vec<Vec<String>> =
+            layer.iter().map(|names| names.iter().map(|&name| name.to_owned()).collect()).collect();
+        [layer.clone(), layer].concat()
+    };
+    for (case, layer) in [
+        (
+            "llama3",
+            per_layer(&[&["q_proj", "k_proj", "v_proj"], &["o_proj"], &["gate_proj", "up_proj"], &["down_proj"]]),
+        ),
+        ("gpt2", per_layer(&[&["c_attn"], &["c_proj"], &["c_fc"], &["c_proj"]])),
+        ("gpt_neox", per_layer(&[&["query_key_value"], &["dense"], &["dense_h_to_4h"], &["dense_4h_to_h"]])),
+        ("vit", per_layer(&[&["query", "key", "value"], &["dense"], &["dense"], &["dense"]])),
+    ] {
+        assert_eq!(names(&model(case)), layer, "{case}");
+    }
+    let whole_attention = Cut { uncut: [Part::Attention(0), Part::Attention(1)].into(), ..Cut::even(2) };
+    let shards = model("llama3").cut(&whole_attention).expect("enough heads");
+    let mlp = per_layer(&[&["gate_proj", "up_proj"], &["down_proj"]]);
+    assert_eq!(names(&shards[1]), mlp, "what every shard computes whole stays whole");
+    assert_eq!(shards[1].intakes()[1].inputs, shards[1].shard.ffn.len(), "inputs of the shard");
+}
+
+#[test]
+#[should_panic(expected = "in ascending order")]
+fn columns_out_of_order_are_refused() {
+    let setting = Setting::new("llama3", DType::F32, Device::dry());
+    setting.resizing(Imputation::Zero, 4).keep(setting.device.compute(), &setting.parameters, 0, &[3, 2]);
+}
