@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, Usage};
 use crate::cpu::{CpuBackend, CpuOptions};
+use crate::cuda::{CudaBackend, CudaError, CudaOptions};
 use crate::dry::{Counts, DryBackend};
 use crate::queue::{KernelTime, Lane, Queue};
 
@@ -17,6 +18,7 @@ pub struct Device {
 #[derive(Clone)]
 enum Kind {
     Cpu(Arc<CpuBackend>),
+    Cuda(Arc<CudaBackend>),
     Dry(Arc<DryBackend>),
 }
 
@@ -29,6 +31,18 @@ impl Device {
             comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
             arena,
             kind: Kind::Cpu(backend),
+        })
+    }
+
+    /// A card, or an error that says what is missing and what to do.
+    pub fn cuda(options: &CudaOptions) -> Result<Device, CudaError> {
+        let backend = Arc::new(CudaBackend::start(options)?);
+        let arena = Arena::new(backend.base_address(), backend.memory_bytes());
+        Ok(Device {
+            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
+            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
+            arena,
+            kind: Kind::Cuda(backend),
         })
     }
 
@@ -64,14 +78,16 @@ impl Device {
     pub fn counts(&self) -> Counts {
         match &self.kind {
             Kind::Dry(backend) => backend.counts(),
-            Kind::Cpu(_) => Counts::default(),
+            Kind::Cpu(_) | Kind::Cuda(_) => Counts::default(),
         }
     }
 
     /// Turns the timing of single kernels on or off.
     pub fn measure_kernels(&self, on: bool) {
-        if let Kind::Cpu(backend) = &self.kind {
-            backend.measure_kernels(on);
+        match &self.kind {
+            Kind::Cpu(backend) => backend.measure_kernels(on),
+            Kind::Cuda(backend) => backend.measure_kernels(on),
+            Kind::Dry(_) => (),
         }
     }
 
@@ -87,6 +103,10 @@ impl Device {
     pub fn take_kernel_times(&self) -> Vec<KernelTime> {
         match &self.kind {
             Kind::Cpu(backend) => {
+                self.compute.finish();
+                backend.take_kernel_times()
+            }
+            Kind::Cuda(backend) => {
                 self.compute.finish();
                 backend.take_kernel_times()
             }

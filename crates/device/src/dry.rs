@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, Lane, Stamp};
+use crate::queue::{Backend, Event, Health, HostData, Lane, Point, Stamp};
 use crate::{DType, View};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Backend for DryBackend {
     }
 
     fn record(&self, _lane: Lane) -> Event {
-        Event(crate::cpu::Flag::raised())
+        Event(Point::Cpu(crate::cpu::Flag::raised()))
     }
 
     fn wait(&self, _lane: Lane, _event: &Event) {}

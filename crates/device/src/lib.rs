@@ -1,13 +1,14 @@
 //! One device: its memory, its two in-order queues, and the kernels it computes.
 //!
 //! [`Device`] is what a rank owns. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue
-//! behind the other. Kernels are plain data ([`kernel`]), so a device is whatever can run that list: `cpu` computes,
-//! `dry` only counts.
+//! behind the other. Kernels are plain data ([`kernel`]), so a device is whatever can run that list: `cpu` and
+//! `cuda` compute, `dry` only counts.
 //!
 //! This crate knows no ranks, no groups, no files and no models.
 
 mod arena;
 mod cpu;
+mod cuda;
 mod device;
 mod dry;
 pub mod host;
@@ -18,6 +19,10 @@ mod tensor;
 
 pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
+pub use cuda::{
+    CudaCard, CudaError, CudaOptions, CudaReport, CudnnReport, KernelCache, compile_all_kernels, cuda_report,
+    cudnn_report, kernel_sources,
+};
 pub use device::Device;
 pub use dry::Counts;
 pub use libraries::libraries_found;

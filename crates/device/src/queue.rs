@@ -56,21 +56,45 @@ pub(crate) enum HostData {
 
 /// A point in a queue's work that another queue can wait for.
 #[derive(Clone, Debug)]
-pub struct Event(pub(crate) Arc<crate::cpu::Flag>);
+pub struct Event(pub(crate) Point);
+
+/// How a device tells that a point was reached.
+#[derive(Clone, Debug)]
+pub(crate) enum Point {
+    Cpu(Arc<crate::cpu::Flag>),
+    Cuda(crate::cuda::SharedEvent),
+}
 
 /// A moment that is known once it has come.
 #[derive(Clone, Debug, Default)]
-pub struct Stamp(Arc<OnceLock<Instant>>);
+pub struct Stamp(Arc<StampState>);
+
+#[derive(Debug, Default)]
+struct StampState {
+    known: OnceLock<Instant>,
+    /// Where the device knows it, to be asked.
+    moment: OnceLock<crate::cuda::Moment>,
+}
 
 impl Stamp {
     pub fn get(&self) -> Option<Instant> {
-        self.0.get().copied()
+        self.0.known.get().copied().or_else(|| self.0.moment.get()?.resolve(&self.0.known))
     }
 
     /// The first moment stays.
     pub fn set(&self, moment: Instant) {
-        let _ = self.0.set(moment);
+        let _ = self.0.known.set(moment);
     }
+
+    /// The moment when a card comes to a point of its work.
+    pub(crate) fn set_later(&self, moment: crate::cuda::Moment) {
+        let _ = self.0.moment.set(moment);
+    }
+}
+
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
 }
 
 /// What one kernel took, as the device measured it.

@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::kernel::{CachedAttention, Mask, Operation, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Heads, Queue};
+use evenkeel_device::{DType, Device, Heads, Queue};
 use support::{DTYPES, Random, assert_close, framed, run, strided, tolerance, unframed};
 
 /// One sequence: tokens cached before, new tokens.
@@ -213,7 +213,7 @@ fn a_long_prompt_agrees_whichever_way_its_rows_are_divided() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 24, ..CpuOptions::with_threads(1) }).unwrap();
+    let device = support::device(1, 1 << 24);
     let queue = device.compute();
     let case = Case { heads: 1, key_heads: 1, dim: 2, capacity: 2, sequences: vec![(0, 2)], ..PLAIN };
     // Scores of the second token: 1e4 and 4e4 times the scale.

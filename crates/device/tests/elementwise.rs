@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
-use evenkeel_device::{CpuOptions, DType, Device, Tensor};
+use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, SHAPES, assert_close, framed, rounded, run, strided, tolerance, unframed};
 
 #[test]
@@ -165,7 +165,7 @@ fn scattered_columns_replace_or_add_and_leave_the_others() {
 fn a_column_outside_the_matrix_ends_the_queue() {
     for scatter in [false, true] {
         let result = std::panic::catch_unwind(|| {
-            let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 20, ..CpuOptions::with_threads(1) }).unwrap();
+            let device = support::device(1, 1 << 20);
             let queue = device.compute();
             let (wide, narrow) = (queue.zeros(2, 8, DType::F32), queue.zeros(2, 3, DType::F32));
             let columns = queue.indices(&[0, 8, 1]);

@@ -224,7 +224,11 @@ fn products_without_depth_are_zero_and_empty_ones_are_nothing() {
 #[test]
 fn a_product_of_many_tasks_agrees_with_f64() {
     for dtype in DTYPES {
-        check(&ORDERS.map(|order| Case::plain(order, [515, 770, 130], dtype)));
+        let plain = ORDERS.map(|order| Case::plain(order, [515, 770, 130], dtype));
+        let activation = Some(Activation::GeluTanh);
+        check(&plain);
+        check(&plain.map(|case| Case { bias: true, ..case }));
+        check(&plain.map(|case| Case { bias: true, activation, preactivation: true, ..case }));
     }
 }
 

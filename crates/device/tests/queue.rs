@@ -1,12 +1,19 @@
 //! Queues: order, events between them, and what a failing kernel leaves behind.
 
+#[path = "support/device.rs"]
+mod support;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::{Add, Copy, Fill, GatherColumns};
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 
 fn device() -> Device {
-    Device::cpu(&CpuOptions { memory_bytes: 1 << 26, ..CpuOptions::with_threads(2) }).expect("a CPU device starts")
+    support::device(2, 1 << 26)
 }
 
 #[test]
@@ -49,15 +56,22 @@ fn host_code_runs_in_the_order_of_its_queue() {
     let device = device();
     let (compute, comm) = (device.compute(), device.comm());
     let x = compute.zeros(1, 16, DType::F32);
+    let rounds = Arc::new(AtomicUsize::new(0));
+    // A card's memory is out of the host's reach.
+    let readable = !support::on_cuda();
     for round in 1..=100 {
         compute.launch(Fill { out: x.view(), value: round as f32 });
         comm.wait(&compute.record());
-        let address = x.address();
-        // SAFETY: the event keeps the tensor from being written meanwhile, in both directions.
-        comm.call(move || assert_eq!(unsafe { *(address as *const f32) }, round as f32));
+        let (address, rounds) = (x.address(), rounds.clone());
+        comm.call(move || {
+            assert_eq!(rounds.fetch_add(1, Ordering::SeqCst) + 1, round);
+            // SAFETY: the event keeps the tensor from being written meanwhile, in both directions.
+            assert!(!readable || unsafe { *(address as *const f32) } == round as f32);
+        });
         compute.wait(&comm.record());
     }
     compute.finish();
+    assert_eq!(rounds.load(Ordering::SeqCst), 100);
 }
 
 #[test]
@@ -122,4 +136,67 @@ fn tensors_are_given_back_in_issue_order() {
     assert_eq!(device.usage().live_bytes, before + 1024, "a slice keeps the block");
     drop(part);
     assert_eq!(device.usage().live_bytes, before);
+}
+
+#[test]
+fn stamps_are_moments_in_the_order_of_the_work() {
+    let device = device();
+    let queue = device.compute();
+    let x = queue.zeros(64, 1024, DType::F32);
+    let before = Instant::now();
+    let stamps: Vec<_> = (0..10)
+        .map(|round| {
+            queue.launch(Fill { out: x.view(), value: round as f32 });
+            queue.stamp()
+        })
+        .collect();
+    queue.finish();
+    let after = Instant::now();
+    let moments: Vec<Instant> = stamps.iter().map(|stamp| stamp.get().expect("the work has run")).collect();
+    assert!(moments.is_sorted(), "{moments:?}");
+    // A card's clock is another one than the host's: the two are compared once, when the device starts.
+    let slack = Duration::from_millis(1);
+    assert!(moments[0] + slack >= before && moments[9] <= after + slack, "{before:?} {moments:?} {after:?}");
+}
+
+#[test]
+fn measured_kernels_are_told_in_order_with_their_times() {
+    let device = device();
+    let queue = device.compute();
+    let x = queue.zeros(64, 1024, DType::F32);
+    queue.finish();
+    device.measure_kernels(true);
+    queue.launch(Fill { out: x.view(), value: 1.0 });
+    queue.launch(Add { a: x.view(), b: x.view(), out: x.view() });
+    let times = device.take_kernel_times();
+    let names: Vec<&str> = times.iter().map(|time| time.kernel.name()).collect();
+    assert_eq!(names, ["Fill", "Add"]);
+    assert!(times.iter().all(|time| time.duration > Duration::ZERO && time.duration < Duration::from_secs(10)));
+    device.measure_kernels(false);
+    queue.launch(Fill { out: x.view(), value: 1.0 });
+    assert!(device.take_kernel_times().is_empty());
+}
+
+#[test]
+fn uploads_larger_than_any_staging_memory_arrive_whole() {
+    let device = device();
+    let queue = device.compute();
+    for dtype in [DType::F32, DType::Bf16] {
+        let values: Vec<f32> = (0..3_000_001).map(|i| (i % 251) as f32).collect();
+        let whole = queue.floats(1, values.len(), dtype, &values);
+        assert!(queue.read(&whole) == values, "one long row of {dtype:?}");
+        let wide = queue.zeros(1000, 900, dtype);
+        let inner = wide.col_range(7..507);
+        let filled = queue.write_rows(&inner, |first, rows| -> Result<(), ()> {
+            rows.iter_mut().enumerate().for_each(|(i, value)| *value = ((first * 500 + i) % 251) as f32);
+            Ok(())
+        });
+        assert_eq!(filled, Ok(()));
+        let read = queue.read(&wide);
+        for (i, &value) in read.iter().enumerate() {
+            let (row, col) = (i / 900, i % 900);
+            let expected = if (7..507).contains(&col) { ((row * 500 + col - 7) % 251) as f32 } else { 0.0 };
+            assert_eq!(value, expected, "row {row}, column {col} of {dtype:?}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::kernel::Rotary;
-use evenkeel_device::{CpuOptions, DType, Device, Heads};
+use evenkeel_device::{DType, Heads};
 use support::{DTYPES, Random, assert_close, framed, run, strided, tolerance, unframed};
 
 struct Case {
@@ -99,7 +99,7 @@ fn the_inverse_rotates_back() {
 #[test]
 fn a_position_outside_the_table_ends_the_queue() {
     let result = std::panic::catch_unwind(|| {
-        let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 20, ..CpuOptions::with_threads(1) }).unwrap();
+        let device = support::device(1, 1 << 20);
         let queue = device.compute();
         let (x, table) = (queue.zeros(2, 8, DType::F32), queue.zeros(4, 8, DType::F32));
         let positions = queue.indices(&[3, 4]);

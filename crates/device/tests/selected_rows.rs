@@ -2,8 +2,8 @@
 
 mod support;
 
+use evenkeel_device::DType;
 use evenkeel_device::kernel::{GatherRows, ScatterRows};
-use evenkeel_device::{CpuOptions, DType, Device};
 use support::{DTYPES, Random, framed, rounded, run, strided, unframed};
 
 /// Rows, columns, and how many rows are selected.
@@ -69,7 +69,7 @@ fn scattered_rows_replace_or_add_and_leave_the_others() {
 fn a_row_outside_the_matrix_ends_the_queue() {
     for scatter in [false, true] {
         let result = std::panic::catch_unwind(|| {
-            let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 20, ..CpuOptions::with_threads(1) }).unwrap();
+            let device = support::device(1, 1 << 20);
             let queue = device.compute();
             let (tall, short) = (queue.zeros(8, 2, DType::F32), queue.zeros(3, 2, DType::F32));
             let rows = queue.indices(&[0, 8, 1]);

@@ -1,19 +1,23 @@
 //! `evenkeel doctor`
 
-use evenkeel_device::{cpu_report, libraries_found};
+use evenkeel_device::{cpu_report, cuda_report, libraries_found};
 
 use crate::{Mistake, device, process};
 
 pub fn run() -> Result<String, Mistake> {
     // What a run would stumble over shows here.
     device::start(Some(1))?;
+    let cuda = cuda_report();
     let lines = [
         format!("evenkeel {}", env!("CARGO_PKG_VERSION")),
         cpu_report().to_string(),
         format!("GPUs           {}", list(&process::gpus())),
         format!("libraries      {}", list(&libraries_found())),
+        cuda.to_string(),
     ];
-    Ok(lines.join("\n"))
+    // What is missing is told only where somebody has a card to use.
+    let problems = if process::gpus().is_empty() { Vec::new() } else { cuda.problems };
+    Ok(lines.into_iter().chain(problems).collect::<Vec<_>>().join("\n"))
 }
 
 fn list(names: &[impl AsRef<str>]) -> String {

@@ -9,6 +9,7 @@ mod export;
 mod failure;
 mod generate;
 mod inspect;
+mod kernel_cache;
 mod launch;
 mod memory;
 mod process;

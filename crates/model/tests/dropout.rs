@@ -1,10 +1,12 @@
 //! Dropout in training: PyTorch's numbers with the same numbers dropped, and that neither recomputation, nor cores, nor
 //! parts of a batch change what is dropped.
 
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::PathBuf;
 
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     Batch, Config, Context, Dropouts, Gradients, Images, Input, LossOptions, Model, Noise, Parameters, RotaryTables,
@@ -35,12 +37,12 @@ fn cases() -> [(&'static str, Value); 5] {
 }
 
 fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
+    support::golden().join(case)
 }
 
-fn cpu(threads: usize) -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
-    Device::cpu(&options).expect("a CPU device starts")
+/// A CPU of so many threads, or the card under test.
+fn device(threads: usize) -> Device {
+    support::device(threads, 1 << 30)
 }
 
 /// The model of a golden folder, with the given keys in its config.json.
@@ -174,7 +176,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn losses_and_gradients_agree_with_pytorch_that_drops_the_same() {
-    let device = cpu(2);
+    let device = device(2);
     for (case, changes) in cases() {
         let data = Data::read(case);
         let expected = SafeTensorsFile::open(golden(case).join("dropout.safetensors")).expect("golden files are sound");
@@ -196,7 +198,7 @@ fn losses_and_gradients_agree_with_pytorch_that_drops_the_same() {
 
 #[test]
 fn a_batch_without_noise_drops_nothing() {
-    let device = cpu(1);
+    let device = device(1);
     for (case, changes) in cases() {
         let run = |changes: &Value, noise| train(case, changes, noise, &[], DType::F32, &device, Keep::Everything);
         let plain = run(&json!({}), None);
@@ -210,7 +212,7 @@ fn a_batch_without_noise_drops_nothing() {
 fn recomputation_and_other_numbers_of_cores_drop_the_same() {
     for (case, changes) in cases() {
         for dtype in [DType::F32, DType::Bf16] {
-            let run = |threads, keep| train(case, &changes, Some(NOISE), &[], dtype, &cpu(threads), keep);
+            let run = |threads, keep| train(case, &changes, Some(NOISE), &[], dtype, &device(threads), keep);
             let kept = run(2, Keep::Everything);
             assert_eq!(run(2, Keep::Stream), kept, "{case} {dtype:?}: recomputed");
             assert_eq!(run(3, Keep::Everything), kept, "{case} {dtype:?}: on three cores");
@@ -220,7 +222,7 @@ fn recomputation_and_other_numbers_of_cores_drop_the_same() {
 
 #[test]
 fn parts_of_a_batch_drop_what_the_whole_drops() {
-    let device = cpu(2);
+    let device = device(2);
     for (case, changes) in cases() {
         let run = |cuts: &[usize]| train(case, &changes, Some(NOISE), cuts, DType::F32, &device, Keep::Everything);
         let (whole, parts) = (run(&[]), run(&[1]));
@@ -235,7 +237,7 @@ fn parts_of_a_batch_drop_what_the_whole_drops() {
 
 #[test]
 fn every_step_drops_others() {
-    let device = cpu(1);
+    let device = device(1);
     for (case, changes) in cases() {
         let losses = |noise| train(case, &changes, Some(noise), &[], DType::F32, &device, Keep::Everything).losses;
         let first = losses(NOISE);
@@ -248,7 +250,7 @@ fn every_step_drops_others() {
 fn a_dry_run_takes_the_same_memory_as_a_real_one() {
     for (case, changes) in cases() {
         for keep in [Keep::Everything, Keep::Stream] {
-            let devices = [cpu(1), Device::dry()];
+            let devices = [device(1), Device::dry()];
             let peaks = devices.each_ref().map(|device| {
                 train(case, &changes, Some(NOISE), &[], DType::Bf16, device, keep);
                 device.usage().peak_bytes

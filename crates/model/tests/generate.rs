@@ -3,11 +3,11 @@
 #[path = "../../../golden/cases.rs"]
 mod cases;
 
-use std::path::Path;
+mod support;
 
 use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
     Batch, Context, Finish, GenerateError, GenerateOptions, Generated, Generator, Model, Parameters, RotaryTables,
     Sampling, Split, pass,
@@ -27,13 +27,13 @@ fn tolerance(dtype: DType) -> f32 {
     }
 }
 
-fn cpu(threads: usize) -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
-    Device::cpu(&options).expect("a CPU device starts")
+/// A CPU of so many threads, or the card under test.
+fn device(threads: usize) -> Device {
+    support::device(threads, 1 << 30)
 }
 
 fn folder(case: &str) -> Folder {
-    Folder::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)).expect("a golden folder")
+    Folder::open(support::golden().join(case)).expect("a golden folder")
 }
 
 /// The documents of a golden file.
@@ -124,7 +124,7 @@ impl Loaded {
 
 #[test]
 fn cached_logits_are_those_of_the_full_pass_for_every_architecture() {
-    let device = cpu(2);
+    let device = device(2);
     let queue = device.compute();
     for case in text_cases() {
         let documents = documents(case);
@@ -140,7 +140,7 @@ fn cached_logits_are_those_of_the_full_pass_for_every_architecture() {
 
 #[test]
 fn sequences_of_different_lengths_do_not_disturb_one_another() {
-    let device = cpu(2);
+    let device = device(2);
     let queue = device.compute();
     for case in ["gemma3", "gpt2", "gpt_neox", "mistral", "qwen3"] {
         let whole = documents(case).remove(0);
@@ -151,7 +151,7 @@ fn sequences_of_different_lengths_do_not_disturb_one_another() {
 
 #[test]
 fn windows_much_shorter_than_the_text_are_kept_to() {
-    let device = cpu(2);
+    let device = device(2);
     let queue = device.compute();
     for (case, window) in [("mistral", 1), ("mistral", 3), ("gemma3", 2), ("gemma3", 23)] {
         let loaded = Loaded::changed(case, "sliding_window", window.into(), queue);
@@ -166,7 +166,7 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 #[test]
 fn greedy_text_is_that_of_repeated_full_passes() {
     const TOKENS: usize = 12;
-    let device = cpu(2);
+    let device = device(2);
     let queue = device.compute();
     for case in text_cases() {
         let loaded = Loaded::golden(case, DType::F32, queue);
@@ -190,7 +190,7 @@ fn greedy_text_is_that_of_repeated_full_passes() {
 
 #[test]
 fn texts_end_at_an_end_token_at_their_limit_or_where_the_cache_is_full() {
-    let device = cpu(1);
+    let device = device(1);
     let queue = device.compute();
     let loaded = Loaded::golden("llama3", DType::F32, queue);
     let prompts = [vec![5, 6, 7], vec![9]];
@@ -215,7 +215,7 @@ fn texts_end_at_an_end_token_at_their_limit_or_where_the_cache_is_full() {
 
 #[test]
 fn tokens_beyond_the_vocabulary_are_never_chosen() {
-    let device = cpu(1);
+    let device = device(1);
     let loaded = Loaded::golden("qwen2", DType::F32, device.compute());
     let mut generator = loaded.generator(device.compute(), 1, 60);
     let mut largest = |vocabulary, temperature| {
@@ -233,7 +233,7 @@ fn tokens_beyond_the_vocabulary_are_never_chosen() {
 fn the_same_seed_gives_the_same_text_whatever_else_is_in_the_batch() {
     let sampling = Sampling { temperature: 1.5, top_k: Some(50), top_p: 0.95, seed: 7 };
     let text = |sampling: Sampling, prompts: &[&[u32]], threads: usize| {
-        let device = cpu(threads);
+        let device = device(threads);
         let loaded = Loaded::golden("qwen2", DType::F32, device.compute());
         let options = GenerateOptions { sampling, ..greedy(20) };
         let mut generator = loaded.generator(device.compute(), prompts.len(), 30);
@@ -245,7 +245,7 @@ fn the_same_seed_gives_the_same_text_whatever_else_is_in_the_batch() {
     assert_eq!(alone, text(sampling, &[prompt, &[9, 2, 6, 5, 3]], 1));
     assert_ne!(alone, text(Sampling { seed: 8, ..sampling }, &[prompt], 1));
     // Two sequences with one prompt and one seed are two draws.
-    let device = cpu(1);
+    let device = device(1);
     let loaded = Loaded::golden("qwen2", DType::F32, device.compute());
     let options = GenerateOptions { sampling, ..greedy(20) };
     let twins = loaded.generator(device.compute(), 2, 30).generate(&[prompt, prompt], &options, |_, _| ()).unwrap();
@@ -313,7 +313,7 @@ fn logits_that_name_no_token_are_refused() {
 
 #[test]
 fn bad_requests_are_errors_that_name_them_and_change_nothing() {
-    let device = cpu(1);
+    let device = device(1);
     let queue = device.compute();
     let [vit, gpt2, llama] = ["vit", "gpt2", "llama2"].map(|case| Loaded::golden(case, DType::F32, queue));
     let new = |loaded: &Loaded, sequences, capacity| {
@@ -358,6 +358,6 @@ fn a_dry_generation_takes_the_same_memory_as_a_real_one() {
             generator.generate(&[[1, 2], [3, 4], [5, 6]], &greedy(5), |_, _| ()).expect("sound prompts");
             device.usage().peak_bytes
         };
-        assert_eq!(usage(cpu(1)), usage(Device::dry()), "{case}");
+        assert_eq!(usage(device(1)), usage(Device::dry()), "{case}");
     }
 }

@@ -3,11 +3,13 @@
 #[path = "../../../golden/cases.rs"]
 mod cases;
 
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::PathBuf;
 
 use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables, Split};
 use evenkeel_store::{Folder, SafeTensorsFile};
@@ -24,12 +26,12 @@ const GRADIENT_FLOOR: f64 = 1e-6;
 const BF16_GRADIENT_FLOOR: f64 = 2e-4;
 
 fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
+    support::golden().join(case)
 }
 
-fn cpu(threads: usize) -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
-    Device::cpu(&options).expect("a CPU device starts")
+/// A CPU of so many threads, or the card under test.
+fn device(threads: usize) -> Device {
+    support::device(threads, 1 << 30)
 }
 
 struct Expected(SafeTensorsFile);
@@ -118,7 +120,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn every_architecture_agrees_with_pytorch_in_f32() {
-    let device = cpu(2);
+    let device = device(2);
     for case in CASES {
         let expected = Expected::open(case);
         let outcome = run(case, DType::F32, &device, Keep::Everything);
@@ -144,7 +146,7 @@ fn every_architecture_agrees_with_pytorch_in_f32() {
 
 #[test]
 fn every_architecture_in_bf16_stays_near_f32() {
-    let device = cpu(2);
+    let device = device(2);
     for case in CASES {
         let exact = run(case, DType::F32, &device, Keep::Everything);
         let rounded = run(case, DType::Bf16, &device, Keep::Everything);
@@ -170,8 +172,8 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
 fn results_have_the_same_bits_on_any_number_of_cores() {
     for case in ["llama_odd", "gpt_neox", "vit"] {
         for dtype in [DType::F32, DType::Bf16] {
-            let one = bits(&run(case, dtype, &cpu(1), Keep::Everything));
-            let three = bits(&run(case, dtype, &cpu(3), Keep::Everything));
+            let one = bits(&run(case, dtype, &device(1), Keep::Everything));
+            let three = bits(&run(case, dtype, &device(3), Keep::Everything));
             assert!(one == three, "{case} {dtype:?}");
         }
     }
@@ -179,7 +181,7 @@ fn results_have_the_same_bits_on_any_number_of_cores() {
 
 #[test]
 fn recomputation_repeats_the_same_bits() {
-    let device = cpu(2);
+    let device = device(2);
     for case in CASES {
         let kept = bits(&run(case, DType::F32, &device, Keep::Everything));
         let recomputed = bits(&run(case, DType::F32, &device, Keep::Stream));
@@ -191,7 +193,7 @@ fn recomputation_repeats_the_same_bits() {
 fn a_dry_run_takes_the_same_memory_as_a_real_one() {
     for case in CASES {
         for keep in [Keep::Everything, Keep::Stream] {
-            let real = cpu(1);
+            let real = device(1);
             run(case, DType::Bf16, &real, keep);
             let dry = Device::dry();
             run(case, DType::Bf16, &dry, keep);
@@ -204,7 +206,7 @@ fn a_dry_run_takes_the_same_memory_as_a_real_one() {
 
 #[test]
 fn gradients_add_up_over_batches() {
-    let device = cpu(1);
+    let device = device(1);
     let queue = device.compute();
     let folder = Folder::open(golden("qwen3")).unwrap();
     let model = Model::open(&folder).unwrap();

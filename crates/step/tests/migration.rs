@@ -89,6 +89,32 @@ fn groups_of_query_heads_norms_of_heads_and_uneven_homes_make_no_difference() {
     }
 }
 
+/// Of four groups of heads, cut anywhere: inside groups, one among three, and someone with none.
+fn shared_heads(shards: usize) -> Vec<Vec<usize>> {
+    match shards {
+        2 => vec![vec![171, 85], vec![20, 236], vec![256, 0]],
+        3 => vec![vec![100, 30, 126], vec![70, 40, 146], vec![0, 250, 6]],
+        _ => vec![vec![10, 20, 30, 196], vec![65, 63, 64, 64]],
+    }
+}
+
+#[test]
+fn heads_that_ranks_share_by_samples_give_the_same_losses_and_gradients() {
+    for (case, shards) in CASES.into_iter().flat_map(|case| [2, 3, 4].map(|shards| (case, shards))) {
+        let (model, whole) = (case.model(), on_one_rank(case, DType::F32));
+        for (index, head_shares) in shared_heads(shards).into_iter().enumerate() {
+            let cut = split(Cut::even(shards), index == 1);
+            let even = vec![16 / shards; shards];
+            let work = Widths { head_shares, ..widths(&model, &cut, &vec![0; shards], &even) };
+            for schedule in [SCHEDULES[index], OASES] {
+                let arrangement = Arrangement::of(schedule).in_parts(1 + index % 2);
+                let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, arrangement, &Options::default());
+                compare(&format!("{case}, {work:?}, {arrangement:?}"), &whole, &ranks, TOLERANCE);
+            }
+        }
+    }
+}
+
 #[test]
 fn whoever_computes_drops_what_the_single_rank_drops() {
     for origin in dropping().into_iter().filter(|origin| origin.model().config.kv_heads >= 4) {
@@ -337,9 +363,9 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         let groups = join(&communicator, &Chain::of(model, DType::F32, &mesh, me, 0).groups);
         let run = |kind: Work| {
             let (device, parameters, tables, gradients) = (&device, &parameters, &tables, &gradients);
-            let (groups, loans) = (&groups[..], Some(&migration));
-            let (migration, resizing) = (loans, None);
-            let executor = Executor { model, device, parameters, tables, gradients, groups, migration, resizing };
+            let (groups, loans, resizing) = (&groups[..], Some(&migration), None);
+            let executor =
+                Executor { model, device, parameters, tables, gradients, groups, migration: loans, resizing };
             executor.run(&lone(kind, &migration, me), &[], LossOptions { smoothing: 0.0, scale: 1.0 }, None);
         };
         let mut borrowed = Vec::new();

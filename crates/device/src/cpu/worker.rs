@@ -14,7 +14,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::memory::Memory;
 use super::team::Team;
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Stamp};
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, panic_message};
 use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
@@ -186,11 +186,12 @@ impl Backend for CpuBackend {
     fn record(&self, lane: Lane) -> Event {
         let flag = Arc::new(Flag::default());
         self.send(lane, Command::Record(flag.clone()));
-        Event(flag)
+        Event(Point::Cpu(flag))
     }
 
     fn wait(&self, lane: Lane, event: &Event) {
-        self.send(lane, Command::Wait(event.0.clone()));
+        let Point::Cpu(flag) = &event.0 else { panic!("a CPU's queue cannot wait for a card's event") };
+        self.send(lane, Command::Wait(flag.clone()));
     }
 
     fn upload(&self, lane: Lane, view: View, data: HostData) {
@@ -214,7 +215,9 @@ impl Backend for CpuBackend {
     }
 
     fn finish(&self, lane: Lane) {
-        self.record(lane).0.wait();
+        let flag = Arc::new(Flag::default());
+        self.send(lane, Command::Record(flag.clone()));
+        flag.wait();
         self.check();
     }
 
@@ -333,11 +336,6 @@ fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool)
         Command::Call(work) => work(),
         Command::Record(_) | Command::Wait(_) | Command::Stamp(_) => unreachable!("handled by the caller"),
     }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
 }
 
 fn upload(view: View, data: HostData) {

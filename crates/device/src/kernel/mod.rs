@@ -72,6 +72,10 @@ macro_rules! kernels {
             pub(crate) fn run_on_cpu(&self, team: &mut crate::cpu::Team) {
                 match self { $(Kernel::$kernel(kernel) => crate::cpu::Run::run(kernel, team)),* }
             }
+
+            pub(crate) fn run_on_cuda(&self, stream: &mut crate::cuda::Stream) {
+                match self { $(Kernel::$kernel(kernel) => crate::cuda::Run::run(kernel, stream)),* }
+            }
         }
     };
 }

@@ -1,7 +1,11 @@
 //! What kernel tests share: devices to run on, random operands, and the one place where tolerances stand.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
-use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
+mod device;
+
+use evenkeel_device::{DType, Queue, Tensor};
+
+pub use device::{device, devices, on_cuda};
 
 /// Both compute dtypes.
 pub const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -16,22 +20,19 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Runs a case on each kind of device, on one core and on several, asserts that every run gave the same bits, and
-/// returns the results.
+/// Runs a case on each of the devices under test, asserts that every run gave the same bits, and returns the results.
 pub fn run(case: impl Fn(&Queue) -> Vec<Tensor>) -> Vec<Vec<f32>> {
-    let results: Vec<Vec<Vec<f32>>> = [1, 2, 3]
-        .into_iter()
-        .map(|threads| {
-            let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
-            let device = Device::cpu(&options).expect("a CPU device starts");
+    let results: Vec<Vec<Vec<f32>>> = devices(1 << 30)
+        .iter()
+        .map(|device| {
             let queue = device.compute();
             case(queue).iter().map(|tensor| queue.read(tensor)).collect()
         })
         .collect();
     for other in &results[1..] {
-        assert_eq!(bits(other), bits(&results[0]), "the bits depend on the number of threads");
+        assert_eq!(bits(other), bits(&results[0]), "the bits depend on the device");
     }
-    results.into_iter().next().expect("three runs")
+    results.into_iter().next().expect("several runs")
 }
 
 fn bits(results: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -75,9 +76,22 @@ pub fn rounded(value: f32, dtype: DType) -> f32 {
     }
 }
 
+/// Whether rows begin at whole vectors, with `EVENKEEL_TEST_ROWS=aligned`: a card has other kernels for them. Else most
+/// begin anywhere.
+fn rows_are_aligned() -> bool {
+    match std::env::var("EVENKEEL_TEST_ROWS").as_deref() {
+        Err(_) => false,
+        Ok("aligned") => true,
+        Ok(other) => panic!("EVENKEEL_TEST_ROWS is `{other}`, expected aligned or nothing"),
+    }
+}
+
+/// Elements of a whole vector.
+const VECTOR: usize = 8;
+
 /// A tensor with `padding` unused columns after each row, to exercise strides. The padding is NaN.
 pub fn strided(queue: &Queue, rows: usize, cols: usize, padding: usize, dtype: DType, values: &[f32]) -> Tensor {
-    let width = cols + padding;
+    let width = if rows_are_aligned() { (cols + padding).next_multiple_of(VECTOR) } else { cols + padding };
     let padded: Vec<f32> = (0..rows * width)
         .map(|i| if i % width < cols { values[i / width * cols + i % width] } else { f32::NAN })
         .collect();
@@ -99,25 +113,30 @@ pub fn assert_close(what: &str, actual: &[f32], expected: &[f64], tolerance: f64
 }
 
 /// Unused columns on the left and on the right of a framed tensor.
-const FRAME: [usize; 2] = [3, 2];
+fn frame(cols: usize) -> [usize; 2] {
+    if rows_are_aligned() { [VECTOR, (cols + 1).next_multiple_of(VECTOR) - cols] } else { [3, 2] }
+}
+
 const FRAME_VALUE: f32 = 7.0;
 
 /// A tensor inside a wider one, to be written by a kernel: the inner, and the outer to be read with [`unframed`].
 pub fn framed(queue: &Queue, rows: usize, cols: usize, dtype: DType, values: &[f32]) -> (Tensor, Tensor) {
-    let width = FRAME[0] + cols + FRAME[1];
+    let [left, right] = frame(cols);
+    let width = left + cols + right;
     let mut outer = vec![FRAME_VALUE; rows * width];
     for row in 0..rows {
-        outer[row * width + FRAME[0]..][..cols].copy_from_slice(&values[row * cols..][..cols]);
+        outer[row * width + left..][..cols].copy_from_slice(&values[row * cols..][..cols]);
     }
     let outer = queue.floats(rows, width, dtype, &outer);
-    (outer.col_range(FRAME[0]..FRAME[0] + cols), outer)
+    (outer.col_range(left..left + cols), outer)
 }
 
 /// The values of the inner tensor; asserts that nobody wrote beside it.
 pub fn unframed(outer: &[f32], cols: usize) -> Vec<f32> {
     let mut inner = Vec::new();
-    for row in outer.chunks_exact(FRAME[0] + cols + FRAME[1]) {
-        let (left, rest) = row.split_at(FRAME[0]);
+    let [left, right] = frame(cols);
+    for row in outer.chunks_exact(left + cols + right) {
+        let (left, rest) = row.split_at(left);
         let (values, right) = rest.split_at(cols);
         assert!(left.iter().chain(right).all(|&value| value == FRAME_VALUE), "a kernel wrote beside its tensor");
         inner.extend_from_slice(values);

@@ -2,6 +2,7 @@
 
 mod all_reduce;
 mod busy;
+mod cuda;
 mod llama;
 mod roofline;
 mod schedules;

@@ -7,7 +7,7 @@ use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
 
 use super::llama::Llama;
-use super::{between, roofline};
+use super::{between, cuda, roofline};
 use crate::launch::{Launch, check_memory};
 use crate::{Failure, process, text};
 
@@ -47,6 +47,18 @@ pub struct Arguments {
     /// Time every kernel and compare it with what this machine reaches on it alone.
     #[arg(long, conflicts_with = "json")]
     roofline: bool,
+    /// What to compute on. A card runs the models of --model, in the precision of --dtype.
+    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
+    device: Kind,
+    /// With --device cuda: which models to train; all of them by default.
+    #[arg(long, value_enum)]
+    model: Vec<cuda::Preset>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Cpu,
+    Cuda,
 }
 
 impl Arguments {
@@ -56,6 +68,16 @@ impl Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    if arguments.device == Kind::Cuda {
+        return cuda::run(&cuda::Options {
+            presets: if arguments.model.is_empty() { &cuda::Preset::ALL } else { &arguments.model },
+            precision: arguments.llama.dtype,
+            warmup: arguments.warmup,
+            steps: arguments.steps,
+            breakdown: arguments.roofline,
+            json: arguments.json,
+        });
+    }
     arguments.llama.check_shares(arguments.dp)?;
     let model = arguments.llama.model()?;
     let mut launch = Launch::even(arguments.dp, arguments.tp, arguments.threads);

@@ -1,0 +1,299 @@
+//! The queues of a CUDA device: the host issues to two streams, and looks for failures whenever it comes by.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys;
+
+use super::context::{Context, succeed};
+use super::error::{CudaError, describe, must};
+use super::event::{Clock, Moment, SharedEvent};
+use super::modules::Defect;
+use super::options::CudaOptions;
+use super::staging::Staging;
+use super::stream::Stream;
+use crate::View;
+use crate::kernel::Kernel;
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, panic_message};
+
+/// What stays free beside an arena that takes all it can: working memory of products and attention, compiled kernels.
+const LEAST_SPARE_BYTES: u64 = 3 << 29;
+
+pub(crate) struct CudaBackend {
+    // The streams end before the memory that their kernels use.
+    lanes: [Mutex<LaneState>; 2],
+    clock: Arc<Clock>,
+    defects: DefectWord,
+    memory: DeviceMemory,
+    context: Arc<Context>,
+    health: Health,
+    measuring: AtomicBool,
+    times: Mutex<Vec<(Kernel, SharedEvent, SharedEvent)>>,
+}
+
+struct LaneState {
+    stream: Stream,
+    staging: Staging,
+}
+
+impl CudaBackend {
+    pub fn start(options: &CudaOptions) -> Result<CudaBackend, CudaError> {
+        let context = Context::of(options.ordinal, options.cache.clone())?;
+        let defects = DefectWord::new(context.clone())?;
+        let memory = DeviceMemory::take(context.clone(), options.memory_bytes)?;
+        let lane = || -> Result<Mutex<LaneState>, CudaError> {
+            let stream = Stream::new(context.clone(), defects.on_device)?;
+            Ok(Mutex::new(LaneState { stream, staging: Staging::new(context.clone()) }))
+        };
+        let lanes = [lane()?, lane()?];
+        let raw = lock(&lanes[0]).stream.raw();
+        Ok(CudaBackend {
+            lanes,
+            clock: Arc::new(Clock::start(context.events(true), raw)),
+            defects,
+            memory,
+            context,
+            health: Health::default(),
+            measuring: AtomicBool::new(false),
+            times: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub fn base_address(&self) -> u64 {
+        self.memory.address
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.bytes
+    }
+
+    pub fn measure_kernels(&self, on: bool) {
+        self.measuring.store(on, Ordering::Release);
+    }
+
+    /// Everything measured must have run.
+    pub fn take_kernel_times(&self) -> Vec<KernelTime> {
+        let times = std::mem::take(&mut *lock(&self.times));
+        let measured = times.into_iter().map(|(kernel, start, end)| {
+            let duration = end.duration_since(&start).unwrap_or_default();
+            KernelTime { kernel, duration }
+        });
+        measured.collect()
+    }
+
+    /// Panics with the message of what failed, if anything did.
+    fn check(&self) {
+        if self.health.failure().is_none()
+            && let Some(defect) = self.defects.read()
+        {
+            self.fail(defect.to_string());
+        }
+        if let Some(message) = self.health.failure() {
+            // Whoever failed has said so; the hook of a panic would say it once more.
+            resume_unwind(Box::new(message.to_owned()));
+        }
+    }
+
+    /// The first message stays.
+    fn fail(&self, message: String) {
+        let _ = self.health.0.set(message);
+    }
+
+    /// Does something with a queue; a panic in it fails the device.
+    fn issue<R>(&self, lane: Lane, work: impl FnOnce(&mut LaneState) -> R) -> R {
+        self.check();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.context.make_current().unwrap_or_else(|error| panic!("{error}"));
+            work(&mut lock(&self.lanes[lane as usize]))
+        }));
+        outcome.unwrap_or_else(|panic| {
+            self.fail(panic_message(&*panic));
+            resume_unwind(Box::new(self.health.failure().unwrap_or_default().to_owned()))
+        })
+    }
+}
+
+impl Backend for CudaBackend {
+    fn launch(&self, lane: Lane, kernel: Kernel) {
+        let measured = lane == Lane::Compute && self.measuring.load(Ordering::Acquire);
+        self.issue(lane, |state| {
+            if !measured {
+                return kernel.run_on_cuda(&mut state.stream);
+            }
+            let events = self.context.events(true);
+            let start = SharedEvent::record(events, state.stream.raw());
+            kernel.run_on_cuda(&mut state.stream);
+            let end = SharedEvent::record(events, state.stream.raw());
+            lock(&self.times).push((kernel, start, end));
+        });
+    }
+
+    fn record(&self, lane: Lane) -> Event {
+        let event = self.issue(lane, |state| SharedEvent::record(self.context.events(false), state.stream.raw()));
+        Event(Point::Cuda(event))
+    }
+
+    fn wait(&self, lane: Lane, event: &Event) {
+        let Point::Cuda(event) = &event.0 else { panic!("a CUDA queue cannot wait for a CPU's event") };
+        self.issue(lane, |state| {
+            // SAFETY: the event was recorded and lives; the stream lives.
+            let result = unsafe { sys::cuStreamWaitEvent(state.stream.raw(), event.raw(), 0) };
+            must("waiting for an event", result);
+        });
+    }
+
+    fn upload(&self, lane: Lane, view: View, data: HostData) {
+        self.issue(lane, |state| state.staging.upload(state.stream.raw(), view, &data));
+    }
+
+    fn download(&self, lane: Lane, view: View) -> HostData {
+        let data = self.issue(lane, |state| state.staging.download(state.stream.raw(), view));
+        // An empty view waits for nothing by itself.
+        if view.is_empty() {
+            self.finish(lane);
+        }
+        self.check();
+        data
+    }
+
+    fn stamp(&self, lane: Lane, stamp: Stamp) {
+        let event = self.issue(lane, |state| SharedEvent::record(self.context.events(true), state.stream.raw()));
+        stamp.set_later(Moment::new(self.clock.clone(), event));
+    }
+
+    fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>) {
+        let call = Box::into_raw(Box::new(HostCall { work, health: self.health.clone() }));
+        self.issue(lane, |state| {
+            // SAFETY: the call is the function's, which takes it back once.
+            let result = unsafe { sys::cuLaunchHostFunc(state.stream.raw(), Some(run_host_call), call.cast()) };
+            if result != sys::CUresult::CUDA_SUCCESS {
+                // SAFETY: it was not taken, so it is still ours.
+                drop(unsafe { Box::from_raw(call) });
+            }
+            must("calling the host", result);
+        });
+    }
+
+    fn finish(&self, lane: Lane) {
+        let stream = self.issue(lane, |state| state.stream.raw());
+        // Without the queue's lock, so that others can issue meanwhile.
+        // SAFETY: the stream lives as long as the device.
+        let result = unsafe { sys::cuStreamSynchronize(stream) };
+        if result != sys::CUresult::CUDA_SUCCESS {
+            self.fail(format!("waiting for {}: {}", self.context.properties().name, describe(result)));
+        }
+        self.check();
+    }
+
+    fn health(&self) -> Health {
+        self.health.clone()
+    }
+}
+
+struct HostCall {
+    work: Box<dyn FnOnce() + Send>,
+    health: Health,
+}
+
+/// # Safety
+/// `call` is a [`HostCall`] of its own.
+unsafe extern "C" fn run_host_call(call: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let HostCall { work, health } = *unsafe { Box::from_raw(call.cast::<HostCall>()) };
+    if health.failure().is_some() {
+        return;
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        let _ = health.0.set(panic_message(&*panic));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic under a queue's lock fails the device, after which nothing is issued.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The arena's memory.
+struct DeviceMemory {
+    context: Arc<Context>,
+    address: u64,
+    bytes: u64,
+}
+
+impl DeviceMemory {
+    fn take(context: Arc<Context>, wanted: Option<u64>) -> Result<DeviceMemory, CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current.
+        succeed("asking for free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        let (free_bytes, total_bytes) = (free as u64, total as u64);
+        let planned_bytes = match wanted {
+            Some(bytes) => bytes.max(1),
+            None => free_bytes.saturating_sub(LEAST_SPARE_BYTES.max(total_bytes / 20)).max(1),
+        };
+        let short = CudaError::ShortOfMemory { planned_bytes, free_bytes, total_bytes };
+        if planned_bytes > free_bytes {
+            return Err(short);
+        }
+        let mut address = 0;
+        // SAFETY: as above.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, planned_bytes as usize) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(short),
+            result => succeed("taking the arena's memory", result).map(|()| DeviceMemory {
+                context,
+                address,
+                bytes: planned_bytes,
+            }),
+        }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let _ = self.context.make_current();
+        // SAFETY: the streams that used it have ended.
+        let _ = unsafe { sys::cuMemFree_v2(self.address) };
+    }
+}
+
+/// A word of the host's memory that kernels write defects of their operands to.
+struct DefectWord {
+    context: Arc<Context>,
+    on_host: *mut u64,
+    on_device: u64,
+}
+
+// SAFETY: one word of memory, read atomically.
+unsafe impl Send for DefectWord {}
+// SAFETY: as above.
+unsafe impl Sync for DefectWord {}
+
+impl DefectWord {
+    fn new(context: Arc<Context>) -> Result<DefectWord, CudaError> {
+        let (mut memory, mut on_device) = (std::ptr::null_mut(), 0);
+        // SAFETY: the context is current.
+        unsafe {
+            let taken = sys::cuMemHostAlloc(&mut memory, size_of::<u64>(), sys::CU_MEMHOSTALLOC_DEVICEMAP);
+            succeed("taking pinned memory", taken)?;
+            let on_host = memory.cast::<u64>();
+            on_host.write(0);
+            let mapped = sys::cuMemHostGetDevicePointer_v2(&mut on_device, memory, 0);
+            succeed("mapping pinned memory", mapped)?;
+            Ok(DefectWord { context, on_host, on_device })
+        }
+    }
+
+    fn read(&self) -> Option<Defect> {
+        // SAFETY: aligned memory that lives as long as this; kernels write it as a whole.
+        Defect::decode(unsafe { self.on_host.read_volatile() })
+    }
+}
+
+impl Drop for DefectWord {
+    fn drop(&mut self) {
+        let _ = self.context.make_current();
+        // SAFETY: the streams whose kernels write it have ended.
+        let _ = unsafe { sys::cuMemFreeHost(self.on_host.cast()) };
+    }
+}

@@ -1,0 +1,114 @@
+//! What can be wrong with a card, its driver and its libraries, in sentences that say what to do.
+
+use std::fmt;
+
+use cudarc::driver::sys::CUresult;
+
+/// A device that could not be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CudaError {
+    /// A library that is not there: what it is, and how to get it.
+    Missing {
+        library: &'static str,
+        hint: &'static str,
+    },
+    TooOld {
+        what: &'static str,
+        found: String,
+        needed: &'static str,
+    },
+    NoDevice {
+        ordinal: usize,
+        found: usize,
+    },
+    /// The card's memory is used by somebody else.
+    ShortOfMemory {
+        planned_bytes: u64,
+        free_bytes: u64,
+        total_bytes: u64,
+    },
+    /// A card of an architecture that the kernels do not run on.
+    Architecture {
+        device: String,
+        capability: (i32, i32),
+    },
+    /// A call that failed, with the driver's words.
+    Call {
+        what: String,
+        error: String,
+    },
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const GIB: f64 = (1u64 << 30) as f64;
+        match self {
+            CudaError::Missing { library, hint } => write!(f, "{library} cannot be loaded\n  hint: {hint}"),
+            CudaError::TooOld { what, found, needed } => {
+                write!(f, "the {what} is {found}, at least {needed} is needed\n  hint: install a newer one")
+            }
+            CudaError::NoDevice { ordinal, found: 0 } => write!(
+                f,
+                "no CUDA device {ordinal}: the driver shows none\n  hint: see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+            ),
+            CudaError::NoDevice { ordinal, found } => write!(
+                f,
+                "no CUDA device {ordinal}: the driver shows {found}, counted from 0\n  hint: see CUDA_VISIBLE_DEVICES"
+            ),
+            CudaError::ShortOfMemory { planned_bytes, free_bytes, total_bytes } => write!(
+                f,
+                "out of device memory: {:.2} GiB planned, {:.2} of {:.2} GiB free\n  hint: end what else uses the card \
+                 (see `nvidia-smi`), or plan less: a smaller micro-batch, recomputation, more ranks",
+                *planned_bytes as f64 / GIB,
+                *free_bytes as f64 / GIB,
+                *total_bytes as f64 / GIB,
+            ),
+            CudaError::Architecture { device, capability: (major, minor) } => write!(
+                f,
+                "{device} has compute capability {major}.{minor}, at least 8.0 is needed\n  hint: use the CPU device"
+            ),
+            CudaError::Call { what, error } => write!(f, "{what}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+impl CudaError {
+    pub(super) fn call(what: impl Into<String>, result: CUresult) -> CudaError {
+        CudaError::Call { what: what.into(), error: describe(result) }
+    }
+}
+
+/// The driver's name and words for an error, and what to do about those that have a remedy.
+pub(super) fn describe(result: CUresult) -> String {
+    use CUresult::*;
+    let error = cudarc::driver::result::DriverError(result);
+    let name = error.error_name().map(std::ffi::CStr::to_string_lossy).unwrap_or_default();
+    let text = error.error_string().map(std::ffi::CStr::to_string_lossy).unwrap_or_default();
+    let words = format!("{name} ({text})");
+    let hint = match result {
+        CUDA_ERROR_OUT_OF_MEMORY => "the card has too little memory left beside the arena; plan less memory for it",
+        CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_LAUNCH_FAILED | CUDA_ERROR_ASSERT => {
+            "a kernel is wrong: CUDA_LAUNCH_BLOCKING=1 names it, compute-sanitizer shows the access"
+        }
+        CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUDA_ERROR_UNKNOWN
+        | CUDA_ERROR_SYSTEM_NOT_READY => {
+            "the card is lost: see `dmesg` for Xid errors, then resume from the last checkpoint on another one"
+        }
+        _ => return words,
+    };
+    format!("{words}\n  hint: {hint}")
+}
+
+/// Panics with what was done and the driver's words. The backend turns the panic into the device's failure.
+#[track_caller]
+pub(super) fn must(what: &str, result: CUresult) {
+    if result != CUresult::CUDA_SUCCESS {
+        panic!("{what}: {}", describe(result));
+    }
+}

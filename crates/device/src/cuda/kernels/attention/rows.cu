@@ -1,0 +1,47 @@
+// What attention does to rows by themselves.
+
+// δ = Σ dout · out of each query, divided by what kept weights are multiplied by: a warp for each.
+template <class T> __device__ __forceinline__ void delta(const Parameters &p) {
+    u32 token = blockIdx.x * WARPS + threadIdx.x / LANES, head = p.head_start + blockIdx.y;
+    if (token >= p.tokens) {
+        return;
+    }
+    const T *out = (const T *)p.out.address + token * p.out.stride + head * p.out.step;
+    const T *dout = (const T *)p.dout.address + token * p.dout.stride + head * p.dout.step;
+    float sum = 0;
+    for (u32 i = threadIdx.x % LANES; i < p.dim; i += LANES) {
+        sum = fmaf(widen(out[i]), widen(dout[i]), sum);
+    }
+    sum = sum_of_warp(sum);
+    if (threadIdx.x % LANES == 0) {
+        ((float *)p.delta)[(i64)blockIdx.y * p.tokens + token] = sum / p.kept;
+    }
+}
+
+// Copies the new keys and values, which are `dk` and `dv` here, behind the older ones in the caches `k` and `v`. A block
+// has a token of one key head; a token is found as a tile of one.
+template <class T> __device__ __forceinline__ void append(const Parameters &p) {
+    Tile tile;
+    if (!find_tile(p, blockIdx.x, 1, tile)) {
+        return;
+    }
+    i64 from = tile.first_query + tile.start, to = tile.first_key + tile.before + tile.start;
+    u32 head = blockIdx.y;
+    for (u32 i = threadIdx.x; i < p.dim; i += THREADS) {
+        ((T *)p.k.address)[to * p.k.stride + head * p.k.step + i] =
+            ((const T *)p.dk.address)[from * p.dk.stride + head * p.dk.step + i];
+        ((T *)p.v.address)[to * p.v.stride + head * p.v.step + i] =
+            ((const T *)p.dv.address)[from * p.dv.stride + head * p.dv.step + i];
+    }
+}
+
+#define DEFINE(T)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_delta_##T(const __grid_constant__ Parameters p) {  \
+        delta<T>(p);                                                                                                   \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_append_##T(const __grid_constant__ Parameters p) { \
+        append<T>(p);                                                                                                  \
+    }
+
+DEFINE(bf16)
+DEFINE(float)

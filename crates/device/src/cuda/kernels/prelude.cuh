@@ -1,0 +1,251 @@
+// What all kernels share: element types, vectors of them, reductions, and the walk over a matrix.
+//
+// Sums are f32, results are rounded once, as on every other device.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define INFINITY_F32 __int_as_float(0x7f800000)
+
+// An index or label that stands for nothing.
+#define IGNORE 0xffffffffu
+
+struct bf16 {
+    u16 bits;
+};
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+template <class T> __device__ __forceinline__ T narrow(float x);
+template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// A matrix by its first element and the elements from one row to the next.
+template <class T> struct Matrix {
+    T *first;
+    i64 stride;
+    __device__ __forceinline__ T *at(i64 row, i64 col) const { return first + row * stride + col; }
+};
+
+// A matrix of either element type.
+struct Mixed {
+    void *first;
+    i64 stride;
+    i64 is_bf16;
+};
+
+// N elements that are read or written 16 bytes at a time.
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
+    T at[N];
+};
+
+// The first `count` of N elements as f32, and zeros. All N of them lie at a multiple of 16 bytes.
+template <int N, class T> __device__ __forceinline__ void load(const T *from, int count, float (&to)[N]) {
+    if (count == N) {
+        Pack<T, N> pack = *reinterpret_cast<const Pack<T, N> *>(from);
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = widen(pack.at[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = i < count ? widen(from[i]) : 0.0f;
+    }
+}
+
+template <int N, class T> __device__ __forceinline__ void store(T *to, int count, const float (&from)[N]) {
+    if (count == N) {
+        Pack<T, N> pack;
+#pragma unroll
+        for (int i = 0; i < N; i++) pack.at[i] = narrow<T>(from[i]);
+        *reinterpret_cast<Pack<T, N> *>(to) = pack;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (i < count) to[i] = narrow<T>(from[i]);
+    }
+}
+
+template <int N> __device__ __forceinline__ void load(const Mixed &x, i64 row, i64 col, int count, float (&to)[N]) {
+    i64 place = row * x.stride + col;
+    if (x.is_bf16)
+        load<N>(static_cast<const bf16 *>(x.first) + place, count, to);
+    else
+        load<N>(static_cast<const float *>(x.first) + place, count, to);
+}
+
+template <int N>
+__device__ __forceinline__ void store(const Mixed &x, i64 row, i64 col, int count, const float (&from)[N]) {
+    i64 place = row * x.stride + col;
+    if (x.is_bf16)
+        store<N>(static_cast<bf16 *>(x.first) + place, count, from);
+    else
+        store<N>(static_cast<float *>(x.first) + place, count, from);
+}
+
+// Evaluates `body(row, col, count)` for each vector of a matrix: a thread of the grid for each, and again from the start
+// where the grid is too small.
+template <int N, class Body> __device__ __forceinline__ void each_vector(i64 rows, i64 cols, Body body) {
+    i64 across = (cols + N - 1) / N;
+    i64 total = rows * across;
+    i64 step = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += step) {
+        i64 row = 0, place = i;
+        if (rows > 1) {
+            // A division of 64 bits takes several times as long.
+            if (total <= 0xffffffffll) {
+                u32 quotient = (u32)i / (u32)across;
+                row = quotient;
+                place = (u32)i - quotient * (u32)across;
+            } else {
+                row = i / across;
+                place = i - row * across;
+            }
+        }
+        i64 col = place * N;
+        i64 left = cols - col;
+        body(row, col, (int)(left < N ? left : N));
+    }
+}
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
+    return x;
+}
+
+__device__ __forceinline__ float max_of_warp(float x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+    return x;
+}
+
+// The sum over all threads of a block of whole warps, the same in each of them. Every thread calls it.
+__device__ __forceinline__ float sum_of_block(float x) {
+    __shared__ float parts[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = sum_of_warp(x);
+    if (warps == 1) return x;
+    // The parts of an earlier sum have been read.
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return sum_of_warp(lane < warps ? parts[lane] : 0.0f);
+}
+
+// Two sums in the time of one.
+__device__ __forceinline__ void sums_of_block(float &x, float &y) {
+    __shared__ float parts[2][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = sum_of_warp(x);
+    y = sum_of_warp(y);
+    if (warps == 1) return;
+    __syncthreads();
+    if (lane == 0) {
+        parts[0][warp] = x;
+        parts[1][warp] = y;
+    }
+    __syncthreads();
+    x = sum_of_warp(lane < warps ? parts[0][lane] : 0.0f);
+    y = sum_of_warp(lane < warps ? parts[1][lane] : 0.0f);
+}
+
+__device__ __forceinline__ float max_of_block(float x) {
+    __shared__ float parts[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = max_of_warp(x);
+    if (warps == 1) return x;
+    __syncthreads();
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return max_of_warp(lane < warps ? parts[lane] : -INFINITY_F32);
+}
+
+// The place of an index among `count` rows or columns from `first` on; -1 where it is not among them.
+__device__ __forceinline__ i64 place_of(u32 index, u32 first, i64 count) {
+    if (index == IGNORE || index < first) return -1;
+    i64 place = index - first;
+    return place < count ? place : -1;
+}
+
+// What can be wrong with an operand: the host reads it as `Defect`.
+#define DEFECT_COLUMN 1ull
+#define DEFECT_POSITION 2ull
+#define DEFECT_ROW 3ull
+
+__device__ __forceinline__ void report(u64 *defects, u64 what, u32 found, i64 limit) {
+    *reinterpret_cast<volatile u64 *>(defects) = (what << 60) | ((u64)(limit & 0x0fffffff) << 32) | found;
+}
+
+// Counter-based random numbers: see kernel/random.rs and cpu/random.rs, whose integers these are.
+__device__ __forceinline__ u64 mix(u64 x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+__device__ __forceinline__ u64 seed_of(u64 seed, u64 number) {
+    return mix(seed + 0x9e3779b97f4a7c15ull * (number + 1));
+}
+
+// The word at a column of the row whose key this is.
+__device__ __forceinline__ u32 word(u64 key, u32 col) {
+    u32 x = col + (u32)key;
+    x = (x ^ (x >> 17)) * 0xed5ad4bbu + (u32)(key >> 32);
+    x = (x ^ (x >> 11)) * 0xac4c1b51u;
+    x = (x ^ (x >> 15)) * 0x31848babu;
+    return x ^ (x >> 14);
+}
+
+// A word as a number from 0 to 2^24, exactly.
+__device__ __forceinline__ float uniform_steps(u32 word) { return (float)(int)(word >> 8); }
+
+// Activations: 0 SiLU, 1 GELU by the error function, 2 GELU by the hyperbolic tangent.
+#define TANH_SCALE 0.7978846f
+#define TANH_CUBIC 0.044715f
+
+// Where the result is rounded to bf16, the card's own exponential and reciprocal are exact enough.
+template <class T> struct Rounded { static const bool value = sizeof(T) == 2; };
+
+template <bool ROUNDED> __device__ __forceinline__ float exponential(float x) { return ROUNDED ? __expf(x) : expf(x); }
+
+template <bool ROUNDED> __device__ __forceinline__ float sigmoid(float x) {
+    float divisor = 1.0f + exponential<ROUNDED>(-x);
+    return ROUNDED ? __fdividef(1.0f, divisor) : 1.0f / divisor;
+}
+
+__device__ __forceinline__ float normal_distribution(float x) { return 0.5f * erff(x * 0.70710678f) + 0.5f; }
+
+// (1 + tanh u) / 2 is the sigmoid of this 2u.
+__device__ __forceinline__ float tanh_argument(float x) {
+    return x * (x * x * (2.0f * TANH_SCALE * TANH_CUBIC) + 2.0f * TANH_SCALE);
+}
+
+template <bool ROUNDED> __device__ __forceinline__ float activate(int activation, float x) {
+    if (activation == 0) return x * sigmoid<ROUNDED>(x);
+    if (activation == 1) return x * normal_distribution(x);
+    if (activation == 2) return x * sigmoid<ROUNDED>(tanh_argument(x));
+    return x;
+}
+
+template <bool ROUNDED> __device__ __forceinline__ float activate_derivative(int activation, float x) {
+    if (activation == 0) {
+        float sigma = sigmoid<ROUNDED>(x);
+        return x * (sigma * (1.0f - sigma)) + sigma;
+    }
+    if (activation == 1) {
+        float magnitude = x * 0.70710678f;
+        return x * (exponential<ROUNDED>(-magnitude * magnitude) * 0.3989423f) + normal_distribution(x);
+    }
+    float sigma = sigmoid<ROUNDED>(tanh_argument(x));
+    float inner = x * x * (6.0f * TANH_SCALE * TANH_CUBIC) + 2.0f * TANH_SCALE;
+    return x * (sigma * (1.0f - sigma)) * inner + sigma;
+}
+
+// A kernel for each element type and width of vectors.
+#define FOR_TYPES(DEFINE) DEFINE(float, f32, 4) DEFINE(float, f32, 1) DEFINE(bf16, bf16, 8) DEFINE(bf16, bf16, 1)

@@ -1,0 +1,44 @@
+//! The CUDA device: two streams, each an in-order queue, over one piece of the card's memory.
+//!
+//! The host issues straight to the streams and waits for nothing inside a step. Products are cuBLASLt's; everything else
+//! is CUDA C++ under `kernels/`, compiled by NVRTC for the card that is there and kept in a [`KernelCache`]. Libraries
+//! are opened at run time, so a program with this device in it starts on machines without CUDA.
+//!
+//! A kernel's order of additions depends on its shape alone: the same work gives the same bits.
+
+mod backend;
+mod context;
+mod error;
+mod event;
+mod modules;
+mod options;
+mod report;
+mod rows;
+mod staging;
+mod stream;
+
+mod activation;
+mod attention;
+mod elementwise;
+mod embedding;
+mod loss;
+mod norm;
+mod optimizer;
+mod product;
+mod random;
+mod rotary;
+mod selected_rows;
+
+pub use attention::{CudnnReport, cudnn_report};
+pub(crate) use backend::CudaBackend;
+pub use error::CudaError;
+pub(crate) use event::{Moment, SharedEvent};
+pub use modules::{compile_all_kernels, kernel_sources};
+pub use options::{CudaOptions, KernelCache};
+pub use report::{CudaCard, CudaReport, cuda_report};
+pub(crate) use stream::Stream;
+
+/// A kernel's computation on this device: it issues to the stream and returns.
+pub(crate) trait Run {
+    fn run(&self, stream: &mut Stream);
+}

@@ -1,0 +1,200 @@
+//! Products of matrices, by cuBLASLt.
+//!
+//! cuBLASLt's matrices are column-major, so ours are the transposes of what it sees: outᵀ = bᵀ·aᵀ. Its "A" is our `b`,
+//! its "B" our `a`, and a bias along our columns is one along its rows, which its epilogue adds before rounding.
+//!
+//! What it does not offer (an activation as we define it, f32 operands into bf16, no depth at all) is done by a kernel of
+//! ours behind it, on what it wrote.
+
+mod plan;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result as lt, sys};
+
+use super::context::Properties;
+use super::modules::PRODUCT;
+use super::rows::{Matrix, Mixed, Walk};
+use super::stream::arguments;
+use super::{CudaError, Run, Stream};
+use crate::kernel::{Activation, Product};
+use crate::{DType, Extent, View};
+use plan::{Bias, Plan, PlanKey};
+
+/// cuBLASLt's own working memory.
+pub(super) const WORKSPACE_BYTES: u64 = 64 << 20;
+
+/// cuBLASLt's handle for a card, and how each product that was seen is computed.
+pub(crate) struct Products {
+    handle: sys::cublasLtHandle_t,
+    /// The card and the library, as part of a choice's key.
+    version: String,
+    plans: HashMap<PlanKey, Option<Arc<Plan>>>,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for Products {}
+
+impl Products {
+    pub fn new(card: &Properties) -> Result<Products, CudaError> {
+        let version = cublaslt_version()?;
+        let handle = lt::create_handle().map_err(|error| CudaError::Call {
+            what: "starting cuBLASLt".to_owned(),
+            error: format!("{error}\n  hint: is enough of the card's memory free?"),
+        })?;
+        Ok(Products { handle, version: format!("{}-{version}", card.name), plans: HashMap::new() })
+    }
+}
+
+/// The library's version, once it is known to be there: 130000 is 13.0.0.
+pub(super) fn cublaslt_version() -> Result<usize, CudaError> {
+    // SAFETY: asks the loader for a library that may be loaded and let go at any time.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing {
+            library: "cuBLASLt (libcublasLt.so)",
+            hint: "install the CUDA toolkit's libraries, or add their folder to LD_LIBRARY_PATH",
+        });
+    }
+    // SAFETY: the library is there.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    // Earlier ones count differently and lack what Hopper cards need.
+    if version < 120_000 {
+        return Err(CudaError::TooOld {
+            what: "cuBLASLt library",
+            found: version.to_string(),
+            needed: "120000 (12.0)",
+        });
+    }
+    Ok(version)
+}
+
+impl Run for Product {
+    fn run(&self, stream: &mut Stream) {
+        let [m, n, k] = self.dims();
+        if m == 0 || n == 0 || (k == 0 && self.accumulate) {
+            return;
+        }
+        let rounded = self.out.dtype == DType::Bf16;
+        let small = rounded && self.bias.is_some() && m * n <= SMALL_ELEMENTS;
+        if k == 0 || small || (rounded && self.a.dtype == DType::F32) {
+            return through_scratch(self, stream);
+        }
+        // The sums, with the bias, go where backward wants them; an activation reads them there.
+        let sums = self.preactivation.filter(|_| self.activation.is_some()).unwrap_or(self.out);
+        let bias = multiply(self, sums, self.bias, stream);
+        let copied = self.activation.is_none() && self.preactivation.is_some();
+        if bias == Added::No || self.activation.is_some() || copied {
+            let bias = self.bias.filter(|_| bias == Added::No);
+            // Where the bias is still missing from what backward reads, it is written there, too.
+            let preactivation = self.preactivation.filter(|_| bias.is_some() || copied);
+            finish(Finish { sums: Some(sums), bias, preactivation, ..Finish::of(self) }, stream);
+        }
+    }
+}
+
+/// The library adds a bias in the output's dtype: in bf16, an error of 2⁻⁹ of the bias. Outputs of at most this many
+/// elements are computed in f32 first and rounded once; of larger ones that would take a multiple of the time.
+const SMALL_ELEMENTS: usize = 1 << 16;
+
+/// Whether the library added the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Added {
+    Yes,
+    No,
+}
+
+/// `sums = a·b + bias`, or `sums += a·b`, as far as the library can.
+fn multiply(product: &Product, sums: View, bias: Option<View>, stream: &mut Stream) -> Added {
+    let context = stream.context().clone();
+    let choices: &[Bias] = match (bias, sums.dtype) {
+        (None, _) => &[Bias::None],
+        (Some(_), DType::F32) => &[Bias::F32, Bias::None],
+        (Some(_), _) => &[Bias::F32, Bias::Bf16, Bias::None],
+    };
+    for &choice in choices {
+        let key = PlanKey::of(product, sums, choice);
+        let Some(plan) = plan::find(key, product, sums, bias, stream) else { continue };
+        let bias_address = match (choice, bias) {
+            (Bias::None, _) | (_, None) => 0,
+            (Bias::F32, Some(bias)) if bias.address % BIAS_ALIGNMENT_BYTES == 0 => bias.address,
+            (Bias::F32, Some(bias)) => copied_bias(bias, DType::F32, stream),
+            (Bias::Bf16, Some(bias)) => copied_bias(bias, DType::Bf16, stream),
+        };
+        let workspace = stream.scratch(plan::scratch_bytes(if bias.is_some() { sums.cols } else { 0 }));
+        let handle = context.products().handle;
+        // SAFETY: the operands are those that the plan was made for.
+        let outcome = unsafe { plan.run(handle, product, sums, sums.address, bias_address, workspace, stream.raw()) };
+        if let Err(error) = outcome {
+            panic!("Product {:?} of {:?} in {:?}: {error}", product.order, product.dims(), product.a.dtype);
+        }
+        return if choice == Bias::None && bias.is_some() { Added::No } else { Added::Yes };
+    }
+    panic!("cuBLASLt has no way to compute {:?} {:?} of {:?}", product.order, product.dims(), product.a.dtype);
+}
+
+/// What the library's epilogues read at once.
+const BIAS_ALIGNMENT_BYTES: u64 = 16;
+
+/// The bias, rounded or aligned, behind the library's working memory.
+fn copied_bias(bias: View, dtype: DType, stream: &mut Stream) -> u64 {
+    let address = stream.scratch(plan::scratch_bytes(bias.cols)) + WORKSPACE_BYTES;
+    let copy = View::new(address, Extent { rows: 1, cols: bias.cols, stride: bias.cols, dtype });
+    crate::kernel::Copy { x: bias, out: copy }.run(stream);
+    address
+}
+
+/// Computes in f32, then rounds.
+fn through_scratch(product: &Product, stream: &mut Stream) {
+    let [m, n, k] = product.dims();
+    let mut sums = None;
+    if k > 0 {
+        let bytes = WORKSPACE_BYTES + (m * n * size_of::<f32>()) as u64;
+        let address = stream.scratch(bytes) + WORKSPACE_BYTES;
+        let view = View::new(address, Extent { rows: m, cols: n, stride: n, dtype: DType::F32 });
+        multiply(&Product { accumulate: false, ..*product }, view, None, stream);
+        sums = Some(view);
+    }
+    finish(Finish { sums, ..Finish::of(product) }, stream);
+}
+
+/// `out = activation(sums + bias)`, and the same without the activation to `preactivation`.
+struct Finish {
+    /// Zeros if absent.
+    sums: Option<View>,
+    bias: Option<View>,
+    /// Added to what is there.
+    accumulate: bool,
+    activation: Option<Activation>,
+    preactivation: Option<View>,
+    out: View,
+}
+
+impl Finish {
+    fn of(product: &Product) -> Finish {
+        let Product { bias, accumulate, activation, preactivation, out, .. } = *product;
+        Finish { sums: None, bias, accumulate, activation, preactivation, out }
+    }
+}
+
+/// The number by which kernels know an activation; -1 is none.
+pub(super) fn activation_number(activation: Option<Activation>) -> i32 {
+    match activation {
+        None => -1,
+        Some(Activation::Silu) => 0,
+        Some(Activation::GeluErf) => 1,
+        Some(Activation::GeluTanh) => 2,
+    }
+}
+
+fn finish(what: Finish, stream: &mut Stream) {
+    let Finish { sums, bias, accumulate, activation, preactivation, out } = what;
+    let present: Vec<View> = [Some(out), sums, bias, preactivation].into_iter().flatten().collect();
+    let Some(walk) = Walk::rows_of(out.dtype, &present) else { return };
+    let name = walk.typed("finish", out.dtype);
+    let (sums, preactivation, out) = (Mixed::optional(&sums), Matrix::optional(&preactivation), Matrix::of(&out));
+    let (bias, activation, accumulate) = (Matrix::optional(&bias), activation_number(activation), accumulate as i32);
+    let arguments = arguments![walk.rows, walk.cols, sums, bias, preactivation, out, activation, accumulate];
+    // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+    unsafe { stream.launch(&PRODUCT, &name, walk.shape(), arguments) };
+}

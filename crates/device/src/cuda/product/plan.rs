@@ -1,0 +1,379 @@
+//! How one kind of product is computed: cuBLASLt's descriptions of it, and the algorithm chosen for it.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result as lt, sys};
+
+use super::super::Stream;
+use super::super::context::Context;
+use super::super::event::SharedEvent;
+use super::super::modules::{unwrap_entry, wrap_entry};
+use super::WORKSPACE_BYTES;
+use crate::kernel::{Order, Product};
+use crate::{DType, View};
+
+/// What the library's epilogue adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Bias {
+    None,
+    F32,
+    Bf16,
+}
+
+/// Everything that the choice of an algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlanKey {
+    order: [bool; 2],
+    dims: [usize; 3],
+    /// Of a, b and the sums.
+    strides: [usize; 3],
+    alignments: [u32; 3],
+    operands: DType,
+    sums: DType,
+    accumulate: bool,
+    bias: Bias,
+}
+
+impl PlanKey {
+    pub fn of(product: &Product, sums: View, bias: Bias) -> PlanKey {
+        let views = [product.a, product.b, sums];
+        PlanKey {
+            order: [product.order == Order::TN, product.order == Order::NT],
+            dims: product.dims(),
+            // A matrix of one row is never stepped over; its stride may be anything, also less than the library accepts.
+            strides: views.map(|view| view.stride.max(view.cols)),
+            alignments: views.map(|view| alignment(view.address)),
+            operands: product.a.dtype,
+            sums: sums.dtype,
+            accumulate: product.accumulate,
+            bias,
+        }
+    }
+}
+
+/// The largest power of two up to 256 that divides the address.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
+/// Memory that a product needs: the library's, and a copy of the bias.
+pub(super) fn scratch_bytes(bias_cols: usize) -> u64 {
+    WORKSPACE_BYTES + (bias_cols * size_of::<f32>()) as u64
+}
+
+pub(super) struct Plan {
+    operation: sys::cublasLtMatmulDesc_t,
+    /// Of the library's A (our b), B (our a) and C.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    accumulate: bool,
+    has_bias: bool,
+}
+
+// SAFETY: descriptions are only changed under the lock of the products, and otherwise read.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: made by `Plan::describe`, and destroyed once.
+        unsafe {
+            let _ = lt::destroy_matmul_desc(self.operation);
+            for layout in self.layouts {
+                let _ = lt::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// The plan for a key, made on first use; none where the library has no algorithm.
+pub(super) fn find(
+    key: PlanKey,
+    product: &Product,
+    sums: View,
+    bias: Option<View>,
+    stream: &mut Stream,
+) -> Option<Arc<Plan>> {
+    let context = stream.context().clone();
+    if let Some(plan) = context.products().plans.get(&key) {
+        return plan.clone();
+    }
+    let plan = make(key, product, sums, bias, &context, stream);
+    context.products().plans.insert(key, plan.clone());
+    plan
+}
+
+/// Algorithms that are tried where a choice can be kept.
+const CANDIDATES: usize = 6;
+/// How often each is run before it is timed, and while it is.
+const RUNS: [usize; 2] = [1, 3];
+/// An output of more than this is not written twice just to compare algorithms.
+const MOST_TRIED_BYTES: u64 = 1 << 30;
+/// Below this many operations any algorithm will do.
+const LEAST_TRIED_FLOPS: u64 = 1 << 30;
+
+fn make(
+    key: PlanKey,
+    product: &Product,
+    sums: View,
+    bias: Option<View>,
+    context: &Context,
+    stream: &mut Stream,
+) -> Option<Arc<Plan>> {
+    let (handle, version) = {
+        let products = context.products();
+        (products.handle, products.version.clone())
+    };
+    let mut plan = Plan::describe(key).ok()?;
+    // SAFETY: the descriptions live. Which memory the bias will have does not matter yet, only that it has some.
+    let candidates = unsafe {
+        if plan.has_bias {
+            plan.set_bias(stream.scratch(WORKSPACE_BYTES)).ok()?;
+        }
+        plan.candidates(handle, key)
+    };
+    plan.algorithm = candidates.first()?.algo;
+    let bytes = (sums.rows * sums.stride * sums.dtype.size_bytes()) as u64;
+    let worthwhile = crate::kernel::Operation::flops(product) >= LEAST_TRIED_FLOPS && bytes <= MOST_TRIED_BYTES;
+    // Another run must choose alike, or its bits would differ: without a place to keep the choice, the library's stands.
+    let Some(cache) = context.cache().filter(|_| worthwhile && candidates.len() > 1) else {
+        return Some(Arc::new(plan));
+    };
+    let name = choice_name(key, &version);
+    let kept = cache.get(&name).and_then(unwrap_entry).and_then(|entry| entry.first().copied());
+    let choice = match kept.map(usize::from).filter(|&choice| choice < candidates.len()) {
+        Some(choice) => choice,
+        None => {
+            let algorithms: Vec<_> = candidates.iter().map(|candidate| candidate.algo).collect();
+            let choice = fastest(&mut plan, &algorithms, handle, product, sums, bias, stream);
+            cache.put(&name, &wrap_entry(&[choice as u8]));
+            choice
+        }
+    };
+    plan.algorithm = candidates[choice].algo;
+    Some(Arc::new(plan))
+}
+
+fn choice_name(key: PlanKey, version: &str) -> String {
+    let text = format!("{key:?} {version} {CANDIDATES} {WORKSPACE_BYTES}");
+    format!("product-{:016x}", super::super::modules::digest(text.as_bytes()))
+}
+
+/// The place of the fastest algorithm. It computes into scratch memory, and waits for the card.
+fn fastest(
+    plan: &mut Plan,
+    algorithms: &[sys::cublasLtMatmulAlgo_t],
+    handle: sys::cublasLtHandle_t,
+    product: &Product,
+    sums: View,
+    bias: Option<View>,
+    stream: &mut Stream,
+) -> usize {
+    let bytes = (sums.rows * sums.stride * sums.dtype.size_bytes()) as u64;
+    let workspace = stream.scratch(WORKSPACE_BYTES + bytes);
+    let bias = if plan.has_bias { bias.map_or(0, |bias| bias.address) } else { 0 };
+    let events = stream.context().events(true).clone();
+    let mut best = (f64::INFINITY, 0);
+    for (place, &algorithm) in algorithms.iter().enumerate() {
+        plan.algorithm = algorithm;
+        let run = |times: usize| {
+            let out = workspace + WORKSPACE_BYTES;
+            (0..times).all(|_| {
+                // SAFETY: the operands are those that the plan was made for; the output lies behind the workspace. A bias
+                // of the wrong width is read as numbers of another type, inside its memory.
+                unsafe { plan.run(handle, product, sums, out, bias, workspace, stream.raw()).is_ok() }
+            })
+        };
+        if !run(RUNS[0]) {
+            continue;
+        }
+        let start = SharedEvent::record(&events, stream.raw());
+        let ran = run(RUNS[1]);
+        let end = SharedEvent::record(&events, stream.raw());
+        end.wait();
+        let seconds = end.duration_since(&start).map_or(f64::INFINITY, |duration| duration.as_secs_f64());
+        if ran && seconds < best.0 {
+            best = (seconds, place);
+        }
+    }
+    best.1
+}
+
+impl Plan {
+    fn describe(key: PlanKey) -> Result<Plan, lt::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        use sys::{cublasComputeType_t, cublasLtEpilogue_t};
+        let [m, n, k] = key.dims.map(|dim| dim as u64);
+        let [a_stride, b_stride, sums_stride] = key.strides.map(|stride| stride as i64);
+        let operation =
+            lt::create_matmul_desc(cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)?;
+        let [a_rows, a_cols] = if key.order[0] { [m, k] } else { [k, m] };
+        let [b_rows, b_cols] = if key.order[1] { [k, n] } else { [n, k] };
+        let operands = data_type(key.operands);
+        let layouts = [
+            lt::create_matrix_layout(operands, b_rows, b_cols, b_stride)?,
+            lt::create_matrix_layout(operands, a_rows, a_cols, a_stride)?,
+            lt::create_matrix_layout(data_type(key.sums), n, m, sums_stride)?,
+        ];
+        let plan = Plan {
+            operation,
+            layouts,
+            algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            accumulate: key.accumulate,
+            has_bias: key.bias != Bias::None,
+        };
+        // CUBLAS_OP_T is 1, CUBLAS_OP_N is 0.
+        let transposed = |yes: bool| yes as i32;
+        // SAFETY: the description lives, and each attribute has the type that the library documents.
+        unsafe {
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(key.order[1]))?;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(key.order[0]))?;
+            if plan.has_bias {
+                let bias = if key.bias == Bias::F32 { DType::F32 } else { DType::Bf16 };
+                plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+                plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(bias))?;
+            }
+        }
+        Ok(plan)
+    }
+
+    /// # Safety
+    /// The attribute is of type `T`.
+    unsafe fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), lt::CublasError> {
+        let value = std::ptr::from_ref(&value).cast::<c_void>();
+        // SAFETY: the caller's promise.
+        unsafe { lt::set_matmul_desc_attribute(self.operation, attribute, value, size_of::<T>()) }
+    }
+
+    /// # Safety
+    /// Nobody else uses the description meanwhile.
+    unsafe fn set_bias(&self, address: u64) -> Result<(), lt::CublasError> {
+        // SAFETY: a pointer is as wide as its address.
+        unsafe { self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address) }
+    }
+
+    /// The library's proposals, best first by its own estimate.
+    ///
+    /// # Safety
+    /// The descriptions live.
+    unsafe fn candidates(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        key: PlanKey,
+    ) -> Vec<sys::cublasLtMatmulHeuristicResult_t> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let Ok(preference) = lt::create_matmul_pref() else { return Vec::new() };
+        let [a, b, sums] = key.alignments;
+        // Parts of a sum are added in f32, never in the output's type.
+        let reduction = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let words = [
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, sums),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, sums),
+            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction),
+        ];
+        let mut found = Vec::with_capacity(CANDIDATES);
+        let mut count = 0;
+        // SAFETY: every pointer is to a variable of the attribute's type, or to memory for as many results.
+        unsafe {
+            for (attribute, value) in words {
+                let value = std::ptr::from_ref(&value).cast();
+                let _ = lt::set_matmul_pref_attribute(preference, attribute, value, size_of::<u32>());
+            }
+            let bytes = std::ptr::from_ref(&WORKSPACE_BYTES).cast();
+            let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            let _ = lt::set_matmul_pref_attribute(preference, attribute, bytes, size_of::<u64>());
+            let [b, a, sums] = self.layouts;
+            let wanted = CANDIDATES as i32;
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                self.operation,
+                b,
+                a,
+                sums,
+                sums,
+                preference,
+                wanted,
+                found.as_mut_ptr(),
+                &mut count,
+            );
+            let _ = lt::destroy_matmul_pref(preference);
+            if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+                found.set_len(count.clamp(0, wanted) as usize);
+            }
+        }
+        found.retain(|one| one.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        found
+    }
+
+    /// Issues the product, into `out`, which has the layout of `sums`.
+    ///
+    /// # Safety
+    /// The operands are those that the plan was made for, and live until it has run.
+    pub unsafe fn run(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        product: &Product,
+        sums: View,
+        out: u64,
+        bias: u64,
+        workspace: u64,
+        stream: cudarc::driver::sys::CUstream,
+    ) -> Result<(), lt::CublasError> {
+        let (one, zero) = (1f32, 0f32);
+        let beta = if self.accumulate { &one } else { &zero };
+        let [b_layout, a_layout, sums_layout] = self.layouts;
+        // SAFETY: the caller's promise. Two queues that run the same plan at once are kept apart by the products' lock,
+        // which their threads hold while the bias is set and read.
+        unsafe {
+            let _guard = self.has_bias.then(|| BIASED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+            if self.has_bias {
+                self.set_bias(bias)?;
+            }
+            lt::matmul(
+                handle,
+                self.operation,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(beta).cast(),
+                product.b.address as *const c_void,
+                b_layout,
+                product.a.address as *const c_void,
+                a_layout,
+                sums.address as *const c_void,
+                sums_layout,
+                out as *mut c_void,
+                sums_layout,
+                &self.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE_BYTES as usize,
+                stream.cast(),
+            )
+        }
+    }
+}
+
+/// A plan's bias is part of its description: it is set and used under this lock.
+static BIASED: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn data_type(dtype: DType) -> sys::cudaDataType_t {
+    match dtype {
+        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::U32 => panic!("indices are not numbers"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_addresss_alignment_is_its_largest_power_of_two() {
+        for (address, expected) in [(0, 256), (2, 2), (4096, 256), (4096 + 16, 16), (4096 + 6, 2)] {
+            assert_eq!(alignment(address), expected, "{address}");
+        }
+    }
+}

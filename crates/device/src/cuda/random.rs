@@ -1,0 +1,42 @@
+//! Counter-based random numbers: the integers of `cpu/random.rs`, as a function of seed and place.
+
+use super::modules::RANDOM;
+use super::rows::{Matrix, Walk};
+use super::stream::arguments;
+use super::{Run, Stream};
+use crate::kernel::{Dropout, Placement, RandomNormal, seed_of};
+
+fn check(placement: &Placement, cols: usize) {
+    let end = placement.first_col + cols as u64;
+    assert!(end <= placement.cols, "columns up to {end} of a matrix of {}", placement.cols);
+    assert!(placement.cols <= 1 << 32, "random matrices have at most 2^32 columns, not {}", placement.cols);
+}
+
+impl Run for RandomNormal {
+    fn run(&self, stream: &mut Stream) {
+        check(&self.placement, self.out.cols);
+        let Some(walk) = Walk::rows(&[self.out]) else { return };
+        let [radius, angle] = [0, 1].map(|draw| seed_of(self.seed, draw));
+        let Placement { first_row, first_col, .. } = self.placement;
+        let name = walk.typed("random_normal", self.out.dtype);
+        let out = Matrix::of(&self.out);
+        let arguments =
+            arguments![walk.rows, walk.cols, out, radius, angle, first_row, first_col, self.mean, self.deviation];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&RANDOM, &name, walk.shape(), arguments) };
+    }
+}
+
+impl Run for Dropout {
+    fn run(&self, stream: &mut Stream) {
+        check(&self.placement, self.x.cols);
+        let Some(walk) = Walk::rows(&[self.x, self.out]) else { return };
+        let Placement { first_row, first_col, .. } = self.placement;
+        let name = walk.typed("dropout", self.out.dtype);
+        let (x, out, seed) = (Matrix::of(&self.x), Matrix::of(&self.out), seed_of(self.seed, 0));
+        let factor = 1.0 / (1.0 - self.probability);
+        let arguments = arguments![walk.rows, walk.cols, x, out, seed, first_row, first_col, self.probability, factor];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&RANDOM, &name, walk.shape(), arguments) };
+    }
+}

@@ -1,0 +1,86 @@
+//! What a program finds of CUDA on this machine, whether or not it can be used.
+
+use std::fmt;
+
+use super::attention::{CudnnReport, cudnn_report};
+use super::context::{driver_version, properties, start_driver};
+use super::modules::nvrtc_version;
+use super::product::cublaslt_version;
+
+/// A card as the driver shows it.
+#[derive(Clone, Debug)]
+pub struct CudaCard {
+    pub name: String,
+    pub capability: (i32, i32),
+    pub multiprocessors: u32,
+    pub memory_bytes: u64,
+}
+
+/// The driver, the cards and the libraries that were found, and what is missing.
+#[derive(Clone, Debug, Default)]
+pub struct CudaReport {
+    /// The newest CUDA that the driver serves.
+    pub driver: Option<String>,
+    pub cards: Vec<CudaCard>,
+    /// Name and version.
+    pub libraries: Vec<(&'static str, String)>,
+    /// What computes attention.
+    pub attention: CudnnReport,
+    /// Why a card could not be used, each with what to do.
+    pub problems: Vec<String>,
+}
+
+/// Looks at the driver, the cards and the libraries. It starts nothing on a card.
+pub fn cuda_report() -> CudaReport {
+    let mut report = CudaReport::default();
+    match start_driver() {
+        Ok(count) => {
+            let version = driver_version();
+            report.driver = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
+            for ordinal in 0..count {
+                match properties(ordinal) {
+                    Ok((_, card)) => report.cards.push(CudaCard {
+                        name: card.name,
+                        capability: card.capability,
+                        multiprocessors: card.multiprocessors,
+                        memory_bytes: card.total_bytes,
+                    }),
+                    Err(error) => report.problems.push(error.to_string()),
+                }
+            }
+        }
+        Err(error) => report.problems.push(error.to_string()),
+    }
+    match nvrtc_version() {
+        Ok((major, minor)) => report.libraries.push(("NVRTC", format!("{major}.{minor}"))),
+        Err(error) => report.problems.push(error.to_string()),
+    }
+    match cublaslt_version() {
+        Ok(version) => {
+            let text = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+            report.libraries.push(("cuBLASLt", text));
+        }
+        Err(error) => report.problems.push(error.to_string()),
+    }
+    report.attention = cudnn_report();
+    report
+}
+
+impl fmt::Display for CudaReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.driver {
+            Some(driver) => writeln!(f, "CUDA driver    for CUDA {driver}")?,
+            None => writeln!(f, "CUDA driver    none found")?,
+        }
+        for (ordinal, card) in self.cards.iter().enumerate() {
+            let gib = card.memory_bytes as f64 / (1u64 << 30) as f64;
+            let CudaCard { name, capability: (major, minor), multiprocessors, .. } = card;
+            let facts = format!("{gib:.1} GiB, {multiprocessors} multiprocessors, compute {major}.{minor}");
+            writeln!(f, "CUDA card {ordinal}    {name}, {facts}")?;
+        }
+        let libraries: Vec<String> = self.libraries.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let libraries = if libraries.is_empty() { "none found".to_owned() } else { libraries.join(", ") };
+        writeln!(f, "CUDA libraries {libraries}")?;
+        write!(f, "CUDA attention {}", self.attention)
+    }
+}

@@ -1,0 +1,186 @@
+//! What a kernel is given to issue with: a stream, functions by name, and working memory.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::context::Context;
+use super::error::must;
+use super::modules::Source;
+
+/// One in-order queue of the device. Everything issued to it runs in order, so working memory is shared by all kernels.
+pub(crate) struct Stream {
+    raw: sys::CUstream,
+    context: Arc<Context>,
+    /// The address, on the card, of the word that a kernel writes an operand's defect to.
+    defects: u64,
+    scratch: u64,
+    scratch_bytes: u64,
+}
+
+// SAFETY: a stream's handle may be used from any thread, one at a time.
+unsafe impl Send for Stream {}
+
+/// How many blocks of how many threads, and the shared memory of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub blocks: [u32; 3],
+    pub threads: [u32; 3],
+    pub shared_bytes: u32,
+}
+
+impl Shape {
+    pub fn linear(blocks: u64, threads: u32) -> Shape {
+        let blocks = u32::try_from(blocks.max(1)).expect("a grid of at most 2^32 blocks");
+        Shape { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+}
+
+/// The value of a kernel's argument.
+#[derive(Clone, Copy)]
+pub(super) struct Argument([u64; ARGUMENT_WORDS]);
+
+/// As large as any argument of ours.
+const ARGUMENT_WORDS: usize = 16;
+
+impl Argument {
+    pub fn of<T: Copy>(value: T) -> Argument {
+        const { assert!(size_of::<T>() <= ARGUMENT_WORDS * size_of::<u64>() && align_of::<T>() <= align_of::<u64>()) };
+        let mut words = [0; ARGUMENT_WORDS];
+        // SAFETY: the value fits, and any bytes are words.
+        unsafe { words.as_mut_ptr().cast::<T>().write(value) };
+        Argument(words)
+    }
+}
+
+/// The arguments of a kernel, in its order. Each has the size that the kernel declares: u64 for a pointer, i64, i32,
+/// f32, or a `repr(C)` struct.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => { &[$($crate::cuda::stream::Argument::of($value)),*] };
+}
+pub(super) use arguments;
+
+/// Scratch memory grows in steps of this.
+const SCRATCH_STEP_BYTES: u64 = 64 << 20;
+/// What a block has without asking.
+const PLAIN_SHARED_BYTES: u32 = 48 << 10;
+
+impl Stream {
+    pub fn new(context: Arc<Context>, defects: u64) -> Result<Stream, super::CudaError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current on this thread.
+        let result = unsafe { sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
+        if result != sys::CUresult::CUDA_SUCCESS {
+            return Err(super::CudaError::call("creating a stream", result));
+        }
+        Ok(Stream { raw, context, defects, scratch: 0, scratch_bytes: 0 })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Where a kernel reports an operand's defect, see `modules::Defect`.
+    pub(super) fn defects(&self) -> u64 {
+        self.defects
+    }
+
+    /// The address of at least `bytes` bytes of device memory, aligned to 256, whose contents are undefined. They are the
+    /// caller's until it returns: the next kernel on this stream is given the same ones.
+    pub(super) fn scratch(&mut self, bytes: u64) -> u64 {
+        if bytes > self.scratch_bytes {
+            let wanted = bytes.next_multiple_of(SCRATCH_STEP_BYTES);
+            // SAFETY: what uses the old memory was issued to this stream, behind which it is freed.
+            unsafe {
+                self.free_scratch();
+                must("taking working memory", sys::cuMemAllocAsync(&mut self.scratch, wanted as usize, self.raw));
+            }
+            self.scratch_bytes = wanted;
+        }
+        self.scratch
+    }
+
+    fn free_scratch(&mut self) {
+        if self.scratch_bytes > 0 {
+            // SAFETY: allocated by `scratch`, and freed behind everything that uses it.
+            let result = unsafe { sys::cuMemFreeAsync(self.scratch, self.raw) };
+            (self.scratch, self.scratch_bytes) = (0, 0);
+            must("giving working memory back", result);
+        }
+    }
+
+    /// Launches the kernel `name` of `source`.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel declares, and what they point to lives until the kernel has run.
+    pub(super) unsafe fn launch(&mut self, source: &'static Source, name: &str, shape: Shape, arguments: &[Argument]) {
+        // More than any kernel has; an array, since a vector would be allocated for each launch.
+        let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
+        for (pointer, argument) in pointers[..arguments.len()].iter_mut().zip(arguments) {
+            *pointer = argument.0.as_ptr().cast_mut().cast();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_at(source, name, shape, &mut pointers) };
+    }
+
+    /// Launches a kernel of one argument that is too large to be copied about: up to 4 KiB.
+    ///
+    /// # Safety
+    /// As for [`launch`](Stream::launch).
+    pub(super) unsafe fn launch_with<T: Copy>(
+        &mut self,
+        source: &'static Source,
+        name: &str,
+        shape: Shape,
+        argument: &T,
+    ) {
+        let pointer: *const T = argument;
+        // SAFETY: the caller's promise; the argument is copied before this returns.
+        unsafe { self.launch_at(source, name, shape, &mut [pointer.cast_mut().cast()]) };
+    }
+
+    /// # Safety
+    /// As for [`launch`](Stream::launch): `pointers` are to the arguments.
+    unsafe fn launch_at(&mut self, source: &'static Source, name: &str, shape: Shape, pointers: &mut [*mut c_void]) {
+        let function = self.context.function(source, name, shape.shared_bytes > PLAIN_SHARED_BYTES);
+        let ([gx, gy, gz], [tx, ty, tz]) = (shape.blocks, shape.threads);
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            let no_extra = std::ptr::null_mut();
+            let parameters = pointers.as_mut_ptr();
+            sys::cuLaunchKernel(function, gx, gy, gz, tx, ty, tz, shape.shared_bytes, self.raw, parameters, no_extra)
+        };
+        if result != sys::CUresult::CUDA_SUCCESS {
+            panic!("launching `{name}` as {shape:?}: {}", super::error::describe(result));
+        }
+    }
+
+    /// Sets bytes of device memory, in the stream's order.
+    ///
+    /// # Safety
+    /// The bytes are the caller's to write.
+    pub(super) unsafe fn set_bytes(&mut self, address: u64, value: u8, bytes: u64) {
+        // SAFETY: the caller's promise.
+        must("setting memory", unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, self.raw) });
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.context.make_current();
+        // SAFETY: nobody else has the handle. Errors were told to whoever waited.
+        unsafe {
+            let _ = sys::cuStreamSynchronize(self.raw);
+            if self.scratch_bytes > 0 {
+                let _ = sys::cuMemFreeAsync(self.scratch, self.raw);
+                let _ = sys::cuStreamSynchronize(self.raw);
+            }
+            let _ = sys::cuStreamDestroy_v2(self.raw);
+        }
+    }
+}

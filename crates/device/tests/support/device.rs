@@ -1,0 +1,39 @@
+//! The device that tests run on: the CPU, or a card with `EVENKEEL_TEST_DEVICE=cuda`.
+#![allow(dead_code)]
+
+use std::io::Write;
+
+use evenkeel_device::{CpuOptions, CudaError, CudaOptions, Device};
+
+/// Whether a card was asked for.
+pub fn on_cuda() -> bool {
+    match std::env::var("EVENKEEL_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("cpu") => false,
+        Ok("cuda") => true,
+        Ok(other) => panic!("EVENKEEL_TEST_DEVICE is `{other}`, expected cpu or cuda"),
+    }
+}
+
+/// A CPU of so many threads, or a card, which has no threads to choose.
+pub fn device(threads: usize, memory_bytes: u64) -> Device {
+    if !on_cuda() {
+        let options = CpuOptions { memory_bytes, ..CpuOptions::with_threads(threads) };
+        return Device::cpu(&options).expect("a CPU device starts");
+    }
+    match Device::cuda(&CudaOptions { memory_bytes: Some(memory_bytes), ..CudaOptions::new(0) }) {
+        Ok(device) => device,
+        // There is nothing that any test of this program could try.
+        Err(error @ (CudaError::NoDevice { .. } | CudaError::Missing { .. })) => {
+            // Not `println`, which the test harness would keep to itself.
+            let _ = writeln!(std::io::stdout(), "skipped: no CUDA device: {error}");
+            std::process::exit(0);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Devices of every kind that must agree to the bit: CPUs of one, two and three threads; the same card twice.
+pub fn devices(memory_bytes: u64) -> Vec<Device> {
+    let threads: &[usize] = if on_cuda() { &[1, 1] } else { &[1, 2, 3] };
+    threads.iter().map(|&threads| device(threads, memory_bytes)).collect()
+}

@@ -1,0 +1,238 @@
+//! `evenkeel bench step --device cuda`: whole training steps on a card, of models that PyTorch is measured on, too.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use evenkeel_device::kernel::{IGNORE, Kernel, Order};
+use evenkeel_device::{Device, KernelTime};
+use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_step::schedule::{Arrangement, NONE};
+use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions};
+use serde_json::{Value, json};
+
+use super::Precision;
+use crate::{Failure, Mistake, device, text};
+
+/// A model and the step that is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Preset {
+    /// Llama of 1.0 billion parameters, 8 sequences of 2048 tokens.
+    Llama1b,
+    /// GPT-2 of 124 million parameters, 32 sequences of 1024 tokens.
+    Gpt2,
+    /// ViT of 1.2 billion parameters, 64 images.
+    Vit1b,
+    /// Eight layers of Llama 8B's shape, 4 sequences of 4096 tokens.
+    Llama8l,
+}
+
+impl Preset {
+    pub const ALL: [Preset; 4] = [Preset::Llama1b, Preset::Gpt2, Preset::Vit1b, Preset::Llama8l];
+
+    fn name(self) -> &'static str {
+        match self {
+            Preset::Llama1b => "llama1b",
+            Preset::Gpt2 => "gpt2",
+            Preset::Vit1b => "vit1b",
+            Preset::Llama8l => "llama8l",
+        }
+    }
+
+    fn config(self) -> Value {
+        let llama = |hidden, layers, ffn, longest, tied| {
+            json!({
+                "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "intermediate_size": ffn, "vocab_size": 32000,
+                "max_position_embeddings": longest, "tie_word_embeddings": tied,
+            })
+        };
+        match self {
+            Preset::Llama1b => llama(2048, 16, 8192, 2048, true),
+            Preset::Llama8l => llama(4096, 8, 14336, 4096, false),
+            Preset::Gpt2 => json!({
+                "model_type": "gpt2", "vocab_size": 50304, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
+                "n_head": 12,
+            }),
+            Preset::Vit1b => json!({
+                "model_type": "vit", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "intermediate_size": 8192, "image_size": 224, "patch_size": 16, "num_labels": 10,
+            }),
+        }
+    }
+
+    /// Sequences of tokens, or images if they have none.
+    fn batch(self) -> (usize, Option<usize>) {
+        match self {
+            Preset::Llama1b => (8, Some(2048)),
+            Preset::Gpt2 => (32, Some(1024)),
+            Preset::Vit1b => (64, None),
+            Preset::Llama8l => (4, Some(4096)),
+        }
+    }
+
+    fn samples(self, config: &Value, step: u64) -> Samples {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
+        let mut below = |end: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 33) % end
+        };
+        let (count, sequence) = self.batch();
+        let Some(sequence) = sequence else {
+            let pixels = (0..count * 3 * 224 * 224).map(|_| below(4096) as f32 / 1024.0 - 2.0).collect();
+            return Samples::Images { pixels, labels: (0..count).map(|_| below(10) as u32).collect() };
+        };
+        let vocabulary = config["vocab_size"].as_u64().expect("given above");
+        let ids: Vec<u32> = (0..count * sequence).map(|_| below(vocabulary) as u32).collect();
+        let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
+        let labels = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
+        Samples::Tokens { ids, labels, segment_lengths: vec![sequence; count] }
+    }
+}
+
+pub struct Options<'a> {
+    pub presets: &'a [Preset],
+    pub precision: Precision,
+    pub warmup: usize,
+    pub steps: usize,
+    pub breakdown: bool,
+    pub json: bool,
+}
+
+/// What the card is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
+const PEAK_FLOPS_PER_S: f64 = 790e12;
+const PEAK_BYTES_PER_S: f64 = 4.3e12;
+
+pub fn run(options: &Options) -> Result<String, Failure> {
+    let reports = options.presets.iter().map(|&preset| measure(preset, options));
+    Ok(reports.collect::<Result<Vec<String>, Failure>>()?.join("\n"))
+}
+
+fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
+    let begin = Instant::now();
+    let config = preset.config();
+    let model = Model::from_json(&config)
+        .map_err(|error| Mistake { what: format!("{}: {error}", preset.name()), hint: None })?;
+    let device = device::start_cuda(0)?;
+    let (count, sequence) = preset.batch();
+    let parameters = Parameters::random(&model, options.precision.into(), Split::NONE, 0, device.compute());
+    let trainer_options = TrainerOptions {
+        optimizer: Some(AdamWOptions::default()),
+        label_smoothing: 0.0,
+        arrangement: Arrangement::of(NONE),
+        longest: sequence.unwrap_or(1),
+        dropout_seed: 0,
+    };
+    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, trainer_options);
+    // Two batches in turn, made beforehand: loading data is not what is timed.
+    let batches = [0, 1].map(|step| [preset.samples(&config, step)]);
+    let mut number = 0;
+    let mut step = || -> Result<(Duration, f64), Failure> {
+        let start = Instant::now();
+        number += 1;
+        let outcome = trainer.step(&batches[number % 2], LR)?;
+        // The update is still on its way when the loss is known.
+        device.compute().finish();
+        Ok((start.elapsed(), outcome.loss))
+    };
+    let (_, first_loss) = step()?;
+    let to_first_step = begin.elapsed();
+    for _ in 1..options.warmup {
+        step()?;
+    }
+    let mut times = Vec::new();
+    let mut loss = first_loss;
+    for _ in 0..options.steps {
+        let (time, new_loss) = step()?;
+        times.push(time.as_secs_f64());
+        loss = new_loss;
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let units = (count * sequence.unwrap_or(1)) as f64;
+    let unit = if sequence.is_some() { "tokens" } else { "images" };
+    let peak_bytes = device.usage().peak_bytes;
+    if options.json {
+        let json = json!({
+            "model": preset.name(), "dtype": options.precision.name(), "parameters": model.parameter_count(),
+            "median_step_s": median, "min_step_s": times[0], "per_s": units / median, "unit": unit,
+            "peak_bytes": peak_bytes, "first_step_s": to_first_step.as_secs_f64(), "first_loss": first_loss,
+            "last_loss": loss,
+        });
+        return Ok(json.to_string());
+    }
+    let mut lines = vec![format!(
+        "{:8} {:9.2} ms/step {:10.0} {unit}/s  peak {}  first step after {:.1} s  loss {first_loss:.3} → {loss:.3}",
+        preset.name(),
+        median * 1e3,
+        units / median,
+        text::bytes(peak_bytes),
+        to_first_step.as_secs_f64(),
+    )];
+    if options.breakdown {
+        lines.push(breakdown(&device, step)?);
+    }
+    Ok(lines.join("\n"))
+}
+
+const LR: f64 = 1e-4;
+
+/// One measured step by kernels, each beside the least time that its operations and bytes take.
+fn breakdown(device: &Device, mut step: impl FnMut() -> Result<(Duration, f64), Failure>) -> Result<String, Failure> {
+    device.measure_kernels(true);
+    let whole = step()?.0.as_secs_f64();
+    device.measure_kernels(false);
+    #[derive(Default)]
+    struct Row {
+        launches: usize,
+        seconds: f64,
+        floor: f64,
+    }
+    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    for KernelTime { kernel, duration } in device.take_kernel_times() {
+        let row = rows.entry(describe(&kernel)).or_default();
+        row.launches += 1;
+        row.seconds += duration.as_secs_f64();
+        let operation = kernel.operation();
+        let by_flops = operation.flops() as f64 / PEAK_FLOPS_PER_S;
+        row.floor += by_flops.max(operation.bytes() as f64 / PEAK_BYTES_PER_S);
+    }
+    let kernels: f64 = rows.values().map(|row| row.seconds).sum();
+    let floor: f64 = rows.values().map(|row| row.floor).sum();
+    let mut rows: Vec<(String, Row)> = rows.into_iter().collect();
+    rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    let milliseconds = |seconds: f64| format!("{:.3} ms", seconds * 1e3);
+    let lines: Vec<Vec<String>> = rows
+        .iter()
+        .map(|(name, row)| {
+            vec![
+                name.clone(),
+                row.launches.to_string(),
+                milliseconds(row.seconds),
+                text::percent(row.seconds / whole),
+                milliseconds(row.floor),
+                text::percent(row.floor / row.seconds),
+            ]
+        })
+        .collect();
+    Ok(format!(
+        "{}\na measured step takes {}: kernels {}, between them {}; floor {}",
+        text::table(&["kernel", "launches", "time", "of the step", "floor", "reached"], &lines),
+        milliseconds(whole),
+        milliseconds(kernels),
+        milliseconds(whole - kernels),
+        milliseconds(floor),
+    ))
+}
+
+fn describe(kernel: &Kernel) -> String {
+    let Kernel::Product(product) = kernel else { return kernel.name().to_owned() };
+    let order = match product.order {
+        Order::NN => "NN",
+        Order::NT => "NT",
+        Order::TN => "TN",
+    };
+    let [m, n, k] = product.dims();
+    format!("Product {order} {m}×{n}×{k}{}", if product.accumulate { " +" } else { "" })
+}
