@@ -12,9 +12,8 @@ pub enum Selection {
 /// How many of `inputs` columns are kept when the share `gamma` of them is pruned: at least one of any.
 pub fn kept_count(inputs: usize, gamma: f64) -> usize {
     assert!((0.0..1.0).contains(&gamma), "a share of columns to prune is in 0..1, not {gamma}");
-    let pruned = (gamma * inputs as f64).floor() as usize;
-    // Of a share just below 1, the product may be rounded up to all of them.
-    (inputs - pruned.min(inputs)).max(inputs.min(1))
+    // Below 1 by as little as can be, it still is rounded to less than all of them.
+    inputs - (gamma * inputs as f64).floor() as usize
 }
 
 /// Adds to each column's change what it is in this matrix: Σ |weight − snapshot| over the column's elements. Both lie row by
@@ -104,6 +103,8 @@ mod tests {
             (1, 0.9, 1),
             (0, 0.5, 0),
             (5, 1.0 - f64::EPSILON / 2.0, 1),
+            (1 << 20, 1.0 - f64::EPSILON / 2.0, 1),
+            ((1 << 20) + 1, 1.0 - f64::EPSILON / 2.0, 1),
         ] {
             assert_eq!(kept_count(inputs, gamma), kept, "{inputs} columns, {gamma}");
         }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use evenkeel_comm::{Kind, Link, Options, run_ranks};
-use evenkeel_device::kernel::Segments;
+use evenkeel_device::kernel::{Fill, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{
     Batch, Cut, Gradients, Loan, LossOptions, Migration, Model, ParamId, Parameters, RotaryTables, SHARES, Shard,
@@ -358,6 +358,10 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         let (model, queue) = (&shards[me], device.compute());
         let parameters = Parameters::random(model, DType::F32, Split::NONE, 3, queue);
         let (gradients, tables) = (Gradients::new(&parameters, queue), RotaryTables::new(&model.config, queue, 4));
+        // What an earlier step left there is not to be added to.
+        let (left, _) = gradients.overwrite_or_add(queue, id);
+        queue.launch(Fill { out: left.view(), value: f32::NAN });
+        gradients.clear();
         let loan = Loan::new(id, false, &home, &slices.each_ref(), me);
         let migration = Migration { units: [(2, vec![loan])].into() };
         let groups = join(&communicator, &Chain::of(model, DType::F32, &mesh, me, 0).groups);

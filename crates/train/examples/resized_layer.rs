@@ -27,7 +27,8 @@ struct Layer {
 }
 
 /// The kernels of one run in order, with milliseconds: those of the layer, then those of its update.
-type Run = [Vec<(&'static str, f64)>; 2];
+type Run = [Kernels; 2];
+type Kernels = Vec<(&'static str, f64)>;
 
 impl Layer {
     fn new(dtype: DType) -> Layer {
@@ -85,7 +86,7 @@ impl Layer {
 
 /// Each kernel's best of two runs: on a machine that others use, none of them is undisturbed as a whole.
 fn better(a: Run, b: Run) -> Run {
-    let better = |(a, b): (Vec<(&'static str, f64)>, Vec<(&'static str, f64)>)| {
+    let better = |(a, b): (Kernels, Kernels)| -> Kernels {
         a.into_iter().zip(b).map(|((name, a), (_, b))| (name, a.min(b))).collect()
     };
     let [[a_layer, a_update], [b_layer, b_update]] = [a, b];

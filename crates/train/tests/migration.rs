@@ -7,7 +7,9 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Shard, Widths};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_step::{Mesh, Work};
-use evenkeel_train::{AdamWOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs, costs_migrated};
+use evenkeel_train::{
+    AdamWOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, costs, costs_migrated,
+};
 use support::{Topology, start_on, state};
 
 const STEPS: usize = 20;
@@ -70,6 +72,9 @@ fn curve(ranks: &Ranks, works: &[Option<Widths>]) -> Vec<[f64; 2]> {
         }
         let outcome = ranks.step(micros(step), 1e-3).unwrap();
         assert!(outcome.updated);
+        let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|task| task.work == Work::Borrow);
+        let is_away = !works.is_empty() && works[step / 4 % works.len()].is_some();
+        assert!(ranks.each(borrows).unwrap().iter().all(|&borrows| borrows == is_away), "step {step}");
         [outcome.loss, outcome.grad_norm]
     };
     (0..STEPS).map(step).collect()

@@ -284,12 +284,8 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
                 if !matches!(command, Command::Launch(Kernel::Product(_))) {
                     team.forget_operands();
                 }
-                let is_slowed = measured && matches!(command, Command::Launch(_));
-                let begun = Instant::now();
-                let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
-                if is_slowed {
-                    throttle.idle(begun, f64::from_bits(reports.throttle.load(Ordering::Relaxed)));
-                }
+                let outcome =
+                    catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured, &mut throttle)));
                 if let Err(panic) = outcome {
                     reports.fail(panic_message(&*panic));
                 }
@@ -322,11 +318,15 @@ impl Throttle {
     }
 }
 
-fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool) {
+fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool, throttle: &mut Throttle) {
     match command {
-        Command::Launch(kernel) if measured && reports.measuring.load(Ordering::Acquire) => {
+        Command::Launch(kernel) if measured => {
             let start = Instant::now();
             kernel.run_on_cpu(team);
+            throttle.idle(start, f64::from_bits(reports.throttle.load(Ordering::Relaxed)));
+            if !reports.measuring.load(Ordering::Acquire) {
+                return;
+            }
             let time = KernelTime { duration: start.elapsed(), kernel };
             reports.times.lock().expect("no panic under this lock").push(time);
         }
