@@ -67,6 +67,11 @@ impl Balancer {
         }
     }
 
+    /// By dim: the most that memory leaves each rank room for.
+    pub fn limit(&mut self, most: impl Fn(Dim) -> Vec<usize>) {
+        self.options.rules.most = Dim::ALL.map(most);
+    }
+
     /// Takes in a step, and says what to do before the next, if anything. `left` are the steps still to come.
     pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
         self.watch.observe(step, &self.now.work, observed);

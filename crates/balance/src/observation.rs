@@ -19,6 +19,16 @@ pub enum Class {
 impl Class {
     pub const ALL: [Class; 5] = [Class::Attention, Class::Mlp, Class::Layer, Class::Head, Class::Stream];
 
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Attention => "attention",
+            Class::Mlp => "mlp",
+            Class::Layer => "layer",
+            Class::Head => "head",
+            Class::Stream => "stream",
+        }
+    }
+
     /// Whether a rank can leave out a part of its products.
     pub fn is_resizable(self) -> bool {
         matches!(self, Class::Attention | Class::Mlp | Class::Layer)

@@ -117,8 +117,7 @@ impl Balance {
     pub fn reports(&self, observed: &[Observation]) -> Vec<RankReport> {
         let work = &self.balancer.now.work;
         let report = |(rank, observed): (usize, Observation)| RankReport {
-            compute: Duration::from_secs_f64(observed.total_s()),
-            wait: Duration::from_secs_f64(observed.wait_s),
+            observed,
             head_groups: work.of(Dim::Heads)[rank] as f64 / SHARES as f64,
             columns: work.of(Dim::Columns)[rank],
         };
@@ -135,6 +134,9 @@ impl Balance {
         observed: &[Observation],
         left: u64,
     ) -> Result<Vec<Balanced>, Error> {
+        if self.balancer.steps_since_change() == 1 {
+            self.respect_memory(ranks)?;
+        }
         let decision = self.balancer.step(step, duration.as_secs_f64(), &self.by_shard(observed), left);
         let mut said = Vec::new();
         let is_judged = self.balancer.steps_since_change() >= STEPS_TO_JUDGE;
@@ -152,6 +154,28 @@ impl Balance {
             self.pending = Some(Pending { balanced, steps: 1 });
         }
         Ok(said)
+    }
+
+    /// Memory grows with widths, at most as they do: a rank may get as many times what it has as its peak fits in its memory.
+    fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
+        let usages = ranks.each(|trainer| trainer.device.usage())?;
+        let growth = |shard: usize| {
+            let own = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard).map(|rank| usages[rank]);
+            let growth = own.map(|usage| usage.capacity_bytes as f64 / usage.peak_bytes.max(1) as f64);
+            growth.fold(f64::INFINITY, f64::min)
+        };
+        let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
+        let work = self.balancer.now.work.clone();
+        self.balancer.limit(|dim| {
+            let even = work.total(dim) / work.ranks();
+            // Whoever has nothing can have an even share: everybody began with one.
+            work.of(dim)
+                .iter()
+                .zip(&growth)
+                .map(|(&width, growth)| (width.max(even) as f64 * growth) as usize)
+                .collect()
+        });
+        Ok(())
     }
 
     fn carry_out(&mut self, ranks: &Ranks, step: u64, decision: Decision) -> Result<Balanced, Error> {

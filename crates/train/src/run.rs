@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use evenkeel_balance::Observation;
+
 use crate::Error;
 use crate::balance::{Balance, Balanced};
 use crate::ranks::Ranks;
@@ -91,9 +93,7 @@ pub struct StepReport {
 /// What one rank did in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankReport {
-    pub compute: Duration,
-    /// It had nothing to compute, because it waited for others.
-    pub wait: Duration,
+    pub observed: Observation,
     /// What it worked on: groups of heads and FFN columns.
     pub head_groups: f64,
     pub columns: usize,

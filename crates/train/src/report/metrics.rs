@@ -2,10 +2,13 @@
 
 use std::io::{self, Write};
 
+use evenkeel_balance::{Class, Observation};
+
 use super::{EvalMetrics, StepMetrics};
 use crate::RankReport;
 
-/// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values are all of one kind.
+/// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values
+/// are all of one kind.
 ///
 /// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
 pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankReport]) -> io::Result<()> {
@@ -37,12 +40,25 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
     write_object(out, &fields)
 }
 
-/// What each rank computed and waited for, and what it worked on.
+/// What each rank computed, all in all and by class, and waited for, and what it worked on: enough to replay what was decided.
 fn ranks(ranks: &[RankReport]) -> String {
     let rank = |rank: &RankReport| {
-        let [compute_s, wait_s] = [rank.compute, rank.wait].map(|duration| number(duration.as_secs_f64()));
-        let (head_groups, columns) = (number(rank.head_groups), rank.columns);
-        format!("{{\"compute_s\":{compute_s},\"wait_s\":{wait_s},\"head_groups\":{head_groups},\"columns\":{columns}}}")
+        let Observation { wait_s, gamma, migrated_bytes, migration_s, .. } = rank.observed;
+        let classes = Class::ALL.iter().filter(|&&class| rank.observed.of(class) > 0.0);
+        let classes: Vec<String> =
+            classes.map(|&class| format!("\"{}\":{}", class.name(), number(rank.observed.of(class)))).collect();
+        let fields = [
+            ("compute_s", number(rank.observed.total_s())),
+            ("by_class_s", format!("{{{}}}", classes.join(","))),
+            ("wait_s", number(wait_s)),
+            ("left_out", number(gamma)),
+            ("migrated_bytes", migrated_bytes.to_string()),
+            ("migration_s", number(migration_s)),
+            ("head_groups", number(rank.head_groups)),
+            ("columns", rank.columns.to_string()),
+        ];
+        let fields: Vec<String> = fields.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
     };
     format!("[{}]", ranks.iter().map(rank).collect::<Vec<_>>().join(","))
 }
