@@ -1,5 +1,7 @@
 //! When something is done about a slow rank, and what.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{Class, Dim, Division, Observation};
@@ -42,12 +44,15 @@ pub struct Balancer {
     options: Options,
     watch: Watch,
     pub now: Target,
-    /// Measured: seconds of the last steps, seconds for a byte of state and of work to be moved.
-    steps_s: Vec<f64>,
+    /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of work to be moved.
+    steps_s: VecDeque<f64>,
+    steps: usize,
     reshard_s_per_byte: f64,
     migration_s_per_byte: f64,
 }
 
+/// Steps whose median is typical.
+const TYPICAL: usize = 9;
 /// A step must gain so much of its time.
 const LEAST_GAIN: f64 = 0.03;
 /// Until it is measured: a hundredth of what memory moves.
@@ -61,10 +66,16 @@ impl Balancer {
             options,
             watch: Watch::default(),
             now: Target::at_home(home),
-            steps_s: Vec::new(),
+            steps_s: VecDeque::new(),
+            steps: 0,
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
             migration_s_per_byte: GUESSED_S_PER_BYTE,
         }
+    }
+
+    /// Bytes that migration moves in a step for one of the width.
+    pub fn work_bytes(&self, dim: Dim) -> f64 {
+        self.options.work_bytes[dim as usize]
     }
 
     /// By dim: the most that memory leaves each rank room for.
@@ -75,8 +86,12 @@ impl Balancer {
     /// Takes in a step, and says what to do before the next, if anything. `left` are the steps still to come.
     pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
         self.watch.observe(step, &self.now.work, observed);
-        self.steps_s.push(step_s);
-        let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).max().unwrap_or(0);
+        self.steps += 1;
+        self.steps_s.push_back(step_s);
+        if self.steps_s.len() > TYPICAL {
+            self.steps_s.pop_front();
+        }
+        let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
         if moved > 0 {
             let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
             self.migration_s_per_byte += 0.3 * (seconds / moved as f64 - self.migration_s_per_byte);
@@ -136,26 +151,23 @@ impl Balancer {
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
         self.steps_s.clear();
+        self.steps = 0;
     }
 
     /// The median of the steps since the layout changed.
     pub fn typical_step_s(&self) -> f64 {
-        let recent = self.steps_s.len().saturating_sub(9);
-        median(self.steps_s[recent..].to_vec()).unwrap_or(0.0)
+        median(self.steps_s.iter().copied().collect()).unwrap_or(0.0)
     }
 
     /// Steps since the layout changed.
     pub fn steps_since_change(&self) -> usize {
-        self.steps_s.len()
+        self.steps
     }
 
     /// Of state on its way to another home.
     fn moved_bytes(&self, target: &Target) -> f64 {
-        let dim_bytes = |dim: Dim| {
-            let pairs = target.home.of(dim).iter().zip(self.now.home.of(dim));
-            let moved: usize = pairs.map(|(to, from)| to.saturating_sub(*from)).sum();
-            moved as f64 * self.options.state_bytes[dim as usize]
-        };
+        let dim_bytes =
+            |dim: Dim| target.home.gained(&self.now.home, dim) as f64 * self.options.state_bytes[dim as usize];
         Dim::ALL.iter().map(|&dim| dim_bytes(dim)).sum()
     }
 

@@ -9,20 +9,23 @@ use std::collections::BinaryHeap;
 pub fn fill(total: usize, grain: usize, most: &[usize], time: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
     let mut widths = vec![0; most.len()];
     // Whoever would be done first with one grain more gets it. Times are compared as bits: they are not negative.
-    let next = |rank: usize, width: usize| -> Option<Reverse<(u64, usize)>> {
-        let wider = width + grain.min(most[rank].saturating_sub(width));
+    let next = |rank: usize, width: usize, step: usize| -> Option<Reverse<(u64, usize)>> {
+        let wider = width.checked_add(step).filter(|&wider| wider <= most[rank])?;
         let seconds = time(rank, wider);
         assert!(seconds >= 0.0, "rank {rank} takes {seconds} s for {wider}");
-        (wider > width).then_some(Reverse((seconds.to_bits(), rank)))
+        Some(Reverse((seconds.to_bits(), rank)))
     };
-    let mut heap: BinaryHeap<_> = (0..most.len()).filter_map(|rank| next(rank, 0)).collect();
-    let mut left = total;
-    while left > 0 {
+    let mut heap: BinaryHeap<_> = (0..most.len()).filter_map(|rank| next(rank, 0, grain)).collect();
+    for _ in 0..total / grain {
         let Reverse((_, rank)) = heap.pop()?;
-        let taken = grain.min(left).min(most[rank] - widths[rank]);
-        widths[rank] += taken;
-        left -= taken;
-        heap.extend(next(rank, widths[rank]));
+        widths[rank] += grain;
+        heap.extend(next(rank, widths[rank], grain));
+    }
+    let left = total % grain;
+    if left > 0 {
+        let candidates = (0..most.len()).filter_map(|rank| next(rank, widths[rank], left));
+        let Reverse((_, rank)) = candidates.max()?;
+        widths[rank] += left;
     }
     Some(widths)
 }
@@ -77,7 +80,7 @@ mod tests {
     #[test]
     fn limits_are_kept_and_too_little_room_is_told() {
         let even = |_: usize, width: usize| width as f64;
-        assert_eq!(fill(10, 2, &[3, 100], even), Some(vec![3, 7]));
+        assert_eq!(fill(10, 2, &[3, 100], even), Some(vec![2, 8]));
         assert_eq!(fill(10, 2, &[3, 4], even), None);
         assert_eq!(fill(0, 2, &[0, 0], even), Some(vec![0, 0]));
     }

@@ -86,6 +86,11 @@ impl Division {
         self.of(dim).iter().sum()
     }
 
+    /// What ranks have of a dim that they did not have before.
+    pub fn gained(&self, before: &Division, dim: Dim) -> usize {
+        self.of(dim).iter().zip(before.of(dim)).map(|(now, before)| now.saturating_sub(*before)).sum()
+    }
+
     pub fn ranks(&self) -> usize {
         self.widths[0].len()
     }

@@ -15,7 +15,7 @@ pub enum Mode {
     Resize,
     /// Others compute a part of its work in every step.
     Migrate,
-    /// Both, whatever is faster.
+    /// The one or the other, whatever is faster.
     Semi,
     /// A part of its weights and their state moves to others for good.
     Reshard,
@@ -30,7 +30,8 @@ pub struct Rules {
     pub gamma_max: f64,
     /// What keeps tiles full, by dim: widths are multiples of it. None where a dim is not divided.
     pub grains: [Option<usize>; Dim::ALL.len()],
-    /// The grain of heads where they are only worked on elsewhere, and state stays at home.
+    /// Whether work can be done elsewhere than its state is kept, and the grain of heads then.
+    pub may_migrate: bool,
     pub work_heads_grain: usize,
     /// By dim: the most that memory leaves each rank room for.
     pub most: [Vec<usize>; Dim::ALL.len()],
@@ -63,8 +64,7 @@ impl Target {
 
     /// What is worked on away from home: by dim, the sum over the ranks of what they work on beyond what they keep.
     pub fn migrated(&self, dim: Dim) -> usize {
-        let pairs = self.work.of(dim).iter().zip(self.home.of(dim));
-        pairs.map(|(work, home)| work.saturating_sub(*home)).sum()
+        self.work.gained(&self.home, dim)
     }
 
     /// Whether anybody works on what another keeps.
@@ -81,7 +81,7 @@ pub fn best(mode: Mode, rules: &Rules, speeds: &Speeds, now: &Target, migration_
     match mode {
         Mode::Off => now.clone(),
         Mode::Resize => resized(rules, speeds, Target::at_home(now.home.clone())),
-        Mode::Migrate => migrated(rules, speeds, &now.home, |_| true),
+        Mode::Migrate => migrated(rules, speeds, &now.home),
         Mode::Semi => semi(rules, speeds, &now.home, migration_s),
         Mode::Reshard | Mode::Auto => resharded(rules, speeds, &now.home),
     }
@@ -89,39 +89,30 @@ pub fn best(mode: Mode, rules: &Rules, speeds: &Speeds, now: &Target, migration_
 
 /// State and work by speed. What is too coarse for state is done elsewhere than it is kept.
 fn resharded(rules: &Rules, speeds: &Speeds, now: &Division) -> Target {
-    let all = |_: usize| true;
     let mut home = now.clone();
     for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
         if let Some(grain) = rules.grains[dim as usize] {
-            home.set(dim, divided(rules, speeds, now, dim, grain, all));
+            home.set(dim, divided(rules, speeds, now, dim, grain));
         }
     }
-    Target {
-        work: work_of(rules, speeds, &home, &[Dim::Heads, Dim::Tokens], all),
-        gammas: vec![0.0; home.ranks()],
-        home,
-    }
+    let work = work_of(rules, speeds, &home, &[Dim::Heads, Dim::Tokens]);
+    Target { gammas: vec![0.0; home.ranks()], work, home }
 }
 
-/// State stays; those that may lend or borrow work by speed.
-fn migrated(rules: &Rules, speeds: &Speeds, home: &Division, takes_part: impl Fn(usize) -> bool) -> Target {
-    let dims = [Dim::Heads, Dim::Columns, Dim::Tokens];
-    let work = work_of(rules, speeds, home, &dims, takes_part);
+/// State stays, work goes by speed.
+fn migrated(rules: &Rules, speeds: &Speeds, home: &Division) -> Target {
+    let work = work_of(rules, speeds, home, &[Dim::Heads, Dim::Columns, Dim::Tokens]);
     Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
 }
 
-fn work_of(
-    rules: &Rules,
-    speeds: &Speeds,
-    home: &Division,
-    dims: &[Dim],
-    takes_part: impl Fn(usize) -> bool,
-) -> Division {
+fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Division {
     let mut work = home.clone();
     for &dim in dims {
-        let Some(grain) = rules.grains[dim as usize] else { continue };
+        let Some(grain) = rules.grains[dim as usize].filter(|_| rules.may_migrate || dim == Dim::Tokens) else {
+            continue;
+        };
         let grain = if dim == Dim::Heads { grain.min(rules.work_heads_grain) } else { grain };
-        let divided = divided(rules, speeds, home, dim, grain, &takes_part);
+        let divided = divided(rules, speeds, home, dim, grain);
         // What gains next to nothing is not worth a message.
         let mut other = work.clone();
         other.set(dim, divided);
@@ -139,30 +130,14 @@ fn work_of(
     work
 }
 
-/// A dim by speed among those who take part; the others keep what they have.
-fn divided(
-    rules: &Rules,
-    speeds: &Speeds,
-    now: &Division,
-    dim: Dim,
-    grain: usize,
-    takes_part: impl Fn(usize) -> bool,
-) -> Vec<usize> {
-    let of_dim = |class: &Class| class.dim() == dim;
+/// A dim by speed; as it is where memory leaves no room for that.
+fn divided(rules: &Rules, speeds: &Speeds, now: &Division, dim: Dim, grain: usize) -> Vec<usize> {
     let seconds = |rank: usize, width: usize| -> f64 {
-        let classes = Class::ALL.into_iter().filter(of_dim);
+        let classes = Class::ALL.into_iter().filter(|class| class.dim() == dim);
         classes.map(|class| speeds.seconds(class, rank, width as f64)).sum()
     };
-    let widths = now.of(dim);
-    let taking: Vec<usize> = (0..widths.len()).filter(|&rank| takes_part(rank)).collect();
-    let total = taking.iter().map(|&rank| widths[rank]).sum();
-    let most: Vec<usize> = taking.iter().map(|&rank| rules.most[dim as usize][rank]).collect();
-    let Some(filled) = fill(total, grain, &most, |index, width| seconds(taking[index], width)) else {
-        return widths.to_vec();
-    };
-    let mut divided = widths.to_vec();
-    taking.into_iter().zip(filled).for_each(|(rank, width)| divided[rank] = width);
-    divided
+    let filled = fill(now.total(dim), grain, &rules.most[dim as usize], seconds);
+    filled.unwrap_or_else(|| now.of(dim).to_vec())
 }
 
 /// Stragglers leave out what they take longer than the others, up to what is allowed.
@@ -191,12 +166,12 @@ fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f
     if excess > 0.02 { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
 }
 
-/// Stragglers lend work to those that are none, or leave out what they are slower by, whatever makes the faster step. What is
+/// Stragglers lend work to others, or leave out what they are slower by, whatever makes the faster step. What is
 /// left out is chosen from what a rank keeps, so nobody does both at once.
 fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
     let takes_s =
         |target: &Target| target.compute_s(speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
-    let lent = migrated(rules, speeds, home, |_| true);
+    let lent = migrated(rules, speeds, home);
     let left_out = resized(rules, speeds, Target::at_home(home.clone()));
     if takes_s(&left_out) < takes_s(&lent) { left_out } else { lent }
 }

@@ -61,7 +61,7 @@ pub struct Watch {
     samples: VecDeque<Rates>,
     /// By step and rank: its time with even widths over the mean of all. Since a speed changed, whatever the layout was.
     relative: VecDeque<Vec<f64>>,
-    since: u64,
+    since: Option<u64>,
     /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
     before: Option<(Rates, Division)>,
     seconds: VecDeque<Rates>,
@@ -74,7 +74,7 @@ impl Default for Watch {
         Watch {
             samples: VecDeque::new(),
             relative: VecDeque::new(),
-            since: 1,
+            since: None,
             before: None,
             seconds: VecDeque::new(),
             bases,
@@ -86,24 +86,19 @@ impl Watch {
     /// Takes in a step.
     pub fn observe(&mut self, step: u64, division: &Division, observed: &[Observation]) {
         let ranks = observed.len();
+        self.since.get_or_insert(step);
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
         push(&mut self.seconds, seconds);
-        let rates = Class::ALL.map(|class| {
+        let mut rates = Class::ALL.map(|class| {
             let rate = |rank: usize| {
                 let width = worked(class, division, &gammas, rank);
                 let base = if width == 0.0 { 0.0 } else { self.bases[class as usize] };
                 observed[rank].of(class) / (base + width)
             };
-            let mut rates: Vec<f64> = (0..ranks).map(rate).collect();
-            // Whoever has none of it is taken to be as slow at it as at the rest.
-            let known = |rate: &f64| rate.is_finite();
-            if !rates.iter().all(known) {
-                let typical = median(rates.iter().copied().filter(|rate| known(rate)).collect()).unwrap_or(0.0);
-                rates.iter_mut().filter(|rate| !rate.is_finite()).for_each(|rate| *rate = typical);
-            }
-            rates
+            (0..ranks).map(rate).collect::<Vec<f64>>()
         });
+        estimate_unknown(&mut rates);
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let mean_s = even_s.iter().sum::<f64>() / ranks as f64;
         let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
@@ -113,7 +108,7 @@ impl Watch {
             keep_last(&mut self.relative);
             keep_last(&mut self.samples);
             keep_last(&mut self.seconds);
-            self.since = step + 1 - LEAST as u64;
+            self.since = Some(step + 1 - LEAST as u64);
             self.before = None;
         }
         self.learn_bases(division);
@@ -194,7 +189,7 @@ impl Watch {
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
         let uncertainty = self.uncertainty(self.relative.len().saturating_sub(self.samples.len())..self.relative.len());
-        Some(Speeds { rates, bases: self.bases, slowness, since: self.since, uncertainty })
+        Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
     }
 }
 
@@ -207,6 +202,23 @@ fn push<T>(window: &mut VecDeque<T>, value: T) {
 
 fn keep_last<T>(window: &mut VecDeque<T>) {
     window.drain(..window.len().saturating_sub(LEAST));
+}
+
+/// Whoever has nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest.
+fn estimate_unknown(rates: &mut Rates) {
+    let known = rates.clone();
+    let slower = |rank: usize, other: usize| {
+        let both =
+            known.iter().map(|rates| rates[rank] / rates[other]).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
+        median(both.collect()).unwrap_or(1.0)
+    };
+    for rates in rates.iter_mut() {
+        let seen: Vec<(usize, f64)> = rates.iter().copied().enumerate().filter(|(_, rate)| rate.is_finite()).collect();
+        for (rank, rate) in rates.iter_mut().enumerate().filter(|(_, rate)| !rate.is_finite()) {
+            let estimates = seen.iter().map(|&(other, rate)| rate * slower(rank, other)).collect();
+            *rate = median(estimates).unwrap_or(0.0);
+        }
+    }
 }
 
 /// The width that a rank really works on.

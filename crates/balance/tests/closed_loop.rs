@@ -13,6 +13,22 @@ struct World {
     noise: f64,
 }
 
+fn rules(ranks: usize, gamma_max: f64) -> Rules {
+    let grain = |dim: Dim| match dim {
+        Dim::Heads => HEAD_SHARES,
+        Dim::Columns => 16,
+        Dim::Classes => 64,
+        Dim::Tokens => 1,
+    };
+    Rules {
+        gamma_max,
+        grains: Dim::ALL.map(|dim| Some(grain(dim))),
+        may_migrate: true,
+        work_heads_grain: 1,
+        most: Dim::ALL.map(|_| vec![usize::MAX; ranks]),
+    }
+}
+
 impl World {
     fn new(mode: Mode, gamma_max: f64, ranks: usize, noise: f64) -> World {
         let total = |dim: Dim| match dim {
@@ -25,18 +41,7 @@ impl World {
             let (each, left) = (total(dim) / ranks, total(dim) % ranks);
             (0..ranks).map(|rank| each + usize::from(rank < left)).collect()
         };
-        let grain = |dim: Dim| match dim {
-            Dim::Heads => HEAD_SHARES,
-            Dim::Columns => 16,
-            Dim::Classes => 64,
-            Dim::Tokens => 1,
-        };
-        let rules = Rules {
-            gamma_max,
-            grains: Dim::ALL.map(|dim| Some(grain(dim))),
-            work_heads_grain: 1,
-            most: Dim::ALL.map(|_| vec![usize::MAX; ranks]),
-        };
+        let rules = rules(ranks, gamma_max);
         let bytes = Dim::ALL.map(|dim| if dim == Dim::Tokens { 0.0 } else { 1e4 });
         let options = Options { mode, rules, state_bytes: bytes, work_bytes: bytes };
         let work_s = Class::ALL.map(|class| match class {
@@ -194,6 +199,7 @@ fn memory_that_a_rank_does_not_have_is_not_used() {
     let rules = Rules {
         gamma_max: 0.0,
         grains: Dim::ALL.map(|dim| Some(if dim == Dim::Heads { HEAD_SHARES } else { 16 })),
+        may_migrate: true,
         work_heads_grain: HEAD_SHARES,
         most: Dim::ALL.map(|dim| if dim == Dim::Columns { vec![4500, 5000] } else { vec![usize::MAX; 2] }),
     };
@@ -201,16 +207,36 @@ fn memory_that_a_rank_does_not_have_is_not_used() {
     let options = Options { mode: Mode::Reshard, rules, state_bytes: bytes, work_bytes: bytes };
     world.balancer = Balancer::new(options, world.balancer.now.home.clone());
     world.run(1..40, &[1.0, 4.0]);
-    assert_eq!(world.balancer.now.home.of(Dim::Columns)[0], 4500);
+    assert_eq!(world.balancer.now.home.of(Dim::Columns)[0], 4496);
 }
 
 #[test]
-fn a_decision_for_64_ranks_takes_less_than_a_millisecond_of_work() {
-    // Counted, not timed: grains that are handed out, each for a logarithm of the ranks.
+fn sixty_four_ranks_are_balanced_and_what_a_decision_takes_is_told() {
     let mut world = World::new(Mode::Auto, 0.0, 64, 0.05);
     let slowness: Vec<f64> = (0..64).map(|rank| if rank == 17 { 4.0 } else { 1.0 }).collect();
     let begun = std::time::Instant::now();
-    let (_, decisions) = world.run(1..40, &slowness);
+    let (times, decisions) = world.run(1..40, &slowness);
     println!("{} decisions among 39 steps of 64 ranks in {:?}", decisions.len(), begun.elapsed());
-    assert!(!decisions.is_empty());
+    assert!(last(&times) < 1.2 * world.optimum_s(&slowness), "{times:?}");
+}
+
+#[test]
+fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
+    let mut world = World::new(Mode::Reshard, 0.0, 2, 0.02);
+    // Whole groups of heads only: so slow a rank gets none.
+    let mut rules = rules(2, 0.0);
+    (rules.may_migrate, rules.work_heads_grain) = (false, HEAD_SHARES);
+    let bytes = [1.0; Dim::ALL.len()];
+    let options = Options { mode: Mode::Reshard, rules, state_bytes: bytes, work_bytes: bytes };
+    world.balancer = Balancer::new(options, world.balancer.now.home.clone());
+    let (_, decisions) = world.run(1..100, &[1.0, 40.0]);
+    assert_eq!(world.balancer.now.home.of(Dim::Heads)[1], 0);
+    assert!(decisions.len() <= 5, "{} decisions", decisions.len());
+}
+
+#[test]
+fn a_run_that_is_continued_does_not_take_slowness_for_old() {
+    let mut world = World::new(Mode::Auto, 0.0, 2, 0.02);
+    let (_, decisions) = world.run(5001..5020, &[1.0, 2.0]);
+    assert!(decisions[0].prospect.since >= 5001, "{:?}", decisions[0].prospect);
 }

@@ -5,7 +5,8 @@ use crate::group::Group;
 use crate::link::Link;
 use crate::local::Place;
 
-/// A rank's place among the ranks of a run.
+/// A rank's place among the ranks of a run. Clones are the same place.
+#[derive(Clone)]
 pub struct Communicator {
     rank: usize,
     size: usize,

@@ -85,6 +85,57 @@ fn ranks_are_timed_before_the_first_step_and_a_resumed_run_keeps_its_widths() {
 }
 
 #[test]
+fn every_exact_mode_on_every_kind_of_cut_keeps_the_curve() {
+    let place = Place::new(TINY);
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let parallel_residual = fs::read_to_string(root.join("golden/gpt_neox/config.json")).unwrap();
+    let mut parallel_residual: serde_json::Value = serde_json::from_str(&parallel_residual).unwrap();
+    parallel_residual["vocab_size"] = 300.into();
+    fs::write(place.path("neox.json"), parallel_residual.to_string()).unwrap();
+    let sizes = TINY.find("[data]").unwrap();
+    fs::write(place.path("neox.toml"), format!("[model]\nconfig = \"neox.json\"\n\n{}", &TINY[sizes..])).unwrap();
+    let few_heads: &[&str] = &["tiny.toml", "--set", "model.kv_heads=1"];
+    let split_state: &[&str] = &["tiny.toml", "--dp", "2", "--set", "parallel.zero=3", "--set", "train.batch=4"];
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["tiny.toml"], &["migrate", "semi", "auto"]),
+        (few_heads, &["reshard", "auto"]),
+        (split_state, &["reshard"]),
+        (&["neox.toml", "--set", "data.sequence=32"], &["reshard", "auto"]),
+        (&["tiny.toml", "--set", "parallel.sequence_parallel=false"], &["auto"]),
+    ];
+    for (run, modes) in cases {
+        let losses = |mode: &str| -> Vec<f64> {
+            let set = format!("balance.mode={mode}");
+            let slow = "balance.stragglers=[\"1:3\"]";
+            let more =
+                ["--steps", "12", "--set", &set, "--set", slow, "--set", "output.overwrite=true", "--output", "run"];
+            let output = place.run(&[&["train"], run, &more].concat());
+            assert!(output.status.success(), "{run:?} {mode}: {}", stderr(&output));
+            metrics(&place, "run").iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+        };
+        let expected = losses("off");
+        for mode in modes {
+            for (step, (found, expected)) in losses(mode).iter().zip(&expected).enumerate() {
+                assert!((found - expected).abs() < 1e-4 * expected, "{run:?} {mode}, step {step}: {found}, {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_may_leave_something_out_does_and_says_so() {
+    let place = Place::new(TINY);
+    let set = ["balance.mode=resize", "balance.gamma_max=0.5", "balance.period=4", "balance.calibrate=false"];
+    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+    let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], set].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("rank 1 leaves out 50 %"), "{}", stderr(&output));
+    let left_out = |line: &serde_json::Value| line["ranks"][1]["left_out"].as_f64().unwrap();
+    let metrics = metrics(&place, "run");
+    assert!(left_out(&metrics[0]) == 0.0 && left_out(&metrics[25]) > 0.45, "{}", metrics[25]);
+}
+
+#[test]
 fn settings_that_contradict_each_other_are_told() {
     let place = Place::new(TINY);
     for (extra, expected) in [

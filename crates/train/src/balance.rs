@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::{Balancer, Decision, Dim, Division, Mode, Observation, Options, Prospect, Rules, Target};
+use evenkeel_device::Usage;
 use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths};
 use evenkeel_step::Mesh;
 
@@ -21,12 +22,7 @@ pub struct Balance {
     /// How ranks leave something out, where they may.
     resize: Option<Resize>,
     /// What was done last, until it is known what it was good for.
-    pending: Option<Pending>,
-}
-
-struct Pending {
-    balanced: Balanced,
-    steps: usize,
+    pending: Option<Balanced>,
 }
 
 /// What was done about slow ranks, and what it was good for.
@@ -40,8 +36,8 @@ pub struct Balanced {
     pub now: Target,
     /// What moving took.
     pub took: Duration,
-    /// Of a step since then; none while it is not known.
-    pub after: Option<Duration>,
+    /// Of a step since then; what was foretold while it is not known.
+    pub after: Duration,
 }
 
 /// What a run allows.
@@ -53,10 +49,17 @@ pub struct BalanceOptions {
     pub resize: Resize,
     /// Bytes of a number that is computed with.
     pub value_bytes: usize,
+    /// ZeRO's stage.
+    pub zero: usize,
+    /// Of a part of a micro-batch: heads are shared by whole samples.
+    pub samples: usize,
 }
 
 /// Steps after which it is said what a change was good for.
 const STEPS_TO_JUDGE: usize = 5;
+
+/// Of a parameter: its master and its moments.
+const STATE_BYTES: usize = 12;
 
 /// The token shares that every rank of an even cut has.
 const TOKEN_SHARES: usize = 64;
@@ -64,7 +67,7 @@ const TOKEN_SHARES: usize = 64;
 impl Balance {
     /// For ranks that begin with these shards of a model.
     pub fn new(options: BalanceOptions, model: &Model, cut: &Cut, shards: &[Model], mesh: Mesh) -> Balance {
-        let BalanceOptions { mode, gamma_max, resize, value_bytes } = options;
+        let BalanceOptions { mode, gamma_max, resize, value_bytes, .. } = options;
         let mut widths = Widths::of(shards.iter().map(|model| &model.shard));
         if widths.tokens.iter().all(|&share| share == 1) {
             widths.tokens.iter_mut().for_each(|share| *share = TOKEN_SHARES);
@@ -72,8 +75,8 @@ impl Balance {
         let bytes = |each: usize| Dim::ALL.map(|dim| each as f64 * elements(model, dim));
         let options = Options {
             mode,
-            rules: rules(model, cut, &widths, gamma_max),
-            state_bytes: bytes(12),
+            rules: rules(model, cut, &widths, &options),
+            state_bytes: bytes(STATE_BYTES),
             work_bytes: bytes(value_bytes + 4),
         };
         let balancer = Balancer::new(options, division(&widths));
@@ -103,7 +106,12 @@ impl Balance {
 
     /// Bytes of state for one of a dim's width.
     pub fn state_bytes(&self, dim: Dim) -> f64 {
-        12.0 * elements(&self.model, dim)
+        STATE_BYTES as f64 * elements(&self.model, dim)
+    }
+
+    /// Bytes that migration moves in a step for one of a dim's width.
+    pub fn work_bytes(&self, dim: Dim) -> f64 {
+        self.balancer.work_bytes(dim)
     }
 
     /// Takes in a step that nobody made, and changes what would be changed.
@@ -139,19 +147,12 @@ impl Balance {
         }
         let decision = self.balancer.step(step, duration.as_secs_f64(), &self.by_shard(observed), left);
         let mut said = Vec::new();
-        let is_judged = self.balancer.steps_since_change() >= STEPS_TO_JUDGE;
-        if decision.is_some() || is_judged {
+        if decision.is_some() || self.balancer.steps_since_change() >= STEPS_TO_JUDGE {
             let after = Duration::from_secs_f64(self.balancer.typical_step_s());
-            let judge =
-                |pending: Pending| (pending.steps > 0).then_some(Balanced { after: Some(after), ..pending.balanced });
-            said.extend(self.pending.take().and_then(judge));
-        }
-        if let Some(pending) = &mut self.pending {
-            pending.steps += 1;
+            said.extend(self.pending.take().map(|balanced| Balanced { after, ..balanced }));
         }
         if let Some(decision) = decision {
-            let balanced = self.carry_out(ranks, step, decision)?;
-            self.pending = Some(Pending { balanced, steps: 1 });
+            self.pending = Some(self.carry_out(ranks, step, decision)?);
         }
         Ok(said)
     }
@@ -161,8 +162,9 @@ impl Balance {
         let usages = ranks.each(|trainer| trainer.device.usage())?;
         let growth = |shard: usize| {
             let own = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard).map(|rank| usages[rank]);
-            let growth = own.map(|usage| usage.capacity_bytes as f64 / usage.peak_bytes.max(1) as f64);
-            growth.fold(f64::INFINITY, f64::min)
+            // Ranks are threads of one process, whose machine they share.
+            let capacity = |usage: &Usage| usage.capacity_bytes as f64 / self.mesh.ranks() as f64;
+            own.map(|usage| capacity(&usage) / usage.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min)
         };
         let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
         let work = self.balancer.now.work.clone();
@@ -195,7 +197,8 @@ impl Balance {
         let took = begun.elapsed();
         self.balancer.done(&decision, took.as_secs_f64());
         let Decision { target: now, prospect } = decision;
-        Ok(Balanced { step, prospect, before, now, took, after: None })
+        let after = Duration::from_secs_f64(prospect.then_s);
+        Ok(Balanced { step, prospect, before, now, took, after })
     }
 
     fn widths_of(&self, division: &Division, tokens: &[usize]) -> Widths {
@@ -227,18 +230,31 @@ fn division(widths: &Widths) -> Division {
     })
 }
 
-fn rules(model: &Model, cut: &Cut, widths: &Widths, gamma_max: f64) -> Rules {
+/// Whether work can be done elsewhere than its state is kept.
+pub fn may_migrate(model: &Model, cut: &Cut, zero: usize) -> bool {
+    zero <= 1 && cut.uncut.is_empty() && model.config.kv_heads >= cut.weights.len()
+}
+
+fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) -> Rules {
     let shards = widths.ffn.len();
     let is_cut =
         |part: fn(usize) -> Part| (0..model.config.layers.len()).all(|layer| !cut.uncut.contains(&part(layer)));
     let classes_are_cut = ![Part::Embedding, Part::Head].iter().any(|part| cut.uncut.contains(part));
     let grains = Dim::ALL.map(|dim| match dim {
+        // Where attention and MLP are one unit, their times are not told apart: heads stay, and columns make up for them.
+        Dim::Heads if model.config.parallel => None,
         Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
         Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
         Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
         Dim::Tokens => cut.split_sequence.then_some(1),
     });
-    Rules { gamma_max, grains, work_heads_grain: 1, most: Dim::ALL.map(|_| vec![usize::MAX; shards]) }
+    Rules {
+        gamma_max: options.gamma_max,
+        grains,
+        may_migrate: may_migrate(model, cut, options.zero),
+        work_heads_grain: (SHARES / options.samples.max(1)).max(1),
+        most: Dim::ALL.map(|_| vec![usize::MAX; shards]),
+    }
 }
 
 /// The largest that tiles like which leaves a part of about this width adjustable by a few in a hundred.

@@ -21,7 +21,7 @@ mod run;
 mod samples;
 mod trainer;
 
-pub use balance::{Balance, BalanceOptions, Balanced};
+pub use balance::{Balance, BalanceOptions, Balanced, may_migrate};
 pub use cost::{Cost, costs, costs_migrated};
 pub use error::Error;
 pub use export::save_weights;

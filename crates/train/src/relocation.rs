@@ -8,9 +8,11 @@ use evenkeel_model::{Block, Held, Model, Split, blocks, moves, own_stretches};
 use evenkeel_step::Mesh;
 
 /// What one rank keeps of a model's state.
+#[derive(PartialEq)]
 pub(crate) struct Keeping(Vec<Kept>);
 
 /// What a rank keeps of a parameter.
+#[derive(PartialEq)]
 struct Kept {
     bucket: usize,
     /// Columns of the whole parameter.

@@ -109,6 +109,7 @@ pub struct Trainer {
     widths: Widths,
     /// All ranks.
     everybody: Group,
+    communicator: Communicator,
     /// What steps are computed with, where that is not what ranks keep.
     migrated: Option<Migrated>,
     /// As this rank's chain lists them.
@@ -148,6 +149,7 @@ impl Trainer {
             keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
             widths: Widths::of(shards.iter().map(|model| &model.shard)),
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
+            communicator: communicator.clone(),
             migrated: None,
             shards: shards.to_vec(),
             resizer: None,
@@ -239,17 +241,36 @@ impl Trainer {
 
     /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
     /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
-    /// or resized is so no longer.
+    /// is so no longer, and where state has moved nothing is resized any more.
     pub fn reshard(&mut self, shards: &[Model]) {
+        let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
+        assert!(whole, "heads that ranks share by samples are kept by nobody");
         let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
         let model = shards[self.mesh.shard(self.rank)].clone();
+        if keeping != self.keeping {
+            self.relocate(&model, &keeping);
+            self.resizer = None;
+        }
+        self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
+        self.groups = join(&self.communicator, &self.chains[self.rank].groups);
+        (self.model, self.keeping) = (model, keeping);
+        self.widths = Widths::of(shards.iter().map(|model| &model.shard));
+        (self.shards, self.migrated) = (shards.to_vec(), None);
+        self.sizes.clear();
+        self.gather_values();
+        // From here on the peak is that of these shards.
+        self.device.reset_peak();
+    }
+
+    /// Moves what is kept to where it is kept from here on.
+    fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
         // Gradients and copies make room for what is there twice while it moves.
         self.gradients = Gradients::none();
         let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
         let nothing = Parameters::none(dtype, split);
         let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
-        self.parameters = Parameters::allocate(&model, dtype, split, &compute);
-        let moved = Relocation { from: &self.keeping, to: &keeping, everybody: &self.everybody, device: &self.device };
+        self.parameters = Parameters::allocate(model, dtype, split, &compute);
+        let moved = Relocation { from: &self.keeping, to: keeping, everybody: &self.everybody, device: &self.device };
         let new_masters: Vec<Tensor> = (0..model.buckets.len()).map(|b| self.parameters.masters(b).clone()).collect();
         moved.run(&masters, &new_masters);
         drop(masters);
@@ -265,12 +286,6 @@ impl Trainer {
             Some(_) => Gradients::new(&self.parameters, &compute),
             None => Gradients::none(),
         };
-        self.chains = Chain::all(shards, dtype, &self.mesh, split.stage());
-        (self.model, self.keeping) = (model, keeping);
-        self.widths = Widths::of(shards.iter().map(|model| &model.shard));
-        (self.shards, self.migrated, self.resizer) = (shards.to_vec(), None, None);
-        self.sizes.clear();
-        self.gather_values();
     }
 
     /// Arranges the steps from here on in another way.

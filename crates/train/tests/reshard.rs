@@ -84,7 +84,7 @@ fn tours(tp: usize) -> Vec<Vec<usize>> {
     match tp {
         2 => vec![vec![1, 2], vec![3, 1], vec![1, 1], vec![2, 3], vec![1, 1]],
         3 => vec![vec![1, 1, 2], vec![2, 1, 1], vec![1, 2, 1], vec![1, 1, 2], vec![1, 1, 1]],
-        _ => vec![vec![1; tp], vec![1, 1, 1, 1], vec![1; tp], vec![1; tp], vec![1; tp]],
+        _ => vec![vec![2, 1, 1, 0], vec![1, 1, 1, 1], vec![0, 1, 1, 2], vec![1, 2, 1, 0], vec![1; 4]],
     }
 }
 
@@ -115,8 +115,8 @@ fn a_curve_with_five_reshards_equals_the_one_without() {
     ];
     let mut which = 0;
     for (name, model) in [("llama", llama()), ("gpt2", gpt2()), ("vit", vit())] {
-        for topology in [Topology::new(1, 2, 0), Topology::new(1, 3, 0), Topology::new(2, 2, 0), Topology::new(2, 2, 3)]
-        {
+        let meshes = [(1, 2, 0), (1, 3, 0), (1, 4, 0), (2, 2, 0), (2, 2, 3)];
+        for topology in meshes.map(|(dp, tp, zero)| Topology::new(dp, tp, zero)) {
             let arrangement = arrangements[which % arrangements.len()];
             which += 1;
             let tour = tours(topology.cut.weights.len());

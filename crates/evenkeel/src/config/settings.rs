@@ -228,8 +228,8 @@ settings! {
     /// What is done where a rank is slower than the others of its tensor-parallel group.
     [balance] Balance {
         /// "reshard" moves weights and their state to faster ranks for good, "migrate" has those do a part of the work in every
-        /// step, "resize" has slow ranks leave out a part of their products, "semi" does the last two together, "auto" takes
-        /// what pays. All but "resize" and "semi" with balance.gamma_max above 0 leave the results as they are.
+        /// step, "resize" has slow ranks leave out a part of their products, "semi" does the one or the other of the last two,
+        /// "auto" takes what pays. With balance.gamma_max = 0 all leave the results as they are.
         mode: BalanceMode = BalanceMode::Off;
         /// The largest share of its products that a slow rank may leave out: accuracy for speed. "resize" needs it.
         gamma_max: f64 = 0.0, from(0).below(1);
@@ -238,7 +238,7 @@ settings! {
         /// Which columns are left out: those that change least, or any.
         selection: Selection = Selection::Priority;
         /// Steps after which they are chosen anew.
-        period: u32 = 100, from(1).to(A_BILLION);
+        period: u32 = 20, from(1).to(A_BILLION);
         /// Whether ranks are timed before the first step, so that it is divided by their speed already.
         calibrate: bool = true;
         /// Emulated slow ranks, to try all this: "RANK:FACTOR", or "RANK:FACTOR@FIRST-LAST" for some steps only.

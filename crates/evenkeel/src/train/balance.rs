@@ -1,15 +1,13 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
-use std::time::Duration;
-
 use evenkeel_balance::{Dim, Mode, Selection};
 use evenkeel_model::{Cut, Imputation, Model, SHARES, Widths};
-use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize};
+use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
-use crate::Failure;
 use crate::config::{self, BalanceMode, Settings};
 use crate::launch::Launch;
+use crate::{Failure, Mistake};
 
 /// Ranks whose speeds differ by less are alike.
 const ALIKE: f64 = 1.1;
@@ -49,7 +47,16 @@ pub fn start(
         gamma_max: settings.balance.gamma_max,
         resize: resize(settings),
         value_bytes: device_dtype(settings.train.dtype).size_bytes(),
+        zero: if settings.parallel.dp > 1 { settings.parallel.zero } else { 0 },
+        samples: settings.train.batch / settings.parallel.parts.unwrap_or(1),
     };
+    let only_migrates = mode == Mode::Migrate || (mode == Mode::Semi && options.gamma_max == 0.0);
+    if only_migrates && !may_migrate(model, &cut, options.zero) {
+        let what = "the work on this model cannot be migrated between these ranks".to_owned();
+        let hint =
+            "it needs a key and value head for each rank and a plan that leaves nothing whole; \"reshard\" does not";
+        return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
+    }
     let balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.mesh());
     balance.start(ranks)?;
     Ok((Some(balance), said))
@@ -113,8 +120,7 @@ pub fn describe(balanced: &Balanced) -> String {
     for (dim, word, unit) in
         [(Dim::Columns, "columns", 1), (Dim::Heads, "head groups", SHARES), (Dim::Classes, "classes", 1)]
     {
-        let pairs = now.home.of(dim).iter().zip(before.home.of(dim));
-        let moved: usize = pairs.map(|(now, before)| now.saturating_sub(*before)).sum();
+        let moved = now.home.gained(&before.home, dim);
         if moved > 0 {
             done.push(format!("moved {} of {} {word}", amount(moved, unit), now.home.total(dim) / unit));
         }
@@ -127,13 +133,12 @@ pub fn describe(balanced: &Balanced) -> String {
         done.push(format!("rank {rank} leaves out {:.0} %", 100.0 * gamma));
     }
     let steps = |seconds: f64| (1000.0 * seconds).round();
-    let became = after.map_or(prospect.then_s, |after: Duration| after.as_secs_f64());
     format!(
         "{slow} since step {}; after step {step} {}; step {} → {} ms (optimum {})",
         prospect.since,
         if done.is_empty() { "work is divided anew".to_owned() } else { done.join(" and ") },
         steps(prospect.now_s),
-        steps(became),
+        steps(after.as_secs_f64()),
         steps(prospect.optimum_s),
     )
 }

@@ -62,8 +62,6 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         .start(shards, options, move |shard, split, queue| Ok(weights.parameters(shard, seed, dtype, split, queue)?))?;
     let stragglers: Vec<Straggler> =
         settings.balance.stragglers.iter().map(|text| Straggler::parse(text).expect("checked")).collect();
-    let slowed = Straggler::factors(&stragglers, launch.ranks(), 1);
-    ranks.throttle(slowed.clone())?;
     let (mut progress, mut from, mut widths) = (Progress::default(), None, None);
     let configuration = digest(&config.to_toml());
     if let Some(newest) = &newest {
@@ -79,6 +77,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     folder.claim(&config, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
+    let slowed = Straggler::factors(&stragglers, launch.ranks(), progress.step + 1);
+    ranks.throttle(slowed.clone())?;
     let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
     let (mut balance, divided) = balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks)?;
     let mut attending = Attending {

@@ -204,6 +204,8 @@ impl Arguments {
                 seed: 0,
             },
             value_bytes: self.subject.dtype().size_bytes(),
+            zero: 0,
+            samples: self.subject.batch(),
         }
     }
 

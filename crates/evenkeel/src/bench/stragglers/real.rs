@@ -79,12 +79,8 @@ impl Course<'_> {
             let before = self.balance.target().home.clone();
             self.balance.after_step(&self.ranks, self.step, took, &observed, u64::MAX)?;
             let now = &self.balance.target().home;
-            let bytes_of = |dim: Dim| {
-                let moved: usize =
-                    now.of(dim).iter().zip(before.of(dim)).map(|(now, old)| now.saturating_sub(*old)).sum();
-                (moved as f64 * self.balance.state_bytes(dim)) as u64
-            };
-            self.moved_bytes += Dim::ALL.iter().map(|&dim| bytes_of(dim)).sum::<u64>();
+            let bytes_of = |dim: Dim| now.gained(&before, dim) as f64 * self.balance.state_bytes(dim);
+            self.moved_bytes += Dim::ALL.iter().map(|&dim| bytes_of(dim)).sum::<f64>() as u64;
             // Whatever is done between two steps is part of the way to the next.
             times.push(start.elapsed().as_secs_f64());
         }

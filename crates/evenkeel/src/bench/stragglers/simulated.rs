@@ -102,7 +102,7 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
     let shards = model.cut(&cut).expect("measured in as many");
     let mut balance = Balance::new(arguments.balance(mode), model, &cut, &shards, Mesh::of_shards(ranks));
     let mut step = 0;
-    let mut phase = |factors: &[f64]| -> Vec<f64> {
+    let mut phase = |balance: &mut Balance, factors: &[f64]| -> Vec<f64> {
         let simulate = |_| {
             step += 1;
             let (step_s, observed) = simulated_step(curves, &balance.target().work, &balance.target().gammas, factors);
@@ -111,18 +111,21 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
         };
         (0..arguments.steps).map(simulate).collect()
     };
-    let undisturbed = phase(&vec![1.0; ranks]);
-    let slowed = phase(&case.0);
-    let recovered = phase(&vec![1.0; ranks]);
+    let undisturbed = phase(&mut balance, &vec![1.0; ranks]);
+    let before = balance.target().home.clone();
+    let slowed = phase(&mut balance, &case.0);
+    let then = balance.target().clone();
+    let recovered = phase(&mut balance, &vec![1.0; ranks]);
+    let bytes = |of: &dyn Fn(Dim) -> f64| Dim::ALL.iter().map(|&dim| of(dim)).sum::<f64>() as u64;
     Outcome {
         mode,
         undisturbed_s: settled(&undisturbed),
         slowed_s: settled(&slowed),
         recovered_s: Some(settled(&recovered)),
         settled_after: settled_after(&slowed),
-        moved_bytes: 0,
-        migrated_bytes: 0,
-        gamma: 0.0,
+        moved_bytes: bytes(&|dim| then.home.gained(&before, dim) as f64 * balance.state_bytes(dim)),
+        migrated_bytes: bytes(&|dim| then.migrated(dim) as f64 * balance.work_bytes(dim)),
+        gamma: then.gammas.iter().copied().fold(0.0, f64::max),
     }
 }
 

@@ -40,6 +40,10 @@ impl Subject {
         })
     }
 
+    pub fn batch(&self) -> usize {
+        self.llama.batch
+    }
+
     pub fn dtype(&self) -> DType {
         self.llama.dtype.into()
     }
