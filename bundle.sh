@@ -14,7 +14,8 @@ mkdir -p "$folder/crates/model" "$folder/bin"
 
 for package in device model; do
     mkdir -p "$folder/tests/$package"
-    cargo test --locked --profile "$profile" -p "evenkeel-$package" --no-run --message-format=json |
+    # Without examples, some of which have a test's name.
+    cargo test --locked --profile "$profile" -p "evenkeel-$package" --lib --tests --no-run --message-format=json |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | sort -u |
         while read -r program; do
             name=$(basename "$program")

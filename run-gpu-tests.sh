@@ -1,21 +1,29 @@
 #!/usr/bin/env bash
 # Runs the tests of a bundle (see bundle.sh) on this machine's GPU. Arguments choose programs by name; none means all.
-# LOGS names a folder for their output.
+# LOGS names a folder for their output. `run-gpu-tests.sh -- COMMAND …` runs a command with the same libraries instead.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 logs=${LOGS:-$here/logs}
-mkdir -p "$logs"
 
-# Where CUDA's libraries may be: the toolkit's folder, and what pip installs for PyTorch.
-for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
+# Where CUDA's libraries may be: what pip installs for PyTorch, and the toolkit's folder. Of two cuDNN, pip's is the newer one
+# on machines seen so far; it is asked for as `libcudnn.so`, a name that pip's package lacks.
+site=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null)
+if [ -n "$site" ] && [ -e "$site/cudnn/lib/libcudnn.so.9" ]; then
+    mkdir -p "$here/lib"
+    ln -sf "$site/cudnn/lib/libcudnn.so.9" "$here/lib/libcudnn.so"
+    LD_LIBRARY_PATH="$here/lib:$site/cudnn/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib ${site:+"$site"/*/lib}; do
     [ -d "$folder" ] && LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
 done
-site=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null) &&
-    for folder in "$site"/*/lib; do
-        [ -d "$folder" ] && LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
-    done
 export LD_LIBRARY_PATH EVENKEEL_TEST_DEVICE=cuda CARGO_MANIFEST_DIR="$here/crates/model" RUST_BACKTRACE=0
 
+if [ "${1:-}" = -- ]; then
+    shift
+    exec "$@"
+fi
+
+mkdir -p "$logs"
 failed=0
 # A program and the name of its log.
 run() {

@@ -15,6 +15,24 @@ pub struct Device {
     kind: Kind,
 }
 
+/// What computes, as far as others plan for it. A dry device stands for either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    Cpu,
+    Cuda,
+}
+
+impl DeviceKind {
+    /// How many bytes of f32 logits are worth having at a time: what a CPU's caches are not far from, or enough rows for a card's
+    /// products to be busy with. GPT-2's head on an H200 took 46 ms of a step of 110 by 32 MiB.
+    pub fn logit_bytes(self) -> usize {
+        match self {
+            DeviceKind::Cpu => 32 << 20,
+            DeviceKind::Cuda => 512 << 20,
+        }
+    }
+}
+
 #[derive(Clone)]
 enum Kind {
     Cpu(Arc<CpuBackend>),
@@ -55,6 +73,14 @@ impl Device {
             comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
             arena,
             kind: Kind::Dry(backend),
+        }
+    }
+
+    /// A dry device counts as a CPU.
+    pub fn kind(&self) -> DeviceKind {
+        match self.kind {
+            Kind::Cpu(_) | Kind::Dry(_) => DeviceKind::Cpu,
+            Kind::Cuda(_) => DeviceKind::Cuda,
         }
     }
 

@@ -20,10 +20,10 @@ mod tensor;
 pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
 pub use cuda::{
-    CudaCard, CudaError, CudaOptions, CudaReport, CudnnReport, KernelCache, compile_all_kernels, cuda_report,
-    cudnn_report, kernel_sources,
+    CudaCard, CudaError, CudaMemory, CudaOptions, CudaReport, CudnnReport, KernelCache, compile_all_kernels,
+    cuda_memory, cuda_report, cudnn_report, kernel_sources,
 };
-pub use device::Device;
+pub use device::{Device, DeviceKind};
 pub use dry::Counts;
 pub use libraries::libraries_found;
 pub use queue::{Event, Health, KernelTime, Queue, Stamp};

@@ -2,10 +2,26 @@
 
 use std::sync::Arc;
 
-use evenkeel_device::{CpuOptions, CudaOptions, Device, KernelCache, cpu_report};
+use evenkeel_device::{CpuOptions, CudaError, CudaOptions, Device, DeviceKind, KernelCache, cpu_report};
 
 use crate::kernel_cache::CacheFolder;
 use crate::{Failure, Mistake};
+
+/// What a command can be told to compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Cpu,
+    Cuda,
+}
+
+impl From<Kind> for DeviceKind {
+    fn from(kind: Kind) -> DeviceKind {
+        match kind {
+            Kind::Cpu => DeviceKind::Cpu,
+            Kind::Cuda => DeviceKind::Cuda,
+        }
+    }
+}
 
 /// The cores of this machine, or as many threads as are wanted.
 pub fn start(threads: Option<usize>) -> Result<Device, Mistake> {
@@ -14,16 +30,26 @@ pub fn start(threads: Option<usize>) -> Result<Device, Mistake> {
         .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })
 }
 
+/// One of a kind: all cores of this machine, or the first card.
+pub fn start_kind(kind: DeviceKind, threads: Option<usize>) -> Result<Device, Failure> {
+    match kind {
+        DeviceKind::Cpu => Ok(start(threads)?),
+        DeviceKind::Cuda => start_cuda(0),
+    }
+}
+
 /// A card, with the kernels that were compiled for it before.
 pub fn start_cuda(ordinal: usize) -> Result<Device, Failure> {
     let cache = CacheFolder::of_user().map(|folder| Arc::new(folder) as Arc<dyn KernelCache>);
-    Device::cuda(&CudaOptions { cache, ..CudaOptions::new(ordinal) }).map_err(|error| {
-        let text = error.to_string();
-        // Its own hint becomes the message's.
-        let (what, hint) = match text.split_once("\n  hint: ") {
-            Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
-            None => (text, None),
-        };
-        Failure::Fault(Mistake { what, hint })
-    })
+    Device::cuda(&CudaOptions { cache, ..CudaOptions::new(ordinal) }).map_err(fault)
+}
+
+/// The machine's. The error's own hint becomes the message's.
+pub fn fault(error: CudaError) -> Failure {
+    let text = error.to_string();
+    let (what, hint) = match text.split_once("\n  hint: ") {
+        Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
+        None => (text, None),
+    };
+    Failure::Fault(Mistake { what, hint })
 }

@@ -12,7 +12,7 @@ use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
-use crate::memory::{check_fit, peak_bytes};
+use crate::memory::{check_fit_on, peak_bytes};
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, device_dtype};
 use crate::{Failure, Mistake};
@@ -50,7 +50,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
     let needed = peak_bytes_of(&shards, settings);
-    check_fit("an evaluation", needed, "use a smaller train.batch or data.sequence, or a smaller model")?;
+    check_fit_on(
+        launch.kind,
+        "an evaluation",
+        needed,
+        "use a smaller train.batch or data.sequence, or a smaller model",
+    )?;
     let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
     let ranks = launch.start(shards, options(settings), move |shard, split, queue| {
         Ok(input.parameters(shard, seed, dtype, split, queue)?)

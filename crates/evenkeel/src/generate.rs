@@ -3,14 +3,14 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use evenkeel_device::DType;
+use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, Split};
 use evenkeel_store::{Folder, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;
-use crate::memory::{check_fit, peak_bytes};
+use crate::memory::{check_fit_on, peak_bytes};
 use crate::train::feed::{Text, start_of_day};
 use crate::{Failure, Mistake, device, warn};
 
@@ -47,6 +47,9 @@ pub struct Arguments {
     /// What is computed in.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: crate::bench::Precision,
+    /// What computes: the machine's cores, or its first NVIDIA GPU.
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: device::Kind,
     /// A folder with tokenizer.json, or "bytes"; the model's own by default.
     #[arg(long)]
     tokenizer: Option<String>,
@@ -54,7 +57,8 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = Folder::open(&arguments.model)?;
-    let model = Model::open(&folder)?;
+    let kind = DeviceKind::from(arguments.device);
+    let model = Model::open(&folder)?.for_device(kind);
     model.check(&folder)?;
     let text = Text::from_source(&match arguments.tokenizer.as_deref() {
         Some("bytes") => TokenizerSource::Bytes,
@@ -77,11 +81,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     options.sampling.check().map_err(|error| mistake(error.into()))?;
     let capacity = prompt.len() + max_tokens;
-    check_memory(&model, dtype, &prompt, capacity)?;
+    check_memory(kind, &model, dtype, &prompt, capacity)?;
     if let Some(warning) = model.config.beyond_positions(capacity) {
         warn(&warning);
     }
-    let device = device::start(None)?;
+    let device = device::start_kind(kind, None)?;
     let parameters = model.load(&folder, dtype, Split::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
     let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
@@ -151,7 +155,7 @@ fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure>
 }
 
 /// Refuses, after a dry run, what would not fit.
-fn check_memory(model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Mistake> {
+fn check_memory(kind: DeviceKind, model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Failure> {
     let needed = peak_bytes(|device| {
         let queue = device.compute();
         let parameters = Parameters::allocate(model, dtype, Split::NONE, queue);
@@ -160,7 +164,7 @@ fn check_memory(model: &Model, dtype: DType, prompt: &[u32], capacity: usize) ->
             let _ = generator.prefill(&[prompt]);
         }
     });
-    check_fit("generating", needed, "use a smaller model, fewer --tokens or a shorter prompt")
+    check_fit_on(kind, "generating", needed, "use a smaller model, fewer --tokens or a shorter prompt")
 }
 
 fn mistake(error: evenkeel_model::GenerateError) -> Mistake {

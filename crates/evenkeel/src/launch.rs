@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use evenkeel_comm::{Link, Options};
-use evenkeel_device::{CpuOptions, Device, Queue, cpu_report};
+use evenkeel_device::{CpuOptions, Device, DeviceKind, Queue, cpu_report};
 use evenkeel_model::{Cut, Model, Parameters, Plan, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Units};
@@ -14,12 +14,13 @@ use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
 use serde_json::Value;
 
 use crate::config::{self, Parallel, Schedule, Settings};
-use crate::memory::check_fit;
-use crate::{Failure, Mistake};
+use crate::memory::{check_fit, check_fit_on};
+use crate::{Failure, Mistake, device};
 
 /// What every rank gets.
 #[derive(Clone, Debug)]
 pub struct Launch {
+    pub kind: DeviceKind,
     pub cut: Cut,
     /// Shares of the data.
     pub dp: usize,
@@ -45,6 +46,7 @@ impl Launch {
             _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
         };
         Ok(Launch {
+            kind: settings.device.kind.into(),
             cut: Cut {
                 split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()),
                 uncut,
@@ -62,7 +64,7 @@ impl Launch {
     pub fn even(dp: usize, tp: usize, threads: Option<usize>) -> Launch {
         let cut = Cut { split_sequence: true, ..Cut::even(tp) };
         let cores_per_rank = cores_per_rank(dp * tp, None, threads);
-        Launch { cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm: Options::default() }
+        Launch { kind: DeviceKind::Cpu, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm: Options::default() }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -84,7 +86,8 @@ impl Launch {
             _ => format!(", dp {dp} × tp {tp}{zero} × {} cores", self.cores_per_rank),
         };
         let link = self.comm.link.as_ref().map_or("", |_| ", over an emulated link");
-        format!("{ranks}{link}")
+        let card = if self.kind == DeviceKind::Cuda { ", on a CUDA device" } else { "" };
+        format!("{ranks}{card}{link}")
     }
 
     /// Starts the ranks, each with its shard; `parameters` loads or draws what a shard has.
@@ -113,6 +116,10 @@ impl Launch {
     }
 
     fn device(&self, rank: usize) -> Result<Device, Failure> {
+        if self.kind == DeviceKind::Cuda {
+            assert_eq!(self.ranks(), 1, "the configuration was checked");
+            return device::start_cuda(0);
+        }
         let (count, mut cores) = (self.cores_per_rank, self.cores(rank));
         let comm_cores = cores.split_off(count.min(cores.len()));
         let options = CpuOptions { name: format!("rank{rank}"), cores, comm_cores, ..CpuOptions::with_threads(count) };
@@ -152,6 +159,26 @@ pub fn plan(file: Option<&Path>, config: &Value) -> Result<Plan, Failure> {
         None => Plan::default(),
     };
     Ok(own.or(Plan::of_config(config)?))
+}
+
+impl From<config::DeviceKind> for DeviceKind {
+    fn from(kind: config::DeviceKind) -> DeviceKind {
+        match kind {
+            config::DeviceKind::Cpu => DeviceKind::Cpu,
+            config::DeviceKind::Cuda => DeviceKind::Cuda,
+        }
+    }
+}
+
+impl Launch {
+    /// Refuses steps that would not fit, and what the host keeps beside them.
+    pub fn check_memory(&self, costs: &[Cost], beside_bytes: u64, hint: &str) -> Result<(), Failure> {
+        if self.kind == DeviceKind::Cpu {
+            return Ok(check_memory(costs, beside_bytes, hint)?);
+        }
+        check_fit_on(self.kind, "a step", costs.iter().map(|cost| cost.peak_bytes).sum(), hint)?;
+        Ok(check_fit("a checkpoint's copy of the weights and moments", beside_bytes, "use a smaller model")?)
+    }
 }
 
 /// Refuses what would not fit, with something beside it, in the memory that all ranks share.

@@ -230,6 +230,29 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=2", "--set", "parallel.dp=4"],
+            &[
+                "--set: `parallel.tp` is 2, but `device.kind` is \"cuda\", which has one rank",
+                "hint: leave it out, or compute on the cores with device.kind = \"cpu\"",
+                "--set: `parallel.dp` is 4, but `device.kind` is \"cuda\", which has one rank",
+                "hint: leave it out, or compute on the cores with device.kind = \"cpu\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cuda", "--set", "device.threads=3", "--set", "balance.stragglers=[\"0:2\"]"],
+            &[
+                "--set: `device.threads` is about a CPU's cores, but `device.kind` is \"cuda\"",
+                "--set: `balance.stragglers` is about a CPU's cores, but `device.kind` is \"cuda\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cudaa"],
+            &["--set: `device.kind` is \"cudaa\", expected one of \"cpu\", \"cuda\"", "hint: did you mean \"cuda\"?"],
+        ),
+        (
+            GOOD,
             &["--set", "output.save_model=false", "--set", "output.save_dtype=f32"],
             &["--set: `output.save_dtype` is set, but `output.save_model` is false"],
         ),

@@ -4,6 +4,8 @@ mod attention;
 
 use std::ops::Range;
 
+use evenkeel_device::DeviceKind;
+
 use crate::body::{Body, Slot};
 use crate::bucket::{Bucket, buckets};
 use crate::config::{Config, Input, Layer};
@@ -76,7 +78,18 @@ impl Model {
     /// The shards of this model.
     pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
         let shards = Shard::cut(&self.config, cut)?;
-        Ok(shards.into_iter().map(|shard| Model::of_shard(self.config.clone(), shard)).collect())
+        let logit_bytes = self.head.logit_bytes;
+        let model = |shard: Shard| {
+            let model = Model::of_shard(self.config.clone(), shard);
+            Model { head: Head { logit_bytes, ..model.head }, ..model }
+        };
+        Ok(shards.into_iter().map(model).collect())
+    }
+
+    /// The model as it is computed on such devices: its head treats more rows at a time on a card. The same model is given to
+    /// dry runs, which then take the same memory.
+    pub fn for_device(self, kind: DeviceKind) -> Model {
+        Model { head: Head { logit_bytes: kind.logit_bytes(), ..self.head }, ..self }
     }
 
     fn of_shard(config: Config, shard: Shard) -> Model {
@@ -290,7 +303,8 @@ impl Builder<'_> {
             self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
         });
         let (first_class, widest, is_partial) = (held.start, shard.widest_classes, !shard.is_whole());
-        Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only }
+        let logit_bytes = DeviceKind::Cpu.logit_bytes();
+        Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only, logit_bytes }
     }
 
     /// The entry of the unit of this number. The embedding's output makes up the stream, so the sum of both is dropped.

@@ -14,9 +14,6 @@ use crate::entry::Entry;
 use crate::op::add_weight_gradient;
 use crate::parameters::{Gradients, ParamId};
 
-/// Logits in memory at a time: 32 MiB as f32.
-const CHUNK_ELEMENTS: usize = 8 << 20;
-
 /// The last unit.
 #[derive(Clone, Debug)]
 pub struct Head {
@@ -33,6 +30,8 @@ pub struct Head {
     pub is_partial: bool,
     /// Only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
+    /// What the logits that are in memory at a time may take, as f32.
+    pub(crate) logit_bytes: usize,
 }
 
 /// How losses become a number to minimise.
@@ -65,7 +64,7 @@ impl Head {
 
     /// Which rows to treat at a time, the same on every shard.
     pub fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let chunk = (CHUNK_ELEMENTS / self.widest).clamp(1, rows.max(1));
+        let chunk = (self.logit_bytes / DType::F32.size_bytes() / self.widest).clamp(1, rows.max(1));
         (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
     }
 

@@ -31,4 +31,4 @@ pub use rate::{Decay, Rate};
 pub use resize::Resize;
 pub use run::{Attendant, Feed, Limits, Plan, Progress, RankReport, StepReport, Stop, run};
 pub use samples::Samples;
-pub use trainer::{Evaluation, Kind, StepOutcome, Trainer, TrainerOptions};
+pub use trainer::{Evaluation, Kind, Prepared, StepOutcome, Trainer, TrainerOptions};

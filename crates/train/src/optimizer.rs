@@ -1,5 +1,7 @@
 //! AdamW over all parameters of a model.
 
+use std::ops::Range;
+
 use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor, View};
 use evenkeel_model::{Frozen, Gradients, ParamId, Parameters, Resizing, Stretch};
@@ -66,10 +68,12 @@ impl AdamW {
     ) -> &Tensor {
         let out = self.squared_norm.view();
         queue.launch(Fill { out, value: 0.0 });
-        for id in parameters.ids().filter(|&id| is_counted(id)) {
-            let Some(Stretch { place, .. }) = parameters.own_stretch(id) else { continue };
-            let own = gradients.own(queue, parameters.bucket_of(id));
-            queue.launch(SquaredNorm { x: own.col_range(place).view(), out, accumulate: true });
+        let counted = parameters.ids().filter(|&id| is_counted(id));
+        let stretches =
+            counted.filter_map(|id| Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), ())));
+        for Together { bucket, place, .. } in together(stretches) {
+            let x = gradients.own(queue, bucket).col_range(place).view();
+            queue.launch(SquaredNorm { x, out, accumulate: true });
         }
         &self.squared_norm
     }
@@ -89,14 +93,17 @@ impl AdamW {
             queue.launch(ClipFactor { squared_norm, limit, out });
             out
         });
-        for id in parameters.ids() {
-            let Some(Stretch { place, .. }) = parameters.own_stretch(id) else { continue };
-            let bucket = parameters.bucket_of(id);
+        let stretches = parameters.ids().filter_map(|id| {
+            let Stretch { place, .. } = parameters.own_stretch(id)?;
             let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
+            let frozen = resizing.is_some_and(|resizing| resizing.frozen(id).is_some()).then_some(id);
+            Some((place, parameters.bucket_of(id), (decays, frozen)))
+        });
+        for Together { bucket, place, like: (decays, frozen) } in together(stretches) {
             let of = |flat: &Tensor| flat.col_range(place.clone()).view();
             let (weight, copy) = (of(parameters.masters(bucket)), parameters.copies(bucket).as_ref().map(of));
             let (mean, variance) = (of(&self.means[bucket]), of(&self.variances[bucket]));
-            let frozen = resizing.and_then(|resizing| resizing.frozen(id)).map(|frozen| {
+            let frozen = frozen.and_then(|id| Some((id, resizing?.frozen(id)?))).map(|(id, frozen)| {
                 let [rows, cols] = parameters.specs[id.0].matrix;
                 let state = [Some(weight), Some(mean), Some(variance), copy].into_iter().flatten();
                 Saved::new(queue, frozen, state.map(|flat| flat.reshaped(rows, cols)))
@@ -137,6 +144,27 @@ impl AdamW {
     }
 }
 
+/// Parameters that lie side by side in a bucket and are treated alike.
+struct Together<T> {
+    bucket: usize,
+    place: Range<usize>,
+    like: T,
+}
+
+/// Joins stretches of a bucket where one begins at the end of the other: a launch for each parameter costs a small model on a
+/// card more than the work. Gaps between parameters are nobody's and end a stretch.
+fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
+    let mut found: Vec<Together<T>> = Vec::new();
+    for (place, bucket, like) in stretches {
+        let before = found.iter_mut().rev().find(|before| before.bucket == bucket);
+        match before.filter(|before| before.place.end == place.start && before.like == like) {
+            Some(before) => before.place.end = place.end,
+            None => found.push(Together { bucket, place, like }),
+        }
+    }
+    found
+}
+
 /// What must be the same behind an update as before it.
 struct Saved<'a> {
     frozen: Frozen<'a>,
@@ -150,5 +178,26 @@ impl<'a> Saved<'a> {
 
     fn restore(&self, queue: &Queue) {
         self.matrices.iter().for_each(|(matrix, saved)| self.frozen.restore(queue, saved, *matrix));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_that_are_treated_alike_are_joined_in_their_bucket_only() {
+        let stretches = [
+            (0..32, 0, 'a'),
+            (0..64, 1, 'a'),
+            (32..64, 0, 'a'),
+            (64..96, 0, 'b'),
+            (64..100, 1, 'a'),
+            (128..160, 1, 'a'),
+            (96..128, 0, 'a'),
+        ];
+        let found: Vec<_> = together(stretches.into_iter()).into_iter().map(|t| (t.place, t.bucket, t.like)).collect();
+        let expected = [(0..64, 0, 'a'), (0..100, 1, 'a'), (64..96, 0, 'b'), (128..160, 1, 'a'), (96..128, 0, 'a')];
+        assert_eq!(found, expected);
     }
 }

@@ -89,6 +89,16 @@ pub enum Kind {
 /// By share of the data, micro-batch and part.
 type Sizes = Vec<Vec<Vec<PartSize>>>;
 
+/// A step's micro-batches on a rank's device.
+pub struct Prepared {
+    batches: Vec<Vec<Batch>>,
+    arrangement: Arrangement,
+    sizes: Sizes,
+    /// Labels that count, and tokens, of all ranks.
+    targets: usize,
+    tokens: usize,
+}
+
 /// One rank's shard of a model in training.
 pub struct Trainer {
     pub model: Model,
@@ -175,6 +185,26 @@ impl Trainer {
         self.recorded_step(micros, lr, None)
     }
 
+    /// What a step is given, on the device: for who makes several steps with the same, or fetches samples ahead. It is for
+    /// this trainer as it is arranged now.
+    pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
+        self.compare_samples(micros)?;
+        let shares = deal(micros, self.mesh.dp);
+        let (arrangement, sizes) = self.arranged(&shares);
+        Ok(Prepared {
+            batches: self.batches(&shares, arrangement.parts),
+            arrangement,
+            sizes,
+            targets: micros.iter().map(Samples::targets).sum(),
+            tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
+        })
+    }
+
+    /// A step on what was prepared; see [`Trainer::step`].
+    pub fn prepared_step(&mut self, prepared: &mut Prepared, lr: f64) -> StepOutcome {
+        self.run_step(prepared, lr, None)
+    }
+
     /// A step, and what of its program ran when, in seconds from `epoch` on.
     pub fn traced_step(
         &mut self,
@@ -206,12 +236,13 @@ impl Trainer {
         lr: f64,
         recording: Option<&mut Recording>,
     ) -> Result<StepOutcome, Error> {
-        self.compare_samples(micros)?;
-        let shares = deal(micros, self.mesh.dp);
-        let (arrangement, sizes) = self.arranged(&shares);
-        let batches = self.noisy_batches(&shares, arrangement.parts);
+        Ok(self.run_step(&mut self.prepare(micros)?, lr, recording))
+    }
+
+    fn run_step(&mut self, prepared: &mut Prepared, lr: f64, recording: Option<&mut Recording>) -> StepOutcome {
+        self.set_noise(&mut prepared.batches);
+        let Prepared { ref batches, arrangement, ref sizes, targets, tokens } = *prepared;
         self.schedule(arrangement, sizes);
-        let targets: usize = micros.iter().map(Samples::targets).sum();
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
         if let Some(resizer) = &mut self.resizer {
@@ -219,7 +250,7 @@ impl Trainer {
         }
         // What is left out is chosen from what a rank keeps.
         let resizing = self.resizer.as_ref().map(Resizer::resizing).filter(|_| self.migrated.is_none());
-        let found = Executor { resizing, ..self.step_executor() }.run(&self.program, &batches, loss_options, recording);
+        let found = Executor { resizing, ..self.step_executor() }.run(&self.program, batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
@@ -235,8 +266,7 @@ impl Trainer {
         if let Some(resizer) = &mut self.resizer {
             resizer.end_step(updated);
         }
-        let tokens = micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum();
-        Ok(StepOutcome { loss, grad_norm, tokens, updated })
+        StepOutcome { loss, grad_norm, tokens, updated }
     }
 
     /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
@@ -351,9 +381,13 @@ impl Trainer {
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
         let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
+        let groups: Vec<&Group> = groups.collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
         let hash = Samples::hash(micros);
         // All exchanges come before the first complaint, so that nobody waits for a rank that has complained.
-        let found: Vec<(&Group, Vec<u64>)> = groups.map(|group| (group, group.exchange(hash))).collect();
+        let found: Vec<(&Group, Vec<u64>)> = groups.into_iter().map(|group| (group, group.exchange(hash))).collect();
         let differs = found.iter().find_map(|(group, hashes)| {
             let member = hashes.iter().position(|&hash| hash != hashes[0])?;
             Some([group.ranks()[0], group.ranks()[member]])
@@ -476,26 +510,34 @@ impl Trainer {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    /// This rank's micro-batches in their parts. What they drop depends on the updates so far, so steps differ, and a run that
-    /// is continued drops what it would have dropped.
-    fn noisy_batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
-        let mut noise = Noise { seed: seed_of(self.options.dropout_seed, self.updates.into()), first_token: 0 };
-        let (own, mut batches) = (self.mesh.share(self.rank), Vec::new());
+    /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
+    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
+        let (own, mut batches, mut first_token) = (self.mesh.share(self.rank), Vec::new(), 0);
         let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
         for (turn, share) in turns {
             let samples = &shares[share][turn];
             if share == own {
-                let mut part_noise = noise;
-                let noisy = |part: &Samples| {
-                    let batch = self.batch(part).with_noise(part_noise);
-                    part_noise.first_token += batch.token_count() as u64;
+                let mut first_of_part = first_token;
+                let mut placed = |part: &Samples| {
+                    let batch = self.batch(part).with_noise(Noise { seed: 0, first_token: first_of_part });
+                    first_of_part += batch.token_count() as u64;
                     batch
                 };
-                batches.push(samples.parts(parts).iter().map(noisy).collect());
+                batches.push(match parts {
+                    1 => vec![placed(samples.as_ref())],
+                    parts => samples.parts(parts).iter().map(placed).collect(),
+                });
             }
-            noise.first_token += samples.tokens(self.model.config.input) as u64;
+            first_token += samples.tokens(self.model.config.input) as u64;
         }
         batches
+    }
+
+    /// What is dropped depends on the updates so far, so steps differ, and a run that is continued drops what it would have
+    /// dropped.
+    fn set_noise(&self, batches: &mut [Vec<Batch>]) {
+        let seed = seed_of(self.options.dropout_seed, self.updates.into());
+        batches.iter_mut().flatten().filter_map(|batch| batch.noise.as_mut()).for_each(|noise| noise.seed = seed);
     }
 
     /// How this step is arranged, and the sizes that come of it. Where state that moves during the step is split, all shares
@@ -520,12 +562,12 @@ impl Trainer {
         shares.iter().map(|share| share.iter().map(size).collect()).collect()
     }
 
-    fn schedule(&mut self, arrangement: Arrangement, sizes: Sizes) {
-        if sizes != self.sizes {
+    fn schedule(&mut self, arrangement: Arrangement, sizes: &Sizes) {
+        if *sizes != self.sizes {
             let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
             let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
             self.program = self.verified(chains, write);
-            self.sizes = sizes;
+            self.sizes.clone_from(sizes);
         }
     }
 

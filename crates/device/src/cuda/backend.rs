@@ -222,16 +222,37 @@ struct DeviceMemory {
     bytes: u64,
 }
 
+/// What a card has for an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaMemory {
+    /// The card's name.
+    pub name: String,
+    /// What an arena that takes all it can has.
+    pub arena_bytes: u64,
+    pub free_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// Asks a card, which it opens for this process.
+pub fn cuda_memory(ordinal: usize) -> Result<CudaMemory, CudaError> {
+    let context = Context::of(ordinal, None)?;
+    memory_of(&context)
+}
+
+/// The context is current.
+fn memory_of(context: &Context) -> Result<CudaMemory, CudaError> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the context is current.
+    succeed("asking for free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+    let (free_bytes, total_bytes) = (free as u64, total as u64);
+    let arena_bytes = free_bytes.saturating_sub(LEAST_SPARE_BYTES.max(total_bytes / 20));
+    Ok(CudaMemory { name: context.properties().name.clone(), arena_bytes, free_bytes, total_bytes })
+}
+
 impl DeviceMemory {
     fn take(context: Arc<Context>, wanted: Option<u64>) -> Result<DeviceMemory, CudaError> {
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the context is current.
-        succeed("asking for free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
-        let (free_bytes, total_bytes) = (free as u64, total as u64);
-        let planned_bytes = match wanted {
-            Some(bytes) => bytes.max(1),
-            None => free_bytes.saturating_sub(LEAST_SPARE_BYTES.max(total_bytes / 20)).max(1),
-        };
+        let CudaMemory { arena_bytes, free_bytes, total_bytes, .. } = memory_of(&context)?;
+        let planned_bytes = wanted.unwrap_or(arena_bytes).max(1);
         let short = CudaError::ShortOfMemory { planned_bytes, free_bytes, total_bytes };
         if planned_bytes > free_bytes {
             return Err(short);

@@ -79,11 +79,12 @@ pub(super) fn column_sum(x: View, rows_of: Option<(View, u32)>, out: View, scale
     // SAFETY: the arguments are the kernels', and the queue's order keeps others away from the operands.
     unsafe {
         stream.launch(&ELEMENTWISE, &name, shape, arguments);
-        add_partials(partials, blocks, x.cols, x.cols, out, scale, stream);
+        add_partials(partials, blocks, x.cols, x.cols, [Some(out), None], scale, stream);
     }
 }
 
-/// `out += scale · Σ partials`, the rows of which begin `step` elements one after another.
+/// `out += scale · Σ partials`, the rows of which begin `step` elements one after another. A second vector's partial sums lie
+/// behind the first one's in each row.
 ///
 /// # Safety
 /// The partials are there when the stream comes to this.
@@ -92,13 +93,16 @@ pub(super) unsafe fn add_partials(
     blocks: usize,
     step: usize,
     cols: usize,
-    out: View,
+    outs: [Option<View>; 2],
     scale: f32,
     stream: &mut Stream,
 ) {
-    const THREADS: u32 = 64;
-    let shape = Shape::linear(cols.div_ceil(THREADS as usize) as u64, THREADS);
-    let arguments = arguments![cols as i64, blocks as i64, step as i64, partials, out.address, scale];
+    const SIDE: u32 = 32;
+    let vectors = outs.iter().flatten().count() as u32;
+    let shape =
+        Shape { blocks: [cols.div_ceil(SIDE as usize) as u32, vectors, 1], threads: [SIDE, SIDE, 1], shared_bytes: 0 };
+    let [first, second] = outs.map(|out| out.map_or(0, |out| out.address));
+    let arguments = arguments![cols as i64, blocks as i64, step as i64, partials, first, second, scale];
     // SAFETY: the arguments are the kernel's, and the caller's promise.
     unsafe { stream.launch(&ELEMENTWISE, "add_partials", shape, arguments) };
 }

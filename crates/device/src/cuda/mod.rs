@@ -31,6 +31,7 @@ mod selected_rows;
 
 pub use attention::{CudnnReport, cudnn_report};
 pub(crate) use backend::CudaBackend;
+pub use backend::{CudaMemory, cuda_memory};
 pub use error::CudaError;
 pub(crate) use event::{Moment, SharedEvent};
 pub use modules::{compile_all_kernels, kernel_sources};

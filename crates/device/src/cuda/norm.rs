@@ -12,8 +12,8 @@ const WARP: usize = 32;
 const MOST_THREADS: usize = 1024;
 /// Rows side by side in a block, where a warp is enough for one.
 const ROWS_AT_ONCE: usize = 8;
-/// Blocks that share the rows in backward: each keeps partial sums of every column.
-const MOST_BLOCKS: usize = 512;
+/// Threads that share the rows in backward: as many as a card runs at once. Each block keeps partial sums of every column.
+const BACKWARD_THREADS: usize = 1 << 17;
 
 /// The width of vectors, threads for a row, and rows at once.
 fn division(views: &[View]) -> (usize, [u32; 3]) {
@@ -62,22 +62,21 @@ impl Run for NormBackward {
 }
 
 /// Rows of a block, and blocks. The first is a multiple of the rows that are walked side by side.
-fn cut(rows: usize, at_once: usize) -> (usize, usize) {
-    let rows_per_block = rows.div_ceil(MOST_BLOCKS).next_multiple_of(at_once);
+fn cut(rows: usize, threads: usize, at_once: usize) -> (usize, usize) {
+    let rows_per_block = rows.div_ceil(BACKWARD_THREADS / threads).next_multiple_of(at_once);
     (rows_per_block, rows.div_ceil(rows_per_block))
 }
 
 fn in_one_pass(kernel: &NormBackward, vector: usize, threads: [u32; 3], stream: &mut Stream) {
-    let (rows_per_block, blocks) = cut(kernel.x.rows, threads[1] as usize);
+    let (rows_per_block, blocks) = cut(kernel.x.rows, (threads[0] * threads[1]) as usize, threads[1] as usize);
     let partials = stream.scratch((blocks * 2 * kernel.x.cols * size_of::<f32>()) as u64);
     let shape = Shape { threads, ..Shape::linear(blocks as u64, 1) };
-    let name = format!("norm_backward_{}_{vector}", dtype_name(kernel.x.dtype));
-    let layer = (kernel.kind == NormKind::Layer) as i32;
+    let kind = if kernel.kind == NormKind::Layer { "layer" } else { "rms" };
+    let name = format!("norm_backward_{kind}_{}_{vector}", dtype_name(kernel.x.dtype));
     let (rows, cols, rows_per_block) = (kernel.x.rows as i64, kernel.x.cols as i32, rows_per_block as i64);
     let [x, stats, dout, dx] = [kernel.x, kernel.stats, kernel.dout, kernel.dx].map(|view| Matrix::of(&view));
     let (weight, offset, residual) = (kernel.weight.address, kernel.weight_offset, Matrix::optional(&kernel.residual));
-    let arguments =
-        arguments![layer, rows, cols, x, weight, offset, stats, dout, residual, dx, rows_per_block, partials];
+    let arguments = arguments![rows, cols, x, weight, offset, stats, dout, residual, dx, rows_per_block, partials];
     // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
     unsafe { stream.launch(&NORM, &name, shape, arguments) };
     add_to_vectors(kernel, partials, blocks, stream);
@@ -85,7 +84,7 @@ fn in_one_pass(kernel: &NormBackward, vector: usize, threads: [u32; 3], stream: 
 
 fn columns_then_rows(kernel: &NormBackward, stream: &mut Stream) {
     const THREADS: u32 = 128;
-    let (rows_per_block, blocks) = cut(kernel.x.rows, 1);
+    let (rows_per_block, blocks) = cut(kernel.x.rows, MOST_THREADS / 2, 1);
     let partials = stream.scratch((blocks * 2 * kernel.x.cols * size_of::<f32>()) as u64);
     let dtype = dtype_name(kernel.x.dtype);
     let across = kernel.x.cols.div_ceil(THREADS as usize) as u32;
@@ -109,12 +108,6 @@ fn columns_then_rows(kernel: &NormBackward, stream: &mut Stream) {
 /// Rows 2b and 2b + 1 of the partial sums are those of block b.
 fn add_to_vectors(kernel: &NormBackward, partials: u64, blocks: usize, stream: &mut Stream) {
     let cols = kernel.x.cols;
-    let of_bias = partials + (cols * size_of::<f32>()) as u64;
     // SAFETY: the partial sums were issued before.
-    unsafe {
-        add_partials(partials, blocks, 2 * cols, cols, kernel.dweight, 1.0, stream);
-        if let Some(dbias) = kernel.dbias {
-            add_partials(of_bias, blocks, 2 * cols, cols, dbias, 1.0, stream);
-        }
-    }
+    unsafe { add_partials(partials, blocks, 2 * cols, cols, [Some(kernel.dweight), kernel.dbias], 1.0, stream) };
 }

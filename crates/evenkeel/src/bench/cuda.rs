@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
-use evenkeel_device::{Device, KernelTime};
+use evenkeel_device::{Device, DeviceKind, KernelTime};
 use evenkeel_model::{Model, Parameters, Split};
 use evenkeel_step::schedule::{Arrangement, NONE};
-use evenkeel_train::{AdamWOptions, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{AdamWOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
 use super::Precision;
@@ -113,7 +113,8 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let begin = Instant::now();
     let config = preset.config();
     let model = Model::from_json(&config)
-        .map_err(|error| Mistake { what: format!("{}: {error}", preset.name()), hint: None })?;
+        .map_err(|error| Mistake { what: format!("{}: {error}", preset.name()), hint: None })?
+        .for_device(DeviceKind::Cuda);
     let device = device::start_cuda(0)?;
     let (count, sequence) = preset.batch();
     let parameters = Parameters::random(&model, options.precision.into(), Split::NONE, 0, device.compute());
@@ -125,13 +126,14 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         dropout_seed: 0,
     };
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, trainer_options);
-    // Two batches in turn, made beforehand: loading data is not what is timed.
-    let batches = [0, 1].map(|step| [preset.samples(&config, step)]);
+    // Two batches in turn, on the card beforehand, as PyTorch's are: loading data is not what is timed.
+    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, step)]));
+    let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;
     let mut number = 0;
     let mut step = || -> Result<(Duration, f64), Failure> {
         let start = Instant::now();
         number += 1;
-        let outcome = trainer.step(&batches[number % 2], LR)?;
+        let outcome = trainer.prepared_step(&mut prepared[number % 2], LR);
         // The update is still on its way when the loss is known.
         device.compute().finish();
         Ok((start.elapsed(), outcome.loss))

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_device::kernel::{Copy, Kernel, Order, Placement, Product, RandomNormal};
-use evenkeel_device::{DType, Device, KernelTime, Tensor};
+use evenkeel_device::{DType, Device, DeviceKind, KernelTime, Tensor};
 
 use crate::text;
 
@@ -51,7 +51,9 @@ impl Launches {
 
 /// Operations per second of a large product: what this machine has, measured in some milliseconds.
 pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
-    let probe = Probe::of_product(device, PEAK, dtype);
+    // A card has more multiprocessors than a small product has tiles.
+    let dims = if device.kind() == DeviceKind::Cuda { [8192; 3] } else { PEAK.dims };
+    let probe = Probe::of_product(device, Shape { dims, ..PEAK }, dtype);
     // Of many, since others may be using the machine.
     let times = (0..5).flat_map(|_| probe.measure(device));
     let best = times.min().expect("several runs");

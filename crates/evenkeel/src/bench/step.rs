@@ -8,6 +8,7 @@ use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
 
 use super::llama::Llama;
 use super::{between, cuda, roofline};
+use crate::device::Kind;
 use crate::launch::{Launch, check_memory};
 use crate::{Failure, process, text};
 
@@ -53,12 +54,6 @@ pub struct Arguments {
     /// With --device cuda: which models to train; all of them by default.
     #[arg(long, value_enum)]
     model: Vec<cuda::Preset>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
-    Cpu,
-    Cuda,
 }
 
 impl Arguments {

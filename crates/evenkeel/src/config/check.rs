@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::raw::RawConfig;
-use super::settings::{Architecture, BalanceMode, DataSource, LrDecay, RecordFormat, Schedule, Settings};
+use super::settings::{Architecture, BalanceMode, DataSource, DeviceKind, LrDecay, RecordFormat, Schedule, Settings};
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
 
@@ -36,6 +36,7 @@ impl RawConfig {
         check_eval(&mut self, &settings);
         check_parallel(&mut self, &settings);
         check_balance(&mut self, &settings);
+        check_device(&mut self, &settings);
         if settings.output.save_dtype.is_some() && !settings.output.save_model {
             let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
             self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
@@ -276,6 +277,31 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         if let Some(told) = told {
             raw.note_contradiction(&["balance.stragglers"], told, None);
         }
+    }
+}
+
+/// What a card has nothing to do with, or cannot do yet.
+fn check_device(raw: &mut RawConfig, settings: &Settings) {
+    if settings.device.kind != DeviceKind::Cuda {
+        return;
+    }
+    let parallel = &settings.parallel;
+    for (key, ranks) in [("parallel.tp", parallel.tp), ("parallel.dp", parallel.dp)] {
+        if ranks > 1 {
+            let what = format!("`{key}` is {ranks}, but `device.kind` is \"cuda\", which has one rank");
+            let hint = "leave it out, or compute on the cores with device.kind = \"cpu\"";
+            raw.note_contradiction(&[key, "device.kind"], what, Some(hint));
+        }
+    }
+    let of_cores = [
+        ("device.threads", settings.device.threads.is_some()),
+        ("parallel.cores_per_rank", parallel.cores_per_rank.is_some()),
+        ("parallel.comm_cores", parallel.comm_cores > 0),
+        ("balance.stragglers", !settings.balance.stragglers.is_empty()),
+    ];
+    for (key, _) in of_cores.into_iter().filter(|(_, is_set)| *is_set) {
+        let what = format!("`{key}` is about a CPU's cores, but `device.kind` is \"cuda\"");
+        raw.note_contradiction(&[key, "device.kind"], what, None);
     }
 }
 

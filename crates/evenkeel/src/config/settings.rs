@@ -23,6 +23,7 @@ choices! {
     Imputation { Zero = "zero", Average = "average", Same = "same" }
     Selection { Priority = "priority", Random = "random" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
+    DeviceKind { Cpu = "cpu", Cuda = "cuda" }
 }
 
 const MOST_SIZE: u32 = 1 << 24;
@@ -247,6 +248,8 @@ settings! {
 
     /// The machine.
     [device] Device {
+        /// What computes: the machine's cores, or an NVIDIA GPU, which one rank has for itself.
+        kind: DeviceKind = DeviceKind::Cpu;
         /// Threads that compute; all cores if not set.
         threads: Option<usize>, from(1).to(4096);
     }

@@ -23,7 +23,7 @@ use evenkeel_train::{
 
 use crate::bench::peak_flops_per_s;
 use crate::config::{LrDecay, Overrides, Settings, Straggler};
-use crate::launch::{Launch, arrangement, check_memory};
+use crate::launch::{Launch, arrangement};
 use crate::{Failure, Mistake, Mistakes, device, text};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let costs = costs(settings, &shards, &launch, options);
     // A checkpoint is written from a copy of weights and moments.
     let snapshot_bytes = 12 * input.model.parameter_count();
-    check_memory(&costs, snapshot_bytes, MEMORY_HINT)?;
+    launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT)?;
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
@@ -300,8 +300,9 @@ impl Interruption {
 /// What the saved model, on all cores, makes of the prompts.
 fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Result<Vec<String>, Failure> {
     let saved = Folder::open(folder.model())?;
-    let model = Model::open(&saved)?;
-    let device = device::start(settings.device.threads)?;
+    let kind = settings.device.kind.into();
+    let model = Model::open(&saved)?.for_device(kind);
+    let device = device::start_kind(kind, settings.device.threads)?;
     let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
     Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))
 }

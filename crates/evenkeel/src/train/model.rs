@@ -46,7 +46,7 @@ impl ModelInput {
                 (new_config(sizes, tokenizer, config.settings.data.sequence), None)
             }
         };
-        let model = Model::from_json(&json)?;
+        let model = Model::from_json(&json)?.for_device(config.settings.device.kind.into());
         if let Some(folder) = &folder {
             model.check(folder)?;
         }

@@ -94,15 +94,22 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     parameters.aligned = are_aligned(&[q, k, v, dout, dq, dk, dv]) as u32;
     parameters.set_logsum(logsum);
     parameters.set_dropout(*dropout);
-    parameters.delta = stream.scratch((q.tokens() * q.count * size_of::<f32>()) as u64);
+    let variant = Variant::of(q.dim);
+    let delta_bytes = ((q.tokens() * q.count * size_of::<f32>()) as u64).next_multiple_of(256);
+    let (bit_words, bit_bytes) = bits(segments, q.tokens() * q.count);
+    let keeps_bits = parameters.drops() && dtype == DType::Bf16 && variant.width <= 128 && bit_bytes <= MOST_BIT_BYTES;
+    parameters.delta = stream.scratch(delta_bytes + if keeps_bits { bit_bytes } else { 0 });
+    if keeps_bits {
+        (parameters.bits, parameters.bit_words) = (parameters.delta + delta_bytes, bit_words);
+    }
     launch_delta(&parameters, q.count, dtype, stream);
 
-    let variant = Variant::of(q.dim);
     let tiles = Tiles { dtype, width: variant.width };
     let source = variant.backward(dtype, parameters.drops());
     // The sums of wide heads' gradients do not fit the registers together.
     let key_kernels: &[&str] = match dtype {
         DType::Bf16 if variant.width > 128 => &["attention_backward_keys", "attention_backward_values"],
+        DType::Bf16 if keeps_bits => &["attention_backward_keys_and_values_by_bits"],
         _ => &["attention_backward_keys_and_values"],
     };
     let of_queries = [("attention_backward_queries", q.count, tiles.backward_queries_bytes())];
@@ -111,6 +118,15 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
         let launch = Launch { source, name, rows: tiles.rows(), heads, shared_bytes };
         launch.over_segments(&parameters, segments, &[], dtype, stream);
     }
+}
+
+/// What the bits of dropped weights may take beside the arena. More are drawn twice.
+const MOST_BIT_BYTES: u64 = 256 << 20;
+
+/// Words for the keys that a query may see, 64 to a word, and bytes of those of all queries of all heads.
+fn bits(segments: &Segments, queries: usize) -> (u64, u64) {
+    let words = segments.iter().map(|segment| segment.len()).max().unwrap_or(0).div_ceil(64) as u64;
+    (words, (queries as u64).saturating_mul(words * size_of::<u64>() as u64))
 }
 
 fn launch_delta(parameters: &Parameters, heads: usize, dtype: DType, stream: &mut Stream) {

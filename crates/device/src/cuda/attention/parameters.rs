@@ -1,5 +1,6 @@
 //! What our own kernels are given, field by field as `kernels/attention/shared.cuh` declares it.
 
+use super::super::random::dropped_below;
 use crate::kernel::{AttentionDropout, Mask};
 use crate::{DType, View};
 
@@ -35,6 +36,8 @@ pub(super) struct Parameters {
     pub logsum: u64,
     pub logsum_stride: i64,
     pub delta: u64,
+    pub bits: u64,
+    pub bit_words: u64,
     pub seed: u64,
     pub first_head: u64,
     pub first_token: u64,
@@ -47,7 +50,7 @@ pub(super) struct Parameters {
     pub window: u32,
     pub aligned: u32,
     pub scale: f32,
-    pub dropped_below: f32,
+    pub dropped_below: u32,
     pub kept: f32,
     pub segments: u32,
     pub offsets: [u32; MOST_SEGMENTS + 1],
@@ -58,8 +61,6 @@ const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of 
 
 /// Windows as wide as any segment, so that positions and windows add up in 32 bits.
 const WIDEST_WINDOW: usize = 1 << 30;
-/// Steps from 0 to 1 of a uniform number.
-const UNIFORM_STEPS: f32 = (1 << 24) as f32;
 
 impl Parameters {
     /// Of attention without a gradient, a cache or dropout, and of no segments.
@@ -79,6 +80,8 @@ impl Parameters {
             logsum: 0,
             logsum_stride: 0,
             delta: 0,
+            bits: 0,
+            bit_words: 0,
             seed: 0,
             first_head: 0,
             first_token: 0,
@@ -91,7 +94,7 @@ impl Parameters {
             window: mask.window.map_or(0, |window| window.min(WIDEST_WINDOW) as u32),
             aligned: 0,
             scale,
-            dropped_below: 0.0,
+            dropped_below: 0,
             kept: 1.0,
             segments: 0,
             offsets: [0; MOST_SEGMENTS + 1],
@@ -105,13 +108,13 @@ impl Parameters {
 
     pub fn set_dropout(&mut self, dropout: Option<AttentionDropout>) {
         let Some(dropout) = dropout.filter(|dropout| dropout.probability > 0.0) else { return };
-        self.dropped_below = dropout.probability * UNIFORM_STEPS;
+        self.dropped_below = dropped_below(dropout.probability);
         self.kept = 1.0 / (1.0 - dropout.probability);
         (self.seed, self.first_head, self.first_token) = (dropout.seed, dropout.first_head, dropout.first_token);
     }
 
     pub fn drops(&self) -> bool {
-        self.dropped_below > 0.0
+        self.dropped_below > 0
     }
 }
 

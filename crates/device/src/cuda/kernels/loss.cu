@@ -3,37 +3,66 @@
 // A zero instead of minus infinity, whose difference to itself would be NaN.
 __device__ __forceinline__ float base_of(float max) { return max == -INFINITY_F32 ? 0.0f : max; }
 
+// Vectors that a thread asks for before it uses the first.
+#define AHEAD 4
+
+// A thread's next vectors of a row, from column `col` on and each `step` columns behind the one before, and how many elements
+// of each there are.
+template <class T, int N>
+__device__ __forceinline__ void load_ahead(
+    const Matrix<T> &logits, i64 row, i64 col, i64 cols, i64 step, float (&x)[AHEAD][N], int (&counts)[AHEAD]) {
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        i64 left = cols - (col + a * step);
+        counts[a] = left < 0 ? 0 : (int)(left < N ? left : N);
+        load<N>(logits.at(row, col + a * step), counts[a], x[a]);
+    }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void loss_stats(
+    i64 cols, Matrix<T> logits, const u32 *labels, u32 first, Matrix<float> stats) {
+    i64 row = blockIdx.x, step = (i64)blockDim.x * N;
+    float max = -INFINITY_F32, sum = 0.0f, total = 0.0f;
+    for (i64 col = (i64)threadIdx.x * N; col < cols; col += AHEAD * step) {
+        float x[AHEAD][N], new_max = max;
+        int counts[AHEAD];
+        load_ahead<T, N>(logits, row, col, cols, step, x, counts);
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                total += x[a][i];
+                if (i >= counts[a]) x[a][i] = -INFINITY_F32;
+                new_max = fmaxf(new_max, x[a][i]);
+            }
+        }
+        float base = base_of(new_max), part = 0.0f;
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+#pragma unroll
+            for (int i = 0; i < N; i++) part += exponential<Rounded<T>::value>(x[a][i] - base);
+        }
+        sum = sum * exponential<Rounded<T>::value>(max - base) + part;
+        max = new_max;
+    }
+    float all_max = max_of_block(max);
+    float all_sum = sum_of_block(sum * expf(max - base_of(all_max)));
+    float all_total = sum_of_block(total);
+    if (threadIdx.x == 0) {
+        i64 column = place_of(labels[row], first, cols);
+        float *to = stats.at(row, 0);
+        to[0] = all_max;
+        to[1] = all_sum;
+        to[2] = column < 0 ? 0.0f : widen(*logits.at(row, column));
+        to[3] = all_total;
+    }
+}
+
 #define LOSS_STATS(T, NAME, N) \
     extern "C" __global__ void __launch_bounds__(512) loss_stats_##NAME##_##N( \
         i64 cols, Matrix<T> logits, const u32 *labels, u32 first, Matrix<float> stats) { \
-        i64 row = blockIdx.x; \
-        float max = -INFINITY_F32, sum = 0.0f, total = 0.0f; \
-        for (i64 col = (i64)threadIdx.x * N; col < cols; col += (i64)blockDim.x * N) { \
-            int count = (int)(cols - col < N ? cols - col : N); \
-            float x[N]; \
-            load<N>(logits.at(row, col), count, x); \
-            float new_max = max; \
-            for (int i = 0; i < N; i++) { \
-                total += x[i]; \
-                if (i >= count) x[i] = -INFINITY_F32; \
-                new_max = fmaxf(new_max, x[i]); \
-            } \
-            float base = base_of(new_max), part = 0.0f; \
-            for (int i = 0; i < N; i++) part += exponential<Rounded<T>::value>(x[i] - base); \
-            sum = sum * exponential<Rounded<T>::value>(max - base) + part; \
-            max = new_max; \
-        } \
-        float all_max = max_of_block(max); \
-        float all_sum = sum_of_block(sum * expf(max - base_of(all_max))); \
-        float all_total = sum_of_block(total); \
-        if (threadIdx.x == 0) { \
-            i64 column = place_of(labels[row], first, cols); \
-            float *to = stats.at(row, 0); \
-            to[0] = all_max; \
-            to[1] = all_sum; \
-            to[2] = column < 0 ? 0.0f : widen(*logits.at(row, column)); \
-            to[3] = all_total; \
-        } \
+        loss_stats<T, N>(cols, logits, labels, first, stats); \
     }
 FOR_TYPES(LOSS_STATS)
 
@@ -76,16 +105,22 @@ __device__ __forceinline__ void loss_backward(
     float factor = scale / sum, scaled_rest = scale * rest;
     i64 column = place_of(label, first, cols);
     float at_label = factor * expf(target - max) - scale * (1.0f - smoothing + rest);
-    for (i64 col = (i64)threadIdx.x * N; col < cols; col += (i64)blockDim.x * N) {
-        int count = (int)(cols - col < N ? cols - col : N);
-        float x[N];
-        load<N>(logits.at(row, col), count, x);
+    i64 step = (i64)blockDim.x * N;
+    for (i64 start = (i64)threadIdx.x * N; start < cols; start += AHEAD * step) {
+        float x[AHEAD][N];
+        int counts[AHEAD];
+        load_ahead<T, N>(logits, row, start, cols, step, x, counts);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float gradient = col + i == column ? at_label : factor * exponential<Rounded<D>::value>(x[i] - max) - scaled_rest;
-            x[i] = label == IGNORE ? 0.0f : gradient;
+        for (int a = 0; a < AHEAD; a++) {
+            i64 col = start + a * step;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float other = factor * exponential<Rounded<D>::value>(x[a][i] - max) - scaled_rest;
+                float gradient = col + i == column ? at_label : other;
+                x[a][i] = label == IGNORE ? 0.0f : gradient;
+            }
+            store<N>(dlogits.at(row, col), counts[a], x[a]);
         }
-        store<N>(dlogits.at(row, col), count, x);
     }
 }
 

@@ -118,15 +118,49 @@ __device__ __forceinline__ void norm_long(
 #define NORM(T, NAME, N) NORM_KIND(T, NAME, N, rms, false) NORM_KIND(T, NAME, N, layer, true)
 FOR_TYPES(NORM)
 
+// N elements as they lie in memory: half as many registers hold a bf16 vector so.
+template <class T, int N> struct Words {
+    static const int COUNT = sizeof(T) * N < 4 ? 1 : sizeof(T) * N / 4;
+    u32 at[COUNT];
+
+    // Zeros where there is no element.
+    __device__ __forceinline__ void fetch(const T *from, int count) {
+        if (count == N) {
+            Pack<T, N> pack = *reinterpret_cast<const Pack<T, N> *>(from);
+            at[COUNT - 1] = 0;
+            memcpy(at, &pack, sizeof(pack));
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) at[i] = 0;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (i < count) at[i * sizeof(T) / 4] |= bits(from[i]) << (sizeof(T) == 2 ? i % 2 * 16 : 0);
+        }
+    }
+
+    __device__ __forceinline__ static u32 bits(bf16 x) { return x.bits; }
+    __device__ __forceinline__ static u32 bits(float x) { return __float_as_uint(x); }
+
+    __device__ __forceinline__ float number(int i) const {
+        if (sizeof(T) == 4) return __uint_as_float(at[i]);
+        return __uint_as_float(i % 2 ? at[i / 2] & 0xffff0000u : at[i / 2] << 16);
+    }
+
+    // Has what was made of them before made again, not kept.
+    __device__ __forceinline__ void forget() {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(at[i]));
+    }
+};
+
 // Gradients of rows whose vectors are at most as many as threads. A block walks its rows and keeps its columns' share of
 // dweight and dbias, which it writes to rows 2b and 2b + 1 of `partials`. `cols` is below 2^31.
 //
-// Fetching the next row while this one is summed was tried: [16384, 2048] took 205 us with the registers for it and 244 us
-// with spills, against 148 us with more blocks at once.
-template <class T, int N>
+// A row's sums need all threads; the next row is on its way meanwhile. Rows held as f32 made that too many registers.
+template <class T, int N, bool LAYER>
 __device__ __forceinline__ void norm_backward(
-    int layer, i64 rows, int cols, Matrix<T> x, const float *weight, float weight_offset, Matrix<float> stats,
-    Matrix<T> dout, Matrix<T> residual, Matrix<T> dx, i64 rows_per_block, float *partials) {
+    i64 rows, int cols, Matrix<T> x, const float *weight, float weight_offset, Matrix<float> stats, Matrix<T> dout,
+    Matrix<T> residual, Matrix<T> dx, i64 rows_per_block, float *partials) {
     int col = threadIdx.x * N;
     int count = cols - col < 0 ? 0 : (cols - col < N ? cols - col : N);
     i64 start = (i64)blockIdx.x * rows_per_block;
@@ -135,27 +169,50 @@ __device__ __forceinline__ void norm_backward(
     load<N>(weight + col, count, w);
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] += weight_offset;
-    for (i64 row = start + threadIdx.y; row < end; row += blockDim.y) {
-        float v[N], d[N], r[N] = {};
-        load<N>(x.at(row, col), count, v);
-        load<N>(dout.at(row, col), count, d);
-        if (residual.first) load<N>(residual.at(row, col), count, r);
-        float mean = *stats.at(row, 0), scale = *stats.at(row, 1);
+    i64 row = start + threadIdx.y;
+    Words<T, N> next_x, next_d;
+    float next_mean = 0.0f, next_scale = 0.0f;
+    if (row < end) {
+        next_x.fetch(x.at(row, col), count);
+        next_d.fetch(dout.at(row, col), count);
+        next_mean = *stats.at(row, 0);
+        next_scale = *stats.at(row, 1);
+    }
+    for (; row < end; row += blockDim.y) {
+        Words<T, N> this_x = next_x, this_d = next_d, this_r = {};
+        float mean = next_mean, scale = next_scale;
+        if (residual.first) this_r.fetch(residual.at(row, col), count);
+        i64 next = row + blockDim.y;
+        if (next < end) {
+            next_x.fetch(x.at(next, col), count);
+            next_d.fetch(dout.at(next, col), count);
+            next_mean = *stats.at(next, 0);
+            next_scale = *stats.at(next, 1);
+        }
         float sum_g = 0.0f, sum_gx = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             // Where there is no element, dout is zero.
-            v[i] = (v[i] - mean) * scale;
-            dweight[i] += d[i] * v[i];
-            dbias[i] += d[i];
-            d[i] *= w[i];
-            sum_g += d[i];
-            sum_gx += d[i] * v[i];
+            float v = (this_x.number(i) - mean) * scale, d = this_d.number(i);
+            dweight[i] += d * v;
+            if (LAYER) dbias[i] += d;
+            d *= w[i];
+            if (LAYER) sum_g += d;
+            sum_gx += d * v;
         }
-        sums_of_block(sum_g, sum_gx);
-        float mean_g = layer ? sum_g / cols : 0.0f, mean_gx = sum_gx / cols;
+        if (LAYER) {
+            sums_of_block(sum_g, sum_gx);
+        } else {
+            sum_gx = sum_of_block(sum_gx);
+        }
+        this_x.forget();
+        this_d.forget();
+        float mean_g = LAYER ? sum_g / cols : 0.0f, mean_gx = sum_gx / cols, r[N];
 #pragma unroll
-        for (int i = 0; i < N; i++) r[i] += scale * (d[i] - mean_g - v[i] * mean_gx);
+        for (int i = 0; i < N; i++) {
+            float v = (this_x.number(i) - mean) * scale, d = this_d.number(i) * w[i];
+            r[i] = this_r.number(i) + scale * (d - mean_g - v * mean_gx);
+        }
         store<N>(dx.at(row, col), count, r);
     }
     // Rows that were walked side by side are added up in order.
@@ -181,17 +238,19 @@ __device__ __forceinline__ void norm_backward(
     for (int i = 0; i < N; i++) {
         if (i >= count) break;
         to[i] = dweight[i];
-        to[cols + i] = dbias[i];
+        if (LAYER) to[cols + i] = dbias[i];
     }
 }
 
-#define NORM_BACKWARD(T, NAME, N) \
-    extern "C" __global__ void __launch_bounds__(1024) norm_backward_##NAME##_##N( \
-        int layer, i64 rows, int cols, Matrix<T> x, const float *weight, float weight_offset, Matrix<float> stats, \
-        Matrix<T> dout, Matrix<T> residual, Matrix<T> dx, i64 rows_per_block, float *partials) { \
-        norm_backward<T, N>( \
-            layer, rows, cols, x, weight, weight_offset, stats, dout, residual, dx, rows_per_block, partials); \
+#define NORM_BACKWARD_KIND(T, NAME, N, KIND, LAYER) \
+    extern "C" __global__ void __launch_bounds__(1024) norm_backward_##KIND##_##NAME##_##N( \
+        i64 rows, int cols, Matrix<T> x, const float *weight, float weight_offset, Matrix<float> stats, Matrix<T> dout, \
+        Matrix<T> residual, Matrix<T> dx, i64 rows_per_block, float *partials) { \
+        norm_backward<T, N, LAYER>( \
+            rows, cols, x, weight, weight_offset, stats, dout, residual, dx, rows_per_block, partials); \
     }
+#define NORM_BACKWARD(T, NAME, N) \
+    NORM_BACKWARD_KIND(T, NAME, N, rms, false) NORM_BACKWARD_KIND(T, NAME, N, layer, true)
 FOR_TYPES(NORM_BACKWARD)
 
 // Longer rows: first the sums down the columns, a thread for each of them, then the rows.

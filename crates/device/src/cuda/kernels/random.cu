@@ -42,17 +42,14 @@ FOR_TYPES(RANDOM_NORMAL)
 
 #define DROPOUT(T, NAME, N) \
     extern "C" __global__ void dropout_##NAME##_##N( \
-        i64 rows, i64 cols, Matrix<T> x, Matrix<T> out, u64 seed, u64 first_row, u64 first_col, float probability, \
+        i64 rows, i64 cols, Matrix<T> x, Matrix<T> out, u64 seed, u64 first_row, u64 first_col, u32 dropped_below, \
         float factor) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             u64 key = seed_of(seed, first_row + row); \
             u32 first = (u32)(first_col + col); \
             float v[N]; \
             load<N>(x.at(row, col), count, v); \
-            for (int i = 0; i < N; i++) { \
-                float uniform = uniform_steps(word(key, first + i)) * (1.0f / 16777216.0f); \
-                v[i] = uniform < probability ? 0.0f : v[i] * factor; \
-            } \
+            for (int i = 0; i < N; i++) v[i] = word(key, first + i) < dropped_below ? 0.0f : v[i] * factor; \
             store<N>(out.at(row, col), count, v); \
         }); \
     }

@@ -32,6 +32,11 @@ struct Parameters {
     i64 logsum_stride;
     // f32 [heads of this launch, tokens]: the products of dout and out.
     u64 delta;
+    // u64 [heads of this launch, tokens, bit_words]: of each query and 64 keys, which weights are dropped. The kernel of
+    // queries writes them and that of keys reads them instead of drawing the numbers again; 0 where they would take too
+    // much memory.
+    u64 bits;
+    u64 bit_words;
     u64 seed;
     u64 first_head;
     u64 first_token;
@@ -48,8 +53,8 @@ struct Parameters {
     // Whether all heads can be copied 16 bytes at a time, and results stored 4 bytes at a time.
     u32 aligned;
     float scale;
-    // Dropped are weights with fewer steps of a uniform number than this; 0 drops none.
-    float dropped_below;
+    // Dropped are weights whose random word is less than this; 0 drops none.
+    u32 dropped_below;
     // Weights that stay are multiplied by this.
     float kept;
     u32 segments;
@@ -120,7 +125,12 @@ __device__ __forceinline__ u64 noise_of(const Parameters &p, int head, int token
 }
 
 __device__ __forceinline__ bool is_dropped(const Parameters &p, u64 noise, int key) {
-    return uniform_steps(word(noise, key)) < p.dropped_below;
+    return word(noise, key) < p.dropped_below;
+}
+
+// The bits of a query and the 64 keys from `key` on.
+__device__ __forceinline__ u64 *bits_of(const Parameters &p, int head, int token, int key) {
+    return (u64 *)p.bits + ((i64)(head - p.head_start) * p.tokens + token) * p.bit_words + key / 64;
 }
 
 __device__ __forceinline__ float logsum_of(const Parameters &p, int token, int head) {
