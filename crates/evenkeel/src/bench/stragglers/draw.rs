@@ -10,7 +10,7 @@ const RIGHT: f64 = 90.0;
 const BAR: f64 = 18.0;
 const BAR_GAP: f64 = 4.0;
 const CASE_GAP: f64 = 22.0;
-const TOP: f64 = 64.0;
+const TOP: f64 = 82.0;
 
 fn colour(mode: ModeName) -> &'static str {
     match mode {
@@ -24,6 +24,7 @@ fn colour(mode: ModeName) -> &'static str {
 }
 
 pub fn svg(title: &str, results: &[(Case, Vec<Outcome>)]) -> String {
+    let (what, how) = title.split_once("; ").unwrap_or((title, ""));
     let most = results
         .iter()
         .flat_map(|(case, outcomes)| outcomes.iter().map(Outcome::slowed).chain([case.slowest(), case.optimum()]));
@@ -36,8 +37,9 @@ pub fn svg(title: &str, results: &[(Case, Vec<Outcome>)]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
          <text x=\"16\" y=\"24\" font-size=\"14\" fill=\"#22272b\">A step with slow ranks, where an undisturbed one takes 1</text>\n\
-         <text x=\"16\" y=\"42\" fill=\"#5c656c\">{}</text>\n",
-        escaped(title)
+         <text x=\"16\" y=\"42\" fill=\"#5c656c\">{}</text>\n<text x=\"16\" y=\"58\" fill=\"#5c656c\">{}</text>\n",
+        escaped(what),
+        escaped(how),
     );
     let mut y = TOP;
     for (case, outcomes) in results {

@@ -212,11 +212,11 @@ impl Arguments {
     /// What is slow, how, and for whom.
     fn title(&self, ranks: usize) -> String {
         let how = match (self.simulate, self.neighbour) {
-            (Some(_), _) => "simulated from compute times measured on one core, exchanges left out",
-            (None, true) => "a busy process on the slow ranks' cores",
-            (None, false) => "an emulated throttle",
+            (Some(_), _) => "slow ranks simulated from compute times measured on one core, exchanges left out",
+            (None, true) => "slowed down by a busy process on their cores",
+            (None, false) => "slowed down by an emulated throttle",
         };
-        format!("{}, tp {ranks}; slow ranks by {how}", self.subject.describe())
+        format!("{}, tp {ranks}; {how}", self.subject.describe())
     }
 }
 
