@@ -73,6 +73,11 @@ impl Balancer {
         }
     }
 
+    /// Bytes of state for one of the width.
+    pub fn state_bytes(&self, dim: Dim) -> f64 {
+        self.options.state_bytes[dim as usize]
+    }
+
     /// Bytes that migration moves in a step for one of the width.
     pub fn work_bytes(&self, dim: Dim) -> f64 {
         self.options.work_bytes[dim as usize]

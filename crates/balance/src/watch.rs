@@ -42,13 +42,6 @@ impl Speeds {
         let base = self.bases[class as usize] * self.ranks() as f64;
         if per_second.is_finite() { (total as f64 + base) / per_second } else { 0.0 }
     }
-
-    /// Known speeds, for simulations: ranks that take so many times as long as the fastest, and what that one takes for each
-    /// class in seconds per width.
-    pub fn known(slowness: Vec<f64>, fastest: impl Fn(Class) -> f64, bases: impl Fn(Class) -> f64) -> Speeds {
-        let rates = |class: Class| slowness.iter().map(|slowness| slowness * fastest(class)).collect();
-        Speeds { rates: Class::ALL.map(rates), bases: Class::ALL.map(bases), slowness, since: 0, uncertainty: 0.0 }
-    }
 }
 
 /// Of one step, by class and rank: seconds, or seconds for one of the width.

@@ -18,7 +18,7 @@ pub struct Balance {
     model: Model,
     cut: Cut,
     mesh: Mesh,
-    widths: Widths,
+    patch_elements: Vec<usize>,
     /// How ranks leave something out, where they may.
     resize: Option<Resize>,
     /// What was done last, until it is known what it was good for.
@@ -34,8 +34,6 @@ pub struct Balanced {
     /// Where state was kept and work done before, and where now.
     pub before: Target,
     pub now: Target,
-    /// What moving took.
-    pub took: Duration,
     /// Of a step since then; what was foretold while it is not known.
     pub after: Duration,
 }
@@ -82,7 +80,8 @@ impl Balance {
         let balancer = Balancer::new(options, division(&widths));
         let resizes = matches!(mode, Mode::Resize | Mode::Semi | Mode::Auto) && gamma_max > 0.0;
         let resize = resizes.then_some(resize);
-        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, widths, resize, pending: None }
+        let (model, cut, patch_elements) = (model.clone(), cut.clone(), widths.patch_elements);
+        Balance { balancer, model, cut, mesh, patch_elements, resize, pending: None }
     }
 
     /// To be called before the first step: columns that may be left out are watched from the beginning.
@@ -95,18 +94,13 @@ impl Balance {
         ranks.resize(gammas.iter().map(|&gamma| Some(Resize { gamma, ..resize })).collect())
     }
 
-    /// How the model is cut now.
-    pub fn widths(&self) -> &Widths {
-        &self.widths
-    }
-
     pub fn target(&self) -> &Target {
         &self.balancer.now
     }
 
     /// Bytes of state for one of a dim's width.
     pub fn state_bytes(&self, dim: Dim) -> f64 {
-        STATE_BYTES as f64 * elements(&self.model, dim)
+        self.balancer.state_bytes(dim)
     }
 
     /// Bytes that migration moves in a step for one of a dim's width.
@@ -185,29 +179,29 @@ impl Balance {
         let target = &decision.target;
         let reshards = target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens);
         if reshards {
-            self.widths = self.widths_of(&target.home, target.work.of(Dim::Tokens));
-            let cut = Cut { widths: Some(self.widths.clone()), ..self.cut.clone() };
+            let home = self.widths_of(&target.home, target);
+            let cut = Cut { widths: Some(home), ..self.cut.clone() };
             ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
         }
-        let work = self.widths_of(&target.work, target.work.of(Dim::Tokens));
+        let work = self.widths_of(&target.work, target);
         ranks.migrate(target.migrates().then_some(work))?;
         if reshards || target.gammas != before.gammas {
             self.leave_out(ranks, &target.gammas)?;
         }
-        let took = begun.elapsed();
-        self.balancer.done(&decision, took.as_secs_f64());
+        self.balancer.done(&decision, begun.elapsed().as_secs_f64());
         let Decision { target: now, prospect } = decision;
         let after = Duration::from_secs_f64(prospect.then_s);
-        Ok(Balanced { step, prospect, before, now, took, after })
+        Ok(Balanced { step, prospect, before, now, after })
     }
 
-    fn widths_of(&self, division: &Division, tokens: &[usize]) -> Widths {
+    /// Of a target's division; rows of the stream are no state, so they go by work.
+    fn widths_of(&self, division: &Division, target: &Target) -> Widths {
         Widths {
             head_shares: division.of(Dim::Heads).to_vec(),
             ffn: division.of(Dim::Columns).to_vec(),
             classes: division.of(Dim::Classes).to_vec(),
-            patch_elements: self.widths.patch_elements.clone(),
-            tokens: tokens.to_vec(),
+            patch_elements: self.patch_elements.clone(),
+            tokens: target.work.of(Dim::Tokens).to_vec(),
         }
     }
 

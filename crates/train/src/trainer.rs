@@ -115,8 +115,6 @@ pub struct Trainer {
     chains: Vec<Chain>,
     /// What every rank keeps, in their order.
     keeping: Vec<Keeping>,
-    /// How the model is cut.
-    widths: Widths,
     /// All ranks.
     everybody: Group,
     communicator: Communicator,
@@ -157,7 +155,6 @@ impl Trainer {
             program: Program::default(),
             sizes: Vec::new(),
             keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
-            widths: Widths::of(shards.iter().map(|model| &model.shard)),
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             communicator: communicator.clone(),
             migrated: None,
@@ -284,7 +281,6 @@ impl Trainer {
         self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
         self.groups = join(&self.communicator, &self.chains[self.rank].groups);
         (self.model, self.keeping) = (model, keeping);
-        self.widths = Widths::of(shards.iter().map(|model| &model.shard));
         (self.shards, self.migrated) = (shards.to_vec(), None);
         self.sizes.clear();
         self.gather_values();
@@ -325,8 +321,8 @@ impl Trainer {
     }
 
     /// How the model is cut now.
-    pub fn widths(&self) -> &Widths {
-        &self.widths
+    pub fn widths(&self) -> Widths {
+        Widths::of(self.shards.iter().map(|model| &model.shard))
     }
 
     /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without

@@ -4,10 +4,10 @@ mod support;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
-use evenkeel_model::{Cut, Imputation, Input, Intake, Model, Parameters, Resizing, Sharing, Split};
+use evenkeel_model::{Cut, Imputation, Input, Intake, Model, Parameters, Resizing, Split};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Kind, Ranks, Resize, Samples, Trainer, TrainerOptions};
-use support::{Topology, start_on, state};
+use support::{Topology, check_replicas, start_on, state};
 
 const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
@@ -300,24 +300,6 @@ fn curve(ranks: &Ranks, model: &Model, resize: Option<Resize>, steps: usize) -> 
     (0..steps).map(step).map(|outcome| (outcome.loss, outcome.grad_norm)).collect()
 }
 
-/// Asserts that what several ranks hold is the same on all of them.
-fn check_replicas(what: &str, ranks: &Ranks) {
-    let held = ranks.each(|trainer| (trainer.model.specs.clone(), everything(trainer))).unwrap();
-    let mut shared = 0;
-    for (specs, values) in &held {
-        for (id, spec) in specs.iter().enumerate() {
-            let first = match &spec.sharing {
-                Sharing::Alone => continue,
-                Sharing::Same => 0,
-                Sharing::Summed(holders) => holders.start,
-            };
-            shared += 1;
-            assert!(values[id] == held[first].1[id], "{what}: {}", spec.name);
-        }
-    }
-    assert!(shared > 0);
-}
-
 #[test]
 fn one_resized_rank_of_several_trains_and_the_others_notice_nothing() {
     for (model, tp) in [(llama(), 2), (gpt2(), 2), (vit(), 2), (llama(), 4)] {
@@ -328,7 +310,7 @@ fn one_resized_rank_of_several_trains_and_the_others_notice_nothing() {
             let ours = curve(&resized, &model, Some(resize(0.5, imputation, Selection::Priority)), 20);
             assert_eq!(ours[..2], exact[..2], "{what}: the first period keeps everything");
             assert!(ours[19].0 < 0.9 * ours[0].0, "{what}: {:?} to {:?}", ours[0], ours[19]);
-            check_replicas(&what, &resized);
+            check_replicas(&what, &resized, |trainer| everything(trainer));
             let seen = |ranks: &Ranks| {
                 let of = |trainer: &mut Trainer| {
                     let shapes: Vec<[usize; 2]> = trainer.model.specs.iter().map(|spec| spec.matrix).collect();
@@ -412,5 +394,5 @@ fn cuts_without_a_split_stream_can_be_resized_too() {
     });
     let ours = curve(&ranks, &llama(), Some(resize(0.5, Imputation::Zero, Selection::Priority)), 20);
     assert!(ours[19].0 < 0.9 * ours[0].0, "{:?} to {:?}", ours[0], ours[19]);
-    check_replicas("a whole stream", &ranks);
+    check_replicas("a whole stream", &ranks, |trainer| everything(trainer));
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device};
-use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Sharing, Split};
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
@@ -142,25 +142,11 @@ fn replicated_parameters_stay_bitwise_equal_across_ranks() {
         for cut in [Cut::even(4), split(uneven(3))] {
             let ranks = loaded(case, &cut, DType::F32, options(Some(1.0)));
             train(case, &ranks, 10);
-            let held = ranks.each(|trainer| {
+            support::check_replicas(&format!("{case}, {cut:?}"), &ranks, |trainer| {
                 let queue = trainer.device.compute();
                 let of = |id: ParamId| trainer.kept(Kind::Weight, id).map(|(_, kept)| queue.read(&kept));
-                (trainer.model.specs.clone(), trainer.parameters.ids().map(of).collect::<Vec<_>>())
+                trainer.parameters.ids().map(of).collect()
             });
-            let held = held.unwrap();
-            let mut shared = 0;
-            for (specs, values) in &held {
-                for (id, spec) in specs.iter().enumerate() {
-                    let first = match &spec.sharing {
-                        Sharing::Alone => continue,
-                        Sharing::Same => 0,
-                        Sharing::Summed(holders) => holders.start,
-                    };
-                    shared += 1;
-                    assert!(values[id] == held[first].1[id], "{case}, {cut:?}: {}", spec.name);
-                }
-            }
-            assert!(shared > 0);
         }
     }
 }

@@ -30,7 +30,7 @@ type Kept = BTreeMap<String, (Held, Vec<f32>)>;
 
 impl Snapshot {
     pub fn take(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Snapshot, Error> {
-        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths().clone(), kept(trainer)))?;
+        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths(), kept(trainer)))?;
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
             version: VERSION,

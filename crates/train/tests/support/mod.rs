@@ -4,7 +4,7 @@
 
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{CpuOptions, DType, Device, Queue};
-use evenkeel_model::{Cut, Model, ParamId, Parameters, Split};
+use evenkeel_model::{Cut, Model, ParamId, Parameters, Sharing, Split};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
 
@@ -66,4 +66,26 @@ pub fn state(ranks: &Ranks) -> Vec<Vec<f32>> {
     let sizes = || ranks.specs().iter().map(|spec| spec.whole[0]).enumerate();
     let kinds = [Kind::Weight, Kind::Mean, Kind::Variance];
     kinds.into_iter().flat_map(|kind| sizes().map(move |size| (kind, size))).map(|(k, size)| whole(k, size)).collect()
+}
+
+/// Asserts that what several ranks hold of a parameter, as `values` reads it, is the same on all of them.
+pub fn check_replicas<V: PartialEq + Send + 'static>(
+    what: &str,
+    ranks: &Ranks,
+    values: impl Fn(&mut Trainer) -> Vec<V> + Send + Sync + 'static,
+) {
+    let held = ranks.each(move |trainer| (trainer.model.specs.clone(), values(trainer))).unwrap();
+    let mut shared = 0;
+    for (specs, values) in &held {
+        for (id, spec) in specs.iter().enumerate() {
+            let first = match &spec.sharing {
+                Sharing::Alone => continue,
+                Sharing::Same => 0,
+                Sharing::Summed(holders) => holders.start,
+            };
+            shared += 1;
+            assert!(values[id] == held[first].1[id], "{what}: {}", spec.name);
+        }
+    }
+    assert!(shared > 0);
 }
