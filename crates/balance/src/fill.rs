@@ -7,19 +7,38 @@ use std::collections::BinaryHeap;
 /// `time(i, width)` seconds, which does not fall with the width, and gets at most `most[i]`. The widths whose slowest rank is
 /// fastest; of several such the one that the lowest ranks begin. None where the limits leave no room.
 pub fn fill(total: usize, grain: usize, most: &[usize], time: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
-    let mut widths = vec![0; most.len()];
-    // Whoever would be done first with one grain more gets it. Times are compared as bits: they are not negative.
+    let guessed = guess(total, grain, most, &time).and_then(|widths| fill_up(total, grain, most, &time, widths));
+    guessed.or_else(|| fill_up(total, grain, most, &time, vec![0; most.len()]))
+}
+
+/// Whoever would be done first with one grain more gets it, until all have been given. None also where this cannot have
+/// gone through `widths`, had it begun with nothing: somebody has one that is given later than the last of all.
+fn fill_up(
+    total: usize,
+    grain: usize,
+    most: &[usize],
+    time: &impl Fn(usize, usize) -> f64,
+    mut widths: Vec<usize>,
+) -> Option<Vec<usize>> {
+    // Times are compared as bits: they are not negative.
     let next = |rank: usize, width: usize, step: usize| -> Option<Reverse<(u64, usize)>> {
         let wider = width.checked_add(step).filter(|&wider| wider <= most[rank])?;
         let seconds = time(rank, wider);
         assert!(seconds >= 0.0, "rank {rank} takes {seconds} s for {wider}");
         Some(Reverse((seconds.to_bits(), rank)))
     };
-    let mut heap: BinaryHeap<_> = (0..most.len()).filter_map(|rank| next(rank, 0, grain)).collect();
-    for _ in 0..total / grain {
-        let Reverse((_, rank)) = heap.pop()?;
+    let given = |(rank, &width): (usize, &usize)| (width > 0).then(|| (time(rank, width).to_bits(), rank));
+    let latest_given = widths.iter().enumerate().filter_map(given).max();
+    let mut heap: BinaryHeap<_> = (0..most.len()).filter_map(|rank| next(rank, widths[rank], grain)).collect();
+    let mut latest = None;
+    for _ in widths.iter().sum::<usize>() / grain..total / grain {
+        let Reverse((seconds, rank)) = heap.pop()?;
+        latest = Some((seconds, rank));
         widths[rank] += grain;
         heap.extend(next(rank, widths[rank], grain));
+    }
+    if latest < latest_given {
+        return None;
     }
     let left = total % grain;
     if left > 0 {
@@ -28,6 +47,29 @@ pub fn fill(total: usize, grain: usize, most: &[usize], time: impl Fn(usize, usi
         widths[rank] += left;
     }
     Some(widths)
+}
+
+/// Somewhat less than everybody gets, if times are lines over the width: thousands of grains need not be given one by one.
+fn guess(total: usize, grain: usize, most: &[usize], time: &impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
+    let grains = total / grain;
+    if grains < 8 * most.len() {
+        return None;
+    }
+    let line = |rank: usize| {
+        let [near, far] = [grain, grains * grain].map(|width| time(rank, width));
+        let rate = (far - near) / (grains - 1) as f64;
+        (near - rate, rate)
+    };
+    let lines: Vec<(f64, f64)> = (0..most.len()).map(line).collect();
+    let per_second: f64 = lines.iter().map(|(_, rate)| 1.0 / rate).sum();
+    let behind: f64 = lines.iter().map(|(fixed, rate)| fixed / rate).sum();
+    let seconds = (grains as f64 + behind) / per_second;
+    let width = |(&(fixed, rate), &most): (&(f64, f64), &usize)| -> usize {
+        let grains = ((seconds - fixed) / rate - 1.0).max(0.0) as usize;
+        (grains * grain).min(most / grain * grain)
+    };
+    let widths: Vec<usize> = lines.iter().zip(most).map(width).collect();
+    (seconds.is_finite() && widths.iter().sum::<usize>() < grains * grain).then_some(widths)
 }
 
 #[cfg(test)]
@@ -75,6 +117,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn beginning_with_a_guess_changes_nothing() {
+        let mut random = 11u64;
+        let mut next = |end: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % end
+        };
+        let mut guessed = 0;
+        for case in 0..300 {
+            let ranks = 1 + next(9) as usize;
+            let lines: Vec<[f64; 2]> = (0..ranks).map(|_| [next(60) as f64, next(8) as f64 / 2.0]).collect();
+            let (total, grain) = (next(3000) as usize, 1 + next(5) as usize);
+            let mut limit = || if next(4) == 0 { next(500) as usize } else { usize::MAX };
+            let most: Vec<usize> = (0..ranks).map(|_| limit()).collect();
+            let bent = case % 3 == 0;
+            let time = |rank: usize, width: usize| match width {
+                0 => 0.0,
+                _ if bent => lines[rank][0] + lines[rank][1] * (width as f64).sqrt(),
+                _ => lines[rank][0] + lines[rank][1] * width as f64,
+            };
+            let one_by_one = fill_up(total, grain, &most, &time, vec![0; ranks]);
+            assert_eq!(fill(total, grain, &most, time), one_by_one, "{total} in {grain}s by {lines:?} up to {most:?}");
+            let from_guess = guess(total, grain, &most, &time).and_then(|g| fill_up(total, grain, &most, &time, g));
+            guessed += usize::from(from_guess.is_some());
+        }
+        assert!(guessed > 50, "{guessed} guesses were of use");
     }
 
     #[test]

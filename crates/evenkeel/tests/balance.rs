@@ -174,3 +174,14 @@ fn the_bench_compares_modes_and_draws_them() {
     assert!((slowed(&modes[0]) - 2.0).abs() < 1e-9, "{json}");
     assert!(slowed(&modes[1]) < 2.0, "{json}");
 }
+
+#[test]
+fn what_watching_costs_is_measured_beside_steps_without() {
+    let place = Place::new(TINY);
+    let sizes = ["--hidden", "128", "--layers", "1", "--heads", "4", "--ffn", "512", "--vocab", "256", "--steps", "10"];
+    let told = place.stdout(&[&["bench", "stragglers", "--overhead", "--json"], &sizes[..]].concat());
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let [plain_s, watched_s] = ["plain_s", "watched_s"].map(|key| told[key].as_f64().unwrap());
+    assert!(plain_s > 0.0 && watched_s > 0.0 && told["decision_s"].as_f64().unwrap() > 0.0, "{told}");
+    assert_eq!(told["overhead"].as_f64().unwrap(), watched_s / plain_s - 1.0);
+}

@@ -2,6 +2,7 @@
 //! there could be.
 
 mod draw;
+mod overhead;
 mod real;
 mod simulated;
 mod subject;
@@ -46,6 +47,9 @@ pub struct Arguments {
     /// Let the straggler change places with the first rank every so many steps instead of leaving.
     #[arg(long, value_name = "STEPS", conflicts_with = "simulate", value_parser = between::<5, 100000>)]
     switch_every: Option<usize>,
+    /// Tell what watching costs instead, where no rank is slow.
+    #[arg(long, conflicts_with_all = ["simulate", "neighbour", "switch_every", "cases", "modes", "svg"])]
+    overhead: bool,
     /// Draw the results to this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -158,6 +162,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut modes = vec![ModeName::Off];
     modes.extend(arguments.modes.iter().filter(|mode| **mode != ModeName::Off));
     let model = arguments.subject.model()?;
+    if arguments.overhead {
+        return overhead::run(arguments, &model);
+    }
     let curves = arguments.simulate.map(|ranks| simulated::measure(&arguments.subject, &model, ranks)).transpose()?;
     let mut results: Vec<(Case, Vec<Outcome>)> = Vec::new();
     for case in cases {

@@ -1,0 +1,101 @@
+//! What watching the ranks costs where none of them is slow, and what it takes to decide for many.
+
+use std::time::Instant;
+
+use evenkeel_balance::{Class, Division, Observation};
+use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_step::Mesh;
+use evenkeel_train::Balance;
+
+use super::{Arguments, ModeName};
+use crate::Failure;
+use crate::launch::Launch;
+
+/// Steps before anything is measured: memory is touched for the first time.
+const WARM_UP: usize = 3;
+
+/// Steps of a simulated straggler, which decisions are made in.
+const DECIDING_STEPS: u64 = 60;
+const DECIDING_RANKS: usize = 64;
+
+/// Steps with and without watching take turns, so that a machine whose speed changes does so to both.
+pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
+    let launch = Launch::even(1, arguments.tp, None);
+    let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
+    let options = arguments.balance(ModeName::Auto);
+    let mut balance = Balance::new(options, model, &launch.cut, &shards, launch.mesh());
+    let ranks = launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
+        Ok(Parameters::random(shard, dtype, split, 0, queue))
+    })?;
+    balance.start(&ranks)?;
+    let (mut plain_s, mut watched_s) = (Vec::new(), Vec::new());
+    for turn in 0..WARM_UP + arguments.steps {
+        let [first, second] = [(); 2].map(|()| arguments.subject.samples(turn as u64));
+        let start = Instant::now();
+        ranks.step(first, 1e-4)?;
+        plain_s.push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let (_, observed) = ranks.observed_step(second, 1e-4)?;
+        // What would be done about noise is decided and left undone: steps with and without watching stay alike.
+        balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
+        watched_s.push(start.elapsed().as_secs_f64());
+    }
+    let [plain_s, watched_s] = [plain_s, watched_s].map(|times| median(&times[WARM_UP..]));
+    let decision_s = slowest_decision(arguments)?;
+    let share = watched_s / plain_s - 1.0;
+    if arguments.json {
+        let result = serde_json::json!({
+            "what": arguments.title(arguments.tp), "plain_s": plain_s, "watched_s": watched_s, "overhead": share,
+            "decision_ranks": DECIDING_RANKS, "decision_s": decision_s,
+        });
+        return Ok(result.to_string());
+    }
+    Ok(format!(
+        "{}, tp {}, {} steps each in turn: {:.3} ms alone, {:.3} ms watched: {:+.2} %\n\
+         the slowest of {DECIDING_STEPS} decisions for {DECIDING_RANKS} ranks, one of which is slow: {:.0} µs",
+        arguments.subject.describe(),
+        arguments.tp,
+        arguments.steps,
+        1e3 * plain_s,
+        1e3 * watched_s,
+        100.0 * share,
+        1e6 * decision_s,
+    ))
+}
+
+/// Of ranks that share a Llama in which everything can be moved.
+fn slowest_decision(arguments: &Arguments) -> Result<f64, Failure> {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": DECIDING_RANKS,
+        "num_key_value_heads": DECIDING_RANKS, "intermediate_size": 28672, "vocab_size": 128256,
+        "tie_word_embeddings": false,
+    });
+    let model = Model::from_json(&config)?;
+    let cut = Cut { split_sequence: true, ..Cut::even(DECIDING_RANKS) };
+    let (shards, mesh) = (model.cut(&cut)?, Mesh::of_shards(DECIDING_RANKS));
+    let mut balance = Balance::new(arguments.balance(ModeName::Auto), &model, &cut, &shards, mesh);
+    let even = balance.target().work.clone();
+    let mut slowest_s = 0.0f64;
+    for step in 1..=DECIDING_STEPS {
+        let observed: Vec<Observation> = (0..DECIDING_RANKS)
+            .map(|rank| {
+                let slowness = if rank == 17 { 4.0 } else { 1.0 };
+                let seconds = |class: Class| {
+                    let width = |division: &Division| division.of(class.dim())[rank] as f64;
+                    slowness * 0.01 * width(&balance.target().work) / width(&even).max(1.0)
+                };
+                Observation { compute_s: Class::ALL.map(seconds), ..Observation::default() }
+            })
+            .collect();
+        let start = Instant::now();
+        balance.simulate_step(step, 0.1, &observed);
+        slowest_s = slowest_s.max(start.elapsed().as_secs_f64());
+    }
+    Ok(slowest_s)
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
