@@ -19,7 +19,7 @@ from queue import Queue
 
 MODEL = {
     "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 128, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "intermediate_size": 512, "hidden_act": "gelu", "image_size": 32, "patch_size": 4,
+    "num_attention_heads": 4, "intermediate_size": 512, "hidden_act": "gelu", "image_size": 32, "patch_size": 8,
     "num_channels": 3, "num_labels": 10, "qkv_bias": True, "layer_norm_eps": 1e-12, "initializer_range": 0.02,
 }
 RUN = """

@@ -60,6 +60,12 @@ fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, S
     value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
 }
 
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),

@@ -13,8 +13,8 @@ use evenkeel_step::{Lane, Program, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Ranks, Samples, Trainer, costs};
 
-use super::between;
 use super::llama::Llama;
+use super::{between, median};
 use crate::launch::{Launch, check_memory};
 use crate::{Failure, text};
 
@@ -273,12 +273,6 @@ fn reductions_per_layer(program: &Program) -> (usize, u64) {
     let bytes: Vec<u64> = of_layers.filter_map(|task| Some(task.exchange?.bytes)).collect();
     let layers = (head.saturating_sub(1) / 2).max(1);
     (bytes.len() / layers, bytes.iter().sum::<u64>() / layers as u64)
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Failure> {

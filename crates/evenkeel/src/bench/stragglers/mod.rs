@@ -14,7 +14,7 @@ use evenkeel_model::Imputation;
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{BalanceOptions, Resize};
 
-use super::between;
+use super::{between, median};
 use crate::{Failure, Mistake, text};
 use subject::Subject;
 
@@ -41,6 +41,9 @@ pub struct Arguments {
     /// Steps before a straggler comes, with it, and after it has gone.
     #[arg(long, default_value_t = 40, value_parser = between::<10, 100000>)]
     steps: usize,
+    /// How often every mode has its turn; the run whose slowdown is in the middle is shown.
+    #[arg(long, default_value_t = 1, conflicts_with = "simulate", value_parser = between::<1, 99>)]
+    rounds: usize,
     /// Slow ranks down with a busy process on their cores instead of an emulated throttle; each then has half of them.
     #[arg(long, conflicts_with = "simulate")]
     neighbour: bool,
@@ -48,7 +51,7 @@ pub struct Arguments {
     #[arg(long, value_name = "STEPS", conflicts_with = "simulate", value_parser = between::<5, 100000>)]
     switch_every: Option<usize>,
     /// Tell what watching costs instead, where no rank is slow.
-    #[arg(long, conflicts_with_all = ["simulate", "neighbour", "switch_every", "cases", "modes", "svg"])]
+    #[arg(long, conflicts_with_all = ["simulate", "neighbour", "switch_every", "cases", "modes", "rounds", "svg"])]
     overhead: bool,
     /// Draw the results to this file.
     #[arg(long, value_name = "FILE")]
@@ -172,8 +175,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             Some(curves) => Ok(simulated::run(arguments, &model, curves, &case, mode)),
             None => real::run(arguments, &model, &case, mode),
         };
-        let outcomes = modes.iter().map(outcome).collect::<Result<Vec<Outcome>, Failure>>()?;
-        results.push((case, outcomes));
+        let mut rounds: Vec<Vec<Outcome>> = modes.iter().map(|_| Vec::new()).collect();
+        for _ in 0..arguments.rounds {
+            for (mode, runs) in modes.iter().zip(&mut rounds) {
+                runs.push(outcome(mode)?);
+            }
+        }
+        results.push((case, rounds.into_iter().map(middle).collect()));
     }
     if let Some(path) = &arguments.svg {
         let drawing = draw::svg(&arguments.title(ranks), &results);
@@ -276,11 +284,14 @@ fn in_json(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]
     serde_json::json!({ "what": arguments.title(ranks), "cases": cases }).to_string()
 }
 
+fn middle(mut runs: Vec<Outcome>) -> Outcome {
+    runs.sort_by(|a, b| a.slowed().total_cmp(&b.slowed()));
+    runs.swap_remove(runs.len() / 2)
+}
+
 /// The median of the last few.
 fn settled(times: &[f64]) -> f64 {
-    let mut last = times[times.len().saturating_sub(10)..].to_vec();
-    last.sort_by(f64::total_cmp);
-    last[last.len() / 2]
+    median(times[times.len().saturating_sub(10)..].iter().copied())
 }
 
 /// Steps until times stay within a tenth of where they end.

@@ -9,6 +9,7 @@ use evenkeel_train::Balance;
 
 use super::{Arguments, ModeName};
 use crate::Failure;
+use crate::bench::median;
 use crate::launch::Launch;
 
 /// Steps before anything is measured: memory is touched for the first time.
@@ -40,7 +41,7 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
         balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
         watched_s.push(start.elapsed().as_secs_f64());
     }
-    let [plain_s, watched_s] = [plain_s, watched_s].map(|times| median(&times[WARM_UP..]));
+    let [plain_s, watched_s] = [plain_s, watched_s].map(|times| median(times[WARM_UP..].iter().copied()));
     let decision_s = slowest_decision(arguments)?;
     let share = watched_s / plain_s - 1.0;
     if arguments.json {
@@ -92,10 +93,4 @@ fn slowest_decision(arguments: &Arguments) -> Result<f64, Failure> {
         slowest_s = slowest_s.max(start.elapsed().as_secs_f64());
     }
     Ok(slowest_s)
-}
-
-fn median(times: &[f64]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
