@@ -1,4 +1,7 @@
-//! `evenkeel bench busy`: a neighbour that keeps a core busy until it is stopped.
+//! `evenkeel bench busy`: a neighbour that keeps a core busy while it is told to.
+
+use std::io::BufRead;
+use std::sync::mpsc::{self, TryRecvError};
 
 use evenkeel_device::kernel::{Order, Product};
 use evenkeel_device::{CpuOptions, DType, Device};
@@ -12,8 +15,14 @@ pub struct Arguments {
     core: usize,
 }
 
-/// Multiplies matrices for ever, or until whoever started it has gone.
+/// What it reads from its standard input.
+pub const WORK: &str = "work";
+pub const REST: &str = "rest";
+
+/// Multiplies matrices from the beginning and from every line `work` of the standard input to the next `rest`, and ends with
+/// it, so also when whoever started it has gone.
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    // A product takes a fraction of a millisecond, after which it may be told to rest.
     const SIZE: usize = 256;
     let options = CpuOptions { cores: vec![arguments.core], memory_bytes: 1 << 24, ..CpuOptions::with_threads(1) };
     let device = Device::cpu(&options).map_err(|error| {
@@ -21,12 +30,21 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     })?;
     let queue = device.compute();
     let [a, b, out] = [(); 3].map(|()| queue.zeros(SIZE, SIZE, DType::F32));
-    let parent = std::os::unix::process::parent_id();
-    while std::os::unix::process::parent_id() == parent {
-        for _ in 0..256 {
-            queue.launch(Product::new(Order::NN, &a, &b, &out));
+    let (said, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
+        lines.map_while(|line| said.send(line == WORK).ok()).for_each(drop);
+    });
+    let mut works = true;
+    loop {
+        let order = if works { orders.try_recv() } else { orders.recv().map_err(|_| TryRecvError::Disconnected) };
+        match order {
+            Ok(order) => works = order,
+            Err(TryRecvError::Disconnected) => return Ok(String::new()),
+            Err(TryRecvError::Empty) => {
+                queue.launch(Product::new(Order::NN, &a, &b, &out));
+                queue.finish();
+            }
         }
-        queue.finish();
     }
-    Ok(String::new())
 }

@@ -1,6 +1,10 @@
 //! Ranks that are really slowed down.
+//!
+//! Beside them is a second set of ranks on the same cores, which nobody slows down. The two sets take turns, step by step, and
+//! what is told of a step is its ratio to the undisturbed one next to it: a machine whose own speed changes changes both.
 
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Instant;
 
 use evenkeel_balance::Dim;
@@ -8,6 +12,7 @@ use evenkeel_model::{Model, Parameters};
 use evenkeel_train::{Balance, Ranks};
 
 use super::{Arguments, Case, ModeName, Outcome, settled, settled_after};
+use crate::bench::{busy, median};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
@@ -17,60 +22,81 @@ const WARM_UP: usize = 3;
 pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: ModeName) -> Result<Outcome, Failure> {
     let launch = Launch::even(1, arguments.tp, None);
     let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
+    let start = |shards| {
+        launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
+            Ok(Parameters::random(shard, dtype, split, 0, queue))
+        })
+    };
     let mut course = Course {
         arguments,
         balance: Balance::new(arguments.balance(mode), model, &launch.cut, &shards, launch.mesh()),
-        ranks: launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
-            Ok(Parameters::random(shard, dtype, split, 0, queue))
-        })?,
+        ranks: start(shards.clone())?,
+        undisturbed: start(shards)?,
+        undisturbed_s: Vec::new(),
+        neighbours: Vec::new(),
         step: 0,
         moved_bytes: 0,
         migrated_bytes: 0,
     };
     course.balance.start(&course.ranks)?;
     course.steps(WARM_UP)?;
-    let undisturbed_s = settled(&course.steps(arguments.steps)?);
+    course.undisturbed_s.clear();
+    course.steps(arguments.steps)?;
     course.moved_bytes = 0;
     let slowed = match arguments.switch_every {
         Some(every) => {
             let swapped = Case([&case.0[case.0.len() - 1..], &case.0[1..case.0.len() - 1], &case.0[..1]].concat());
-            let mut times = Vec::new();
+            let mut ratios = Vec::new();
             for turn in 0..4 {
-                times.extend(course.slowed(&launch, if turn % 2 == 0 { case } else { &swapped }, every)?);
+                ratios.extend(course.slowed(&launch, if turn % 2 == 0 { case } else { &swapped }, every)?);
             }
-            times
+            ratios
         }
         None => course.slowed(&launch, case, arguments.steps)?,
     };
     let (moved_bytes, migrated_bytes) = (course.moved_bytes, course.migrated_bytes);
     let gamma = course.balance.target().gammas.iter().copied().fold(0.0, f64::max);
-    let recovered_s = match arguments.switch_every {
+    let recovered = match arguments.switch_every {
         Some(_) => None,
         None => Some(settled(&course.steps(arguments.steps)?)),
     };
-    let slowed_s = match arguments.switch_every {
+    let slowdown = match arguments.switch_every {
         Some(_) => slowed.iter().sum::<f64>() / slowed.len() as f64,
         None => settled(&slowed),
     };
-    let settled_after = settled_after(&slowed);
-    Ok(Outcome { mode, undisturbed_s, slowed_s, recovered_s, settled_after, moved_bytes, migrated_bytes, gamma })
+    let undisturbed_s = median(course.undisturbed_s);
+    Ok(Outcome {
+        mode,
+        undisturbed_s,
+        slowed_s: slowdown * undisturbed_s,
+        recovered_s: recovered.map(|ratio| ratio * undisturbed_s),
+        settled_after: settled_after(&slowed),
+        moved_bytes,
+        migrated_bytes,
+        gamma,
+    })
 }
 
 struct Course<'a> {
     arguments: &'a Arguments,
     balance: Balance,
     ranks: Ranks,
+    undisturbed: Ranks,
+    /// What each of their steps took.
+    undisturbed_s: Vec<f64>,
+    /// Processes that are busy while the others step.
+    neighbours: Vec<Neighbour>,
     step: u64,
     moved_bytes: u64,
     migrated_bytes: u64,
 }
 
 impl Course<'_> {
-    /// What each of so many steps takes.
+    /// What each of so many steps takes, as a multiple of the undisturbed one behind it.
     fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
-        let mut times = Vec::with_capacity(count);
+        let mut ratios = Vec::with_capacity(count);
         for _ in 0..count {
-            let samples = self.arguments.subject.samples(self.step);
+            let [samples, same_samples] = [(); 2].map(|()| self.arguments.subject.samples(self.step));
             self.step += 1;
             let start = Instant::now();
             let (_, observed) = self.ranks.observed_step(samples, 1e-4)?;
@@ -82,30 +108,49 @@ impl Course<'_> {
             let bytes_of = |dim: Dim| now.gained(&before, dim) as f64 * self.balance.state_bytes(dim);
             self.moved_bytes += Dim::ALL.iter().map(|&dim| bytes_of(dim)).sum::<f64>() as u64;
             // Whatever is done between two steps is part of the way to the next.
-            times.push(start.elapsed().as_secs_f64());
+            let took_s = start.elapsed().as_secs_f64();
+            self.tell_neighbours(busy::REST)?;
+            let start = Instant::now();
+            self.undisturbed.step(same_samples, 1e-4)?;
+            self.undisturbed_s.push(start.elapsed().as_secs_f64());
+            self.tell_neighbours(busy::WORK)?;
+            ratios.extend(self.undisturbed_s.last().map(|undisturbed_s| took_s / undisturbed_s));
         }
-        Ok(times)
+        Ok(ratios)
     }
 
     fn slowed(&mut self, launch: &Launch, case: &Case, count: usize) -> Result<Vec<f64>, Failure> {
-        let neighbours = if self.arguments.neighbour { neighbours(launch, case)? } else { Vec::new() };
-        if !self.arguments.neighbour {
+        if self.arguments.neighbour {
+            self.neighbours = neighbours(launch, case)?;
+        } else {
             self.ranks.throttle(case.0.clone())?;
         }
-        let times = self.steps(count);
-        drop(neighbours);
+        let ratios = self.steps(count);
+        self.neighbours.clear();
         self.ranks.throttle(vec![1.0; case.0.len()])?;
-        times
+        ratios
+    }
+
+    fn tell_neighbours(&mut self, order: &str) -> Result<(), Failure> {
+        for neighbour in &mut self.neighbours {
+            writeln!(neighbour.orders, "{order}").map_err(|error| {
+                Failure::Fault(Mistake { what: format!("a busy neighbour has ended: {error}"), hint: None })
+            })?;
+        }
+        Ok(())
     }
 }
 
 /// A process that keeps a core busy until it is dropped.
-struct Neighbour(Child);
+struct Neighbour {
+    process: Child,
+    orders: ChildStdin,
+}
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -121,8 +166,12 @@ fn neighbours(launch: &Launch, case: &Case) -> Result<Vec<Neighbour>, Failure> {
     let program = std::env::current_exe().map_err(|error| fault(format!("this program cannot be found: {error}")))?;
     let start = |core: usize| {
         let mut command = Command::new(&program);
-        command.args(["bench", "busy", "--core", &core.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
-        command.spawn().map(Neighbour).map_err(|error| fault(format!("a busy neighbour cannot be started: {error}")))
+        command.args(["bench", "busy", "--core", &core.to_string()]).stdin(Stdio::piped()).stdout(Stdio::null());
+        let started = command.spawn().and_then(|mut process| {
+            let orders = process.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+            Ok(Neighbour { process, orders })
+        });
+        started.map_err(|error| fault(format!("a busy neighbour cannot be started: {error}")))
     };
     cores.into_iter().map(start).collect()
 }
