@@ -6,6 +6,7 @@
 //! fill         how to divide work among ranks of given speeds
 //! target       what a mode makes of speeds, costs and limits: widths at home, widths at work, shares to leave out
 //! balancer     when it is worth it; holds still otherwise
+//! semi         how much a straggler lends and how much it leaves out, where it may do both
 //! selection    which columns a resized layer leaves out
 //! ```
 //!
@@ -16,6 +17,7 @@ mod balancer;
 mod fill;
 mod observation;
 mod selection;
+mod semi;
 mod target;
 mod watch;
 

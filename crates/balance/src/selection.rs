@@ -1,7 +1,10 @@
 //! Which input columns of a linear layer a slow rank still computes with.
 
+use serde::{Deserialize, Serialize};
+
 /// How the columns to keep are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Selection {
     /// Those that changed most when they were last measured.
     Priority,
@@ -32,14 +35,19 @@ pub fn add_changes(changes: &mut [f64], weight: &[f32], snapshot: &[f32], transp
     }
 }
 
-/// What is known of how much each column changes.
+/// What is known of how much each column changes, as exactly as files and messages have it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scores(Vec<f64>);
+pub struct Scores(Vec<f32>);
 
 impl Scores {
     /// From a period in which every column was kept.
     pub fn of_all(changes: Vec<f64>) -> Scores {
-        Scores(changes)
+        Scores(changes.into_iter().map(|change| change as f32).collect())
+    }
+
+    /// By column.
+    pub fn values(&self) -> &[f32] {
+        &self.0
     }
 
     /// A column that was not kept all through the period could not change, which says nothing about it: its score stays.
@@ -47,7 +55,7 @@ impl Scores {
         assert_eq!((changes.len(), was_kept.len()), (self.0.len(), self.0.len()), "one change for each column");
         for ((score, &change), &was_kept) in self.0.iter_mut().zip(changes).zip(was_kept) {
             if was_kept {
-                *score = change;
+                *score = change as f32;
             }
         }
     }

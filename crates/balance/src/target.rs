@@ -4,23 +4,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::fill::fill;
 use crate::observation::{Class, Dim, Division};
+use crate::semi::semi;
 use crate::watch::Speeds;
 
 /// What may be done about a slow rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Off,
     /// The slow rank leaves out a part of its products.
     Resize,
     /// Others compute a part of its work in every step.
     Migrate,
-    /// The one or the other, whatever is faster.
+    /// Both at once, as much of each as makes the fastest step.
     Semi,
     /// A part of its weights and their state moves to others for good.
     Reshard,
     /// Migration for what may soon be over, resharding for what lasts.
     Auto,
+}
+
+impl Mode {
+    pub const ALL: [Mode; 6] = [Mode::Off, Mode::Resize, Mode::Migrate, Mode::Semi, Mode::Reshard, Mode::Auto];
+    /// As they are listed above.
+    pub const NAMES: [&str; Mode::ALL.len()] = ["off", "resize", "migrate", "semi", "reshard", "auto"];
+
+    /// What it is called in configurations, on the command line and in results.
+    pub fn name(self) -> &'static str {
+        Mode::NAMES[self as usize]
+    }
+
+    pub fn named(name: &str) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// Whether a rank may leave out a part of its products, where that is allowed at all.
+    pub fn resizes(self) -> bool {
+        matches!(self, Mode::Resize | Mode::Semi | Mode::Auto)
+    }
 }
 
 /// What a run allows.
@@ -100,7 +120,7 @@ fn resharded(rules: &Rules, speeds: &Speeds, now: &Division) -> Target {
 }
 
 /// State stays, work goes by speed.
-fn migrated(rules: &Rules, speeds: &Speeds, home: &Division) -> Target {
+pub(crate) fn migrated(rules: &Rules, speeds: &Speeds, home: &Division) -> Target {
     let work = work_of(rules, speeds, home, &[Dim::Heads, Dim::Columns, Dim::Tokens]);
     Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
 }
@@ -148,7 +168,7 @@ fn resized(rules: &Rules, speeds: &Speeds, target: Target) -> Target {
     Target { gammas, ..target }
 }
 
-fn straggles(speeds: &Speeds, rank: usize) -> bool {
+pub(crate) fn straggles(speeds: &Speeds, rank: usize) -> bool {
     speeds.slowness[rank] > STRAGGLES
 }
 
@@ -166,12 +186,18 @@ fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f
     if excess > 0.02 { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
 }
 
-/// Stragglers lend work to others, or leave out what they are slower by, whatever makes the faster step. What is
-/// left out is chosen from what a rank keeps, so nobody does both at once.
-fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
-    let takes_s =
-        |target: &Target| target.compute_s(speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
-    let lent = migrated(rules, speeds, home);
-    let left_out = resized(rules, speeds, Target::at_home(home.clone()));
-    if takes_s(&left_out) < takes_s(&lent) { left_out } else { lent }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_is_found_by_its_name_and_by_no_other() {
+        for (index, mode) in Mode::ALL.into_iter().enumerate() {
+            assert_eq!((mode as usize, Mode::named(mode.name())), (index, Some(mode)));
+            assert_eq!(format!("{mode:?}").to_lowercase(), mode.name());
+        }
+        for other in ["", "Off", "fast", "auto "] {
+            assert_eq!(Mode::named(other), None, "{other:?}");
+        }
+    }
 }

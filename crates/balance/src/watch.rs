@@ -32,6 +32,21 @@ impl Speeds {
         self.rates[class as usize][rank] * worked
     }
 
+    /// Of ranks that take as many times the seconds, by class, for one of the width.
+    #[cfg(test)]
+    pub(crate) fn of_slowness(seconds: [f64; Class::ALL.len()], slowness: Vec<f64>) -> Speeds {
+        let rates = seconds.map(|seconds| slowness.iter().map(|slow| seconds * slow).collect());
+        Speeds { rates, bases: [0.0; Class::ALL.len()], slowness, since: 0, uncertainty: 0.0 }
+    }
+
+    /// The share of a width that must be left out to be done in so many seconds; none where it is done earlier.
+    pub(crate) fn excess(&self, class: Class, rank: usize, width: f64, seconds: f64) -> f64 {
+        let worked = seconds / self.rates[class as usize][rank] - self.bases[class as usize];
+        // Nothing to work on, or a rank that takes no time, leaves no number.
+        let left_out = 1.0 - worked / width;
+        if width > 0.0 && left_out > 0.0 { left_out.min(1.0) } else { 0.0 }
+    }
+
     pub fn ranks(&self) -> usize {
         self.slowness.len()
     }

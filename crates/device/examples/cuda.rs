@@ -96,6 +96,7 @@ fn others(device: &Device) {
         weight_decay: 0.1,
         step: 1,
         grad_factor: None,
+        frozen: None,
     };
     time(device, "268 M parameters", kernel);
     let sum = queue.zeros(1, 1, DType::F32);

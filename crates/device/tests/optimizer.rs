@@ -77,6 +77,7 @@ fn adamw_moves_weights_as_pytorch_does() {
                     weight_decay: decay,
                     step,
                     grad_factor: factor.as_ref().map(|factor| factor.view()),
+                    frozen: None,
                 });
             }
             [weight, mean, variance].into_iter().chain(rounded_copy).collect()
@@ -88,6 +89,59 @@ fn adamw_moves_weights_as_pytorch_does() {
         if let Some(dtype) = copy {
             let rounded: Vec<f32> = results[0].iter().map(|&weight| rounded(weight, dtype)).collect();
             assert_eq!(results[3], rounded, "the copy is the rounded weight");
+        }
+    }
+}
+
+#[test]
+fn frozen_elements_stay_as_they_are_bit_for_bit_and_the_others_move_as_without_them() {
+    let mut random = Random::new(4);
+    for (len, share) in [(1, 1.0), (31, 0.5), (32, 0.3), (33, 0.9), (100, 0.0), (70_003, 0.5), (40_000, 1.0)] {
+        let [weights, grads, means, variances] = [(); 4].map(|()| random.numbers(len, DType::F32));
+        let variances: Vec<f32> = variances.iter().map(|variance| variance.abs()).collect();
+        // A number that no arithmetic would leave alone.
+        let weights: Vec<f32> = [f32::from_bits(0x7fa0_0001)].into_iter().chain(weights).take(len).collect();
+        let chances = random.numbers(len, DType::F32);
+        let is_frozen: Vec<bool> = (0..len).map(|i| i == 0 || (chances[i] as f64 + 1.0) / 2.0 < share).collect();
+        let bit = |i: usize| u32::from(is_frozen.get(i) == Some(&true));
+        let words: Vec<u32> =
+            (0..AdamW::frozen_words(len)).map(|word| (0..32).map(|i| bit(32 * word + i) << i).sum()).collect();
+        let [frozen, free] = [Some(&words), None].map(|words| {
+            run(|queue| {
+                let tensor = |values: &[f32]| queue.floats(1, len, DType::F32, values);
+                let state = [&weights, &means, &variances].map(|values| tensor(values));
+                let copy = queue.floats(1, len, DType::Bf16, &weights);
+                queue.launch(AdamW {
+                    weight: state[0].view(),
+                    grad: tensor(&grads).view(),
+                    mean: state[1].view(),
+                    variance: state[2].view(),
+                    copy: Some(copy.view()),
+                    lr: 0.1,
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    epsilon: 1e-3,
+                    weight_decay: 0.3,
+                    step: 2,
+                    grad_factor: None,
+                    frozen: words.map(|words| queue.indices(words).view()),
+                });
+                state.into_iter().chain([copy]).collect()
+            })
+        });
+        let before = [&weights, &means, &variances];
+        for (part, (frozen, free)) in frozen.iter().zip(&free).enumerate() {
+            for i in 0..len {
+                let expected = match before.get(part) {
+                    _ if !is_frozen[i] => free[i],
+                    Some(before) => before[i],
+                    None => rounded(weights[i], DType::Bf16),
+                };
+                let what = format!("part {part}, element {i} of {len}, frozen: {}", is_frozen[i]);
+                let is_same = frozen[i].to_bits() == expected.to_bits() || (part == 3 && expected.is_nan());
+                assert!(is_same, "{what}: {}, expected {expected}", frozen[i]);
+                assert!(is_frozen[i] || part == 3 || free[i] != before[part][i], "{what} did not move");
+            }
         }
     }
 }

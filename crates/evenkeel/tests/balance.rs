@@ -136,6 +136,49 @@ fn a_rank_that_may_leave_something_out_does_and_says_so() {
 }
 
 #[test]
+fn a_rank_that_may_do_both_lends_and_leaves_out_at_once() {
+    let place = Place::new(TINY);
+    let set = [
+        "balance.mode=semi",
+        "balance.gamma_max=0.5",
+        "balance.period=4",
+        "balance.calibrate=false",
+        "balance.stragglers=[\"1:6\"]",
+    ];
+    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+    let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], set].concat());
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    let is_both = |line: &str| line.contains("lends") && line.contains("columns") && line.contains("rank 1 leaves out");
+    assert!(said.lines().any(is_both), "{said}");
+    let metrics = metrics(&place, "run");
+    let does_both = |line: &serde_json::Value| {
+        let left_out = line["ranks"][1]["left_out"].as_f64().unwrap();
+        columns(line)[1] < 128 && left_out > 0.05 && left_out <= 0.5
+    };
+    assert!(metrics.iter().filter(|line| does_both(line)).count() > 2, "{said}");
+}
+
+#[test]
+fn a_run_that_ends_soon_after_a_change_says_what_is_known_of_it() {
+    let place = Place::new(TINY);
+    let mut said = String::new();
+    // When ranks are slow for long enough is a matter of timing, and not before the third step.
+    for steps in ["6", "7", "8", "10"] {
+        let set = ["--set", "balance.calibrate=false", "--set", "output.overwrite=true"];
+        let output = place.run(&[&["train", "tiny.toml", "--output", "run", "--steps", steps], &set[..]].concat());
+        said = stderr(&output);
+        assert!(output.status.success(), "{said}");
+        let metrics = metrics(&place, "run");
+        if columns(&metrics[0]) != columns(&metrics[metrics.len() - 1]) {
+            assert!(said.contains("rank 1 computes") && said.contains("moved"), "{said}");
+            return;
+        }
+    }
+    panic!("nothing was done about a rank that is slow: {said}");
+}
+
+#[test]
 fn settings_that_contradict_each_other_are_told() {
     let place = Place::new(TINY);
     for (extra, expected) in [

@@ -35,11 +35,13 @@ impl Model {
 
     fn intakes_of(&self, unit: &Unit) -> Vec<Intake> {
         let sharing = |weight: ParamId| &self.specs[weight.0].sharing;
+        // Of heads that are shared by samples, layers have parts of their weights; those keep every column.
+        let is_whole = |linear: &&Linear| linear.part.is_none() && !linear.adds;
         let is_of_this_shard = |linear: &&Linear| self.shard.count == 1 || *sharing(linear.weight) != Sharing::Same;
         let linears =
             unit.body.ops.iter().filter_map(|op| if let Op::Linear(linear) = op { Some(linear) } else { None });
         let mut found: Vec<(Slot, Intake)> = Vec::new();
-        for linear in linears.filter(is_of_this_shard) {
+        for linear in linears.filter(is_whole).filter(is_of_this_shard) {
             let [rows, cols] = self.specs[linear.weight.0].matrix;
             let (transposed, inputs) = (linear.transposed, if linear.transposed { rows } else { cols });
             let at = found.iter().position(|(slot, _)| *slot == linear.x).unwrap_or_else(|| {

@@ -31,6 +31,11 @@ impl Ranges {
         self.len() == 0
     }
 
+    /// The first index held.
+    pub fn first(&self) -> Option<usize> {
+        self.0.iter().find(|range| !range.is_empty()).map(|range| range.start)
+    }
+
     /// Where the last range ends.
     fn end(&self) -> usize {
         self.0.last().map_or(0, |range| range.end)

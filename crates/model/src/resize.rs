@@ -10,12 +10,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use evenkeel_device::kernel::{Add, Copy, Fill, Order, Product, ScatterColumns};
-use evenkeel_device::{DType, Queue, Tensor, View};
+use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::body::{Context, Slot, Slots};
 use crate::build::Model;
 use crate::intake::Intake;
-use crate::parameters::{Gradients, ParamId, Parameters};
+use crate::parameters::{Gradients, ParamId};
 use crate::selected::{column_means, gather, gathered, row_means, scatter};
 
 /// What stands for gradients that are not computed.
@@ -41,6 +41,8 @@ pub struct Resizing {
 
 struct State {
     intake: Intake,
+    /// By weight of the intake.
+    outputs: Vec<usize>,
     /// Absent where every column is kept.
     pruned: Option<Pruned>,
     /// For [`Imputation::Same`]: the last step's gradients of the input, [T, I], in the order in which they were completed,
@@ -70,7 +72,10 @@ impl Resizing {
         let (mut intakes, mut by_weight) = (Vec::new(), HashMap::new());
         for (index, intake) in model.intakes().into_iter().enumerate() {
             by_weight.extend(intake.weights.iter().map(|&weight| (weight, index)));
-            intakes.push(State { intake, pruned: None, last: RefCell::default(), completed: Cell::new(0) });
+            let outputs = |weight: &ParamId| model.specs[weight.0].matrix[usize::from(intake.transposed)];
+            let (outputs, last, completed) =
+                (intake.weights.iter().map(outputs).collect(), RefCell::default(), Cell::new(0));
+            intakes.push(State { intake, outputs, pruned: None, last, completed });
         }
         Resizing { imputation, intakes, by_weight, repeats_weights, steps: Cell::new(0) }
     }
@@ -80,23 +85,22 @@ impl Resizing {
         self.intakes.iter().map(|state| &state.intake)
     }
 
-    /// Keeps these columns of an intake from here on, given in ascending order.
-    pub fn keep(&mut self, queue: &Queue, parameters: &Parameters, intake: usize, kept: &[u32]) {
-        let State { intake, pruned, .. } = &mut self.intakes[intake];
+    /// Keeps these columns of an intake from here on, given in ascending order. `dtype` is that of the values of its weights.
+    pub fn keep(&mut self, queue: &Queue, dtype: DType, intake: usize, kept: &[u32]) {
+        let State { intake, outputs, pruned, .. } = &mut self.intakes[intake];
         let fits = kept.is_sorted_by(|a, b| a < b) && kept.last().is_none_or(|&last| (last as usize) < intake.inputs);
         assert!(fits, "columns {kept:?} of {} in ascending order", intake.inputs);
         *pruned = (kept.len() < intake.inputs).then(|| {
             let others: Vec<u32> = (0..intake.inputs as u32).filter(|col| kept.binary_search(col).is_err()).collect();
-            let narrow = |&weight: &ParamId| {
-                let [rows, cols] = parameters.specs[weight.0].matrix;
-                let [rows, cols] = if intake.transposed { [kept.len(), cols] } else { [rows, kept.len()] };
-                queue.tensor(rows, cols, parameters.dtype())
+            let narrow = |&outputs: &usize| {
+                let [rows, cols] = if intake.transposed { [kept.len(), outputs] } else { [outputs, kept.len()] };
+                queue.tensor(rows, cols, dtype)
             };
             Pruned {
                 kept: queue.indices(kept),
                 pruned: queue.indices(&others),
                 columns: others,
-                weights: intake.weights.iter().map(narrow).collect(),
+                weights: outputs.iter().map(narrow).collect(),
                 are_gathered: Cell::new(false),
             }
         });
@@ -134,14 +138,6 @@ impl Resizing {
             self.imputation = imputation;
             self.forget();
         }
-    }
-
-    /// The pruned columns of a weight, which an optimizer leaves as they are. Where shards sum its gradient there are none:
-    /// others have computed them.
-    pub fn frozen(&self, weight: ParamId) -> Option<Frozen<'_>> {
-        let state = self.state(weight)?;
-        let columns = &state.pruned.as_ref()?.pruned;
-        (!state.intake.is_summed(weight)).then_some(Frozen { columns, transposed: state.intake.transposed })
     }
 
     fn state(&self, weight: ParamId) -> Option<&State> {
@@ -238,7 +234,7 @@ impl Resized<'_> {
 
     /// What is kept of the input, [T, K].
     pub fn input(&self, queue: &Queue, x: &Tensor) -> Tensor {
-        gathered(queue, x.view(), &self.pruned.kept, false)
+        gathered(queue, x.view(), &self.pruned.kept)
     }
 
     /// `dweight += aᵀ · b` at the kept columns, which one of the operands has.
@@ -264,24 +260,6 @@ impl Resized<'_> {
             Imputation::Zero | Imputation::Same => queue.launch(Fill { out: dweight.view(), value: 0.0 }),
         }
         scatter(queue, &narrow, kept, transposed, dweight.view(), accumulate);
-    }
-}
-
-/// Columns of a weight that an update must not change.
-#[derive(Clone, Copy)]
-pub struct Frozen<'a> {
-    columns: &'a Tensor,
-    transposed: bool,
-}
-
-impl Frozen<'_> {
-    /// What a matrix as the weight, f32 or not, has in them.
-    pub fn save(&self, queue: &Queue, matrix: View) -> Tensor {
-        gathered(queue, matrix, self.columns, self.transposed)
-    }
-
-    pub fn restore(&self, queue: &Queue, saved: &Tensor, matrix: View) {
-        scatter(queue, saved, self.columns, self.transposed, matrix, false);
     }
 }
 

@@ -13,10 +13,9 @@ pub(crate) fn gather(queue: &Queue, x: View, columns: &Tensor, transposed: bool,
 }
 
 /// The columns, in a matrix of their own.
-pub(crate) fn gathered(queue: &Queue, x: View, columns: &Tensor, transposed: bool) -> Tensor {
-    let [rows, cols] = if transposed { [columns.cols, x.cols] } else { [x.rows, columns.cols] };
-    let out = queue.tensor(rows, cols, x.dtype);
-    gather(queue, x, columns, transposed, &out);
+pub(crate) fn gathered(queue: &Queue, x: View, columns: &Tensor) -> Tensor {
+    let out = queue.tensor(x.rows, columns.cols, x.dtype);
+    gather(queue, x, columns, false, &out);
     out
 }
 

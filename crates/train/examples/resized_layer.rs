@@ -6,7 +6,9 @@
 use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
-use evenkeel_model::{Batch, Context, Gradients, Imputation, Model, Parameters, Resizing, RotaryTables, Split};
+use evenkeel_model::{
+    Batch, Context, Frozen, Gradients, Imputation, LeftOut, Model, Parameters, Resizing, RotaryTables, Split,
+};
 use evenkeel_train::{AdamW, AdamWOptions, Update};
 
 const TOKENS: usize = 1024;
@@ -54,16 +56,18 @@ impl Layer {
         }
     }
 
-    fn resizing(&self, gamma: f64, imputation: Imputation) -> Resizing {
+    fn resizing(&self, gamma: f64, imputation: Imputation) -> (Resizing, Frozen) {
         let mut resizing = Resizing::new(&self.model, imputation, true);
         for (index, intake) in self.model.intakes().iter().enumerate() {
             let kept = random_columns(1, index as u64, 0, intake.inputs, kept_count(intake.inputs, gamma));
-            resizing.keep(self.device.compute(), &self.parameters, index, &kept);
+            resizing.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
         }
-        resizing
+        let pruned = (0..resizing.intakes().len()).map(|index| resizing.pruned(index)).collect();
+        let frozen = Frozen::new(self.device.compute(), &self.model, &[LeftOut { model: &self.model, pruned }]);
+        (resizing, frozen)
     }
 
-    fn run(&self, resizing: &Resizing) -> Run {
+    fn run(&self, (resizing, frozen): &(Resizing, Frozen)) -> Run {
         let Layer { device, parameters, tables, batch, gradients, x, .. } = self;
         let queue = device.compute();
         let times = || {
@@ -79,7 +83,7 @@ impl Layer {
             unit.body.backward_weight(&context, gradients, backward);
         }
         let layer = times();
-        self.optimizer.update(queue, parameters, gradients, Update { lr: 0.0, step: 1 }, Some(resizing));
+        self.optimizer.update(queue, parameters, gradients, Update { lr: 0.0, step: 1 }, Some(frozen));
         [layer, times()]
     }
 }

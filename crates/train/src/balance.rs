@@ -34,8 +34,10 @@ pub struct Balanced {
     /// Where state was kept and work done before, and where now.
     pub before: Target,
     pub now: Target,
-    /// Of a step since then; what was foretold while it is not known.
+    /// Of a step since then; what was foretold where none was made.
     pub after: Duration,
+    /// How many were made until this was said.
+    pub steps_after: usize,
 }
 
 /// What a run allows.
@@ -78,7 +80,7 @@ impl Balance {
             work_bytes: bytes(value_bytes + 4),
         };
         let balancer = Balancer::new(options, division(&widths));
-        let resizes = matches!(mode, Mode::Resize | Mode::Semi | Mode::Auto) && gamma_max > 0.0;
+        let resizes = mode.resizes() && gamma_max > 0.0;
         let resize = resizes.then_some(resize);
         let (model, cut, patch_elements) = (model.clone(), cut.clone(), widths.patch_elements);
         Balance { balancer, model, cut, mesh, patch_elements, resize, pending: None }
@@ -111,7 +113,7 @@ impl Balance {
     /// Takes in a step that nobody made, and changes what would be changed.
     pub fn simulate_step(&mut self, step: u64, step_s: f64, observed: &[Observation]) {
         if let Some(decision) = self.balancer.step(step, step_s, observed, u64::MAX) {
-            self.balancer.done(&decision, 0.0);
+            self.note(step, decision, 0.0);
         }
     }
 
@@ -126,8 +128,8 @@ impl Balance {
         self.by_shard(observed).into_iter().enumerate().map(report).collect()
     }
 
-    /// Takes in a step, and does something about slow ranks where that pays. What was done, and what came of what was done
-    /// before.
+    /// Takes in a step, and does something about slow ranks where that pays. What was done before, once it is known what came
+    /// of it.
     pub fn after_step(
         &mut self,
         ranks: &Ranks,
@@ -135,23 +137,28 @@ impl Balance {
         duration: Duration,
         observed: &[Observation],
         left: u64,
-    ) -> Result<Vec<Balanced>, Error> {
+    ) -> Result<Option<Balanced>, Error> {
         if self.balancer.steps_since_change() == 1 {
             self.respect_memory(ranks)?;
         }
         let decision = self.balancer.step(step, duration.as_secs_f64(), &self.by_shard(observed), left);
-        let mut said = Vec::new();
-        if decision.is_some() || self.balancer.steps_since_change() >= STEPS_TO_JUDGE {
-            let after = Duration::from_secs_f64(self.balancer.typical_step_s());
-            said.extend(self.pending.take().map(|balanced| Balanced { after, ..balanced }));
-        }
+        let is_judged = decision.is_some() || self.balancer.steps_since_change() >= STEPS_TO_JUDGE;
+        let said = if is_judged { self.judge() } else { None };
         if let Some(decision) = decision {
-            self.pending = Some(self.carry_out(ranks, step, decision)?);
+            self.carry_out(ranks, step, decision)?;
         }
         Ok(said)
     }
 
-    /// Memory grows with widths, at most as they do: a rank may get as many times what it has as its peak fits in its memory.
+    /// What was done last and not yet said, with what is known of it so far: for when a run ends.
+    pub fn judge(&mut self) -> Option<Balanced> {
+        let balanced = self.pending.take()?;
+        let steps_after = self.balancer.steps_since_change();
+        let seconds = if steps_after > 0 { self.balancer.typical_step_s() } else { balanced.prospect.then_s };
+        Some(Balanced { after: Duration::from_secs_f64(seconds), steps_after, ..balanced })
+    }
+
+    /// Has the limits of widths follow from how full each rank's memory was.
     fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let usages = ranks.each(|trainer| trainer.device.usage())?;
         let growth = |shard: usize| {
@@ -162,21 +169,12 @@ impl Balance {
         };
         let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
         let work = self.balancer.now.work.clone();
-        self.balancer.limit(|dim| {
-            let even = work.total(dim) / work.ranks();
-            // Whoever has nothing can have an even share: everybody began with one.
-            work.of(dim)
-                .iter()
-                .zip(&growth)
-                .map(|(&width, growth)| (width.max(even) as f64 * growth) as usize)
-                .collect()
-        });
+        self.balancer.limit(|dim| most(&work, dim, &growth));
         Ok(())
     }
 
-    fn carry_out(&mut self, ranks: &Ranks, step: u64, decision: Decision) -> Result<Balanced, Error> {
-        let (begun, before) = (Instant::now(), self.balancer.now.clone());
-        let target = &decision.target;
+    fn carry_out(&mut self, ranks: &Ranks, step: u64, decision: Decision) -> Result<(), Error> {
+        let (begun, before, target) = (Instant::now(), &self.balancer.now, &decision.target);
         let reshards = target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens);
         if reshards {
             let home = self.widths_of(&target.home, target);
@@ -188,10 +186,17 @@ impl Balance {
         if reshards || target.gammas != before.gammas {
             self.leave_out(ranks, &target.gammas)?;
         }
-        self.balancer.done(&decision, begun.elapsed().as_secs_f64());
+        self.note(step, decision, begun.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// A decision was carried out behind a step.
+    fn note(&mut self, step: u64, decision: Decision, seconds: f64) {
+        let before = self.balancer.now.clone();
+        self.balancer.done(&decision, seconds);
         let Decision { target: now, prospect } = decision;
         let after = Duration::from_secs_f64(prospect.then_s);
-        Ok(Balanced { step, prospect, before, now, after })
+        self.pending = Some(Balanced { step, prospect, before, now, after, steps_after: 0 });
     }
 
     /// Of a target's division; rows of the stream are no state, so they go by work.
@@ -213,6 +218,14 @@ impl Balance {
         };
         (0..self.mesh.tp).map(of).collect()
     }
+}
+
+/// Memory grows with widths, at most as they do: a rank whose peak fits in its memory `growth` times may get as many times what
+/// it has. Whoever has nothing can have an even share, whatever its peak says: everybody began with one.
+fn most(work: &Division, dim: Dim, growth: &[f64]) -> Vec<usize> {
+    let even = work.total(dim) / work.ranks();
+    let most = |(&width, growth): (&usize, &f64)| if width == 0 { even } else { (width as f64 * growth) as usize };
+    work.of(dim).iter().zip(growth).map(most).collect()
 }
 
 fn division(widths: &Widths) -> Division {
@@ -275,4 +288,67 @@ fn elements(model: &Model, dim: Dim) -> f64 {
         Dim::Tokens => return 0.0,
     };
     elements as f64 / width as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_balance::{Class, Selection};
+    use evenkeel_model::Imputation;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_said_with_what_is_known_of_it_when_a_run_ends() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 64,
+        });
+        let (model, cut) = (Model::from_json(&config).unwrap(), Cut::even(2));
+        let (imputation, selection) = (Imputation::Zero, Selection::Random);
+        let resize = Resize { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
+        let mode = Mode::Reshard;
+        let options = BalanceOptions { mode, gamma_max: 0.0, resize, value_bytes: 4, zero: 0, samples: 1 };
+        let mut balance = Balance::new(options, &model, &cut, &model.cut(&cut).unwrap(), Mesh::of_shards(2));
+        let observed = |columns: &[usize]| -> Vec<Observation> {
+            let of = |(slow, &columns): (f64, &usize)| {
+                let mut observation = Observation::default();
+                observation.compute_s[Class::Mlp as usize] = slow * columns as f64 / 256.0;
+                observation
+            };
+            [1.0, 4.0].into_iter().zip(columns).map(of).collect()
+        };
+        let mut step = 0;
+        while balance.target().home.of(Dim::Columns) == [128, 128] {
+            step += 1;
+            assert!(step < 10, "a rank that takes four times as long is noticed");
+            balance.simulate_step(step, 2.0, &observed(&[128, 128]));
+        }
+        let pending = balance.pending.clone();
+        let foretold = balance.judge().expect("it was changed");
+        assert_eq!((foretold.step, foretold.steps_after), (step, 0));
+        assert_eq!(foretold.after.as_secs_f64(), foretold.prospect.then_s);
+        assert_eq!(balance.judge(), None, "it is said once");
+        balance.pending = pending;
+        let columns = balance.target().home.of(Dim::Columns).to_vec();
+        for seconds in [0.9, 0.8, 1.1] {
+            step += 1;
+            balance.simulate_step(step, seconds, &observed(&columns));
+        }
+        let known = balance.judge().expect("it was changed");
+        assert_eq!((known.after, known.steps_after), (Duration::from_millis(900), 3));
+    }
+
+    #[test]
+    fn a_rank_may_grow_as_often_as_its_peak_fits_and_one_without_work_to_an_even_share() {
+        for (columns, growth, expected) in [
+            (vec![100, 100], vec![3.0, 1.5], vec![300, 150]),
+            // A peak is that of the width that it was seen at, also where that is less than an even one.
+            (vec![40, 160], vec![2.0, 2.0], vec![80, 320]),
+            (vec![0, 200], vec![50.0, 1.0], vec![100, 200]),
+            (vec![0, 100, 200], vec![0.5, 1.2, 0.9], vec![100, 120, 180]),
+        ] {
+            let work = Division::new(|dim| if dim == Dim::Columns { columns.clone() } else { vec![1; columns.len()] });
+            assert_eq!(most(&work, Dim::Columns, &growth), expected, "{columns:?} growing {growth:?}");
+        }
+    }
 }

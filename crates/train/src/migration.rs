@@ -7,8 +7,9 @@ use evenkeel_step::schedule::Chain;
 
 /// What a rank's steps are computed with.
 pub(crate) struct Migrated {
-    /// The shard that this rank computes with.
-    pub model: Model,
+    /// The shards that ranks compute with, and which of them is this rank's.
+    pub shards: Vec<Model>,
+    shard: usize,
     /// What it borrows and lends.
     pub migration: Migration,
     /// Of all ranks, in their order.
@@ -33,7 +34,7 @@ impl Migrated {
         );
         let split_sequence = home[0].shard.split_sequence;
         let cut = Cut { widths: Some(work), split_sequence, ..Cut::even(mesh.tp) };
-        let mut work = home[0].cut(&cut).expect("what was cut in so many shards can be cut again");
+        let work = home[0].cut(&cut).expect("what was cut in so many shards can be cut again");
         let mut all = Migration::all(home, &work);
         let loaned = |(rank, chain): (usize, &Chain)| {
             let shard = mesh.shard(rank);
@@ -41,6 +42,11 @@ impl Migrated {
         };
         let chains = chains.iter().enumerate().map(loaned).collect();
         let migration = all.swap_remove(shard);
-        (!migration.is_empty()).then(|| Migrated { model: work.swap_remove(shard), migration, chains })
+        (!migration.is_empty()).then_some(Migrated { shards: work, shard, migration, chains })
+    }
+
+    /// The shard that this rank computes with.
+    pub fn model(&self) -> &Model {
+        &self.shards[self.shard]
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
-use evenkeel_device::{DType, Queue, Tensor, View};
-use evenkeel_model::{Frozen, Gradients, ParamId, Parameters, Resizing, Stretch};
+use evenkeel_device::{DType, Queue, Tensor};
+use evenkeel_model::{Frozen, Gradients, ParamId, Parameters, Stretch};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
@@ -78,15 +78,15 @@ impl AdamW {
         &self.squared_norm
     }
 
-    /// Updates every master kept here and its copy, but for the columns that a resizing has pruned: those and their moments
-    /// stay as they are, bit for bit. The gradients stay, too.
+    /// Updates every master kept here and its copy, but for what is frozen: that and its moments stay as they are, bit for bit.
+    /// The gradients stay, too.
     pub fn update(
         &self,
         queue: &Queue,
         parameters: &Parameters,
         gradients: &Gradients,
         update: Update,
-        resizing: Option<&Resizing>,
+        frozen: Option<&Frozen>,
     ) {
         let grad_factor = self.options.clip_norm.map(|limit| {
             let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
@@ -96,24 +96,18 @@ impl AdamW {
         let stretches = parameters.ids().filter_map(|id| {
             let Stretch { place, .. } = parameters.own_stretch(id)?;
             let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
-            let frozen = resizing.is_some_and(|resizing| resizing.frozen(id).is_some()).then_some(id);
+            // The bits of a frozen parameter are its own.
+            let frozen = frozen.filter(|frozen| frozen.of(id).is_some()).map(|_| id);
             Some((place, parameters.bucket_of(id), (decays, frozen)))
         });
-        for Together { bucket, place, like: (decays, frozen) } in together(stretches) {
+        for Together { bucket, place, like: (decays, frozen_id) } in together(stretches) {
             let of = |flat: &Tensor| flat.col_range(place.clone()).view();
-            let (weight, copy) = (of(parameters.masters(bucket)), parameters.copies(bucket).as_ref().map(of));
-            let (mean, variance) = (of(&self.means[bucket]), of(&self.variances[bucket]));
-            let frozen = frozen.and_then(|id| Some((id, resizing?.frozen(id)?))).map(|(id, frozen)| {
-                let [rows, cols] = parameters.specs[id.0].matrix;
-                let state = [Some(weight), Some(mean), Some(variance), copy].into_iter().flatten();
-                Saved::new(queue, frozen, state.map(|flat| flat.reshaped(rows, cols)))
-            });
             queue.launch(kernel::AdamW {
-                weight,
+                weight: of(parameters.masters(bucket)),
                 grad: of(&gradients.own(queue, bucket)),
-                mean,
-                variance,
-                copy,
+                mean: of(&self.means[bucket]),
+                variance: of(&self.variances[bucket]),
+                copy: parameters.copies(bucket).as_ref().map(of),
                 lr: update.lr,
                 beta1: self.options.beta1,
                 beta2: self.options.beta2,
@@ -121,10 +115,8 @@ impl AdamW {
                 weight_decay: if decays { self.options.weight_decay } else { 0.0 },
                 step: update.step,
                 grad_factor,
+                frozen: frozen_id.and_then(|id| Some(frozen?.of(id)?.view())),
             });
-            if let Some(frozen) = frozen {
-                frozen.restore(queue);
-            }
         }
     }
 
@@ -163,22 +155,6 @@ fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, 
         }
     }
     found
-}
-
-/// What must be the same behind an update as before it.
-struct Saved<'a> {
-    frozen: Frozen<'a>,
-    matrices: Vec<(View, Tensor)>,
-}
-
-impl<'a> Saved<'a> {
-    fn new(queue: &Queue, frozen: Frozen<'a>, matrices: impl Iterator<Item = View>) -> Saved<'a> {
-        Saved { frozen, matrices: matrices.map(|matrix| (matrix, frozen.save(queue, matrix))).collect() }
-    }
-
-    fn restore(&self, queue: &Queue) {
-        self.matrices.iter().for_each(|(matrix, saved)| self.frozen.restore(queue, saved, *matrix));
-    }
 }
 
 #[cfg(test)]

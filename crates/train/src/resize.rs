@@ -1,10 +1,17 @@
 //! A slow rank that computes with some columns of its linear layers: which ones, from period to period.
 
+mod remembered;
+mod shared;
+
 use std::hash::{Hash, Hasher};
 
 use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_columns};
 use evenkeel_device::Queue;
-use evenkeel_model::{Imputation, Intake, Model, Parameters, Resizing};
+use evenkeel_model::{Frozen, Imputation, Intake, LeftOut, Model, Parameters, Resizing};
+
+pub use remembered::Periods;
+pub(crate) use remembered::{Remembered, Told};
+pub(crate) use shared::SharedWork;
 
 /// How a rank's linear layers are resized.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,19 +36,36 @@ impl Resize {
         parts.hash(&mut hasher);
         hasher.finish()
     }
+
+    /// The columns of an intake that are kept: what scores or chance say, and everything while there are no scores.
+    fn select(&self, scores: Option<&Scores>, intake: usize, period: u64, inputs: usize) -> Vec<u32> {
+        let count = kept_count(inputs, self.gamma);
+        match (self.selection, scores) {
+            (Selection::Random, _) => random_columns(self.seed, intake as u64, period, inputs, count),
+            (Selection::Priority, Some(scores)) => scores.highest(count),
+            (Selection::Priority, None) => (0..inputs as u32).collect(),
+        }
+    }
 }
 
-/// A rank's resizing, and what is known of the columns.
+/// A rank's resizing, and what is known of the columns that it keeps.
 pub(crate) struct Resizer {
     settings: Resize,
+    /// Of what steps are computed with: the shard that is kept here, or another.
     resizing: Resizing,
-    /// As the resizing lists them.
+    /// Of the shard that is kept here.
+    frozen: Frozen,
+    intakes: Vec<Intake>,
+    /// As the shard lists its intakes.
     columns: Vec<Columns>,
     /// The number of the period, and the updates made in it.
     period: u64,
     updates: u32,
     /// Whether the period's columns are still to be selected.
     is_new_period: bool,
+    /// Whether what is selected is of other settings or another shard.
+    is_stale: bool,
+    repeats_weights: bool,
 }
 
 /// What is known of the columns of an intake.
@@ -54,16 +78,38 @@ struct Columns {
     was_kept: Vec<bool>,
 }
 
+/// What a selection is made for.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub queue: &'a Queue,
+    /// The shard that is kept here.
+    pub model: &'a Model,
+    pub parameters: &'a Parameters,
+    /// Where shards compute for one another.
+    pub shared: Option<SharedWork<'a>>,
+}
+
 impl Resizer {
     pub fn new(model: &Model, settings: Resize, repeats_weights: bool) -> Resizer {
-        let resizing = Resizing::new(model, settings.imputation, repeats_weights);
+        let intakes = model.intakes();
         let columns = |intake: &Intake| Columns { scores: None, snapshot: None, was_kept: vec![true; intake.inputs] };
-        let columns = resizing.intakes().map(columns).collect();
-        Resizer { settings, resizing, columns, period: 0, updates: 0, is_new_period: true }
+        Resizer {
+            settings,
+            resizing: Resizing::new(model, settings.imputation, repeats_weights),
+            frozen: Frozen::default(),
+            columns: intakes.iter().map(columns).collect(),
+            intakes,
+            period: 0,
+            updates: 0,
+            is_new_period: true,
+            is_stale: false,
+            repeats_weights,
+        }
     }
 
-    /// From here on with other settings. What is known of the columns is kept, and used at once.
-    pub fn with(mut self, settings: Resize, queue: &Queue, parameters: &Parameters) -> Resizer {
+    /// From here on with other settings. What is known of the columns is kept, and used at once; where shards compute for one
+    /// another, in the next step, which they make together.
+    pub fn with(mut self, settings: Resize, place: &Place) -> Resizer {
         assert!(settings.period_steps > 0, "a period has steps");
         self.resizing.set_imputation(settings.imputation);
         if settings.selection != self.settings.selection {
@@ -72,23 +118,41 @@ impl Resizer {
             (self.updates, self.is_new_period) = (0, true);
         }
         self.settings = settings;
-        if !self.is_new_period {
-            self.select(queue, parameters);
+        if place.shared.is_some() {
+            self.is_stale = true;
+        } else if !self.is_new_period {
+            self.select(place);
         }
         self
+    }
+
+    /// From here on steps are computed with this shard: that which is kept here, or another.
+    pub fn compute_with(&mut self, model: &Model, is_kept: bool) {
+        // What gradients of pruned columns were in the last step is still there only where they are kept.
+        let repeats_weights = self.repeats_weights && is_kept;
+        self.resizing = Resizing::new(model, self.settings.imputation, repeats_weights);
+        self.is_stale = true;
     }
 
     pub fn resizing(&self) -> &Resizing {
         &self.resizing
     }
 
-    pub fn begin_step(&mut self, queue: &Queue, parameters: &Parameters) {
-        if std::mem::take(&mut self.is_new_period) {
+    /// What the optimizer leaves as it is.
+    pub fn frozen(&self) -> &Frozen {
+        &self.frozen
+    }
+
+    pub fn begin_step(&mut self, place: &Place) {
+        let is_new_period = std::mem::take(&mut self.is_new_period);
+        if is_new_period {
             if self.settings.selection == Selection::Priority {
-                self.measure(queue, parameters);
+                self.measure(place.queue, place.parameters);
             }
             self.columns.iter_mut().for_each(|columns| columns.was_kept.fill(true));
-            self.select(queue, parameters);
+        }
+        if std::mem::take(&mut self.is_stale) || is_new_period {
+            self.select(place);
         }
         self.resizing.begin_step();
     }
@@ -105,7 +169,7 @@ impl Resizer {
 
     /// Measures what the period that has ended changed, and takes the snapshots of the next.
     fn measure(&mut self, queue: &Queue, parameters: &Parameters) {
-        for (intake, columns) in self.resizing.intakes().zip(&mut self.columns) {
+        for (intake, columns) in self.intakes.iter().zip(&mut self.columns) {
             let now: Vec<Vec<f32>> = intake.weights.iter().map(|&id| queue.read(&parameters.master(id))).collect();
             if let Some(before) = columns.snapshot.replace(now) {
                 let mut changes = vec![0.0; intake.inputs];
@@ -119,21 +183,24 @@ impl Resizer {
         }
     }
 
-    /// Keeps what scores or chance say: everything, while there are no scores.
-    fn select(&mut self, queue: &Queue, parameters: &Parameters) {
-        let Resize { gamma, selection, seed, .. } = self.settings;
+    fn select(&mut self, place: &Place) {
+        match &place.shared {
+            Some(shared) => self.select_shared(place, shared),
+            None => self.select_alone(place),
+        }
+    }
+
+    /// Of the shard that is kept here and computed with.
+    fn select_alone(&mut self, place: &Place) {
         for (index, columns) in self.columns.iter_mut().enumerate() {
             let inputs = columns.was_kept.len();
-            let count = kept_count(inputs, gamma);
-            let kept = match (selection, &columns.scores) {
-                (Selection::Random, _) => random_columns(seed, index as u64, self.period, inputs, count),
-                (Selection::Priority, Some(scores)) => scores.highest(count),
-                (Selection::Priority, None) => (0..inputs as u32).collect(),
-            };
+            let kept = self.settings.select(columns.scores.as_ref(), index, self.period, inputs);
             for (column, was_kept) in columns.was_kept.iter_mut().enumerate() {
                 *was_kept &= kept.binary_search(&(column as u32)).is_ok();
             }
-            self.resizing.keep(queue, parameters, index, &kept);
+            self.resizing.keep(place.queue, place.parameters.dtype(), index, &kept);
         }
+        let pruned = (0..self.columns.len()).map(|index| self.resizing.pruned(index)).collect();
+        self.frozen = Frozen::new(place.queue, place.model, &[LeftOut { model: place.model, pruned }]);
     }
 }

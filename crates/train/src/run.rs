@@ -146,8 +146,12 @@ pub fn run(
             checkpointed = progress.step;
         }
     };
+    let told = match balance.and_then(Balance::judge) {
+        Some(balanced) => attendant.balanced(&balanced),
+        None => Ok(()),
+    };
     if matches!(outcome, Err(Error::NotFinite { .. })) {
-        return attendant.settle().and(outcome);
+        return attendant.settle().and(told).and(outcome);
     }
     let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
     let evaluated = match outcome {
@@ -158,7 +162,7 @@ pub fn run(
         attendant.checkpoint(ranks, feed, progress)?;
     }
     attendant.settle()?;
-    evaluated.and(outcome)
+    told.and(evaluated).and(outcome)
 }
 
 /// One step and what follows it; false if there are no more samples.
@@ -206,7 +210,7 @@ fn step(
     if let Some(balance) = balance {
         // At the pace so far.
         let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
-        for balanced in balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
+        if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
             attendant.balanced(&balanced)?;
         }
     }

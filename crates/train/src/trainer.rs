@@ -1,5 +1,7 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
+mod resizing;
+
 use std::borrow::Cow;
 use std::time::Instant;
 
@@ -21,7 +23,7 @@ use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
 use crate::relocation::{Keeping, Relocation};
-use crate::resize::{Resize, Resizer};
+use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,6 +88,17 @@ pub enum Kind {
     Variance,
 }
 
+impl Kind {
+    /// What checkpoints call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Weight => "weight",
+            Kind::Mean => "mean",
+            Kind::Variance => "variance",
+        }
+    }
+}
+
 /// By share of the data, micro-batch and part.
 type Sizes = Vec<Vec<Vec<PartSize>>>;
 
@@ -129,6 +142,8 @@ pub struct Trainer {
     program: Program,
     sizes: Sizes,
     resizer: Option<Resizer>,
+    /// What a checkpoint said of the columns, for whoever resizes before the next step.
+    remembered: Option<Remembered>,
 }
 
 impl Trainer {
@@ -160,6 +175,7 @@ impl Trainer {
             migrated: None,
             shards: shards.to_vec(),
             resizer: None,
+            remembered: None,
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
@@ -223,7 +239,7 @@ impl Trainer {
         let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
         // The host has read the losses, which are behind everything that the program did.
         let spans = recording.read(&self.program, epoch).unwrap_or_default();
-        let gamma = self.resizing().filter(|_| self.migrated.is_none()).map_or(0.0, Resizing::left_out);
+        let gamma = self.resizing().map_or(0.0, Resizing::left_out);
         Ok((outcome, Observation { gamma, ..observation(&self.model, &spans) }))
     }
 
@@ -237,16 +253,17 @@ impl Trainer {
     }
 
     fn run_step(&mut self, prepared: &mut Prepared, lr: f64, recording: Option<&mut Recording>) -> StepOutcome {
+        self.remembered = None;
         self.set_noise(&mut prepared.batches);
         let Prepared { ref batches, arrangement, ref sizes, targets, tokens } = *prepared;
         self.schedule(arrangement, sizes);
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        if let Some(resizer) = &mut self.resizer {
-            resizer.begin_step(self.device.compute(), &self.parameters);
+        if let Some(mut resizer) = self.resizer.take() {
+            resizer.begin_step(&self.place());
+            self.resizer = Some(resizer);
         }
-        // What is left out is chosen from what a rank keeps.
-        let resizing = self.resizer.as_ref().map(Resizer::resizing).filter(|_| self.migrated.is_none());
+        let resizing = self.resizing();
         let found = Executor { resizing, ..self.step_executor() }.run(&self.program, batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
@@ -257,7 +274,8 @@ impl Trainer {
         if updated {
             self.updates += 1;
             let update = Update { lr: lr as f32, step: self.updates };
-            self.optimizer().update(queue, &self.parameters, &self.gradients, update, resizing);
+            let frozen = self.resizer.as_ref().map(Resizer::frozen);
+            self.optimizer().update(queue, &self.parameters, &self.gradients, update, frozen);
             self.gather_values();
         }
         if let Some(resizer) = &mut self.resizer {
@@ -281,8 +299,8 @@ impl Trainer {
         self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
         self.groups = join(&self.communicator, &self.chains[self.rank].groups);
         (self.model, self.keeping) = (model, keeping);
-        (self.shards, self.migrated) = (shards.to_vec(), None);
-        self.sizes.clear();
+        self.shards = shards.to_vec();
+        self.compute_with(None);
         self.gather_values();
         // From here on the peak is that of these shards.
         self.device.reset_peak();
@@ -335,34 +353,19 @@ impl Trainer {
         );
         let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
         assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
-        self.migrated = work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard));
-        self.sizes.clear();
-    }
-
-    /// Has this rank's linear layers compute with some of their input columns only, from the next step on, or with all of them
-    /// again. Other ranks may do otherwise, but for those that hold the same shard for other samples: they are told the same at
-    /// the same time. Evaluations compute with all columns.
-    pub fn resize(&mut self, resize: Option<Resize>) {
-        assert_eq!(
-            self.parameters.split.stage(),
-            0,
-            "resized layers need their optimizer state whole: parallel.zero = 0"
+        self.compute_with(
+            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard)),
         );
-        if let Some(group) = self.data_group() {
-            let settings = group.exchange(Resize::hash(resize.as_ref()));
-            let is_same = settings.iter().all(|other| *other == settings[0]);
-            assert!(is_same, "ranks {:?} hold the same shard and are resized differently", group.ranks());
-        }
-        self.resizer = resize.map(|resize| {
-            let is_first_share = self.mesh.share(self.rank) == 0;
-            let resizer = self.resizer.take().unwrap_or_else(|| Resizer::new(&self.model, resize, is_first_share));
-            resizer.with(resize, self.device.compute(), &self.parameters)
-        });
     }
 
-    /// What of the linear layers' inputs this rank computes with.
-    pub fn resizing(&self) -> Option<&Resizing> {
-        self.resizer.as_ref().map(Resizer::resizing)
+    /// From here on steps are computed with this, or with what ranks keep.
+    fn compute_with(&mut self, migrated: Option<Migrated>) {
+        let was_migrated = std::mem::replace(&mut self.migrated, migrated).is_some();
+        let work = self.migrated.as_ref().map(Migrated::model);
+        if let Some(resizer) = self.resizer.as_mut().filter(|_| was_migrated || work.is_some()) {
+            resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
+        }
+        self.sizes.clear();
     }
 
     pub fn rank(&self) -> usize {
@@ -496,7 +499,7 @@ impl Trainer {
     fn step_executor(&self) -> Executor<'_> {
         match &self.migrated {
             Some(migrated) => {
-                Executor { model: &migrated.model, migration: Some(&migrated.migration), ..self.executor() }
+                Executor { model: migrated.model(), migration: Some(&migrated.migration), ..self.executor() }
             }
             None => self.executor(),
         }

@@ -1,6 +1,6 @@
 //! AdamW and the norm that clips its gradients: each a single pass over memory, which is all they cost.
 
-use super::matrix::{Element, Matrix, matrix, with_element};
+use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{each_vector, load, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::{Run, Team};
@@ -62,6 +62,7 @@ fn update<E: Element>(kernel: &AdamW, team: &mut Team) {
     let [weight, grad, mean, variance] =
         [kernel.weight, kernel.grad, kernel.mean, kernel.variance].map(|view| matrix::<f32>(&flat(view)));
     let copy = kernel.copy.map(|copy| matrix::<E>(&flat(copy)));
+    let frozen = kernel.frozen.map(|frozen| indices(&frozen));
     team.blocks(weight.cols, CHUNK, |range, _| {
         let at = |matrix: Matrix<f32>| matrix.at(0, range.start);
         vectorise(Update {
@@ -71,10 +72,16 @@ fn update<E: Element>(kernel: &AdamW, team: &mut Team) {
             mean: at(mean),
             variance: at(variance),
             copy: copy.map(|copy| copy.at(0, range.start)),
+            // Tasks begin at whole words.
+            frozen: frozen.map(|frozen| frozen.at(0, range.start / WORD)),
             factors,
         });
     });
 }
+
+/// Elements whose bits are a word, and vectors are a half or the whole of it.
+const WORD: usize = u32::BITS as usize;
+const _: () = assert!(CHUNK.is_multiple_of(WORD) && WORD.is_multiple_of(LANES));
 
 /// A contiguous tensor as one row.
 fn flat(view: View) -> View {
@@ -88,6 +95,7 @@ struct Update<E> {
     mean: *mut f32,
     variance: *mut f32,
     copy: Option<*mut E>,
+    frozen: Option<*mut u32>,
     factors: Factors,
 }
 
@@ -97,15 +105,19 @@ impl<E: Element> Vectorised for Update<E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         each_vector!(0..self.len, |i, count| {
-            // SAFETY: `count` elements from `i` on lie inside every operand.
+            // SAFETY: `count` elements from `i` on lie inside every operand, and their bits inside the word.
             unsafe {
-                let at = [self.weight, self.grad, self.mean, self.variance].map(|from| load(s, from.add(i), count));
-                let [weight, mean, variance] = self.step(s, at);
-                store(s, self.weight.add(i), weight, count);
-                store(s, self.mean.add(i), mean, count);
-                store(s, self.variance.add(i), variance, count);
-                if let Some(copy) = self.copy {
-                    store(s, copy.add(i), weight, count);
+                let frozen = self.frozen.map_or(0, |words| (words.add(i / WORD).read() >> (i % WORD)) as u16);
+                if frozen != u16::MAX {
+                    let at = [self.weight, self.grad, self.mean, self.variance].map(|from| load(s, from.add(i), count));
+                    let [weight, mean, variance] = self.step(s, at);
+                    let weight = s.select_bits(frozen, at[0], weight);
+                    store(s, self.weight.add(i), weight, count);
+                    store(s, self.mean.add(i), s.select_bits(frozen, at[2], mean), count);
+                    store(s, self.variance.add(i), s.select_bits(frozen, at[3], variance), count);
+                    if let Some(copy) = self.copy {
+                        store(s, copy.add(i), weight, count);
+                    }
                 }
             }
         });

@@ -29,6 +29,8 @@ pub(crate) trait Simd: Copy {
     fn copysign(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `yes` where `a < b`, else `no`.
     fn select_less(self, a: Self::Vector, b: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
+    /// `yes` in the lanes whose bit is set, the lowest for the first, else `no`.
+    fn select_bits(self, bits: u16, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::Vector) -> Self::Vector;
     /// `a · 2^n` for integers n in -126..=127.
@@ -216,6 +218,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn select_less(self, a: Lanes, b: Lanes, yes: Lanes, no: Lanes) -> Lanes {
         Lanes(std::array::from_fn(|i| if a.0[i] < b.0[i] { yes.0[i] } else { no.0[i] }))
+    }
+    #[inline(always)]
+    fn select_bits(self, bits: u16, yes: Lanes, no: Lanes) -> Lanes {
+        Lanes(std::array::from_fn(|i| if bits >> i & 1 == 1 { yes.0[i] } else { no.0[i] }))
     }
     #[inline(always)]
     fn round(self, a: Lanes) -> Lanes {
@@ -463,6 +469,12 @@ mod avx512 {
                     _mm512_castsi512_ps(upper_halves(nearest(first), nearest(second)))
                 }
             };
+        }
+
+        #[inline(always)]
+        fn select_bits(self, bits: u16, yes: __m512, no: __m512) -> __m512 {
+            // SAFETY: as above.
+            unsafe { _mm512_mask_blend_ps(bits, no, yes) }
         }
 
         #[inline(always)]

@@ -48,7 +48,8 @@ impl Run for AdamW {
             [self.weight, self.grad, self.mean, self.variance].map(|view| view.address);
         let factor = self.grad_factor.map_or(0, |factor| factor.address);
         let copy = Mixed::optional(&self.copy);
-        let arguments = arguments![walk.cols, weight, grad, mean, variance, copy, factor, Factors::of(self)];
+        let frozen = self.frozen.map_or(0, |frozen| frozen.address);
+        let arguments = arguments![walk.cols, weight, grad, mean, variance, copy, factor, frozen, Factors::of(self)];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&OPTIMIZER, &walk.name("adamw"), walk.shape(), arguments) };
     }

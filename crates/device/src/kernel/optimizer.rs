@@ -20,6 +20,16 @@ pub struct AdamW {
     pub step: u32,
     /// f32 [1, 1] that every gradient is multiplied by: the clipping factor.
     pub grad_factor: Option<View>,
+    /// u32 [1, ⌈elements / 32⌉], a bit for each element, the lowest first: where it is set, weight, mean and variance stay as
+    /// they are, bit for bit.
+    pub frozen: Option<View>,
+}
+
+impl AdamW {
+    /// Words for the bits of so many elements.
+    pub fn frozen_words(elements: usize) -> usize {
+        elements.div_ceil(32)
+    }
 }
 
 impl Operation for AdamW {
@@ -33,11 +43,15 @@ impl Operation for AdamW {
         if let Some(factor) = &self.grad_factor {
             assert_vector("AdamW factor", factor, 1);
         }
+        if let Some(frozen) = &self.frozen {
+            let expected = ([1, AdamW::frozen_words(self.weight.len())], DType::U32);
+            assert_eq!((frozen.shape(), frozen.dtype), expected, "AdamW frozen elements");
+        }
         assert!(self.step > 0, "AdamW steps count from 1");
     }
 
     fn bytes(&self) -> u64 {
-        7 * self.weight.bytes() + optional_bytes(&self.copy)
+        7 * self.weight.bytes() + optional_bytes(&self.copy) + optional_bytes(&self.frozen)
     }
 }
 

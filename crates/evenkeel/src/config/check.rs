@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use evenkeel_balance::Mode;
+
 use super::raw::RawConfig;
-use super::settings::{Architecture, BalanceMode, DataSource, DeviceKind, LrDecay, RecordFormat, Schedule, Settings};
+use super::settings::{Architecture, DataSource, DeviceKind, LrDecay, RecordFormat, Schedule, Settings};
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
 
@@ -235,7 +237,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
 fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     let (balance, parallel) = (&settings.balance, &settings.parallel);
     let mode = balance.mode.name();
-    if balance.mode != BalanceMode::Off && parallel.tp == 1 {
+    if balance.mode != Mode::Off && parallel.tp == 1 {
         let what = format!("`balance.mode` is \"{mode}\", but `parallel.tp` is 1: there is nobody to share work with");
         raw.note_contradiction(
             &["balance.mode", "parallel.tp"],
@@ -243,21 +245,20 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
             Some("set parallel.tp, or balance.mode = \"off\""),
         );
     }
-    if balance.mode == BalanceMode::Resize && balance.gamma_max == 0.0 {
+    if balance.mode == Mode::Resize && balance.gamma_max == 0.0 {
         let what = "`balance.mode` is \"resize\", but `balance.gamma_max` lets nothing be left out".to_owned();
         raw.note_contradiction(&["balance.mode", "balance.gamma_max"], what, Some("0.5 leaves out half at most"));
     }
-    let resizes = matches!(balance.mode, BalanceMode::Resize | BalanceMode::Semi | BalanceMode::Auto);
-    if balance.gamma_max > 0.0 && !resizes {
+    if balance.gamma_max > 0.0 && !balance.mode.resizes() {
         let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" leaves nothing out");
         let hint = "modes that do are \"resize\", \"semi\" and \"auto\"";
         raw.note_contradiction(&["balance.gamma_max", "balance.mode"], what, Some(hint));
     }
     let least = match balance.mode {
-        BalanceMode::Off | BalanceMode::Reshard => 3,
-        BalanceMode::Migrate => 1,
-        BalanceMode::Auto | BalanceMode::Semi if balance.gamma_max == 0.0 => 1,
-        BalanceMode::Resize | BalanceMode::Semi | BalanceMode::Auto => 0,
+        Mode::Off | Mode::Reshard => 3,
+        Mode::Migrate => 1,
+        Mode::Auto | Mode::Semi if balance.gamma_max == 0.0 => 1,
+        Mode::Resize | Mode::Semi | Mode::Auto => 0,
     };
     if parallel.dp > 1 && parallel.zero > least {
         let what =

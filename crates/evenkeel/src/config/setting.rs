@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use evenkeel_balance::Mode;
 use toml::Value;
 
 /// A type that a key can have.
@@ -283,6 +284,24 @@ impl<T: Setting> Setting for Option<T> {
 
     fn placeholder() -> Option<T> {
         None
+    }
+}
+
+impl Setting for Mode {
+    fn kind(_: Bounds) -> Kind {
+        Kind::Choice(&Mode::NAMES)
+    }
+
+    fn read(value: &Value, _: Bounds) -> Option<Mode> {
+        value.as_str().and_then(Mode::named)
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.name().to_owned()))
+    }
+
+    fn placeholder() -> Mode {
+        Mode::Off
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use evenkeel_balance::Mode;
+
 use super::setting::{above, choices, from};
 use super::table::settings;
 
@@ -17,9 +19,6 @@ choices! {
         None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
     }
     Units { All = "all", Attention = "attention", Mlp = "mlp" }
-    BalanceMode {
-        Off = "off", Resize = "resize", Migrate = "migrate", Semi = "semi", Reshard = "reshard", Auto = "auto"
-    }
     Imputation { Zero = "zero", Average = "average", Same = "same" }
     Selection { Priority = "priority", Random = "random" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
@@ -229,9 +228,9 @@ settings! {
     /// What is done where a rank is slower than the others of its tensor-parallel group.
     [balance] Balance {
         /// "reshard" moves weights and their state to faster ranks for good, "migrate" has those do a part of the work in every
-        /// step, "resize" has slow ranks leave out a part of their products, "semi" does the one or the other of the last two,
-        /// "auto" takes what pays. With balance.gamma_max = 0 all leave the results as they are.
-        mode: BalanceMode = BalanceMode::Off;
+        /// step, "resize" has slow ranks leave out a part of their products, "semi" does both of the last two at once, "auto"
+        /// takes what pays. With balance.gamma_max = 0 all leave the results as they are.
+        mode: Mode = Mode::Off;
         /// The largest share of its products that a slow rank may leave out: accuracy for speed. "resize" needs it.
         gamma_max: f64 = 0.0, from(0).below(1);
         /// What takes the place of gradients that were left out.

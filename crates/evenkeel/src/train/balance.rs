@@ -5,7 +5,7 @@ use evenkeel_model::{Cut, Imputation, Model, SHARES, Widths};
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
-use crate::config::{self, BalanceMode, Settings};
+use crate::config::{self, Settings};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
@@ -13,7 +13,7 @@ use crate::{Failure, Mistake};
 const ALIKE: f64 = 1.1;
 
 /// The balance of a run whose ranks have begun with a cut, and what there is to say of it. With `resumed`, work is divided as
-/// it was; else, by what the ranks were measured at.
+/// it was; else, by what the ranks were measured at: in either case as far as it `fits` in memory.
 pub fn start(
     settings: &Settings,
     model: &Model,
@@ -21,24 +21,27 @@ pub fn start(
     ranks: &Ranks,
     resumed: Option<&Widths>,
     flops_per_s: &[f64],
+    fits: &dyn Fn(&[Model]) -> bool,
 ) -> Result<(Option<Balance>, Option<String>), Failure> {
-    let mode = match settings.balance.mode {
-        BalanceMode::Off => return Ok((None, None)),
-        BalanceMode::Resize => Mode::Resize,
-        BalanceMode::Migrate => Mode::Migrate,
-        BalanceMode::Semi => Mode::Semi,
-        BalanceMode::Reshard => Mode::Reshard,
-        BalanceMode::Auto => Mode::Auto,
-    };
+    let mode = settings.balance.mode;
+    if mode == Mode::Off {
+        return Ok((None, None));
+    }
     let mut cut = launch.cut.clone();
     let mut said = None;
     match resumed {
         Some(widths) if widths.fit(&model.config, cut.weights.len()) && !widths.is_shared_by_samples() => {
-            cut.widths = Some(widths.clone());
-            ranks.reshard(model.cut(&cut)?)?;
+            let as_it_was = Cut { widths: Some(widths.clone()), ..cut.clone() };
+            match first_that_fits(model, [as_it_was], fits)? {
+                Some((as_it_was, shards)) => {
+                    ranks.reshard(shards)?;
+                    cut = as_it_was;
+                }
+                None => said = Some("the checkpoint's widths do not fit in memory: work is divided anew".to_owned()),
+            }
         }
         _ if settings.balance.calibrate && settings.parallel.tp_weights.is_empty() => {
-            said = calibrate(model, launch, &mut cut, ranks, flops_per_s)?;
+            said = calibrate(model, launch, &mut cut, ranks, flops_per_s, fits)?;
         }
         _ => (),
     }
@@ -62,6 +65,12 @@ pub fn start(
     Ok((Some(balance), said))
 }
 
+/// Whether ranks keep earlier weights to see which columns change least.
+pub fn watches_changes(settings: &Settings) -> bool {
+    let balance = &settings.balance;
+    balance.mode.resizes() && balance.gamma_max > 0.0 && balance.selection == config::Selection::Priority
+}
+
 fn resize(settings: &Settings) -> Resize {
     let balance = &settings.balance;
     Resize {
@@ -80,13 +89,14 @@ fn resize(settings: &Settings) -> Resize {
     }
 }
 
-/// Divides the model by what each shard's slowest rank was measured at.
+/// Divides the model by what each shard's slowest rank was measured at, or as far towards that as memory allows.
 fn calibrate(
     model: &Model,
     launch: &Launch,
     cut: &mut Cut,
     ranks: &Ranks,
     flops_per_s: &[f64],
+    fits: &dyn Fn(&[Model]) -> bool,
 ) -> Result<Option<String>, Failure> {
     let mesh = launch.mesh();
     let of_shard = |shard: usize| {
@@ -98,16 +108,42 @@ fn calibrate(
     if speeds.iter().all(|speed| speed * ALIKE >= fastest) {
         return Ok(None);
     }
-    let weights: Vec<f64> = speeds.iter().map(|speed| (speed / fastest * 100.0).round() / 100.0).collect();
-    cut.weights = weights.iter().map(|weight| weight.max(0.01)).collect();
-    ranks.reshard(model.cut(cut)?)?;
+    let relative: Vec<f64> = speeds.iter().map(|speed| speed / fastest).collect();
+    let Some((fitting, shards)) = first_that_fits(model, towards_even(cut, &relative), fits)? else {
+        return Ok(Some("ranks are unequal, but memory leaves no room to divide the work by their speeds".to_owned()));
+    };
+    ranks.reshard(shards)?;
+    *cut = fitting;
     let shown: Vec<String> = cut.weights.iter().map(|weight| format!("{weight:.2}")).collect();
     Ok(Some(format!("ranks are unequal: the work is divided {} by their measured speeds", shown.join(" : "))))
 }
 
+/// By these speeds, where the fastest is 1, and then ever more evenly.
+fn towards_even(cut: &Cut, speeds: &[f64]) -> impl Iterator<Item = Cut> {
+    [1.0, 0.75, 0.5, 0.25].into_iter().map(|share| {
+        let weight = |speed: &f64| ((1.0 - share * (1.0 - speed)) * 100.0).round().max(1.0) / 100.0;
+        Cut { weights: speeds.iter().map(weight).collect(), ..cut.clone() }
+    })
+}
+
+/// The first of these cuts whose shards fit in memory, with them.
+fn first_that_fits(
+    model: &Model,
+    cuts: impl IntoIterator<Item = Cut>,
+    fits: &dyn Fn(&[Model]) -> bool,
+) -> Result<Option<(Cut, Vec<Model>)>, Failure> {
+    for cut in cuts {
+        let shards = model.cut(&cut)?;
+        if fits(&shards) {
+            return Ok(Some((cut, shards)));
+        }
+    }
+    Ok(None)
+}
+
 /// What was done about slow ranks and what it was good for, in a line.
 pub fn describe(balanced: &Balanced) -> String {
-    let Balanced { step, prospect, before, now, after, .. } = balanced;
+    let Balanced { step, prospect, before, now, after, steps_after } = balanced;
     let slow: Vec<String> = prospect
         .stragglers()
         .map(|(rank, slowness)| format!("rank {rank} computes {slowness:.1}× slower than the fastest"))
@@ -134,11 +170,12 @@ pub fn describe(balanced: &Balanced) -> String {
     }
     let steps = |seconds: f64| (1000.0 * seconds).round();
     format!(
-        "{slow} since step {}; after step {step} {}; step {} → {} ms (optimum {})",
+        "{slow} since step {}; after step {step} {}; step {} → {} ms{} (optimum {})",
         prospect.since,
         if done.is_empty() { "work is divided anew".to_owned() } else { done.join(" and ") },
         steps(prospect.now_s),
         steps(after.as_secs_f64()),
+        if *steps_after == 0 { " as foretold" } else { "" },
         steps(prospect.optimum_s),
     )
 }
@@ -146,4 +183,58 @@ pub fn describe(balanced: &Balanced) -> String {
 /// Whole units as such, others with a digit behind the point.
 fn amount(width: usize, unit: usize) -> String {
     if width.is_multiple_of(unit) { (width / unit).to_string() } else { format!("{:.1}", width as f64 / unit as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use evenkeel_balance::{Division, Prospect, Target};
+
+    use super::*;
+
+    #[test]
+    fn what_was_only_foretold_of_a_change_says_so() {
+        let home = Division::new(|dim| if dim == Dim::Columns { vec![704, 704] } else { vec![SHARES, SHARES] });
+        let mut work = home.clone();
+        work.set(Dim::Columns, vec![1024, 384]);
+        let prospect = Prospect { slowness: vec![1.0, 2.13], since: 240, now_s: 0.412, then_s: 0.3, optimum_s: 0.284 };
+        let before = Target::at_home(home.clone());
+        let now = Target { home, work, gammas: vec![0.0, 0.25] };
+        let line = |after_ms: u64, steps_after: usize| {
+            let (prospect, before, now) = (prospect.clone(), before.clone(), now.clone());
+            describe(&Balanced {
+                step: 243,
+                prospect,
+                before,
+                now,
+                after: Duration::from_millis(after_ms),
+                steps_after,
+            })
+        };
+        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lends 320 of 1408 columns \
+                        and rank 1 leaves out 25 %; step 412 → ";
+        assert_eq!(line(291, 3), format!("{expected}291 ms (optimum 284)"));
+        assert_eq!(line(300, 0), format!("{expected}300 ms as foretold (optimum 284)"));
+    }
+
+    #[test]
+    fn the_work_is_divided_by_speed_as_far_as_it_fits_in_memory() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 100, "vocab_size": 64,
+        });
+        let model = Model::from_json(&config).unwrap();
+        for (most_columns, expected) in [
+            (100, Some(vec![1.0, 0.25])),
+            (79, Some(vec![1.0, 0.44])),
+            (65, Some(vec![1.0, 0.63])),
+            (60, Some(vec![1.0, 0.81])),
+            (50, None),
+        ] {
+            let fits = |shards: &[Model]| shards.iter().all(|shard| shard.shard.ffn.len() <= most_columns);
+            let found = first_that_fits(&model, towards_even(&Cut::even(2), &[1.0, 0.25]), &fits).unwrap();
+            assert_eq!(found.map(|(cut, _)| cut.weights), expected, "at most {most_columns} columns");
+        }
+    }
 }

@@ -51,8 +51,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    // A checkpoint is written from a copy of weights and moments.
-    let snapshot_bytes = 12 * input.model.parameter_count();
+    // A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
+    let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
+    let snapshot_bytes = (12 + watched_bytes) * input.model.parameter_count();
     launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT)?;
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
@@ -80,7 +81,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let slowed = Straggler::factors(&stragglers, launch.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
-    let (mut balance, divided) = balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks)?;
+    let fits = |shards: &[Model]| {
+        let costs = self::costs(settings, shards, &launch, options);
+        launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT).is_ok()
+    };
+    let (mut balance, divided) =
+        balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
     let mut attending = Attending {
         folder: &folder,
         data: &data,

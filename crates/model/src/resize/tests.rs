@@ -274,7 +274,7 @@ fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
             kept = setting.choose(way.choice, &weights);
             for (index, kept) in kept.iter().enumerate() {
                 let columns: Vec<u32> = (0..kept.len() as u32).filter(|&col| kept[col as usize]).collect();
-                resizing.keep(setting.device.compute(), &setting.parameters, index, &columns);
+                resizing.keep(setting.device.compute(), way.dtype, index, &columns);
             }
         }
         setting.mask(&weights, &kept);

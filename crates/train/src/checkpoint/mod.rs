@@ -23,6 +23,7 @@ pub(crate) use snapshot::write_pieces;
 
 use crate::Error;
 use crate::ranks::{Ranks, all_or_first_error};
+use crate::resize::{Periods, Remembered};
 use crate::run::Progress;
 use crate::trainer::{Kind, Trainer};
 
@@ -43,6 +44,9 @@ pub struct State {
     pub configuration: String,
     /// How the model was cut among the ranks that wrote it, for those who go on with as many.
     pub widths: Widths,
+    /// Where ranks may leave something out, how far the periods of their selections have come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    resize: Option<Periods>,
     /// By parameter.
     shapes: BTreeMap<String, Vec<usize>>,
     /// By file and tensor: which elements it holds.
@@ -60,6 +64,7 @@ impl State {
             ("warmup_share", (0.0..=1.0).contains(&warmup_share)),
             ("nonfinite_in_a_row", nonfinite_in_a_row < u32::MAX / 2),
             ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
+            ("resize", self.resize.is_none_or(|periods| periods.are_sound(self.updates))),
         ];
         checks.into_iter().find(|(_, sound)| !sound).map_or(Ok(()), |(what, _)| Err(what))
     }
@@ -67,13 +72,9 @@ impl State {
 
 const KINDS: [Kind; 3] = [Kind::Weight, Kind::Mean, Kind::Variance];
 
-fn tensor_name(kind: Kind, name: &str) -> String {
-    let kind = match kind {
-        Kind::Weight => "weight",
-        Kind::Mean => "mean",
-        Kind::Variance => "variance",
-    };
-    format!("{kind}.{name}")
+/// What a file calls the elements of a parameter that are of this kind.
+fn tensor_name(kind: &str, parameter: &str) -> String {
+    format!("{kind}.{parameter}")
 }
 
 /// Writes a checkpoint folder, and returns when it is there. It appears under its name whole, or not at all.
@@ -99,12 +100,15 @@ fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
     let queue = trainer.device.compute();
     for (kind, id, spec) in all(&trainer.model.specs) {
         let Some((held, kept)) = trainer.kept(kind, id) else { continue };
-        opened.read(kind, spec, &held, |elements, fill| {
+        opened.read(kind.name(), spec, &held, |elements, fill| {
             queue.write_rows(kept.col_range(elements).view(), |_, values| fill(values))
         })?;
     }
     trainer.parameters.refresh_copies(queue);
     trainer.updates = opened.state.updates;
+    if let Some(periods) = opened.state.resize {
+        trainer.remember(&opened.state.widths, |model| Remembered::read(opened, model, periods))?;
+    }
     Ok(())
 }
 

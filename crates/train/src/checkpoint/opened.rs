@@ -68,11 +68,16 @@ impl Opened {
         }
     }
 
+    /// Whether anything of a parameter is there of this kind.
+    pub fn has(&self, kind: &str, parameter: &str) -> bool {
+        self.places.contains_key(&tensor_name(kind, parameter))
+    }
+
     /// Reads the elements that `held` names, some at a time: `put(which of them, fill)` is given a function that fills a slice
     /// with them.
     pub fn read(
         &self,
-        kind: Kind,
+        kind: &str,
         spec: &ParamSpec,
         held: &Held,
         mut put: impl FnMut(Range<usize>, &dyn Fn(&mut [f32]) -> Result<(), Error>) -> Result<(), Error>,
@@ -99,7 +104,7 @@ impl Opened {
     pub fn read_rows(&self, spec: &ParamSpec, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let held = Held::all(Slice::of_rows(rows, spec.whole[1]));
         let mut values = vec![0.0; held.len()];
-        self.read(Kind::Weight, spec, &held, |elements, fill| fill(&mut values[elements]))?;
+        self.read(Kind::Weight.name(), spec, &held, |elements, fill| fill(&mut values[elements]))?;
         Ok(values)
     }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::{KINDS, State, VERSION, all, tensor_name};
 use crate::Error;
 use crate::ranks::Ranks;
+use crate::resize::Told;
 use crate::run::Progress;
 use crate::trainer::Trainer;
 
@@ -30,7 +31,7 @@ type Kept = BTreeMap<String, (Held, Vec<f32>)>;
 
 impl Snapshot {
     pub fn take(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Snapshot, Error> {
-        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths(), kept(trainer)))?;
+        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths(), trainer.periods(), kept(trainer)))?;
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
             version: VERSION,
@@ -39,6 +40,7 @@ impl Snapshot {
             feed,
             configuration,
             widths: kept[0].1.clone(),
+            resize: kept[0].2,
             shapes: ranks.specs().iter().map(shape).collect(),
             layout: BTreeMap::new(),
         };
@@ -76,10 +78,13 @@ fn kept(trainer: &mut Trainer) -> Kept {
     let mut kept = Kept::new();
     for (kind, id, spec) in all(&trainer.model.specs).filter(|&(_, id, _)| trainer.speaks_for(id)) {
         if let Some((held, tensor)) = trainer.kept(kind, id) {
-            kept.insert(tensor_name(kind, &spec.name), (held, queue.read(&tensor)));
+            kept.insert(tensor_name(kind.name(), &spec.name), (held, queue.read(&tensor)));
         }
     }
     debug_assert!(kept.len().is_multiple_of(KINDS.len()));
+    for Told { kind, spec, held, values } in trainer.told() {
+        kept.insert(tensor_name(kind, &spec.name), (held, values));
+    }
     kept
 }
 

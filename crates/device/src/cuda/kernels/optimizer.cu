@@ -8,7 +8,7 @@ struct Factors {
 #define ADAMW(N) \
     extern "C" __global__ void adamw_##N( \
         i64 len, float *weight, const float *grad, float *mean, float *variance, Mixed copy, const float *grad_factor, \
-        Factors f) { \
+        const unsigned *frozen, Factors f) { \
         float factor = grad_factor ? *grad_factor : 1.0f; \
         each_vector<N>(1, len, [&](i64, i64 i, int count) { \
             float w[N], g[N], m[N], v[N]; \
@@ -16,7 +16,10 @@ struct Factors {
             load<N>(grad + i, count, g); \
             load<N>(mean + i, count, m); \
             load<N>(variance + i, count, v); \
+            /* N divides 32, so a vector's bits lie in one word. */ \
+            unsigned bits = frozen ? frozen[i / 32] >> (i % 32) : 0; \
             for (int k = 0; k < N; k++) { \
+                if (bits >> k & 1) continue; \
                 g[k] *= factor; \
                 m[k] = m[k] * f.beta1 + g[k] * f.beta1_rest; \
                 v[k] = v[k] * f.beta2 + g[k] * g[k] * f.beta2_rest; \

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Case, ModeName, Outcome};
+use evenkeel_balance::Mode;
+
+use super::{Case, Outcome};
 
 const LEFT: f64 = 150.0;
 const PLOT: f64 = 560.0;
@@ -12,14 +14,14 @@ const BAR_GAP: f64 = 4.0;
 const CASE_GAP: f64 = 22.0;
 const TOP: f64 = 82.0;
 
-fn colour(mode: ModeName) -> &'static str {
+fn colour(mode: Mode) -> &'static str {
     match mode {
-        ModeName::Off => "#9aa3ab",
-        ModeName::Resize => "#c9a227",
-        ModeName::Migrate => "#4f8fc0",
-        ModeName::Semi => "#8a6fb0",
-        ModeName::Reshard => "#2f7d5b",
-        ModeName::Auto => "#1d5a8a",
+        Mode::Off => "#9aa3ab",
+        Mode::Resize => "#c9a227",
+        Mode::Migrate => "#4f8fc0",
+        Mode::Semi => "#8a6fb0",
+        Mode::Reshard => "#2f7d5b",
+        Mode::Auto => "#1d5a8a",
     }
 }
 

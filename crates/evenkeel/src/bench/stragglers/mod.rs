@@ -9,6 +9,7 @@ mod subject;
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_model::Imputation;
 use evenkeel_store::write_file_atomically;
@@ -33,8 +34,8 @@ pub struct Arguments {
     #[arg(long = "case", value_name = "FACTORS", value_parser = factors)]
     cases: Vec<Case>,
     /// Modes to compare with "off".
-    #[arg(long, value_delimiter = ',', value_enum, default_value = "reshard,migrate,auto")]
-    modes: Vec<ModeName>,
+    #[arg(long, value_delimiter = ',', value_parser = mode(), default_value = "reshard,migrate,auto")]
+    modes: Vec<Mode>,
     /// The most that "resize" and "semi" leave out.
     #[arg(long, default_value_t = 0.5, value_parser = share)]
     gamma_max: f64,
@@ -65,40 +66,6 @@ pub struct Arguments {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case(Vec<f64>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum ModeName {
-    Off,
-    Resize,
-    Migrate,
-    Semi,
-    Reshard,
-    Auto,
-}
-
-impl ModeName {
-    fn mode(self) -> Mode {
-        match self {
-            ModeName::Off => Mode::Off,
-            ModeName::Resize => Mode::Resize,
-            ModeName::Migrate => Mode::Migrate,
-            ModeName::Semi => Mode::Semi,
-            ModeName::Reshard => Mode::Reshard,
-            ModeName::Auto => Mode::Auto,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            ModeName::Off => "off",
-            ModeName::Resize => "resize",
-            ModeName::Migrate => "migrate",
-            ModeName::Semi => "semi",
-            ModeName::Reshard => "reshard",
-            ModeName::Auto => "auto",
-        }
-    }
-}
-
 impl Case {
     /// What a step takes at least, where an undisturbed one takes 1.
     fn optimum(&self) -> f64 {
@@ -127,7 +94,7 @@ impl Case {
 /// What one mode made of one case.
 #[derive(Clone, Debug)]
 struct Outcome {
-    mode: ModeName,
+    mode: Mode,
     /// Seconds of an undisturbed step, of one with the stragglers once all is settled, and of one when they have gone.
     undisturbed_s: f64,
     slowed_s: f64,
@@ -148,6 +115,10 @@ impl Outcome {
     }
 }
 
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    PossibleValuesParser::new(Mode::NAMES).map(|name| Mode::named(&name).expect("a possible value"))
+}
+
 fn factors(text: &str) -> Result<Case, String> {
     let factors: Option<Vec<f64>> = text.split(',').map(|factor| factor.trim().parse().ok()).collect();
     let sound = factors.filter(|factors| factors.iter().all(|factor| (1.0..=1000.0).contains(factor)));
@@ -162,8 +133,8 @@ fn share(text: &str) -> Result<f64, String> {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ranks = arguments.simulate.unwrap_or(arguments.tp);
     let cases = arguments.cases(ranks)?;
-    let mut modes = vec![ModeName::Off];
-    modes.extend(arguments.modes.iter().filter(|mode| **mode != ModeName::Off));
+    let mut modes = vec![Mode::Off];
+    modes.extend(arguments.modes.iter().filter(|mode| **mode != Mode::Off));
     let model = arguments.subject.model()?;
     if arguments.overhead {
         return overhead::run(arguments, &model);
@@ -171,7 +142,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let curves = arguments.simulate.map(|ranks| simulated::measure(&arguments.subject, &model, ranks)).transpose()?;
     let mut results: Vec<(Case, Vec<Outcome>)> = Vec::new();
     for case in cases {
-        let outcome = |&mode: &ModeName| match &curves {
+        let outcome = |&mode: &Mode| match &curves {
             Some(curves) => Ok(simulated::run(arguments, &model, curves, &case, mode)),
             None => real::run(arguments, &model, &case, mode),
         };
@@ -206,11 +177,11 @@ impl Arguments {
         })
     }
 
-    fn balance(&self, mode: ModeName) -> BalanceOptions {
+    fn balance(&self, mode: Mode) -> BalanceOptions {
         BalanceOptions {
-            mode: mode.mode(),
+            mode,
             // "auto" is exact here, so that it can be compared with what is.
-            gamma_max: if mode == ModeName::Auto { 0.0 } else { self.gamma_max },
+            gamma_max: if mode == Mode::Auto { 0.0 } else { self.gamma_max },
             resize: Resize {
                 gamma: 0.0,
                 imputation: Imputation::Zero,
@@ -252,7 +223,7 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
                 outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
-                dash(outcome.mode != ModeName::Off, format!("{} steps", outcome.settled_after)),
+                dash(outcome.mode != Mode::Off, format!("{} steps", outcome.settled_after)),
                 dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
                 dash(outcome.migrated_bytes > 0, text::bytes(outcome.migrated_bytes)),
                 dash(outcome.gamma > 0.0, format!("{:.0} %", 100.0 * outcome.gamma)),

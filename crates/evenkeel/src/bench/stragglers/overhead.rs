@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use evenkeel_balance::{Class, Division, Observation};
+use evenkeel_balance::{Class, Division, Mode, Observation};
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::Mesh;
 use evenkeel_train::Balance;
 
-use super::{Arguments, ModeName};
+use super::Arguments;
 use crate::Failure;
 use crate::bench::median;
 use crate::launch::Launch;
@@ -23,7 +23,7 @@ const DECIDING_RANKS: usize = 64;
 pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
     let launch = Launch::even(1, arguments.tp, None);
     let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
-    let options = arguments.balance(ModeName::Auto);
+    let options = arguments.balance(Mode::Auto);
     let mut balance = Balance::new(options, model, &launch.cut, &shards, launch.mesh());
     let ranks = launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
@@ -74,7 +74,7 @@ fn slowest_decision(arguments: &Arguments) -> Result<f64, Failure> {
     let model = Model::from_json(&config)?;
     let cut = Cut { split_sequence: true, ..Cut::even(DECIDING_RANKS) };
     let (shards, mesh) = (model.cut(&cut)?, Mesh::of_shards(DECIDING_RANKS));
-    let mut balance = Balance::new(arguments.balance(ModeName::Auto), &model, &cut, &shards, mesh);
+    let mut balance = Balance::new(arguments.balance(Mode::Auto), &model, &cut, &shards, mesh);
     let even = balance.target().work.clone();
     let mut slowest_s = 0.0f64;
     for step in 1..=DECIDING_STEPS {

@@ -7,11 +7,11 @@ use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Instant;
 
-use evenkeel_balance::Dim;
+use evenkeel_balance::{Dim, Mode};
 use evenkeel_model::{Model, Parameters};
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, ModeName, Outcome, settled, settled_after};
+use super::{Arguments, Case, Outcome, settled, settled_after};
 use crate::bench::{busy, median};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
@@ -19,7 +19,7 @@ use crate::{Failure, Mistake};
 /// Steps before anything is measured: memory is touched for the first time.
 const WARM_UP: usize = 3;
 
-pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: ModeName) -> Result<Outcome, Failure> {
+pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Result<Outcome, Failure> {
     let launch = Launch::even(1, arguments.tp, None);
     let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
     let start = |shards| {

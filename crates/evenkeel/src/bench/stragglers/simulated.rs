@@ -1,6 +1,6 @@
 //! Ranks that are simulated from what one core really takes for shards of different widths.
 
-use evenkeel_balance::{Class, Dim, Division, Observation};
+use evenkeel_balance::{Class, Dim, Division, Mode, Observation};
 use evenkeel_comm::Communicator;
 use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Split, Widths};
@@ -8,7 +8,7 @@ use evenkeel_step::Mesh;
 use evenkeel_train::{Balance, Trainer};
 
 use super::subject::Subject;
-use super::{Arguments, Case, ModeName, Outcome, settled, settled_after};
+use super::{Arguments, Case, Outcome, settled, settled_after};
 use crate::{Failure, Mistake};
 
 /// By class: seconds at some widths, rising.
@@ -106,7 +106,7 @@ fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation
     Ok(Observation { compute_s: std::array::from_fn(fastest), ..Observation::default() })
 }
 
-pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, mode: ModeName) -> Outcome {
+pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, mode: Mode) -> Outcome {
     let ranks = case.0.len();
     let cut = Cut { split_sequence: true, ..Cut::even(ranks) };
     let shards = model.cut(&cut).expect("measured in as many");

@@ -1,0 +1,134 @@
+//! What a checkpoint says of columns, so that a run that is continued selects those that it would have selected.
+//!
+//! Scores are of a shard: how much a column changes in the rows that the shard keeps. In a checkpoint they stand for the first
+//! row of those, which no other shard has. They are of use to shards as wide as those that wrote them, and to no others.
+
+use evenkeel_balance::{Scores, Selection};
+use evenkeel_model::{Held, Intake, Model, ParamSpec, Ranges, Slice, Widths};
+use serde::{Deserialize, Serialize};
+
+use super::{Columns, Resize, Resizer};
+use crate::Error;
+use crate::checkpoint::Opened;
+
+/// How far a rank's periods have come; part of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Periods {
+    selection: Selection,
+    period: u64,
+    updates: u32,
+    is_new_period: bool,
+}
+
+impl Periods {
+    /// Whether the numbers can be those of a run with so many updates.
+    pub fn are_sound(&self, updates: u32) -> bool {
+        self.updates <= updates && self.period <= u64::from(updates)
+    }
+}
+
+/// What a shard of these widths knew of its columns.
+pub(crate) struct Remembered {
+    widths: Widths,
+    periods: Periods,
+    columns: Vec<Columns>,
+}
+
+/// Numbers that a checkpoint is to have for some elements of a parameter.
+pub(crate) struct Told<'a> {
+    /// What they are, beside weights and moments.
+    pub kind: &'static str,
+    pub spec: &'a ParamSpec,
+    pub held: Held,
+    pub values: Vec<f32>,
+}
+
+const SNAPSHOT: &str = "snapshot";
+const SCORES: &str = "scores";
+const KEPT: &str = "kept";
+
+impl Resizer {
+    pub fn periods(&self) -> Periods {
+        let Resizer { settings: Resize { selection, .. }, period, updates, is_new_period, .. } = *self;
+        Periods { selection, period, updates, is_new_period }
+    }
+
+    /// What a checkpoint needs of this rank's columns.
+    pub fn told<'a>(&self, model: &'a Model) -> Vec<Told<'a>> {
+        let mut found = Vec::new();
+        for (intake, columns) in self.intakes.iter().zip(&self.columns) {
+            for (weight, values) in intake.weights.iter().zip(columns.snapshot.iter().flatten()) {
+                let (spec, values) = (&model.specs[weight.0], values.clone());
+                found.push(Told { kind: SNAPSHOT, spec, held: Held::all(spec.slice.clone()), values });
+            }
+            let (spec, Some(held)) = first_outputs(model, intake) else { continue };
+            if let Some(scores) = &columns.scores {
+                found.push(Told { kind: SCORES, spec, held: held.clone(), values: scores.values().to_vec() });
+            }
+            let values = columns.was_kept.iter().map(|&was_kept| f32::from(u8::from(was_kept))).collect();
+            found.push(Told { kind: KEPT, spec, held, values });
+        }
+        found
+    }
+
+    /// The same as `new`, with what is remembered of a shard of these widths.
+    pub fn restored(mut self, remembered: Option<Remembered>, widths: &Widths) -> Resizer {
+        let is_of = |remembered: &Remembered| {
+            let Widths { head_shares, ffn, .. } = &remembered.widths;
+            let inputs = self.intakes.iter().map(|intake| intake.inputs);
+            let fits = remembered.columns.iter().map(|columns| columns.was_kept.len()).eq(inputs);
+            (head_shares, ffn) == (&widths.head_shares, &widths.ffn) && fits
+        };
+        if let Some(Remembered { periods, columns, .. }) = remembered.filter(is_of) {
+            let Periods { selection, period, updates, is_new_period } = periods;
+            (self.period, self.updates, self.is_new_period) = (period, updates, is_new_period);
+            (self.settings.selection, self.columns, self.is_stale) = (selection, columns, true);
+        }
+        self
+    }
+}
+
+impl Remembered {
+    /// What a checkpoint says of a shard that has the widths of those that wrote it.
+    pub fn read(opened: &Opened, model: &Model, periods: Periods) -> Result<Remembered, Error> {
+        let read = |kind: &str, spec: &ParamSpec, held: &Held| -> Result<Option<Vec<f32>>, Error> {
+            if !opened.has(kind, &spec.name) {
+                return Ok(None);
+            }
+            let mut values = vec![0.0; held.len()];
+            opened.read(kind, spec, held, |elements, fill| fill(&mut values[elements]))?;
+            Ok(Some(values))
+        };
+        let columns = |intake: &Intake| -> Result<Columns, Error> {
+            let whole = |weight: &evenkeel_model::ParamId| {
+                let spec = &model.specs[weight.0];
+                read(SNAPSHOT, spec, &Held::all(spec.slice.clone()))
+            };
+            let snapshot = intake.weights.iter().map(whole).collect::<Result<Option<Vec<_>>, Error>>()?;
+            let (spec, held) = first_outputs(model, intake);
+            let of_columns = |kind| held.as_ref().map_or(Ok(None), |held| read(kind, spec, held));
+            let was_kept = of_columns(KEPT)?.map(|kept| kept.iter().map(|&kept| kept != 0.0).collect());
+            Ok(Columns {
+                scores: of_columns(SCORES)?.map(|scores| Scores::of_all(scores.into_iter().map(f64::from).collect())),
+                snapshot,
+                was_kept: was_kept.unwrap_or_else(|| vec![true; intake.inputs]),
+            })
+        };
+        let columns = model.intakes().iter().map(columns).collect::<Result<Vec<Columns>, Error>>()?;
+        Ok(Remembered { widths: opened.state.widths.clone(), periods, columns })
+    }
+}
+
+/// What stands for the columns of an intake: those of its first layer's first output. None where the shard has none.
+fn first_outputs<'a>(model: &'a Model, intake: &Intake) -> (&'a ParamSpec, Option<Held>) {
+    let spec = &model.specs[intake.weights[0].0];
+    let first = |ranges: &Ranges| ranges.first().map(|index| Ranges::from(index..index + 1));
+    let Slice { rows, cols } = &spec.slice;
+    let slice = if intake.transposed {
+        first(cols).map(|cols| Slice { rows: rows.clone(), cols })
+    } else {
+        first(rows).map(|rows| Slice { rows, cols: cols.clone() })
+    };
+    (spec, slice.map(Held::all).filter(|held| !held.is_empty()))
+}
