@@ -1,7 +1,8 @@
 """Dropout for Hugging Face's modules with the random numbers that Evenkeel draws.
 
 A number's place is its site in the model, the row of its token among all tokens, and its column. The generator is
-described in crates/device/src/cpu/random.rs, the sites in crates/model/src/dropout.rs.
+described in crates/device/src/cpu/random.rs, that of attention's weights in crates/device/src/cpu/attention/dropout.rs,
+the sites in crates/model/src/dropout.rs.
 """
 
 import contextlib
@@ -33,6 +34,15 @@ def uniform(key, cols):
     return (x ^ x >> 14) >> 8, 2**24
 
 
+def weight_bits(key, keys):
+    """Sixteen bits of a query for each key of its segment: two keys, eight apart, share a word."""
+    key_numbers = numpy.arange(keys, dtype=numpy.uint32)
+    x = key_numbers // 16 * 8 + key_numbers % 8 + numpy.uint32(key & 0xFFFFFFFF)
+    x = (x ^ x >> 16) * numpy.uint32(0x7FEB352D) + numpy.uint32(key >> 32)
+    x = (x ^ x >> 15) * numpy.uint32(0x846CA68B)
+    return numpy.where(key_numbers % 16 < 8, x >> 16, (x ^ x << 16) >> 16), 2**16
+
+
 class Noise:
     """Takes the place of `torch.nn.functional.dropout`. Modules call it in the order in which they compute."""
 
@@ -57,7 +67,7 @@ class Noise:
         rows = numpy.empty(shape, dtype=bool)
         for b, h, q in numpy.ndindex(sequences, heads, queries):
             key = seed_of(seed_of(seed, h), self.first_token + b * queries + q)
-            steps, all_steps = uniform(key, keys)
+            steps, all_steps = weight_bits(key, keys)
             rows[b, h, q] = steps >= p * all_steps
         return rows
 

@@ -37,6 +37,10 @@ fn every_division_of_the_work_drops_the_same() {
         (1, 1, 16, vec![0, 701], CAUSAL),
         (16, 2, 40, vec![0, 130], Mask { causal: false, window: Some(70) }),
         (7, 1, 80, vec![0, 7, 170, 171, 260], ALL),
+        // Short segments, enough to fill a card with a block for each.
+        (4, 2, 64, (0..40).map(|i| i * (i + 9) / 2).collect(), CAUSAL),
+        (2, 2, 56, (0..40).map(|i| i * 29).collect(), Mask { causal: true, window: Some(140) }),
+        (2, 2, 64, vec![0, 129, 130, 500, 756].into_iter().chain((1..40).map(|i| 756 + i * 3)).collect(), ALL),
         // Too long to keep sums for: scores are computed by keys and by queries.
         (2, 1, 250, vec![0, 30, 2100, 2200], Mask { causal: false, window: Some(90) }),
     ] {
@@ -125,6 +129,7 @@ fn the_right_share_is_kept_and_heads_queries_seeds_and_keys_are_independent() {
             ("heads", pairs(&rows, &rows[1..], 0)),
             ("queries", pairs(&rows, &rows[heads..], 0)),
             ("keys", pairs(&rows, &rows, 1)),
+            ("keys that share a word", pairs(&rows, &rows, 8)),
             ("seeds", pairs(&rows, &other, 0)),
         ] {
             assert!(distance < 5.0, "neighbouring {what} are both kept {distance} deviations off, {probability}");

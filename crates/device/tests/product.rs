@@ -229,6 +229,11 @@ fn a_product_of_many_tasks_agrees_with_f64() {
         check(&plain);
         check(&plain.map(|case| Case { bias: true, ..case }));
         check(&plain.map(|case| Case { bias: true, activation, preactivation: true, ..case }));
+        // Rows of whole sixteen bytes: a card's library may then compute the activation with the product.
+        let whole =
+            ORDERS.map(|order| Case { activation, preactivation: true, ..Case::plain(order, [520, 768, 136], dtype) });
+        check(&whole);
+        check(&whole.map(|case| Case { bias: true, ..case }));
     }
 }
 

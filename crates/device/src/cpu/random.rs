@@ -4,8 +4,9 @@
 //! matrix has the key `mix(mix(seed + G·(draw + 1)) + G·(row + 1))`, G = 2⁶⁴/φ, where `draw` tells apart the words
 //! that one element needs. The word at column c is a bijection of 32-bit numbers applied to c: the key's lower half is
 //! added, then three rounds of shift and multiply, the key's upper half being added after the first. So numbers of a
-//! row never repeat a word, and rows, draws and seeds differ in 64 bits of key. The weights of attention are drawn alike:
-//! a head takes the place of the draw, a query that of the row, and a key of its segment that of the column.
+//! row never repeat a word, and rows, draws and seeds differ in 64 bits of key.
+//! The weights of attention have keys alike, a head in the place of the draw and a query in that of the row, and words of
+//! their own: see `attention/dropout.rs`.
 //!
 //! A uniform number is the upper 24 bits of a word, over 2²⁴. A normal one is √(-2 ln u)·cos(2πv) of two words, made of
 //! additions, products, a quotient and a root in f32 only, which are the same on every CPU.
@@ -45,7 +46,7 @@ impl Words {
 
 /// The key in its lower and its upper half.
 #[inline(always)]
-pub(super) fn word([lower, upper]: [u32; 2], col: u32) -> u32 {
+fn word([lower, upper]: [u32; 2], col: u32) -> u32 {
     let x = col.wrapping_add(lower);
     let x = (x ^ (x >> 17)).wrapping_mul(0xed5a_d4bb).wrapping_add(upper);
     let x = (x ^ (x >> 11)).wrapping_mul(0xac4c_1b51);
@@ -53,18 +54,10 @@ pub(super) fn word([lower, upper]: [u32; 2], col: u32) -> u32 {
     x ^ (x >> 14)
 }
 
-/// The steps from 0 to 1 of a uniform number.
-pub(super) const UNIFORM_STEPS: f32 = (1 << 24) as f32;
-
-#[inline(always)]
-pub(super) fn uniform_steps(word: u32) -> f32 {
-    (word >> 8) as i32 as f32
-}
-
 /// In 0..1.
 #[inline(always)]
 fn uniform(word: u32) -> f32 {
-    uniform_steps(word) * (1.0 / UNIFORM_STEPS)
+    (word >> 8) as i32 as f32 * (1.0 / (1 << 24) as f32)
 }
 
 /// Box and Muller's cosine. `radius` gives a number in (0, 1] with all the bits an f32 can hold, so that the tails reach

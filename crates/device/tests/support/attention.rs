@@ -143,15 +143,15 @@ impl Case {
             |seed: u64, number: u64| mixed(seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let of_head = numbered(dropout.seed, dropout.first_head + head as u64);
         let of_query = numbered(of_head, dropout.first_token + query as u64);
-        let mut word = (of_query as u32).wrapping_add(key_in_segment as u32);
-        for (shift, factor, added) in
-            [(17, 0xed5a_d4bb, (of_query >> 32) as u32), (11, 0xac4c_1b51, 0), (15, 0x3184_8bab, 0)]
-        {
+        let pair = key_in_segment / 16 * 8 + key_in_segment % 8;
+        let mut word = (of_query as u32).wrapping_add(pair as u32);
+        for (shift, factor, added) in [(16, 0x7feb_352d, (of_query >> 32) as u32), (15, 0x846c_a68b, 0)] {
             word = (word ^ word >> shift).wrapping_mul(factor).wrapping_add(added);
         }
-        word ^= word >> 14;
-        let (uniform, probability) = ((word >> 8) as f64 / (1 << 24) as f64, dropout.probability as f64);
-        if uniform < probability { 0.0 } else { 1.0 / (1.0 - probability) }
+        let (upper, lower) = (word >> 16, word & 0xffff);
+        let bits = if key_in_segment % 16 < 8 { upper } else { upper ^ lower };
+        let probability = dropout.probability as f64;
+        if (bits as f64) < probability * 65536.0 { 0.0 } else { 1.0 / (1.0 - probability) }
     }
 
     fn segment_start(&self, token: usize) -> usize {

@@ -1,6 +1,5 @@
 //! What our own kernels are given, field by field as `kernels/attention/shared.cuh` declares it.
 
-use super::super::random::dropped_below;
 use crate::kernel::{AttentionDropout, Mask};
 use crate::{DType, View};
 
@@ -36,8 +35,7 @@ pub(super) struct Parameters {
     pub logsum: u64,
     pub logsum_stride: i64,
     pub delta: u64,
-    pub bits: u64,
-    pub bit_words: u64,
+    pub dq_sums: u64,
     pub seed: u64,
     pub first_head: u64,
     pub first_token: u64,
@@ -80,8 +78,7 @@ impl Parameters {
             logsum: 0,
             logsum_stride: 0,
             delta: 0,
-            bits: 0,
-            bit_words: 0,
+            dq_sums: 0,
             seed: 0,
             first_head: 0,
             first_token: 0,
@@ -113,9 +110,22 @@ impl Parameters {
         (self.seed, self.first_head, self.first_token) = (dropout.seed, dropout.first_head, dropout.first_token);
     }
 
+    /// For heads from this one on: what is computed for each of them begins there.
+    pub fn starting_at(&self, head: usize) -> Parameters {
+        let delta = self.delta + head as u64 * self.tokens as u64 * size_of::<f32>() as u64;
+        Parameters { head_start: number(head), delta, ..*self }
+    }
+
     pub fn drops(&self) -> bool {
         self.dropped_below > 0
     }
+}
+
+/// Of the sixteen bits that decide on a weight, those below this drop it. They are the upper half of the word that the
+/// kernels compare, whatever the lower half is.
+fn dropped_below(probability: f32) -> u32 {
+    const STEPS: f32 = (1 << 16) as f32;
+    ((probability * STEPS).ceil().min(STEPS - 1.0) as u32) << 16
 }
 
 /// Tokens, heads and their like fit 31 bits.

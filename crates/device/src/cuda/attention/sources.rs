@@ -9,12 +9,15 @@ macro_rules! kernels {
     };
 }
 
+/// What is computed from the same text with dropout and without.
+type ByDropout = [Source; 2];
+
 /// The kernels for heads of up to `width` elements.
 pub(super) struct Variant {
     pub width: usize,
     /// Keeping all weights, and dropping some.
-    forward: [Source; 2],
-    backward: [Source; 2],
+    forward: ByDropout,
+    backward: ByDropout,
     f32: Source,
 }
 
@@ -27,6 +30,25 @@ macro_rules! bf16_source {
                 kernels!("shared.cuh"),
                 kernels!("ptx.cuh"),
                 kernels!("bf16.cuh"),
+                kernels!("softmax.cuh"),
+                kernels!($file),
+            ],
+        }
+    };
+}
+
+macro_rules! hopper_source {
+    ($name:literal, $file:literal, $drops:literal) => {
+        Source {
+            name: concat!("attention/", $name, ".cu"),
+            parts: &[
+                concat!("#define DROPS ", $drops, "\n"),
+                kernels!("shared.cuh"),
+                kernels!("ptx.cuh"),
+                kernels!("hopper_ptx.cuh"),
+                kernels!("hopper.cuh"),
+                kernels!("bf16.cuh"),
+                kernels!("softmax.cuh"),
                 kernels!($file),
             ],
         }
@@ -55,6 +77,27 @@ macro_rules! variants {
 
 static VARIANTS: [Variant; 6] = variants!(32, 64, 96, 128, 192, 256);
 
+/// The width of heads that the kernels of warpgroups are written for.
+pub(super) const HOPPER_WIDTH: usize = 64;
+
+static HOPPER_FORWARD: ByDropout = [
+    hopper_source!("forward_hopper", "forward_hopper.cu", "false"),
+    hopper_source!("forward_dropping_hopper", "forward_hopper.cu", "true"),
+];
+
+static HOPPER_BACKWARD: ByDropout = [
+    hopper_source!("backward_hopper", "backward_hopper.cu", "false"),
+    hopper_source!("backward_dropping_hopper", "backward_hopper.cu", "true"),
+];
+
+pub(super) fn hopper_forward(drops: bool) -> &'static Source {
+    &HOPPER_FORWARD[drops as usize]
+}
+
+pub(super) fn hopper_backward(drops: bool) -> &'static Source {
+    &HOPPER_BACKWARD[drops as usize]
+}
+
 pub(super) static ROWS: Source =
     Source { name: "attention/rows.cu", parts: &[kernels!("shared.cuh"), kernels!("rows.cu")] };
 
@@ -76,5 +119,6 @@ impl Variant {
 /// The sources of the narrowest and the widest heads, which take every branch: the others differ by a number.
 pub(in super::super) fn sources() -> impl Iterator<Item = &'static Source> {
     let of_variant = |variant: &'static Variant| variant.forward.iter().chain(&variant.backward).chain([&variant.f32]);
-    [&VARIANTS[0], &VARIANTS[VARIANTS.len() - 1]].into_iter().flat_map(of_variant).chain([&ROWS])
+    let of_widths = [&VARIANTS[0], &VARIANTS[VARIANTS.len() - 1]].into_iter().flat_map(of_variant);
+    of_widths.chain(&HOPPER_FORWARD).chain(&HOPPER_BACKWARD).chain([&ROWS])
 }

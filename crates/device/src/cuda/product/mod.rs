@@ -3,8 +3,8 @@
 //! cuBLASLt's matrices are column-major, so ours are the transposes of what it sees: outᵀ = bᵀ·aᵀ. Its "A" is our `b`,
 //! its "B" our `a`, and a bias along our columns is one along its rows, which its epilogue adds before rounding.
 //!
-//! What it does not offer (an activation as we define it, f32 operands into bf16, no depth at all) is done by a kernel of
-//! ours behind it, on what it wrote.
+//! GELU by the hyperbolic tangent is another epilogue of it. What it does not offer (other activations, f32 operands into
+//! bf16, no depth at all) is done by a kernel of ours behind it, on what it wrote.
 
 mod plan;
 
@@ -20,7 +20,7 @@ use super::stream::arguments;
 use super::{CudaError, Run, Stream};
 use crate::kernel::{Activation, Product};
 use crate::{DType, Extent, View};
-use plan::{Bias, Plan, PlanKey};
+use plan::{Bias, EpilogueOperands, Plan, PlanKey};
 
 /// cuBLASLt's own working memory.
 pub(super) const WORKSPACE_BYTES: u64 = 64 << 20;
@@ -80,6 +80,13 @@ impl Run for Product {
         if k == 0 || small || (rounded && self.a.dtype == DType::F32) {
             return through_scratch(self, stream);
         }
+        if let Some(before) = kept_before_gelu(self)
+            && attempts(self.bias, self.out.dtype, true)
+                .iter()
+                .any(|&bias| attempt(self, self.out, bias, Some(before), stream))
+        {
+            return;
+        }
         // The sums, with the bias, go where backward wants them; an activation reads them there.
         let sums = self.preactivation.filter(|_| self.activation.is_some()).unwrap_or(self.out);
         let bias = multiply(self, sums, self.bias, stream);
@@ -106,35 +113,58 @@ enum Added {
 
 /// `sums = a·b + bias`, or `sums += a·b`, as far as the library can.
 fn multiply(product: &Product, sums: View, bias: Option<View>, stream: &mut Stream) -> Added {
-    let context = stream.context().clone();
-    let choices: &[Bias] = match (bias, sums.dtype) {
-        (None, _) => &[Bias::None],
-        (Some(_), DType::F32) => &[Bias::F32, Bias::None],
-        (Some(_), _) => &[Bias::F32, Bias::Bf16, Bias::None],
-    };
-    for &choice in choices {
-        let key = PlanKey::of(product, sums, choice);
-        let Some(plan) = plan::find(key, product, sums, bias, stream) else { continue };
-        let bias_address = match (choice, bias) {
-            (Bias::None, _) | (_, None) => 0,
-            (Bias::F32, Some(bias)) if bias.address % BIAS_ALIGNMENT_BYTES == 0 => bias.address,
-            (Bias::F32, Some(bias)) => copied_bias(bias, DType::F32, stream),
-            (Bias::Bf16, Some(bias)) => copied_bias(bias, DType::Bf16, stream),
-        };
-        let workspace = stream.scratch(plan::scratch_bytes(if bias.is_some() { sums.cols } else { 0 }));
-        let handle = context.products().handle;
-        // SAFETY: the operands are those that the plan was made for.
-        let outcome = unsafe { plan.run(handle, product, sums, sums.address, bias_address, workspace, stream.raw()) };
-        if let Err(error) = outcome {
-            panic!("Product {:?} of {:?} in {:?}: {error}", product.order, product.dims(), product.a.dtype);
+    let product = &Product { bias, ..*product };
+    for &choice in attempts(bias, sums.dtype, false) {
+        if attempt(product, sums, choice, None, stream) {
+            return if choice == Bias::None && bias.is_some() { Added::No } else { Added::Yes };
         }
-        return if choice == Bias::None && bias.is_some() { Added::No } else { Added::Yes };
     }
     panic!("cuBLASLt has no way to compute {:?} {:?} of {:?}", product.order, product.dims(), product.a.dtype);
 }
 
+/// How the library may be asked to add a bias, best first. Without it only where it can be added later.
+fn attempts(bias: Option<View>, sums: DType, must_add: bool) -> &'static [Bias] {
+    let all: &[Bias] = match (bias, sums) {
+        (None, _) => return &[Bias::None],
+        (Some(_), DType::F32) => &[Bias::F32, Bias::None],
+        (Some(_), _) => &[Bias::F32, Bias::Bf16, Bias::None],
+    };
+    if must_add { &all[..all.len() - 1] } else { all }
+}
+
+/// Where the sums are kept, if GELU by the hyperbolic tangent is all that follows and the library's epilogue takes them there.
+fn kept_before_gelu(product: &Product) -> Option<View> {
+    let before = product.preactivation.filter(|_| product.activation == Some(Activation::GeluTanh))?;
+    let is_aligned = before.address.is_multiple_of(EPILOGUE_ALIGNMENT_BYTES)
+        && (before.stride * before.dtype.size_bytes()).is_multiple_of(EPILOGUE_ALIGNMENT_BYTES as usize);
+    (product.out.dtype == DType::Bf16 && is_aligned).then_some(before)
+}
+
+/// Issues the product with a bias of this kind, if the library can: into `sums`, or, with GELU behind it, into `before` and
+/// its activation into `sums`.
+fn attempt(product: &Product, sums: View, choice: Bias, before: Option<View>, stream: &mut Stream) -> bool {
+    let (context, bias) = (stream.context().clone(), product.bias);
+    let key = PlanKey::of(product, sums, choice, before);
+    let Some(plan) = plan::find(key, product, sums, bias, stream) else { return false };
+    let bias_address = match (choice, bias) {
+        (Bias::None, _) | (_, None) => 0,
+        (Bias::F32, Some(bias)) if bias.address % EPILOGUE_ALIGNMENT_BYTES == 0 => bias.address,
+        (Bias::F32, Some(bias)) => copied_bias(bias, DType::F32, stream),
+        (Bias::Bf16, Some(bias)) => copied_bias(bias, DType::Bf16, stream),
+    };
+    let operands = EpilogueOperands { bias: bias_address, before: before.map_or(0, |before| before.address) };
+    let workspace = stream.scratch(plan::scratch_bytes(if bias.is_some() { sums.cols } else { 0 }));
+    let handle = context.products().handle;
+    // SAFETY: the operands are those that the plan was made for.
+    let outcome = unsafe { plan.run(handle, product, sums, sums.address, operands, workspace, stream.raw()) };
+    if let Err(error) = outcome {
+        panic!("Product {:?} of {:?} in {:?}: {error}", product.order, product.dims(), product.a.dtype);
+    }
+    true
+}
+
 /// What the library's epilogues read at once.
-const BIAS_ALIGNMENT_BYTES: u64 = 16;
+const EPILOGUE_ALIGNMENT_BYTES: u64 = 16;
 
 /// The bias, rounded or aligned, behind the library's working memory.
 fn copied_bias(bias: View, dtype: DType, stream: &mut Stream) -> u64 {

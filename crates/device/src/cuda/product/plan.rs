@@ -33,10 +33,12 @@ pub(super) struct PlanKey {
     sums: DType,
     accumulate: bool,
     bias: Bias,
+    /// Of the sums that are kept before GELU, by the hyperbolic tangent, follows; none where nothing follows.
+    before_stride: Option<usize>,
 }
 
 impl PlanKey {
-    pub fn of(product: &Product, sums: View, bias: Bias) -> PlanKey {
+    pub fn of(product: &Product, sums: View, bias: Bias, before: Option<View>) -> PlanKey {
         let views = [product.a, product.b, sums];
         PlanKey {
             order: [product.order == Order::TN, product.order == Order::NT],
@@ -48,7 +50,13 @@ impl PlanKey {
             sums: sums.dtype,
             accumulate: product.accumulate,
             bias,
+            before_stride: before.map(|before| before.stride.max(before.cols)),
         }
+    }
+
+    /// Bytes of what is kept before an activation.
+    fn before_bytes(&self) -> u64 {
+        self.before_stride.map_or(0, |stride| (self.dims[0] * stride * self.sums.size_bytes()) as u64)
     }
 }
 
@@ -69,6 +77,14 @@ pub(super) struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
     accumulate: bool,
     has_bias: bool,
+    keeps_before: bool,
+}
+
+/// Where the operands of an epilogue lie; 0 where it has none.
+#[derive(Clone, Copy)]
+pub(super) struct EpilogueOperands {
+    pub bias: u64,
+    pub before: u64,
 }
 
 // SAFETY: descriptions are only changed under the lock of the products, and otherwise read.
@@ -127,11 +143,11 @@ fn make(
         (products.handle, products.version.clone())
     };
     let mut plan = Plan::describe(key).ok()?;
-    // SAFETY: the descriptions live. Which memory the bias will have does not matter yet, only that it has some.
+    let some = stream.scratch(WORKSPACE_BYTES);
+    // SAFETY: the descriptions live. Which memory the epilogue's operands will have does not matter yet, only that they have
+    // some.
     let candidates = unsafe {
-        if plan.has_bias {
-            plan.set_bias(stream.scratch(WORKSPACE_BYTES)).ok()?;
-        }
+        plan.set_operands(EpilogueOperands { bias: some, before: some }).ok()?;
         plan.candidates(handle, key)
     };
     plan.algorithm = candidates.first()?.algo;
@@ -147,7 +163,7 @@ fn make(
         Some(choice) => choice,
         None => {
             let algorithms: Vec<_> = candidates.iter().map(|candidate| candidate.algo).collect();
-            let choice = fastest(&mut plan, &algorithms, handle, product, sums, bias, stream);
+            let choice = fastest(&mut plan, &algorithms, handle, key, product, sums, bias, stream);
             cache.put(&name, &wrap_entry(&[choice as u8]));
             choice
         }
@@ -162,17 +178,19 @@ fn choice_name(key: PlanKey, version: &str) -> String {
 }
 
 /// The place of the fastest algorithm. It computes into scratch memory, and waits for the card.
+#[allow(clippy::too_many_arguments)]
 fn fastest(
     plan: &mut Plan,
     algorithms: &[sys::cublasLtMatmulAlgo_t],
     handle: sys::cublasLtHandle_t,
+    key: PlanKey,
     product: &Product,
     sums: View,
     bias: Option<View>,
     stream: &mut Stream,
 ) -> usize {
-    let bytes = (sums.rows * sums.stride * sums.dtype.size_bytes()) as u64;
-    let workspace = stream.scratch(WORKSPACE_BYTES + bytes);
+    let bytes = ((sums.rows * sums.stride * sums.dtype.size_bytes()) as u64).next_multiple_of(256);
+    let workspace = stream.scratch(WORKSPACE_BYTES + bytes + key.before_bytes());
     let bias = if plan.has_bias { bias.map_or(0, |bias| bias.address) } else { 0 };
     let events = stream.context().events(true).clone();
     let mut best = (f64::INFINITY, 0);
@@ -180,10 +198,11 @@ fn fastest(
         plan.algorithm = algorithm;
         let run = |times: usize| {
             let out = workspace + WORKSPACE_BYTES;
+            let operands = EpilogueOperands { bias, before: out + bytes };
             (0..times).all(|_| {
                 // SAFETY: the operands are those that the plan was made for; the output lies behind the workspace. A bias
                 // of the wrong width is read as numbers of another type, inside its memory.
-                unsafe { plan.run(handle, product, sums, out, bias, workspace, stream.raw()).is_ok() }
+                unsafe { plan.run(handle, product, sums, out, operands, workspace, stream.raw()).is_ok() }
             })
         };
         if !run(RUNS[0]) {
@@ -223,6 +242,13 @@ impl Plan {
             algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
             accumulate: key.accumulate,
             has_bias: key.bias != Bias::None,
+            keeps_before: key.before_stride.is_some(),
+        };
+        let epilogue = match (plan.has_bias, plan.keeps_before) {
+            (false, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            (true, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (false, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+            (true, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
         };
         // CUBLAS_OP_T is 1, CUBLAS_OP_N is 0.
         let transposed = |yes: bool| yes as i32;
@@ -230,10 +256,13 @@ impl Plan {
         unsafe {
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(key.order[1]))?;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(key.order[0]))?;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
             if plan.has_bias {
                 let bias = if key.bias == Bias::F32 { DType::F32 } else { DType::Bf16 };
-                plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
                 plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(bias))?;
+            }
+            if let Some(stride) = key.before_stride {
+                plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, stride as i64)?;
             }
         }
         Ok(plan)
@@ -249,9 +278,18 @@ impl Plan {
 
     /// # Safety
     /// Nobody else uses the description meanwhile.
-    unsafe fn set_bias(&self, address: u64) -> Result<(), lt::CublasError> {
+    unsafe fn set_operands(&self, operands: EpilogueOperands) -> Result<(), lt::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
         // SAFETY: a pointer is as wide as its address.
-        unsafe { self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address) }
+        unsafe {
+            if self.has_bias {
+                self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias)?;
+            }
+            if self.keeps_before {
+                self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.before)?;
+            }
+        }
+        Ok(())
     }
 
     /// The library's proposals, best first by its own estimate.
@@ -313,13 +351,14 @@ impl Plan {
     ///
     /// # Safety
     /// The operands are those that the plan was made for, and live until it has run.
+    #[allow(clippy::too_many_arguments)]
     pub unsafe fn run(
         &self,
         handle: sys::cublasLtHandle_t,
         product: &Product,
         sums: View,
         out: u64,
-        bias: u64,
+        operands: EpilogueOperands,
         workspace: u64,
         stream: cudarc::driver::sys::CUstream,
     ) -> Result<(), lt::CublasError> {
@@ -327,12 +366,11 @@ impl Plan {
         let beta = if self.accumulate { &one } else { &zero };
         let [b_layout, a_layout, sums_layout] = self.layouts;
         // SAFETY: the caller's promise. Two queues that run the same plan at once are kept apart by the products' lock,
-        // which their threads hold while the bias is set and read.
+        // which their threads hold while the epilogue's operands are set and read.
         unsafe {
-            let _guard = self.has_bias.then(|| BIASED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-            if self.has_bias {
-                self.set_bias(bias)?;
-            }
+            let has_operands = self.has_bias || self.keeps_before;
+            let _guard = has_operands.then(|| WITH_OPERANDS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+            self.set_operands(operands)?;
             lt::matmul(
                 handle,
                 self.operation,
@@ -355,8 +393,8 @@ impl Plan {
     }
 }
 
-/// A plan's bias is part of its description: it is set and used under this lock.
-static BIASED: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// An epilogue's operands are part of a plan's description: they are set and used under this lock.
+static WITH_OPERANDS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn data_type(dtype: DType) -> sys::cudaDataType_t {
     match dtype {

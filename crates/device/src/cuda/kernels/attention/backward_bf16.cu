@@ -12,25 +12,6 @@
 // Rows of a block.
 #define ROWS (WARPS * ROW)
 
-// Of the numbers of a row, a lane has those from its column on: four lanes together have all of them.
-__device__ __forceinline__ void keep_bits(const Parameters &p, u32 (&bits)[2][2], int head, i64 first, int row, int end,
-                                          int key) {
-    u32 lane = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            u32 word = bits[half][n] << (lane * 2);
-            word |= __shfl_xor_sync(0xffffffff, word, 1);
-            bits[half][n] = word | __shfl_xor_sync(0xffffffff, word, 2);
-        }
-        int at = row + ROW_OF(2 * half);
-        if (lane == half && at < end) {
-            *bits_of(p, head, first + at, key) = bits[half][0] | (u64)bits[half][1] << 32;
-        }
-    }
-}
-
 // A block has a tile of queries of one head, past which tiles of keys stream.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     attention_backward_queries(const __grid_constant__ Parameters p) {
@@ -97,22 +78,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
             }
         }
         multiply_transposed<KEYS>(gradients, left_dout, values + stage * KEYS * PITCH);
-        // By half of this lane's rows, and half of the keys.
-        u32 bits[2][2] = {};
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++) {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 float weight = power_of_two(weights[i][n] * scale - logsum[n / 2]);
                 bool drops = DROPS && is_dropped(p, noise[n / 2], start + COLUMN_OF(i, n));
-                if (DROPS) {
-                    bits[n / 2][i / 4] |= drops ? 1u << (i % 4 * 8 + n % 2) : 0;
-                }
                 gradients[i][n] = weight * ((drops ? 0 : gradients[i][n]) - delta[n / 2]);
             }
-        }
-        if (DROPS && KEYS == 64 && p.bits) {
-            keep_bits(p, bits, head, tile.first_query, tile.start + row, tile.queries, start);
         }
         add_weighted<KEYS>(sums, gradients, keys + stage * KEYS * PITCH);
         __syncthreads();
@@ -122,10 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 }
 
 // A block has a tile of keys of one key head, past which tiles of queries of all heads of its group stream. The sums of
-// both gradients are too many for a thread's registers where heads are wide: it is then launched for each. With BITS, what
-// is dropped is read, not drawn; a query's noise is then its 64 bits of this tile of keys.
-template <bool DK, bool DV, bool BITS>
-__device__ __forceinline__ void backward_keys(const Parameters &p) {
+// both gradients are too many for a thread's registers where heads are wide: it is then launched for each.
+template <bool DK, bool DV> __device__ __forceinline__ void backward_keys(const Parameters &p) {
     // [ROWS, W] each, then [QUERIES, W] twice each, then [QUERIES] twice each.
     u16 *keys = (u16 *)memory, *values = keys + ROWS * PITCH;
     u16 *queries = values + ROWS * PITCH, *dout = queries + 2 * QUERIES * PITCH;
@@ -151,7 +122,7 @@ __device__ __forceinline__ void backward_keys(const Parameters &p) {
             int token = tile.first_query + min(start + i, tile.queries - 1), at = stage * QUERIES + i;
             logsum[at] = logsum_of(p, token, head) * LOG2_E;
             delta[at] = delta_of(p, token, head);
-            noise[at] = BITS ? *bits_of(p, head, token, tile.start) : DROPS ? noise_of(p, head, token) : 0;
+            noise[at] = DROPS ? noise_of(p, head, token) : 0;
         }
     };
     fetch_rows<ROWS>(p, p.k, key_head, tile.first_key, tile.start, tile.keys, keys);
@@ -208,8 +179,7 @@ __device__ __forceinline__ void backward_keys(const Parameters &p) {
             for (int n = 0; n < 4; n++) {
                 int column = COLUMN_OF(i, n), key = tile.start + row + ROW_OF(n);
                 float weight = power_of_two(weights[i][n] * scale - logsum[stage + column]);
-                bool drops = DROPS && (BITS ? (u32)(noise[stage + column] >> row) >> ROW_OF(n) & 1
-                                            : is_dropped(p, noise[stage + column], key));
+                bool drops = DROPS && is_dropped(p, noise[stage + column], key);
                 weights[i][n] = drops ? 0 : weight;
                 if constexpr (DK) {
                     gradients[i][n] = weight * ((drops ? 0 : gradients[i][n]) - delta[stage + column]);
@@ -237,21 +207,16 @@ __device__ __forceinline__ void backward_keys(const Parameters &p) {
 #if WIDTH <= 128
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     attention_backward_keys_and_values(const __grid_constant__ Parameters p) {
-    backward_keys<true, true, false>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
-    attention_backward_keys_and_values_by_bits(const __grid_constant__ Parameters p) {
-    backward_keys<true, true, DROPS>(p);
+    backward_keys<true, true>(p);
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     attention_backward_keys(const __grid_constant__ Parameters p) {
-    backward_keys<true, false, false>(p);
+    backward_keys<true, false>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     attention_backward_values(const __grid_constant__ Parameters p) {
-    backward_keys<false, true, false>(p);
+    backward_keys<false, true>(p);
 }
 #endif

@@ -8,7 +8,6 @@
 // a matrix lie in different ones.
 #define PITCH (WIDTH + 8)
 #define ROW 16
-#define STEPS (WIDTH / 16)
 
 // Begins to copy rows [ROWS, W] of a head to shared memory; rows from `end` on are zero.
 template <int ROWS>
@@ -47,13 +46,13 @@ __device__ __forceinline__ const u16 *right_row(const u16 *tile, int row, int co
 template <bool IS_KEPT> struct Left {
     const u16 *tile;
     int row;
-    u32 rows[IS_KEPT ? STEPS : 1][4];
+    u32 rows[IS_KEPT ? (WIDTH / 16) : 1][4];
 
     // Once the tile lies in shared memory.
     __device__ __forceinline__ void keep() {
         if constexpr (IS_KEPT) {
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
+            for (int step = 0; step < (WIDTH / 16); step++) {
                 load_matrices(rows[step], left_row(tile, row, step * 16));
             }
         }
@@ -79,7 +78,7 @@ __device__ __forceinline__ void multiply_transposed(float (&sums)[COLUMNS / 8][4
         sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
     }
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < (WIDTH / 16); step++) {
         const u32(&rows)[4] = left.columns(step);
 #pragma unroll
         for (int i = 0; i < COLUMNS / 16; i++) {
@@ -102,7 +101,7 @@ __device__ __forceinline__ void add_weighted(float (&sums)[WIDTH / 8][4], const 
         u32 rows[4] = {rounded_pair(first[0], first[1]), rounded_pair(first[2], first[3]),
                        rounded_pair(second[0], second[1]), rounded_pair(second[2], second[3])};
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
+        for (int step = 0; step < (WIDTH / 16); step++) {
             u32 columns[4];
             load_transposed(columns, left_row(right, i * 16, step * 16));
             multiply_add(sums[2 * step], rows, columns[0], columns[1]);

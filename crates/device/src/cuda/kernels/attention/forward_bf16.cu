@@ -3,51 +3,6 @@
 #define QUERIES (WARPS * ROW)
 #define KEYS (WIDTH <= 128 ? 64 : 32)
 
-struct Softmax {
-    // Of this lane's two rows: what is subtracted from scores, and its share of the sum of exponentials, both in powers
-    // of two.
-    float highest[2], sum[2];
-};
-
-__device__ __forceinline__ float over_row(float x, bool adds) {
-    for (int distance = 1; distance < 4; distance *= 2) {
-        float other = __shfl_xor_sync(0xffffffff, x, distance);
-        x = adds ? x + other : fmaxf(x, other);
-    }
-    return x;
-}
-
-// Turns scores into weights; scales what was summed before where a row's highest score has risen.
-__device__ __forceinline__ void weigh(float (&scores)[KEYS / 8][4], float (&sums)[WIDTH / 8][4], Softmax &softmax,
-                                      float scale) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float highest = -INFINITY_F32;
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) {
-            highest = fmaxf(highest, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
-        }
-        highest = fmaxf(softmax.highest[half], over_row(highest, false) * scale);
-        float factor = power_of_two(softmax.highest[half] - highest);
-        softmax.highest[half] = highest;
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) {
-#pragma unroll
-            for (int n = 2 * half; n < 2 * half + 2; n++) {
-                scores[i][n] = power_of_two(scores[i][n] * scale - highest);
-                sum += scores[i][n];
-            }
-        }
-        softmax.sum[half] = softmax.sum[half] * factor + sum;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 8; i++) {
-            sums[i][2 * half] *= factor;
-            sums[i][2 * half + 1] *= factor;
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __grid_constant__ Parameters p) {
     // [QUERIES, W], then [KEYS, W] twice each.
     u16 *queries = (u16 *)memory, *keys = queries + QUERIES * PITCH, *values = keys + 2 * KEYS * PITCH;

@@ -1,19 +1,35 @@
 // What attention does to rows by themselves.
 
-// δ = Σ dout · out of each query, divided by what kept weights are multiplied by: a warp for each.
+// δ = Σ dout · out of each query, divided by what kept weights are multiplied by: a warp for each, or eight lanes where
+// rows are aligned.
 template <class T> __device__ __forceinline__ void delta(const Parameters &p) {
-    u32 token = blockIdx.x * WARPS + threadIdx.x / LANES, head = p.head_start + blockIdx.y;
-    if (token >= p.tokens) {
-        return;
-    }
+    bool is_aligned = sizeof(T) == 2 && p.aligned;
+    u32 lanes = is_aligned ? 8 : LANES, lane = threadIdx.x % lanes;
+    u32 token = blockIdx.x * (THREADS / lanes) + threadIdx.x / lanes, head = p.head_start + blockIdx.y;
+    // All lanes of a warp add up.
+    bool is_there = token < p.tokens;
     const T *out = (const T *)p.out.address + token * p.out.stride + head * p.out.step;
     const T *dout = (const T *)p.dout.address + token * p.dout.stride + head * p.dout.step;
     float sum = 0;
-    for (u32 i = threadIdx.x % LANES; i < p.dim; i += LANES) {
-        sum = fmaf(widen(out[i]), widen(dout[i]), sum);
+    if (is_there && is_aligned) {
+        for (u32 i = lane * 8; i < p.dim; i += 64) {
+            float x[8], y[8];
+            load<8>(out + i, 8, x);
+            load<8>(dout + i, 8, y);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                sum = fmaf(x[j], y[j], sum);
+            }
+        }
+    } else if (is_there) {
+        for (u32 i = lane; i < p.dim; i += LANES) {
+            sum = fmaf(widen(out[i]), widen(dout[i]), sum);
+        }
     }
-    sum = sum_of_warp(sum);
-    if (threadIdx.x % LANES == 0) {
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    }
+    if (is_there && lane == 0) {
         ((float *)p.delta)[(i64)blockIdx.y * p.tokens + token] = sum / p.kept;
     }
 }

@@ -32,11 +32,9 @@ struct Parameters {
     i64 logsum_stride;
     // f32 [heads of this launch, tokens]: the products of dout and out.
     u64 delta;
-    // u64 [heads of this launch, tokens, bit_words]: of each query and 64 keys, which weights are dropped. The kernel of
-    // queries writes them and that of keys reads them instead of drawing the numbers again; 0 where they would take too
-    // much memory.
-    u64 bits;
-    u64 bit_words;
+    // f32 [heads of this launch, tiles of 64 queries, 64 · W]: sums of the queries' gradients, where blocks of keys add to
+    // them in turn.
+    u64 dq_sums;
     u64 seed;
     u64 first_head;
     u64 first_token;
@@ -53,7 +51,7 @@ struct Parameters {
     // Whether all heads can be copied 16 bytes at a time, and results stored 4 bytes at a time.
     u32 aligned;
     float scale;
-    // Dropped are weights whose random word is less than this; 0 drops none.
+    // Dropped are weights whose sixteen random bits, above sixteen others, are less than this; 0 drops none.
     u32 dropped_below;
     // Weights that stay are multiplied by this.
     float kept;
@@ -124,13 +122,26 @@ __device__ __forceinline__ u64 noise_of(const Parameters &p, int head, int token
     return seed_of(seed_of(p.seed, p.first_head + head), p.first_token + token);
 }
 
-__device__ __forceinline__ bool is_dropped(const Parameters &p, u64 noise, int key) {
-    return word(noise, key) < p.dropped_below;
+// The word of a query and two keys, eight apart: see cpu/attention/dropout.rs, whose integers these are. Pair 8 i + j is of
+// the keys 16 i + j and 16 i + j + 8, which a lane has together, whether keys are a product's columns or its rows.
+__device__ __forceinline__ u32 pair_word(u64 noise, u32 pair) {
+    u32 x = pair + (u32)noise;
+    x = (x ^ (x >> 16)) * 0x7feb352du + (u32)(noise >> 32);
+    return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
-// The bits of a query and the 64 keys from `key` on.
-__device__ __forceinline__ u64 *bits_of(const Parameters &p, int head, int token, int key) {
-    return (u64 *)p.bits + ((i64)(head - p.head_start) * p.tokens + token) * p.bit_words + key / 64;
+// Sixteen bits of the word decide on each of the two; those below do not matter where a word is compared.
+__device__ __forceinline__ bool drops_first(const Parameters &p, u32 word) {
+    return word < p.dropped_below;
+}
+
+__device__ __forceinline__ bool drops_second(const Parameters &p, u32 word) {
+    return (word ^ (word << 16)) < p.dropped_below;
+}
+
+__device__ __forceinline__ bool is_dropped(const Parameters &p, u64 noise, int key) {
+    u32 word = pair_word(noise, key / 16 * 8 + key % 8);
+    return (key & 8 ? word ^ (word << 16) : word) < p.dropped_below;
 }
 
 __device__ __forceinline__ float logsum_of(const Parameters &p, int token, int head) {
