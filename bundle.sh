@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the binary, the test programs of device and model, the golden files and a script that runs them in one folder, and
+# Puts the binary, the test programs that compute, the golden files and a script that runs them in one folder, and
 # packs it: what a machine with a GPU and no Rust needs to try this tree.
 #
 #     ./bundle.sh [FOLDER]        default: target/bundle; FOLDER.tar.xz is made beside it
@@ -12,19 +12,27 @@ profile=${PROFILE:-release}
 rm -rf "$folder" "$folder.tar.xz"
 mkdir -p "$folder/crates/model" "$folder/bin"
 
-for package in device model; do
-    mkdir -p "$folder/tests/$package"
-    # Without examples, some of which have a test's name.
-    cargo test --locked --profile "$profile" -p "evenkeel-$package" --lib --tests --no-run --message-format=json |
-        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | sort -u |
-        while read -r program; do
-            name=$(basename "$program")
-            strip -o "$folder/tests/$package/${name%-*}" "$program"
-        done
-done
-cargo build --locked --profile "$profile" -p evenkeel --message-format=json |
-    sed -n 's/.*"executable":"\([^"]*\/evenkeel\)".*/\1/p' | sort -u |
-    while read -r program; do strip -o "$folder/bin/evenkeel" "$program"; done
+packages="device comm model step train"
+# In one command, so that all share the same libraries. Without examples, some of which have a test's name.
+cargo test --locked --profile "$profile" -p evenkeel $(printf -- '-p evenkeel-%s ' $packages) --lib --bins --tests --no-run \
+    --message-format=json |
+    sed -n 's/.*"package_id":"[^"]*[#/]evenkeel\(-[a-z]*\)\?[@#][^"]*".*"executable":"\([^"]*\)".*/evenkeel\1 \2/p' | sort -u |
+    while read -r package program; do
+        name=$(basename "$program")
+        # What never comes near a device only makes it larger.
+        case $package/${name%-*} in
+            *-device/cuda_sources | *-device/host | *-model/moves | *-model/bad_input) continue ;;
+            *-step/drawing | *-step/simulate | *-step/verify) continue ;;
+            *-train/files | *-train/images | *-train/loader | *-train/records | *-train/template*) continue ;;
+        esac
+        case $package in
+            evenkeel) if [ "$name" = evenkeel ]; then strip -o "$folder/bin/evenkeel" "$program"; fi ;;
+            *)
+                mkdir -p "$folder/tests/${package#evenkeel-}"
+                strip -o "$folder/tests/${package#evenkeel-}/${name%-*}" "$program"
+                ;;
+        esac
+    done
 
 cp -r golden "$folder/golden"
 rm -rf "$folder/golden/__pycache__" "$folder/golden/.venv"

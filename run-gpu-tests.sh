@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of a bundle (see bundle.sh) on this machine's GPU. Arguments choose programs by name; none means all.
-# LOGS names a folder for their output. `run-gpu-tests.sh -- COMMAND …` runs a command with the same libraries instead.
+# LOGS names a folder for their output, LIMIT_S how long a program may take. `run-gpu-tests.sh -- COMMAND …` runs a command with the same libraries instead.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 logs=${LOGS:-$here/logs}
@@ -29,7 +29,7 @@ failed=0
 run() {
     local begin code verdict
     begin=$(date +%s%N)
-    (cd "$here/crates/model" && "$1" --test-threads "${THREADS:-8}") > "$logs/$2.log" 2>&1
+    (cd "$here/crates/model" && timeout "${LIMIT_S:-600}" "$1" --test-threads "${THREADS:-8}") > "$logs/$2.log" 2>&1
     code=$?
     verdict=$(grep -E '^test result|^skipped' "$logs/$2.log" | tail -1)
     printf '%-34s %6d ms  rc %d  %s\n' "$2" $((($(date +%s%N) - begin) / 1000000)) $code "$verdict"

@@ -47,33 +47,43 @@ pub(crate) struct Call {
     pub root: Option<usize>,
     /// Rows `bounds[i]..bounds[i + 1]` are those of member i.
     pub bounds: Option<Arc<[usize]>>,
+    /// The card whose memory is meant, where it is not the host's.
+    pub card: Option<usize>,
 }
 
 impl Call {
     pub fn of(kind: Kind) -> Call {
-        Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None }
+        Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None, card: None }
     }
 
     pub fn agrees_with(&self, other: &Call) -> bool {
         // A send and its receive name each other as the root.
-        let kinds = match (self.kind, other.kind) {
+        let is_same = match (self.kind, other.kind) {
             (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
             (one, another) => one == another && self.root == other.root,
         };
+        // Nobody can reach from the host's memory to a card's, or from card to card.
+        let is_same = is_same && self.card == other.card;
         // What goes from one member to another concerns these two, who compare it piece by piece.
-        if kinds && self.kind == Kind::Redistribute {
+        if is_same && self.kind == Kind::Redistribute {
             return true;
         }
-        kinds && self.dtype == other.dtype && self.bytes == other.bytes && self.bounds == other.bounds
+        is_same && self.dtype == other.dtype && self.bytes == other.bytes && self.bounds == other.bounds
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
-        if matches!(self.kind, Kind::Barrier | Kind::Exchange) {
-            return Ok(());
+        if !matches!(self.kind, Kind::Barrier | Kind::Exchange) {
+            self.fmt_operand(f)?;
         }
+        self.card.map_or(Ok(()), |card| write!(f, " on card {card}"))
+    }
+}
+
+impl Call {
+    fn fmt_operand(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dtype = match self.dtype {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",

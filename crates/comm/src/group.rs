@@ -12,7 +12,8 @@ use crate::local::{self, Meeting, Parcels, Place, Post, Shared, Visit};
 
 /// A rank's membership in a group of ranks. All members issue the same collectives in the same order.
 ///
-/// A collective is issued on a queue, runs there in order and returns at once. As with kernels, a tensor may be dropped
+/// A collective is issued on a queue, runs there in order and returns at once; on a card, once the other members have issued it,
+/// too. As with kernels, a tensor may be dropped
 /// then, and its memory used by the other queue only behind an event. Tensors are contiguous; sums are of f32 or
 /// bf16, whatever is only moved may be u32 as well. `root`, `to` and `from` are places in the group. A group of one
 /// member moves nothing to others. The stamp that a collective returns is the moment when the last member came to it.
@@ -249,8 +250,16 @@ impl Group {
         }
     }
 
-    fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, post: Post) -> Stamp {
+    fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, mut post: Post) -> Stamp {
         let number = meeting.issue(me);
+        post.call.card = queue.card();
+        if post.call.card.is_some() {
+            let (group, health) = (self.name(), queue.health());
+            let local = self.membership.local.as_ref().expect("only groups that move something come here");
+            let visit = Visit { world: &local.place.world, group, ranks, me, number, health: Some(&health) };
+            let came = local::meet_on_card(queue, &meeting, &visit, post);
+            return came.unwrap_or_else(|message| resume_unwind(Box::new(message)));
+        }
         let (membership, ranks) = (self.membership.clone(), ranks.to_vec());
         let (health, came) = (queue.health(), Stamp::default());
         let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health, came: came.clone() };
@@ -290,7 +299,7 @@ impl Errand {
             // members have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on,
             // which does nothing else until all members have acted: whoever frees it has the other queue wait, as for a
             // kernel.
-            unsafe { local::act(posts, self.me) }
+            local::part_of(posts, self.me, |work| unsafe { work.run() });
         });
         if let Err(message) = outcome {
             // The device reports the message; the hook of a panic would print it once more for every rank.

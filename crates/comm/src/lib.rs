@@ -3,7 +3,7 @@
 //! A [`Communicator`] is a rank's place among the ranks of a run; a [`Group`] is its membership in some of them. A
 //! collective is issued on a queue and returns at once, like a kernel. The ranks of one process read and write one
 //! another's tensors where they lie (`local`); they sum in the order of the members, so every member gets the same bits
-//! every time.
+//! every time. Those that share a card do so in its memory.
 //!
 //! Nobody waits for ever: a wait ends with an error when a rank aborts, fails, leaves or misses the deadline.
 //!

@@ -43,6 +43,9 @@ fn a_group_asked_for_twice_is_the_same_group() {
 
 #[test]
 fn hosts_exchange_values_while_their_queues_wait_for_one_another() {
+    if support::on_cuda() {
+        return println!("skipped: on a card, hosts meet for what they issue, so they wait themselves");
+    }
     let values = on_ranks(3, |communicator, device| {
         let all = communicator.group("all", &[0, 1, 2]);
         if communicator.rank() > 0 {

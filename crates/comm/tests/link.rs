@@ -19,6 +19,9 @@ fn thread_cpu_time() -> Duration {
 
 #[test]
 fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
+    if support::on_cuda() {
+        return println!("skipped: no link is emulated between ranks on a card");
+    }
     let link = Link { latency: Duration::from_millis(2), bytes_per_s: 20.0 * MIB as f64 };
     let options = Options { link: Some(link), ..support::options() };
     type Case = (fn(&Group, &Queue, &Tensor) -> Stamp, u64);
@@ -46,6 +49,19 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
             tries.find(|(wall, _)| *wall <= allowed).unwrap_or_else(|| panic!("case {case}: never {allowed:?}"));
         assert!(cpu < expected / 20 + Duration::from_micros(300), "case {case}: {cpu:?} of computing in {wall:?}");
     }
+}
+
+#[test]
+fn a_link_between_ranks_on_a_card_is_refused() {
+    if !support::on_cuda() {
+        return println!("skipped: not on a card");
+    }
+    let options = Options { link: Some(Link { latency: Duration::ZERO, bytes_per_s: 1e9 }), ..support::options() };
+    let failure = try_on_ranks(2, &options, |communicator, device| {
+        communicator.group("tp", &[0, 1]).barrier(device.comm());
+    });
+    let message = failure.expect_err("it is refused").to_string();
+    assert!(message.contains("tp: barrier on card 0 over an emulated link"), "{message}");
 }
 
 /// What a collective takes on its queue: time, and computing time.

@@ -14,18 +14,20 @@ mod dry;
 pub mod host;
 pub mod kernel;
 mod libraries;
+mod peer;
 mod queue;
 mod tensor;
 
 pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
 pub use cuda::{
-    CudaCard, CudaError, CudaMemory, CudaOptions, CudaReport, CudnnReport, KernelCache, compile_all_kernels,
-    cuda_memory, cuda_report, cudnn_report, kernel_sources,
+    CudaCard, CudaError, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, compile_all_kernels,
+    cuda_attention_repeats, cuda_memory, cuda_parts, cuda_report, cudnn_report, kernel_sources,
 };
 pub use device::{Device, DeviceKind};
 pub use dry::Counts;
 pub use libraries::libraries_found;
+pub use peer::{MOST_PEERS, PeerWork};
 pub use queue::{Event, Health, KernelTime, Queue, Stamp};
 pub use tensor::{DType, Extent, Heads, Tensor, View};
 

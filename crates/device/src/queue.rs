@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::kernel::{Fill, Kernel};
-use crate::{DType, Tensor, View};
+use crate::{DType, PeerWork, Tensor, View};
 
 /// Which of a device's two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +34,61 @@ pub(crate) trait Backend: Send + Sync {
     /// Blocks until everything issued so far has run.
     fn finish(&self, lane: Lane);
     fn health(&self) -> Health;
+    /// The card's number, where the device is one.
+    fn card(&self) -> Option<usize> {
+        None
+    }
+    /// Does something to memory of several devices, in the queue's order.
+    ///
+    /// # Safety
+    /// As for [`PeerWork::run`], from when the queue comes to it until it is done.
+    unsafe fn peer(&self, lane: Lane, work: PeerWork<'_>) {
+        match work {
+            PeerWork::Sum { dtype, sources, destinations, len } => {
+                let (sources, destinations) = (sources.to_vec(), destinations.to_vec());
+                self.call(
+                    lane,
+                    Box::new(move || {
+                        // SAFETY: the caller's promise.
+                        unsafe { PeerWork::Sum { dtype, sources: &sources, destinations: &destinations, len }.run() }
+                    }),
+                );
+            }
+            PeerWork::Copy { from, to, rows, row_bytes, from_step, to_step } => {
+                // SAFETY: the caller's promise.
+                let copy = move || unsafe { PeerWork::Copy { from, to, rows, row_bytes, from_step, to_step }.run() };
+                self.call(lane, Box::new(copy));
+            }
+        }
+    }
 }
 
 /// Says whether a device still runs what it is given. It keeps nothing of the device alive.
 #[derive(Clone, Debug, Default)]
-pub struct Health(pub(crate) Arc<OnceLock<String>>);
+pub struct Health {
+    told: Arc<OnceLock<String>>,
+    /// Where a card's kernels say what is wrong with their operands.
+    defects: Option<Arc<crate::cuda::DefectWord>>,
+}
 
 impl Health {
+    pub(crate) fn watching(defects: Arc<crate::cuda::DefectWord>) -> Health {
+        Health { told: Arc::default(), defects: Some(defects) }
+    }
+
     /// The message of the first kernel or call that panicked. Nothing runs on the device after that.
     pub fn failure(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
+        if self.told.get().is_none()
+            && let Some(defect) = self.defects.as_ref().and_then(|word| word.read())
+        {
+            self.fail(defect.to_string());
+        }
+        self.told.get().map(String::as_str)
+    }
+
+    /// The first message stays.
+    pub(crate) fn fail(&self, message: String) {
+        let _ = self.told.set(message);
     }
 }
 
@@ -184,6 +229,14 @@ impl Queue {
         }
     }
 
+    /// The same of a tensor of indices.
+    pub fn read_indices(&self, view: impl Into<View>) -> Vec<u32> {
+        match self.backend.download(self.lane, view.into()) {
+            HostData::Indices(values) => values,
+            HostData::Floats(_) => panic!("read of a tensor of numbers as indices"),
+        }
+    }
+
     /// A point behind everything issued so far.
     pub fn record(&self) -> Event {
         self.backend.record(self.lane)
@@ -205,6 +258,22 @@ impl Queue {
     /// the device has failed before or computes nothing (a dry one), `work` is dropped without being run.
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {
         self.backend.call(self.lane, Box::new(work));
+    }
+
+    /// The card's number, where this queue's device is one.
+    pub fn card(&self) -> Option<usize> {
+        self.backend.card()
+    }
+
+    /// Does something to memory of several devices, in the queue's order; on a card to that of devices on the same one.
+    ///
+    /// # Safety
+    /// As for [`PeerWork::run`], from when the queue comes to it until it is done.
+    pub unsafe fn peer(&self, work: PeerWork<'_>) {
+        if !work.is_idle() {
+            // SAFETY: the caller's promise.
+            unsafe { self.backend.peer(self.lane, work) };
+        }
     }
 
     pub fn health(&self) -> Health {

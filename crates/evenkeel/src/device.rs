@@ -40,16 +40,24 @@ pub fn start_kind(kind: DeviceKind, threads: Option<usize>) -> Result<Device, Fa
 
 /// A card, with the kernels that were compiled for it before.
 pub fn start_cuda(ordinal: usize) -> Result<Device, Failure> {
-    let cache = CacheFolder::of_user().map(|folder| Arc::new(folder) as Arc<dyn KernelCache>);
-    Device::cuda(&CudaOptions { cache, ..CudaOptions::new(ordinal) }).map_err(fault)
+    start_cuda_with(CudaOptions::new(ordinal))
 }
 
-/// The machine's. The error's own hint becomes the message's.
+pub fn start_cuda_with(options: CudaOptions) -> Result<Device, Failure> {
+    let cache = CacheFolder::of_user().map(|folder| Arc::new(folder) as Arc<dyn KernelCache>);
+    Device::cuda(&CudaOptions { cache, ..options }).map_err(fault)
+}
+
+/// The machine's.
 pub fn fault(error: CudaError) -> Failure {
+    Failure::Fault(mistake(&error))
+}
+
+/// The error's own hint becomes the message's.
+pub fn mistake(error: &CudaError) -> Mistake {
     let text = error.to_string();
-    let (what, hint) = match text.split_once("\n  hint: ") {
-        Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
-        None => (text, None),
-    };
-    Failure::Fault(Mistake { what, hint })
+    match text.split_once("\n  hint: ") {
+        Some((what, hint)) => Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) },
+        None => Mistake { what: text, hint: None },
+    }
 }

@@ -5,8 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use evenkeel_comm::{Link, Options};
-use evenkeel_device::{CpuOptions, Device, DeviceKind, Queue, cpu_report};
-use evenkeel_model::{Cut, Model, Parameters, Plan, Split};
+use evenkeel_device::{
+    CpuOptions, CudaError, CudaOptions, CudaPart, Device, DeviceKind, Queue, cpu_report, cuda_memory, cuda_parts,
+};
+use evenkeel_model::{Cut, Model, Parameters, Part, Plan, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Units};
 use evenkeel_store::read_json;
@@ -14,7 +16,7 @@ use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
 use serde_json::Value;
 
 use crate::config::{self, Parallel, Schedule, Settings};
-use crate::memory::{check_fit, check_fit_on};
+use crate::memory::{check_fit, check_fit_on_card};
 use crate::{Failure, Mistake, device};
 
 /// What every rank gets.
@@ -30,6 +32,8 @@ pub struct Launch {
     /// Cores of each rank that exchanges have to themselves.
     pub comm_cores: usize,
     pub comm: Options,
+    /// The card's multiprocessors that each rank has for itself; none where all share it.
+    pub virtual_gpus: Vec<u32>,
 }
 
 impl Launch {
@@ -45,8 +49,12 @@ impl Launch {
             1 => BTreeSet::new(),
             _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
         };
+        let (kind, virtual_gpus) = (settings.device.kind.into(), settings.device.virtual_gpus.clone());
+        if kind == DeviceKind::Cuda {
+            check_alike(&uncut, &virtual_gpus, evenkeel_device::cuda_attention_repeats())?;
+        }
         Ok(Launch {
-            kind: settings.device.kind.into(),
+            kind,
             cut: Cut {
                 split_sequence: parallel.sequence_parallel.unwrap_or(uncut.is_empty()),
                 uncut,
@@ -57,6 +65,7 @@ impl Launch {
             cores_per_rank: cores_per_rank(parallel.dp * parallel.tp, parallel.cores_per_rank, settings.device.threads),
             comm_cores: parallel.comm_cores,
             comm: Options { deadline, link: link(parallel) },
+            virtual_gpus,
         })
     }
 
@@ -64,7 +73,8 @@ impl Launch {
     pub fn even(dp: usize, tp: usize, threads: Option<usize>) -> Launch {
         let cut = Cut { split_sequence: true, ..Cut::even(tp) };
         let cores_per_rank = cores_per_rank(dp * tp, None, threads);
-        Launch { kind: DeviceKind::Cpu, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm: Options::default() }
+        let (kind, comm, virtual_gpus) = (DeviceKind::Cpu, Options::default(), Vec::new());
+        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -81,13 +91,18 @@ impl Launch {
         let zero = if self.zero > 0 && dp > 1 { format!(", ZeRO {}", self.zero) } else { String::new() };
         let ranks = match (dp, tp) {
             (1, 1) => String::new(),
-            (1, _) => format!(", tp {tp} × {} cores", self.cores_per_rank),
-            (_, 1) => format!(", dp {dp}{zero} × {} cores", self.cores_per_rank),
-            _ => format!(", dp {dp} × tp {tp}{zero} × {} cores", self.cores_per_rank),
+            (1, _) => format!(", tp {tp}"),
+            (_, 1) => format!(", dp {dp}{zero}"),
+            _ => format!(", dp {dp} × tp {tp}{zero}"),
         };
         let link = self.comm.link.as_ref().map_or("", |_| ", over an emulated link");
-        let card = if self.kind == DeviceKind::Cuda { ", on a CUDA device" } else { "" };
-        format!("{ranks}{card}{link}")
+        let of_each = match self.kind {
+            DeviceKind::Cpu if ranks.is_empty() => String::new(),
+            DeviceKind::Cpu => format!(" × {} cores", self.cores_per_rank),
+            DeviceKind::Cuda if self.virtual_gpus.is_empty() => ", on a CUDA device".to_owned(),
+            DeviceKind::Cuda => format!(", on parts of {:?} multiprocessors of a CUDA device", self.virtual_gpus),
+        };
+        format!("{ranks}{of_each}{link}")
     }
 
     /// Starts the ranks, each with its shard; `parameters` loads or draws what a shard has.
@@ -97,10 +112,10 @@ impl Launch {
         options: TrainerOptions,
         parameters: impl Fn(&Model, Split, &Queue) -> Result<Parameters, Failure> + Send + Sync + 'static,
     ) -> Result<Ranks, Failure> {
-        let (launch, mesh) = (self.clone(), self.mesh());
+        let (launch, mesh, card) = (self.clone(), self.mesh(), self.card()?);
         Ranks::start(mesh.ranks(), &self.comm, move |communicator| {
             let rank = communicator.rank();
-            let device = launch.device(rank)?;
+            let device = launch.device(rank, card.as_ref())?;
             let split = Split::zero(launch.zero, mesh.share(rank), mesh.dp);
             let parameters = parameters(&shards[mesh.shard(rank)], split, device.compute())?;
             Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))
@@ -115,10 +130,33 @@ impl Launch {
         if are_pinned { allowed[rank * each..][..each].to_vec() } else { Vec::new() }
     }
 
-    fn device(&self, rank: usize) -> Result<Device, Failure> {
-        if self.kind == DeviceKind::Cuda {
-            assert_eq!(self.ranks(), 1, "the configuration was checked");
-            return device::start_cuda(0);
+    /// How the card is divided among the ranks, where they are on one.
+    fn card(&self) -> Result<Option<Card>, Failure> {
+        if self.kind == DeviceKind::Cpu {
+            return Ok(None);
+        }
+        let parts = match &self.virtual_gpus[..] {
+            [] => Vec::new(),
+            sizes => cuda_parts(0, sizes).map_err(|error| match error {
+                CudaError::Parts { .. } => device::mistake(&error).into(),
+                _ => device::fault(error),
+            })?,
+        };
+        // Each takes its share, whoever comes first. A lone rank takes what is free.
+        let shared = self.ranks() > 1;
+        let memory = if shared { Some(cuda_memory(0).map_err(device::fault)?) } else { None };
+        Ok(Some(Card { parts, memory_bytes: memory.map(|memory| memory.arena_bytes_of(self.ranks())) }))
+    }
+
+    fn device(&self, rank: usize, card: Option<&Card>) -> Result<Device, Failure> {
+        if let Some(Card { parts, memory_bytes }) = card {
+            let (name, part) = (format!("rank{rank}"), parts.get(rank).cloned());
+            return device::start_cuda_with(CudaOptions {
+                name,
+                memory_bytes: *memory_bytes,
+                part,
+                ..CudaOptions::new(0)
+            });
         }
         let (count, mut cores) = (self.cores_per_rank, self.cores(rank));
         let comm_cores = cores.split_off(count.min(cores.len()));
@@ -131,6 +169,29 @@ impl Launch {
             }
         })
     }
+}
+
+/// A card that ranks share.
+struct Card {
+    /// By rank; none where all share all multiprocessors.
+    parts: Vec<CudaPart>,
+    /// Of each rank's arena.
+    memory_bytes: Option<u64>,
+}
+
+/// Ranks that compute the same must come to the same bits, or what they hold of it would drift apart.
+fn check_alike(uncut: &BTreeSet<Part>, virtual_gpus: &[u32], attention_repeats: bool) -> Result<(), Mistake> {
+    let has_attention = uncut.iter().any(|part| matches!(part, Part::Attention(_)));
+    let (why, hint) = if !uncut.is_empty() && virtual_gpus.iter().any(|size| *size != virtual_gpus[0]) {
+        ("`device.virtual_gpus` of different sizes round differently", "make them equal, or cut the whole model")
+    } else if has_attention && !attention_repeats {
+        let hint = "set EVENKEEL_CUDA_ATTENTION=repeatable in the environment, or cut attention, too";
+        ("cuDNN's gradients of attention are rounded differently each time", hint)
+    } else {
+        return Ok(());
+    };
+    let what = format!("the plan leaves {} parts of the model whole on every rank, but {why}", uncut.len());
+    Err(Mistake { what, hint: Some(hint.to_owned()) })
 }
 
 /// How a run's steps are arranged.
@@ -176,7 +237,8 @@ impl Launch {
         if self.kind == DeviceKind::Cpu {
             return Ok(check_memory(costs, beside_bytes, hint)?);
         }
-        check_fit_on(self.kind, "a step", costs.iter().map(|cost| cost.peak_bytes).sum(), hint)?;
+        let most = costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0);
+        check_fit_on_card(self.ranks(), "a step", most, hint)?;
         Ok(check_fit("a checkpoint's copy of the weights and moments", beside_bytes, "use a smaller model")?)
     }
 }
@@ -194,4 +256,32 @@ fn cores_per_rank(ranks: usize, wanted: Option<usize>, threads: Option<usize>) -
 fn link(parallel: &Parallel) -> Option<Link> {
     let bytes_per_s = parallel.link_gb_per_s? * 1e9;
     Some(Link { latency: Duration::from_secs_f64(parallel.link_latency_us * 1e-6), bytes_per_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_every_rank_computes_whole_needs_parts_and_attention_that_come_out_alike() {
+        type Case<'a> = (&'a [Part], &'a [u32], bool, Option<&'a str>);
+        let cases: [Case; 7] = [
+            (&[], &[40, 24], false, None),
+            (&[Part::Mlp(0)], &[], false, None),
+            (&[Part::Mlp(0)], &[24, 24], false, None),
+            (&[Part::Mlp(0)], &[40, 24], true, Some("different sizes")),
+            (&[Part::Attention(1)], &[24, 24], false, Some("cuDNN's gradients")),
+            (&[Part::Attention(1)], &[24, 24], true, None),
+            (&[Part::Attention(1), Part::Head], &[], false, Some("the plan leaves 2 parts")),
+        ];
+        for (uncut, virtual_gpus, repeats, expected) in cases {
+            let found = check_alike(&uncut.iter().copied().collect(), virtual_gpus, repeats);
+            let said = found.err().map(|mistake| mistake.what);
+            let is_expected = match expected {
+                Some(words) => said.as_ref().is_some_and(|said| said.contains(words)),
+                None => said.is_none(),
+            };
+            assert!(is_expected, "{uncut:?} on {virtual_gpus:?}: {said:?}");
+        }
+    }
 }

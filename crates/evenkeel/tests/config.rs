@@ -230,12 +230,38 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
-            &["--set", "device.kind=cuda", "--set", "parallel.tp=2", "--set", "parallel.dp=4"],
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=8", "--set", "parallel.dp=4"],
             &[
-                "--set: `parallel.tp` is 2, but `device.kind` is \"cuda\", which has one rank",
-                "hint: leave it out, or compute on the cores with device.kind = \"cpu\"",
-                "--set: `parallel.dp` is 4, but `device.kind` is \"cuda\", which has one rank",
-                "hint: leave it out, or compute on the cores with device.kind = \"cpu\"",
+                "--set: there are 32 ranks (dp × tp), but a GPU is shared by 16 at most",
+                "hint: use fewer, or compute on the cores with device.kind = \"cpu\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=4", "--set", "device.virtual_gpus=[40, 40]"],
+            &[
+                "--set: `device.virtual_gpus` has 2 parts, but there are 4 ranks (dp × tp)",
+                "hint: give one for each rank",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.virtual_gpus=[40]"],
+            &[
+                "--set: `device.virtual_gpus` are parts of a GPU, but `device.kind` is \"cpu\"",
+                "hint: set device.kind = \"cuda\", or parallel.cores_per_rank",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.virtual_gpus=[40.5]"],
+            &["--set: `device.virtual_gpus` is [40.5], expected a list of whole numbers from 1 to 65536"],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=2", "--set", "parallel.link_gb_per_s=1"],
+            &[
+                "--set: `parallel.link_gb_per_s` is emulated between ranks on a CPU's cores, but `device.kind` is \"cuda\"",
             ],
         ),
         (

@@ -1,10 +1,10 @@
 //! Resizing through whole passes: what it must not change, and what it saves. How resized layers compute is held to a plain
 //! twin beside their code.
 
-use std::path::Path;
+mod support;
 
 use evenkeel_device::kernel::Segments;
-use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Resizing,
@@ -16,17 +16,15 @@ const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputa
 const CASES: [&str; 4] = ["llama3", "gpt2", "gpt_neox", "vit"];
 
 fn golden(case: &str) -> Folder {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
-    Folder::open(path).expect("golden folders are sound")
+    Folder::open(support::golden().join(case)).expect("golden folders are sound")
 }
 
 fn model(case: &str) -> Model {
     Model::open(&golden(case)).expect("a known architecture")
 }
 
-fn cpu() -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(2) };
-    Device::cpu(&options).expect("a CPU device starts")
+fn device() -> Device {
+    support::device(2, 1 << 30)
 }
 
 /// A model, two micro-batches, and what passes over them need.
@@ -104,7 +102,7 @@ impl Setting {
 fn keeping_every_column_is_bit_identical_to_no_resizing() {
     for case in CASES {
         for dtype in [DType::F32, DType::Bf16] {
-            let setting = Setting::new(case, dtype, cpu());
+            let setting = Setting::new(case, dtype, device());
             let plain = setting.step(None, Keep::Everything);
             for imputation in POLICIES {
                 let resizing = setting.resizing(imputation, 1);
@@ -120,7 +118,7 @@ fn recomputation_keeps_the_same_columns() {
     for case in CASES {
         for imputation in POLICIES {
             let steps = |keep| {
-                let setting = Setting::new(case, DType::F32, cpu());
+                let setting = Setting::new(case, DType::F32, device());
                 let resizing = setting.resizing(imputation, 4);
                 [(); 3].map(|()| setting.step(Some(&resizing), keep))
             };
@@ -132,7 +130,7 @@ fn recomputation_keeps_the_same_columns() {
 #[test]
 fn evaluations_compute_with_every_column() {
     for case in CASES {
-        let setting = Setting::new(case, DType::F32, cpu());
+        let setting = Setting::new(case, DType::F32, device());
         let queue = setting.device.compute();
         let resizing = setting.resizing(Imputation::Zero, 4);
         let found = |resizing| {
@@ -153,7 +151,7 @@ fn evaluations_compute_with_every_column() {
 
 #[test]
 fn columns_that_come_back_and_values_that_are_forgotten_leave_no_trace() {
-    let setting = Setting::new("llama3", DType::F32, cpu());
+    let setting = Setting::new("llama3", DType::F32, device());
     let keep = |resizing: &mut Resizing, stride: u32| setting.keep(resizing, stride);
     for imputation in POLICIES {
         let plain = setting.step(None, Keep::Everything);
@@ -201,7 +199,7 @@ fn a_dry_run_takes_the_same_memory_as_a_real_one() {
     for case in CASES {
         for imputation in POLICIES {
             for keep in [Keep::Everything, Keep::Stream] {
-                let peaks = [cpu(), Device::dry()].map(|device| {
+                let peaks = [device(), Device::dry()].map(|device| {
                     let setting = Setting::new(case, DType::Bf16, device);
                     let resizing = setting.resizing(imputation, 4);
                     setting.step(Some(&resizing), keep);

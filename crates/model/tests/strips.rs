@@ -3,12 +3,11 @@
 
 #[path = "../../../golden/cases.rs"]
 mod cases;
-
-use std::path::{Path, PathBuf};
+mod support;
 
 use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
+use evenkeel_device::{DType, Device, Queue, Tensor};
 use evenkeel_model::{
     Batch, Config, Context, Cut, Generator, Gradients, Images, Input, Model, Noise, Parameters, RotaryTables, SHARES,
     Shard, Sharing, Split, Unit, UnitKind, Widths,
@@ -23,13 +22,11 @@ const FLOOR: f64 = 1e-6;
 const BF16_TOLERANCE: f64 = 2e-2;
 
 fn golden(case: &str) -> Folder {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
-    Folder::open(path).expect("golden folders are sound")
+    Folder::open(support::golden().join(case)).expect("golden folders are sound")
 }
 
-fn cpu() -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(1) };
-    Device::cpu(&options).expect("a CPU device starts")
+fn device() -> Device {
+    support::device(1, 1 << 30)
 }
 
 /// A golden model that drops in every place that it can.
@@ -219,7 +216,7 @@ fn compare(what: &str, model: &Model, whole: &Outcome, shards: &[Model], outcome
 
 /// Runs the attentions of a model whole and cut in every way, and compares.
 fn check(case: &str, dtype: DType, tolerance: f64) {
-    let (device, folder, model) = (cpu(), golden(case), dropping(case));
+    let (device, folder, model) = (device(), golden(case), dropping(case));
     let queue = device.compute();
     let load = |model: &Model| model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
     let parameters = load(&model);
@@ -284,7 +281,7 @@ fn a_dry_run_of_a_shared_shard_takes_the_same_memory_as_a_real_one() {
         let model = dropping(case);
         let groups = model.config.kv_heads * SHARES;
         for shard in model.cut(&cut(&model.config, &[groups - 23, 23])).expect("enough heads") {
-            let devices = [cpu(), Device::dry()];
+            let devices = [device(), Device::dry()];
             let peaks = devices.each_ref().map(|device| {
                 let queue = device.compute();
                 let parameters = Parameters::random(&shard, DType::Bf16, Split::NONE, 1, queue);

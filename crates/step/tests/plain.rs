@@ -8,7 +8,7 @@ use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
 use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, SAVED_COMM};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
-use support::{cpu, golden, parts, sizes};
+use support::{device_of, golden, parts, sizes};
 
 const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.01 };
@@ -77,7 +77,7 @@ fn whole_micro_batches_in_turn_equal_the_plain_pass_bit_for_bit() {
             (3, OASES, Keep::Stream),
             (3, SAVED_COMM, Keep::Stream),
         ] {
-            let settings = [(); 2].map(|()| Setting::new(case, cpu(2), micros));
+            let settings = [(); 2].map(|()| Setting::new(case, device_of(2), micros));
             let plain = settings[0].read(&settings[0].pass(keep));
             let program = settings[1].read(&settings[1].program(Arrangement::of(schedule)));
             assert_eq!(plain, program, "{case}, {micros} micro-batches, {}", schedule.name);

@@ -1,24 +1,21 @@
 //! Ten steps of AdamW against PyTorch's, from the same weights on the same batches.
 
-use std::path::{Path, PathBuf};
+mod support;
 
+use evenkeel_device::DType;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables, Split};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{AdamW, AdamWOptions, Samples, Trainer, TrainerOptions, Update};
+use support::{device, golden};
 
 const STEPS: usize = 10;
 const LR: f64 = 1e-3;
 const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
-
-fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
-}
 
 fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
     let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
@@ -42,7 +39,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 fn ten_steps_follow_pytorch() {
     for case in ["llama3", "vit"] {
         let expected = SafeTensorsFile::open(golden(case).join("adamw.safetensors")).expect("golden files are sound");
-        let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap();
+        let device = device(2);
         let queue = device.compute();
         let folder = Folder::open(golden(case)).unwrap();
         let model = Model::open(&folder).unwrap();
@@ -104,7 +101,7 @@ fn ten_steps_follow_pytorch() {
 
 #[test]
 fn clipping_bounds_the_norm_and_keeps_copies_equal() {
-    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) }).unwrap();
+    let device = device(1);
     let queue = device.compute();
     let folder = Folder::open(golden("llama2")).unwrap();
     let model = Model::open(&folder).unwrap();

@@ -1,9 +1,11 @@
 //! A folder that Evenkeel wrote, which transformers loaded unchanged (`golden/check_saved.py`), against both.
 
+mod support;
+
 use std::path::Path;
 
+use evenkeel_device::DType;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device};
 use evenkeel_model::{Batch, Context, Model, RotaryTables, Split, pass};
 use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile};
 use evenkeel_train::save_weights;
@@ -12,8 +14,8 @@ const LOGIT_TOLERANCE: f32 = 1e-4;
 
 #[test]
 fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again_byte_for_byte() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/saved");
-    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(2) }).unwrap();
+    let golden = support::golden("saved");
+    let device = support::device(2);
     let queue = device.compute();
     let folder = Folder::open(&golden).unwrap();
     let model = Model::open(&folder).unwrap();

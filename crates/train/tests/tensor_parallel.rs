@@ -4,11 +4,11 @@
 mod cases;
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
-use evenkeel_device::{CpuOptions, DType, Device};
+use evenkeel_device::DType;
 use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
@@ -16,12 +16,9 @@ use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
     AdamWOptions, Error, Kind, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
 };
+use support::golden;
 
 const LR: f64 = 1e-3;
-
-fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case)
-}
 
 fn model(case: &str) -> Model {
     Model::open(&Folder::open(golden(case)).unwrap()).unwrap()
@@ -273,7 +270,7 @@ fn what_a_plan_leaves_whole_is_computed_whole_on_every_rank() {
 #[test]
 fn loading_touches_only_a_ranks_own_slices() {
     let model = llama(4, 2, 8, 400, true);
-    let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) }).unwrap();
+    let device = support::device(1);
     let parameters = Parameters::random(&model, DType::F32, Split::NONE, 3, device.compute());
     let shards = model.cut(&Cut::even(2)).unwrap();
     let queue = device.compute();

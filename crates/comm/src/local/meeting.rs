@@ -9,10 +9,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use evenkeel_device::Health;
+use evenkeel_device::{Event, Health};
 
 use super::World;
 use super::signal::Signal;
@@ -61,14 +61,27 @@ pub(crate) struct Post {
     pub parcels: Arc<Parcels>,
     /// Set anew on arrival.
     pub arrived: Instant,
+    /// On a card: behind what the member issued before, and behind what it did here.
+    pub ready: Option<Event>,
+    pub done: Arc<OnceLock<Event>>,
 }
 
 impl Post {
     pub fn new(call: Call, from: u64, to: u64) -> Post {
-        Post { call, from, to, root: 0, value: 0, parcels: Arc::default(), arrived: Instant::now() }
+        Post {
+            call,
+            from,
+            to,
+            root: 0,
+            value: 0,
+            parcels: Arc::default(),
+            arrived: Instant::now(),
+            ready: None,
+            done: Arc::default(),
+        }
     }
 
-    fn is_touched_by_others(&self) -> bool {
+    pub fn is_touched_by_others(&self) -> bool {
         !matches!(self.call.kind, Kind::Barrier | Kind::Exchange)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use evenkeel_device::{View, host};
+use evenkeel_device::{PeerWork, View};
 
 use super::Post;
 use crate::call::{Call, Kind};
@@ -31,55 +31,52 @@ impl Parcels {
     }
 }
 
-/// Does member `me`'s part of what all members ask for.
+/// Describes member `me`'s part of what all members ask for. Who does it has the posts' promises to keep: their addresses are
+/// those of live contiguous tensors as their calls describe them, and until all members have acted nothing but such parts
+/// touches those tensors.
 ///
-/// # Safety
-/// Every post's addresses are those of live contiguous tensors as its call describes them, and until all members have
-/// acted nothing but this function, called by each of them, touches those tensors.
-pub(crate) unsafe fn act(posts: &[Post], me: usize) {
+/// The members' parts of what is written are disjoint, and nobody reads what another member writes: a sum reads just the
+/// pieces it writes, and copies read what nobody writes.
+pub(crate) fn part_of(posts: &[Post], me: usize, mut part: impl FnMut(PeerWork<'_>)) {
     let call = &posts[me].call;
     let (dtype, bytes) = (call.dtype, call.bytes as usize);
     let own = &posts[me];
-    // SAFETY: the members' parts of what is written are disjoint, and nobody reads what another member writes: a sum
-    // reads just the pieces it writes, and copies read what nobody writes. The rest is the caller's promise.
-    unsafe {
-        match call.kind {
-            Kind::AllReduce => {
-                let piece = piece(bytes, posts.len(), me);
-                let addresses = addresses(posts, piece.start);
-                host::sum(dtype, &addresses, &addresses, piece.len() / dtype.size_bytes());
-            }
-            Kind::Reduce => {
-                let piece = piece(bytes, posts.len(), me);
-                let addresses = addresses(posts, piece.start);
-                host::sum(dtype, &addresses, &[addresses[own.root]], piece.len() / dtype.size_bytes());
-            }
-            Kind::ReduceScatter => {
-                let part = part(call, me);
-                host::sum(dtype, &addresses(posts, part.start), &[own.to], part.len() / dtype.size_bytes());
-            }
-            Kind::AllGather => {
-                for (member, post) in posts.iter().enumerate() {
-                    let part = part(call, member);
-                    host::copy(post.from, own.to + part.start as u64, part.len());
-                }
-            }
-            Kind::Broadcast | Kind::Send | Kind::Receive => {
-                if me != own.root {
-                    host::copy(posts[own.root].from, own.to, bytes);
-                }
-            }
-            Kind::Redistribute => receive_parcels(posts, me),
-            Kind::Barrier | Kind::Exchange => (),
+    let mut sum = |sources: &[u64], destinations: &[u64], bytes: usize| {
+        part(PeerWork::Sum { dtype, sources, destinations, len: bytes / dtype.size_bytes() });
+    };
+    match call.kind {
+        Kind::AllReduce => {
+            let piece = piece(bytes, posts.len(), me);
+            let addresses = addresses(posts, piece.start);
+            sum(&addresses, &addresses, piece.len());
         }
+        Kind::Reduce => {
+            let piece = piece(bytes, posts.len(), me);
+            let addresses = addresses(posts, piece.start);
+            sum(&addresses, &[addresses[own.root]], piece.len());
+        }
+        Kind::ReduceScatter => {
+            let rows = rows_of(call, me);
+            sum(&addresses(posts, rows.start), &[own.to], rows.len());
+        }
+        Kind::AllGather => {
+            for (member, post) in posts.iter().enumerate() {
+                let rows = rows_of(call, member);
+                part(PeerWork::copy(post.from, own.to + rows.start as u64, rows.len()));
+            }
+        }
+        Kind::Broadcast | Kind::Send | Kind::Receive => {
+            if me != own.root {
+                part(PeerWork::copy(posts[own.root].from, own.to, bytes));
+            }
+        }
+        Kind::Redistribute => receive_parcels(posts, me, part),
+        Kind::Barrier | Kind::Exchange => (),
     }
 }
 
 /// Copies what the members have sent to member `me`: the first parcel from a member is the first that it sent there.
-///
-/// # Safety
-/// As for [`act`]: what is sent and what is received lies in live tensors, and nothing that is received is sent, too.
-unsafe fn receive_parcels(posts: &[Post], me: usize) {
+fn receive_parcels(posts: &[Post], me: usize, mut part: impl FnMut(PeerWork<'_>)) {
     for (member, post) in posts.iter().enumerate() {
         let to_me = |(to, view): &(usize, View)| (*to == me).then_some(*view);
         let from_member = |(from, view): &(usize, View)| (*from == member).then_some(*view);
@@ -89,16 +86,14 @@ unsafe fn receive_parcels(posts: &[Post], me: usize) {
         let (expected, found) = (describe(&received), describe(&sent));
         assert!(expected == found, "a redistribution: expected {expected:?} from member {member}, who sends {found:?}");
         for (from, to) in sent.iter().zip(&received) {
-            let (rows, row_bytes) = if from.is_contiguous() && to.is_contiguous() {
-                (1, from.bytes() as usize)
-            } else {
-                (from.rows, from.cols * from.dtype.size_bytes())
-            };
-            let [from_step, to_step] = [from, to].map(|view| (view.stride * view.dtype.size_bytes()) as u64);
-            for row in 0..rows as u64 {
-                // SAFETY: rows of the two views, which have the same shape.
-                unsafe { host::copy(from.address() + row * from_step, to.address() + row * to_step, row_bytes) };
+            if from.is_contiguous() && to.is_contiguous() {
+                part(PeerWork::copy(from.address(), to.address(), from.bytes() as usize));
+                continue;
             }
+            let [from_step, to_step] = [from, to].map(|view| view.stride * view.dtype.size_bytes());
+            let (from_address, to_address) = (from.address(), to.address());
+            let (rows, row_bytes) = (from.rows, from.cols * from.dtype.size_bytes());
+            part(PeerWork::Copy { from: from_address, to: to_address, rows, row_bytes, from_step, to_step });
         }
     }
 }
@@ -114,7 +109,7 @@ fn piece(bytes: usize, members: usize, me: usize) -> Range<usize> {
 }
 
 /// The bytes of a member's rows in the whole tensor.
-fn part(call: &Call, member: usize) -> Range<usize> {
+fn rows_of(call: &Call, member: usize) -> Range<usize> {
     let bounds = call.bounds.as_ref().expect("a tensor that is cut has bounds");
     let rows = *bounds.last().expect("bounds have an end");
     let row_bytes = (call.bytes as usize).checked_div(rows).unwrap_or(0);

@@ -1,6 +1,9 @@
 //! What the tests share: ranks with a small device each, and random operands.
 #![allow(dead_code)]
 
+#[path = "../../../device/tests/support/device.rs"]
+mod under_test;
+
 use std::time::Duration;
 
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
@@ -11,7 +14,12 @@ pub fn options() -> Options {
     Options { deadline: Duration::from_secs(30), ..Options::default() }
 }
 
+pub use under_test::on_cuda;
+
 pub fn device(rank: usize) -> Device {
+    if on_cuda() {
+        return under_test::device_of_rank(rank, 1, 1 << 26);
+    }
     let name = format!("rank{rank}");
     Device::cpu(&CpuOptions { name, memory_bytes: 1 << 26, ..CpuOptions::with_threads(1) }).expect("a device starts")
 }

@@ -115,7 +115,7 @@ struct Reports {
 impl Reports {
     /// The first message stays.
     fn fail(&self, message: String) {
-        let _ = self.health.0.set(message);
+        self.health.fail(message);
     }
 }
 

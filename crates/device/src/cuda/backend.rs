@@ -12,11 +12,13 @@ use super::error::{CudaError, describe, must};
 use super::event::{Clock, Moment, SharedEvent};
 use super::modules::Defect;
 use super::options::CudaOptions;
+use super::part::GreenContext;
+use super::peer;
 use super::staging::Staging;
 use super::stream::Stream;
-use crate::View;
 use crate::kernel::Kernel;
 use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, panic_message};
+use crate::{PeerWork, View};
 
 /// What stays free beside an arena that takes all it can: working memory of products and attention, compiled kernels.
 const LEAST_SPARE_BYTES: u64 = 3 << 29;
@@ -24,8 +26,10 @@ const LEAST_SPARE_BYTES: u64 = 3 << 29;
 pub(crate) struct CudaBackend {
     // The streams end before the memory that their kernels use.
     lanes: [Mutex<LaneState>; 2],
+    ordinal: usize,
     clock: Arc<Clock>,
-    defects: DefectWord,
+    /// Kernels write to it as long as the streams live.
+    _defects: Arc<DefectWord>,
     memory: DeviceMemory,
     context: Arc<Context>,
     health: Health,
@@ -41,21 +45,26 @@ struct LaneState {
 impl CudaBackend {
     pub fn start(options: &CudaOptions) -> Result<CudaBackend, CudaError> {
         let context = Context::of(options.ordinal, options.cache.clone())?;
-        let defects = DefectWord::new(context.clone())?;
+        let defects = Arc::new(DefectWord::new(context.clone())?);
+        let part = match &options.part {
+            Some(part) => Some(Arc::new(GreenContext::new(context.clone(), part)?)),
+            None => None,
+        };
         let memory = DeviceMemory::take(context.clone(), options.memory_bytes)?;
         let lane = || -> Result<Mutex<LaneState>, CudaError> {
-            let stream = Stream::new(context.clone(), defects.on_device)?;
+            let stream = Stream::new(context.clone(), part.clone(), defects.on_device)?;
             Ok(Mutex::new(LaneState { stream, staging: Staging::new(context.clone()) }))
         };
         let lanes = [lane()?, lane()?];
         let raw = lock(&lanes[0]).stream.raw();
         Ok(CudaBackend {
             lanes,
+            ordinal: options.ordinal,
             clock: Arc::new(Clock::start(context.events(true), raw)),
-            defects,
+            health: Health::watching(defects.clone()),
+            _defects: defects,
             memory,
             context,
-            health: Health::default(),
             measuring: AtomicBool::new(false),
             times: Mutex::new(Vec::new()),
         })
@@ -85,20 +94,10 @@ impl CudaBackend {
 
     /// Panics with the message of what failed, if anything did.
     fn check(&self) {
-        if self.health.failure().is_none()
-            && let Some(defect) = self.defects.read()
-        {
-            self.fail(defect.to_string());
-        }
         if let Some(message) = self.health.failure() {
             // Whoever failed has said so; the hook of a panic would say it once more.
             resume_unwind(Box::new(message.to_owned()));
         }
-    }
-
-    /// The first message stays.
-    fn fail(&self, message: String) {
-        let _ = self.health.0.set(message);
     }
 
     /// Does something with a queue; a panic in it fails the device.
@@ -109,7 +108,7 @@ impl CudaBackend {
             work(&mut lock(&self.lanes[lane as usize]))
         }));
         outcome.unwrap_or_else(|panic| {
-            self.fail(panic_message(&*panic));
+            self.health.fail(panic_message(&*panic));
             resume_unwind(Box::new(self.health.failure().unwrap_or_default().to_owned()))
         })
     }
@@ -182,13 +181,22 @@ impl Backend for CudaBackend {
         // SAFETY: the stream lives as long as the device.
         let result = unsafe { sys::cuStreamSynchronize(stream) };
         if result != sys::CUresult::CUDA_SUCCESS {
-            self.fail(format!("waiting for {}: {}", self.context.properties().name, describe(result)));
+            self.health.fail(format!("waiting for {}: {}", self.context.properties().name, describe(result)));
         }
         self.check();
     }
 
     fn health(&self) -> Health {
         self.health.clone()
+    }
+
+    fn card(&self) -> Option<usize> {
+        Some(self.ordinal)
+    }
+
+    unsafe fn peer(&self, lane: Lane, work: PeerWork<'_>) {
+        // SAFETY: the caller's promise.
+        self.issue(lane, |state| unsafe { peer::run(work, &mut state.stream) });
     }
 }
 
@@ -206,7 +214,7 @@ unsafe extern "C" fn run_host_call(call: *mut c_void) {
         return;
     }
     if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
-        let _ = health.0.set(panic_message(&*panic));
+        health.fail(panic_message(&*panic));
     }
 }
 
@@ -227,10 +235,17 @@ struct DeviceMemory {
 pub struct CudaMemory {
     /// The card's name.
     pub name: String,
-    /// What an arena that takes all it can has.
-    pub arena_bytes: u64,
     pub free_bytes: u64,
     pub total_bytes: u64,
+}
+
+impl CudaMemory {
+    /// What each of so many devices that share the card has for its arena. Each has working memory of its own beside it.
+    pub fn arena_bytes_of(&self, devices: usize) -> u64 {
+        let devices = devices.max(1) as u64;
+        let spare_bytes = (devices * LEAST_SPARE_BYTES).max(self.total_bytes / 20);
+        self.free_bytes.saturating_sub(spare_bytes) / devices
+    }
 }
 
 /// Asks a card, which it opens for this process.
@@ -245,14 +260,14 @@ fn memory_of(context: &Context) -> Result<CudaMemory, CudaError> {
     // SAFETY: the context is current.
     succeed("asking for free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
     let (free_bytes, total_bytes) = (free as u64, total as u64);
-    let arena_bytes = free_bytes.saturating_sub(LEAST_SPARE_BYTES.max(total_bytes / 20));
-    Ok(CudaMemory { name: context.properties().name.clone(), arena_bytes, free_bytes, total_bytes })
+    Ok(CudaMemory { name: context.properties().name.clone(), free_bytes, total_bytes })
 }
 
 impl DeviceMemory {
     fn take(context: Arc<Context>, wanted: Option<u64>) -> Result<DeviceMemory, CudaError> {
-        let CudaMemory { arena_bytes, free_bytes, total_bytes, .. } = memory_of(&context)?;
-        let planned_bytes = wanted.unwrap_or(arena_bytes).max(1);
+        let memory = memory_of(&context)?;
+        let planned_bytes = wanted.unwrap_or(memory.arena_bytes_of(1)).max(1);
+        let CudaMemory { free_bytes, total_bytes, .. } = memory;
         let short = CudaError::ShortOfMemory { planned_bytes, free_bytes, total_bytes };
         if planned_bytes > free_bytes {
             return Err(short);
@@ -273,13 +288,17 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: the streams that used it have ended.
-        let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        // SAFETY: the streams that used it have ended. Others on the card may have begun to use it for a collective that this
+        // device gave up; those end by themselves, and are waited for.
+        unsafe {
+            let _ = sys::cuCtxSynchronize();
+            let _ = sys::cuMemFree_v2(self.address);
+        }
     }
 }
 
 /// A word of the host's memory that kernels write defects of their operands to.
-struct DefectWord {
+pub(crate) struct DefectWord {
     context: Arc<Context>,
     on_host: *mut u64,
     on_device: u64,
@@ -305,9 +324,15 @@ impl DefectWord {
         }
     }
 
-    fn read(&self) -> Option<Defect> {
+    pub fn read(&self) -> Option<Defect> {
         // SAFETY: aligned memory that lives as long as this; kernels write it as a whole.
         Defect::decode(unsafe { self.on_host.read_volatile() })
+    }
+}
+
+impl std::fmt::Debug for DefectWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DefectWord({:?})", self.read())
     }
 }
 

@@ -11,7 +11,7 @@ use super::event::EventPool;
 use super::modules::{self, Source};
 use super::options::KernelCache;
 use super::product::Products;
-use super::{CudaError, attention};
+use super::{CudaError, attention, part};
 
 /// What the driver says of a card.
 #[derive(Clone, Debug)]
@@ -26,6 +26,9 @@ pub(crate) struct Properties {
 
 pub(crate) struct Context {
     raw: sys::CUcontext,
+    device: sys::CUdevice,
+    /// What parts are made of; cut when the first one is.
+    groups: Mutex<Option<Arc<[sys::CUdevResource]>>>,
     properties: Properties,
     nvrtc: (i32, i32),
     cache: Mutex<Option<Arc<dyn KernelCache>>>,
@@ -33,6 +36,8 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<&'static str, LoadedModule>>,
     events: [Arc<EventPool>; 2],
     products: Mutex<Products>,
+    /// Held while a product's algorithm is chosen, so that devices on this card choose alike and one at a time.
+    planning: Mutex<()>,
     attention: Mutex<attention::State>,
 }
 
@@ -162,6 +167,9 @@ impl Context {
         }
         Ok(Context {
             raw,
+            device,
+            groups: Mutex::new(None),
+            planning: Mutex::new(()),
             nvrtc,
             cache: Mutex::new(None),
             modules: Mutex::new(HashMap::new()),
@@ -189,6 +197,25 @@ impl Context {
 
     pub fn products(&self) -> MutexGuard<'_, Products> {
         lock(&self.products)
+    }
+
+    pub fn planning(&self) -> MutexGuard<'_, ()> {
+        lock(&self.planning)
+    }
+
+    pub fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
+    /// The groups of multiprocessors that parts of the card are made of, the same for all.
+    pub fn groups(&self) -> Result<Arc<[sys::CUdevResource]>, CudaError> {
+        let mut groups = lock(&self.groups);
+        if let Some(groups) = &*groups {
+            return Ok(groups.clone());
+        }
+        // SAFETY: the device exists, its context is open.
+        let found = unsafe { part::groups(self.device, self.properties.capability)? };
+        Ok(groups.insert(found.into()).clone())
     }
 
     #[allow(dead_code, reason = "attention's own")]

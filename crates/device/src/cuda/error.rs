@@ -32,6 +32,15 @@ pub enum CudaError {
         device: String,
         capability: (i32, i32),
     },
+    /// Parts that the card cannot be cut in.
+    Parts {
+        device: String,
+        multiprocessors: u32,
+        wanted: Vec<u32>,
+        /// Multiprocessors of a group, and how many of these there are.
+        group: u32,
+        groups: usize,
+    },
     /// A call that failed, with the driver's words.
     Call {
         what: String,
@@ -66,6 +75,12 @@ impl fmt::Display for CudaError {
             CudaError::Architecture { device, capability: (major, minor) } => write!(
                 f,
                 "{device} has compute capability {major}.{minor}, at least 8.0 is needed\n  hint: use the CPU device"
+            ),
+            CudaError::Parts { device, multiprocessors, wanted, group, groups } => write!(
+                f,
+                "{device} cannot be cut in parts of {wanted:?} multiprocessors: of its {multiprocessors}, parts are made of \
+                 {groups} groups of {group}\n  hint: use multiples of {group} that are {} together at most",
+                *group as usize * groups,
             ),
             CudaError::Call { what, error } => write!(f, "{what}: {error}"),
         }

@@ -4,6 +4,9 @@
 //! is CUDA C++ under `kernels/`, compiled by NVRTC for the card that is there and kept in a [`KernelCache`]. Libraries
 //! are opened at run time, so a program with this device in it starts on machines without CUDA.
 //!
+//! Several devices may share a card, each with an arena and two streams of its own. All have the card's one context, so they
+//! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors.
+//!
 //! A kernel's order of additions depends on its shape alone: the same work gives the same bits.
 
 mod backend;
@@ -12,6 +15,8 @@ mod error;
 mod event;
 mod modules;
 mod options;
+mod part;
+mod peer;
 mod report;
 mod rows;
 mod staging;
@@ -29,13 +34,14 @@ mod random;
 mod rotary;
 mod selected_rows;
 
-pub use attention::{CudnnReport, cudnn_report};
-pub(crate) use backend::CudaBackend;
+pub use attention::{CudnnReport, cuda_attention_repeats, cudnn_report};
+pub(crate) use backend::{CudaBackend, DefectWord};
 pub use backend::{CudaMemory, cuda_memory};
 pub use error::CudaError;
 pub(crate) use event::{Moment, SharedEvent};
 pub use modules::{compile_all_kernels, kernel_sources};
 pub use options::{CudaOptions, KernelCache};
+pub use part::{CudaPart, cuda_parts};
 pub use report::{CudaCard, CudaReport, cuda_report};
 pub(crate) use stream::Stream;
 

@@ -34,6 +34,7 @@ sources! {
     LOSS = "loss.cu",
     NORM = "norm.cu",
     OPTIMIZER = "optimizer.cu",
+    PEER = "peer.cu",
     PRODUCT = "product.cu",
     RANDOM = "random.cu",
     ROTARY = "rotary.cu",
@@ -42,7 +43,7 @@ sources! {
 /// What a kernel found wrong with an operand: it writes one word of these three numbers and goes on without the element.
 /// The host looks at the word whenever it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Defect {
+pub(crate) enum Defect {
     /// A column number outside a matrix.
     Column { column: u32, cols: u32 },
     /// A position outside a rotary table.

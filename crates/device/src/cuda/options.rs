@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use super::part::CudaPart;
+
 /// Where compiled kernels and measured choices are kept between runs.
 ///
 /// What it returns is checked before it is used: an entry may be damaged, missing or of another version.
@@ -18,11 +20,13 @@ pub struct CudaOptions {
     pub ordinal: usize,
     /// Bytes of the arena; most of what is free if absent.
     pub memory_bytes: Option<u64>,
+    /// The multiprocessors that its kernels run on; all of the card's if absent.
+    pub part: Option<CudaPart>,
     pub cache: Option<Arc<dyn KernelCache>>,
 }
 
 impl CudaOptions {
     pub fn new(ordinal: usize) -> CudaOptions {
-        CudaOptions { name: format!("cuda{ordinal}"), ordinal, memory_bytes: None, cache: None }
+        CudaOptions { name: format!("cuda{ordinal}"), ordinal, memory_bytes: None, part: None, cache: None }
     }
 }

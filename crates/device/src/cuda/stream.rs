@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::context::Context;
+use super::context::{Context, succeed};
 use super::error::must;
 use super::modules::Source;
+use super::part::GreenContext;
 
 /// One in-order queue of the device. Everything issued to it runs in order, so working memory is shared by all kernels.
 pub(crate) struct Stream {
     raw: sys::CUstream,
+    /// The part of the card that its kernels run on.
+    part: Option<Arc<GreenContext>>,
     context: Arc<Context>,
     /// The address, on the card, of the word that a kernel writes an operand's defect to.
     defects: u64,
@@ -67,14 +70,26 @@ const SCRATCH_STEP_BYTES: u64 = 64 << 20;
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 
 impl Stream {
-    pub fn new(context: Arc<Context>, defects: u64) -> Result<Stream, super::CudaError> {
+    pub fn new(
+        context: Arc<Context>,
+        part: Option<Arc<GreenContext>>,
+        defects: u64,
+    ) -> Result<Stream, super::CudaError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is current on this thread.
-        let result = unsafe { sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
-        if result != sys::CUresult::CUDA_SUCCESS {
-            return Err(super::CudaError::call("creating a stream", result));
+        match &part {
+            Some(part) => raw = part.stream()?,
+            None => {
+                // SAFETY: the context is current on this thread.
+                let made = unsafe { sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
+                succeed("creating a stream", made)?;
+            }
         }
-        Ok(Stream { raw, context, defects, scratch: 0, scratch_bytes: 0 })
+        Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0 })
+    }
+
+    /// How many multiprocessors its kernels run on, where that is a part of the card.
+    pub(super) fn part_multiprocessors(&self) -> Option<u32> {
+        self.part.as_ref().map(|part| part.multiprocessors())
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {

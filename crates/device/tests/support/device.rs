@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use evenkeel_device::{CpuOptions, CudaError, CudaOptions, Device};
+use evenkeel_device::{CpuOptions, CudaError, CudaOptions, CudaPart, Device, cuda_parts};
 
 /// Whether a card was asked for.
 pub fn on_cuda() -> bool {
@@ -16,11 +16,16 @@ pub fn on_cuda() -> bool {
 
 /// A CPU of so many threads, or a card, which has no threads to choose.
 pub fn device(threads: usize, memory_bytes: u64) -> Device {
+    device_of_rank(0, threads, memory_bytes)
+}
+
+/// The same for one of several ranks.
+pub fn device_of_rank(rank: usize, threads: usize, memory_bytes: u64) -> Device {
     if !on_cuda() {
         let options = CpuOptions { memory_bytes, ..CpuOptions::with_threads(threads) };
         return Device::cpu(&options).expect("a CPU device starts");
     }
-    match Device::cuda(&CudaOptions { memory_bytes: Some(memory_bytes), ..CudaOptions::new(0) }) {
+    match Device::cuda(&CudaOptions { memory_bytes: Some(memory_bytes), part: part(rank), ..CudaOptions::new(0) }) {
         Ok(device) => device,
         // There is nothing that any test of this program could try.
         Err(error @ (CudaError::NoDevice { .. } | CudaError::Missing { .. })) => {
@@ -30,6 +35,14 @@ pub fn device(threads: usize, memory_bytes: u64) -> Device {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Of a card, a rank has its part of `EVENKEEL_TEST_PARTS`, such as `40,40,24,16` multiprocessors; without it all share the card.
+fn part(rank: usize) -> Option<CudaPart> {
+    let sizes = std::env::var("EVENKEEL_TEST_PARTS").ok()?;
+    let sizes: Vec<u32> = sizes.split(',').map(|size| size.parse().expect("a number of multiprocessors")).collect();
+    let parts = cuda_parts(0, &sizes).unwrap_or_else(|error| panic!("{error}"));
+    Some(parts[rank % parts.len()].clone())
 }
 
 /// Devices of every kind that must agree to the bit: CPUs of one, two and three threads; the same card twice.

@@ -1,11 +1,13 @@
 //! `evenkeel bench step --device cuda`: whole training steps on a card, of models that PyTorch is measured on, too.
 
+mod ranks;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime};
-use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_train::{AdamWOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
@@ -60,6 +62,22 @@ impl Preset {
         }
     }
 
+    fn model(self) -> Result<Model, Mistake> {
+        let model = Model::from_json(&self.config());
+        let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name()), hint: None })?;
+        Ok(model.for_device(DeviceKind::Cuda))
+    }
+
+    fn trainer_options(self) -> TrainerOptions {
+        TrainerOptions {
+            optimizer: Some(AdamWOptions::default()),
+            label_smoothing: 0.0,
+            arrangement: Arrangement::of(NONE),
+            longest: self.batch().1.unwrap_or(1),
+            dropout_seed: 0,
+        }
+    }
+
     /// Sequences of tokens, or images if they have none.
     fn batch(self) -> (usize, Option<usize>) {
         match self {
@@ -98,6 +116,8 @@ pub struct Options<'a> {
     pub steps: usize,
     pub breakdown: bool,
     pub json: bool,
+    pub cut: Cut,
+    pub virtual_gpus: Vec<u32>,
 }
 
 /// What the card is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
@@ -110,22 +130,16 @@ pub fn run(options: &Options) -> Result<String, Failure> {
 }
 
 fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
+    if options.cut.weights.len() > 1 || !options.virtual_gpus.is_empty() {
+        return ranks::measure(preset, options);
+    }
     let begin = Instant::now();
     let config = preset.config();
-    let model = Model::from_json(&config)
-        .map_err(|error| Mistake { what: format!("{}: {error}", preset.name()), hint: None })?
-        .for_device(DeviceKind::Cuda);
+    let model = preset.model()?;
     let device = device::start_cuda(0)?;
     let (count, sequence) = preset.batch();
     let parameters = Parameters::random(&model, options.precision.into(), Split::NONE, 0, device.compute());
-    let trainer_options = TrainerOptions {
-        optimizer: Some(AdamWOptions::default()),
-        label_smoothing: 0.0,
-        arrangement: Arrangement::of(NONE),
-        longest: sequence.unwrap_or(1),
-        dropout_seed: 0,
-    };
-    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, trainer_options);
+    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options());
     // Two batches in turn, on the card beforehand, as PyTorch's are: loading data is not what is timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use evenkeel_device::kernel::{Copy, Kernel, Order, Placement, Product, RandomNormal};
-use evenkeel_device::{DType, Device, DeviceKind, KernelTime, Tensor};
+use evenkeel_device::{DType, Device, DeviceKind, KernelTime, Tensor, Usage};
 
 use crate::text;
 
@@ -51,13 +51,19 @@ impl Launches {
 
 /// Operations per second of a large product: what this machine has, measured in some milliseconds.
 pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
-    // A card has more multiprocessors than a small product has tiles.
-    let dims = if device.kind() == DeviceKind::Cuda { [8192; 3] } else { PEAK.dims };
+    let dims = if device.kind() == DeviceKind::Cuda { [card_side(&device.usage()); 3] } else { PEAK.dims };
     let probe = Probe::of_product(device, Shape { dims, ..PEAK }, dtype);
     // Of many, since others may be using the machine.
     let times = (0..5).flat_map(|_| probe.measure(device));
     let best = times.min().expect("several runs");
     probe.work as f64 / best.as_secs_f64()
+}
+
+/// A card has more multiprocessors than a small product has tiles, but a rank that shares one may have little memory left.
+fn card_side(usage: &Usage) -> usize {
+    let room_bytes = usage.capacity_bytes.saturating_sub(usage.live_bytes);
+    let bytes = |side: usize| (3 * side * side * size_of::<f32>()) as u64;
+    [8192, 4096, 2048].into_iter().find(|&side| bytes(side) <= room_bytes / 2).unwrap_or(1024)
 }
 
 /// Runs steps and limits in turns, and prints the table of the steps' kernels.

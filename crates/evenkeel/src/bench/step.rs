@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_model::{Model, Parameters};
+use evenkeel_device::MOST_PEERS;
+use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
 
@@ -10,7 +11,7 @@ use super::llama::Llama;
 use super::{between, cuda, roofline};
 use crate::device::Kind;
 use crate::launch::{Launch, check_memory};
-use crate::{Failure, process, text};
+use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -33,6 +34,12 @@ pub struct Arguments {
     /// Ranks that share every layer, each with its part of the threads.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     tp: usize,
+    /// The share of the work that each of these ranks gets, such as 2,1; equal by default.
+    #[arg(long, value_delimiter = ',', value_name = "WEIGHT")]
+    tp_weights: Vec<f64>,
+    /// With --device cuda: the multiprocessors that each of these ranks has for itself, such as 64,56; all share all by default.
+    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
+    virtual_gpus: Vec<u32>,
     /// Leave the residual stream whole on every rank instead of splitting it by tokens.
     #[arg(long)]
     whole_stream: bool,
@@ -60,9 +67,40 @@ impl Arguments {
     fn trainer_options(&self) -> TrainerOptions {
         self.llama.trainer_options(Arrangement::of(if self.recompute { OASES } else { NONE }))
     }
+
+    fn cut(&self) -> Cut {
+        let weights = if self.tp_weights.is_empty() { vec![1.0; self.tp] } else { self.tp_weights.clone() };
+        Cut { split_sequence: self.tp > 1 && !self.whole_stream, ..Cut::weighted(weights) }
+    }
+
+    /// What is given for each rank is given for all.
+    fn check_ranks(&self) -> Result<(), Mistake> {
+        let mistake = |what: String, hint: &str| Err(Mistake { what, hint: Some(hint.to_owned()) });
+        let on_card = self.device == Kind::Cuda;
+        for (name, count) in [("--tp-weights", self.tp_weights.len()), ("--virtual-gpus", self.virtual_gpus.len())] {
+            if count > 0 && count != self.tp {
+                return mistake(format!("{name} has {count} numbers, --tp is {}", self.tp), "give one for each rank");
+            }
+        }
+        if self.tp_weights.iter().any(|weight| !weight.is_finite() || *weight <= 0.0) {
+            return mistake(format!("--tp-weights are {:?}", self.tp_weights), "use numbers above 0");
+        }
+        if !on_card && !self.virtual_gpus.is_empty() {
+            return mistake("--virtual-gpus are parts of a card".to_owned(), "use --device cuda, too");
+        }
+        if on_card && (self.dp > 1 || self.zero > 0) {
+            return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
+        }
+        if on_card && self.tp > MOST_PEERS {
+            let what = format!("--tp is {}, a card is shared by {MOST_PEERS} ranks at most", self.tp);
+            return mistake(what, "use fewer");
+        }
+        Ok(())
+    }
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    arguments.check_ranks()?;
     if arguments.device == Kind::Cuda {
         return cuda::run(&cuda::Options {
             presets: if arguments.model.is_empty() { &cuda::Preset::ALL } else { &arguments.model },
@@ -71,12 +109,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             steps: arguments.steps,
             breakdown: arguments.roofline,
             json: arguments.json,
+            cut: arguments.cut(),
+            virtual_gpus: arguments.virtual_gpus.clone(),
         });
     }
     arguments.llama.check_shares(arguments.dp)?;
     let model = arguments.llama.model()?;
     let mut launch = Launch::even(arguments.dp, arguments.tp, arguments.threads);
-    launch.cut.split_sequence = arguments.tp > 1 && !arguments.whole_stream;
+    launch.cut = arguments.cut();
     launch.zero = arguments.zero;
     let shards = model.cut(&launch.cut)?;
     let blank = arguments.llama.blank(&model, arguments.dp);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use evenkeel_balance::Mode;
+use evenkeel_device::MOST_PEERS;
 
 use super::raw::RawConfig;
 use super::settings::{Architecture, DataSource, DeviceKind, LrDecay, RecordFormat, Schedule, Settings};
@@ -281,18 +282,31 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// What a card has nothing to do with, or cannot do yet.
+/// What a card has nothing to do with, or cannot do.
 fn check_device(raw: &mut RawConfig, settings: &Settings) {
+    let (parallel, parts) = (&settings.parallel, settings.device.virtual_gpus.len());
+    let ranks = parallel.dp * parallel.tp;
     if settings.device.kind != DeviceKind::Cuda {
+        if parts > 0 {
+            let what = "`device.virtual_gpus` are parts of a GPU, but `device.kind` is \"cpu\"".to_owned();
+            let hint = "set device.kind = \"cuda\", or parallel.cores_per_rank";
+            raw.note_contradiction(&["device.virtual_gpus", "device.kind"], what, Some(hint));
+        }
         return;
     }
-    let parallel = &settings.parallel;
-    for (key, ranks) in [("parallel.tp", parallel.tp), ("parallel.dp", parallel.dp)] {
-        if ranks > 1 {
-            let what = format!("`{key}` is {ranks}, but `device.kind` is \"cuda\", which has one rank");
-            let hint = "leave it out, or compute on the cores with device.kind = \"cpu\"";
-            raw.note_contradiction(&[key, "device.kind"], what, Some(hint));
-        }
+    if parts > 0 && parts != ranks {
+        let what = format!("`device.virtual_gpus` has {parts} parts, but there {} (dp × tp)", count_of_ranks(ranks));
+        let keys = ["device.virtual_gpus", "parallel.tp", "parallel.dp"];
+        raw.note_contradiction(&keys, what, Some("give one for each rank"));
+    }
+    if ranks > MOST_PEERS {
+        let what = format!("there are {ranks} ranks (dp × tp), but a GPU is shared by {MOST_PEERS} at most");
+        let hint = "use fewer, or compute on the cores with device.kind = \"cpu\"";
+        raw.note_contradiction(&["parallel.tp", "parallel.dp", "device.kind"], what, Some(hint));
+    }
+    if parallel.link_gb_per_s.is_some() {
+        let what = "`parallel.link_gb_per_s` is emulated between ranks on a CPU's cores, but `device.kind` is \"cuda\"";
+        raw.note_contradiction(&["parallel.link_gb_per_s", "device.kind"], what.to_owned(), None);
     }
     let of_cores = [
         ("device.threads", settings.device.threads.is_some()),
@@ -355,6 +369,10 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
         "bytes" => TokenizerSource::Bytes,
         path => TokenizerSource::Path(PathBuf::from(path)),
     })
+}
+
+fn count_of_ranks(ranks: usize) -> String {
+    if ranks == 1 { "is one rank".to_owned() } else { format!("are {ranks} ranks") }
 }
 
 fn list(keys: &[&str]) -> String {

@@ -92,6 +92,7 @@ pub enum Kind {
     Texts,
     Paths,
     Numbers(Bounds),
+    WholeNumbers(Bounds),
     Choice(&'static [&'static str]),
 }
 
@@ -102,7 +103,7 @@ impl Kind {
     }
 
     pub fn is_list(self) -> bool {
-        matches!(self, Kind::Texts | Kind::Paths | Kind::Numbers(_))
+        matches!(self, Kind::Texts | Kind::Paths | Kind::Numbers(_) | Kind::WholeNumbers(_))
     }
 
     /// For `expected …` in a message.
@@ -127,6 +128,7 @@ impl fmt::Display for Kind {
             Kind::Texts => out.write_str("list of texts"),
             Kind::Paths => out.write_str("list of paths"),
             Kind::Numbers(bounds) => write!(out, "list of numbers{bounds}"),
+            Kind::WholeNumbers(bounds) => write!(out, "list of whole numbers{bounds}"),
             Kind::Choice(names) => {
                 let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
                 out.write_str(&quoted.join(", "))
@@ -248,6 +250,7 @@ impl<T: Setting> Setting for Vec<T> {
         match T::kind(bounds) {
             Kind::Path => Kind::Paths,
             Kind::Number(bounds) => Kind::Numbers(bounds),
+            Kind::Whole(bounds) => Kind::WholeNumbers(bounds),
             _ => Kind::Texts,
         }
     }

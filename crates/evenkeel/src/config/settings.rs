@@ -247,8 +247,11 @@ settings! {
 
     /// The machine.
     [device] Device {
-        /// What computes: the machine's cores, or an NVIDIA GPU, which one rank has for itself.
+        /// What computes: the machine's cores, or an NVIDIA GPU, which up to 16 ranks share.
         kind: DeviceKind = DeviceKind::Cpu;
+        /// The multiprocessors of the GPU that each rank has for itself, such as [40, 40, 24, 16]; all ranks share all of them if
+        /// not set. Of an H200, multiples of 8 that are 120 together at most.
+        virtual_gpus: Vec<u32> = Vec::new(), from(1).to(65536);
         /// Threads that compute; all cores if not set.
         threads: Option<usize>, from(1).to(4096);
     }

@@ -6,7 +6,7 @@ mod device;
 
 use std::path::{Path, PathBuf};
 
-pub use device::{device, on_cuda};
+pub use device::{device, device_of_rank, on_cuda};
 
 /// Where cargo runs the tests, or where a bundle was unpacked: `run-gpu-tests.sh` says so.
 pub fn golden() -> PathBuf {

@@ -1,25 +1,36 @@
 //! Golden models and batches for them.
 
-#![allow(dead_code, reason = "every test file uses its own part")]
+#![allow(dead_code, unused_imports, reason = "every test file uses its own part")]
+
+#[path = "../../../device/tests/support/device.rs"]
+mod under_test;
 
 pub mod ranks;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
 use evenkeel_step::schedule::PartSize;
 use evenkeel_store::Folder;
 
+pub use under_test::on_cuda;
+
 pub fn golden(case: &str) -> Folder {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
-    Folder::open(path).expect("golden folders are sound")
+    // Where cargo runs the tests, or where a bundle was unpacked.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
+    Folder::open(Path::new(&package).join("../../golden").join(case)).expect("golden folders are sound")
 }
 
-pub fn cpu(threads: usize) -> Device {
-    let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) };
-    Device::cpu(&options).expect("a CPU device starts")
+/// A device of one thread for a rank.
+pub fn device(rank: usize) -> Device {
+    under_test::device_of_rank(rank, 1, 1 << 30)
+}
+
+/// A device for one rank alone.
+pub fn device_of(threads: usize) -> Device {
+    under_test::device(threads, 1 << 30)
 }
 
 /// Sequences of a micro-batch.

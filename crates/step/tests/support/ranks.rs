@@ -13,7 +13,7 @@ use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
-use super::{cpu, golden, parts, sizes};
+use super::{device, device_of, golden, on_cuda, parts, sizes};
 
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.05 };
 /// Relative by norm: what is promised of f32.
@@ -114,7 +114,7 @@ impl From<Arrangement> for Way {
 }
 
 pub fn on_one_rank(origin: &(impl Origin + ?Sized), dtype: DType) -> Outcome {
-    run(&[origin.model()], None, origin, &Communicator::dry(0, 1), &cpu(1), dtype, Arrangement::default().into())
+    run(&[origin.model()], None, origin, &Communicator::dry(0, 1), &device_of(1), dtype, Arrangement::default().into())
 }
 
 pub fn on_ranks(
@@ -138,7 +138,7 @@ pub fn on_working_ranks(
 ) -> Vec<Outcome> {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
     let outcomes = run_ranks(way.dp * shards.len(), options, |communicator| {
-        run(&shards, work, origin, &communicator, &cpu(1), dtype, way)
+        run(&shards, work, origin, &communicator, &device(communicator.rank()), dtype, way)
     });
     outcomes.expect("no rank fails")
 }
@@ -362,7 +362,10 @@ pub fn compare_rank_by_rank(what: &str, ours: &[Outcome], theirs: &[Outcome], to
     for (rank, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let error = distance(&ours.losses, &theirs.losses) / norm(theirs.losses.iter().copied());
         assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
-        assert_eq!(ours.evaluated, theirs.evaluated, "{what}, rank {rank}: evaluation is the same");
+        // On a card, the bits of a row depend on how many there are: products choose their kernels by that.
+        let error = distance(&ours.evaluated, &theirs.evaluated) / norm(theirs.evaluated.iter().copied());
+        let allowed = if on_cuda() { tolerance } else { 0.0 };
+        assert!(error <= allowed, "{what}, rank {rank}: evaluation is off by {error:e}");
         for ((spec, _, gradient), (_, _, expected)) in ours.gradients.iter().zip(&theirs.gradients) {
             let (error, size) = (distance(gradient, expected), norm(expected.iter().copied()));
             let name = &spec.name;

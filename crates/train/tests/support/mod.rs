@@ -2,14 +2,25 @@
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+#[path = "../../../device/tests/support/device.rs"]
+mod under_test;
+
+use std::path::{Path, PathBuf};
+
 use evenkeel_comm::{Options, RankFailure};
-use evenkeel_device::{CpuOptions, DType, Device, Queue};
+use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{Cut, Model, ParamId, Parameters, Sharing, Split};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
-    Device::cpu(&CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(threads) }).unwrap()
+    under_test::device(threads, 1 << 30)
+}
+
+/// A golden folder, where cargo runs the tests or where a bundle was unpacked.
+pub fn golden(case: &str) -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
+    Path::new(&package).join("../../golden").join(case)
 }
 
 /// Where ranks stand and what of their state is split.
@@ -37,7 +48,8 @@ pub fn start_on(
     let mesh = Mesh { dp: topology.dp, tp: shards.len() };
     let threads = 3 - mesh.ranks().min(2);
     Ranks::start(mesh.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
-        let (device, rank) = (device(threads), communicator.rank());
+        let rank = communicator.rank();
+        let device = under_test::device_of_rank(rank, threads, 1 << 30);
         let split = Split::zero(zero, mesh.share(rank), mesh.dp);
         let parameters = parameters(&shards[mesh.shard(rank)], split, device.compute());
         Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))

@@ -144,7 +144,7 @@ fn kept_before_gelu(product: &Product) -> Option<View> {
 /// its activation into `sums`.
 fn attempt(product: &Product, sums: View, choice: Bias, before: Option<View>, stream: &mut Stream) -> bool {
     let (context, bias) = (stream.context().clone(), product.bias);
-    let key = PlanKey::of(product, sums, choice, before);
+    let key = PlanKey::of(product, sums, choice, before, stream.part_multiprocessors());
     let Some(plan) = plan::find(key, product, sums, bias, stream) else { return false };
     let bias_address = match (choice, bias) {
         (Bias::None, _) | (_, None) => 0,

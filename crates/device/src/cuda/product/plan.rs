@@ -35,10 +35,18 @@ pub(super) struct PlanKey {
     bias: Bias,
     /// Of the sums that are kept before GELU, by the hyperbolic tangent, follows; none where nothing follows.
     before_stride: Option<usize>,
+    /// Where they are not all that the card has.
+    multiprocessors: Option<u32>,
 }
 
 impl PlanKey {
-    pub fn of(product: &Product, sums: View, bias: Bias, before: Option<View>) -> PlanKey {
+    pub fn of(
+        product: &Product,
+        sums: View,
+        bias: Bias,
+        before: Option<View>,
+        multiprocessors: Option<u32>,
+    ) -> PlanKey {
         let views = [product.a, product.b, sums];
         PlanKey {
             order: [product.order == Order::TN, product.order == Order::NT],
@@ -51,6 +59,7 @@ impl PlanKey {
             accumulate: product.accumulate,
             bias,
             before_stride: before.map(|before| before.stride.max(before.cols)),
+            multiprocessors,
         }
     }
 
@@ -60,9 +69,10 @@ impl PlanKey {
     }
 }
 
-/// The largest power of two up to 256 that divides the address.
+/// The largest power of two up to 16, which is what kernels read at once, that divides the address. An arena's blocks begin at
+/// multiples of it, so where one happens to lie changes no choice and no bits: ranks that compute the same agree.
 fn alignment(address: u64) -> u32 {
-    1 << address.trailing_zeros().min(8)
+    1 << address.trailing_zeros().min(4)
 }
 
 /// Memory that a product needs: the library's, and a copy of the bias.
@@ -113,6 +123,11 @@ pub(super) fn find(
     stream: &mut Stream,
 ) -> Option<Arc<Plan>> {
     let context = stream.context().clone();
+    if let Some(plan) = context.products().plans.get(&key) {
+        return plan.clone();
+    }
+    // Another device may come to the same product: what it computes must have the same bits, so one choice is made for both.
+    let _alone = context.planning();
     if let Some(plan) = context.products().plans.get(&key) {
         return plan.clone();
     }
@@ -257,6 +272,9 @@ impl Plan {
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(key.order[1]))?;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(key.order[0]))?;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+            if let Some(multiprocessors) = key.multiprocessors {
+                plan.set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors as i32)?;
+            }
             if plan.has_bias {
                 let bias = if key.bias == Bias::F32 { DType::F32 } else { DType::Bf16 };
                 plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(bias))?;
@@ -409,8 +427,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_addresss_alignment_is_its_largest_power_of_two() {
-        for (address, expected) in [(0, 256), (2, 2), (4096, 256), (4096 + 16, 16), (4096 + 6, 2)] {
+    fn an_addresss_alignment_is_its_largest_power_of_two_that_matters() {
+        for (address, expected) in [(0, 16), (2, 2), (4096, 16), (4096 + 64, 16), (4096 + 8, 8), (4096 + 6, 2)] {
             assert_eq!(alignment(address), expected, "{address}");
         }
     }

@@ -1,0 +1,86 @@
+//! The same steps by several ranks that share the card, whole or in parts.
+
+use std::time::{Duration, Instant};
+
+use evenkeel_device::DeviceKind;
+use evenkeel_model::Parameters;
+use evenkeel_train::{Trainer, costs};
+use serde_json::json;
+
+use super::{LR, Options, Preset};
+use crate::launch::Launch;
+use crate::{Failure, text};
+
+const HINT: &str = "use fewer ranks, or a smaller --model";
+
+pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
+    let (model, tp) = (preset.model()?, options.cut.weights.len());
+    let launch = Launch {
+        kind: DeviceKind::Cuda,
+        cut: options.cut.clone(),
+        virtual_gpus: options.virtual_gpus.clone(),
+        ..Launch::even(1, tp, None)
+    };
+    let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
+    let micros = [preset.samples(&preset.config(), 0)];
+    launch.check_memory(&costs(&shards, launch.mesh(), 0, preset.trainer_options(), dtype, &micros), 0, HINT)?;
+    let ranks = launch.start(shards, preset.trainer_options(), move |shard, split, queue| {
+        Ok(Parameters::random(shard, dtype, split, 0, queue))
+    })?;
+    let (warmup, steps) = (options.warmup, options.steps);
+    let ran = ranks.each(move |trainer| run(trainer, preset, warmup, steps))?;
+    let ran = ran.into_iter().collect::<Result<Vec<Ran>, _>>()?;
+    // A step has ended when it has on every rank.
+    let slowest = |step: usize| ran.iter().map(|ran| ran.times[step]).max().expect("there are ranks").as_secs_f64();
+    let mut times: Vec<f64> = (0..steps).map(slowest).collect();
+    times.sort_by(f64::total_cmp);
+    let (median, (count, sequence)) = (times[times.len() / 2], preset.batch());
+    let per_s = (count * sequence.unwrap_or(1)) as f64 / median;
+    let unit = if sequence.is_some() { "tokens" } else { "images" };
+    let peaks: Vec<u64> = ran.iter().map(|ran| ran.peak_bytes).collect();
+    let [first_loss, last_loss] = ran[0].losses;
+    if options.json {
+        let json = json!({
+            "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
+            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": times[0], "per_s": per_s,
+            "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
+        });
+        return Ok(json.to_string());
+    }
+    let parts = match &launch.virtual_gpus[..] {
+        [] => "the whole card".to_owned(),
+        parts => format!("{parts:?} multiprocessors"),
+    };
+    let peaks: Vec<String> = peaks.into_iter().map(text::bytes).collect();
+    Ok(format!(
+        "{:8} {:9.2} ms/step {per_s:10.0} {unit}/s  tp {tp} by {:?} on {parts}  peak {}  loss {first_loss:.3} → {last_loss:.3}",
+        preset.name(),
+        median * 1e3,
+        launch.cut.weights,
+        peaks.join(" + "),
+    ))
+}
+
+/// What one rank saw.
+struct Ran {
+    times: Vec<Duration>,
+    /// Of the first step, and of the last.
+    losses: [f64; 2],
+    peak_bytes: u64,
+}
+
+fn run(trainer: &mut Trainer, preset: Preset, warmup: usize, steps: usize) -> Result<Ran, evenkeel_train::Error> {
+    let config = preset.config();
+    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, step)]));
+    let mut prepared = prepared.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let (mut times, mut losses) = (Vec::new(), [0.0; 2]);
+    for number in 0..warmup + steps {
+        let start = Instant::now();
+        let outcome = trainer.prepared_step(&mut prepared[number % 2], LR);
+        // The update is still on its way when the loss is known.
+        trainer.device.compute().finish();
+        times.push(start.elapsed());
+        losses[usize::from(number > 0)] = outcome.loss;
+    }
+    Ok(Ran { times: times.split_off(warmup), losses, peak_bytes: trainer.device.usage().peak_bytes })
+}
