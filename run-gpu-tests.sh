@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of a bundle (see bundle.sh) on this machine's GPU. Arguments choose programs by name; none means all.
-# LOGS names a folder for their output, LIMIT_S how long a program may take. `run-gpu-tests.sh -- COMMAND …` runs a command with the same libraries instead.
+# LOGS names a folder for their output, LIMIT_S how long a program may take. `run-gpu-tests.sh -- COMMAND …` runs a command with
+# the same libraries instead.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 logs=${LOGS:-$here/logs}

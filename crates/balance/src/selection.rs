@@ -1,5 +1,7 @@
 //! Which input columns of a linear layer a slow rank still computes with.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 /// How the columns to keep are chosen.
@@ -62,7 +64,7 @@ impl Scores {
 
     /// The `count` columns with the highest scores, in ascending order; of equal ones, those that come first.
     pub fn highest(&self, count: usize) -> Vec<u32> {
-        highest(&self.0, count)
+        highest(&self.0, count, f32::total_cmp)
     }
 }
 
@@ -70,17 +72,14 @@ impl Scores {
 pub fn random_columns(seed: u64, layer: u64, period: u64, inputs: usize, count: usize) -> Vec<u32> {
     let key = [seed, layer, period].into_iter().fold(0, |key, part| mixed(key ^ part));
     let numbers: Vec<u64> = (0..inputs as u64).map(|column| mixed(key.wrapping_add(column))).collect();
-    highest(&numbers, count)
+    highest(&numbers, count, u64::cmp)
 }
 
-fn highest<T: PartialOrd>(numbers: &[T], count: usize) -> Vec<u32> {
+fn highest<T>(numbers: &[T], count: usize, compare: impl Fn(&T, &T) -> Ordering) -> Vec<u32> {
     assert!(count <= numbers.len(), "{count} of {} columns", numbers.len());
     let mut columns: Vec<u32> = (0..numbers.len() as u32).collect();
-    // Stable, so that equal ones stay in the order of their places. What cannot be compared counts as equal.
-    columns.sort_by(|&a, &b| {
-        let (a, b) = (&numbers[a as usize], &numbers[b as usize]);
-        b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal)
-    });
+    // Stable, so that equal ones stay in the order of their places.
+    columns.sort_by(|&a, &b| compare(&numbers[b as usize], &numbers[a as usize]));
     columns.truncate(count);
     columns.sort_unstable();
     columns

@@ -7,15 +7,13 @@
 
 use crate::fill::fill;
 use crate::observation::{Class, Dim, Division};
-use crate::target::{Rules, Target, migrated, straggles};
+use crate::target::{LEAST_GAMMA, Rules, Target, migrated, straggles};
 use crate::watch::Speeds;
 
 /// Guesses between leaving out nothing and all that is allowed: more make a decision among many ranks take milliseconds.
 const GUESSES: usize = 8;
 /// So much of a step's time is not worth leaving out more.
 const ABOUT: f64 = 1.01;
-/// A share to leave out that is less is noise.
-const LEAST_GAMMA: f64 = 0.02;
 
 /// The best of these; without leave to leave anything out, plain migration.
 pub(crate) fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {

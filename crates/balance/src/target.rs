@@ -177,13 +177,15 @@ fn rank_s(speeds: &Speeds, work: &Division, rank: usize) -> f64 {
     Class::ALL.iter().map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
 }
 
+/// A share to leave out that is less is noise.
+pub(crate) const LEAST_GAMMA: f64 = 0.02;
+
 /// The share to leave out so that a rank is done in `pace_s`, up to what is allowed.
 fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f64) -> f64 {
     let resizable = Class::ALL.iter().filter(|class| class.is_resizable());
     let products_s: f64 = resizable.map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum();
     let excess = (rank_s(speeds, work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
-    // A few in a hundred are noise.
-    if excess > 0.02 { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
+    if excess > LEAST_GAMMA { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
 }
 
 #[cfg(test)]

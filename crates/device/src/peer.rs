@@ -4,7 +4,7 @@
 
 use crate::{DType, host};
 
-/// The most devices whose memory one sum reads or writes on a card.
+/// The most devices whose memory one sum reads or writes on a card; also in cuda/kernels/peer.cu.
 pub const MOST_PEERS: usize = 16;
 
 /// What is done, with addresses as [`View::address`](crate::View::address) gives them.

@@ -63,7 +63,8 @@ pub(crate) trait Backend: Send + Sync {
     }
 }
 
-/// Says whether a device still runs what it is given. It keeps nothing of the device alive.
+/// Says whether a device still runs what it is given. It keeps a card's context alive and the word that its kernels
+/// report to, no queue and no other memory.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     told: Arc<OnceLock<String>>,

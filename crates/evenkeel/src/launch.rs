@@ -85,6 +85,11 @@ impl Launch {
         self.mesh().ranks()
     }
 
+    /// Whether a rank can be timed while the others work: those that share a card's multiprocessors take turns on them.
+    pub fn keeps_ranks_apart(&self) -> bool {
+        self.kind == DeviceKind::Cpu || !self.virtual_gpus.is_empty()
+    }
+
     /// For the line that begins a run: nothing where there is one rank.
     pub fn describe(&self) -> String {
         let Mesh { dp, tp } = self.mesh();

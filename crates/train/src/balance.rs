@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::{Balancer, Decision, Dim, Division, Mode, Observation, Options, Prospect, Rules, Target};
-use evenkeel_device::Usage;
+use evenkeel_device::{DeviceKind, Usage};
 use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths};
 use evenkeel_step::Mesh;
 
@@ -160,12 +160,17 @@ impl Balance {
 
     /// Has the limits of widths follow from how full each rank's memory was.
     fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        let usages = ranks.each(|trainer| trainer.device.usage())?;
+        // A card's memory is divided among its ranks; those on cores each reserve what all of them share.
+        let ranks_on_cores = self.mesh.ranks() as f64;
+        let usages = ranks.each(move |trainer| {
+            let sharing = if trainer.device.kind() == DeviceKind::Cpu { ranks_on_cores } else { 1.0 };
+            (trainer.device.usage(), sharing)
+        })?;
         let growth = |shard: usize| {
             let own = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard).map(|rank| usages[rank]);
-            // Ranks are threads of one process, whose machine they share.
-            let capacity = |usage: &Usage| usage.capacity_bytes as f64 / self.mesh.ranks() as f64;
-            own.map(|usage| capacity(&usage) / usage.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min)
+            let growth =
+                |(usage, sharing): (Usage, f64)| usage.capacity_bytes as f64 / sharing / usage.peak_bytes.max(1) as f64;
+            own.map(growth).fold(f64::INFINITY, f64::min)
         };
         let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
         let work = self.balancer.now.work.clone();

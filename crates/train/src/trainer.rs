@@ -300,10 +300,8 @@ impl Trainer {
         self.groups = join(&self.communicator, &self.chains[self.rank].groups);
         (self.model, self.keeping) = (model, keeping);
         self.shards = shards.to_vec();
-        self.compute_with(None);
         self.gather_values();
-        // From here on the peak is that of these shards.
-        self.device.reset_peak();
+        self.compute_with(None);
     }
 
     /// Moves what is kept to where it is kept from here on.
@@ -366,6 +364,8 @@ impl Trainer {
             resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
         }
         self.sizes.clear();
+        // From here on the peak is that of what this rank works on now.
+        self.device.reset_peak();
     }
 
     pub fn rank(&self) -> usize {

@@ -6,7 +6,7 @@ use super::rows::dtype_name;
 use super::stream::{Shape, arguments};
 use crate::{DType, MOST_PEERS, PeerWork};
 
-/// The argument of the kernels that sum.
+/// The argument of the kernels that sum, as in kernels/peer.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Sum {

@@ -92,6 +92,11 @@ impl Stream {
         self.part.as_ref().map(|part| part.multiprocessors())
     }
 
+    /// How many multiprocessors its kernels run on.
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.part_multiprocessors().unwrap_or(self.context.properties().multiprocessors)
+    }
+
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }

@@ -30,17 +30,24 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     })?;
     let queue = device.compute();
     let [a, b, out] = [(); 3].map(|()| queue.zeros(SIZE, SIZE, DType::F32));
-    let (said, orders) = mpsc::channel();
-    std::thread::spawn(move || {
+    let (said, orders) = mpsc::sync_channel(1);
+    let reader = std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
         let lines = std::io::stdin().lock().lines().map_while(Result::ok);
         lines.map_while(|line| said.send(line == WORK).ok()).for_each(drop);
     });
+    let reader = reader.map_err(|error| {
+        Failure::Fault(Mistake { what: format!("a thread cannot be started: {error}"), hint: None })
+    })?;
     let mut works = true;
     loop {
         let order = if works { orders.try_recv() } else { orders.recv().map_err(|_| TryRecvError::Disconnected) };
         match order {
             Ok(order) => works = order,
-            Err(TryRecvError::Disconnected) => return Ok(String::new()),
+            Err(TryRecvError::Disconnected) => {
+                // The standard input has ended, and the reader with it.
+                let _ = reader.join();
+                return Ok(String::new());
+            }
             Err(TryRecvError::Empty) => {
                 queue.launch(Product::new(Order::NN, &a, &b, &out));
                 queue.finish();

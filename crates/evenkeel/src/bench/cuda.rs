@@ -12,7 +12,7 @@ use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_train::{AdamWOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
-use super::Precision;
+use super::{Precision, median};
 use crate::{Failure, Mistake, device, text};
 
 /// A model and the step that is timed.
@@ -164,8 +164,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         times.push(time.as_secs_f64());
         loss = new_loss;
     }
-    times.sort_by(f64::total_cmp);
-    let median = times[times.len() / 2];
+    let median = median(times.iter().copied());
     let units = (count * sequence.unwrap_or(1)) as f64;
     let unit = if sequence.is_some() { "tokens" } else { "images" };
     let peak_bytes = device.usage().peak_bytes;

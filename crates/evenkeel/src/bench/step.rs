@@ -91,6 +91,9 @@ impl Arguments {
         if on_card && (self.dp > 1 || self.zero > 0) {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
         }
+        if on_card && self.roofline && (self.tp > 1 || !self.virtual_gpus.is_empty()) {
+            return mistake("--roofline is of a card with one rank".to_owned(), "leave out --tp and --virtual-gpus");
+        }
         if on_card && self.tp > MOST_PEERS {
             let what = format!("--tp is {}, a card is shared by {MOST_PEERS} ranks at most", self.tp);
             return mistake(what, "use fewer");

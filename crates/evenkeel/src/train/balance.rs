@@ -40,7 +40,7 @@ pub fn start(
                 None => said = Some("the checkpoint's widths do not fit in memory: work is divided anew".to_owned()),
             }
         }
-        _ if settings.balance.calibrate && settings.parallel.tp_weights.is_empty() => {
+        _ if settings.balance.calibrate && settings.parallel.tp_weights.is_empty() && launch.keeps_ranks_apart() => {
             said = calibrate(model, launch, &mut cut, ranks, flops_per_s, fits)?;
         }
         _ => (),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use evenkeel_device::DeviceKind;
 use evenkeel_model::{Model, Sampling, Split};
 use evenkeel_store::Folder;
 use evenkeel_train::checkpoint::Saver;
@@ -81,9 +82,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let slowed = Straggler::factors(&stragglers, launch.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
+    let capacities = ranks.each(|trainer| trainer.device.usage().capacity_bytes)?;
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, &launch, options);
-        launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT).is_ok()
+        match launch.kind {
+            DeviceKind::Cpu => launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT).is_ok(),
+            // Each rank has taken its share of the card by now.
+            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.peak_bytes <= capacity),
+        }
     };
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;

@@ -108,9 +108,12 @@ impl Remembered {
             let snapshot = intake.weights.iter().map(whole).collect::<Result<Option<Vec<_>>, Error>>()?;
             let (spec, held) = first_outputs(model, intake);
             let of_columns = |kind| held.as_ref().map_or(Ok(None), |held| read(kind, spec, held));
+            // A change is a sum of distances.
+            let are_changes = |scores: &Vec<f32>| scores.iter().all(|score| score.is_finite() && *score >= 0.0);
+            let scores = of_columns(SCORES)?.filter(are_changes);
             let was_kept = of_columns(KEPT)?.map(|kept| kept.iter().map(|&kept| kept != 0.0).collect());
             Ok(Columns {
-                scores: of_columns(SCORES)?.map(|scores| Scores::of_all(scores.into_iter().map(f64::from).collect())),
+                scores: scores.map(|scores| Scores::of_all(scores.into_iter().map(f64::from).collect())),
                 snapshot,
                 was_kept: was_kept.unwrap_or_else(|| vec![true; intake.inputs]),
             })

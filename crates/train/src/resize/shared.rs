@@ -87,9 +87,12 @@ impl Resizer {
         let intakes: Vec<Vec<Intake>> = home.iter().map(Model::intakes).collect();
         let inputs = |shards: &[Vec<Intake>]| shards.iter().flatten().map(|intake| intake.inputs).sum::<usize>();
         let mut numbers = vec![0.0f32; inputs(&intakes)];
-        let own = self.columns.iter().flat_map(|columns| columns.scores.iter().flat_map(Scores::values));
+        let own = self.columns.iter().flat_map(|columns| match &columns.scores {
+            Some(scores) => scores.values().to_vec(),
+            None => vec![0.0; columns.was_kept.len()],
+        });
         let first = inputs(&intakes[..group.rank()]);
-        numbers[first..].iter_mut().zip(own).for_each(|(number, score)| *number = *score);
+        numbers[first..].iter_mut().zip(own).for_each(|(number, score)| *number = score);
         let (compute, comm) = (device.compute(), device.comm());
         let tensor = compute.floats(1, numbers.len(), DType::F32, &numbers);
         comm.wait(&compute.record());

@@ -133,6 +133,13 @@ fn attend(
     launch.over_segments(parameters, segments, cached, dtype, stream);
 }
 
+/// How many blocks with a segment each are busy on average until the longest segment is done: work grows with the square of a
+/// length.
+fn segments_at_once(segments: &Segments) -> f64 {
+    let squares = || segments.iter().map(|segment| (segment.len() as f64).powi(2));
+    squares().sum::<f64>() / squares().fold(1.0, f64::max)
+}
+
 pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout } = kernel;
     let dtype = q.view.dtype;
@@ -145,8 +152,8 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     let (tokens, group) = (q.tokens(), q.count / k.count);
     let delta_bytes = ((tokens * q.count * size_of::<f32>()) as u64).next_multiple_of(256);
     let sum_bytes = (group * hopper::sum_tiles(tokens, segments) * hopper::SUM_TILE_BYTES) as u64;
-    let blocks = segments.iter().count() * k.count;
-    let fills = blocks * 100 >= stream.context().properties().multiprocessors as usize * LEAST_FILLED_PERCENT;
+    let fills = k.count as f64 * segments_at_once(segments) * 100.0
+        >= stream.multiprocessors() as f64 * LEAST_FILLED_PERCENT as f64;
     if fills && sum_bytes <= MOST_SUM_BYTES && by_warpgroups(&parameters, dtype, stream) {
         let at_once = (MOST_SUM_BYTES / sum_bytes.max(1)).clamp(1, k.count as u64) as usize;
         parameters.delta = stream.scratch(delta_bytes + at_once as u64 * sum_bytes);

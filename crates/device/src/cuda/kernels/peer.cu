@@ -1,5 +1,6 @@
 // Sums and copies of memory of several devices on one card, by address.
 
+// As in peer.rs and cuda/peer.rs.
 #define MOST_PEERS 16
 
 struct Sum {

@@ -8,6 +8,7 @@ use evenkeel_train::{Trainer, costs};
 use serde_json::json;
 
 use super::{LR, Options, Preset};
+use crate::bench::median;
 use crate::launch::Launch;
 use crate::{Failure, text};
 
@@ -32,9 +33,8 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let ran = ran.into_iter().collect::<Result<Vec<Ran>, _>>()?;
     // A step has ended when it has on every rank.
     let slowest = |step: usize| ran.iter().map(|ran| ran.times[step]).max().expect("there are ranks").as_secs_f64();
-    let mut times: Vec<f64> = (0..steps).map(slowest).collect();
-    times.sort_by(f64::total_cmp);
-    let (median, (count, sequence)) = (times[times.len() / 2], preset.batch());
+    let times: Vec<f64> = (0..steps).map(slowest).collect();
+    let (median, (count, sequence)) = (median(times.iter().copied()), preset.batch());
     let per_s = (count * sequence.unwrap_or(1)) as f64 / median;
     let unit = if sequence.is_some() { "tokens" } else { "images" };
     let peaks: Vec<u64> = ran.iter().map(|ran| ran.peak_bytes).collect();
@@ -42,7 +42,7 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     if options.json {
         let json = json!({
             "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
-            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": times[0], "per_s": per_s,
+            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": times.iter().copied().fold(f64::INFINITY, f64::min), "per_s": per_s,
             "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
         });
         return Ok(json.to_string());

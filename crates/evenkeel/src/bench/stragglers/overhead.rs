@@ -31,19 +31,25 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
     balance.start(&ranks)?;
     let (mut plain_s, mut watched_s) = (Vec::new(), Vec::new());
     for turn in 0..WARM_UP + arguments.steps {
-        let [first, second] = [(); 2].map(|()| arguments.subject.samples(turn as u64));
-        let start = Instant::now();
-        ranks.step(first, 1e-4)?;
-        plain_s.push(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        let (_, observed) = ranks.observed_step(second, 1e-4)?;
-        // What would be done about noise is decided and left undone: steps with and without watching stay alike.
-        balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
-        watched_s.push(start.elapsed().as_secs_f64());
+        // Neither is always the first of the two.
+        for is_watched in [turn % 2 == 0, turn % 2 == 1] {
+            let samples = arguments.subject.samples(turn as u64);
+            let start = Instant::now();
+            if is_watched {
+                let (_, observed) = ranks.observed_step(samples, 1e-4)?;
+                // What would be done about noise is decided and left undone: steps with and without watching stay alike.
+                balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
+                watched_s.push(start.elapsed().as_secs_f64());
+            } else {
+                ranks.step(samples, 1e-4)?;
+                plain_s.push(start.elapsed().as_secs_f64());
+            }
+        }
     }
+    let ratios = watched_s.iter().zip(&plain_s).map(|(watched_s, plain_s)| watched_s / plain_s);
+    let share = median(ratios.skip(WARM_UP)) - 1.0;
     let [plain_s, watched_s] = [plain_s, watched_s].map(|times| median(times[WARM_UP..].iter().copied()));
     let decision_s = slowest_decision(arguments)?;
-    let share = watched_s / plain_s - 1.0;
     if arguments.json {
         let result = serde_json::json!({
             "what": arguments.title(arguments.tp), "plain_s": plain_s, "watched_s": watched_s, "overhead": share,

@@ -33,7 +33,7 @@ __device__ __forceinline__ int last_keys(const Parameters &p, int last, int keys
     return (end_seen(p, last, keys) - 1) / KEYS * KEYS;
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(EMULATED)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     attention_backward(const __grid_constant__ Parameters p) {
     // [KEYS, W] twice each, then [KEYS, QUERIES] twice, then [QUERIES, W] thrice each.

@@ -9,7 +9,7 @@
 #define QUERIES (64 * GROUPS)
 #define BLOCK_THREADS (GROUPS * GROUP_THREADS)
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(EMULATED)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LEAST_BLOCKS)
     attention_forward(const __grid_constant__ Parameters p) {
     // [QUERIES, W], then [KEYS, W] thrice each.
