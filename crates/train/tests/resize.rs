@@ -4,10 +4,10 @@ mod support;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
-use evenkeel_model::{Cut, Imputation, Input, Intake, Model, Parameters, Resizing, Split};
+use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, Split};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Kind, Ranks, Resize, Samples, Trainer, TrainerOptions};
-use support::{Topology, check_replicas, start_on, state};
+use support::{Topology, check_replicas, micros, start_on, state};
 
 const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
@@ -56,26 +56,6 @@ fn ranks(model: &Model, dp: usize, tp: usize, arrangement: Arrangement) -> Ranks
     start_on(model, &Topology::new(dp, tp, 0), options(arrangement), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     })
-}
-
-/// Two micro-batches of different sizes.
-fn micros(model: &Model, step: usize) -> Vec<Samples> {
-    let micro = |micro: usize| match model.config.input {
-        Input::Tokens { .. } => {
-            let lengths = vec![5 + micro, 4, 6];
-            let tokens: usize = lengths.iter().sum();
-            let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 3 * 3) % 64) as u32).collect();
-            let labels = (0..tokens).map(|i| ids[(i + 1) % tokens]).collect();
-            Samples::Tokens { labels, ids, segment_lengths: lengths }
-        }
-        Input::Images { size, channels, .. } => {
-            let labels: Vec<u32> = (0..2 + micro as u32).map(|image| (image + step as u32) % 3).collect();
-            let shade = |i: usize| labels[i / (channels * size * size)] as f32 / 3.0 + ((i + step) % 13) as f32 / 50.0;
-            let pixels = (0..labels.len() * channels * size * size).map(shade).collect();
-            Samples::Images { pixels, labels }
-        }
-    };
-    vec![micro(0), micro(1)]
 }
 
 fn step(trainer: &mut Trainer, step: usize) -> f64 {

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, Parameters, SHARES, Shard, Widths};
+use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard, Widths};
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Progress, Ranks, Resize, Samples, Trainer, TrainerOptions, checkpoint};
-use support::{Topology, start_on, state};
+use evenkeel_train::{AdamWOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
+use support::{Topology, micros, start_on, state};
 
 const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
 const TOLERANCE: f64 = 1e-5;
@@ -45,26 +45,6 @@ fn ranks(model: &Model, topology: &Topology, arrangement: Arrangement) -> Ranks 
     let optimizer = Some(AdamWOptions { clip_norm: None, ..AdamWOptions::default() });
     let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 };
     start_on(model, topology, options, |shard, split, queue| Parameters::random(shard, DType::F32, split, 7, queue))
-}
-
-/// Two micro-batches of different sizes.
-fn micros(model: &Model, step: usize) -> Vec<Samples> {
-    let micro = |micro: usize| match model.config.input {
-        Input::Tokens { .. } => {
-            let lengths = vec![5 + micro, 4, 6];
-            let tokens: usize = lengths.iter().sum();
-            let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 3 * 3) % 64) as u32).collect();
-            let labels = (0..tokens).map(|i| ids[(i + 1) % tokens]).collect();
-            Samples::Tokens { labels, ids, segment_lengths: lengths }
-        }
-        Input::Images { size, channels, .. } => {
-            let labels: Vec<u32> = (0..2 + micro as u32).map(|image| (image + step as u32) % 3).collect();
-            let shade = |i: usize| labels[i / (channels * size * size)] as f32 / 3.0 + ((i + step) % 13) as f32 / 50.0;
-            let pixels = (0..labels.len() * channels * size * size).map(shade).collect();
-            Samples::Images { pixels, labels }
-        }
-    };
-    vec![micro(0), micro(1)]
 }
 
 /// Groups of heads and columns of the FFN; what ranks have of the rest stays.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{DType, Device, Queue};
-use evenkeel_model::{Cut, Model, ParamId, Parameters, Sharing, Split};
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Sharing, Split};
 use evenkeel_step::Mesh;
-use evenkeel_train::{Kind, Ranks, Trainer, TrainerOptions};
+use evenkeel_train::{Kind, Ranks, Samples, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
     under_test::device(threads, 1 << 30)
@@ -100,4 +100,24 @@ pub fn check_replicas<V: PartialEq + Send + 'static>(
         }
     }
     assert!(shared > 0);
+}
+
+/// Two micro-batches of different sizes.
+pub fn micros(model: &Model, step: usize) -> Vec<Samples> {
+    let micro = |micro: usize| match model.config.input {
+        Input::Tokens { .. } => {
+            let lengths = vec![5 + micro, 4, 6];
+            let tokens: usize = lengths.iter().sum();
+            let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 3 * 3) % 64) as u32).collect();
+            let labels = (0..tokens).map(|i| ids[(i + 1) % tokens]).collect();
+            Samples::Tokens { labels, ids, segment_lengths: lengths }
+        }
+        Input::Images { size, channels, .. } => {
+            let labels: Vec<u32> = (0..2 + micro as u32).map(|image| (image + step as u32) % 3).collect();
+            let shade = |i: usize| labels[i / (channels * size * size)] as f32 / 3.0 + ((i + step) % 13) as f32 / 50.0;
+            let pixels = (0..labels.len() * channels * size * size).map(shade).collect();
+            Samples::Images { pixels, labels }
+        }
+    };
+    vec![micro(0), micro(1)]
 }
