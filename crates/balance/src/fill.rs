@@ -76,6 +76,14 @@ fn guess(total: usize, grain: usize, most: &[usize], time: &impl Fn(usize, usize
 mod tests {
     use super::*;
 
+    fn numbers_below(seed: u64) -> impl FnMut(u64) -> u64 {
+        let mut random = seed;
+        move |end| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % end
+        }
+    }
+
     fn slowest(widths: &[usize], slowness: &[f64]) -> f64 {
         widths.iter().zip(slowness).map(|(&width, slowness)| width as f64 * slowness).fold(0.0, f64::max)
     }
@@ -97,11 +105,7 @@ mod tests {
 
     #[test]
     fn no_other_division_in_grains_is_faster() {
-        let mut random = 7u64;
-        let mut next = |end: u64| {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (random >> 33) % end
-        };
+        let mut next = numbers_below(7);
         for _ in 0..200 {
             let slowness: Vec<f64> = (0..3).map(|_| 1.0 + next(40) as f64 / 10.0).collect();
             let total = 1 + next(30) as usize;
@@ -121,11 +125,7 @@ mod tests {
 
     #[test]
     fn beginning_with_a_guess_changes_nothing() {
-        let mut random = 11u64;
-        let mut next = |end: u64| {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (random >> 33) % end
-        };
+        let mut next = numbers_below(11);
         let mut guessed = 0;
         for case in 0..300 {
             let ranks = 1 + next(9) as usize;

@@ -7,9 +7,8 @@ use evenkeel_device::{DType, bf16};
 use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, Split};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Kind, Ranks, Resize, Samples, Trainer, TrainerOptions};
-use support::{Topology, check_replicas, micros, start_on, state};
+use support::{POLICIES, Topology, check_replicas, micros, start_on, state, vit};
 
-const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
 
 fn resize(gamma: f64, imputation: Imputation, selection: Selection) -> Resize {
@@ -28,15 +27,6 @@ fn gpt2() -> Model {
     let config = serde_json::json!({
         "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 64,
         "initializer_range": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.0,
-    });
-    Model::from_json(&config).unwrap()
-}
-
-fn vit() -> Model {
-    let config = serde_json::json!({
-        "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "image_size": 8, "patch_size": 4, "num_channels": 3, "num_labels": 4,
-        "id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "hidden_act": "gelu", "initializer_range": 0.1,
     });
     Model::from_json(&config).unwrap()
 }

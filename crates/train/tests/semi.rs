@@ -10,9 +10,8 @@ use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard,
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
-use support::{Topology, micros, start_on, state};
+use support::{POLICIES, Topology, micros, start_on, state, vit};
 
-const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
 const TOLERANCE: f64 = 1e-5;
 
 fn llama() -> Model {
@@ -27,15 +26,6 @@ fn gpt2() -> Model {
     let config = serde_json::json!({
         "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 16,
         "vocab_size": 64, "initializer_range": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.0,
-    });
-    Model::from_json(&config).unwrap()
-}
-
-fn vit() -> Model {
-    let config = serde_json::json!({
-        "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 48, "image_size": 8, "patch_size": 4, "num_channels": 3, "num_labels": 4,
-        "id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "hidden_act": "gelu", "initializer_range": 0.1,
     });
     Model::from_json(&config).unwrap()
 }

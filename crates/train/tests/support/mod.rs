@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{DType, Device, Queue};
-use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Sharing, Split};
+use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, Parameters, Sharing, Split};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Samples, Trainer, TrainerOptions};
 
@@ -120,4 +120,15 @@ pub fn micros(model: &Model, step: usize) -> Vec<Samples> {
         }
     };
     vec![micro(0), micro(1)]
+}
+
+pub const POLICIES: [Imputation; 3] = [Imputation::Zero, Imputation::Average, Imputation::Same];
+
+pub fn vit() -> Model {
+    let config = serde_json::json!({
+        "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "image_size": 8, "patch_size": 4, "num_channels": 3, "num_labels": 4,
+        "id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "hidden_act": "gelu", "initializer_range": 0.1,
+    });
+    Model::from_json(&config).unwrap()
 }

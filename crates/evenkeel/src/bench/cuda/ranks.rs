@@ -40,9 +40,10 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let peaks: Vec<u64> = ran.iter().map(|ran| ran.peak_bytes).collect();
     let [first_loss, last_loss] = ran[0].losses;
     if options.json {
+        let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
         let json = json!({
             "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
-            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": times.iter().copied().fold(f64::INFINITY, f64::min), "per_s": per_s,
+            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": fastest, "per_s": per_s,
             "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
         });
         return Ok(json.to_string());

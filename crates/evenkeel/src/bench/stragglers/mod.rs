@@ -11,11 +11,12 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evenkeel_balance::{Mode, Selection};
-use evenkeel_model::Imputation;
+use evenkeel_model::{Imputation, Model, Parameters};
 use evenkeel_store::write_file_atomically;
-use evenkeel_train::{BalanceOptions, Resize};
+use evenkeel_train::{BalanceOptions, Ranks, Resize};
 
 use super::{between, median};
+use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 use subject::Subject;
 
@@ -161,7 +162,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(if arguments.json { in_json(arguments, ranks, &results) } else { in_words(arguments, ranks, &results) })
 }
 
+/// Steps before anything is measured: memory is touched for the first time.
+const WARM_UP: usize = 3;
+
 impl Arguments {
+    fn start(&self, launch: &Launch, shards: Vec<Model>) -> Result<Ranks, Failure> {
+        let dtype = self.subject.dtype();
+        launch.start(shards, self.subject.options(), move |shard, split, queue| {
+            Ok(Parameters::random(shard, dtype, split, 0, queue))
+        })
+    }
+
     fn cases(&self, ranks: usize) -> Result<Vec<Case>, Mistake> {
         if let Some(case) = self.cases.iter().find(|case| case.0.len() != ranks) {
             let what = format!("--case has {} factors for {ranks} ranks", case.0.len());

@@ -3,17 +3,14 @@
 use std::time::Instant;
 
 use evenkeel_balance::{Class, Division, Mode, Observation};
-use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_model::{Cut, Model};
 use evenkeel_step::Mesh;
 use evenkeel_train::Balance;
 
-use super::Arguments;
+use super::{Arguments, WARM_UP};
 use crate::Failure;
 use crate::bench::median;
 use crate::launch::Launch;
-
-/// Steps before anything is measured: memory is touched for the first time.
-const WARM_UP: usize = 3;
 
 /// Steps of a simulated straggler, which decisions are made in.
 const DECIDING_STEPS: u64 = 60;
@@ -22,12 +19,10 @@ const DECIDING_RANKS: usize = 64;
 /// Steps with and without watching take turns, so that a machine whose speed changes does so to both.
 pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
     let launch = Launch::even(1, arguments.tp, None);
-    let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
+    let shards = model.cut(&launch.cut)?;
     let options = arguments.balance(Mode::Auto);
     let mut balance = Balance::new(options, model, &launch.cut, &shards, launch.mesh());
-    let ranks = launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
-        Ok(Parameters::random(shard, dtype, split, 0, queue))
-    })?;
+    let ranks = arguments.start(&launch, shards)?;
     balance.start(&ranks)?;
     let (mut plain_s, mut watched_s) = (Vec::new(), Vec::new());
     for turn in 0..WARM_UP + arguments.steps {

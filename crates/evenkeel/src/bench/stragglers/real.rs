@@ -9,30 +9,22 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Instant;
 
 use evenkeel_balance::{Dim, Mode};
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::Model;
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, Outcome, settled, settled_after};
+use super::{Arguments, Case, Outcome, WARM_UP, settled, settled_after};
 use crate::bench::{busy, median};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
-/// Steps before anything is measured: memory is touched for the first time.
-const WARM_UP: usize = 3;
-
 pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Result<Outcome, Failure> {
     let launch = Launch::even(1, arguments.tp, None);
-    let (shards, dtype) = (model.cut(&launch.cut)?, arguments.subject.dtype());
-    let start = |shards| {
-        launch.start(shards, arguments.subject.options(), move |shard, split, queue| {
-            Ok(Parameters::random(shard, dtype, split, 0, queue))
-        })
-    };
+    let shards = model.cut(&launch.cut)?;
     let mut course = Course {
         arguments,
         balance: Balance::new(arguments.balance(mode), model, &launch.cut, &shards, launch.mesh()),
-        ranks: start(shards.clone())?,
-        undisturbed: start(shards)?,
+        ranks: arguments.start(&launch, shards.clone())?,
+        undisturbed: arguments.start(&launch, shards)?,
         undisturbed_s: Vec::new(),
         neighbours: Vec::new(),
         step: 0,
