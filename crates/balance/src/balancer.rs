@@ -44,6 +44,9 @@ pub struct Balancer {
     options: Options,
     watch: Watch,
     pub now: Target,
+    /// What was kept longest without a change, and for how many steps.
+    usual: Target,
+    usual_steps: usize,
     /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of work to be moved.
     steps_s: VecDeque<f64>,
     steps: usize,
@@ -62,10 +65,13 @@ const LASTS: u64 = 20;
 
 impl Balancer {
     pub fn new(options: Options, home: Division) -> Balancer {
+        let now = Target::at_home(home);
         Balancer {
             options,
             watch: Watch::default(),
-            now: Target::at_home(home),
+            usual: now.clone(),
+            usual_steps: 0,
+            now,
             steps_s: VecDeque::new(),
             steps: 0,
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
@@ -92,6 +98,10 @@ impl Balancer {
     pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
         self.watch.observe(step, &self.now.work, observed);
         self.steps += 1;
+        if self.steps > self.usual_steps {
+            self.usual_steps = self.steps;
+            self.usual.clone_from(&self.now);
+        }
         self.steps_s.push_back(step_s);
         if self.steps_s.len() > TYPICAL {
             self.steps_s.pop_front();
@@ -126,11 +136,14 @@ impl Balancer {
         let targets = modes
             .into_iter()
             .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
-        let target = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
-        let then_s = target.compute_s(speeds) + self.exposed_s(&target);
+        let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let step_s = self.typical_step_s();
-        let least_gain = LEAST_GAIN.max(speeds.uncertainty);
-        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > least_gain * step_s;
+        let least_gain_s = LEAST_GAIN.max(speeds.uncertainty) * step_s;
+        // What gains no more than that is as likely to be noise.
+        let is_usual = takes_s(&self.usual) - takes_s(&best) <= lasting * least_gain_s;
+        let target = if is_usual { self.usual.clone() } else { best };
+        let then_s = target.compute_s(speeds) + self.exposed_s(&target);
+        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > least_gain_s;
         if target == self.now || !pays {
             return None;
         }

@@ -104,6 +104,21 @@ fn last(times: &[f64]) -> f64 {
 }
 
 #[test]
+fn what_was_usual_before_a_straggler_came_is_so_again_when_it_has_gone_however_noisy_steps_are() {
+    for (mode, seed) in
+        [Mode::Migrate, Mode::Reshard, Mode::Auto].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed)))
+    {
+        let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.1) };
+        let usual = world.balancer.now.clone();
+        world.run(0..60, &[1.0, 1.0]);
+        world.run(60..80, &[1.0, 2.0]);
+        assert_ne!(world.balancer.now, usual, "{mode:?}, seed {seed}: something is done about a straggler");
+        world.run(80..120, &[1.0, 1.0]);
+        assert_eq!(world.balancer.now, usual, "{mode:?}, seed {seed}");
+    }
+}
+
+#[test]
 fn the_reference_cases_come_near_their_optimum_within_twenty_steps_and_back_when_it_is_over() {
     let mut cases = vec![vec![1.0, 2.0]];
     for slow in [2.0, 4.0, 8.0] {

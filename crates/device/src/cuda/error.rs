@@ -104,9 +104,11 @@ pub(super) fn describe(result: CUresult) -> String {
     let words = format!("{name} ({text})");
     let hint = match result {
         CUDA_ERROR_OUT_OF_MEMORY => "the card has too little memory left beside the arena; plan less memory for it",
-        CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_LAUNCH_FAILED | CUDA_ERROR_ASSERT => {
-            "a kernel is wrong: CUDA_LAUNCH_BLOCKING=1 names it, compute-sanitizer shows the access"
-        }
+        CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_LAUNCH_FAILED
+        | CUDA_ERROR_ASSERT => "a kernel is wrong: CUDA_LAUNCH_BLOCKING=1 names it, compute-sanitizer shows the access",
         CUDA_ERROR_DEVICE_UNAVAILABLE
         | CUDA_ERROR_ECC_UNCORRECTABLE
         | CUDA_ERROR_NVLINK_UNCORRECTABLE

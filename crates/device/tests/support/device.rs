@@ -39,10 +39,19 @@ pub fn device_of_rank(rank: usize, threads: usize, memory_bytes: u64) -> Device 
 
 /// Of a card, a rank has its part of `EVENKEEL_TEST_PARTS`, such as `40,40,24,16` multiprocessors; without it all share the card.
 fn part(rank: usize) -> Option<CudaPart> {
-    let sizes = std::env::var("EVENKEEL_TEST_PARTS").ok()?;
-    let sizes: Vec<u32> = sizes.split(',').map(|size| size.parse().expect("a number of multiprocessors")).collect();
+    let sizes = part_sizes()?;
     let parts = cuda_parts(0, &sizes).unwrap_or_else(|error| panic!("{error}"));
     Some(parts[rank % parts.len()].clone())
+}
+
+fn part_sizes() -> Option<Vec<u32>> {
+    let sizes = std::env::var("EVENKEEL_TEST_PARTS").ok()?;
+    Some(sizes.split(',').map(|size| size.parse().expect("a number of multiprocessors")).collect())
+}
+
+/// Whether ranks have unequal parts of a card.
+pub fn parts_differ() -> bool {
+    part_sizes().is_some_and(|sizes| sizes.iter().any(|size| *size != sizes[0]))
 }
 
 /// Devices of every kind that must agree to the bit: CPUs of one, two and three threads; the same card twice.

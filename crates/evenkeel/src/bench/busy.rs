@@ -24,6 +24,8 @@ pub const REST: &str = "rest";
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // A product takes a fraction of a millisecond, after which it may be told to rest.
     const SIZE: usize = 256;
+    // A core that waited for its next product, however shortly, would have to wait for its neighbour's turn to end, too.
+    const AHEAD: usize = 4;
     let options = CpuOptions { cores: vec![arguments.core], memory_bytes: 1 << 24, ..CpuOptions::with_threads(1) };
     let device = Device::cpu(&options).map_err(|error| {
         Failure::Fault(Mistake { what: format!("core {} cannot be used: {error}", arguments.core), hint: None })
@@ -38,6 +40,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let reader = reader.map_err(|error| {
         Failure::Fault(Mistake { what: format!("a thread cannot be started: {error}"), hint: None })
     })?;
+    let (done, products_done) = mpsc::sync_channel(AHEAD);
+    (0..AHEAD).for_each(|_| done.send(()).expect("there is room for all"));
     let mut works = true;
     loop {
         let order = if works { orders.try_recv() } else { orders.recv().map_err(|_| TryRecvError::Disconnected) };
@@ -49,8 +53,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 return Ok(String::new());
             }
             Err(TryRecvError::Empty) => {
+                let _ = products_done.recv();
                 queue.launch(Product::new(Order::NN, &a, &b, &out));
-                queue.finish();
+                let done = done.clone();
+                queue.call(move || _ = done.send(()));
             }
         }
     }

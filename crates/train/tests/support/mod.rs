@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 #[path = "../../../device/tests/support/device.rs"]
-mod under_test;
+pub mod under_test;
 
 use std::path::{Path, PathBuf};
 
