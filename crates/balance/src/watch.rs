@@ -1,11 +1,14 @@
 //! How fast each rank is at each kind of work, and since when.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::observation::{Class, Division, Observation};
 
 /// Steps that are looked at together.
 const WINDOW: usize = 16;
+/// Steps that tell how much times vary.
+const LONG: usize = 64;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
 /// Relative speeds that have changed by more than this, over [`LEAST`] steps in a row, are others.
@@ -70,6 +73,8 @@ pub struct Watch {
     /// By step and rank: its time with even widths over the mean of all. Since a speed changed, whatever the layout was.
     relative: VecDeque<Vec<f64>>,
     since: Option<u64>,
+    /// By step: the most that a rank's relative time was off the median. They outlast changes, for they tell of the machine.
+    deviations: VecDeque<f64>,
     /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
     before: Option<(Rates, Division)>,
     seconds: VecDeque<Rates>,
@@ -83,6 +88,7 @@ impl Default for Watch {
             samples: VecDeque::new(),
             relative: VecDeque::new(),
             since: None,
+            deviations: VecDeque::new(),
             before: None,
             seconds: VecDeque::new(),
             bases,
@@ -112,6 +118,7 @@ impl Watch {
         let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
         push(&mut self.samples, rates);
         push(&mut self.relative, relative);
+        self.note_deviation(ranks);
         if self.has_changed(ranks) {
             keep_last(&mut self.relative);
             keep_last(&mut self.samples);
@@ -122,26 +129,35 @@ impl Watch {
         self.learn_bases(division);
     }
 
-    fn has_changed(&self, ranks: usize) -> bool {
-        let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
-        let of = |rank: usize, range: std::ops::Range<usize>| {
-            median(self.relative.range(range).map(|relative| relative[rank]).collect()).expect("some samples")
-        };
-        let least = CHANGE.max(2.0 * self.uncertainty(0..old));
-        (0..ranks).any(|rank| (of(rank, old..self.relative.len()) / of(rank, 0..old) - 1.0).abs() > least)
+    fn note_deviation(&mut self, ranks: usize) {
+        let all = 0..self.relative.len();
+        let last = self.relative.back().expect("a step was seen");
+        let off = |rank: usize| (last[rank] / self.typical(rank, all.clone()) - 1.0).abs();
+        let deviation = (0..ranks).map(off).fold(0.0, f64::max);
+        self.deviations.push_back(deviation);
+        if self.deviations.len() > LONG {
+            self.deviations.pop_front();
+        }
     }
 
-    /// How far the medians of relative times may be off: two standard errors, from the median deviation.
-    fn uncertainty(&self, steps: std::ops::Range<usize>) -> f64 {
-        let ranks = self.relative.front().map_or(0, Vec::len);
-        let of = |rank: usize| {
-            let values: Vec<f64> = self.relative.range(steps.clone()).map(|relative| relative[rank]).collect();
-            let middle = median(values.clone())?;
-            let deviation = median(values.iter().map(|value| (value / middle - 1.0).abs()).collect())?;
-            // 1.48 median deviations are a standard one, and a median's error is 1.25 times a mean's.
-            Some(2.0 * 1.25 * 1.48 * deviation / (values.len() as f64).sqrt())
-        };
-        (0..ranks).filter_map(of).fold(0.0, f64::max)
+    /// A rank's relative time in some of the steps that are kept.
+    fn typical(&self, rank: usize, steps: Range<usize>) -> f64 {
+        median(self.relative.range(steps).map(|relative| relative[rank]).collect()).expect("some samples")
+    }
+
+    fn has_changed(&self, ranks: usize) -> bool {
+        let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
+        let least = CHANGE.max(2.0 * self.uncertainty(old));
+        let change = |rank: usize| self.typical(rank, old..self.relative.len()) / self.typical(rank, 0..old) - 1.0;
+        (0..ranks).any(|rank| change(rank).abs() > least)
+    }
+
+    /// How far the median of so many relative times may be off: two standard errors.
+    fn uncertainty(&self, steps: usize) -> f64 {
+        // Four of five deviations are below 1.28 standard ones, and hiccups are rarer than the fifth. The median deviation
+        // would say nothing of a core that jumps between two speeds. A median's error is 1.25 times a mean's.
+        let standard = quantile(self.deviations.iter().copied().collect(), 0.8) / 1.28;
+        2.0 * 1.25 * standard / (steps as f64).sqrt()
     }
 
     /// The layout changes: what was seen is of another one.
@@ -196,7 +212,7 @@ impl Watch {
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
-        let uncertainty = self.uncertainty(self.relative.len().saturating_sub(self.samples.len())..self.relative.len());
+        let uncertainty = self.uncertainty(self.samples.len());
         Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
     }
 }
@@ -239,6 +255,12 @@ pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: us
 fn even_seconds(rates: &[Vec<f64>; Class::ALL.len()], division: &Division, rank: usize) -> f64 {
     let even = |class: Class| division.total(class.dim()) as f64 / division.ranks() as f64;
     Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class)).sum()
+}
+
+/// Zero where there are no values.
+fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get((values.len() as f64 * share) as usize).copied().unwrap_or(0.0)
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {

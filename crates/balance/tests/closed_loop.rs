@@ -119,6 +119,20 @@ fn what_was_usual_before_a_straggler_came_is_so_again_when_it_has_gone_however_n
 }
 
 #[test]
+fn ranks_that_jump_between_two_speeds_are_hardly_chased() {
+    let mut decided = 0;
+    for seed in 1..=10 {
+        let mut world = World { random: seed, ..World::new(Mode::Reshard, 0.0, 2, 0.1) };
+        for step in 0..200 {
+            // As seen of virtual cores that share a real one with others now and then.
+            let slowness = [(); 2].map(|()| if world.jitter() > 1.02 { 0.6 } else { 1.0 });
+            decided += world.run(step..step + 1, &slowness).1.len();
+        }
+    }
+    assert!(decided <= 80, "{decided} changes in 2000 steps");
+}
+
+#[test]
 fn the_reference_cases_come_near_their_optimum_within_twenty_steps_and_back_when_it_is_over() {
     let mut cases = vec![vec![1.0, 2.0]];
     for slow in [2.0, 4.0, 8.0] {

@@ -117,7 +117,7 @@ impl Device {
         }
     }
 
-    /// Has every kernel of the compute queue take so many times as long, by idling behind it: an emulated slow device. One is
+    /// Has every kernel of the compute queue take so many times as long, by working for nothing behind it: an emulated slow device. One is
     /// as fast as it is. A dry device has no speed.
     pub fn throttle(&self, factor: f64) {
         if let Kind::Cpu(backend) = &self.kind {

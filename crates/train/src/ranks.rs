@@ -126,7 +126,7 @@ impl Ranks {
         Ok((outcomes[0], observed))
     }
 
-    /// Has every rank's kernels take so many times as long, by idling behind them; see [`Device::throttle`](evenkeel_device::Device::throttle).
+    /// Has every rank's kernels take so many times as long, by working for nothing behind them; see [`Device::throttle`](evenkeel_device::Device::throttle).
     pub fn throttle(&self, factors: Vec<f64>) -> Result<(), Error> {
         Ok(self.each(move |trainer| trainer.device.throttle(factors[trainer.rank()])).map(drop)?)
     }

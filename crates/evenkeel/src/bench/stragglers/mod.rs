@@ -14,6 +14,7 @@ use evenkeel_balance::{Mode, Selection};
 use evenkeel_model::{Imputation, Model, Parameters};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{BalanceOptions, Ranks, Resize};
+use serde::Serialize;
 
 use super::{between, median};
 use crate::launch::Launch;
@@ -108,6 +109,17 @@ struct Outcome {
     migrated_bytes: u64,
     /// The share of its products that the worst straggler leaves out.
     gamma: f64,
+    /// All that was measured; nothing where it was simulated.
+    steps: Vec<Step>,
+}
+
+/// One step of ranks that may be slow.
+#[derive(Clone, Debug, Serialize)]
+struct Step {
+    /// What it took over what the undisturbed one next to it took.
+    ratio: f64,
+    /// By rank: the columns that it worked on.
+    columns: Vec<usize>,
 }
 
 impl Outcome {
@@ -256,6 +268,7 @@ fn in_json(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]
             "moved_bytes": outcome.moved_bytes,
             "migrated_bytes": outcome.migrated_bytes,
             "gamma": outcome.gamma,
+            "steps": outcome.steps,
         })
     };
     let case = |(case, outcomes): &(Case, Vec<Outcome>)| {

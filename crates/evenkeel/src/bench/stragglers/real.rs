@@ -12,7 +12,7 @@ use evenkeel_balance::{Dim, Mode};
 use evenkeel_model::Model;
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, Outcome, WARM_UP, settled, settled_after};
+use super::{Arguments, Case, Outcome, Step, WARM_UP, settled, settled_after};
 use crate::bench::{busy, median};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
@@ -26,6 +26,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         ranks: arguments.start(&launch, shards.clone())?,
         undisturbed: arguments.start(&launch, shards)?,
         undisturbed_s: Vec::new(),
+        made: Vec::new(),
         neighbours: Vec::new(),
         step: 0,
         moved_bytes: 0,
@@ -35,7 +36,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
     course.steps(WARM_UP)?;
     course.undisturbed_s.clear();
     // Where their memory lies makes one of two equal sets some percent faster than the other.
-    let alike = settled(&course.steps(arguments.steps)?);
+    let alike = median(course.steps(arguments.steps)?);
     course.moved_bytes = 0;
     let slowed = match arguments.switch_every {
         Some(every) => {
@@ -68,6 +69,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         moved_bytes,
         migrated_bytes,
         gamma,
+        steps: course.made,
     })
 }
 
@@ -78,6 +80,7 @@ struct Course<'a> {
     undisturbed: Ranks,
     /// What each of their steps took.
     undisturbed_s: Vec<f64>,
+    made: Vec<Step>,
     /// Processes that are busy while the others step.
     neighbours: Vec<Neighbour>,
     step: u64,
@@ -95,6 +98,7 @@ impl Course<'_> {
             let start = Instant::now();
             let (_, observed) = self.ranks.observed_step(samples, 1e-4)?;
             let took = start.elapsed();
+            let columns = self.balance.target().work.of(Dim::Columns).to_vec();
             self.migrated_bytes = observed.iter().map(|rank| rank.migrated_bytes).sum();
             let before = self.balance.target().home.clone();
             self.balance.after_step(&self.ranks, self.step, took, &observed, u64::MAX)?;
@@ -106,9 +110,11 @@ impl Course<'_> {
             self.tell_neighbours(busy::REST)?;
             let start = Instant::now();
             self.undisturbed.step(same_samples, 1e-4)?;
-            self.undisturbed_s.push(start.elapsed().as_secs_f64());
+            let undisturbed_s = start.elapsed().as_secs_f64();
             self.tell_neighbours(busy::WORK)?;
-            ratios.extend(self.undisturbed_s.last().map(|undisturbed_s| took_s / undisturbed_s));
+            self.undisturbed_s.push(undisturbed_s);
+            ratios.push(took_s / undisturbed_s);
+            self.made.push(Step { ratio: took_s / undisturbed_s, columns });
         }
         Ok(ratios)
     }

@@ -136,6 +136,7 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
         moved_bytes: bytes(&|dim| then.home.gained(&before, dim) as f64 * balance.state_bytes(dim)),
         migrated_bytes: bytes(&|dim| then.migrated(dim) as f64 * balance.work_bytes(dim)),
         gamma: then.gammas.iter().copied().fold(0.0, f64::max),
+        steps: Vec::new(),
     }
 }
 
