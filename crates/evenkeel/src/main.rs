@@ -19,7 +19,7 @@ mod train;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use evenkeel_train::report::text;
 use failure::{EXIT_FAULT, Failure, Mistake, Mistakes, warn};
 
@@ -55,10 +55,17 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse().command) {
+    let matches = with_negative_numbers(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match run(&arguments.command) {
         Ok(text) => print(&text),
         Err(failure) => failure.report(),
     }
+}
+
+/// What is below zero is refused by whoever knows what the number is for, instead of being taken for an option.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command.mut_args(|argument| argument.allow_negative_numbers(true)).mut_subcommands(with_negative_numbers)
 }
 
 fn run(command: &Command) -> Result<String, Failure> {

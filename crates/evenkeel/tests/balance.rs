@@ -185,9 +185,9 @@ fn settings_that_contradict_each_other_are_told() {
         (&["balance.mode=auto", "parallel.tp=1", "balance.stragglers=[]"][..], "nobody to share work with"),
         (&["balance.mode=resize"], "gamma_max"),
         (&["balance.gamma_max=0.5"], "leaves nothing out"),
-        (&["balance.stragglers=[\"5:2\"]"], "rank 5 of 2"),
+        (&["balance.stragglers=[\"5:2\"]"], "ranks are 0 to 1"),
         (&["balance.stragglers=[\"1x2\"]"], "is no straggler"),
-        (&["balance.mode=migrate", "parallel.dp=2", "parallel.zero=2"], "works with `parallel.zero` up to 1"),
+        (&["balance.mode=migrate", "parallel.dp=2", "parallel.zero=2"], "works with `parallel.zero` <= 1 only"),
         (&["balance.mode=fast"], "reshard"),
     ] {
         let set: Vec<&str> = extra.iter().flat_map(|set| ["--set", set]).collect();

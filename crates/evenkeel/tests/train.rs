@@ -493,7 +493,7 @@ fn mistakes_are_said_before_anything_is_written() {
     )
     .unwrap();
     let cases: [(&[&str], &[&str]); 7] = [
-        (&["train", "empty.toml", "--set", empty], &["no chunks"]),
+        (&["train", "empty.toml", "--set", empty], &["hold no records"]),
         (&["train", "missing.toml"], &["missing.toml", "does not exist"]),
         (&["train", "tiny.toml", "--set", "train.stepz=3"], &["unknown key `train.stepz`", "did you mean", "steps"]),
         (&["train", "tiny.toml", "--set", "model.path=x"], &["model.path"]),

@@ -67,7 +67,7 @@ pub enum GenerateError {
     Positions { capacity: usize, positions: usize },
     #[error("{found} lists of tokens for {expected} sequences")]
     WrongCount { found: usize, expected: usize },
-    #[error("the prompt of sequence {sequence} is empty")]
+    #[error("prompt {sequence} is empty")]
     EmptyPrompt { sequence: usize },
     #[error("sequence {sequence}: token {token} is outside the vocabulary of {vocabulary}")]
     UnknownToken { sequence: usize, token: u32, vocabulary: usize },
@@ -82,7 +82,9 @@ pub enum GenerateError {
 impl GenerateError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            GenerateError::EmptyPrompt { .. } => Some("begin with the tokenizer's token for the beginning of a text"),
+            GenerateError::EmptyPrompt { .. } => {
+                Some("give it a text, or begin with the tokenizer's token for the beginning of one")
+            }
             GenerateError::UnknownToken { .. } => Some("the tokenizer and the model are from different folders"),
             GenerateError::TooLong { .. } => Some("make the cache larger or the prompt shorter"),
             GenerateError::NotFinite { .. } => Some("the weights are broken, or bf16 overflowed: try f32"),

@@ -328,7 +328,7 @@ fn bad_requests_are_errors_that_name_them_and_change_nothing() {
     let before = queue.read(&generator.prefill(&[vec![1, 2], vec![3]]).unwrap());
     let requests: [(Vec<Vec<u32>>, &str); 4] = [
         (vec![vec![1]], "1 lists of tokens for 2 sequences"),
-        (vec![vec![1], vec![]], "the prompt of sequence 1 is empty"),
+        (vec![vec![1], vec![]], "prompt 1 is empty"),
         (vec![vec![1], vec![128]], "sequence 1: token 128 is outside the vocabulary of 128"),
         (vec![vec![1; 9], vec![1]], "sequence 0 has 0 tokens cached and 9 new; the cache holds 8"),
     ];

@@ -262,8 +262,9 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         Mode::Resize | Mode::Semi | Mode::Auto => 0,
     };
     if parallel.dp > 1 && parallel.zero > least {
+        let stages = if least == 0 { "= 0".to_owned() } else { format!("<= {least}") };
         let what =
-            format!("`balance.mode` \"{mode}\" works with `parallel.zero` up to {least}, it is {}", parallel.zero);
+            format!("`balance.mode` \"{mode}\" works with `parallel.zero` {stages} only, it is {}", parallel.zero);
         let hint = "\"reshard\" works with every stage";
         raw.note_contradiction(&["balance.mode", "parallel.zero"], what, Some(hint));
     }
@@ -272,7 +273,7 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         let told = match Straggler::parse(text) {
             Err(told) => Some(told),
             Ok(straggler) if straggler.rank >= ranks => {
-                Some(format!("straggler `{text}` is rank {} of {ranks}, expected one from 0 on", straggler.rank))
+                Some(format!("straggler `{text}` is rank {}, but ranks are 0 to {}", straggler.rank, ranks - 1))
             }
             Ok(_) => None,
         };

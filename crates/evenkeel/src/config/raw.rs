@@ -277,6 +277,9 @@ impl fmt::Display for Place {
 
 /// How a value of the wrong type or name may have come about.
 fn misreading(kind: Kind, value: &Value) -> Option<String> {
+    if let (Kind::Numbers(_), Some([Value::String(text)])) = (kind, value.as_array().map(Vec::as_slice)) {
+        return text.contains(',').then(|| format!("write [{text}]"));
+    }
     let text = value.as_str()?;
     match kind {
         Kind::Choice(names) => nearest(text, names.iter().copied()).map(|meant| format!("did you mean \"{meant}\"?")),

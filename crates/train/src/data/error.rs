@@ -72,7 +72,7 @@ pub enum Error {
     #[error("has label {label}, the model has {classes} classes")]
     BadLabel { label: usize, classes: usize },
 
-    #[error("the data has no chunks")]
+    #[error("the data files hold no records")]
     NoChunks,
     #[error("epoch {epoch} has no {part} record to learn from")]
     NothingToRead { epoch: u64, part: Part },

@@ -190,6 +190,11 @@ impl Arguments {
             let what = format!("--case has {} factors for {ranks} ranks", case.0.len());
             return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) });
         }
+        let is_halved = |factor: &f64| [1.0, 2.0].contains(factor);
+        if self.neighbour && !self.cases.iter().flat_map(|case| &case.0).all(is_halved) {
+            let what = "a busy neighbour takes half of a rank's cores, so a --case has factors of 1 and 2".to_owned();
+            return Err(Mistake { what, hint: Some("leave out --neighbour for other factors".to_owned()) });
+        }
         if !self.cases.is_empty() {
             return Ok(self.cases.clone());
         }
