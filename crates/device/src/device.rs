@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, Usage};
 use crate::cpu::{CpuBackend, CpuOptions};
-use crate::cuda::{CudaBackend, CudaError, CudaOptions};
+use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays};
 use crate::dry::{Counts, DryBackend};
 use crate::queue::{KernelTime, Lane, Queue};
 
@@ -105,6 +105,22 @@ impl Device {
         match &self.kind {
             Kind::Dry(backend) => backend.counts(),
             Kind::Cpu(_) | Kind::Cuda(_) => Counts::default(),
+        }
+    }
+
+    /// Has a card replay work that repeats as CUDA graphs, or issue it one by one, as [`CudaOptions::graph`] does from the start.
+    /// It computes the same.
+    pub fn replay_graphs(&self, on: bool) {
+        if let Kind::Cuda(backend) = &self.kind {
+            backend.turn_replay(on);
+        }
+    }
+
+    /// What a card replayed as graphs; nothing on others.
+    pub fn replays(&self) -> Replays {
+        match &self.kind {
+            Kind::Cuda(backend) => backend.replays(),
+            Kind::Cpu(_) | Kind::Dry(_) => Replays::default(),
         }
     }
 

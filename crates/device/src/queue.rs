@@ -29,6 +29,8 @@ pub(crate) trait Backend: Send + Sync {
     fn download(&self, lane: Lane, view: View) -> HostData;
     /// Says when everything issued before has run.
     fn stamp(&self, lane: Lane, stamp: Stamp);
+    /// Has what was issued before begin, where the device holds work back.
+    fn submit(&self, _lane: Lane) {}
     /// Runs `work` on the host, in the queue's order.
     fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>);
     /// Blocks until everything issued so far has run.
@@ -253,6 +255,12 @@ impl Queue {
         let stamp = Stamp::default();
         self.backend.stamp(self.lane, stamp.clone());
         stamp
+    }
+
+    /// Has everything issued so far begin. A device may hold work back to hand it on together; whatever waits for it has it
+    /// begin, so this is for who goes on to something else.
+    pub fn submit(&self) {
+        self.backend.submit(self.lane);
     }
 
     /// Runs host code in the queue's order, as a kernel would run. A panic in it fails the device with its message; where

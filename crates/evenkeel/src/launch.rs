@@ -34,6 +34,8 @@ pub struct Launch {
     pub comm: Options,
     /// The card's multiprocessors that each rank has for itself; none where all share it.
     pub virtual_gpus: Vec<u32>,
+    /// Whether a card replays work as CUDA graphs.
+    pub graph: bool,
 }
 
 impl Launch {
@@ -66,6 +68,7 @@ impl Launch {
             comm_cores: parallel.comm_cores,
             comm: Options { deadline, link: link(parallel) },
             virtual_gpus,
+            graph: settings.device.graph.unwrap_or(true),
         })
     }
 
@@ -74,7 +77,7 @@ impl Launch {
         let cut = Cut { split_sequence: true, ..Cut::even(tp) };
         let cores_per_rank = cores_per_rank(dp * tp, None, threads);
         let (kind, comm, virtual_gpus) = (DeviceKind::Cpu, Options::default(), Vec::new());
-        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus }
+        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus, graph: true }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -160,6 +163,7 @@ impl Launch {
                 name,
                 memory_bytes: *memory_bytes,
                 part,
+                graph: self.graph,
                 ..CudaOptions::new(0)
             });
         }

@@ -254,6 +254,14 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
+            &["--set", "device.graph=false"],
+            &[
+                "--set: `device.graph` is about a GPU, but `device.kind` is \"cpu\"",
+                "hint: set device.kind = \"cuda\", or leave device.graph out",
+            ],
+        ),
+        (
+            GOOD,
             &["--set", "device.virtual_gpus=[40.5]"],
             &["--set: `device.virtual_gpus` is [40.5], expected a list of whole numbers from 1 to 65536"],
         ),

@@ -277,6 +277,8 @@ impl Trainer {
             let frozen = self.resizer.as_ref().map(Resizer::frozen);
             self.optimizer().update(queue, &self.parameters, &self.gradients, update, frozen);
             self.gather_values();
+            // The next step may be long in coming.
+            queue.submit();
         }
         if let Some(resizer) = &mut self.resizer {
             resizer.end_step(updated);

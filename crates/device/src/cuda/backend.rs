@@ -14,6 +14,7 @@ use super::modules::Defect;
 use super::options::CudaOptions;
 use super::part::GreenContext;
 use super::peer;
+use super::replay::Replays;
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::kernel::Kernel;
@@ -52,7 +53,7 @@ impl CudaBackend {
         };
         let memory = DeviceMemory::take(context.clone(), options.memory_bytes)?;
         let lane = || -> Result<Mutex<LaneState>, CudaError> {
-            let stream = Stream::new(context.clone(), part.clone(), defects.on_device)?;
+            let stream = Stream::new(context.clone(), part.clone(), defects.on_device, options.graph)?;
             Ok(Mutex::new(LaneState { stream, staging: Staging::new(context.clone()) }))
         };
         let lanes = [lane()?, lane()?];
@@ -90,6 +91,18 @@ impl CudaBackend {
             KernelTime { kernel, duration }
         });
         measured.collect()
+    }
+
+    pub fn turn_replay(&self, on: bool) {
+        for lane in [Lane::Compute, Lane::Comm] {
+            self.issue(lane, |state| state.stream.turn_replay(on));
+        }
+    }
+
+    pub fn replays(&self) -> Replays {
+        let mut replays = Replays::default();
+        self.lanes.iter().for_each(|lane| replays.add(lock(lane).stream.replays()));
+        replays
     }
 
     /// Panics with the message of what failed, if anything did.
@@ -162,11 +175,18 @@ impl Backend for CudaBackend {
         stamp.set_later(Moment::new(self.clock.clone(), event));
     }
 
-    fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>) {
-        let call = Box::into_raw(Box::new(HostCall { work, health: self.health.clone() }));
+    fn submit(&self, lane: Lane) {
         self.issue(lane, |state| {
+            state.stream.raw();
+        });
+    }
+
+    fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>) {
+        self.issue(lane, |state| {
+            let stream = state.stream.raw();
+            let call = Box::into_raw(Box::new(HostCall { work, health: self.health.clone() }));
             // SAFETY: the call is the function's, which takes it back once.
-            let result = unsafe { sys::cuLaunchHostFunc(state.stream.raw(), Some(run_host_call), call.cast()) };
+            let result = unsafe { sys::cuLaunchHostFunc(stream, Some(run_host_call), call.cast()) };
             if result != sys::CUresult::CUDA_SUCCESS {
                 // SAFETY: it was not taken, so it is still ours.
                 drop(unsafe { Box::from_raw(call) });

@@ -108,7 +108,9 @@ pub(super) fn describe(result: CUresult) -> String {
         | CUDA_ERROR_ILLEGAL_INSTRUCTION
         | CUDA_ERROR_MISALIGNED_ADDRESS
         | CUDA_ERROR_LAUNCH_FAILED
-        | CUDA_ERROR_ASSERT => "a kernel is wrong: CUDA_LAUNCH_BLOCKING=1 names it, compute-sanitizer shows the access",
+        | CUDA_ERROR_ASSERT => {
+            "a kernel is wrong: with device.graph = false, CUDA_LAUNCH_BLOCKING=1 names it; compute-sanitizer shows the access"
+        }
         CUDA_ERROR_DEVICE_UNAVAILABLE
         | CUDA_ERROR_ECC_UNCORRECTABLE
         | CUDA_ERROR_NVLINK_UNCORRECTABLE

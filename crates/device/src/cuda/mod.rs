@@ -1,8 +1,9 @@
 //! The CUDA device: two streams, each an in-order queue, over one piece of the card's memory.
 //!
-//! The host issues straight to the streams and waits for nothing inside a step. Products are cuBLASLt's; everything else
-//! is CUDA C++ under `kernels/`, compiled by NVRTC for the card that is there and kept in a [`KernelCache`]. Libraries
-//! are opened at run time, so a program with this device in it starts on machines without CUDA.
+//! The host issues to the streams and waits for nothing inside a step; what it issues again and again becomes CUDA graphs
+//! (`replay`). Products are cuBLASLt's; everything else is CUDA C++ under `kernels/`, compiled by NVRTC for the card that is
+//! there and kept in a [`KernelCache`]. Libraries are opened at run time, so a program with this device in it starts on
+//! machines without CUDA.
 //!
 //! Several devices may share a card, each with an arena and two streams of its own. All have the card's one context, so they
 //! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors.
@@ -17,6 +18,7 @@ mod modules;
 mod options;
 mod part;
 mod peer;
+mod replay;
 mod report;
 mod rows;
 mod staging;
@@ -42,6 +44,7 @@ pub(crate) use event::{Moment, SharedEvent};
 pub use modules::{compile_all_kernels, kernel_sources};
 pub use options::{CudaOptions, KernelCache};
 pub use part::{CudaPart, cuda_parts};
+pub use replay::Replays;
 pub use report::{CudaCard, CudaReport, cuda_report};
 pub(crate) use stream::Stream;
 

@@ -23,10 +23,19 @@ pub struct CudaOptions {
     /// The multiprocessors that its kernels run on; all of the card's if absent.
     pub part: Option<CudaPart>,
     pub cache: Option<Arc<dyn KernelCache>>,
+    /// Whether work that repeats is replayed as CUDA graphs. It computes the same.
+    pub graph: bool,
 }
 
 impl CudaOptions {
     pub fn new(ordinal: usize) -> CudaOptions {
-        CudaOptions { name: format!("cuda{ordinal}"), ordinal, memory_bytes: None, part: None, cache: None }
+        CudaOptions {
+            name: format!("cuda{ordinal}"),
+            ordinal,
+            memory_bytes: None,
+            part: None,
+            cache: None,
+            graph: true,
+        }
     }
 }

@@ -1,14 +1,16 @@
 //! What a kernel is given to issue with: a stream, functions by name, and working memory.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::attention::AttentionCall;
 use super::context::{Context, succeed};
 use super::error::must;
 use super::modules::Source;
 use super::part::GreenContext;
+use super::product::ProductCall;
+use super::replay::{Replay, Replays};
 
 /// One in-order queue of the device. Everything issued to it runs in order, so working memory is shared by all kernels.
 pub(crate) struct Stream {
@@ -20,13 +22,14 @@ pub(crate) struct Stream {
     defects: u64,
     scratch: u64,
     scratch_bytes: u64,
+    replay: Replay,
 }
 
 // SAFETY: a stream's handle may be used from any thread, one at a time.
 unsafe impl Send for Stream {}
 
 /// How many blocks of how many threads, and the shared memory of each.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub blocks: [u32; 3],
     pub threads: [u32; 3],
@@ -42,7 +45,10 @@ impl Shape {
 
 /// The value of a kernel's argument.
 #[derive(Clone, Copy)]
-pub(super) struct Argument([u64; ARGUMENT_WORDS]);
+pub(super) struct Argument {
+    words: [u64; ARGUMENT_WORDS],
+    len: usize,
+}
 
 /// As large as any argument of ours.
 const ARGUMENT_WORDS: usize = 16;
@@ -53,12 +59,16 @@ impl Argument {
         let mut words = [0; ARGUMENT_WORDS];
         // SAFETY: the value fits, and any bytes are words.
         unsafe { words.as_mut_ptr().cast::<T>().write(value) };
-        Argument(words)
+        Argument { words, len: size_of::<T>().div_ceil(size_of::<u64>()) }
+    }
+
+    fn words(&self) -> &[u64] {
+        &self.words[..self.len]
     }
 }
 
 /// The arguments of a kernel, in its order. Each has the size that the kernel declares: u64 for a pointer, i64, i32,
-/// f32, or a `repr(C)` struct.
+/// f32, or a `repr(C)` struct without gaps.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => { &[$($crate::cuda::stream::Argument::of($value)),*] };
 }
@@ -74,6 +84,7 @@ impl Stream {
         context: Arc<Context>,
         part: Option<Arc<GreenContext>>,
         defects: u64,
+        graph: bool,
     ) -> Result<Stream, super::CudaError> {
         let mut raw = std::ptr::null_mut();
         match &part {
@@ -84,7 +95,7 @@ impl Stream {
                 succeed("creating a stream", made)?;
             }
         }
-        Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0 })
+        Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0, replay: Replay::new(graph) })
     }
 
     /// How many multiprocessors its kernels run on, where that is a part of the card.
@@ -97,8 +108,20 @@ impl Stream {
         self.part_multiprocessors().unwrap_or(self.context.properties().multiprocessors)
     }
 
-    pub(super) fn raw(&self) -> sys::CUstream {
+    /// The stream itself, which has been given all that was issued so far.
+    pub(super) fn raw(&mut self) -> sys::CUstream {
+        // SAFETY: whoever issued it has promised that it lives; the stream does, and its context is current in a queue's call.
+        unsafe { self.replay.hand_on_all(self.raw) };
         self.raw
+    }
+
+    pub(super) fn turn_replay(&mut self, on: bool) {
+        // SAFETY: as above.
+        unsafe { self.replay.turn(on, self.raw) };
+    }
+
+    pub(super) fn replays(&self) -> &Replays {
+        self.replay.counts()
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -115,10 +138,11 @@ impl Stream {
     pub(super) fn scratch(&mut self, bytes: u64) -> u64 {
         if bytes > self.scratch_bytes {
             let wanted = bytes.next_multiple_of(SCRATCH_STEP_BYTES);
+            let raw = self.raw();
             // SAFETY: what uses the old memory was issued to this stream, behind which it is freed.
             unsafe {
                 self.free_scratch();
-                must("taking working memory", sys::cuMemAllocAsync(&mut self.scratch, wanted as usize, self.raw));
+                must("taking working memory", sys::cuMemAllocAsync(&mut self.scratch, wanted as usize, raw));
             }
             self.scratch_bytes = wanted;
         }
@@ -139,16 +163,12 @@ impl Stream {
     /// # Safety
     /// The arguments are those that the kernel declares, and what they point to lives until the kernel has run.
     pub(super) unsafe fn launch(&mut self, source: &'static Source, name: &str, shape: Shape, arguments: &[Argument]) {
-        // More than any kernel has; an array, since a vector would be allocated for each launch.
-        let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
-        for (pointer, argument) in pointers[..arguments.len()].iter_mut().zip(arguments) {
-            *pointer = argument.0.as_ptr().cast_mut().cast();
-        }
+        let function = self.function(source, name, shape);
         // SAFETY: the caller's promise.
-        unsafe { self.launch_at(source, name, shape, &mut pointers) };
+        unsafe { self.replay.kernel(function, shape, arguments.iter().map(Argument::words), self.raw) };
     }
 
-    /// Launches a kernel of one argument that is too large to be copied about: up to 4 KiB.
+    /// Launches a kernel of one argument that is too large to be copied about: up to 4 KiB, whole words and without gaps.
     ///
     /// # Safety
     /// As for [`launch`](Stream::launch).
@@ -159,25 +179,32 @@ impl Stream {
         shape: Shape,
         argument: &T,
     ) {
-        let pointer: *const T = argument;
-        // SAFETY: the caller's promise; the argument is copied before this returns.
-        unsafe { self.launch_at(source, name, shape, &mut [pointer.cast_mut().cast()]) };
+        const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>()) && align_of::<T>() == align_of::<u64>()) };
+        let function = self.function(source, name, shape);
+        // SAFETY: the argument is whole words, and the caller's promise.
+        unsafe {
+            let words =
+                std::slice::from_raw_parts(std::ptr::from_ref(argument).cast(), size_of::<T>() / size_of::<u64>());
+            self.replay.kernel(function, shape, std::iter::once(words), self.raw);
+        }
+    }
+
+    fn function(&self, source: &'static Source, name: &str, shape: Shape) -> sys::CUfunction {
+        self.context.function(source, name, shape.shared_bytes > PLAIN_SHARED_BYTES)
     }
 
     /// # Safety
-    /// As for [`launch`](Stream::launch): `pointers` are to the arguments.
-    unsafe fn launch_at(&mut self, source: &'static Source, name: &str, shape: Shape, pointers: &mut [*mut c_void]) {
-        let function = self.context.function(source, name, shape.shared_bytes > PLAIN_SHARED_BYTES);
-        let ([gx, gy, gz], [tx, ty, tz]) = (shape.blocks, shape.threads);
+    /// What the call names lives until it has run.
+    pub(super) unsafe fn product(&mut self, call: ProductCall) {
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            let no_extra = std::ptr::null_mut();
-            let parameters = pointers.as_mut_ptr();
-            sys::cuLaunchKernel(function, gx, gy, gz, tx, ty, tz, shape.shared_bytes, self.raw, parameters, no_extra)
-        };
-        if result != sys::CUresult::CUDA_SUCCESS {
-            panic!("launching `{name}` as {shape:?}: {}", super::error::describe(result));
-        }
+        unsafe { self.replay.product(call, self.raw) };
+    }
+
+    /// # Safety
+    /// What the call names lives until it has run.
+    pub(super) unsafe fn attention(&mut self, call: AttentionCall) {
+        // SAFETY: the caller's promise.
+        unsafe { self.replay.attention(call, self.raw) };
     }
 
     /// Sets bytes of device memory, in the stream's order.
@@ -186,7 +213,7 @@ impl Stream {
     /// The bytes are the caller's to write.
     pub(super) unsafe fn set_bytes(&mut self, address: u64, value: u8, bytes: u64) {
         // SAFETY: the caller's promise.
-        must("setting memory", unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, self.raw) });
+        unsafe { self.replay.set_bytes(address, value, bytes, self.raw) };
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
-use evenkeel_device::{Device, DeviceKind, KernelTime};
+use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
 use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_train::{AdamWOptions, Prepared, Samples, Trainer, TrainerOptions};
@@ -68,27 +68,28 @@ impl Preset {
         Ok(model.for_device(DeviceKind::Cuda))
     }
 
-    fn trainer_options(self) -> TrainerOptions {
+    fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
         TrainerOptions {
             optimizer: Some(AdamWOptions::default()),
             label_smoothing: 0.0,
             arrangement: Arrangement::of(NONE),
-            longest: self.batch().1.unwrap_or(1),
+            longest: self.batch(sizes).1.unwrap_or(1),
             dropout_seed: 0,
         }
     }
 
     /// Sequences of tokens, or images if they have none.
-    fn batch(self) -> (usize, Option<usize>) {
-        match self {
+    fn batch(self, sizes: Sizes) -> (usize, Option<usize>) {
+        let (sequences, length) = match self {
             Preset::Llama1b => (8, Some(2048)),
             Preset::Gpt2 => (32, Some(1024)),
             Preset::Vit1b => (64, None),
             Preset::Llama8l => (4, Some(4096)),
-        }
+        };
+        (sizes.sequences.unwrap_or(sequences), length.map(|length| sizes.length.unwrap_or(length)))
     }
 
-    fn samples(self, config: &Value, step: u64) -> Samples {
+    fn samples(self, config: &Value, sizes: Sizes, step: u64) -> Samples {
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
         let mut below = |end: u64| {
             state ^= state << 13;
@@ -96,7 +97,7 @@ impl Preset {
             state ^= state << 17;
             (state >> 33) % end
         };
-        let (count, sequence) = self.batch();
+        let (count, sequence) = self.batch(sizes);
         let Some(sequence) = sequence else {
             let pixels = (0..count * 3 * 224 * 224).map(|_| below(4096) as f32 / 1024.0 - 2.0).collect();
             return Samples::Images { pixels, labels: (0..count).map(|_| below(10) as u32).collect() };
@@ -109,6 +110,14 @@ impl Preset {
     }
 }
 
+/// What a step has instead of the model's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sizes {
+    /// Or images.
+    pub sequences: Option<usize>,
+    pub length: Option<usize>,
+}
+
 pub struct Options<'a> {
     pub presets: &'a [Preset],
     pub precision: Precision,
@@ -118,6 +127,9 @@ pub struct Options<'a> {
     pub json: bool,
     pub cut: Cut,
     pub virtual_gpus: Vec<u32>,
+    pub sizes: Sizes,
+    /// Whether CUDA graphs are replayed.
+    pub graph: bool,
 }
 
 /// What the card is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
@@ -137,11 +149,12 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let config = preset.config();
     let model = preset.model()?;
     let device = device::start_cuda(0)?;
-    let (count, sequence) = preset.batch();
+    device.replay_graphs(false);
+    let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), Split::NONE, 0, device.compute());
-    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options());
+    let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
     // Two batches in turn, on the card beforehand, as PyTorch's are: loading data is not what is timed.
-    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, step)]));
+    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;
     let mut number = 0;
     let mut step = || -> Result<(Duration, f64), Failure> {
@@ -154,16 +167,20 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     };
     let (_, first_loss) = step()?;
     let to_first_step = begin.elapsed();
+    device.replay_graphs(options.graph);
+    let free_bytes = || Ok::<u64, Failure>(cuda_memory(0).map_err(device::fault)?.free_bytes);
+    let free_before = free_bytes()?;
     for _ in 1..options.warmup {
         step()?;
     }
-    let mut times = Vec::new();
-    let mut loss = first_loss;
+    let beside_bytes = free_before.saturating_sub(free_bytes()?);
+    let (mut times, mut loss, before) = (Vec::new(), first_loss, device.replays());
     for _ in 0..options.steps {
         let (time, new_loss) = step()?;
         times.push(time.as_secs_f64());
         loss = new_loss;
     }
+    let replays = device.replays();
     let median = median(times.iter().copied());
     let units = (count * sequence.unwrap_or(1)) as f64;
     let unit = if sequence.is_some() { "tokens" } else { "images" };
@@ -173,7 +190,8 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
             "model": preset.name(), "dtype": options.precision.name(), "parameters": model.parameter_count(),
             "median_step_s": median, "min_step_s": times[0], "per_s": units / median, "unit": unit,
             "peak_bytes": peak_bytes, "first_step_s": to_first_step.as_secs_f64(), "first_loss": first_loss,
-            "last_loss": loss,
+            "last_loss": loss, "graphs_per_step": (replays.graphs - before.graphs) as f64 / options.steps as f64,
+            "graphs_refused": replays.refusal,
         });
         return Ok(json.to_string());
     }
@@ -185,6 +203,9 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         text::bytes(peak_bytes),
         to_first_step.as_secs_f64(),
     )];
+    if options.graph {
+        lines.push(of_graphs(&before, &replays, options.steps, beside_bytes));
+    }
     if options.breakdown {
         lines.push(breakdown(&device, step)?);
     }
@@ -192,6 +213,23 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
 }
 
 const LR: f64 = 1e-4;
+
+/// What a step's commands became.
+fn of_graphs(before: &Replays, after: &Replays, steps: usize, beside_bytes: u64) -> String {
+    let a_step = |of: fn(&Replays) -> u64| ((of(after) - of(before)) as f64 / steps as f64).round();
+    let line = format!(
+        "         {} graphs a step of {} commands, {} of their kernels changed; {} graphs captured, {} beside the arena",
+        a_step(|replays| replays.graphs),
+        a_step(|replays| replays.commands_in_graphs),
+        a_step(|replays| replays.changed),
+        after.captured,
+        text::bytes(beside_bytes),
+    );
+    match &after.refusal {
+        Some(why) => format!("{line}; none any more: {why}"),
+        None => line,
+    }
+}
 
 /// One measured step by kernels, each beside the least time that its operations and bytes take.
 fn breakdown(device: &Device, mut step: impl FnMut() -> Result<(Duration, f64), Failure>) -> Result<String, Failure> {

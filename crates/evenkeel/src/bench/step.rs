@@ -61,6 +61,15 @@ pub struct Arguments {
     /// With --device cuda: which models to train; all of them by default.
     #[arg(long, value_enum)]
     model: Vec<cuda::Preset>,
+    /// With --device cuda: sequences or images of a step; by default the model's own number.
+    #[arg(long, value_parser = between::<1, 65536>)]
+    sequences: Option<usize>,
+    /// With --device cuda: tokens of a sequence; by default the model's own number.
+    #[arg(long, value_parser = between::<2, 1048576>)]
+    length: Option<usize>,
+    /// With --device cuda: issue every kernel by itself instead of replaying work as CUDA graphs.
+    #[arg(long)]
+    no_graph: bool,
 }
 
 impl Arguments {
@@ -88,6 +97,17 @@ impl Arguments {
         if !on_card && !self.virtual_gpus.is_empty() {
             return mistake("--virtual-gpus are parts of a card".to_owned(), "use --device cuda, too");
         }
+        let of_cards = [
+            ("--sequences", self.sequences.is_some()),
+            ("--length", self.length.is_some()),
+            ("--no-graph", self.no_graph),
+        ];
+        if let Some((name, _)) = of_cards.into_iter().find(|(_, is_given)| *is_given && !on_card) {
+            return mistake(
+                format!("{name} is about a card"),
+                "use --device cuda, too; cores have --batch and --sequence",
+            );
+        }
         if on_card && (self.dp > 1 || self.zero > 0) {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
         }
@@ -114,6 +134,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             json: arguments.json,
             cut: arguments.cut(),
             virtual_gpus: arguments.virtual_gpus.clone(),
+            sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
+            graph: !arguments.no_graph,
         });
     }
     arguments.llama.check_shares(arguments.dp)?;

@@ -293,6 +293,11 @@ fn check_device(raw: &mut RawConfig, settings: &Settings) {
             let hint = "set device.kind = \"cuda\", or parallel.cores_per_rank";
             raw.note_contradiction(&["device.virtual_gpus", "device.kind"], what, Some(hint));
         }
+        if settings.device.graph.is_some() {
+            let what = "`device.graph` is about a GPU, but `device.kind` is \"cpu\"".to_owned();
+            let hint = "set device.kind = \"cuda\", or leave device.graph out";
+            raw.note_contradiction(&["device.graph", "device.kind"], what, Some(hint));
+        }
         return;
     }
     if parts > 0 && parts != ranks {

@@ -252,6 +252,8 @@ settings! {
         /// The multiprocessors of the GPU that each rank has for itself, such as [40, 40, 24, 16]; all ranks share all of them if
         /// not set. Of an H200, multiples of 8 that are 120 together at most.
         virtual_gpus: Vec<u32> = Vec::new(), from(1).to(65536);
+        /// Whether a GPU replays work that repeats as CUDA graphs; true if not set. It computes the same, with less of the host's time.
+        graph: Option<bool>;
         /// Threads that compute; all cores if not set.
         threads: Option<usize>, from(1).to(4096);
     }

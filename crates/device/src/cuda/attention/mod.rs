@@ -19,6 +19,7 @@ use std::sync::OnceLock;
 
 use super::{Run, Stream};
 use crate::kernel::{Attention, AttentionBackward, CachedAttention};
+pub(super) use cudnn::AttentionCall;
 pub use cudnn::{CudnnReport, cudnn_report};
 pub(super) use sources::sources;
 

@@ -53,6 +53,8 @@ pub(super) struct Parameters {
     pub segments: u32,
     pub offsets: [u32; MOST_SEGMENTS + 1],
     pub cached: [u32; MOST_SEGMENTS],
+    /// Arguments are compared word by word, so the last one is whole.
+    pub unused: u32,
 }
 
 const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of parameters everywhere");
@@ -96,6 +98,7 @@ impl Parameters {
             segments: 0,
             offsets: [0; MOST_SEGMENTS + 1],
             cached: [0; MOST_SEGMENTS],
+            unused: 0,
         }
     }
 

@@ -20,7 +20,8 @@ use super::stream::arguments;
 use super::{CudaError, Run, Stream};
 use crate::kernel::{Activation, Product};
 use crate::{DType, Extent, View};
-use plan::{Bias, EpilogueOperands, Plan, PlanKey};
+pub(super) use plan::ProductCall;
+use plan::{Bias, Operands, Plan, PlanKey};
 
 /// cuBLASLt's own working memory.
 pub(super) const WORKSPACE_BYTES: u64 = 64 << 20;
@@ -152,14 +153,19 @@ fn attempt(product: &Product, sums: View, choice: Bias, before: Option<View>, st
         (Bias::F32, Some(bias)) => copied_bias(bias, DType::F32, stream),
         (Bias::Bf16, Some(bias)) => copied_bias(bias, DType::Bf16, stream),
     };
-    let operands = EpilogueOperands { bias: bias_address, before: before.map_or(0, |before| before.address) };
     let workspace = stream.scratch(plan::scratch_bytes(if bias.is_some() { sums.cols } else { 0 }));
+    let operands = Operands {
+        a: product.a.address,
+        b: product.b.address,
+        sums: sums.address,
+        out: sums.address,
+        bias: bias_address,
+        before: before.map_or(0, |before| before.address),
+        workspace,
+    };
     let handle = context.products().handle;
     // SAFETY: the operands are those that the plan was made for.
-    let outcome = unsafe { plan.run(handle, product, sums, sums.address, operands, workspace, stream.raw()) };
-    if let Err(error) = outcome {
-        panic!("Product {:?} of {:?} in {:?}: {error}", product.order, product.dims(), product.a.dtype);
-    }
+    unsafe { stream.product(ProductCall::new(plan, handle, operands)) };
     true
 }
 

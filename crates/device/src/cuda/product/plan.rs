@@ -81,6 +81,7 @@ pub(super) fn scratch_bytes(bias_cols: usize) -> u64 {
 }
 
 pub(super) struct Plan {
+    key: PlanKey,
     operation: sys::cublasLtMatmulDesc_t,
     /// Of the library's A (our b), B (our a) and C.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -90,11 +91,48 @@ pub(super) struct Plan {
     keeps_before: bool,
 }
 
-/// Where the operands of an epilogue lie; 0 where it has none.
+/// Where a product's operands lie; 0 where there is none.
 #[derive(Clone, Copy)]
-pub(super) struct EpilogueOperands {
+pub(super) struct Operands {
+    pub a: u64,
+    pub b: u64,
+    /// What is added to, and where to.
+    pub sums: u64,
+    pub out: u64,
     pub bias: u64,
     pub before: u64,
+    pub workspace: u64,
+}
+
+/// A product on its way: how it is computed, and of what.
+#[derive(Clone)]
+pub(in super::super) struct ProductCall {
+    plan: Arc<Plan>,
+    handle: sys::cublasLtHandle_t,
+    operands: Operands,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for ProductCall {}
+
+impl ProductCall {
+    pub(super) fn new(plan: Arc<Plan>, handle: sys::cublasLtHandle_t, operands: Operands) -> ProductCall {
+        ProductCall { plan, handle, operands }
+    }
+
+    /// All that the library is given.
+    pub fn identity(&self) -> [u64; 8] {
+        let Operands { a, b, sums, out, bias, before, workspace } = self.operands;
+        [Arc::as_ptr(&self.plan) as u64, a, b, sums, out, bias, before, workspace]
+    }
+
+    /// # Safety
+    /// The operands are those that the plan was made for, and live until it has run.
+    pub unsafe fn issue(&self, stream: cudarc::driver::sys::CUstream) -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.plan.run(self.handle, self.operands, stream) };
+        outcome.map_err(|error| format!("Product {:?}: {error}", self.plan.key))
+    }
 }
 
 // SAFETY: descriptions are only changed under the lock of the products, and otherwise read.
@@ -162,7 +200,7 @@ fn make(
     // SAFETY: the descriptions live. Which memory the epilogue's operands will have does not matter yet, only that they have
     // some.
     let candidates = unsafe {
-        plan.set_operands(EpilogueOperands { bias: some, before: some }).ok()?;
+        plan.set_epilogue(some, some).ok()?;
         plan.candidates(handle, key)
     };
     plan.algorithm = candidates.first()?.algo;
@@ -207,25 +245,26 @@ fn fastest(
     let bytes = ((sums.rows * sums.stride * sums.dtype.size_bytes()) as u64).next_multiple_of(256);
     let workspace = stream.scratch(WORKSPACE_BYTES + bytes + key.before_bytes());
     let bias = if plan.has_bias { bias.map_or(0, |bias| bias.address) } else { 0 };
-    let events = stream.context().events(true).clone();
+    let (events, raw) = (stream.context().events(true).clone(), stream.raw());
     let mut best = (f64::INFINITY, 0);
     for (place, &algorithm) in algorithms.iter().enumerate() {
         plan.algorithm = algorithm;
         let run = |times: usize| {
             let out = workspace + WORKSPACE_BYTES;
-            let operands = EpilogueOperands { bias, before: out + bytes };
+            let [a, b, sums] = [product.a, product.b, sums].map(|view| view.address);
+            let operands = Operands { a, b, sums, out, bias, before: out + bytes, workspace };
             (0..times).all(|_| {
                 // SAFETY: the operands are those that the plan was made for; the output lies behind the workspace. A bias
                 // of the wrong width is read as numbers of another type, inside its memory.
-                unsafe { plan.run(handle, product, sums, out, operands, workspace, stream.raw()).is_ok() }
+                unsafe { plan.run(handle, operands, raw).is_ok() }
             })
         };
         if !run(RUNS[0]) {
             continue;
         }
-        let start = SharedEvent::record(&events, stream.raw());
+        let start = SharedEvent::record(&events, raw);
         let ran = run(RUNS[1]);
-        let end = SharedEvent::record(&events, stream.raw());
+        let end = SharedEvent::record(&events, raw);
         end.wait();
         let seconds = end.duration_since(&start).map_or(f64::INFINITY, |duration| duration.as_secs_f64());
         if ran && seconds < best.0 {
@@ -252,6 +291,7 @@ impl Plan {
             lt::create_matrix_layout(data_type(key.sums), n, m, sums_stride)?,
         ];
         let plan = Plan {
+            key,
             operation,
             layouts,
             algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
@@ -296,15 +336,15 @@ impl Plan {
 
     /// # Safety
     /// Nobody else uses the description meanwhile.
-    unsafe fn set_operands(&self, operands: EpilogueOperands) -> Result<(), lt::CublasError> {
+    unsafe fn set_epilogue(&self, bias: u64, before: u64) -> Result<(), lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         // SAFETY: a pointer is as wide as its address.
         unsafe {
             if self.has_bias {
-                self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias)?;
+                self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
             }
             if self.keeps_before {
-                self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.before)?;
+                self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before)?;
             }
         }
         Ok(())
@@ -369,17 +409,13 @@ impl Plan {
     ///
     /// # Safety
     /// The operands are those that the plan was made for, and live until it has run.
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn run(
+    unsafe fn run(
         &self,
         handle: sys::cublasLtHandle_t,
-        product: &Product,
-        sums: View,
-        out: u64,
-        operands: EpilogueOperands,
-        workspace: u64,
+        operands: Operands,
         stream: cudarc::driver::sys::CUstream,
     ) -> Result<(), lt::CublasError> {
+        let Operands { a, b, sums, out, bias, before, workspace } = operands;
         let (one, zero) = (1f32, 0f32);
         let beta = if self.accumulate { &one } else { &zero };
         let [b_layout, a_layout, sums_layout] = self.layouts;
@@ -388,17 +424,17 @@ impl Plan {
         unsafe {
             let has_operands = self.has_bias || self.keeps_before;
             let _guard = has_operands.then(|| WITH_OPERANDS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-            self.set_operands(operands)?;
+            self.set_epilogue(bias, before)?;
             lt::matmul(
                 handle,
                 self.operation,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(beta).cast(),
-                product.b.address as *const c_void,
+                b as *const c_void,
                 b_layout,
-                product.a.address as *const c_void,
+                a as *const c_void,
                 a_layout,
-                sums.address as *const c_void,
+                sums as *const c_void,
                 sums_layout,
                 out as *mut c_void,
                 sums_layout,

@@ -7,7 +7,7 @@ use evenkeel_model::Parameters;
 use evenkeel_train::{Trainer, costs};
 use serde_json::json;
 
-use super::{LR, Options, Preset};
+use super::{LR, Options, Preset, Sizes};
 use crate::bench::median;
 use crate::launch::Launch;
 use crate::{Failure, text};
@@ -20,21 +20,23 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         kind: DeviceKind::Cuda,
         cut: options.cut.clone(),
         virtual_gpus: options.virtual_gpus.clone(),
+        graph: options.graph,
         ..Launch::even(1, tp, None)
     };
     let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
-    let micros = [preset.samples(&preset.config(), 0)];
-    launch.check_memory(&costs(&shards, launch.mesh(), 0, preset.trainer_options(), dtype, &micros), 0, HINT)?;
-    let ranks = launch.start(shards, preset.trainer_options(), move |shard, split, queue| {
+    let sizes = options.sizes;
+    let micros = [preset.samples(&preset.config(), sizes, 0)];
+    launch.check_memory(&costs(&shards, launch.mesh(), 0, preset.trainer_options(sizes), dtype, &micros), 0, HINT)?;
+    let ranks = launch.start(shards, preset.trainer_options(sizes), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
     let (warmup, steps) = (options.warmup, options.steps);
-    let ran = ranks.each(move |trainer| run(trainer, preset, warmup, steps))?;
+    let ran = ranks.each(move |trainer| run(trainer, preset, sizes, warmup, steps))?;
     let ran = ran.into_iter().collect::<Result<Vec<Ran>, _>>()?;
     // A step has ended when it has on every rank.
     let slowest = |step: usize| ran.iter().map(|ran| ran.times[step]).max().expect("there are ranks").as_secs_f64();
     let times: Vec<f64> = (0..steps).map(slowest).collect();
-    let (median, (count, sequence)) = (median(times.iter().copied()), preset.batch());
+    let (median, (count, sequence)) = (median(times.iter().copied()), preset.batch(sizes));
     let per_s = (count * sequence.unwrap_or(1)) as f64 / median;
     let unit = if sequence.is_some() { "tokens" } else { "images" };
     let peaks: Vec<u64> = ran.iter().map(|ran| ran.peak_bytes).collect();
@@ -70,9 +72,15 @@ struct Ran {
     peak_bytes: u64,
 }
 
-fn run(trainer: &mut Trainer, preset: Preset, warmup: usize, steps: usize) -> Result<Ran, evenkeel_train::Error> {
+fn run(
+    trainer: &mut Trainer,
+    preset: Preset,
+    sizes: Sizes,
+    warmup: usize,
+    steps: usize,
+) -> Result<Ran, evenkeel_train::Error> {
     let config = preset.config();
-    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, step)]));
+    let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<_>, _>>()?;
     let (mut times, mut losses) = (Vec::new(), [0.0; 2]);
     for number in 0..warmup + steps {

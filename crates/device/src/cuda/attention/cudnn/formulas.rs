@@ -30,6 +30,13 @@ pub(super) enum Role {
     Window,
 }
 
+impl Role {
+    /// Whether it is one of the host's numbers.
+    pub fn is_number(self) -> bool {
+        matches!(self, Role::Scale | Role::One | Role::Hidden | Role::Window)
+    }
+}
+
 /// A graph, and the tensors that an execution gives it.
 pub(super) struct Formula {
     pub graph: Graph,

@@ -1,6 +1,7 @@
 //! cuDNN's fused attention, where the library is there and takes the problem. What it refuses is ours to compute, and
 //! is told once by [`cudnn_report`].
 
+mod call;
 mod descriptor;
 mod formulas;
 mod graph;
@@ -8,10 +9,12 @@ mod plan;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::cudnn::sys;
 
+pub(in super::super) use self::call::AttentionCall;
+use self::call::with_handle;
 use self::descriptor::{Refusal, succeed};
 use self::formulas::Role;
 use self::plan::{Plan, Target};
@@ -103,7 +106,7 @@ struct Library {
     handle: sys::cudnnHandle_t,
     version: String,
     /// None for what was refused.
-    plans: HashMap<Problem, Option<Plan>>,
+    plans: HashMap<Problem, Option<Arc<Plan>>>,
 }
 
 // SAFETY: a handle may be used from any thread, one at a time.
@@ -120,12 +123,12 @@ impl Library {
     }
 
     /// The problem's plan: made before, kept in the cache, or made now.
-    fn plan(&mut self, problem: &Problem, cache: Option<&dyn KernelCache>, card: &str) -> Option<&Plan> {
+    fn plan(&mut self, problem: &Problem, cache: Option<&dyn KernelCache>, card: &str) -> Option<Arc<Plan>> {
         if !self.plans.contains_key(problem) {
             let key = format!("cudnn{}-{card}-{:016x}", self.version, digest(format!("{problem:?}").as_bytes()));
             let kept = cache.and_then(|cache| cache.get(&key)).and_then(unwrap_entry);
             let plan = check(problem, version_number())
-                .and_then(|()| Plan::new(problem, &Target::Card(self.handle), kept.as_deref()));
+                .and_then(|()| with_handle(|| Plan::new(problem, &Target::Card(self.handle), kept.as_deref())));
             match &plan {
                 Ok(plan) => {
                     report().plans += 1;
@@ -135,9 +138,9 @@ impl Library {
                 }
                 Err(refusal) => note(problem, refusal),
             }
-            self.plans.insert(problem.clone(), plan.ok());
+            self.plans.insert(problem.clone(), plan.ok().map(Arc::new));
         }
-        self.plans.get(problem).and_then(|plan| plan.as_ref())
+        self.plans.get(problem).and_then(Clone::clone)
     }
 }
 
@@ -196,22 +199,24 @@ impl Cudnn {
         let [(_, delta), (_, dq_sums)] = plan.sums;
         let workspace_bytes = plan.workspace_bytes.next_multiple_of(CUT_BYTES);
         let workspace = stream.scratch((workspace_bytes + bytes(delta) + bytes(dq_sums)).max(CUT_BYTES));
-        let (one, hidden, window) = (1f32, f32::NEG_INFINITY, problem.window.unwrap_or(0) as f32);
-        let number = |number: &f32| std::ptr::from_ref(number) as u64;
-        let address = |role: Role| match role {
+        let number = |number: f32| u64::from(number.to_bits());
+        let call = AttentionCall::new(plan.clone(), handle, workspace, |role| match role {
             Role::Delta => workspace + workspace_bytes,
             Role::DqSums => workspace + workspace_bytes + bytes(delta),
-            Role::Scale => number(&scale),
-            Role::One => number(&one),
-            Role::Hidden => number(&hidden),
-            Role::Window => number(&window),
+            Role::Scale => number(scale),
+            Role::One => number(1.0),
+            Role::Hidden => number(f32::NEG_INFINITY),
+            Role::Window => number(problem.window.unwrap_or(0) as f32),
             _ => operand(role),
-        };
-        // SAFETY: the plan is for these layouts, the operands and the stream's memory live until it has run, and the
-        // numbers are read before this returns.
+        });
+        // What cuDNN refuses to run is ours to compute, so the first time is now.
+        // SAFETY: the plan is for these layouts, the operands and the stream's memory live until it has run.
         let outcome = unsafe {
-            succeed("a stream", sys::cudnnSetStream(handle, stream.raw().cast()))
-                .and_then(|()| plan.execute(handle, workspace, address))
+            if plan.has_run() {
+                stream.attention(call);
+                return true;
+            }
+            call.execute(stream.raw())
         };
         let Err(refusal) = outcome else { return true };
         note(&problem, &refusal);

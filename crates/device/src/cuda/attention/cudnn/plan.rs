@@ -1,6 +1,7 @@
 //! From a formula to a plan: what cuDNN compiled for it, ready to run.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::cudnn::sys;
 use sys::cudnnBackendAttributeName_t as Name;
@@ -44,11 +45,15 @@ const MOST_TRIED: usize = 8;
 
 pub(super) struct Plan {
     descriptor: Descriptor,
-    roles: Vec<(Role, i64)>,
+    pub roles: Vec<(Role, i64)>,
+    has_run: AtomicBool,
     /// Elements of the f32 tensors that only the plan uses.
     pub sums: [(Role, i64); 2],
     pub workspace_bytes: u64,
 }
+
+// SAFETY: a finished plan is only read, and run by who has the handle.
+unsafe impl Sync for Plan {}
 
 impl Plan {
     /// The best plan by cuDNN's own judgement, or the one that `kept` tells of, as [`Plan::text`] wrote it.
@@ -61,7 +66,7 @@ impl Plan {
             None => compile(formula.graph.finish(target.handle())?, target)?,
         };
         let workspace_bytes = descriptor.integer(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as u64;
-        Ok(Plan { descriptor, roles, sums: formula.sums, workspace_bytes })
+        Ok(Plan { descriptor, roles, has_run: AtomicBool::new(false), sums: formula.sums, workspace_bytes })
     }
 
     /// The plan with what was compiled for it.
@@ -69,7 +74,12 @@ impl Plan {
         self.descriptor.text(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
     }
 
-    /// Runs the plan on the handle's stream. `address` says where each tensor lies, numbers in the host's memory.
+    /// Whether cuDNN has ever taken it.
+    pub fn has_run(&self) -> bool {
+        self.has_run.load(Ordering::Acquire)
+    }
+
+    /// Runs the plan on the handle's stream. The addresses are those of its roles, of numbers in the host's memory.
     ///
     /// # Safety
     /// The tensors have the layouts of the plan's problem and live until it has run, the numbers until this returns.
@@ -77,17 +87,18 @@ impl Plan {
         &self,
         handle: sys::cudnnHandle_t,
         workspace: u64,
-        address: impl Fn(Role) -> u64,
+        addresses: &[*mut c_void],
     ) -> Result<(), Refusal> {
         let ids: Vec<i64> = self.roles.iter().map(|(_, id)| *id).collect();
-        let addresses: Vec<*mut c_void> = self.roles.iter().map(|(role, _)| address(*role) as *mut c_void).collect();
         let mut pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         pack.set_integers(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &ids)?;
-        pack.set_addresses(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &addresses)?;
+        pack.set_addresses(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, addresses)?;
         pack.set_addresses(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace as *mut c_void])?;
         let pack = pack.finalize()?;
         // SAFETY: the caller's promise.
-        succeed("execution", unsafe { sys::cudnnBackendExecute(handle, self.descriptor.raw(), pack.raw()) })
+        succeed("execution", unsafe { sys::cudnnBackendExecute(handle, self.descriptor.raw(), pack.raw()) })?;
+        self.has_run.store(true, Ordering::Release);
+        Ok(())
     }
 }
 

@@ -1,0 +1,122 @@
+//! Commands as a graph that the driver launches in one call.
+
+use cudarc::driver::sys;
+
+use super::commands::{Commands, told};
+
+pub(super) struct Graph {
+    /// Nodes are named by those of the graph that was captured, so it stays.
+    _captured: Captured,
+    executable: Executable,
+    /// The nodes of our own kernels, by command.
+    nodes: Vec<Option<sys::CUgraphNode>>,
+    /// What it does as it is now.
+    commands: Commands,
+}
+
+// SAFETY: the driver's handles may be used from any thread, one at a time.
+unsafe impl Send for Graph {}
+
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // SAFETY: captured once, and destroyed once.
+        let _ = unsafe { sys::cuGraphDestroy(self.0) };
+    }
+}
+
+struct Executable(sys::CUgraphExec);
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // SAFETY: made once, and destroyed once.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+impl Graph {
+    /// Captures what the commands issue; nothing of it runs. An error leaves the stream as it was.
+    ///
+    /// # Safety
+    /// What the commands name lives, the stream too, and its context is current.
+    pub unsafe fn capture(commands: &Commands, stream: sys::CUstream) -> Result<Graph, String> {
+        use sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as MODE;
+        let mut nodes = Vec::with_capacity(commands.len());
+        // SAFETY: the caller's promise; what was begun is ended.
+        unsafe {
+            told(sys::cuStreamBeginCapture_v2(stream, MODE), || "beginning to capture".to_owned())?;
+            let issued = (0..commands.len()).try_for_each(|index| {
+                commands.issue(index, stream)?;
+                nodes.push(if commands.kernel(index).is_some() { Some(last_node(stream)?) } else { None });
+                Ok::<(), String>(())
+            });
+            let mut captured = std::ptr::null_mut();
+            let ended = sys::cuStreamEndCapture(stream, &mut captured);
+            let captured = Captured(captured);
+            issued?;
+            told(ended, || "ending to capture".to_owned())?;
+            let mut executable = std::ptr::null_mut();
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, captured.0, 0);
+            told(made, || format!("making a graph of {} commands", commands.len()))?;
+            let executable = Executable(executable);
+            Ok(Graph { _captured: captured, executable, nodes, commands: commands.clone() })
+        }
+    }
+
+    /// Launches the graph with these commands, which have the identity of those that it was made of. Returns how many nodes
+    /// were changed for it. What is left in `commands` is of no more use; after an error nothing was issued and they are whole.
+    ///
+    /// # Safety
+    /// As for [`Graph::capture`], until the graph has run.
+    pub unsafe fn launch(&mut self, commands: &mut Commands, stream: sys::CUstream) -> Result<u64, String> {
+        assert_eq!(self.commands.identity().len(), commands.identity().len(), "other commands than the graph's");
+        let mut changed = 0;
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (Some(node), Some(old), Some(new)) = (node, self.commands.kernel(index), commands.kernel(index)) else {
+                continue;
+            };
+            if self.commands.is_unchanged(old, commands, new) {
+                continue;
+            }
+            let mut pointers = commands.pointers(new);
+            let parameters = commands.node_parameters(new, &mut pointers);
+            // SAFETY: the node is the graph's, its kernel the same; arguments are copied before this returns. Launches that are
+            // under way keep theirs.
+            let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, *node, &parameters) };
+            told(result, || "changing a graph".to_owned())?;
+            changed += 1;
+        }
+        // SAFETY: the caller's promise.
+        told(unsafe { sys::cuGraphLaunch(self.executable.0, stream) }, || "launching a graph".to_owned())?;
+        std::mem::swap(&mut self.commands, commands);
+        Ok(changed)
+    }
+}
+
+/// The node of what was last issued to a stream that is captured.
+///
+/// # Safety
+/// The stream lives.
+unsafe fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, String> {
+    let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut number, mut graph, mut nodes) = (0, std::ptr::null_mut(), std::ptr::null());
+    let (mut edges, mut count) = (std::ptr::null(), 0);
+    // SAFETY: every pointer is to a variable of the right type; the nodes are read before anything else is issued.
+    unsafe {
+        let asked = sys::cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            &mut number,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count,
+        );
+        told(asked, || "asking for a captured kernel".to_owned())?;
+        match count {
+            1 => Ok(*nodes),
+            count => Err(format!("a captured kernel is followed from {count} nodes, expected 1")),
+        }
+    }
+}
