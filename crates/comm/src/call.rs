@@ -62,8 +62,8 @@ impl Call {
             (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
             (one, another) => one == another && self.root == other.root,
         };
-        // Nobody can reach from the host's memory to a card's, or from card to card.
-        let is_same = is_same && self.card == other.card;
+        // Nobody can reach from the host's memory to a card's.
+        let is_same = is_same && self.card.is_some() == other.card.is_some();
         // What goes from one member to another concerns these two, who compare it piece by piece.
         if is_same && self.kind == Kind::Redistribute {
             return true;

@@ -3,7 +3,8 @@
 //! A [`Communicator`] is a rank's place among the ranks of a run; a [`Group`] is its membership in some of them. A
 //! collective is issued on a queue and returns at once, like a kernel. The ranks of one process read and write one
 //! another's tensors where they lie (`local`); they sum in the order of the members, so every member gets the same bits
-//! every time. Those that share a card do so in its memory.
+//! every time. Those that share a card do so in its memory; those on cards of their own have NCCL move the bytes (`nccl`), and sum
+//! them alike.
 //!
 //! Nobody waits for ever: a wait ends with an error when a rank aborts, fails, leaves or misses the deadline.
 //!
@@ -15,6 +16,7 @@ mod counts;
 mod group;
 mod link;
 mod local;
+mod nccl;
 mod ranks;
 
 pub use call::Kind;
@@ -22,5 +24,5 @@ pub use communicator::Communicator;
 pub use counts::{Count, Counts};
 pub use group::Group;
 pub use link::Link;
-pub use local::{Options, World};
+pub use local::{LibraryOfRank, Options, World};
 pub use ranks::{RankFailure, run_ranks};

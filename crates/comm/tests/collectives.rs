@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_comm::{Communicator, Group, Kind};
 use evenkeel_device::{DType, Queue, Tensor};
-use support::{Random, bits, numbers_of, on_ranks, options, sum_of, try_on_ranks};
+use support::{Random, bits, numbers_of, on_ranks, options, possible, sum_of, try_on_ranks};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
@@ -17,7 +17,7 @@ fn everybody(communicator: &Communicator) -> Group {
 
 /// Runs a case on every number of ranks, with every dtype.
 fn on_all(case: impl Fn(&Group, &Queue, DType) + Sync) {
-    for ranks in RANKS {
+    for ranks in possible(&RANKS) {
         on_ranks(ranks, |communicator, device| {
             let group = everybody(communicator);
             DTYPES.into_iter().for_each(|dtype| case(&group, device.comm(), dtype));

@@ -21,8 +21,9 @@ mod tensor;
 pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
 pub use cuda::{
-    CudaCard, CudaError, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, Replays,
-    compile_all_kernels, cuda_attention_repeats, cuda_memory, cuda_parts, cuda_report, cudnn_report, kernel_sources,
+    CudaCard, CudaError, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, NcclCommunicator,
+    NcclId, NcclLibrary, NcclTransfer, Replays, compile_all_kernels, cuda_attention_repeats, cuda_cards, cuda_memory,
+    cuda_parts, cuda_report, cudnn_report, kernel_sources,
 };
 pub use device::{Device, DeviceKind};
 pub use dry::Counts;

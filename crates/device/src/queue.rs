@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::kernel::{Fill, Kernel};
-use crate::{DType, PeerWork, Tensor, View};
+use crate::{DType, NcclCommunicator, NcclTransfer, PeerWork, Tensor, View};
 
 /// Which of a device's two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,13 @@ pub(crate) trait Backend: Send + Sync {
             }
         }
     }
+    /// Moves bytes between cards, in the queue's order.
+    ///
+    /// # Safety
+    /// As for [`Queue::transfer`].
+    unsafe fn transfer(&self, _lane: Lane, _way: &NcclCommunicator, _transfers: &[NcclTransfer]) {
+        panic!("NCCL moves bytes between cards only");
+    }
 }
 
 /// Says whether a device still runs what it is given. It keeps a card's context alive and the word that its kernels
@@ -105,6 +112,16 @@ pub(crate) enum HostData {
 /// A point in a queue's work that another queue can wait for.
 #[derive(Clone, Debug)]
 pub struct Event(pub(crate) Point);
+
+impl Event {
+    /// Whether all work before this point has run.
+    pub fn is_reached(&self) -> bool {
+        match &self.0 {
+            Point::Cpu(flag) => flag.is_up(),
+            Point::Cuda(event) => event.is_reached(),
+        }
+    }
+}
 
 /// How a device tells that a point was reached.
 #[derive(Clone, Debug)]
@@ -282,6 +299,20 @@ impl Queue {
         if !work.is_idle() {
             // SAFETY: the caller's promise.
             unsafe { self.backend.peer(self.lane, work) };
+        }
+    }
+
+    /// Moves bytes between this queue's card and others, all transfers at once, in the queue's order. NCCL may still be putting them
+    /// there when this returns: nothing is issued to this queue, and nothing else over this way, before
+    /// [`NcclCommunicator::is_idle`].
+    ///
+    /// # Safety
+    /// What is sent is readable and what is received writable, in the card's memory, from when the queue comes to it until it is
+    /// done, and nobody else writes or reads it meanwhile. The other ends issue what belongs to it.
+    pub unsafe fn transfer(&self, way: &NcclCommunicator, transfers: &[NcclTransfer]) {
+        if !transfers.is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { self.backend.transfer(self.lane, way, transfers) };
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use evenkeel_comm::Communicator;
+use evenkeel_device::DeviceKind;
 use evenkeel_model::{Model, Parameters, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
@@ -12,7 +13,7 @@ use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
-use crate::memory::{check_fit_on, peak_bytes};
+use crate::memory::{check_fit, peak_bytes};
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, device_dtype};
 use crate::{Failure, Mistake};
@@ -50,12 +51,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
     let needed = peak_bytes_of(&shards, settings);
-    check_fit_on(
-        launch.kind,
-        "an evaluation",
-        needed,
-        "use a smaller train.batch or data.sequence, or a smaller model",
-    )?;
+    let (what, hint) = ("an evaluation", "use a smaller train.batch or data.sequence, or a smaller model");
+    match launch.kind {
+        DeviceKind::Cpu => check_fit(what, needed.iter().sum(), hint)?,
+        DeviceKind::Cuda => launch.check_fit_on_cards(what, needed.into_iter().max().unwrap_or(0), hint)?,
+    }
     let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
     let ranks = launch.start(shards, options(settings), move |shard, split, queue| {
         Ok(input.parameters(shard, seed, dtype, split, queue)?)
@@ -104,8 +104,8 @@ fn options(settings: &Settings) -> TrainerOptions {
     }
 }
 
-/// The memory that ranks with these shards take together, from dry runs.
-fn peak_bytes_of(shards: &[Model], settings: &Settings) -> u64 {
+/// The memory that each rank with one of these shards takes, from dry runs.
+fn peak_bytes_of(shards: &[Model], settings: &Settings) -> Vec<u64> {
     let samples = Samples::blank(shards[0].config.input, settings.train.batch, settings.data.sequence);
     let (mesh, dtype) = (Mesh::of_shards(shards.len()), device_dtype(settings.train.dtype));
     let of_rank = |(rank, shard): (usize, &Model)| {
@@ -116,7 +116,7 @@ fn peak_bytes_of(shards: &[Model], settings: &Settings) -> u64 {
             trainer.evaluate(&samples);
         })
     };
-    shards.iter().enumerate().map(of_rank).sum()
+    shards.iter().enumerate().map(of_rank).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use evenkeel_comm::{Link, Options};
 use evenkeel_device::{
-    CpuOptions, CudaError, CudaOptions, CudaPart, Device, DeviceKind, Queue, cpu_report, cuda_memory, cuda_parts,
+    CpuOptions, CudaError, CudaOptions, CudaPart, Device, DeviceKind, NcclLibrary, Queue, cpu_report, cuda_memory,
+    cuda_parts,
 };
 use evenkeel_model::{Cut, Model, Parameters, Part, Plan, Split};
 use evenkeel_step::Mesh;
@@ -17,6 +18,7 @@ use serde_json::Value;
 
 use crate::config::{self, Parallel, Schedule, Settings};
 use crate::memory::{check_fit, check_fit_on_card};
+use crate::placement::Placement;
 use crate::{Failure, Mistake, device};
 
 /// What every rank gets.
@@ -36,6 +38,7 @@ pub struct Launch {
     pub virtual_gpus: Vec<u32>,
     /// Whether a card replays work as CUDA graphs.
     pub graph: bool,
+    pub placement: Placement,
 }
 
 impl Launch {
@@ -52,8 +55,9 @@ impl Launch {
             _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
         };
         let (kind, virtual_gpus) = (settings.device.kind.into(), settings.device.virtual_gpus.clone());
+        let placement = placement(kind, parallel.dp * parallel.tp, &settings.device.cards, &virtual_gpus);
         if kind == DeviceKind::Cuda {
-            check_alike(&uncut, &virtual_gpus, evenkeel_device::cuda_attention_repeats())?;
+            check_alike(&uncut, &virtual_gpus, &names_of(&placement), evenkeel_device::cuda_attention_repeats())?;
         }
         Ok(Launch {
             kind,
@@ -66,9 +70,10 @@ impl Launch {
             zero: parallel.zero,
             cores_per_rank: cores_per_rank(parallel.dp * parallel.tp, parallel.cores_per_rank, settings.device.threads),
             comm_cores: parallel.comm_cores,
-            comm: Options { deadline, link: link(parallel) },
+            comm: Options { deadline, link: link(parallel), ..Options::default() },
             virtual_gpus,
             graph: settings.device.graph.unwrap_or(true),
+            placement,
         })
     }
 
@@ -77,7 +82,15 @@ impl Launch {
         let cut = Cut { split_sequence: true, ..Cut::even(tp) };
         let cores_per_rank = cores_per_rank(dp * tp, None, threads);
         let (kind, comm, virtual_gpus) = (DeviceKind::Cpu, Options::default(), Vec::new());
-        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus, graph: true }
+        let placement = Placement::default();
+        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus, graph: true, placement }
+    }
+
+    /// The same on cards: a card for each where there are as many, else one that all share, whole or in parts.
+    pub fn on_cards(self, virtual_gpus: &[u32]) -> Launch {
+        let (kind, virtual_gpus) = (DeviceKind::Cuda, virtual_gpus.to_vec());
+        let placement = placement(kind, self.ranks(), &[], &virtual_gpus);
+        Launch { kind, virtual_gpus, placement, ..self }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -90,7 +103,7 @@ impl Launch {
 
     /// Whether a rank can be timed while the others work: those that share a card's multiprocessors take turns on them.
     pub fn keeps_ranks_apart(&self) -> bool {
-        self.kind == DeviceKind::Cpu || !self.virtual_gpus.is_empty()
+        self.kind == DeviceKind::Cpu || !self.virtual_gpus.is_empty() || self.placement.is_each_on_its_own()
     }
 
     /// For the line that begins a run: nothing where there is one rank.
@@ -107,6 +120,7 @@ impl Launch {
         let of_each = match self.kind {
             DeviceKind::Cpu if ranks.is_empty() => String::new(),
             DeviceKind::Cpu => format!(" × {} cores", self.cores_per_rank),
+            DeviceKind::Cuda if self.placement.is_each_on_its_own() => ", each rank on a CUDA device".to_owned(),
             DeviceKind::Cuda if self.virtual_gpus.is_empty() => ", on a CUDA device".to_owned(),
             DeviceKind::Cuda => format!(", on parts of {:?} multiprocessors of a CUDA device", self.virtual_gpus),
         };
@@ -138,21 +152,27 @@ impl Launch {
         if are_pinned { allowed[rank * each..][..each].to_vec() } else { Vec::new() }
     }
 
-    /// How the card is divided among the ranks, where they are on one.
+    /// How cards are divided among the ranks, where they are on any.
     fn card(&self) -> Result<Option<Card>, Failure> {
         if self.kind == DeviceKind::Cpu {
             return Ok(None);
         }
+        if self.placement.is_each_on_its_own() {
+            // Missing, it is told before any rank starts.
+            NcclLibrary::find().map_err(device::fault)?;
+            return Ok(Some(Card { parts: Vec::new(), memory_bytes: None }));
+        }
+        let number = self.placement.card_of(0);
         let parts = match &self.virtual_gpus[..] {
             [] => Vec::new(),
-            sizes => cuda_parts(0, sizes).map_err(|error| match error {
+            sizes => cuda_parts(number, sizes).map_err(|error| match error {
                 CudaError::Parts { .. } => device::mistake(&error).into(),
                 _ => device::fault(error),
             })?,
         };
         // Each takes its share, whoever comes first. A lone rank takes what is free.
         let shared = self.ranks() > 1;
-        let memory = if shared { Some(cuda_memory(0).map_err(device::fault)?) } else { None };
+        let memory = if shared { Some(cuda_memory(number).map_err(device::fault)?) } else { None };
         Ok(Some(Card { parts, memory_bytes: memory.map(|memory| memory.arena_bytes_of(self.ranks())) }))
     }
 
@@ -164,7 +184,7 @@ impl Launch {
                 memory_bytes: *memory_bytes,
                 part,
                 graph: self.graph,
-                ..CudaOptions::new(0)
+                ..CudaOptions::new(self.placement.card_of(rank))
             });
         }
         let (count, mut cores) = (self.cores_per_rank, self.cores(rank));
@@ -180,19 +200,26 @@ impl Launch {
     }
 }
 
-/// A card that ranks share.
+/// What a rank has of its card.
 struct Card {
     /// By rank; none where all share all multiprocessors.
     parts: Vec<CudaPart>,
-    /// Of each rank's arena.
+    /// Of each rank's arena; what is free where it is alone.
     memory_bytes: Option<u64>,
 }
 
 /// Ranks that compute the same must come to the same bits, or what they hold of it would drift apart.
-fn check_alike(uncut: &BTreeSet<Part>, virtual_gpus: &[u32], attention_repeats: bool) -> Result<(), Mistake> {
+fn check_alike(
+    uncut: &BTreeSet<Part>,
+    virtual_gpus: &[u32],
+    cards: &[String],
+    attention_repeats: bool,
+) -> Result<(), Mistake> {
     let has_attention = uncut.iter().any(|part| matches!(part, Part::Attention(_)));
     let (why, hint) = if !uncut.is_empty() && virtual_gpus.iter().any(|size| *size != virtual_gpus[0]) {
         ("`device.virtual_gpus` of different sizes round differently", "make them equal, or cut the whole model")
+    } else if !uncut.is_empty() && cards.iter().any(|name| *name != cards[0]) {
+        ("GPUs of different kinds round differently", "choose equal ones with device.cards, or cut the whole model")
     } else if has_attention && !attention_repeats {
         let hint = "set EVENKEEL_CUDA_ATTENTION=repeatable in the environment, or cut attention, too";
         ("cuDNN's gradients of attention are rounded differently each time", hint)
@@ -201,6 +228,25 @@ fn check_alike(uncut: &BTreeSet<Part>, virtual_gpus: &[u32], attention_repeats: 
     };
     let what = format!("the plan leaves {} parts of the model whole on every rank, but {why}", uncut.len());
     Err(Mistake { what, hint: Some(hint.to_owned()) })
+}
+
+/// A machine that shows no cards says so when one is started.
+fn placement(kind: DeviceKind, ranks: usize, wanted: &[u32], virtual_gpus: &[u32]) -> Placement {
+    match kind {
+        DeviceKind::Cpu => Placement::default(),
+        DeviceKind::Cuda => {
+            Placement::on_cards(ranks, wanted, !virtual_gpus.is_empty(), evenkeel_device::cuda_cards().unwrap_or(0))
+        }
+    }
+}
+
+/// What the ranks' cards are called, as far as the driver shows them; nothing where there is one.
+fn names_of(placement: &Placement) -> Vec<String> {
+    if !placement.is_each_on_its_own() {
+        return Vec::new();
+    }
+    let found = evenkeel_device::cuda_report().cards;
+    placement.cards().into_iter().filter_map(|card| Some(found.get(card)?.name.clone())).collect()
 }
 
 /// How a run's steps are arranged.
@@ -247,8 +293,16 @@ impl Launch {
             return Ok(check_memory(costs, beside_bytes, hint)?);
         }
         let most = costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0);
-        check_fit_on_card(self.ranks(), "a step", most, hint)?;
+        self.check_fit_on_cards("a step", most, hint)?;
         Ok(check_fit("a checkpoint's copy of the weights and moments", beside_bytes, "use a smaller model")?)
+    }
+}
+
+impl Launch {
+    /// Refuses what one of the ranks has too little memory for on its card.
+    pub fn check_fit_on_cards(&self, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
+        let ranks = self.placement.ranks_on_each();
+        self.placement.cards().into_iter().try_for_each(|card| check_fit_on_card(card, ranks, what, needed_bytes, hint))
     }
 }
 
@@ -273,18 +327,22 @@ mod tests {
 
     #[test]
     fn what_every_rank_computes_whole_needs_parts_and_attention_that_come_out_alike() {
-        type Case<'a> = (&'a [Part], &'a [u32], bool, Option<&'a str>);
-        let cases: [Case; 7] = [
-            (&[], &[40, 24], false, None),
-            (&[Part::Mlp(0)], &[], false, None),
-            (&[Part::Mlp(0)], &[24, 24], false, None),
-            (&[Part::Mlp(0)], &[40, 24], true, Some("different sizes")),
-            (&[Part::Attention(1)], &[24, 24], false, Some("cuDNN's gradients")),
-            (&[Part::Attention(1)], &[24, 24], true, None),
-            (&[Part::Attention(1), Part::Head], &[], false, Some("the plan leaves 2 parts")),
+        type Case<'a> = (&'a [Part], &'a [u32], &'a [&'a str], bool, Option<&'a str>);
+        let cases: [Case; 10] = [
+            (&[], &[40, 24], &[], false, None),
+            (&[Part::Mlp(0)], &[], &[], false, None),
+            (&[Part::Mlp(0)], &[24, 24], &[], false, None),
+            (&[Part::Mlp(0)], &[40, 24], &[], true, Some("different sizes")),
+            (&[Part::Attention(1)], &[24, 24], &[], false, Some("cuDNN's gradients")),
+            (&[Part::Attention(1)], &[24, 24], &[], true, None),
+            (&[Part::Attention(1), Part::Head], &[], &[], false, Some("the plan leaves 2 parts")),
+            (&[Part::Mlp(0)], &[], &["H200", "H200"], false, None),
+            (&[Part::Mlp(0)], &[], &["H200", "A100"], true, Some("GPUs of different kinds")),
+            (&[], &[], &["H200", "A100"], true, None),
         ];
-        for (uncut, virtual_gpus, repeats, expected) in cases {
-            let found = check_alike(&uncut.iter().copied().collect(), virtual_gpus, repeats);
+        for (uncut, virtual_gpus, cards, repeats, expected) in cases {
+            let cards: Vec<String> = cards.iter().map(|name| (*name).to_owned()).collect();
+            let found = check_alike(&uncut.iter().copied().collect(), virtual_gpus, &cards, repeats);
             let said = found.err().map(|mistake| mistake.what);
             let is_expected = match expected {
                 Some(words) => said.as_ref().is_some_and(|said| said.contains(words)),

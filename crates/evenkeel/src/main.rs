@@ -12,6 +12,7 @@ mod inspect;
 mod kernel_cache;
 mod launch;
 mod memory;
+mod placement;
 mod process;
 mod program;
 mod train;

@@ -8,13 +8,13 @@ use crate::{Failure, Mistake, device, text};
 pub fn check_fit_on(kind: DeviceKind, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
     match kind {
         DeviceKind::Cpu => Ok(check_fit(what, needed_bytes, hint)?),
-        DeviceKind::Cuda => check_fit_on_card(1, what, needed_bytes, hint),
+        DeviceKind::Cuda => check_fit_on_card(0, 1, what, needed_bytes, hint),
     }
 }
 
-/// Refuses what one of so many ranks that share the card has too little memory for.
-pub fn check_fit_on_card(ranks: usize, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
-    Ok(check_card(ranks, what, needed_bytes, &cuda_memory(0).map_err(device::fault)?, hint)?)
+/// Refuses what one of so many ranks that share a card has too little memory for.
+pub fn check_fit_on_card(card: usize, ranks: usize, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
+    Ok(check_card(ranks, what, needed_bytes, &cuda_memory(card).map_err(device::fault)?, hint)?)
 }
 
 /// A part of a card's memory is left to libraries and compiled kernels.

@@ -232,7 +232,7 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "device.kind=cuda", "--set", "parallel.tp=8", "--set", "parallel.dp=4"],
             &[
-                "--set: there are 32 ranks (dp × tp), but a GPU is shared by 16 at most",
+                "--set: there are 32 ranks (dp × tp), but on GPUs there can be 16 at most",
                 "hint: use fewer, or compute on the cores with device.kind = \"cpu\"",
             ],
         ),
@@ -242,6 +242,44 @@ fn keys_that_contradict_each_other_are_refused() {
             &[
                 "--set: `device.virtual_gpus` has 2 parts, but there are 4 ranks (dp × tp)",
                 "hint: give one for each rank",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.cards=[1]"],
+            &["--set: `device.cards` are GPUs, but `device.kind` is \"cpu\"", "hint: set device.kind = \"cuda\""],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=4", "--set", "device.cards=[0, 1]"],
+            &[
+                "--set: `device.cards` has 2 numbers, but there are 4 ranks (dp × tp)",
+                "hint: give one for each rank, or a single one for all",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "device.kind=cuda", "--set", "parallel.tp=4", "--set", "device.cards=[0, 0, 1, 1]"],
+            &[
+                "--set: `device.cards` has 4 ranks on 2 GPUs",
+                "hint: give each rank a GPU of its own, or all the same one",
+            ],
+        ),
+        (
+            GOOD,
+            &[
+                "--set",
+                "device.kind=cuda",
+                "--set",
+                "parallel.tp=2",
+                "--set",
+                "device.cards=[0, 1]",
+                "--set",
+                "device.virtual_gpus=[40, 24]",
+            ],
+            &[
+                "--set: `device.virtual_gpus` are parts of one GPU, but `device.cards` has 2",
+                "hint: name a single GPU, or leave device.virtual_gpus out",
             ],
         ),
         (

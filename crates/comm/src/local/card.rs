@@ -1,9 +1,10 @@
-//! Collectives of ranks that share a card.
+//! Collectives of ranks on cards.
 //!
-//! Their hosts meet when a collective is issued, not when the card comes to it. A member brings an event behind what it issued
+//! Hosts meet when a collective is issued, not when the card comes to it. A member brings an event behind what it issued
 //! before; once all have come, each has its queue wait for the others' events, issues its part, and leaves an event behind that,
 //! for which all queues wait. So the card does in its own time what a CPU's queues do when they meet, in the same parts and
-//! with the same bits, and no host waits for the card.
+//! with the same bits, and no host waits for the card. This is what ranks that share a card do; between cards of their own the
+//! parts are NCCL's to bring together (`nccl`), and the events say only when all had come.
 //!
 //! Every event that a queue is told to wait for was recorded before, so queues cannot wait for one another in a circle, in
 //! whatever order hosts issue. Hosts can: they must come to the meetings that they share in the same order, those of all
@@ -16,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use evenkeel_device::{Event, MOST_PEERS, Queue, Stamp};
 
 use super::{Meeting, Post, Visit, part_of};
+use crate::nccl::needs_nccl;
 
 /// Meets the others and issues this member's part. Returns when the last member's queue will have come; an error is the
 /// message of whatever ends the run.
@@ -32,6 +34,10 @@ pub(crate) fn meet_on_card(queue: &Queue, meeting: &Meeting, visit: &Visit<'_>, 
         let others = || posts.iter().enumerate().filter(|(member, _)| *member != visit.me).map(|(_, post)| post);
         others().for_each(|post| queue.wait(post.ready.as_ref().expect("all are on the card")));
         let came = queue.stamp();
+        if needs_nccl(visit, posts) {
+            meeting.way.issue(queue, visit, posts, &came);
+            return (came, Vec::new());
+        }
         // SAFETY: the addresses are those of contiguous tensors on this card, whose devices wait for it before they end; the
         // members have agreed on dtype and size; and a tensor's memory belongs to the queue that issued the collective, which
         // does nothing else from its `ready` to the last `done`: whoever frees it has the other queue wait, as for a kernel.

@@ -18,6 +18,7 @@ use super::World;
 use super::signal::Signal;
 use super::transfer::Parcels;
 use crate::call::{Call, Kind, ordinal};
+use crate::nccl::Way;
 use crate::ranks::panic_message;
 
 /// A sleeper looks this often whether its own device has failed, which wakes nobody.
@@ -35,6 +36,8 @@ pub(crate) struct Meeting {
     acting: AtomicUsize,
     signal: Signal,
     members: Box<[Member]>,
+    /// Between the members' cards, where they have different ones.
+    pub way: Way,
 }
 
 #[derive(Default)]
@@ -108,6 +111,7 @@ impl Meeting {
             acting: AtomicUsize::new(0),
             signal: Signal::default(),
             members: (0..members).map(|_| Member::default()).collect(),
+            way: Way::new(members),
         }
     }
 
@@ -298,7 +302,15 @@ enum Reason {
 }
 
 impl Visit<'_> {
-    fn rank(&self) -> usize {
+    /// Why the visitor has to end, if it has to.
+    pub fn trouble(&self) -> Option<String> {
+        match self.check().err()? {
+            Reason::Device(message) => Some(message),
+            _ => self.world.failure().map(|failure| failure.to_string()),
+        }
+    }
+
+    pub fn rank(&self) -> usize {
         self.ranks[self.me]
     }
 
@@ -312,7 +324,7 @@ impl Visit<'_> {
         }
     }
 
-    fn describe(&self, call: &Call) -> String {
+    pub fn describe(&self, call: &Call) -> String {
         format!("{}: {call}, the {} call of rank {},", self.group, ordinal(self.number), self.rank())
     }
 }

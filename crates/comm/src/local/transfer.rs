@@ -103,13 +103,13 @@ fn addresses(posts: &[Post], skipped_bytes: usize) -> Vec<u64> {
 }
 
 /// The bytes that member `me` of `members` sums.
-fn piece(bytes: usize, members: usize, me: usize) -> Range<usize> {
+pub(crate) fn piece(bytes: usize, members: usize, me: usize) -> Range<usize> {
     let size = bytes.div_ceil(members).next_multiple_of(LINE_BYTES);
     (me * size).min(bytes)..((me + 1) * size).min(bytes)
 }
 
 /// The bytes of a member's rows in the whole tensor.
-fn rows_of(call: &Call, member: usize) -> Range<usize> {
+pub(crate) fn rows_of(call: &Call, member: usize) -> Range<usize> {
     let bounds = call.bounds.as_ref().expect("a tensor that is cut has bounds");
     let rows = *bounds.last().expect("bounds have an end");
     let row_bytes = (call.bytes as usize).checked_div(rows).unwrap_or(0);

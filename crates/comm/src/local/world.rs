@@ -1,12 +1,18 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
+
+use evenkeel_device::{CudaError, NcclLibrary};
 
 use super::Meeting;
 use crate::Communicator;
 use crate::link::Link;
+use crate::nccl::{End, Watch};
 use crate::ranks::RankFailure;
+
+/// The NCCL that a rank uses.
+pub type LibraryOfRank = fn(usize) -> Result<Arc<NcclLibrary>, CudaError>;
 
 /// How the ranks of a run wait for one another.
 #[derive(Clone, Debug)]
@@ -15,11 +21,14 @@ pub struct Options {
     pub deadline: Duration,
     /// A slower link to emulate between the ranks.
     pub link: Option<Link>,
+    /// To try NCCL between ranks that share a card: each has a library of its own, which takes the others for those of another
+    /// machine. None has ranks on a card exchange in its memory, and those on different cards through the one NCCL there is.
+    pub library_of_rank: Option<LibraryOfRank>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { deadline: Duration::from_secs(300), link: None }
+        Options { deadline: Duration::from_secs(300), link: None, library_of_rank: None }
     }
 }
 
@@ -39,7 +48,10 @@ pub struct World {
     aborted: AtomicBool,
     failure: Mutex<Option<Failure>>,
     left: Vec<AtomicBool>,
+    /// Started where cards are connected. It ends before the ways between them, which belong to the groups.
+    watch: OnceLock<Watch>,
     groups: Mutex<BTreeMap<GroupKey, Arc<Shared>>>,
+    own: Weak<World>,
 }
 
 /// A group's name and its ranks.
@@ -55,14 +67,16 @@ impl World {
     /// The communicators of `ranks` ranks that are threads of this process, one for each.
     pub fn local(ranks: usize, options: Options) -> Vec<Communicator> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let world = Arc::new(World {
+        let world = Arc::new_cyclic(|own| World {
             ranks,
             options,
             spin: if ranks <= cores { SPIN } else { SPIN_ON_SHARED_CORES },
             aborted: AtomicBool::new(false),
             failure: Mutex::new(None),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            watch: OnceLock::new(),
             groups: Mutex::new(BTreeMap::new()),
+            own: own.clone(),
         });
         (0..ranks).map(|rank| Communicator::local(Arc::new(Place { world: world.clone(), rank }))).collect()
     }
@@ -73,6 +87,23 @@ impl World {
 
     pub(crate) fn link(&self) -> Option<Link> {
         self.options.link
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        self.options.deadline
+    }
+
+    pub(crate) fn has_library_of_rank(&self) -> bool {
+        self.options.library_of_rank.is_some()
+    }
+
+    pub(crate) fn nccl_library(&self, rank: usize) -> Result<Arc<NcclLibrary>, CudaError> {
+        self.options.library_of_rank.map_or_else(NcclLibrary::find, |library_of| library_of(rank))
+    }
+
+    /// Has what is on its way from this end looked after.
+    pub(crate) fn watch(&self, end: &Arc<End>) {
+        self.watch.get_or_init(|| Watch::start(self.own.clone())).add(end);
     }
 
     pub(crate) fn group(&self, name: &str, ranks: &[usize]) -> Arc<Shared> {
@@ -118,6 +149,9 @@ impl World {
     }
 
     fn wake_everybody(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.wake();
+        }
         for group in lock(&self.groups).values() {
             group.meetings().iter().for_each(|meeting| meeting.wake());
         }

@@ -4,6 +4,9 @@
 #[path = "../../../device/tests/support/device.rs"]
 mod under_test;
 
+#[path = "../../../device/tests/support/nccl.rs"]
+pub mod nccl;
+
 use std::time::Duration;
 
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
@@ -11,14 +14,30 @@ use evenkeel_device::{CpuOptions, DType, Device, bf16};
 
 /// Short enough that a test that hangs says why.
 pub fn options() -> Options {
-    Options { deadline: Duration::from_secs(30), ..Options::default() }
+    Options { deadline: Duration::from_secs(30), ..with_transport() }
+}
+
+/// The transport under test: with `EVENKEEL_TEST_NCCL` that of ranks on different cards.
+pub fn with_transport() -> Options {
+    let library_of_rank = nccl::folder().map(|_| nccl::library_of_rank as fn(usize) -> _);
+    Options { library_of_rank, ..Options::default() }
+}
+
+/// Of these numbers of ranks, those that can be had.
+pub fn possible(ranks: &[usize]) -> Vec<usize> {
+    let most = if nccl::folder().is_some() { nccl::MOST_RANKS } else { usize::MAX };
+    ranks.iter().copied().filter(|ranks| *ranks <= most).collect()
 }
 
 pub use under_test::on_cuda;
 
 pub fn device(rank: usize) -> Device {
     if on_cuda() {
-        return under_test::device_of_rank(rank, 1, 1 << 26);
+        let device = under_test::device_of_rank(rank, 1, 1 << 26);
+        if nccl::folder().is_some() {
+            [device.compute(), device.comm()].into_iter().for_each(nccl::load_kernels);
+        }
+        return device;
     }
     let name = format!("rank{rank}");
     Device::cpu(&CpuOptions { name, memory_bytes: 1 << 26, ..CpuOptions::with_threads(1) }).expect("a device starts")

@@ -70,7 +70,7 @@ impl Flag {
         }
     }
 
-    fn is_up(&self) -> bool {
+    pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
     }
 

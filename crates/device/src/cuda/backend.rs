@@ -11,6 +11,7 @@ use super::context::{Context, succeed};
 use super::error::{CudaError, describe, must};
 use super::event::{Clock, Moment, SharedEvent};
 use super::modules::Defect;
+use super::nccl::{NcclCommunicator, NcclTransfer};
 use super::options::CudaOptions;
 use super::part::GreenContext;
 use super::peer;
@@ -217,6 +218,11 @@ impl Backend for CudaBackend {
     unsafe fn peer(&self, lane: Lane, work: PeerWork<'_>) {
         // SAFETY: the caller's promise.
         self.issue(lane, |state| unsafe { peer::run(work, &mut state.stream) });
+    }
+
+    unsafe fn transfer(&self, lane: Lane, way: &NcclCommunicator, transfers: &[NcclTransfer]) {
+        // SAFETY: the caller's promise.
+        self.issue(lane, |state| unsafe { way.issue(state.stream.raw(), transfers) });
     }
 }
 

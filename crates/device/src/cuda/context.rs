@@ -36,8 +36,6 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<&'static str, LoadedModule>>,
     events: [Arc<EventPool>; 2],
     products: Mutex<Products>,
-    /// Held while a product's algorithm is chosen, so that devices on this card choose alike and one at a time.
-    planning: Mutex<()>,
     attention: Mutex<attention::State>,
 }
 
@@ -169,7 +167,6 @@ impl Context {
             raw,
             device,
             groups: Mutex::new(None),
-            planning: Mutex::new(()),
             nvrtc,
             cache: Mutex::new(None),
             modules: Mutex::new(HashMap::new()),
@@ -199,8 +196,11 @@ impl Context {
         lock(&self.products)
     }
 
-    pub fn planning(&self) -> MutexGuard<'_, ()> {
-        lock(&self.planning)
+    /// Held while a product's algorithm is chosen: devices on a card choose alike and one at a time, and a card of the same kind finds
+    /// in the cache what another has chosen.
+    pub fn planning() -> MutexGuard<'static, ()> {
+        static PLANNING: Mutex<()> = Mutex::new(());
+        lock(&PLANNING)
     }
 
     pub fn device(&self) -> sys::CUdevice {

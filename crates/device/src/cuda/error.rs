@@ -12,6 +12,14 @@ pub enum CudaError {
         library: &'static str,
         hint: &'static str,
     },
+    /// NCCL, which only ranks on different cards need.
+    NoNccl {
+        file: String,
+        /// The loader's words.
+        error: String,
+        /// What LD_LIBRARY_PATH says.
+        folders: Option<String>,
+    },
     TooOld {
         what: &'static str,
         found: String,
@@ -53,6 +61,18 @@ impl fmt::Display for CudaError {
         const GIB: f64 = (1u64 << 30) as f64;
         match self {
             CudaError::Missing { library, hint } => write!(f, "{library} cannot be loaded\n  hint: {hint}"),
+            CudaError::NoNccl { file, error, folders } => {
+                let folders = match folders {
+                    Some(folders) => format!("{folders}, and in the system's folders"),
+                    None => "the system's folders, for LD_LIBRARY_PATH is not set".to_owned(),
+                };
+                write!(
+                    f,
+                    "NCCL ({file}) cannot be loaded: {error}; it was looked for in {folders}\n  hint: install NCCL 2.18 or later \
+                     (NVIDIA's package libnccl2, or pip's nvidia-nccl-cu12 or -cu13) and add its folder to LD_LIBRARY_PATH; or \
+                     have all ranks share a card with device.cards"
+                )
+            }
             CudaError::TooOld { what, found, needed } => {
                 write!(f, "the {what} is {found}, at least {needed} is needed\n  hint: install a newer one")
             }

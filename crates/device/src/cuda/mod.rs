@@ -6,7 +6,8 @@
 //! machines without CUDA.
 //!
 //! Several devices may share a card, each with an arena and two streams of its own. All have the card's one context, so they
-//! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors.
+//! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors. Devices on different
+//! cards have contexts of their own, and bytes go between them by `nccl`.
 //!
 //! A kernel's order of additions depends on its shape alone: the same work gives the same bits.
 
@@ -15,6 +16,7 @@ mod context;
 mod error;
 mod event;
 mod modules;
+mod nccl;
 mod options;
 mod part;
 mod peer;
@@ -42,10 +44,11 @@ pub use backend::{CudaMemory, cuda_memory};
 pub use error::CudaError;
 pub(crate) use event::{Moment, SharedEvent};
 pub use modules::{compile_all_kernels, kernel_sources};
+pub use nccl::{NcclCommunicator, NcclId, NcclLibrary, NcclTransfer};
 pub use options::{CudaOptions, KernelCache};
 pub use part::{CudaPart, cuda_parts};
 pub use replay::Replays;
-pub use report::{CudaCard, CudaReport, cuda_report};
+pub use report::{CudaCard, CudaReport, cuda_cards, cuda_report};
 pub(crate) use stream::Stream;
 
 /// A kernel's computation on this device: it issues to the stream and returns.

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use super::CudaError;
 use super::attention::{CudnnReport, cudnn_report};
 use super::context::{driver_version, properties, start_driver};
 use super::modules::nvrtc_version;
+use super::nccl::NcclLibrary;
 use super::product::cublaslt_version;
 
 /// A card as the driver shows it.
@@ -28,6 +30,11 @@ pub struct CudaReport {
     pub attention: CudnnReport,
     /// Why a card could not be used, each with what to do.
     pub problems: Vec<String>,
+}
+
+/// How many cards the driver shows.
+pub fn cuda_cards() -> Result<usize, CudaError> {
+    start_driver()
 }
 
 /// Looks at the driver, the cards and the libraries. It starts nothing on a card.
@@ -61,6 +68,10 @@ pub fn cuda_report() -> CudaReport {
             report.libraries.push(("cuBLASLt", text));
         }
         Err(error) => report.problems.push(error.to_string()),
+    }
+    // Without it, ranks on different cards say so when they are started.
+    if let Ok(library) = NcclLibrary::find() {
+        report.libraries.push(("NCCL", library.version()));
     }
     report.attention = cudnn_report();
     report

@@ -25,7 +25,8 @@ pub fn device_of_rank(rank: usize, threads: usize, memory_bytes: u64) -> Device 
         let options = CpuOptions { memory_bytes, ..CpuOptions::with_threads(threads) };
         return Device::cpu(&options).expect("a CPU device starts");
     }
-    match Device::cuda(&CudaOptions { memory_bytes: Some(memory_bytes), part: part(rank), ..CudaOptions::new(0) }) {
+    let (memory_bytes, part) = (Some(memory_bytes), part(rank));
+    match Device::cuda(&CudaOptions { memory_bytes, part, ..CudaOptions::new(card(rank)) }) {
         Ok(device) => device,
         // There is nothing that any test of this program could try.
         Err(error @ (CudaError::NoDevice { .. } | CudaError::Missing { .. })) => {
@@ -34,6 +35,15 @@ pub fn device_of_rank(rank: usize, threads: usize, memory_bytes: u64) -> Device 
             std::process::exit(0);
         }
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// All share the first card, or with `EVENKEEL_TEST_CARDS=own` each rank has the one of its number.
+fn card(rank: usize) -> usize {
+    match std::env::var("EVENKEEL_TEST_CARDS").as_deref() {
+        Err(_) => 0,
+        Ok("own") => rank,
+        Ok(other) => panic!("EVENKEEL_TEST_CARDS is `{other}`, expected own"),
     }
 }
 

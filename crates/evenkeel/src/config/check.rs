@@ -1,5 +1,6 @@
 //! Keys against each other, and what is filled in from other keys.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use evenkeel_balance::Mode;
@@ -283,9 +284,26 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
+/// Each rank has a card of its own, or all share one.
+fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
+    let count = cards.iter().collect::<BTreeSet<_>>().len();
+    let keys = ["device.cards", "parallel.tp", "parallel.dp"];
+    if cards.len() > 1 && cards.len() != ranks {
+        let what = format!("`device.cards` has {} numbers, but there {} (dp × tp)", cards.len(), count_of_ranks(ranks));
+        raw.note_contradiction(&keys, what, Some("give one for each rank, or a single one for all"));
+    } else if count > 1 && count < ranks {
+        let what = format!("`device.cards` has {ranks} ranks on {count} GPUs");
+        raw.note_contradiction(&keys, what, Some("give each rank a GPU of its own, or all the same one"));
+    } else if count > 1 && parts > 0 {
+        let what = format!("`device.virtual_gpus` are parts of one GPU, but `device.cards` has {count}");
+        let hint = "name a single GPU, or leave device.virtual_gpus out";
+        raw.note_contradiction(&["device.virtual_gpus", "device.cards"], what, Some(hint));
+    }
+}
+
 /// What a card has nothing to do with, or cannot do.
 fn check_device(raw: &mut RawConfig, settings: &Settings) {
-    let (parallel, parts) = (&settings.parallel, settings.device.virtual_gpus.len());
+    let (parallel, parts, cards) = (&settings.parallel, settings.device.virtual_gpus.len(), &settings.device.cards);
     let ranks = parallel.dp * parallel.tp;
     if settings.device.kind != DeviceKind::Cuda {
         if parts > 0 {
@@ -298,15 +316,20 @@ fn check_device(raw: &mut RawConfig, settings: &Settings) {
             let hint = "set device.kind = \"cuda\", or leave device.graph out";
             raw.note_contradiction(&["device.graph", "device.kind"], what, Some(hint));
         }
+        if !cards.is_empty() {
+            let what = "`device.cards` are GPUs, but `device.kind` is \"cpu\"".to_owned();
+            raw.note_contradiction(&["device.cards", "device.kind"], what, Some("set device.kind = \"cuda\""));
+        }
         return;
     }
+    check_cards(raw, cards, ranks, parts);
     if parts > 0 && parts != ranks {
         let what = format!("`device.virtual_gpus` has {parts} parts, but there {} (dp × tp)", count_of_ranks(ranks));
         let keys = ["device.virtual_gpus", "parallel.tp", "parallel.dp"];
         raw.note_contradiction(&keys, what, Some("give one for each rank"));
     }
     if ranks > MOST_PEERS {
-        let what = format!("there are {ranks} ranks (dp × tp), but a GPU is shared by {MOST_PEERS} at most");
+        let what = format!("there are {ranks} ranks (dp × tp), but on GPUs there can be {MOST_PEERS} at most");
         let hint = "use fewer, or compute on the cores with device.kind = \"cpu\"";
         raw.note_contradiction(&["parallel.tp", "parallel.dp", "device.kind"], what, Some(hint));
     }

@@ -247,8 +247,11 @@ settings! {
 
     /// The machine.
     [device] Device {
-        /// What computes: the machine's cores, or an NVIDIA GPU, which up to 16 ranks share.
+        /// What computes: the machine's cores, or NVIDIA GPUs: one for each rank, or one that up to 16 ranks share.
         kind: DeviceKind = DeviceKind::Cpu;
+        /// The number of each rank's GPU, such as [0, 1, 2, 3]; a single one is for all ranks. If not set, each rank has its own where
+        /// there are as many, and else all share the first. Ranks on different GPUs exchange through NCCL.
+        cards: Vec<u32> = Vec::new(), from(0).to(1023);
         /// The multiprocessors of the GPU that each rank has for itself, such as [40, 40, 24, 16]; all ranks share all of them if
         /// not set. Of an H200, multiples of 8 that are 120 together at most.
         virtual_gpus: Vec<u32> = Vec::new(), from(1).to(65536);

@@ -25,7 +25,7 @@ fn the_resolved_file_gives_the_same_configuration() {
                 tokenizer = \"t\"\n[train]\nsteps = 1\nlr_decay = \"constant\"\n";
     let config = "[model]\nconfig = \"config.json\"\nseed = 9223372036854775807\n";
     let card = "[data]\nsource = \"synthetic\"\n[train]\nsteps = 10\n[parallel]\ntp = 2\n\
-                [device]\nkind = \"cuda\"\nvirtual_gpus = [40, 24]\n";
+                [device]\nkind = \"cuda\"\ncards = [1, 1]\nvirtual_gpus = [40, 24]\n";
     for (model, rest) in [(NEW, card), (NEW, SYNTHETIC), (folder, text), (config, images), (folder, chat), (NEW, chat)]
     {
         let first = read(&format!("{model}{rest}"), &[]);

@@ -314,7 +314,10 @@ fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Re
     let saved = Folder::open(folder.model())?;
     let kind = settings.device.kind.into();
     let model = Model::open(&saved)?.for_device(kind);
-    let device = device::start_kind(kind, settings.device.threads)?;
+    let device = match (kind, &settings.device.cards[..]) {
+        (DeviceKind::Cuda, [card, ..]) => device::start_cuda(*card as usize)?,
+        _ => device::start_kind(kind, settings.device.threads)?,
+    };
     device.replay_graphs(settings.device.graph.unwrap_or(true));
     let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
     Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))

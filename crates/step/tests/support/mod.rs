@@ -5,6 +5,8 @@
 #[path = "../../../device/tests/support/device.rs"]
 mod under_test;
 
+#[path = "../../../device/tests/support/nccl.rs"]
+pub mod nccl;
 pub mod ranks;
 
 use std::path::Path;
@@ -25,7 +27,11 @@ pub fn golden(case: &str) -> Folder {
 
 /// A device of one thread for a rank.
 pub fn device(rank: usize) -> Device {
-    under_test::device_of_rank(rank, 1, 1 << 30)
+    let device = under_test::device_of_rank(rank, 1, 1 << 30);
+    if on_cuda() && nccl::folder().is_some() {
+        [device.compute(), device.comm()].into_iter().for_each(nccl::load_kernels);
+    }
+    device
 }
 
 /// A device for one rank alone.

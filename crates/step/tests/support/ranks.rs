@@ -34,6 +34,13 @@ pub struct Outcome {
     pub lent: Count,
 }
 
+impl Outcome {
+    /// Of the gradients that the rank keeps, by parameter.
+    pub fn gradient_bits(&self) -> Vec<Vec<u32>> {
+        self.gradients.iter().map(|(_, _, values)| values.iter().map(|value| value.to_bits()).collect()).collect()
+    }
+}
+
 /// Where a model's weights come from, and what it reads.
 pub trait Origin: Sync {
     fn model(&self) -> Model;

@@ -165,7 +165,7 @@ pub(super) fn find(
         return plan.clone();
     }
     // Another device may come to the same product: what it computes must have the same bits, so one choice is made for both.
-    let _alone = context.planning();
+    let _alone = Context::planning();
     if let Some(plan) = context.products().plans.get(&key) {
         return plan.clone();
     }

@@ -1,8 +1,7 @@
-//! The same steps by several ranks that share the card, whole or in parts.
+//! The same steps by several ranks: each on a card, or on one that they share, whole or in parts.
 
 use std::time::{Duration, Instant};
 
-use evenkeel_device::DeviceKind;
 use evenkeel_model::Parameters;
 use evenkeel_train::{Trainer, costs};
 use serde_json::json;
@@ -16,13 +15,8 @@ const HINT: &str = "use fewer ranks, or a smaller --model";
 
 pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (model, tp) = (preset.model()?, options.cut.weights.len());
-    let launch = Launch {
-        kind: DeviceKind::Cuda,
-        cut: options.cut.clone(),
-        virtual_gpus: options.virtual_gpus.clone(),
-        graph: options.graph,
-        ..Launch::even(1, tp, None)
-    };
+    let launch = Launch { cut: options.cut.clone(), graph: options.graph, ..Launch::even(1, tp, None) }
+        .on_cards(&options.virtual_gpus);
     let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
     let sizes = options.sizes;
     let micros = [preset.samples(&preset.config(), sizes, 0)];
@@ -45,12 +39,13 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
         let json = json!({
             "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
-            "virtual_gpus": launch.virtual_gpus, "median_step_s": median, "min_step_s": fastest, "per_s": per_s,
+            "virtual_gpus": launch.virtual_gpus, "cards": launch.placement.cards(), "median_step_s": median, "min_step_s": fastest, "per_s": per_s,
             "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
         });
         return Ok(json.to_string());
     }
     let parts = match &launch.virtual_gpus[..] {
+        [] if launch.placement.is_each_on_its_own() => format!("cards {:?}", launch.placement.cards()),
         [] => "the whole card".to_owned(),
         parts => format!("{parts:?} multiprocessors"),
     };

@@ -1,0 +1,114 @@
+//! A thread that looks after what is on its way between cards.
+//!
+//! A host that waits for its card cannot look at the clock, and a kernel of NCCL that waits for another card waits for ever. This
+//! thread ends the run when a collective takes longer than the deadline or NCCL has lost a card or a link; and once the run has
+//! failed, whoever said so, it ends what is still on its way, so that hosts come back from their cards.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::way::End;
+use crate::local::World;
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the end of a run waits for NCCL to let go of cards. One whose link is broken may never be let go of.
+const CLOSING: Duration = Duration::from_secs(10);
+
+pub(crate) struct Watch {
+    watched: Arc<Watched>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Watched {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ends: Vec<Weak<End>>,
+    is_over: bool,
+}
+
+impl Watch {
+    pub fn start(world: Weak<World>) -> Watch {
+        let watched = Arc::new(Watched::default());
+        let of_thread = watched.clone();
+        let thread = std::thread::Builder::new().name("nccl-watch".to_owned());
+        let thread = thread.spawn(move || of_thread.run(&world)).expect("the system starts a thread");
+        Watch { watched, thread: Some(thread) }
+    }
+
+    pub fn add(&self, end: &Arc<End>) {
+        self.watched.lock().ends.push(Arc::downgrade(end));
+    }
+
+    /// Has it look now.
+    pub fn wake(&self) {
+        self.watched.changed.notify_all();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.watched.lock().is_over = true;
+        self.wake();
+        // The thread itself may be the last that knows the world.
+        let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        else {
+            return;
+        };
+        let since = Instant::now();
+        while !thread.is_finished() && since.elapsed() < CLOSING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watched {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn run(&self, world: &Weak<World>) {
+        while !self.is_over_after(LOOK) {
+            let Some(world) = world.upgrade() else { return };
+            let ends = upgraded(&self.lock().ends);
+            for end in &ends {
+                if world.failure().is_none()
+                    && let Some(message) = end.trouble(world.deadline())
+                {
+                    world.abort(end.rank, &message);
+                }
+            }
+            let has_failed = world.failure().is_some();
+            // Whoever ends the world waits for what follows.
+            drop((ends, world));
+            if has_failed {
+                let ends = upgraded(&std::mem::take(&mut self.lock().ends));
+                // All at once: ending one returns when its card is idle, and that can need the others to be told, too.
+                std::thread::scope(|scope| {
+                    for end in &ends {
+                        scope.spawn(|| end.communicator.abort());
+                    }
+                });
+            }
+        }
+    }
+
+    /// Waits, unless it is woken.
+    fn is_over_after(&self, time: Duration) -> bool {
+        let state = self.lock();
+        state.is_over || self.changed.wait_timeout(state, time).is_ok_and(|(state, _)| state.is_over)
+    }
+}
+
+fn upgraded(ends: &[Weak<End>]) -> Vec<Arc<End>> {
+    ends.iter().filter_map(Weak::upgrade).collect()
+}
