@@ -47,7 +47,8 @@ pub struct Balancer {
     /// What was kept longest without a change, and for how many steps.
     usual: Target,
     usual_steps: usize,
-    /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of work to be moved.
+    /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of
+    /// work to be moved.
     steps_s: VecDeque<f64>,
     steps: usize,
     reshard_s_per_byte: f64,
@@ -137,16 +138,20 @@ impl Balancer {
             .into_iter()
             .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
-        let step_s = self.typical_step_s();
+        let since = self.steps_s.iter().rev().take(lasted as usize);
+        let step_s = median(since.copied().collect()).unwrap_or(0.0);
         let least_gain_s = LEAST_GAIN.max(speeds.uncertainty) * step_s;
-        // What gains no more than that is as likely to be noise.
-        let is_usual = takes_s(&self.usual) - takes_s(&best) <= lasting * least_gain_s;
-        let target = if is_usual { self.usual.clone() } else { best };
-        let then_s = target.compute_s(speeds) + self.exposed_s(&target);
-        let pays = takes_s(&target) < lasting * now_s && now_s - then_s > least_gain_s;
-        if target == self.now || !pays {
-            return None;
-        }
+        let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
+        let pays = |target: &Target| {
+            takes_s(target) < lasting * now_s && now_s - step_then_s(target) > least_gain_s && *target != self.now
+        };
+        let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
+        // What the best gains beyond the usual is then as likely to be noise.
+        let is_as_good = takes_s(&self.usual) - takes_s(&best) <= lasting * least_gain_s
+            && leaves_out(&self.usual) <= leaves_out(&best);
+        let usual = Some(&self.usual).filter(|_| is_as_good);
+        let target = usual.into_iter().chain([&best]).find(|target| pays(target))?.clone();
+        let then_s = step_then_s(&target);
         let besides_s = (step_s - now_s).max(0.0);
         let total = |class: Class| self.now.work.total(class.dim());
         let optimum_s: f64 = Class::ALL.iter().map(|&class| speeds.optimum_s(class, total(class))).sum();

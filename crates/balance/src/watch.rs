@@ -7,8 +7,9 @@ use crate::observation::{Class, Division, Observation};
 
 /// Steps that are looked at together.
 const WINDOW: usize = 16;
-/// Steps that tell how much times vary.
+/// Steps that tell how much times vary, at most and at least.
 const LONG: usize = 64;
+const LEAST_KNOWN: usize = 6;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
 /// Relative speeds that have changed by more than this, over [`LEAST`] steps in a row, are others.
@@ -147,16 +148,16 @@ impl Watch {
 
     fn has_changed(&self, ranks: usize) -> bool {
         let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
-        let least = CHANGE.max(2.0 * self.uncertainty(old));
+        let least = CHANGE.max(2.0 * self.uncertainty(old, self.deviations.len() - LEAST));
         let change = |rank: usize| self.typical(rank, old..self.relative.len()) / self.typical(rank, 0..old) - 1.0;
         (0..ranks).any(|rank| change(rank).abs() > least)
     }
 
-    /// How far the median of so many relative times may be off: two standard errors.
-    fn uncertainty(&self, steps: usize) -> f64 {
+    /// How far the median of so many relative times may be off: two standard errors, from the first of the deviations.
+    fn uncertainty(&self, steps: usize, deviations: usize) -> f64 {
         // Four of five deviations are below 1.28 standard ones, and hiccups are rarer than the fifth. The median deviation
         // would say nothing of a core that jumps between two speeds. A median's error is 1.25 times a mean's.
-        let standard = quantile(self.deviations.iter().copied().collect(), 0.8) / 1.28;
+        let standard = quantile(self.deviations.range(..deviations).copied().collect(), 0.8) / 1.28;
         2.0 * 1.25 * standard / (steps as f64).sqrt()
     }
 
@@ -201,7 +202,7 @@ impl Watch {
 
     /// None before there is enough to say.
     pub fn speeds(&self, division: &Division) -> Option<Speeds> {
-        if self.samples.len() < LEAST {
+        if self.samples.len() < LEAST || self.deviations.len() < LEAST_KNOWN {
             return None;
         }
         let ranks = self.samples[0][0].len();
@@ -212,7 +213,7 @@ impl Watch {
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
-        let uncertainty = self.uncertainty(self.samples.len());
+        let uncertainty = self.uncertainty(self.samples.len(), self.deviations.len());
         Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
     }
 }

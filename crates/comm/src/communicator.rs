@@ -4,6 +4,7 @@ use crate::counts::Counts;
 use crate::group::Group;
 use crate::link::Link;
 use crate::local::Place;
+use crate::ranks::RankFailure;
 
 /// A rank's place among the ranks of a run. Clones are the same place.
 #[derive(Clone)]
@@ -64,6 +65,11 @@ impl Communicator {
         if let Some(place) = &self.place {
             place.world.abort(self.rank, message);
         }
+    }
+
+    /// Why the run ends, if it does. What was computed since may lack what other ranks would have sent.
+    pub fn failure(&self) -> Option<RankFailure> {
+        self.place.as_ref().and_then(|place| place.world.failure())
     }
 
     pub(crate) fn place(&self) -> Option<Arc<Place>> {

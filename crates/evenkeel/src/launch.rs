@@ -55,7 +55,14 @@ impl Launch {
             _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
         };
         let (kind, virtual_gpus) = (settings.device.kind.into(), settings.device.virtual_gpus.clone());
-        let placement = placement(kind, parallel.dp * parallel.tp, &settings.device.cards, &virtual_gpus);
+        let wanted = &settings.device.cards;
+        let placement = placement(kind, parallel.dp * parallel.tp, wanted, &virtual_gpus);
+        if let Ok(found) = evenkeel_device::cuda_cards()
+            && let Some(card) = wanted.iter().find(|card| **card as usize >= found)
+        {
+            let what = format!("`device.cards` names card {card}, but the driver shows {found}, counted from 0");
+            return Err(Mistake { what, hint: Some("see `nvidia-smi` and CUDA_VISIBLE_DEVICES".to_owned()) }.into());
+        }
         if kind == DeviceKind::Cuda {
             check_alike(&uncut, &virtual_gpus, &names_of(&placement), evenkeel_device::cuda_attention_repeats())?;
         }

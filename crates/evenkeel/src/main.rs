@@ -66,7 +66,11 @@ fn main() -> ExitCode {
 
 /// What is below zero is refused by whoever knows what the number is for, instead of being taken for an option.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
-    command.mut_args(|argument| argument.allow_negative_numbers(true)).mut_subcommands(with_negative_numbers)
+    let with_value = |argument: clap::Arg| {
+        let takes_values = argument.get_action().takes_values();
+        argument.allow_negative_numbers(takes_values)
+    };
+    command.mut_args(with_value).mut_subcommands(with_negative_numbers)
 }
 
 fn run(command: &Command) -> Result<String, Failure> {

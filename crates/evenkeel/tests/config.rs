@@ -68,6 +68,11 @@ fn every_mistake_is_reported_at_once_with_its_place() {
 }
 
 #[test]
+fn a_number_below_zero_is_a_wrong_value_and_no_option() {
+    check(GOOD, &["--lr", "-1"], &["error: --lr: `train.lr` is -1, expected a number above 0, up to 100"]);
+}
+
+#[test]
 fn values_of_the_wrong_form_are_named() {
     let cases = [
         ("[train]\nsteps = 3\nsteps = 4\n", "run.toml:3: is not TOML: duplicate key"),

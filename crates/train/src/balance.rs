@@ -38,6 +38,8 @@ pub struct Balanced {
     pub after: Duration,
     /// How many were made until this was said.
     pub steps_after: usize,
+    /// Slownesses and divisions are by shard, which is a rank where the data has one share.
+    pub mesh: Mesh,
 }
 
 /// What a run allows.
@@ -201,7 +203,7 @@ impl Balance {
         self.balancer.done(&decision, seconds);
         let Decision { target: now, prospect } = decision;
         let after = Duration::from_secs_f64(prospect.then_s);
-        self.pending = Some(Balanced { step, prospect, before, now, after, steps_after: 0 });
+        self.pending = Some(Balanced { step, prospect, before, now, after, steps_after: 0, mesh: self.mesh });
     }
 
     /// Of a target's division; rows of the stream are no state, so they go by work.

@@ -104,8 +104,15 @@ impl Ranks {
             .map(|jobs| {
                 let (answer, answered) = channel();
                 let work = work.clone();
-                // A rank that has ended takes no job and its answer does not come.
-                let _ = jobs.send(Box::new(move |trainer| drop(answer.send(work(trainer)))));
+                // A rank that has ended takes no job and its answer does not come. Nor does that of one whose exchanges were
+                // ended by another's failure: cards go on without what they waited for.
+                let _ = jobs.send(Box::new(move |trainer| {
+                    let done = work(trainer);
+                    match trainer.communicator().failure() {
+                        Some(failure) => std::panic::resume_unwind(Box::new(failure.message)),
+                        None => drop(answer.send(done)),
+                    }
+                }));
                 answered
             })
             .collect();
@@ -126,7 +133,8 @@ impl Ranks {
         Ok((outcomes[0], observed))
     }
 
-    /// Has every rank's kernels take so many times as long, by working for nothing behind them; see [`Device::throttle`](evenkeel_device::Device::throttle).
+    /// Has every rank's kernels take so many times as long, by working for nothing behind them; see
+    /// [`Device::throttle`](evenkeel_device::Device::throttle).
     pub fn throttle(&self, factors: Vec<f64>) -> Result<(), Error> {
         Ok(self.each(move |trainer| trainer.device.throttle(factors[trainer.rank()])).map(drop)?)
     }

@@ -374,6 +374,11 @@ impl Trainer {
         self.rank
     }
 
+    /// Its place among the ranks of the run.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
     /// The program of the last step.
     pub fn program(&self) -> &Program {
         &self.program

@@ -165,6 +165,15 @@ fn different_batches_within_a_tp_group_are_detected_on_any_step() {
     assert!(ranks.step(vec![samples(&model("llama3"), 0)], LR).is_ok(), "the ranks can go on");
 }
 
+#[test]
+fn nothing_is_made_of_what_ranks_computed_once_one_has_ended_the_run() {
+    let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
+    let answers = ranks.each(|trainer| trainer.communicator().abort("the link is gone"));
+    assert!(answers.unwrap_err().to_string().contains("the link is gone"));
+    let step = ranks.step(vec![samples(&model("llama3"), 0)], LR);
+    assert!(step.unwrap_err().to_string().contains("the link is gone"));
+}
+
 fn saved(ranks: &Ranks, folder: &Path) -> Vec<u8> {
     let new = NewFolder::create(folder).unwrap();
     save_weights(&new, ranks.specs(), FileDtype::F32, |id, rows| ranks.read_rows(Kind::Weight, id, rows)).unwrap();

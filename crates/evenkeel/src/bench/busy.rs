@@ -22,7 +22,7 @@ pub const REST: &str = "rest";
 /// Multiplies matrices from the beginning and from every line `work` of the standard input to the next `rest`, and ends with
 /// it, so also when whoever started it has gone.
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    // A product takes a fraction of a millisecond, after which it may be told to rest.
+    // A product takes a fraction of a millisecond, so that the few that are under way are soon done when it is told to rest.
     const SIZE: usize = 256;
     // A core that waited for its next product, however shortly, would have to wait for its neighbour's turn to end, too.
     const AHEAD: usize = 4;

@@ -143,13 +143,14 @@ fn first_that_fits(
 
 /// What was done about slow ranks and what it was good for, in a line.
 pub fn describe(balanced: &Balanced) -> String {
-    let Balanced { step, prospect, before, now, after, steps_after } = balanced;
+    let Balanced { step, prospect, before, now, after, steps_after, mesh } = balanced;
+    let who = if mesh.dp == 1 { "rank" } else { "shard" };
     let slow: Vec<String> = prospect
         .stragglers()
-        .map(|(rank, slowness)| format!("rank {rank} computes {slowness:.1}× slower than the fastest"))
+        .map(|(rank, slowness)| format!("{who} {rank} computes {slowness:.1}× slower than the fastest"))
         .collect();
     let slow = match &slow[..] {
-        [] => "all ranks compute alike".to_owned(),
+        [] => format!("all {who}s compute alike"),
         slow => slow.join(", "),
     };
     let mut done: Vec<String> = Vec::new();
@@ -166,7 +167,7 @@ pub fn describe(balanced: &Balanced) -> String {
         }
     }
     for (rank, gamma) in now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0) {
-        done.push(format!("rank {rank} leaves out {:.0} %", 100.0 * gamma));
+        done.push(format!("{who} {rank} leaves out {:.0} %", 100.0 * gamma));
     }
     let steps = |seconds: f64| (1000.0 * seconds).round();
     format!(
@@ -190,6 +191,7 @@ mod tests {
     use std::time::Duration;
 
     use evenkeel_balance::{Division, Prospect, Target};
+    use evenkeel_step::Mesh;
 
     use super::*;
 
@@ -210,6 +212,7 @@ mod tests {
                 now,
                 after: Duration::from_millis(after_ms),
                 steps_after,
+                mesh: Mesh::of_shards(2),
             })
         };
         let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lends 320 of 1408 columns \

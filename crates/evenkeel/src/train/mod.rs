@@ -233,7 +233,10 @@ fn describe_batch(settings: &Settings) -> Option<String> {
 
 /// What is emulated says so.
 fn describe_stragglers(stragglers: &[Straggler]) -> Option<String> {
-    let slow = |straggler: &Straggler| format!("rank {} {}×", straggler.rank, straggler.factor);
+    let slow = |Straggler { rank, factor, steps }: &Straggler| match *steps.end() {
+        u64::MAX => format!("rank {rank} {factor}×"),
+        last => format!("rank {rank} {factor}× in steps {} to {last}", steps.start()),
+    };
     let slow: Vec<String> = stragglers.iter().map(slow).collect();
     (!slow.is_empty()).then(|| format!("emulated slow ranks: {}", slow.join(", ")))
 }

@@ -53,7 +53,7 @@ const LEAST_COMMANDS: usize = 4;
 const FIRST_COMMANDS: usize = 16;
 const MOST_COMMANDS: usize = 128;
 /// Commands of all passages that are remembered. Those of a step of GPT-2 are about 800.
-const MOST_REMEMBERED: usize = 1 << 14;
+const MOST_REMEMBERED: usize = 1 << 16;
 
 /// What a stream holds back, and what it has seen before.
 pub(super) struct Replay {

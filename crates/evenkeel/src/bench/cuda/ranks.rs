@@ -39,8 +39,8 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
         let json = json!({
             "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
-            "virtual_gpus": launch.virtual_gpus, "cards": launch.placement.cards(), "median_step_s": median, "min_step_s": fastest, "per_s": per_s,
-            "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
+            "virtual_gpus": launch.virtual_gpus, "cards": launch.placement.cards(), "median_step_s": median,
+            "min_step_s": fastest, "per_s": per_s, "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
         });
         return Ok(json.to_string());
     }
