@@ -121,7 +121,8 @@ impl Balancer {
 
     /// Pure: the same speeds at the same place give the same answer.
     pub fn decide(&self, step: u64, speeds: &Speeds, left: u64) -> Option<Decision> {
-        let now_s = self.now.compute_s(speeds) + self.exposed_s(&self.now);
+        let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
+        let now_s = step_then_s(&self.now);
         let lasted = (step + 1).saturating_sub(speeds.since);
         // What has lasted for long is expected to last as long again.
         let lasting = lasted.max(3).min(left) as f64;
@@ -132,8 +133,7 @@ impl Balancer {
             mode => vec![mode],
         };
         // What the whole time until the end of it takes, with getting there.
-        let takes_s =
-            |target: &Target| lasting * (target.compute_s(speeds) + self.exposed_s(target)) + self.moving_s(target);
+        let takes_s = |target: &Target| lasting * step_then_s(target) + self.moving_s(target);
         let targets = modes
             .into_iter()
             .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
@@ -141,7 +141,6 @@ impl Balancer {
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = median(since.copied().collect()).unwrap_or(0.0);
         let least_gain_s = LEAST_GAIN.max(speeds.uncertainty) * step_s;
-        let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
         let pays = |target: &Target| {
             takes_s(target) < lasting * now_s && now_s - step_then_s(target) > least_gain_s && *target != self.now
         };

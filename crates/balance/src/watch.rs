@@ -104,7 +104,7 @@ impl Watch {
         self.since.get_or_insert(step);
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
-        push(&mut self.seconds, seconds);
+        push(&mut self.seconds, seconds, WINDOW);
         let mut rates = Class::ALL.map(|class| {
             let rate = |rank: usize| {
                 let width = worked(class, division, &gammas, rank);
@@ -117,8 +117,8 @@ impl Watch {
         let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
         let mean_s = even_s.iter().sum::<f64>() / ranks as f64;
         let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
-        push(&mut self.samples, rates);
-        push(&mut self.relative, relative);
+        push(&mut self.samples, rates, WINDOW);
+        push(&mut self.relative, relative, WINDOW);
         self.note_deviation(ranks);
         if self.has_changed(ranks) {
             keep_last(&mut self.relative);
@@ -135,10 +135,7 @@ impl Watch {
         let last = self.relative.back().expect("a step was seen");
         let off = |rank: usize| (last[rank] / self.typical(rank, all.clone()) - 1.0).abs();
         let deviation = (0..ranks).map(off).fold(0.0, f64::max);
-        self.deviations.push_back(deviation);
-        if self.deviations.len() > LONG {
-            self.deviations.pop_front();
-        }
+        push(&mut self.deviations, deviation, LONG);
     }
 
     /// A rank's relative time in some of the steps that are kept.
@@ -218,9 +215,9 @@ impl Watch {
     }
 }
 
-fn push<T>(window: &mut VecDeque<T>, value: T) {
+fn push<T>(window: &mut VecDeque<T>, value: T, most: usize) {
     window.push_back(value);
-    if window.len() > WINDOW {
+    if window.len() > most {
         window.pop_front();
     }
 }

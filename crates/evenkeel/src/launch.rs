@@ -57,7 +57,8 @@ impl Launch {
         let (kind, virtual_gpus) = (settings.device.kind.into(), settings.device.virtual_gpus.clone());
         let wanted = &settings.device.cards;
         let placement = placement(kind, parallel.dp * parallel.tp, wanted, &virtual_gpus);
-        if let Ok(found) = evenkeel_device::cuda_cards()
+        if !wanted.is_empty()
+            && let Ok(found) = evenkeel_device::cuda_cards()
             && let Some(card) = wanted.iter().find(|card| **card as usize >= found)
         {
             let what = format!("`device.cards` names card {card}, but the driver shows {found}, counted from 0");

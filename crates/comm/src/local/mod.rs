@@ -16,6 +16,6 @@ mod world;
 
 pub(crate) use card::meet_on_card;
 pub(crate) use meeting::{Meeting, Post, Visit};
-pub(crate) use transfer::{Parcels, part_of, piece, rows_of};
+pub(crate) use transfer::{Parcels, parcels, part_of, piece, rows_of};
 pub use world::{LibraryOfRank, Options, World};
 pub(crate) use world::{Place, Shared};

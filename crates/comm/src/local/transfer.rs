@@ -75,22 +75,28 @@ pub(crate) fn part_of(posts: &[Post], me: usize, mut part: impl FnMut(PeerWork<'
     }
 }
 
-/// Copies what the members have sent to member `me`: the first parcel from a member is the first that it sent there.
+/// What one member sends to another, each with where it goes: the first parcel from a member is the first that it sent there. Both
+/// ends must describe them alike.
+pub(crate) fn parcels(posts: &[Post], from: usize, to: usize) -> impl Iterator<Item = (View, View)> {
+    let of = |parcels: &[(usize, View)], other: usize| -> Vec<View> {
+        parcels.iter().filter(|(member, _)| *member == other).map(|(_, view)| *view).collect()
+    };
+    let (sent, received) = (of(&posts[from].parcels.sent, to), of(&posts[to].parcels.received, from));
+    let describe = |views: &[View]| -> Vec<_> { views.iter().map(|view| (view.shape(), view.dtype)).collect() };
+    let (expected, found) = (describe(&received), describe(&sent));
+    assert!(expected == found, "a redistribution: expected {expected:?} from member {from}, who sends {found:?}");
+    sent.into_iter().zip(received)
+}
+
+/// Copies what the members have sent to member `me`.
 fn receive_parcels(posts: &[Post], me: usize, mut part: impl FnMut(PeerWork<'_>)) {
-    for (member, post) in posts.iter().enumerate() {
-        let to_me = |(to, view): &(usize, View)| (*to == me).then_some(*view);
-        let from_member = |(from, view): &(usize, View)| (*from == member).then_some(*view);
-        let sent: Vec<View> = post.parcels.sent.iter().filter_map(to_me).collect();
-        let received: Vec<View> = posts[me].parcels.received.iter().filter_map(from_member).collect();
-        let describe = |views: &[View]| -> Vec<_> { views.iter().map(|view| (view.shape(), view.dtype)).collect() };
-        let (expected, found) = (describe(&received), describe(&sent));
-        assert!(expected == found, "a redistribution: expected {expected:?} from member {member}, who sends {found:?}");
-        for (from, to) in sent.iter().zip(&received) {
+    for member in 0..posts.len() {
+        for (from, to) in parcels(posts, member, me) {
             if from.is_contiguous() && to.is_contiguous() {
                 part(PeerWork::copy(from.address(), to.address(), from.bytes() as usize));
                 continue;
             }
-            let [from_step, to_step] = [from, to].map(|view| view.stride * view.dtype.size_bytes());
+            let [from_step, to_step] = [&from, &to].map(|view| view.stride * view.dtype.size_bytes());
             let (from_address, to_address) = (from.address(), to.address());
             let (rows, row_bytes) = (from.rows, from.cols * from.dtype.size_bytes());
             part(PeerWork::Copy { from: from_address, to: to_address, rows, row_bytes, from_step, to_step });

@@ -8,7 +8,7 @@ use std::ops::Range;
 use evenkeel_device::{DType, NcclTransfer, View};
 
 use crate::call::Kind;
-use crate::local::{Post, piece, rows_of};
+use crate::local::{Post, parcels, piece, rows_of};
 
 /// Where a member may put what it has received or is about to send.
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +155,7 @@ impl Member<'_> {
         let (members, most_bytes) = (self.posts.len(), self.scratch.bytes / 4);
         let mut round = Round::new(members);
         for (from, to) in (0..members).flat_map(|from| (0..members).map(move |to| (from, to))) {
-            for (sent, received) in parcels(self.posts, from, to) {
+            for (sent, received) in parcels(self.posts, from, to).filter(|(sent, _)| !sent.is_empty()) {
                 if from == to {
                     if from == self.me {
                         self.steps.push(copy(&sent, received.address(), step_bytes(&received)));
@@ -186,18 +186,6 @@ fn push_receive(transfers: &mut Vec<NcclTransfer>, address: u64, bytes: usize, f
     if bytes > 0 {
         transfers.push(NcclTransfer::Receive { address, bytes, from });
     }
-}
-
-/// What one member sends to another, each with where it goes. Both ends must describe it alike.
-fn parcels(posts: &[Post], from: usize, to: usize) -> Vec<(View, View)> {
-    let of = |parcels: &[(usize, View)], other: usize| -> Vec<View> {
-        parcels.iter().filter(|(member, _)| *member == other).map(|(_, view)| *view).collect()
-    };
-    let (sent, received) = (of(&posts[from].parcels.sent, to), of(&posts[to].parcels.received, from));
-    let describe = |views: &[View]| -> Vec<_> { views.iter().map(|view| (view.shape(), view.dtype)).collect() };
-    let (expected, found) = (describe(&received), describe(&sent));
-    assert!(expected == found, "a redistribution: expected {expected:?} from member {from}, who sends {found:?}");
-    sent.into_iter().zip(received).filter(|(sent, _)| !sent.is_empty()).collect()
 }
 
 /// Rows of a parcel, as many at a time as may lie in scratch memory; all where none of it has to.

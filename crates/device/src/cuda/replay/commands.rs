@@ -44,6 +44,27 @@ pub(super) struct KernelCall {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for KernelCall {}
 
+impl KernelCall {
+    /// A kernel as a graph's node is told about it, with [`pointers`](Commands::pointers), which must live as long as it is used.
+    pub fn node_parameters(&self, pointers: &mut [*mut c_void; MOST_ARGUMENTS]) -> sys::CUDA_KERNEL_NODE_PARAMS {
+        let ([gx, gy, gz], [tx, ty, tz]) = (self.shape.blocks, self.shape.threads);
+        sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: tx,
+            blockDimY: ty,
+            blockDimZ: tz,
+            sharedMemBytes: self.shape.shared_bytes,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        }
+    }
+}
+
 /// More than any kernel of ours has.
 const MOST_ARGUMENTS: usize = 32;
 
@@ -148,30 +169,6 @@ impl Commands {
     /// Whether a kernel of ours has the same arguments and shape in both, which have the same identity.
     pub fn is_unchanged(&self, call: &KernelCall, other: &Commands, other_call: &KernelCall) -> bool {
         call.shape == other_call.shape && self.words[call.words.clone()] == other.words[other_call.words.clone()]
-    }
-
-    /// A kernel as a graph's node is told about it. The pointers must live as long as it is used.
-    pub fn node_parameters(
-        &self,
-        call: &KernelCall,
-        pointers: &mut [*mut c_void; MOST_ARGUMENTS],
-    ) -> sys::CUDA_KERNEL_NODE_PARAMS {
-        *pointers = self.pointers(call);
-        let ([gx, gy, gz], [tx, ty, tz]) = (call.shape.blocks, call.shape.threads);
-        sys::CUDA_KERNEL_NODE_PARAMS {
-            func: call.function,
-            gridDimX: gx,
-            gridDimY: gy,
-            gridDimZ: gz,
-            blockDimX: tx,
-            blockDimY: ty,
-            blockDimZ: tz,
-            sharedMemBytes: call.shape.shared_bytes,
-            kernelParams: pointers.as_mut_ptr(),
-            extra: std::ptr::null_mut(),
-            kern: std::ptr::null_mut(),
-            ctx: std::ptr::null_mut(),
-        }
     }
 
     /// An array, since a vector would be allocated for each launch.

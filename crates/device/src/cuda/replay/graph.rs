@@ -80,7 +80,7 @@ impl Graph {
                 continue;
             }
             let mut pointers = commands.pointers(new);
-            let parameters = commands.node_parameters(new, &mut pointers);
+            let parameters = new.node_parameters(&mut pointers);
             // SAFETY: the node is the graph's, its kernel the same; arguments are copied before this returns. Launches that are
             // under way keep theirs.
             let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, *node, &parameters) };

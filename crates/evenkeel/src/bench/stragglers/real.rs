@@ -113,8 +113,9 @@ impl Course<'_> {
             let undisturbed_s = start.elapsed().as_secs_f64();
             self.tell_neighbours(busy::WORK)?;
             self.undisturbed_s.push(undisturbed_s);
-            ratios.push(took_s / undisturbed_s);
-            self.made.push(Step { ratio: took_s / undisturbed_s, columns });
+            let ratio = took_s / undisturbed_s;
+            ratios.push(ratio);
+            self.made.push(Step { ratio, columns });
         }
         Ok(ratios)
     }
