@@ -142,11 +142,13 @@ impl Balancer {
         let step_s = median(since.copied().collect()).unwrap_or(0.0);
         let least_gain_s = LEAST_GAIN.max(speeds.uncertainty) * step_s;
         let pays = |target: &Target| {
-            takes_s(target) < lasting * now_s && now_s - step_then_s(target) > least_gain_s && *target != self.now
+            // What is usual needs no proof: it was right for longest.
+            let least_s = if *target == self.usual { LEAST_GAIN * step_s } else { least_gain_s };
+            takes_s(target) < lasting * now_s && now_s - step_then_s(target) > least_s && *target != self.now
         };
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         // What the best gains beyond the usual is then as likely to be noise.
-        let is_as_good = takes_s(&self.usual) - takes_s(&best) <= lasting * least_gain_s
+        let is_as_good = step_then_s(&self.usual) - step_then_s(&best) <= least_gain_s
             && leaves_out(&self.usual) <= leaves_out(&best);
         let usual = Some(&self.usual).filter(|_| is_as_good);
         let target = usual.into_iter().chain([&best]).find(|target| pays(target))?.clone();

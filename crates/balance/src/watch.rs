@@ -12,8 +12,10 @@ const LONG: usize = 64;
 const LEAST_KNOWN: usize = 6;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
-/// Relative speeds that have changed by more than this, over [`LEAST`] steps in a row, are others.
+/// Relative speeds whose median over the last [`LEAST`] steps has changed by more than this are others.
 const CHANGE: f64 = 0.12;
+/// The median of [`LEAST`] shows a change when most of them are of it.
+const SEEN: usize = LEAST - 1;
 
 /// Seconds as a line over the width: `rate · (base + width)`.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,10 +73,11 @@ type Rates = [Vec<f64>; Class::ALL.len()];
 pub struct Watch {
     /// Since the layout or a speed changed.
     samples: VecDeque<Rates>,
-    /// By step and rank: its time with even widths over the mean of all. Since a speed changed, whatever the layout was.
-    relative: VecDeque<Vec<f64>>,
+    /// By step: seconds with even widths over what a rank takes in all on average. Since a speed changed, whatever the layout was.
+    relative: VecDeque<Rates>,
     since: Option<u64>,
-    /// By step: the most that a rank's relative time was off the median. They outlast changes, for they tell of the machine.
+    /// By step: the most that a rank's relative times were off their medians, class by class. They outlast changes, for they
+    /// tell of the machine.
     deviations: VecDeque<f64>,
     /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
     before: Option<(Rates, Division)>,
@@ -114,9 +117,9 @@ impl Watch {
             (0..ranks).map(rate).collect::<Vec<f64>>()
         });
         estimate_unknown(&mut rates);
-        let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
-        let mean_s = even_s.iter().sum::<f64>() / ranks as f64;
-        let relative = even_s.iter().map(|seconds| seconds / mean_s.max(f64::MIN_POSITIVE)).collect();
+        let mut relative = even_seconds(&rates, division);
+        let mean_s = relative.iter().flatten().sum::<f64>() / ranks as f64;
+        relative.iter_mut().flatten().for_each(|seconds| *seconds /= mean_s.max(f64::MIN_POSITIVE));
         push(&mut self.samples, rates, WINDOW);
         push(&mut self.relative, relative, WINDOW);
         self.note_deviation(ranks);
@@ -124,29 +127,37 @@ impl Watch {
             keep_last(&mut self.relative);
             keep_last(&mut self.samples);
             keep_last(&mut self.seconds);
-            self.since = Some(step + 1 - LEAST as u64);
+            self.since = Some(step + 1 - SEEN as u64);
             self.before = None;
         }
         self.learn_bases(division);
     }
 
+    /// Classes are balanced one by one, so what each of them varies counts, even where it is made up for by another.
     fn note_deviation(&mut self, ranks: usize) {
-        let all = 0..self.relative.len();
-        let last = self.relative.back().expect("a step was seen");
-        let off = |rank: usize| (last[rank] / self.typical(rank, all.clone()) - 1.0).abs();
-        let deviation = (0..ranks).map(off).fold(0.0, f64::max);
+        let steps = self.relative.len();
+        let Some(last) = self.relative.back().filter(|_| steps > 1) else { return };
+        let off = |class: usize, rank: usize| {
+            (last[class][rank] - self.typical(0..steps, |relative| relative[class][rank])).abs()
+        };
+        let most_off = |class: usize| (0..ranks).map(|rank| off(class, rank)).fold(0.0, f64::max);
+        // The last is one of those that it is compared with, which draw nearer to it the fewer they are.
+        let deviation = (0..last.len()).map(most_off).sum::<f64>() / (1.0 - 1.0 / steps as f64).sqrt();
         push(&mut self.deviations, deviation, LONG);
     }
 
-    /// A rank's relative time in some of the steps that are kept.
-    fn typical(&self, rank: usize, steps: Range<usize>) -> f64 {
-        median(self.relative.range(steps).map(|relative| relative[rank]).collect()).expect("some samples")
+    /// The median of some of the steps that are kept.
+    fn typical(&self, steps: Range<usize>, of: impl Fn(&Rates) -> f64) -> f64 {
+        median(self.relative.range(steps).map(of).collect()).expect("some samples")
     }
 
     fn has_changed(&self, ranks: usize) -> bool {
         let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
         let least = CHANGE.max(2.0 * self.uncertainty(old, self.deviations.len() - LEAST));
-        let change = |rank: usize| self.typical(rank, old..self.relative.len()) / self.typical(rank, 0..old) - 1.0;
+        let change = |rank: usize| {
+            let in_all = |relative: &Rates| total_of(relative, rank);
+            self.typical(old..self.relative.len(), in_all) / self.typical(0..old, in_all) - 1.0
+        };
         (0..ranks).any(|rank| change(rank).abs() > least)
     }
 
@@ -207,7 +218,8 @@ impl Watch {
             let of = |rank: usize| median(self.samples.iter().map(|rates: &Rates| rates[class][rank]).collect());
             (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
         });
-        let even_s: Vec<f64> = (0..ranks).map(|rank| even_seconds(&rates, division, rank)).collect();
+        let even_s = even_seconds(&rates, division);
+        let even_s: Vec<f64> = (0..ranks).map(|rank| total_of(&even_s, rank)).collect();
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
         let uncertainty = self.uncertainty(self.samples.len(), self.deviations.len());
@@ -223,7 +235,7 @@ fn push<T>(window: &mut VecDeque<T>, value: T, most: usize) {
 }
 
 fn keep_last<T>(window: &mut VecDeque<T>) {
-    window.drain(..window.len().saturating_sub(LEAST));
+    window.drain(..window.len().saturating_sub(SEEN));
 }
 
 /// Whoever has nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest.
@@ -249,10 +261,17 @@ pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: us
     if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
-/// What a rank would take if everybody had the same widths.
-fn even_seconds(rates: &[Vec<f64>; Class::ALL.len()], division: &Division, rank: usize) -> f64 {
-    let even = |class: Class| division.total(class.dim()) as f64 / division.ranks() as f64;
-    Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class)).sum()
+/// What ranks would take if everybody had the same widths.
+fn even_seconds(rates: &Rates, division: &Division) -> Rates {
+    Class::ALL.map(|class| {
+        let even = division.total(class.dim()) as f64 / division.ranks() as f64;
+        rates[class as usize].iter().map(|rate| rate * even).collect()
+    })
+}
+
+/// Of all classes.
+fn total_of(seconds: &Rates, rank: usize) -> f64 {
+    seconds.iter().map(|seconds| seconds[rank]).sum()
 }
 
 /// Zero where there are no values.

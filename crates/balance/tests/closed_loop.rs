@@ -104,17 +104,20 @@ fn last(times: &[f64]) -> f64 {
 }
 
 #[test]
-fn what_was_usual_before_a_straggler_came_is_so_again_when_it_has_gone_however_noisy_steps_are() {
-    for (mode, seed) in
-        [Mode::Migrate, Mode::Reshard, Mode::Auto].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed)))
-    {
-        let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.1) };
-        let usual = world.balancer.now.clone();
-        world.run(0..60, &[1.0, 1.0]);
-        world.run(60..80, &[1.0, 2.0]);
-        assert_ne!(world.balancer.now, usual, "{mode:?}, seed {seed}: something is done about a straggler");
-        world.run(80..120, &[1.0, 1.0]);
-        assert_eq!(world.balancer.now, usual, "{mode:?}, seed {seed}");
+fn noise_is_not_chased_and_what_was_usual_comes_back_within_twenty_steps() {
+    // Every class of every rank takes up to a fifth more or less.
+    for mode in [Mode::Migrate, Mode::Reshard, Mode::Auto] {
+        let (mut chased, mut not_back) = (0, 0);
+        for seed in 1..=100 {
+            let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.4) };
+            let usual = world.balancer.now.clone();
+            chased += world.run(0..25, &[1.0, 1.0]).1.len();
+            world.run(25..45, &[1.0, 2.0]);
+            assert_ne!(world.balancer.now, usual, "{mode:?}, seed {seed}: something is done about a straggler");
+            world.run(45..65, &[1.0, 1.0]);
+            not_back += usize::from(world.balancer.now != usual);
+        }
+        assert!(chased <= 12 && not_back <= 4, "{mode:?}: {chased} changes before, {not_back} of 100 not back");
     }
 }
 

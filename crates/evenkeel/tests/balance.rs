@@ -151,7 +151,7 @@ fn a_rank_that_may_do_both_is_relieved_and_keeps_to_its_limit() {
     assert!(output.status.success(), "{said}");
     // How much of each it does is a matter of timing.
     let is_relieved =
-        |line: &str| line.contains("rank 1 computes") && (line.contains("lends") || line.contains("leaves out"));
+        |line: &str| line.contains("rank 1 computes") && (line.contains("lent") || line.contains("leaves out"));
     assert!(said.lines().any(is_relieved), "{said}");
     let metrics = metrics(&place, "run");
     let left_out = |line: &serde_json::Value| line["ranks"][1]["left_out"].as_f64().unwrap();
@@ -205,7 +205,7 @@ fn the_bench_compares_modes_and_draws_them() {
     let step = ["--batch", "2", "--sequence", "64", "--steps", "20", "--modes", "reshard"];
     let bench = |more: &[&str]| place.stdout(&[&["bench", "stragglers"], &sizes[..], &step, more].concat());
     let table = bench(&["--case", "1,4", "--svg", "out.svg"]);
-    assert!(table.contains("an emulated throttle") && table.contains("one of 2 at 4"), "{table}");
+    assert!(table.contains("an emulated throttle") && table.contains("rank 1 of 2 at 4"), "{table}");
     let drawing = fs::read_to_string(place.path("out.svg")).unwrap();
     roxmltree::Document::parse(&drawing).expect("an SVG is XML");
     let json: serde_json::Value = serde_json::from_str(&bench(&["--simulate", "4", "--json"])).unwrap();

@@ -150,7 +150,7 @@ pub fn describe(balanced: &Balanced) -> String {
         .map(|(rank, slowness)| format!("{who} {rank} computes {slowness:.1}× slower than the fastest"))
         .collect();
     let slow = match &slow[..] {
-        [] => format!("all {who}s compute alike"),
+        [] => format!("all {who}s compute nearly alike"),
         slow => slow.join(", "),
     };
     let mut done: Vec<String> = Vec::new();
@@ -161,9 +161,11 @@ pub fn describe(balanced: &Balanced) -> String {
         if moved > 0 {
             done.push(format!("moved {} of {} {word}", amount(moved, unit), now.home.total(dim) / unit));
         }
-        let lent = now.migrated(dim);
-        if lent > 0 {
-            done.push(format!("lends {} of {} {word}", amount(lent, unit), now.home.total(dim) / unit));
+        let [lent_before, lent] = [before, now].map(|target| target.migrated(dim));
+        if lent > lent_before {
+            done.push(format!("lent {} of {} {word}", amount(lent, unit), now.home.total(dim) / unit));
+        } else if lent < lent_before {
+            done.push(format!("took {} {word} back", amount(lent_before - lent, unit)));
         }
     }
     for (rank, gamma) in now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0) {
@@ -215,7 +217,7 @@ mod tests {
                 mesh: Mesh::of_shards(2),
             })
         };
-        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lends 320 of 1408 columns \
+        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns \
                         and rank 1 leaves out 25 %; step 412 → ";
         assert_eq!(line(291, 3), format!("{expected}291 ms (optimum 284)"));
         assert_eq!(line(300, 0), format!("{expected}300 ms as foretold (optimum 284)"));

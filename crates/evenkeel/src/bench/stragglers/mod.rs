@@ -29,7 +29,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 2, value_parser = between::<2, 64>)]
     tp: usize,
     /// Simulate so many ranks from compute times measured on one core, instead of running --tp of them.
-    #[arg(long, value_name = "RANKS", value_parser = between::<2, 64>)]
+    #[arg(long, value_name = "RANKS", conflicts_with = "tp", value_parser = between::<2, 64>)]
     simulate: Option<usize>,
     /// How many times as long each rank takes, such as 1,2; may be given several times. One rank at 2 by default, and with
     /// --simulate 8 one at 2, 4 and 8, four at 2, and 8-6-4-2.
@@ -80,15 +80,16 @@ impl Case {
 
     /// In words.
     fn name(&self) -> String {
-        let mut slow: Vec<f64> = self.0.iter().copied().filter(|factor| *factor > 1.0).collect();
-        slow.sort_by(|a, b| b.total_cmp(a));
+        let ranks = self.0.len();
+        let slow: Vec<(usize, f64)> =
+            self.0.iter().copied().enumerate().filter(|(_, factor)| *factor > 1.0).collect();
         match &slow[..] {
             [] => "all alike".to_owned(),
-            [one] => format!("one of {} at {one}", self.0.len()),
-            [first, rest @ ..] if rest.iter().all(|factor| factor == first) => {
-                format!("{} of {} at {first}", slow.len(), self.0.len())
+            [(rank, factor)] => format!("rank {rank} of {ranks} at {factor}"),
+            [(_, first), rest @ ..] if rest.iter().all(|(_, factor)| factor == first) => {
+                format!("{} of {ranks} at {first}", slow.len())
             }
-            _ => format!("{} of {}", slow.iter().map(f64::to_string).collect::<Vec<_>>().join("-"), self.0.len()),
+            _ => format!("{} of {ranks}", slow.iter().map(|(_, slow)| slow.to_string()).collect::<Vec<_>>().join("-")),
         }
     }
 }
@@ -102,8 +103,8 @@ struct Outcome {
     slowed_s: f64,
     /// None where they do not leave.
     recovered_s: Option<f64>,
-    /// Steps until it was within a tenth of where it settled.
-    settled_after: usize,
+    /// Steps until it was within a tenth of where it settled; none where it was so from the beginning.
+    settled_after: Option<usize>,
     /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
     moved_bytes: u64,
     migrated_bytes: u64,
@@ -146,6 +147,10 @@ fn share(text: &str) -> Result<f64, String> {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ranks = arguments.simulate.unwrap_or(arguments.tp);
     let cases = arguments.cases(ranks)?;
+    if arguments.gamma_max == 0.0 && arguments.modes.contains(&Mode::Resize) {
+        let what = "\"resize\" has nothing to do where --gamma-max is 0".to_owned();
+        return Err(Mistake { what, hint: Some("give it a share that may be left out, such as 0.5".to_owned()) }.into());
+    }
     let mut modes = vec![Mode::Off];
     modes.extend(arguments.modes.iter().filter(|mode| **mode != Mode::Off));
     let model = arguments.subject.model()?;
@@ -162,7 +167,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let mut rounds: Vec<Vec<Outcome>> = modes.iter().map(|_| Vec::new()).collect();
         for _ in 0..arguments.rounds {
             for (mode, runs) in modes.iter().zip(&mut rounds) {
-                runs.push(outcome(mode)?);
+                let outcome = outcome(mode)?;
+                let slowed = outcome.slowed();
+                eprintln!("{}, {}: {slowed:.2} times the undisturbed step", case.name(), mode.name());
+                runs.push(outcome);
             }
         }
         results.push((case, rounds.into_iter().map(middle).collect()));
@@ -226,6 +234,7 @@ impl Arguments {
     /// What is slow, how, and for whom.
     fn title(&self, ranks: usize) -> String {
         let how = match (self.simulate, self.neighbour) {
+            _ if self.overhead => "no rank is slow",
             (Some(_), _) => "slow ranks simulated from compute times measured on one core, exchanges left out",
             (None, true) => "slowed down by a busy process on their cores",
             (None, false) => "slowed down by an emulated throttle",
@@ -237,27 +246,27 @@ impl Arguments {
 fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]) -> String {
     let mut lines = vec![arguments.title(ranks), String::new()];
     lines.push(format!(
-        "{:<14} {:<8} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
+        "{:<16} {:<8} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
         "case", "mode", "ms/step", "/undisturbed", "/optimum", "recovered", "settled", "moved", "moves/step", "left"
     ));
     for (case, outcomes) in results {
         for outcome in outcomes {
             let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
             lines.push(format!(
-                "{:<14} {:<8} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
+                "{:<16} {:<8} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
                 case.name(),
                 outcome.mode.name(),
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
                 outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
-                dash(outcome.mode != Mode::Off, format!("{} steps", outcome.settled_after)),
+                outcome.settled_after.map_or("-".to_owned(), |steps| format!("{steps} steps")),
                 dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
                 dash(outcome.migrated_bytes > 0, text::bytes(outcome.migrated_bytes)),
                 dash(outcome.gamma > 0.0, format!("{:.0} %", 100.0 * outcome.gamma)),
             ));
         }
-        lines.push(format!("{:<14} {:<8} {:>9} {:>12.3}", case.name(), "optimum", "", case.optimum()));
+        lines.push(format!("{:<16} {:<8} {:>9} {:>12.3}", case.name(), "optimum", "", case.optimum()));
     }
     lines.join("\n")
 }
@@ -294,8 +303,8 @@ fn settled(times: &[f64]) -> f64 {
     median(times[times.len().saturating_sub(10)..].iter().copied())
 }
 
-/// Steps until times stay within a tenth of where they end.
-fn settled_after(times: &[f64]) -> usize {
+/// Steps until times stay within a tenth of where they end, if they did not from the beginning.
+fn settled_after(times: &[f64]) -> Option<usize> {
     let end = settled(times);
-    times.windows(3).rposition(|three| three.iter().all(|time| *time > 1.1 * end)).map_or(0, |last| last + 3)
+    times.windows(3).rposition(|three| three.iter().all(|time| *time > 1.1 * end)).map(|last| last + 3)
 }
