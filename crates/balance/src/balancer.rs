@@ -140,7 +140,9 @@ impl Balancer {
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = median(since.copied().collect()).unwrap_or(0.0);
-        let least_gain_s = LEAST_GAIN.max(speeds.uncertainty) * step_s;
+        // To leave what is usual is thought of in every step, and noise has as many chances.
+        let doubt = if self.now == self.usual { 2.0 * speeds.uncertainty } else { speeds.uncertainty };
+        let least_gain_s = LEAST_GAIN.max(doubt) * step_s;
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.
             let least_s = if *target == self.usual { LEAST_GAIN * step_s } else { least_gain_s };

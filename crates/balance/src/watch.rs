@@ -68,17 +68,23 @@ impl Speeds {
 /// Of one step, by class and rank: seconds, or seconds for one of the width.
 type Rates = [Vec<f64>; Class::ALL.len()];
 
+/// Seconds with even widths over the mean of all ranks, by rank, or something of them.
+#[derive(Clone, Debug)]
+struct Relative<Of = Vec<f64>> {
+    of_classes: [Of; Class::ALL.len()],
+    of_all: Of,
+}
+
 /// What was seen of the ranks so far.
 #[derive(Clone, Debug)]
 pub struct Watch {
     /// Since the layout or a speed changed.
     samples: VecDeque<Rates>,
-    /// By step: seconds with even widths over what a rank takes in all on average. Since a speed changed, whatever the layout was.
-    relative: VecDeque<Rates>,
+    /// By step, since a speed changed, whatever the layout was.
+    relative: VecDeque<Relative>,
     since: Option<u64>,
-    /// By step: the most that a rank's relative times were off their medians, class by class. They outlast changes, for they
-    /// tell of the machine.
-    deviations: VecDeque<f64>,
+    /// By step: the most that a rank's relative times were off their medians. They outlast changes, for they tell of the machine.
+    deviations: VecDeque<Relative<f64>>,
     /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
     before: Option<(Rates, Division)>,
     seconds: VecDeque<Rates>,
@@ -117,11 +123,9 @@ impl Watch {
             (0..ranks).map(rate).collect::<Vec<f64>>()
         });
         estimate_unknown(&mut rates);
-        let mut relative = even_seconds(&rates, division);
-        let mean_s = relative.iter().flatten().sum::<f64>() / ranks as f64;
-        relative.iter_mut().flatten().for_each(|seconds| *seconds /= mean_s.max(f64::MIN_POSITIVE));
+        let of_all = over_mean(&even_seconds(&rates, division));
+        push(&mut self.relative, Relative { of_classes: rates.each_ref().map(|rates| over_mean(rates)), of_all }, WINDOW);
         push(&mut self.samples, rates, WINDOW);
-        push(&mut self.relative, relative, WINDOW);
         self.note_deviation(ranks);
         if self.has_changed(ranks) {
             keep_last(&mut self.relative);
@@ -133,39 +137,40 @@ impl Watch {
         self.learn_bases(division);
     }
 
-    /// Classes are balanced one by one, so what each of them varies counts, even where it is made up for by another.
     fn note_deviation(&mut self, ranks: usize) {
         let steps = self.relative.len();
         let Some(last) = self.relative.back().filter(|_| steps > 1) else { return };
-        let off = |class: usize, rank: usize| {
-            (last[class][rank] - self.typical(0..steps, |relative| relative[class][rank])).abs()
-        };
-        let most_off = |class: usize| (0..ranks).map(|rank| off(class, rank)).fold(0.0, f64::max);
         // The last is one of those that it is compared with, which draw nearer to it the fewer they are.
-        let deviation = (0..last.len()).map(most_off).sum::<f64>() / (1.0 - 1.0 / steps as f64).sqrt();
-        push(&mut self.deviations, deviation, LONG);
+        let nearer = (1.0 - 1.0 / steps as f64).sqrt();
+        let most_off = |of: &dyn Fn(&Relative) -> &[f64]| {
+            let off = |rank: usize| (of(last)[rank] - self.typical(0..steps, |relative| of(relative)[rank])).abs();
+            (0..ranks).map(off).fold(0.0, f64::max) / nearer
+        };
+        let of_classes = Class::ALL.map(|class| most_off(&|relative| &relative.of_classes[class as usize]));
+        let of_all = most_off(&|relative| &relative.of_all);
+        push(&mut self.deviations, Relative { of_classes, of_all }, LONG);
     }
 
     /// The median of some of the steps that are kept.
-    fn typical(&self, steps: Range<usize>, of: impl Fn(&Rates) -> f64) -> f64 {
+    fn typical(&self, steps: Range<usize>, of: impl Fn(&Relative) -> f64) -> f64 {
         median(self.relative.range(steps).map(of).collect()).expect("some samples")
     }
 
     fn has_changed(&self, ranks: usize) -> bool {
         let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
-        let least = CHANGE.max(2.0 * self.uncertainty(old, self.deviations.len() - LEAST));
+        let least = CHANGE.max(2.0 * self.uncertainty(old, self.deviations.len() - LEAST, |off| off.of_all));
         let change = |rank: usize| {
-            let in_all = |relative: &Rates| total_of(relative, rank);
-            self.typical(old..self.relative.len(), in_all) / self.typical(0..old, in_all) - 1.0
+            let of = |steps: Range<usize>| self.typical(steps, |relative| relative.of_all[rank]);
+            of(old..self.relative.len()) / of(0..old) - 1.0
         };
         (0..ranks).any(|rank| change(rank).abs() > least)
     }
 
     /// How far the median of so many relative times may be off: two standard errors, from the first of the deviations.
-    fn uncertainty(&self, steps: usize, deviations: usize) -> f64 {
+    fn uncertainty(&self, steps: usize, deviations: usize, of: impl Fn(&Relative<f64>) -> f64) -> f64 {
         // Four of five deviations are below 1.28 standard ones, and hiccups are rarer than the fifth. The median deviation
         // would say nothing of a core that jumps between two speeds. A median's error is 1.25 times a mean's.
-        let standard = quantile(self.deviations.range(..deviations).copied().collect(), 0.8) / 1.28;
+        let standard = quantile(self.deviations.range(..deviations).map(of).collect(), 0.8) / 1.28;
         2.0 * 1.25 * standard / (steps as f64).sqrt()
     }
 
@@ -214,16 +219,32 @@ impl Watch {
             return None;
         }
         let ranks = self.samples[0][0].len();
-        let rates = std::array::from_fn(|class| {
+        let rates: Rates = std::array::from_fn(|class| {
             let of = |rank: usize| median(self.samples.iter().map(|rates: &Rates| rates[class][rank]).collect());
             (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
         });
+        let rates = self.without_noise(rates, division);
         let even_s = even_seconds(&rates, division);
-        let even_s: Vec<f64> = (0..ranks).map(|rank| total_of(&even_s, rank)).collect();
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
-        let uncertainty = self.uncertainty(self.samples.len(), self.deviations.len());
+        let uncertainty = self.uncertainty(self.samples.len(), self.deviations.len(), |off| off.of_all);
         Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
+    }
+
+    /// A rank is as slow at every class as it is in all, but for what noise does not explain.
+    fn without_noise(&self, mut rates: Rates, division: &Division) -> Rates {
+        let in_all = over_mean(&even_seconds(&rates, division));
+        for (class, rates) in rates.iter_mut().enumerate() {
+            let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+            let differs: Vec<f64> = over_mean(rates).iter().zip(&in_all).map(|(own, all)| own - all).collect();
+            let square = differs.iter().map(|off| off * off).sum::<f64>() / differs.len() as f64;
+            let error = 0.5 * self.uncertainty(self.samples.len(), self.deviations.len(), |off| off.of_classes[class]);
+            let real = if square > 0.0 { (1.0 - error * error / square).max(0.0) } else { 0.0 };
+            for ((rate, all), differs) in rates.iter_mut().zip(&in_all).zip(differs) {
+                *rate = mean * (all + real * differs);
+            }
+        }
+        rates
     }
 }
 
@@ -261,17 +282,16 @@ pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: us
     if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
-/// What ranks would take if everybody had the same widths.
-fn even_seconds(rates: &Rates, division: &Division) -> Rates {
-    Class::ALL.map(|class| {
-        let even = division.total(class.dim()) as f64 / division.ranks() as f64;
-        rates[class as usize].iter().map(|rate| rate * even).collect()
-    })
+/// What ranks would take for everything if all had the same widths.
+fn even_seconds(rates: &Rates, division: &Division) -> Vec<f64> {
+    let even = |class: Class| division.total(class.dim()) as f64 / division.ranks() as f64;
+    let seconds = |rank: usize| Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class)).sum();
+    (0..division.ranks()).map(seconds).collect()
 }
 
-/// Of all classes.
-fn total_of(seconds: &Rates, rank: usize) -> f64 {
-    seconds.iter().map(|seconds| seconds[rank]).sum()
+fn over_mean(values: &[f64]) -> Vec<f64> {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    values.iter().map(|value| value / mean.max(f64::MIN_POSITIVE)).collect()
 }
 
 /// Zero where there are no values.
