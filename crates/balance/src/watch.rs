@@ -124,7 +124,11 @@ impl Watch {
         });
         estimate_unknown(&mut rates);
         let of_all = over_mean(&even_seconds(&rates, division));
-        push(&mut self.relative, Relative { of_classes: rates.each_ref().map(|rates| over_mean(rates)), of_all }, WINDOW);
+        push(
+            &mut self.relative,
+            Relative { of_classes: rates.each_ref().map(|rates| over_mean(rates)), of_all },
+            WINDOW,
+        );
         push(&mut self.samples, rates, WINDOW);
         self.note_deviation(ranks);
         if self.has_changed(ranks) {

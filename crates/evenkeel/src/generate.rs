@@ -4,14 +4,15 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, Split};
-use evenkeel_store::{Folder, exists, read_json};
+use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, Split};
+use evenkeel_store::{exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;
 use crate::memory::{check_fit_on, peak_bytes};
 use crate::train::feed::{Text, start_of_day};
+use crate::train::model::open_folder;
 use crate::{Failure, Mistake, device, warn};
 
 #[derive(clap::Args)]
@@ -56,10 +57,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let folder = Folder::open(&arguments.model)?;
+    let folder = open_folder(&arguments.model)?;
     let kind = DeviceKind::from(arguments.device);
     let model = Model::open(&folder)?.for_device(kind);
     model.check(&folder)?;
+    if let Input::Images { .. } = model.config.input {
+        let what = format!("the model in {:?} tells what is in images, and makes no text", arguments.model);
+        return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());
+    }
     let text = Text::from_source(&match arguments.tokenizer.as_deref() {
         Some("bytes") => TokenizerSource::Bytes,
         Some(path) => TokenizerSource::Path(path.into()),

@@ -160,6 +160,16 @@ impl Launch {
         if are_pinned { allowed[rank * each..][..each].to_vec() } else { Vec::new() }
     }
 
+    /// Where ranks are given more cores than there are.
+    pub fn crowding(&self) -> Option<String> {
+        let (ranks, each) = (self.ranks(), self.cores_per_rank + self.comm_cores);
+        let cores = evenkeel_device::allowed_cores().len();
+        let is_crowded = self.kind == DeviceKind::Cpu && ranks * each > cores;
+        is_crowded.then(|| {
+            format!("{ranks} ranks with {each} cores each share the {cores} there are, and wait for one another")
+        })
+    }
+
     /// How cards are divided among the ranks, where they are on any.
     fn card(&self) -> Result<Option<Card>, Failure> {
         if self.kind == DeviceKind::Cpu {

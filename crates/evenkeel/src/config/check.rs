@@ -47,6 +47,7 @@ impl RawConfig {
         }
         let mut warnings = std::mem::take(&mut self.notes);
         warnings.extend(shorten_warmup(&mut settings));
+        warnings.extend(nothing_to_split(&settings));
         let tokenizer = resolve(&mut settings);
         match (source, self.into_mistakes()) {
             (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings, warnings }),
@@ -211,6 +212,12 @@ fn shorten_warmup(settings: &mut Settings) -> Option<String> {
     let steps = train.steps.filter(|&steps| train.warmup_steps > steps)?;
     let before = std::mem::replace(&mut train.warmup_steps, steps);
     Some(format!("`train.warmup_steps` is {before}, more than `train.steps`; it is shortened to {steps}"))
+}
+
+fn nothing_to_split(settings: &Settings) -> Option<String> {
+    let (zero, dp) = (settings.parallel.zero, settings.parallel.dp);
+    (zero > 0 && dp == 1)
+        .then(|| format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there is nobody to split with"))
 }
 
 fn check_parallel(raw: &mut RawConfig, settings: &Settings) {

@@ -282,6 +282,7 @@ fn misreading(kind: Kind, value: &Value) -> Option<String> {
     }
     let text = value.as_str()?;
     match kind {
+        Kind::Choice(names) if text == "gpu" && names.contains(&"cuda") => Some("did you mean \"cuda\"?".to_owned()),
         Kind::Choice(names) => nearest(text, names.iter().copied()).map(|meant| format!("did you mean \"{meant}\"?")),
         Kind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
         Kind::Whole(_) | Kind::Number(_) if text.parse::<f64>().is_ok() => Some("write it without quotes".to_owned()),

@@ -8,10 +8,10 @@ use evenkeel_device::DType;
 use evenkeel_model::{Config, Cut, Input, Model};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
-use evenkeel_store::Folder;
 use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, costs};
 
 use crate::launch::plan;
+use crate::train::model::open_folder;
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
@@ -47,7 +47,7 @@ fn weight(text: &str) -> Result<f64, String> {
 const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let folder = Folder::open(&arguments.model)?;
+    let folder = open_folder(&arguments.model)?;
     let model = Model::open(&folder)?;
     model.check(&folder)?;
     let config = &model.config;

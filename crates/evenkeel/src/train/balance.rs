@@ -153,34 +153,46 @@ pub fn describe(balanced: &Balanced) -> String {
         [] => format!("all {who}s compute nearly alike"),
         slow => slow.join(", "),
     };
-    let mut done: Vec<String> = Vec::new();
+    let [mut moved, mut lent, mut took_back] = [const { Vec::new() }; 3];
     for (dim, word, unit) in
         [(Dim::Columns, "columns", 1), (Dim::Heads, "head groups", SHARES), (Dim::Classes, "classes", 1)]
     {
-        let moved = now.home.gained(&before.home, dim);
-        if moved > 0 {
-            done.push(format!("moved {} of {} {word}", amount(moved, unit), now.home.total(dim) / unit));
-        }
-        let [lent_before, lent] = [before, now].map(|target| target.migrated(dim));
-        if lent > lent_before {
-            done.push(format!("lent {} of {} {word}", amount(lent, unit), now.home.total(dim) / unit));
-        } else if lent < lent_before {
-            done.push(format!("took {} {word} back", amount(lent_before - lent, unit)));
+        let some = |width: usize| format!("{} of {} {word}", amount(width, unit), now.home.total(dim) / unit);
+        let [lent_before, lent_now] = [before, now].map(|target| target.migrated(dim));
+        for (list, width) in [
+            (&mut moved, now.home.gained(&before.home, dim)),
+            (&mut lent, lent_now.saturating_sub(lent_before)),
+            (&mut took_back, lent_before.saturating_sub(lent_now)),
+        ] {
+            list.extend((width > 0).then(|| some(width)));
         }
     }
-    for (rank, gamma) in now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0) {
-        done.push(format!("{who} {rank} leaves out {:.0} %", 100.0 * gamma));
-    }
+    let leaves_out = |(rank, gamma): (usize, &f64)| format!("{who} {rank} leaves out {:.0} %", 100.0 * gamma);
+    let all = [("moved", moved), ("lent", lent), ("took back", took_back)];
+    let mut done: Vec<String> = all
+        .iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(verb, list)| format!("{verb} {}", in_a_row(list)))
+        .collect();
+    done.extend(now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0).map(leaves_out));
     let steps = |seconds: f64| (1000.0 * seconds).round();
     format!(
         "{slow} since step {}; after step {step} {}; step {} → {} ms{} (optimum {})",
         prospect.since,
-        if done.is_empty() { "work is divided anew".to_owned() } else { done.join(" and ") },
+        if done.is_empty() { "work is divided anew".to_owned() } else { done.join(", ") },
         steps(prospect.now_s),
         steps(after.as_secs_f64()),
         if *steps_after == 0 { " as foretold" } else { "" },
         steps(prospect.optimum_s),
     )
+}
+
+/// With commas and an "and".
+fn in_a_row(parts: &[String]) -> String {
+    match parts {
+        [first @ .., before, last] if !first.is_empty() => format!("{}, {before} and {last}", first.join(", ")),
+        _ => parts.join(" and "),
+    }
 }
 
 /// Whole units as such, others with a digit behind the point.
@@ -217,8 +229,8 @@ mod tests {
                 mesh: Mesh::of_shards(2),
             })
         };
-        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns \
-                        and rank 1 leaves out 25 %; step 412 → ";
+        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns, \
+                        rank 1 leaves out 25 %; step 412 → ";
         assert_eq!(line(291, 3), format!("{expected}291 ms (optimum 284)"));
         assert_eq!(line(300, 0), format!("{expected}300 ms as foretold (optimum 284)"));
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
-use evenkeel_model::{Model, Sampling, Split};
+use evenkeel_model::{Input, Model, Sampling, Split};
 use evenkeel_store::Folder;
 use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
@@ -23,9 +23,9 @@ use evenkeel_train::{
 };
 
 use crate::bench::peak_flops_per_s;
-use crate::config::{LrDecay, Overrides, Settings, Straggler};
+use crate::config::{Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::launch::{Launch, arrangement};
-use crate::{Failure, Mistake, Mistakes, device, text};
+use crate::{Failure, Mistake, Mistakes, device, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, device_dtype};
@@ -55,7 +55,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
     let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
     let snapshot_bytes = (12 + watched_bytes) * input.model.parameter_count();
-    launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT)?;
+    let memory_hint = how_to_use_less(settings, &input.model);
+    launch.check_memory(&costs, snapshot_bytes, &memory_hint)?;
+    launch.crowding().iter().for_each(|crowding| warn(crowding));
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
@@ -86,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, &launch, options);
         match launch.kind {
-            DeviceKind::Cpu => launch.check_memory(&costs, snapshot_bytes, MEMORY_HINT).is_ok(),
+            DeviceKind::Cpu => launch.check_memory(&costs, snapshot_bytes, &memory_hint).is_ok(),
             // Each rank has taken its share of the card by now.
             DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.peak_bytes <= capacity),
         }
@@ -252,8 +254,19 @@ fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
 }
 
-const MEMORY_HINT: &str =
-    "use a smaller train.batch or data.sequence, train.recompute = true, or train.dtype = \"bf16\"";
+/// What a run that does not fit in memory can still do without.
+fn how_to_use_less(settings: &Settings, model: &Model) -> String {
+    let is_of_tokens = matches!(model.config.input, Input::Tokens { .. });
+    let ways = [
+        (true, "a smaller train.batch"),
+        (is_of_tokens, "a smaller data.sequence"),
+        (!settings.train.recompute, "train.recompute = true"),
+        (settings.train.dtype == Dtype::F32, "train.dtype = \"bf16\""),
+        (true, "a smaller model"),
+    ];
+    let ways: Vec<&str> = ways.into_iter().filter(|(helps, _)| *helps).map(|(_, way)| way).collect();
+    format!("use {}", ways.join(" or "))
+}
 
 /// What each rank's steps take, from dry runs.
 fn costs(settings: &Settings, shards: &[Model], launch: &Launch, options: TrainerOptions) -> Vec<Cost> {

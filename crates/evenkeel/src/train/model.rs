@@ -11,6 +11,7 @@ use evenkeel_train::save_weights;
 use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN};
+use super::output::RUN_MODEL;
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
 use crate::{Failure, Mistake, warn};
 
@@ -26,6 +27,16 @@ pub struct ModelInput {
 
 const CONFIG_BYTES: u64 = 16 << 20;
 
+/// A model's folder. Whoever names a run's is told where its model is.
+pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
+    let inside = path.join(RUN_MODEL);
+    if !exists(path.join("config.json")) && exists(inside.join("config.json")) {
+        let what = format!("{path:?} is the folder of a run, expected one of a model");
+        return Err(Mistake { what, hint: Some(format!("its model is in {inside:?}")) }.into());
+    }
+    Ok(Folder::open(path)?)
+}
+
 impl ModelInput {
     /// To train: says what may not be as the user thinks.
     pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
@@ -37,7 +48,7 @@ impl ModelInput {
     pub fn read(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let (json, folder) = match &config.source {
             ModelSource::Folder(path) => {
-                let folder = Folder::open(path)?;
+                let folder = open_folder(path)?;
                 (folder.config().clone(), Some(folder))
             }
             ModelSource::Config(path) => (read_json(path, CONFIG_BYTES)?, None),

@@ -19,6 +19,7 @@ use crate::config::RunConfig;
 use crate::{Failure, Mistake, warn};
 
 const CHECKPOINTS: &str = "checkpoints";
+pub const RUN_MODEL: &str = "model";
 /// What checkpoints are called, their step behind it.
 const CHECKPOINT: &str = "step-";
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
@@ -99,10 +100,7 @@ impl RunFolder {
             return Ok(());
         }
         let before = read_text(self.config(), MOST_CONFIG_BYTES)?;
-        let lines = |text: &str| -> Vec<String> {
-            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
-        };
-        let (before, now) = (lines(&before), lines(&config.to_toml()));
+        let (before, now) = (settings_in(&before), settings_in(&config.to_toml()));
         let changed: Vec<&str> = now.iter().filter(|line| !before.contains(line)).map(String::as_str).collect();
         if !changed.is_empty() {
             warn(&format!("the run goes on with other settings than it was begun with: {}", changed.join(", ")));
@@ -129,7 +127,7 @@ impl RunFolder {
     }
 
     pub fn model(&self) -> PathBuf {
-        self.root.join("model")
+        self.root.join(RUN_MODEL)
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -153,4 +151,17 @@ impl RunFolder {
     pub fn root(&self) -> &Path {
         &self.root
     }
+}
+
+/// What a run's configuration sets, a line each, with the names that `--set` takes.
+fn settings_in(toml: &str) -> Vec<String> {
+    let mut section = String::new();
+    let mut settings = Vec::new();
+    for line in toml.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            Some(name) => section = format!("{name}."),
+            None => settings.push(format!("{section}{line}")),
+        }
+    }
+    settings
 }

@@ -74,7 +74,7 @@ pub enum Error {
 
     #[error("the data files hold no records")]
     NoChunks,
-    #[error("epoch {epoch} has no {part} record to learn from")]
+    #[error("epoch {epoch} has no {part} record with anything in it")]
     NothingToRead { epoch: u64, part: Part },
     #[error("the {what} is {found}, expected {expected}")]
     BadOption { what: &'static str, found: String, expected: String },
@@ -131,6 +131,9 @@ impl Error {
                 "set data.format to what the records hold, or name their columns: data.text_column and its like"
             }
             Error::NoTemplate { .. } => "tokenizer_config.json has no chat_template, give one or use a text column",
+            Error::NothingToRead { part: Part::HeldOut, .. } => {
+                "lower data.holdout, which holds back one record of so many, or give data.eval_paths"
+            }
             Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",
             Error::OtherData { .. } => {
                 "give it the data and the options that it had, or begin another run in another --output"

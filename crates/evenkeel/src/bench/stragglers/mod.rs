@@ -81,8 +81,7 @@ impl Case {
     /// In words.
     fn name(&self) -> String {
         let ranks = self.0.len();
-        let slow: Vec<(usize, f64)> =
-            self.0.iter().copied().enumerate().filter(|(_, factor)| *factor > 1.0).collect();
+        let slow: Vec<(usize, f64)> = self.0.iter().copied().enumerate().filter(|(_, factor)| *factor > 1.0).collect();
         match &slow[..] {
             [] => "all alike".to_owned(),
             [(rank, factor)] => format!("rank {rank} of {ranks} at {factor}"),
