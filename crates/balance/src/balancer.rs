@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{Class, Dim, Division, Observation};
-use crate::target::{Mode, Rules, STRAGGLES, Target, best};
-use crate::watch::{Speeds, Watch, median};
+use crate::target::{LEAST_GAIN, Mode, Rules, STRAGGLES, Target, best};
+use crate::watch::{Speeds, Watch, median, push};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -53,14 +53,22 @@ pub struct Balancer {
     steps: usize,
     reshard_s_per_byte: f64,
     migration_s_per_byte: f64,
+    /// What a first step in another layout takes beyond those behind it, and what such a step is to take where one comes.
+    beginning_s: f64,
+    /// What steps in which ranks work for one another take beyond what is expected of them.
+    sharing_s: f64,
+    /// Of a step in this layout, when it was decided on.
+    foretold_s: Option<f64>,
 }
 
 /// Steps whose median is typical.
 const TYPICAL: usize = 9;
-/// A step must gain so much of its time.
-const LEAST_GAIN: f64 = 0.03;
-/// Until it is measured: a hundredth of what memory moves.
+/// Steps in a layout that tell what it is good for.
+const TELLING: usize = 5;
+/// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
+/// The share of migration's transfers that computation does not hide.
+const EXPOSED: f64 = 0.25;
 /// What is slow for fewer steps may be over as soon, which is a matter for migration.
 const LASTS: u64 = 20;
 
@@ -77,7 +85,17 @@ impl Balancer {
             steps: 0,
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
             migration_s_per_byte: GUESSED_S_PER_BYTE,
+            beginning_s: 0.0,
+            sharing_s: 0.0,
+            foretold_s: None,
         }
+    }
+
+    /// How long a rank takes to hand another a byte: what moving is taken to cost until it is seen.
+    pub fn expect_exchanges(&mut self, s_per_byte: f64) {
+        // State is allocated, written and copied to what is computed with, too.
+        self.reshard_s_per_byte = 2.0 * s_per_byte;
+        self.migration_s_per_byte = s_per_byte;
     }
 
     /// Bytes of state for one of the width.
@@ -103,13 +121,11 @@ impl Balancer {
             self.usual_steps = self.steps;
             self.usual.clone_from(&self.now);
         }
-        self.steps_s.push_back(step_s);
-        if self.steps_s.len() > TYPICAL {
-            self.steps_s.pop_front();
-        }
+        push(&mut self.steps_s, step_s, TYPICAL);
+        self.learn_costs(step_s);
         let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
-        if moved > 0 {
-            let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
+        let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
+        if moved > 0 && seconds.is_finite() {
             self.migration_s_per_byte += 0.3 * (seconds / moved as f64 - self.migration_s_per_byte);
         }
         if self.options.mode == Mode::Off {
@@ -117,6 +133,17 @@ impl Balancer {
         }
         let speeds = self.watch.speeds(&self.now.work)?;
         self.decide(step, &speeds, left)
+    }
+
+    /// A layout's first steps tell what was not foretold of it.
+    fn learn_costs(&mut self, step_s: f64) {
+        let Some(foretold_s) = self.foretold_s else { return };
+        if self.steps == 1 {
+            self.beginning_s = 0.5 * (self.beginning_s + (step_s - foretold_s).max(0.0));
+        } else if self.steps == TELLING && self.now.migrates() {
+            let typical_s = self.typical_step_s();
+            self.sharing_s = (self.sharing_s + 0.5 * (typical_s - foretold_s)).max(0.0);
+        }
     }
 
     /// Pure: the same speeds at the same place give the same answer.
@@ -140,19 +167,23 @@ impl Balancer {
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = median(since.copied().collect()).unwrap_or(0.0);
-        // To leave what is usual is thought of in every step, and noise has as many chances.
-        let doubt = if self.now == self.usual { 2.0 * speeds.uncertainty } else { speeds.uncertainty };
-        let least_gain_s = LEAST_GAIN.max(doubt) * step_s;
+        // A change is thought of in every step, and noise has as many chances.
+        let least_gain_s = LEAST_GAIN.max(2.0 * speeds.uncertainty) * step_s;
+        let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.
             let least_s = if *target == self.usual { LEAST_GAIN * step_s } else { least_gain_s };
-            takes_s(target) < lasting * now_s && now_s - step_then_s(target) > least_s && *target != self.now
+            let gained_s = now_s - step_then_s(target);
+            let is_faster = takes_s(target) < lasting * now_s && gained_s > least_s;
+            // Nothing is left out for no gain.
+            let is_truer = leaves_out(&self.now) - leaves_out(target) > LEAST_GAIN.max(speeds.uncertainty)
+                && gained_s > -LEAST_GAIN * step_s;
+            (is_faster || is_truer) && *target != self.now
         };
-        let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         // What the best gains beyond the usual is then as likely to be noise.
         let is_as_good = step_then_s(&self.usual) - step_then_s(&best) <= least_gain_s
             && leaves_out(&self.usual) <= leaves_out(&best);
-        let usual = Some(&self.usual).filter(|_| is_as_good);
+        let usual = Some(&self.usual).filter(|usual| is_as_good && self.options.rules.allow(&usual.work));
         let target = usual.into_iter().chain([&best]).find(|target| pays(target))?.clone();
         let then_s = step_then_s(&target);
         let besides_s = (step_s - now_s).max(0.0);
@@ -176,6 +207,7 @@ impl Balancer {
         }
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
+        self.foretold_s = Some(decision.prospect.then_s);
         self.steps_s.clear();
         self.steps = 0;
     }
@@ -197,20 +229,20 @@ impl Balancer {
         Dim::ALL.iter().map(|&dim| dim_bytes(dim)).sum()
     }
 
+    /// What it takes to get there.
     fn moving_s(&self, target: &Target) -> f64 {
-        self.moved_bytes(target) * self.reshard_s_per_byte
+        let begins_s = if *target == self.now { 0.0 } else { self.beginning_s };
+        self.moved_bytes(target) * self.reshard_s_per_byte + begins_s
     }
 
     /// What migration adds to a step. It runs beside computation, which slows down by what it takes from memory.
     fn exposed_s(&self, target: &Target) -> f64 {
         let bytes: f64 =
             Dim::ALL.iter().map(|&dim| target.migrated(dim) as f64 * self.options.work_bytes[dim as usize]).sum();
-        EXPOSED * bytes * self.migration_s_per_byte
+        let sharing_s = if target.migrates() { self.sharing_s } else { 0.0 };
+        EXPOSED * bytes * self.migration_s_per_byte + sharing_s
     }
 }
-
-/// The share of migration's transfers that computation does not hide.
-const EXPOSED: f64 = 0.25;
 
 impl Prospect {
     /// The ranks that are slower than the fastest, and how many times.

@@ -93,6 +93,17 @@ impl Target {
     }
 }
 
+/// A step must gain so much of its time.
+pub(crate) const LEAST_GAIN: f64 = 0.03;
+
+impl Rules {
+    /// Whether memory has room for this.
+    pub(crate) fn allow(&self, work: &Division) -> bool {
+        let fits = |dim: Dim| work.of(dim).iter().zip(&self.most[dim as usize]).all(|(width, most)| width <= most);
+        Dim::ALL.into_iter().all(fits)
+    }
+}
+
 /// Slower than the fastest by more than this is a straggler.
 pub const STRAGGLES: f64 = 1.15;
 
@@ -103,20 +114,26 @@ pub fn best(mode: Mode, rules: &Rules, speeds: &Speeds, now: &Target, migration_
         Mode::Resize => resized(rules, speeds, Target::at_home(now.home.clone())),
         Mode::Migrate => migrated(rules, speeds, &now.home),
         Mode::Semi => semi(rules, speeds, &now.home, migration_s),
-        Mode::Reshard | Mode::Auto => resharded(rules, speeds, &now.home),
+        Mode::Reshard | Mode::Auto => resharded(rules, speeds, &now.home, migration_s),
     }
 }
 
-/// State and work by speed. What is too coarse for state is done elsewhere than it is kept.
-fn resharded(rules: &Rules, speeds: &Speeds, now: &Division) -> Target {
+/// State and work by speed. What is too coarse for state is done elsewhere than it is kept, where that pays.
+fn resharded(rules: &Rules, speeds: &Speeds, now: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
     let mut home = now.clone();
     for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
         if let Some(grain) = rules.grains[dim as usize] {
             home.set(dim, divided(rules, speeds, now, dim, grain));
         }
     }
-    let work = work_of(rules, speeds, &home, &[Dim::Heads, Dim::Tokens]);
-    Target { gammas: vec![0.0; home.ranks()], work, home }
+    let with = |dims: &[Dim]| Target {
+        gammas: vec![0.0; home.ranks()],
+        work: work_of(rules, speeds, &home, dims),
+        home: home.clone(),
+    };
+    let takes_s = |target: &Target| target.compute_s(speeds) + migration_s(target);
+    let (alone, shared) = (with(&[Dim::Tokens]), with(&[Dim::Heads, Dim::Tokens]));
+    if takes_s(&shared) < (1.0 - LEAST_GAIN) * takes_s(&alone) { shared } else { alone }
 }
 
 /// State stays, work goes by speed.

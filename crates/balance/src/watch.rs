@@ -1,7 +1,6 @@
 //! How fast each rank is at each kind of work, and since when.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use crate::observation::{Class, Division, Observation};
 
@@ -9,13 +8,18 @@ use crate::observation::{Class, Division, Observation};
 const WINDOW: usize = 16;
 /// Steps that tell how much times vary, at most and at least.
 const LONG: usize = 64;
-const LEAST_KNOWN: usize = 6;
+const LEAST_KNOWN: usize = 5;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
 /// Relative speeds whose median over the last [`LEAST`] steps has changed by more than this are others.
 const CHANGE: f64 = 0.12;
 /// The median of [`LEAST`] shows a change when most of them are of it.
 const SEEN: usize = LEAST - 1;
+
+/// What took longer was not computing.
+const MOST_SECONDS: f64 = 1e6;
+/// What ranks do whatever their width is, as a share of an even one.
+const LIKELY_BASE: f64 = 0.2;
 
 /// Seconds as a line over the width: `rate · (base + width)`.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,8 +69,15 @@ impl Speeds {
     }
 }
 
-/// Of one step, by class and rank: seconds, or seconds for one of the width.
+/// By class and rank: seconds, widths, or seconds for one of the width.
 type Rates = [Vec<f64>; Class::ALL.len()];
+
+/// What ranks took in a step, and for what width.
+#[derive(Clone, Debug)]
+struct Seen {
+    seconds: Rates,
+    worked: Rates,
+}
 
 /// Seconds with even widths over the mean of all ranks, by rank, or something of them.
 #[derive(Clone, Debug)]
@@ -76,34 +87,20 @@ struct Relative<Of = Vec<f64>> {
 }
 
 /// What was seen of the ranks so far.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Watch {
-    /// Since the layout or a speed changed.
-    samples: VecDeque<Rates>,
-    /// By step, since a speed changed, whatever the layout was.
-    relative: VecDeque<Relative>,
+    /// Since a speed changed, whatever the layout was; the last so many of them are of the present one.
+    seen: VecDeque<Seen>,
+    in_layout: usize,
     since: Option<u64>,
-    /// By step: the most that a rank's relative times were off their medians. They outlast changes, for they tell of the machine.
+    /// By step: how far ranks' relative times were off their medians. They outlast changes, for they tell of the machine.
     deviations: VecDeque<Relative<f64>>,
-    /// Medians of seconds by class and rank, and the widths they were seen at, before the layout changed.
-    before: Option<(Rates, Division)>,
-    seconds: VecDeque<Rates>,
+    /// What is typical of the layout before, until it is compared with this one.
+    before: Option<Seen>,
+    /// By class: what a rank does whatever its width is, as width.
     bases: [f64; Class::ALL.len()],
-}
-
-impl Default for Watch {
-    fn default() -> Watch {
-        let bases = [0.0; Class::ALL.len()];
-        Watch {
-            samples: VecDeque::new(),
-            relative: VecDeque::new(),
-            since: None,
-            deviations: VecDeque::new(),
-            before: None,
-            seconds: VecDeque::new(),
-            bases,
-        }
-    }
+    /// By rank, in the layout before: of one that has nothing to do in this one, it is all that is known.
+    slowness: Vec<f64>,
 }
 
 impl Watch {
@@ -112,62 +109,55 @@ impl Watch {
         let ranks = observed.len();
         self.since.get_or_insert(step);
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
-        let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect::<Vec<f64>>());
-        push(&mut self.seconds, seconds, WINDOW);
-        let mut rates = Class::ALL.map(|class| {
-            let rate = |rank: usize| {
-                let width = worked(class, division, &gammas, rank);
-                let base = if width == 0.0 { 0.0 } else { self.bases[class as usize] };
-                observed[rank].of(class) / (base + width)
-            };
-            (0..ranks).map(rate).collect::<Vec<f64>>()
-        });
-        estimate_unknown(&mut rates);
-        let of_all = over_mean(&even_seconds(&rates, division));
-        push(
-            &mut self.relative,
-            Relative { of_classes: rates.each_ref().map(|rates| over_mean(rates)), of_all },
-            WINDOW,
-        );
-        push(&mut self.samples, rates, WINDOW);
-        self.note_deviation(ranks);
-        if self.has_changed(ranks) {
-            keep_last(&mut self.relative);
-            keep_last(&mut self.samples);
-            keep_last(&mut self.seconds);
-            self.since = Some(step + 1 - SEEN as u64);
-            self.before = None;
+        let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect());
+        let worked = Class::ALL.map(|class| (0..ranks).map(|rank| worked(class, division, &gammas, rank)).collect());
+        push(&mut self.seen, Seen { seconds, worked }, WINDOW);
+        self.in_layout = (self.in_layout + 1).min(WINDOW);
+        // Until it is known what does not depend on widths, steps in other ones are not compared.
+        if self.before.is_some() && self.in_layout >= LEAST {
+            self.learn_bases(division);
         }
-        self.learn_bases(division);
+        if self.before.is_none() {
+            let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
+            self.deviations.extend(deviation(&relative));
+            self.deviations.drain(..self.deviations.len().saturating_sub(LONG));
+            if self.has_changed(&relative) {
+                self.seen.drain(..self.seen.len() - SEEN);
+                self.in_layout = self.in_layout.min(SEEN);
+                self.since = Some(step + 1 - SEEN as u64);
+            }
+        }
     }
 
-    fn note_deviation(&mut self, ranks: usize) {
-        let steps = self.relative.len();
-        let Some(last) = self.relative.back().filter(|_| steps > 1) else { return };
-        // The last is one of those that it is compared with, which draw nearer to it the fewer they are.
-        let nearer = (1.0 - 1.0 / steps as f64).sqrt();
-        let most_off = |of: &dyn Fn(&Relative) -> &[f64]| {
-            let off = |rank: usize| (of(last)[rank] - self.typical(0..steps, |relative| of(relative)[rank])).abs();
-            (0..ranks).map(off).fold(0.0, f64::max) / nearer
-        };
-        let of_classes = Class::ALL.map(|class| most_off(&|relative| &relative.of_classes[class as usize]));
-        let of_all = most_off(&|relative| &relative.of_all);
-        push(&mut self.deviations, Relative { of_classes, of_all }, LONG);
+    /// Seconds for one of the width.
+    fn rates(&self, seen: &Seen) -> Rates {
+        let mut rates: Rates = std::array::from_fn(|class| {
+            let rate = |(&seconds, &width): (&f64, &f64)| {
+                // Work that took no time or for ever was not measured.
+                let is_known = width > 0.0 && seconds > 0.0 && seconds < MOST_SECONDS;
+                if is_known { seconds / (self.bases[class] + width) } else { f64::NAN }
+            };
+            seen.seconds[class].iter().zip(&seen.worked[class]).map(rate).collect()
+        });
+        estimate_unknown(&mut rates, &self.slowness);
+        rates
     }
 
-    /// The median of some of the steps that are kept.
-    fn typical(&self, steps: Range<usize>, of: impl Fn(&Relative) -> f64) -> f64 {
-        median(self.relative.range(steps).map(of).collect()).expect("some samples")
+    fn relative(&self, seen: &Seen, division: &Division) -> Relative {
+        let rates = self.rates(seen);
+        let of_all = over_mean(&even_seconds(&rates, division));
+        Relative { of_classes: rates.map(|rates| over_mean(&rates)), of_all }
     }
 
-    fn has_changed(&self, ranks: usize) -> bool {
-        let Some(old) = self.relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
-        let least = CHANGE.max(2.0 * self.uncertainty(old, self.deviations.len() - LEAST, |off| off.of_all));
+    fn has_changed(&self, relative: &[Relative]) -> bool {
+        let Some(old) = relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
+        let known = self.deviations.len().saturating_sub(LEAST);
+        let least = CHANGE.max(2.0 * self.uncertainty(old, known, |off| off.of_all));
         let change = |rank: usize| {
-            let of = |steps: Range<usize>| self.typical(steps, |relative| relative.of_all[rank]);
-            of(old..self.relative.len()) / of(0..old) - 1.0
+            let of = |steps: &[Relative]| typical(steps, |relative| relative.of_all[rank]);
+            of(&relative[old..]) / of(&relative[..old]) - 1.0
         };
-        (0..ranks).any(|rank| change(rank).abs() > least)
+        (0..relative[0].of_all.len()).any(|rank| change(rank).abs() > least)
     }
 
     /// How far the median of so many relative times may be off: two standard errors, from the first of the deviations.
@@ -178,60 +168,62 @@ impl Watch {
         2.0 * 1.25 * standard / (steps as f64).sqrt()
     }
 
-    /// The layout changes: what was seen is of another one.
+    /// The layout changes.
     pub fn relaid(&mut self, division: &Division) {
-        self.before = self.medians().map(|seconds| (seconds, division.clone()));
-        self.samples.clear();
-        self.seconds.clear();
+        self.before = self.typical_seen();
+        if let Some(speeds) = self.speeds(division) {
+            self.slowness = speeds.slowness;
+        }
+        self.in_layout = 0;
     }
 
-    /// By class and rank, of what is in the window.
-    fn medians(&self) -> Option<Rates> {
-        if self.seconds.len() < LEAST {
-            return None;
-        }
-        let ranks = self.seconds[0][0].len();
-        Some(std::array::from_fn(|class| {
-            let of = |rank: usize| median(self.seconds.iter().map(|seconds| seconds[class][rank]).collect());
-            (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
-        }))
+    /// Steps in the present layout.
+    fn laid(&self) -> impl Iterator<Item = &Seen> + Clone {
+        self.seen.iter().skip(self.seen.len() - self.in_layout.min(self.seen.len()))
+    }
+
+    /// Medians of what was seen of the present layout; none where that is too little.
+    fn typical_seen(&self) -> Option<Seen> {
+        let seconds = medians(self.laid().map(|seen| &seen.seconds))?;
+        Some(Seen { seconds, worked: self.seen.back()?.worked.clone() })
     }
 
     /// The same rank at two widths says how much of its time does not depend on them.
     fn learn_bases(&mut self, division: &Division) {
-        let (Some((before, divided)), Some(after)) = (&self.before, self.medians()) else { return };
+        let (Some(before), Some(after)) = (self.before.take(), self.typical_seen()) else { return };
         for class in Class::ALL {
-            let (dim, index) = (class.dim(), class as usize);
-            let even = division.total(dim) as f64 / division.ranks() as f64;
-            let base = |rank: usize| {
-                let [w1, w2] = [divided.of(dim)[rank] as f64, division.of(dim)[rank] as f64];
-                let [t1, t2] = [before[index][rank], after[index][rank]];
-                let is_telling =
-                    (w1 - w2).abs() > 0.2 * w1.max(w2) && w1 > 0.0 && w2 > 0.0 && (t1 - t2) * (w1 - w2) > 0.0;
-                is_telling.then(|| ((w1 * t2 - w2 * t1) / (t1 - t2)).clamp(0.0, 0.5 * even))
+            let index = class as usize;
+            let even = division.total(class.dim()) as f64 / division.ranks() as f64;
+            let known = self.bases[index];
+            let error = 0.5 * self.uncertainty(LEAST, self.deviations.len(), |off| off.of_classes[index]);
+            let correction = |rank: usize| {
+                let [(t1, w1), (t2, w2)] =
+                    [&before, &after].map(|seen| (seen.seconds[index][rank], seen.worked[index][rank]));
+                let is_telling = (w1 - w2).abs() > 0.2 * w1.max(w2)
+                    && w1.min(w2) > 0.0
+                    && t1.max(t2) < MOST_SECONDS
+                    && (t1 - t2) * (w1 - w2) > 0.0;
+                let found = ((w1 * t2 - w2 * t1) / (t1 - t2)).clamp(0.0, 0.5 * even);
+                // What noise in the times makes of it, beside what bases are likely to be off.
+                let [noise, likely] = [error * (known + w1) * (known + w2) / (w1 - w2), LIKELY_BASE * even];
+                is_telling.then(|| (found - known) * likely * likely / (likely * likely + noise * noise))
             };
-            if let Some(found) = median((0..division.ranks()).filter_map(base).collect()) {
-                self.bases[index] = 0.5 * (self.bases[index] + found);
-            }
+            let corrections: Vec<f64> = (0..division.ranks()).filter_map(correction).collect();
+            self.bases[index] += corrections.iter().sum::<f64>() / corrections.len().max(1) as f64;
         }
-        self.before = None;
     }
 
     /// None before there is enough to say.
     pub fn speeds(&self, division: &Division) -> Option<Speeds> {
-        if self.samples.len() < LEAST || self.deviations.len() < LEAST_KNOWN {
+        if self.deviations.len() < LEAST_KNOWN {
             return None;
         }
-        let ranks = self.samples[0][0].len();
-        let rates: Rates = std::array::from_fn(|class| {
-            let of = |rank: usize| median(self.samples.iter().map(|rates: &Rates| rates[class][rank]).collect());
-            (0..ranks).map(|rank| of(rank).expect("some samples")).collect()
-        });
-        let rates = self.without_noise(rates, division);
+        let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();
+        let rates = self.without_noise(medians(rates.iter())?, division);
         let even_s = even_seconds(&rates, division);
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
-        let uncertainty = self.uncertainty(self.samples.len(), self.deviations.len(), |off| off.of_all);
+        let uncertainty = self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_all);
         Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
     }
 
@@ -240,11 +232,10 @@ impl Watch {
         let in_all = over_mean(&even_seconds(&rates, division));
         for (class, rates) in rates.iter_mut().enumerate() {
             let mean = rates.iter().sum::<f64>() / rates.len() as f64;
-            let differs: Vec<f64> = over_mean(rates).iter().zip(&in_all).map(|(own, all)| own - all).collect();
-            let square = differs.iter().map(|off| off * off).sum::<f64>() / differs.len() as f64;
-            let error = 0.5 * self.uncertainty(self.samples.len(), self.deviations.len(), |off| off.of_classes[class]);
-            let real = if square > 0.0 { (1.0 - error * error / square).max(0.0) } else { 0.0 };
-            for ((rate, all), differs) in rates.iter_mut().zip(&in_all).zip(differs) {
+            let error = 0.5 * self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_classes[class]);
+            for (rate, all) in rates.iter_mut().zip(&in_all).filter(|_| mean > 0.0) {
+                let differs = *rate / mean - all;
+                let real = if differs.abs() > error { 1.0 - (error / differs).powi(2) } else { 0.0 };
                 *rate = mean * (all + real * differs);
             }
         }
@@ -252,24 +243,47 @@ impl Watch {
     }
 }
 
-fn push<T>(window: &mut VecDeque<T>, value: T, most: usize) {
+/// How far the last of some steps is off what is typical of them.
+fn deviation(relative: &[Relative]) -> Option<Relative<f64>> {
+    let (steps, last) = (relative.len(), relative.last()?);
+    // The last is one of those that it is compared with, which draw nearer to it the fewer they are.
+    let nearer = (1.0 - 1.0 / steps as f64).sqrt();
+    let off = |of: &dyn Fn(&Relative) -> &[f64]| -> Vec<f64> {
+        let off = |rank: usize| (of(last)[rank] - typical(relative, |relative| of(relative)[rank])).abs() / nearer;
+        (0..last.of_all.len()).map(off).collect()
+    };
+    let root_mean_square = |off: Vec<f64>| (off.iter().map(|off| off * off).sum::<f64>() / off.len() as f64).sqrt();
+    let of_classes = Class::ALL.map(|class| root_mean_square(off(&|relative| &relative.of_classes[class as usize])));
+    let of_all = off(&|relative| &relative.of_all).into_iter().fold(0.0, f64::max);
+    (steps > 1).then_some(Relative { of_classes, of_all })
+}
+
+fn typical(steps: &[Relative], of: impl Fn(&Relative) -> f64) -> f64 {
+    median(steps.iter().map(of).collect()).expect("some steps")
+}
+
+/// By class and rank; none of too few.
+fn medians<'a>(all: impl Iterator<Item = &'a Rates> + Clone) -> Option<Rates> {
+    let ranks = all.clone().nth(LEAST - 1)?[0].len();
+    let of = |class: usize, rank: usize| median(all.clone().map(|rates| rates[class][rank]).collect());
+    Some(std::array::from_fn(|class| (0..ranks).filter_map(|rank| of(class, rank)).collect()))
+}
+
+pub(crate) fn push<T>(window: &mut VecDeque<T>, value: T, most: usize) {
     window.push_back(value);
     if window.len() > most {
         window.pop_front();
     }
 }
 
-fn keep_last<T>(window: &mut VecDeque<T>) {
-    window.drain(..window.len().saturating_sub(SEEN));
-}
-
-/// Whoever has nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest.
-fn estimate_unknown(rates: &mut Rates) {
+/// Whoever has nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest; whoever has
+/// nothing at all, as slow as it was.
+fn estimate_unknown(rates: &mut Rates, slowness: &[f64]) {
     let known = rates.clone();
+    let was = |rank: usize| slowness.get(rank).copied().unwrap_or(1.0);
     let slower = |rank: usize, other: usize| {
-        let both =
-            known.iter().map(|rates| rates[rank] / rates[other]).filter(|ratio| ratio.is_finite() && *ratio > 0.0);
-        median(both.collect()).unwrap_or(1.0)
+        let both = known.iter().map(|rates| rates[rank] / rates[other]).filter(|ratio| ratio.is_finite());
+        median(both.collect()).unwrap_or(was(rank) / was(other))
     };
     for rates in rates.iter_mut() {
         let seen: Vec<(usize, f64)> = rates.iter().copied().enumerate().filter(|(_, rate)| rate.is_finite()).collect();

@@ -9,6 +9,10 @@ struct World {
     balancer: Balancer,
     /// By class: seconds of the whole work on one rank of speed one.
     work_s: [f64; Class::ALL.len()],
+    /// What a rank that has any of a class does of it whatever its width is, as a share of an even one.
+    base: f64,
+    /// Seconds of a step in which ranks work for one another.
+    sharing_s: f64,
     random: u64,
     noise: f64,
 }
@@ -51,7 +55,14 @@ impl World {
             Class::Head => 0.15,
             Class::Stream => 0.05,
         });
-        World { balancer: Balancer::new(options, Division::new(even)), work_s, random: 9, noise }
+        World {
+            balancer: Balancer::new(options, Division::new(even)),
+            work_s,
+            base: 0.0,
+            sharing_s: 0.0,
+            random: 9,
+            noise,
+        }
     }
 
     fn jitter(&mut self) -> f64 {
@@ -64,12 +75,14 @@ impl World {
         let Target { work, gammas, .. } = self.balancer.now.clone();
         let mut observed: Vec<Observation> =
             gammas.iter().map(|&gamma| Observation { gamma, ..Observation::default() }).collect();
-        let mut step_s = 0.0;
+        let mut step_s = if self.balancer.now.migrates() { self.sharing_s } else { 0.0 };
         for class in Class::ALL {
             let mut slowest = 0.0f64;
             for (rank, &slow) in slowness.iter().enumerate() {
                 let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
-                let share = work.of(class.dim())[rank] as f64 / work.total(class.dim()) as f64;
+                let width = work.of(class.dim())[rank] as f64;
+                let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
+                let share = base + width / work.total(class.dim()) as f64;
                 let seconds = self.work_s[class as usize] * share * left * slow * self.jitter();
                 observed[rank].compute_s[class as usize] = seconds;
                 slowest = slowest.max(seconds);
@@ -194,6 +207,18 @@ fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
 }
 
 #[test]
+fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
+    for (mode, seed) in [Mode::Resize, Mode::Semi].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed))) {
+        let mut world = World { random: seed, ..World::new(mode, 0.5, 2, 0.2) };
+        world.run(0..25, &[1.0, 1.0]);
+        world.run(25..45, &[1.0, 3.0]);
+        assert!(world.balancer.now.gammas[1] > 0.0, "{mode:?}, seed {seed}: a straggler leaves something out");
+        world.run(45..65, &[1.0, 1.0]);
+        assert_eq!(world.balancer.now.gammas, [0.0; 2], "{mode:?}, seed {seed}");
+    }
+}
+
+#[test]
 fn semi_with_no_leave_to_leave_out_is_exact_and_with_it_no_slower() {
     let slowness = [1.0, 1.0, 1.0, 1.0, 8.0, 6.0, 4.0, 2.0];
     let run = |mode, gamma_max| {
@@ -270,6 +295,85 @@ fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
     let (_, decisions) = world.run(1..100, &[1.0, 40.0]);
     assert_eq!(world.balancer.now.home.of(Dim::Heads)[1], 0);
     assert!(decisions.len() <= 5, "{} decisions", decisions.len());
+}
+
+#[test]
+fn what_a_rank_does_whatever_its_width_is_is_not_taken_for_slowness() {
+    for (ranks, slow, base) in [(2, 8.0, 0.2), (2, 4.0, 0.1), (8, 8.0, 0.2)] {
+        let mut world = World { base, ..World::new(Mode::Reshard, 0.0, ranks, 0.02) };
+        world.run(1..31, &vec![1.0; ranks]);
+        let slowness = [vec![1.0; ranks - 1], vec![slow]].concat();
+        let (_, decisions) = world.run(31..131, &slowness);
+        assert!(decisions.len() <= 3, "{ranks} ranks, one at {slow}: {} changes", decisions.len());
+        for Decision { prospect, .. } in decisions {
+            assert_eq!(prospect.since, 31, "{ranks} ranks, one at {slow}");
+            let seen = prospect.slowness[ranks - 1] / slow;
+            assert!((0.85..1.15).contains(&seen), "{ranks} ranks, one at {slow}: {:?}", prospect.slowness);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_far_too_slow_for_anything_stays_without_work() {
+    for (ranks, slow, base) in [(2, 1000.0, 0.0), (8, 8.0, 0.2)] {
+        let mut world = World { base, ..World::new(Mode::Reshard, 0.0, ranks, 0.02) };
+        let slowness = [vec![1.0; ranks - 1], vec![slow]].concat();
+        let (times, decisions) = world.run(1..300, &slowness);
+        assert!(decisions.len() <= 4, "one of {ranks} at {slow}: {} changes", decisions.len());
+        let others = world.work_s.iter().sum::<f64>() * (1.0 + base) / (ranks - 1) as f64;
+        assert!(last(&times) < 1.1 * others, "one of {ranks} at {slow}: {} s, without it {others}", last(&times));
+    }
+}
+
+#[test]
+fn work_is_not_shared_where_that_turns_out_to_cost_more_than_it_gains() {
+    for (sharing_s, is_shared) in [(0.0, true), (0.2, false)] {
+        let mut world = World { sharing_s, ..World::new(Mode::Reshard, 0.0, 2, 0.02) };
+        let (_, decisions) = world.run(1..60, &[1.0, 2.0]);
+        assert!(decisions[0].target.migrates(), "of 16 groups of heads a third is given away");
+        assert_eq!(world.balancer.now.migrates(), is_shared, "at {sharing_s} s");
+        assert!(decisions.len() <= 3, "{} changes", decisions.len());
+    }
+}
+
+#[test]
+fn a_straggler_that_stays_is_not_fiddled_with() {
+    for (mode, slow) in [(Mode::Reshard, 1.1), (Mode::Reshard, 1.3), (Mode::Reshard, 2.0), (Mode::Migrate, 2.0)] {
+        let mut changes = 0;
+        for seed in 1..=10 {
+            let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.4) };
+            world.run(0..100, &[1.0, 1.0]);
+            changes += world.run(100..400, &[1.0, slow]).1.len();
+        }
+        assert!(changes <= 80, "{mode:?}, {slow}: {changes} changes in 3000 steps");
+    }
+}
+
+#[test]
+fn times_that_cannot_be_do_no_harm() {
+    for mode in [Mode::Reshard, Mode::Migrate, Mode::Semi, Mode::Auto] {
+        for nonsense in [0.0, f64::NAN, f64::INFINITY, -1.0, 1e308] {
+            let mut world = World::new(mode, 0.5, 3, 0.05);
+            for step in 1..200 {
+                let (step_s, mut observed) = world.step_s(&[1.0, if step < 100 { 3.0 } else { 1.0 }, 1.0]);
+                // In a few steps in a row behind a change, and all the time of one class.
+                if step % 17 < 3 {
+                    observed[step as usize / 17 % 3].compute_s = [nonsense; Class::ALL.len()];
+                }
+                observed[0].compute_s[Class::Head as usize] = nonsense;
+                observed[1].migration_s = nonsense;
+                observed[1].migrated_bytes = step;
+                if let Some(decision) = world.balancer.step(step, step_s, &observed, 1000) {
+                    let is_sound = decision.prospect.slowness.iter().all(|slow| (1.0..1000.0).contains(slow));
+                    assert!(is_sound, "{mode:?} {nonsense}: {:?}", decision.prospect);
+                    world.balancer.done(&decision, 0.01);
+                }
+            }
+            let [columns, even] = [world.balancer.now.work.of(Dim::Columns), &[2731, 2731, 2730]];
+            let is_near = columns.iter().zip(even).all(|(now, even)| now.abs_diff(*even) < 900);
+            assert!(is_near, "{mode:?} {nonsense}: {columns:?}");
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::{Failure, Mistake};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     Cpu,
+    #[value(alias = "gpu")]
     Cuda,
 }
 

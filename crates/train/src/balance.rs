@@ -88,8 +88,10 @@ impl Balance {
         Balance { balancer, model, cut, mesh, patch_elements, resize, pending: None }
     }
 
-    /// To be called before the first step: columns that may be left out are watched from the beginning.
-    pub fn start(&self, ranks: &Ranks) -> Result<(), Error> {
+    /// To be called before the first step: times an exchange, and has columns that may be left out watched from the beginning.
+    pub fn start(&mut self, ranks: &Ranks) -> Result<(), Error> {
+        let exchanges_s = ranks.each(|trainer| trainer.exchange_s_per_byte())?;
+        self.balancer.expect_exchanges(exchanges_s.into_iter().fold(0.0, f64::max));
         self.leave_out(ranks, &vec![0.0; self.mesh.tp])
     }
 
@@ -175,8 +177,8 @@ impl Balance {
             own.map(growth).fold(f64::INFINITY, f64::min)
         };
         let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
-        let work = self.balancer.now.work.clone();
-        self.balancer.limit(|dim| most(&work, dim, &growth));
+        let Target { home, work, .. } = self.balancer.now.clone();
+        self.balancer.limit(|dim| most(&home, &work, dim, &growth));
         Ok(())
     }
 
@@ -228,11 +230,15 @@ impl Balance {
 }
 
 /// Memory grows with widths, at most as they do: a rank whose peak fits in its memory `growth` times may get as many times what
-/// it has. Whoever has nothing can have an even share, whatever its peak says: everybody began with one.
-fn most(work: &Division, dim: Dim, growth: &[f64]) -> Vec<usize> {
+/// it has, and may always compute what it keeps. Whoever has nothing can have an even share, whatever its peak says: everybody
+/// began with one.
+fn most(home: &Division, work: &Division, dim: Dim, growth: &[f64]) -> Vec<usize> {
     let even = work.total(dim) / work.ranks();
-    let most = |(&width, growth): (&usize, &f64)| if width == 0 { even } else { (width as f64 * growth) as usize };
-    work.of(dim).iter().zip(growth).map(most).collect()
+    let most = |rank: usize| match (home.of(dim)[rank], work.of(dim)[rank]) {
+        (0, 0) => even,
+        (kept, width) => kept.max((width as f64 * growth[rank]) as usize),
+    };
+    (0..work.ranks()).map(most).collect()
 }
 
 fn division(widths: &Widths) -> Division {
@@ -352,10 +358,10 @@ mod tests {
             // A peak is that of the width that it was seen at, also where that is less than an even one.
             (vec![40, 160], vec![2.0, 2.0], vec![80, 320]),
             (vec![0, 200], vec![50.0, 1.0], vec![100, 200]),
-            (vec![0, 100, 200], vec![0.5, 1.2, 0.9], vec![100, 120, 180]),
+            (vec![0, 100, 200], vec![0.5, 1.2, 0.9], vec![100, 120, 200]),
         ] {
             let work = Division::new(|dim| if dim == Dim::Columns { columns.clone() } else { vec![1; columns.len()] });
-            assert_eq!(most(&work, Dim::Columns, &growth), expected, "{columns:?} growing {growth:?}");
+            assert_eq!(most(&work, &work, Dim::Columns, &growth), expected, "{columns:?} growing {growth:?}");
         }
     }
 }

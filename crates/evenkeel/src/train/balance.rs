@@ -1,6 +1,6 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
-use evenkeel_balance::{Dim, Mode, Selection};
+use evenkeel_balance::{Dim, Division, Mode, Selection};
 use evenkeel_model::{Cut, Imputation, Model, SHARES, Widths};
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
@@ -60,7 +60,7 @@ pub fn start(
             "it needs a key and value head for each rank and a plan that leaves nothing whole; \"reshard\" does not";
         return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
     }
-    let balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.mesh());
+    let mut balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.mesh());
     balance.start(ranks)?;
     Ok((Some(balance), said))
 }
@@ -167,6 +167,12 @@ pub fn describe(balanced: &Balanced) -> String {
             list.extend((width > 0).then(|| some(width)));
         }
     }
+    let givers: Vec<usize> = (0..mesh.tp).filter(|&rank| gives(&before.home, &now.home, rank)).collect();
+    let from = match givers[..] {
+        [giver] => format!(" from {who} {giver}"),
+        _ => String::new(),
+    };
+    moved.last_mut().into_iter().for_each(|last: &mut String| last.push_str(&from));
     let leaves_out = |(rank, gamma): (usize, &f64)| format!("{who} {rank} leaves out {:.0} %", 100.0 * gamma);
     let all = [("moved", moved), ("lent", lent), ("took back", took_back)];
     let mut done: Vec<String> = all
@@ -187,6 +193,11 @@ pub fn describe(balanced: &Balanced) -> String {
     )
 }
 
+/// Whether a rank has less of something than it had.
+fn gives(before: &Division, now: &Division, rank: usize) -> bool {
+    Dim::ALL.iter().any(|&dim| now.of(dim)[rank] < before.of(dim)[rank])
+}
+
 /// With commas and an "and".
 fn in_a_row(parts: &[String]) -> String {
     match parts {
@@ -204,7 +215,7 @@ fn amount(width: usize, unit: usize) -> String {
 mod tests {
     use std::time::Duration;
 
-    use evenkeel_balance::{Division, Prospect, Target};
+    use evenkeel_balance::{Prospect, Target};
     use evenkeel_step::Mesh;
 
     use super::*;

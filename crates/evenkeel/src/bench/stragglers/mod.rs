@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(long, value_name = "RANKS", conflicts_with = "tp", value_parser = between::<2, 64>)]
     simulate: Option<usize>,
     /// How many times as long each rank takes, such as 1,2; may be given several times. One rank at 2 by default, and with
-    /// --simulate 8 one at 2, 4 and 8, four at 2, and 8-6-4-2.
+    /// eight ranks one at 2, 4 and 8, four at 2, and 8-6-4-2.
     #[arg(long = "case", value_name = "FACTORS", value_parser = factors)]
     cases: Vec<Case>,
     /// Modes to compare with "off".
@@ -78,6 +78,11 @@ impl Case {
         self.0.iter().copied().fold(1.0, f64::max)
     }
 
+    /// Whether a process on the cores of some ranks makes it.
+    fn is_of_neighbours(&self) -> bool {
+        self.0.iter().all(|factor| [1.0, 2.0].contains(factor)) && self.0.contains(&2.0)
+    }
+
     /// In words.
     fn name(&self) -> String {
         let ranks = self.0.len();
@@ -102,7 +107,7 @@ struct Outcome {
     slowed_s: f64,
     /// None where they do not leave.
     recovered_s: Option<f64>,
-    /// Steps until it was within a tenth of where it settled; none where it was so from the beginning.
+    /// Steps until it was within a tenth of where it settled; none where it was so from the beginning or nothing was done.
     settled_after: Option<usize>,
     /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
     moved_bytes: u64,
@@ -113,10 +118,20 @@ struct Outcome {
     steps: Vec<Step>,
 }
 
+/// When a step was made: before ranks became slow, while they were, and when they no longer were.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Phase {
+    Before,
+    Slowed,
+    Recovered,
+}
+
 /// One step of ranks that may be slow.
 #[derive(Clone, Debug, Serialize)]
 struct Step {
-    /// What it took over what the undisturbed one next to it took.
+    phase: Phase,
+    /// What it took over what the undisturbed one next to it took, where that is 1 before anything is slow.
     ratio: f64,
     /// By rank: the columns that it worked on.
     columns: Vec<usize>,
@@ -197,9 +212,9 @@ impl Arguments {
             let what = format!("--case has {} factors for {ranks} ranks", case.0.len());
             return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) });
         }
-        let is_halved = |factor: &f64| [1.0, 2.0].contains(factor);
-        if self.neighbour && !self.cases.iter().flat_map(|case| &case.0).all(is_halved) {
-            let what = "a busy neighbour takes half of a rank's cores, so a --case has factors of 1 and 2".to_owned();
+        if self.neighbour && !self.cases.iter().all(Case::is_of_neighbours) {
+            let what =
+                "a busy neighbour takes half of a rank's cores, so a --case has factors of 1 and 2, and a 2".to_owned();
             return Err(Mistake { what, hint: Some("leave out --neighbour for other factors".to_owned()) });
         }
         if !self.cases.is_empty() {
@@ -207,7 +222,9 @@ impl Arguments {
         }
         let ending = |slow: &[f64]| Case([vec![1.0; ranks - slow.len()], slow.to_vec()].concat());
         Ok(match ranks {
-            8 => vec![ending(&[2.0]), ending(&[4.0]), ending(&[8.0]), ending(&[2.0; 4]), ending(&[8.0, 6.0, 4.0, 2.0])],
+            8 if !self.neighbour => {
+                vec![ending(&[2.0]), ending(&[4.0]), ending(&[8.0]), ending(&[2.0; 4]), ending(&[8.0, 6.0, 4.0, 2.0])]
+            }
             _ => vec![ending(&[2.0])],
         })
     }
@@ -245,16 +262,27 @@ impl Arguments {
 fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]) -> String {
     let mut lines = vec![arguments.title(ranks), String::new()];
     lines.push(format!(
-        "{:<16} {:<8} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
-        "case", "mode", "ms/step", "/undisturbed", "/optimum", "recovered", "settled", "moved", "moves/step", "left"
+        "{:<16} {:<8} {:>11} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
+        "case",
+        "mode",
+        "undisturbed",
+        "ms/step",
+        "/undisturbed",
+        "/optimum",
+        "recovered",
+        "settled",
+        "moved",
+        "moves/step",
+        "left"
     ));
     for (case, outcomes) in results {
         for outcome in outcomes {
             let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
             lines.push(format!(
-                "{:<16} {:<8} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
+                "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
                 case.name(),
                 outcome.mode.name(),
+                1e3 * outcome.undisturbed_s,
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
@@ -265,7 +293,7 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
                 dash(outcome.gamma > 0.0, format!("{:.0} %", 100.0 * outcome.gamma)),
             ));
         }
-        lines.push(format!("{:<16} {:<8} {:>9} {:>12.3}", case.name(), "optimum", "", case.optimum()));
+        lines.push(format!("{:<16} {:<8} {:>11} {:>9} {:>12.3}", case.name(), "optimum", "", "", case.optimum()));
     }
     lines.join("\n")
 }
@@ -302,8 +330,9 @@ fn settled(times: &[f64]) -> f64 {
     median(times[times.len().saturating_sub(10)..].iter().copied())
 }
 
-/// Steps until times stay within a tenth of where they end, if they did not from the beginning.
-fn settled_after(times: &[f64]) -> Option<usize> {
+/// Steps until times stay within a tenth of where they end, if they did not from the beginning and a mode is what changed them.
+fn settled_after(mode: Mode, times: &[f64]) -> Option<usize> {
     let end = settled(times);
-    times.windows(3).rposition(|three| three.iter().all(|time| *time > 1.1 * end)).map(|last| last + 3)
+    let is_above = |three: &[f64]| three.iter().all(|time| *time > 1.1 * end);
+    times.windows(3).rposition(is_above).filter(|_| mode != Mode::Off).map(|last| last + 3)
 }

@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
             let start = Instant::now();
             if is_watched {
                 let (_, observed) = ranks.observed_step(samples, 1e-4)?;
-                // What would be done about noise is decided and left undone: steps with and without watching stay alike.
+                // What is decided about noise nobody carries out: steps with and without watching stay alike.
                 balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
                 watched_s.push(start.elapsed().as_secs_f64());
             } else {

@@ -12,7 +12,7 @@ use evenkeel_balance::{Dim, Mode};
 use evenkeel_model::Model;
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, Outcome, Step, WARM_UP, settled, settled_after};
+use super::{Arguments, Case, Outcome, Phase, Step, WARM_UP, settled, settled_after};
 use crate::bench::{busy, median};
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
@@ -33,10 +33,11 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         migrated_bytes: 0,
     };
     course.balance.start(&course.ranks)?;
-    course.steps(WARM_UP)?;
+    course.steps(Phase::Before, WARM_UP)?;
     course.undisturbed_s.clear();
+    course.made.clear();
     // Where their memory lies makes one of two equal sets some percent faster than the other.
-    let alike = median(course.steps(arguments.steps)?);
+    let alike = median(course.steps(Phase::Before, arguments.steps)?);
     course.moved_bytes = 0;
     let slowed = match arguments.switch_every {
         Some(every) => {
@@ -53,19 +54,20 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
     let gamma = course.balance.target().gammas.iter().copied().fold(0.0, f64::max);
     let recovered = match arguments.switch_every {
         Some(_) => None,
-        None => Some(settled(&course.steps(arguments.steps)?)),
+        None => Some(settled(&course.steps(Phase::Recovered, arguments.steps)?)),
     };
     let slowdown = match arguments.switch_every {
         Some(_) => slowed.iter().sum::<f64>() / slowed.len() as f64,
         None => settled(&slowed),
     };
     let undisturbed_s = median(course.undisturbed_s);
+    course.made.iter_mut().for_each(|step| step.ratio /= alike);
     Ok(Outcome {
         mode,
         undisturbed_s,
         slowed_s: slowdown / alike * undisturbed_s,
         recovered_s: recovered.map(|ratio| ratio / alike * undisturbed_s),
-        settled_after: settled_after(&slowed),
+        settled_after: settled_after(mode, &slowed).filter(|_| arguments.switch_every.is_none()),
         moved_bytes,
         migrated_bytes,
         gamma,
@@ -90,7 +92,7 @@ struct Course<'a> {
 
 impl Course<'_> {
     /// What each of so many steps takes, as a multiple of the undisturbed one behind it.
-    fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
+    fn steps(&mut self, phase: Phase, count: usize) -> Result<Vec<f64>, Failure> {
         let mut ratios = Vec::with_capacity(count);
         for _ in 0..count {
             let [samples, same_samples] = [(); 2].map(|()| self.arguments.subject.samples(self.step));
@@ -115,7 +117,7 @@ impl Course<'_> {
             self.undisturbed_s.push(undisturbed_s);
             let ratio = took_s / undisturbed_s;
             ratios.push(ratio);
-            self.made.push(Step { ratio, columns });
+            self.made.push(Step { phase, ratio, columns });
         }
         Ok(ratios)
     }
@@ -126,7 +128,7 @@ impl Course<'_> {
         } else {
             self.ranks.throttle(case.0.clone())?;
         }
-        let ratios = self.steps(count);
+        let ratios = self.steps(Phase::Slowed, count);
         self.neighbours.clear();
         self.ranks.throttle(vec![1.0; case.0.len()])?;
         ratios
