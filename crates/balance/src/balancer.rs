@@ -47,6 +47,9 @@ pub struct Balancer {
     /// What was kept longest without a change, and for how many steps.
     usual: Target,
     usual_steps: usize,
+    /// Whether it was come back to last, and for how many steps nobody must be slow before it is.
+    is_back: bool,
+    patience: u64,
     /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of
     /// work to be moved.
     steps_s: VecDeque<f64>,
@@ -67,6 +70,10 @@ const TYPICAL: usize = 9;
 const TELLING: usize = 5;
 /// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
+/// A rank that waits for others gets a core that it shares with somebody more readily, so that it may seem to be as fast as the
+/// others for as long as it has less to do.
+const LEAST_PATIENCE: u64 = 10;
+const MOST_PATIENCE: u64 = 160;
 /// The share of migration's transfers that computation does not hide.
 const EXPOSED: f64 = 0.25;
 /// What is slow for fewer steps may be over as soon, which is a matter for migration.
@@ -80,6 +87,8 @@ impl Balancer {
             watch: Watch::default(),
             usual: now.clone(),
             usual_steps: 0,
+            is_back: false,
+            patience: LEAST_PATIENCE,
             now,
             steps_s: VecDeque::new(),
             steps: 0,
@@ -151,6 +160,10 @@ impl Balancer {
         let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
         let now_s = step_then_s(&self.now);
         let lasted = (step + 1).saturating_sub(speeds.since);
+        let is_over = speeds.slowness.iter().all(|slowness| *slowness <= STRAGGLES);
+        if is_over && self.now != self.usual && lasted < self.patience {
+            return None;
+        }
         // What has lasted for long is expected to last as long again.
         let lasting = lasted.max(3).min(left) as f64;
         let modes = match self.options.mode {
@@ -205,6 +218,12 @@ impl Balancer {
         if bytes > 0.0 {
             self.reshard_s_per_byte = 0.5 * (self.reshard_s_per_byte + seconds / bytes);
         }
+        if self.is_back {
+            // Whoever is slow again so soon had not recovered.
+            let was_over = self.steps as u64 >= LASTS;
+            self.patience = if was_over { LEAST_PATIENCE } else { (2 * self.patience).min(MOST_PATIENCE) };
+        }
+        self.is_back = decision.target == self.usual;
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
         self.foretold_s = Some(decision.prospect.then_s);

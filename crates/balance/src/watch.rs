@@ -11,6 +11,8 @@ const LONG: usize = 64;
 const LEAST_KNOWN: usize = 5;
 /// Fewer say nothing: one of them may have met a hiccup.
 pub(crate) const LEAST: usize = 3;
+/// Steps that speeds are told from: a neighbour that pauses for fewer has not gone.
+const ENOUGH: usize = 5;
 /// Relative speeds whose median over the last [`LEAST`] steps has changed by more than this are others.
 const CHANGE: f64 = 0.12;
 /// The median of [`LEAST`] shows a change when most of them are of it.
@@ -215,7 +217,7 @@ impl Watch {
 
     /// None before there is enough to say.
     pub fn speeds(&self, division: &Division) -> Option<Speeds> {
-        if self.deviations.len() < LEAST_KNOWN {
+        if self.deviations.len() < LEAST_KNOWN || self.in_layout < ENOUGH {
             return None;
         }
         let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();

@@ -120,17 +120,18 @@ fn last(times: &[f64]) -> f64 {
 fn noise_is_not_chased_and_what_was_usual_comes_back_within_twenty_steps() {
     // Every class of every rank takes up to a fifth more or less.
     for mode in [Mode::Migrate, Mode::Reshard, Mode::Auto] {
-        let (mut chased, mut not_back) = (0, 0);
+        let (mut chased, mut idle, mut not_back) = (0, 0, 0);
         for seed in 1..=100 {
             let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.4) };
             let usual = world.balancer.now.clone();
             chased += world.run(0..25, &[1.0, 1.0]).1.len();
             world.run(25..45, &[1.0, 2.0]);
-            assert_ne!(world.balancer.now, usual, "{mode:?}, seed {seed}: something is done about a straggler");
+            idle += usize::from(world.balancer.now == usual);
             world.run(45..65, &[1.0, 1.0]);
             not_back += usize::from(world.balancer.now != usual);
         }
-        assert!(chased <= 12 && not_back <= 4, "{mode:?}: {chased} changes before, {not_back} of 100 not back");
+        let found = format!("{chased} changes before, {idle} of 100 runs without any then, {not_back} not back");
+        assert!(chased <= 12 && idle <= 2 && not_back <= 6, "{mode:?}: {found}");
     }
 }
 
@@ -328,9 +329,9 @@ fn a_rank_that_is_far_too_slow_for_anything_stays_without_work() {
 #[test]
 fn work_is_not_shared_where_that_turns_out_to_cost_more_than_it_gains() {
     for (sharing_s, is_shared) in [(0.0, true), (0.2, false)] {
-        let mut world = World { sharing_s, ..World::new(Mode::Reshard, 0.0, 2, 0.02) };
-        let (_, decisions) = world.run(1..60, &[1.0, 2.0]);
-        assert!(decisions[0].target.migrates(), "of 16 groups of heads a third is given away");
+        let mut world = World { sharing_s, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
+        let (_, decisions) = world.run(1..60, &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
+        assert!(decisions[0].target.migrates(), "of two groups of heads not quite one is given away");
         assert_eq!(world.balancer.now.migrates(), is_shared, "at {sharing_s} s");
         assert!(decisions.len() <= 3, "{} changes", decisions.len());
     }
@@ -374,6 +375,20 @@ fn times_that_cannot_be_do_no_harm() {
             assert!(is_near, "{mode:?} {nonsense}: {columns:?}");
         }
     }
+}
+
+#[test]
+fn a_rank_that_is_slow_only_while_it_has_much_to_do_is_relieved_for_ever_longer() {
+    let mut world = World::new(Mode::Reshard, 0.0, 2, 0.02);
+    let mut returns = Vec::new();
+    for step in 0..300 {
+        let is_even = world.balancer.now.work.of(Dim::Columns)[0] == 4096;
+        let (_, decisions) = world.run(step..step + 1, &[1.0, if is_even { 2.0 } else { 1.0 }]);
+        returns
+            .extend(decisions.iter().filter(|decision| decision.target.work.of(Dim::Columns)[0] == 4096).map(|_| step));
+    }
+    let relieved: Vec<u64> = returns.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(relieved.len() <= 4 && relieved.is_sorted_by(|a, b| a < b), "relieved for {relieved:?} steps");
 }
 
 #[test]
