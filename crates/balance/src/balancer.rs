@@ -180,8 +180,10 @@ impl Balancer {
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = median(since.copied().collect()).unwrap_or(0.0);
-        // A change is thought of in every step, and noise has as many chances.
-        let least_gain_s = LEAST_GAIN.max(2.0 * speeds.uncertainty) * step_s;
+        // To leave what is usual is thought of in every step, and noise has as many chances. Somewhere else than at the best for a
+        // straggler, a step loses more than a change costs.
+        let doubt = if self.now == self.usual { 2.0 * speeds.uncertainty } else { speeds.uncertainty };
+        let least_gain_s = LEAST_GAIN.max(doubt) * step_s;
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.

@@ -346,7 +346,7 @@ fn a_straggler_that_stays_is_not_fiddled_with() {
             world.run(0..100, &[1.0, 1.0]);
             changes += world.run(100..400, &[1.0, slow]).1.len();
         }
-        assert!(changes <= 80, "{mode:?}, {slow}: {changes} changes in 3000 steps");
+        assert!(changes <= 150, "{mode:?}, {slow}: {changes} changes in 3000 steps");
     }
 }
 
