@@ -56,7 +56,7 @@ pub struct Balancer {
     steps: usize,
     reshard_s_per_byte: f64,
     migration_s_per_byte: f64,
-    /// What a first step in another layout takes beyond those behind it, and what such a step is to take where one comes.
+    /// What a first step in another layout takes beyond those behind it.
     beginning_s: f64,
     /// What steps in which ranks work for one another take beyond what is expected of them.
     sharing_s: f64,

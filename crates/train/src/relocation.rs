@@ -1,9 +1,10 @@
 //! State on its way from one layout to another: whoever is to keep an element gets it from one that keeps it now.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use evenkeel_comm::Group;
-use evenkeel_device::{Device, Tensor, View};
+use evenkeel_device::{DType, Device, Tensor, View};
 use evenkeel_model::{Block, Held, Model, Split, blocks, moves, own_stretches};
 use evenkeel_step::Mesh;
 
@@ -92,4 +93,22 @@ impl Relocation<'_> {
 fn seen(flat: &Tensor, kept: &Kept, (first, shape, stride): (usize, [usize; 2], usize)) -> View {
     let (_, place) = kept.own.as_ref().expect("a block lies in something that is kept");
     flat.view().block(place.start + first, shape, stride)
+}
+
+/// What it takes to hand the next rank a byte while all do.
+pub(crate) fn exchange_s_per_byte(everybody: &Group, device: &Device) -> f64 {
+    const ELEMENTS: usize = 1 << 20;
+    const TIMES: usize = 4;
+    let (comm, me, ranks) = (device.comm(), everybody.rank(), everybody.size());
+    let (to, from) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+    let [sent, received] = [(); 2].map(|()| comm.zeros(1, ELEMENTS, DType::F32));
+    let exchange = |_| {
+        comm.finish();
+        let start = Instant::now();
+        everybody.redistribute(comm, &[(to, sent.view())], &[(from, received.view())]);
+        comm.finish();
+        start.elapsed().as_secs_f64()
+    };
+    // The first one may find memory and links asleep.
+    (0..TIMES).map(exchange).skip(1).fold(f64::INFINITY, f64::min) / (4 * ELEMENTS) as f64
 }

@@ -22,7 +22,7 @@ use crate::Error;
 use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
-use crate::relocation::{Keeping, Relocation};
+use crate::relocation::{Keeping, Relocation, exchange_s_per_byte};
 use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
 
@@ -308,20 +308,7 @@ impl Trainer {
 
     /// What it takes to hand the next rank a byte while all do.
     pub fn exchange_s_per_byte(&self) -> f64 {
-        const ELEMENTS: usize = 1 << 20;
-        const TIMES: usize = 4;
-        let (comm, me, ranks) = (self.device.comm(), self.everybody.rank(), self.everybody.size());
-        let [sent, received] = [(); 2].map(|()| comm.zeros(1, ELEMENTS, DType::F32));
-        let exchange = |_| {
-            comm.finish();
-            let start = Instant::now();
-            let (to, from) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
-            self.everybody.redistribute(comm, &[(to, sent.view())], &[(from, received.view())]);
-            comm.finish();
-            start.elapsed().as_secs_f64()
-        };
-        // The first one may find memory and links asleep.
-        (0..TIMES).map(exchange).skip(1).fold(f64::INFINITY, f64::min) / (4 * ELEMENTS) as f64
+        exchange_s_per_byte(&self.everybody, &self.device)
     }
 
     /// Moves what is kept to where it is kept from here on.
