@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Class, Dim, Division, Observation};
 use crate::target::{LEAST_GAIN, Mode, Rules, STRAGGLES, Target, best};
-use crate::watch::{Speeds, Watch, median, push};
+use crate::watch::{Speeds, Watch, middle, push};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -60,20 +60,21 @@ pub struct Balancer {
     beginning_s: f64,
     /// What steps in which ranks work for one another take beyond what is expected of them.
     sharing_s: f64,
-    /// Of a step in this layout, when it was decided on.
-    foretold_s: Option<f64>,
+    /// The layout before, and what a step took in it.
+    left: Option<(Target, f64)>,
 }
 
-/// Steps whose median is typical.
+/// Steps whose middle is typical.
 const TYPICAL: usize = 9;
 /// Steps in a layout that tell what it is good for.
 const TELLING: usize = 5;
 /// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
-/// A rank that waits for others gets a core that it shares with somebody more readily, so that it may seem to be as fast as the
-/// others for as long as it has less to do.
+/// Whoever keeps a rank's cores busy may pause, or do so only while the rank has much to do on them.
 const LEAST_PATIENCE: u64 = 10;
 const MOST_PATIENCE: u64 = 160;
+/// What takes less than so many times as long as the best may be the best.
+const AS_GOOD: f64 = 1.07;
 /// The share of migration's transfers that computation does not hide.
 const EXPOSED: f64 = 0.25;
 /// What is slow for fewer steps may be over as soon, which is a matter for migration.
@@ -96,7 +97,7 @@ impl Balancer {
             migration_s_per_byte: GUESSED_S_PER_BYTE,
             beginning_s: 0.0,
             sharing_s: 0.0,
-            foretold_s: None,
+            left: None,
         }
     }
 
@@ -131,7 +132,6 @@ impl Balancer {
             self.usual.clone_from(&self.now);
         }
         push(&mut self.steps_s, step_s, TYPICAL);
-        self.learn_costs(step_s);
         let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
         let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
         if moved > 0 && seconds.is_finite() {
@@ -141,17 +141,22 @@ impl Balancer {
             return None;
         }
         let speeds = self.watch.speeds(&self.now.work)?;
+        self.learn_costs(&speeds);
         self.decide(step, &speeds, left)
     }
 
     /// A layout's first steps tell what was not foretold of it.
-    fn learn_costs(&mut self, step_s: f64) {
-        let Some(foretold_s) = self.foretold_s else { return };
-        if self.steps == 1 {
-            self.beginning_s = 0.5 * (self.beginning_s + (step_s - foretold_s).max(0.0));
-        } else if self.steps == TELLING && self.now.migrates() {
-            let typical_s = self.typical_step_s();
-            self.sharing_s = (self.sharing_s + 0.5 * (typical_s - foretold_s)).max(0.0);
+    fn learn_costs(&mut self, speeds: &Speeds) {
+        let Some((left, left_s)) = self.left.as_ref().filter(|_| self.steps == TELLING) else { return };
+        let typical_s = self.typical_step_s();
+        self.beginning_s = 0.5 * (self.beginning_s + (self.steps_s[0] - typical_s).max(0.0));
+        if let Some(before) = self.watch.speeds_before(&self.now.work).filter(|_| self.now.migrates()) {
+            let then_s = |target: &Target| target.compute_s(&before) + self.exposed_s(target);
+            let foretold_s = left_s + then_s(&self.now) - then_s(left);
+            let unforetold_s = typical_s - foretold_s;
+            if unforetold_s.abs() > speeds.uncertainty * typical_s {
+                self.sharing_s = (self.sharing_s + 0.5 * unforetold_s).max(0.0);
+            }
         }
     }
 
@@ -160,10 +165,6 @@ impl Balancer {
         let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
         let now_s = step_then_s(&self.now);
         let lasted = (step + 1).saturating_sub(speeds.since);
-        let is_over = speeds.slowness.iter().all(|slowness| *slowness <= STRAGGLES);
-        if is_over && self.now != self.usual && lasted < self.patience {
-            return None;
-        }
         // What has lasted for long is expected to last as long again.
         let lasting = lasted.max(3).min(left) as f64;
         let modes = match self.options.mode {
@@ -178,12 +179,17 @@ impl Balancer {
             .into_iter()
             .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
+        // What the best gains beyond the usual may be noise then.
+        let is_over = step_then_s(&self.usual) <= AS_GOOD.max(1.0 + speeds.uncertainty) * step_then_s(&best);
+        if is_over && self.now != self.usual && lasted < self.patience {
+            return None;
+        }
         let since = self.steps_s.iter().rev().take(lasted as usize);
-        let step_s = median(since.copied().collect()).unwrap_or(0.0);
+        let step_s = middle(since.copied().collect()).unwrap_or(0.0);
         // To leave what is usual is thought of in every step, and noise has as many chances. Somewhere else than at the best for a
         // straggler, a step loses more than a change costs.
-        let doubt = if self.now == self.usual { 2.0 * speeds.uncertainty } else { speeds.uncertainty };
-        let least_gain_s = LEAST_GAIN.max(doubt) * step_s;
+        let doubt = if self.now == self.usual { 1.75 * speeds.uncertainty } else { speeds.uncertainty };
+        let least_gain_s = (LEAST_GAIN * step_s).max(doubt * now_s);
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.
@@ -195,10 +201,8 @@ impl Balancer {
                 && gained_s > -LEAST_GAIN * step_s;
             (is_faster || is_truer) && *target != self.now
         };
-        // What the best gains beyond the usual is then as likely to be noise.
-        let is_as_good = step_then_s(&self.usual) - step_then_s(&best) <= least_gain_s
-            && leaves_out(&self.usual) <= leaves_out(&best);
-        let usual = Some(&self.usual).filter(|usual| is_as_good && self.options.rules.allow(&usual.work));
+        let is_true = leaves_out(&self.usual) <= leaves_out(&best);
+        let usual = Some(&self.usual).filter(|usual| is_over && is_true && self.options.rules.allow(&usual.work));
         let target = usual.into_iter().chain([&best]).find(|target| pays(target))?.clone();
         let then_s = step_then_s(&target);
         let besides_s = (step_s - now_s).max(0.0);
@@ -227,15 +231,15 @@ impl Balancer {
         }
         self.is_back = decision.target == self.usual;
         self.watch.relaid(&self.now.work);
-        self.now = decision.target.clone();
-        self.foretold_s = Some(decision.prospect.then_s);
+        let left = std::mem::replace(&mut self.now, decision.target.clone());
+        self.left = Some((left, decision.prospect.now_s));
         self.steps_s.clear();
         self.steps = 0;
     }
 
-    /// The median of the steps since the layout changed.
+    /// The middle of the steps since the layout changed.
     pub fn typical_step_s(&self) -> f64 {
-        median(self.steps_s.iter().copied().collect()).unwrap_or(0.0)
+        middle(self.steps_s.iter().copied().collect()).unwrap_or(0.0)
     }
 
     /// Steps since the layout changed.

@@ -13,9 +13,11 @@ const LEAST_KNOWN: usize = 5;
 pub(crate) const LEAST: usize = 3;
 /// Steps that speeds are told from: a neighbour that pauses for fewer has not gone.
 const ENOUGH: usize = 5;
-/// Relative speeds whose median over the last [`LEAST`] steps has changed by more than this are others.
+/// Relative speeds whose middle over the last [`LEAST`] steps has changed by more than this are others.
 const CHANGE: f64 = 0.12;
-/// The median of [`LEAST`] shows a change when most of them are of it.
+/// Standard errors that are no chance.
+const PROOF: f64 = 3.0;
+/// The middle of [`LEAST`] shows a change when most of them are of it.
 const SEEN: usize = LEAST - 1;
 
 /// What took longer was not computing.
@@ -95,10 +97,11 @@ pub struct Watch {
     seen: VecDeque<Seen>,
     in_layout: usize,
     since: Option<u64>,
-    /// By step: how far ranks' relative times were off their medians. They outlast changes, for they tell of the machine.
+    /// By step: how far ranks' relative times were off the middle. They outlast changes, for they tell of the machine.
     deviations: VecDeque<Relative<f64>>,
-    /// What is typical of the layout before, until it is compared with this one.
+    /// What is typical of the layout before, and whether it was compared with this one.
     before: Option<Seen>,
+    is_compared: bool,
     /// By class: what a rank does whatever its width is, as width.
     bases: [f64; Class::ALL.len()],
     /// By rank, in the layout before: of one that has nothing to do in this one, it is all that is known.
@@ -116,10 +119,11 @@ impl Watch {
         push(&mut self.seen, Seen { seconds, worked }, WINDOW);
         self.in_layout = (self.in_layout + 1).min(WINDOW);
         // Until it is known what does not depend on widths, steps in other ones are not compared.
-        if self.before.is_some() && self.in_layout >= LEAST {
+        if self.before.is_some() && !self.is_compared && self.in_layout >= LEAST {
             self.learn_bases(division);
+            self.is_compared = true;
         }
-        if self.before.is_none() {
+        if self.before.is_none() || self.is_compared {
             let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
             self.deviations.extend(deviation(&relative));
             self.deviations.drain(..self.deviations.len().saturating_sub(LONG));
@@ -154,7 +158,8 @@ impl Watch {
     fn has_changed(&self, relative: &[Relative]) -> bool {
         let Some(old) = relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
         let known = self.deviations.len().saturating_sub(LEAST);
-        let least = CHANGE.max(2.0 * self.uncertainty(old, known, |off| off.of_all));
+        let [of_old, of_new] = [old, LEAST].map(|steps| self.uncertainty(steps, known, |off| off.of_all));
+        let least = CHANGE.max(PROOF * 0.5 * of_old.hypot(of_new));
         let change = |rank: usize| {
             let of = |steps: &[Relative]| typical(steps, |relative| relative.of_all[rank]);
             of(&relative[old..]) / of(&relative[..old]) - 1.0
@@ -162,17 +167,18 @@ impl Watch {
         (0..relative[0].of_all.len()).any(|rank| change(rank).abs() > least)
     }
 
-    /// How far the median of so many relative times may be off: two standard errors, from the first of the deviations.
+    /// How far the middle of so many relative times may be off: two standard errors, from the first of the deviations.
     fn uncertainty(&self, steps: usize, deviations: usize, of: impl Fn(&Relative<f64>) -> f64) -> f64 {
-        // Four of five deviations are below 1.28 standard ones, and hiccups are rarer than the fifth. The median deviation
-        // would say nothing of a core that jumps between two speeds. A median's error is 1.25 times a mean's.
+        // Four of five deviations are below 1.28 standard ones, and hiccups are rarer than the fifth. The middle of them
+        // would say nothing of a core that jumps between two speeds. Its error is 1.1 times that of a mean.
         let standard = quantile(self.deviations.range(..deviations).map(of).collect(), 0.8) / 1.28;
-        2.0 * 1.25 * standard / (steps as f64).sqrt()
+        2.0 * 1.1 * standard / (steps as f64).sqrt()
     }
 
     /// The layout changes.
     pub fn relaid(&mut self, division: &Division) {
         self.before = self.typical_seen();
+        self.is_compared = false;
         if let Some(speeds) = self.speeds(division) {
             self.slowness = speeds.slowness;
         }
@@ -184,15 +190,15 @@ impl Watch {
         self.seen.iter().skip(self.seen.len() - self.in_layout.min(self.seen.len()))
     }
 
-    /// Medians of what was seen of the present layout; none where that is too little.
+    /// The middle of what was seen of the present layout; none where that is too little.
     fn typical_seen(&self) -> Option<Seen> {
-        let seconds = medians(self.laid().map(|seen| &seen.seconds))?;
+        let seconds = middles(self.laid().map(|seen| &seen.seconds))?;
         Some(Seen { seconds, worked: self.seen.back()?.worked.clone() })
     }
 
     /// The same rank at two widths says how much of its time does not depend on them.
     fn learn_bases(&mut self, division: &Division) {
-        let (Some(before), Some(after)) = (self.before.take(), self.typical_seen()) else { return };
+        let (Some(before), Some(after)) = (&self.before, self.typical_seen()) else { return };
         for class in Class::ALL {
             let index = class as usize;
             let even = division.total(class.dim()) as f64 / division.ranks() as f64;
@@ -200,7 +206,7 @@ impl Watch {
             let error = 0.5 * self.uncertainty(LEAST, self.deviations.len(), |off| off.of_classes[index]);
             let correction = |rank: usize| {
                 let [(t1, w1), (t2, w2)] =
-                    [&before, &after].map(|seen| (seen.seconds[index][rank], seen.worked[index][rank]));
+                    [before, &after].map(|seen| (seen.seconds[index][rank], seen.worked[index][rank]));
                 let is_telling = (w1 - w2).abs() > 0.2 * w1.max(w2)
                     && w1.min(w2) > 0.0
                     && t1.max(t2) < MOST_SECONDS
@@ -221,12 +227,21 @@ impl Watch {
             return None;
         }
         let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();
-        let rates = self.without_noise(medians(rates.iter())?, division);
+        Some(self.speeds_of(middles(rates.iter())?, division))
+    }
+
+    /// What the layout before would say of the ranks, had it been known what does not depend on widths.
+    pub fn speeds_before(&self, division: &Division) -> Option<Speeds> {
+        self.before.as_ref().map(|before| self.speeds_of(self.rates(before), division))
+    }
+
+    fn speeds_of(&self, rates: Rates, division: &Division) -> Speeds {
+        let rates = self.without_noise(rates, division);
         let even_s = even_seconds(&rates, division);
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
         let uncertainty = self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_all);
-        Some(Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty })
+        Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty }
     }
 
     /// A rank is as slow at every class as it is in all, but for what noise does not explain.
@@ -261,13 +276,13 @@ fn deviation(relative: &[Relative]) -> Option<Relative<f64>> {
 }
 
 fn typical(steps: &[Relative], of: impl Fn(&Relative) -> f64) -> f64 {
-    median(steps.iter().map(of).collect()).expect("some steps")
+    middle(steps.iter().map(of).collect()).expect("some steps")
 }
 
 /// By class and rank; none of too few.
-fn medians<'a>(all: impl Iterator<Item = &'a Rates> + Clone) -> Option<Rates> {
+fn middles<'a>(all: impl Iterator<Item = &'a Rates> + Clone) -> Option<Rates> {
     let ranks = all.clone().nth(LEAST - 1)?[0].len();
-    let of = |class: usize, rank: usize| median(all.clone().map(|rates| rates[class][rank]).collect());
+    let of = |class: usize, rank: usize| middle(all.clone().map(|rates| rates[class][rank]).collect());
     Some(std::array::from_fn(|class| (0..ranks).filter_map(|rank| of(class, rank)).collect()))
 }
 
@@ -285,13 +300,13 @@ fn estimate_unknown(rates: &mut Rates, slowness: &[f64]) {
     let was = |rank: usize| slowness.get(rank).copied().unwrap_or(1.0);
     let slower = |rank: usize, other: usize| {
         let both = known.iter().map(|rates| rates[rank] / rates[other]).filter(|ratio| ratio.is_finite());
-        median(both.collect()).unwrap_or(was(rank) / was(other))
+        middle(both.collect()).unwrap_or(was(rank) / was(other))
     };
     for rates in rates.iter_mut() {
         let seen: Vec<(usize, f64)> = rates.iter().copied().enumerate().filter(|(_, rate)| rate.is_finite()).collect();
         for (rank, rate) in rates.iter_mut().enumerate().filter(|(_, rate)| !rate.is_finite()) {
             let estimates = seen.iter().map(|&(other, rate)| rate * slower(rank, other)).collect();
-            *rate = median(estimates).unwrap_or(0.0);
+            *rate = middle(estimates).unwrap_or(0.0);
         }
     }
 }
@@ -320,8 +335,10 @@ fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.get((values.len() as f64 * share) as usize).copied().unwrap_or(0.0)
 }
 
-pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+/// The mean of the middle half: hiccups do not count, and what jumps between two values is between them. None of nothing.
+pub(crate) fn middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len().checked_sub(1)? / 2;
-    Some(if values.len() % 2 == 1 { values[middle] } else { 0.5 * (values[middle] + values[middle + 1]) })
+    let out = (values.len() + 1) / 4;
+    let middle = &values[out..values.len() - out];
+    (!middle.is_empty()).then(|| middle.iter().sum::<f64>() / middle.len() as f64)
 }

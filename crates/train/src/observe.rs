@@ -18,8 +18,33 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
         }
         (first_s, last_s) = (first_s.min(span.start_s), last_s.max(span.end_s));
     }
+    let computed_s = observed.total_s();
+    if computed_s > 0.0 {
+        // Which tasks were late is chance.
+        let slower = 1.0 + late_s(spans) / computed_s;
+        observed.compute_s = observed.compute_s.map(|seconds| slower * seconds);
+    }
     observed.wait_s = (last_s - first_s - observed.total_s()).max(0.0);
     observed
+}
+
+/// How long there were tasks to compute, for nothing was exchanged, and none of them ran. A rank that shares its cores loses
+/// them whenever it waits for others, and has to wait for its turn then. What is short runs at full speed once that has come.
+fn late_s(spans: &[Span]) -> f64 {
+    let on = |lane: Lane| spans.iter().filter(move |span| span.lane == lane);
+    let (mut exchanges, mut free_s) = (on(Lane::Comm).peekable(), f64::INFINITY);
+    let late_s = |span: &Span| {
+        let mut late_s = span.start_s - free_s;
+        while let Some(exchange) = exchanges.next_if(|exchange| exchange.end_s <= span.start_s) {
+            late_s -= (exchange.end_s - exchange.start_s.max(free_s)).max(0.0);
+        }
+        if let Some(exchange) = exchanges.peek() {
+            late_s -= (span.start_s - exchange.start_s.max(free_s)).max(0.0);
+        }
+        free_s = span.end_s;
+        late_s.max(0.0)
+    };
+    on(Lane::Compute).map(late_s).sum()
 }
 
 fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
@@ -29,5 +54,47 @@ fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
         (_, Some(UnitKind::Mlp(_))) => Class::Mlp,
         (_, Some(UnitKind::Layer(_))) => Class::Layer,
         (_, Some(UnitKind::Embedding) | None) => Class::Head,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenkeel_step::Micro;
+
+    use super::*;
+
+    fn span(work: Work, start_s: f64, end_s: f64) -> Span {
+        let (unit, micro) = (UnitIdx(0), Micro { index: 0, part: 0 });
+        Span { work, unit, micro, lane: work.lane(), start_s, came_s: start_s, end_s, bytes: 0 }
+    }
+
+    #[test]
+    fn late_is_what_neither_runs_nor_waits_for_an_exchange() {
+        let (computes, exchanges) = (Work::Forward, Work::AllReduce);
+        let cases: [(&str, &[(Work, f64, f64)], f64); 7] = [
+            ("nothing", &[], 0.0),
+            ("the first", &[(exchanges, 0.0, 1.0), (computes, 5.0, 7.0)], 0.0),
+            ("one behind the other", &[(computes, 0.0, 1.0), (computes, 1.0, 3.0)], 0.0),
+            ("one late", &[(computes, 0.0, 1.0), (computes, 4.0, 5.0)], 3.0),
+            (
+                "an exchange late, and one after it",
+                &[(computes, 0.0, 1.0), (exchanges, 2.0, 5.0), (computes, 7.0, 8.0)],
+                3.0,
+            ),
+            (
+                "exchanges beside tasks",
+                &[(computes, 1.0, 3.0), (exchanges, 2.0, 6.0), (computes, 4.0, 5.0), (computes, 6.5, 7.0)],
+                0.5,
+            ),
+            (
+                "two exchanges",
+                &[(computes, 0.0, 1.0), (exchanges, 1.0, 2.0), (exchanges, 4.0, 5.0), (computes, 6.0, 7.0)],
+                3.0,
+            ),
+        ];
+        for (what, tasks, expected) in cases {
+            let spans: Vec<Span> = tasks.iter().map(|&(work, start_s, end_s)| span(work, start_s, end_s)).collect();
+            assert_eq!(late_s(&spans), expected, "{what}");
+        }
     }
 }
