@@ -58,15 +58,11 @@ pub struct Balancer {
     migration_s_per_byte: f64,
     /// What a first step in another layout takes beyond those behind it.
     beginning_s: f64,
-    /// What steps in which ranks work for one another take beyond what is expected of them.
-    sharing_s: f64,
-    /// The layout before, and what a step took in it.
-    left: Option<(Target, f64)>,
 }
 
 /// Steps whose middle is typical.
 const TYPICAL: usize = 9;
-/// Steps in a layout that tell what it is good for.
+/// Steps in a layout that tell what its first one takes beyond the others.
 const TELLING: usize = 5;
 /// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
@@ -96,8 +92,6 @@ impl Balancer {
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
             migration_s_per_byte: GUESSED_S_PER_BYTE,
             beginning_s: 0.0,
-            sharing_s: 0.0,
-            left: None,
         }
     }
 
@@ -125,13 +119,17 @@ impl Balancer {
 
     /// Takes in a step, and says what to do before the next, if anything. `left` are the steps still to come.
     pub fn step(&mut self, step: u64, step_s: f64, observed: &[Observation], left: u64) -> Option<Decision> {
-        self.watch.observe(step, &self.now.work, observed);
+        self.watch.observe(step, &self.now, observed);
         self.steps += 1;
         if self.steps > self.usual_steps {
             self.usual_steps = self.steps;
             self.usual.clone_from(&self.now);
         }
         push(&mut self.steps_s, step_s, TYPICAL);
+        // The first step of all has more to begin with.
+        if self.steps == TELLING && self.usual_steps > TELLING {
+            self.beginning_s = 0.5 * (self.beginning_s + (self.steps_s[0] - self.typical_step_s()).max(0.0));
+        }
         let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
         let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
         if moved > 0 && seconds.is_finite() {
@@ -141,23 +139,7 @@ impl Balancer {
             return None;
         }
         let speeds = self.watch.speeds(&self.now.work)?;
-        self.learn_costs(&speeds);
         self.decide(step, &speeds, left)
-    }
-
-    /// A layout's first steps tell what was not foretold of it.
-    fn learn_costs(&mut self, speeds: &Speeds) {
-        let Some((left, left_s)) = self.left.as_ref().filter(|_| self.steps == TELLING) else { return };
-        let typical_s = self.typical_step_s();
-        self.beginning_s = 0.5 * (self.beginning_s + (self.steps_s[0] - typical_s).max(0.0));
-        if let Some(before) = self.watch.speeds_before(&self.now.work).filter(|_| self.now.migrates()) {
-            let then_s = |target: &Target| target.compute_s(&before) + self.exposed_s(target);
-            let foretold_s = left_s + then_s(&self.now) - then_s(left);
-            let unforetold_s = typical_s - foretold_s;
-            if unforetold_s.abs() > speeds.uncertainty * typical_s {
-                self.sharing_s = (self.sharing_s + 0.5 * unforetold_s).max(0.0);
-            }
-        }
     }
 
     /// Pure: the same speeds at the same place give the same answer.
@@ -196,9 +178,9 @@ impl Balancer {
             let least_s = if *target == self.usual { LEAST_GAIN * step_s } else { least_gain_s };
             let gained_s = now_s - step_then_s(target);
             let is_faster = takes_s(target) < lasting * now_s && gained_s > least_s;
-            // Nothing is left out for no gain.
+            // Nothing is left out for no gain, nor to be faster than ranks are that nobody slows down.
             let is_truer = leaves_out(&self.now) - leaves_out(target) > LEAST_GAIN.max(speeds.uncertainty)
-                && gained_s > -LEAST_GAIN * step_s;
+                && (gained_s > -LEAST_GAIN * step_s || speeds.slowness.iter().all(|slow| *slow <= STRAGGLES));
             (is_faster || is_truer) && *target != self.now
         };
         let is_true = leaves_out(&self.usual) <= leaves_out(&best);
@@ -231,8 +213,7 @@ impl Balancer {
         }
         self.is_back = decision.target == self.usual;
         self.watch.relaid(&self.now.work);
-        let left = std::mem::replace(&mut self.now, decision.target.clone());
-        self.left = Some((left, decision.prospect.now_s));
+        self.now = decision.target.clone();
         self.steps_s.clear();
         self.steps = 0;
     }
@@ -264,8 +245,7 @@ impl Balancer {
     fn exposed_s(&self, target: &Target) -> f64 {
         let bytes: f64 =
             Dim::ALL.iter().map(|&dim| target.migrated(dim) as f64 * self.options.work_bytes[dim as usize]).sum();
-        let sharing_s = if target.migrates() { self.sharing_s } else { 0.0 };
-        EXPOSED * bytes * self.migration_s_per_byte + sharing_s
+        EXPOSED * bytes * self.migration_s_per_byte
     }
 }
 

@@ -26,4 +26,4 @@ pub use fill::fill;
 pub use observation::{Class, Dim, Division, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use target::{Mode, Rules, Target};
-pub use watch::{Speeds, Watch};
+pub use watch::{Speeds, Watch, middle};

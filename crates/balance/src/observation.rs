@@ -101,6 +101,8 @@ impl Division {
 pub struct Observation {
     /// By class.
     pub compute_s: [f64; Class::ALL.len()],
+    /// There was something to compute, and somebody else had the cores for it.
+    pub late_s: f64,
     /// The compute queue had nothing to do before the step's last task ended.
     pub wait_s: f64,
     /// The share of its products that it left out.
@@ -124,6 +126,7 @@ impl Observation {
         let compute_s = std::array::from_fn(|class| self.compute_s[class].max(other.compute_s[class]));
         Observation {
             compute_s,
+            late_s: self.late_s.max(other.late_s),
             wait_s: self.wait_s.min(other.wait_s),
             gamma: self.gamma.min(other.gamma),
             migrated_bytes: self.migrated_bytes.max(other.migrated_bytes),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::fill::fill;
 use crate::observation::{Class, Dim, Division};
 use crate::semi::semi;
-use crate::watch::Speeds;
+use crate::watch::{Speeds, worked};
 
 /// What may be done about a slow rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,13 +78,22 @@ impl Target {
     }
 
     fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
-        let of = |rank: usize| speeds.seconds(class, rank, crate::watch::worked(class, &self.work, &self.gammas, rank));
+        let of = |rank: usize| {
+            let sharing_s = if self.shares(class, rank) { speeds.sharing_s(class, rank) } else { 0.0 };
+            speeds.seconds(class, rank, worked(class, &self.work, &self.gammas, rank)) + sharing_s
+        };
         (0..self.work.ranks()).map(of).fold(0.0, f64::max)
     }
 
     /// What is worked on away from home: by dim, the sum over the ranks of what they work on beyond what they keep.
     pub fn migrated(&self, dim: Dim) -> usize {
         self.work.gained(&self.home, dim)
+    }
+
+    /// Whether a rank works on what another keeps, or keeps what another works on.
+    pub(crate) fn shares(&self, class: Class, rank: usize) -> bool {
+        let dim = class.dim();
+        matches!(dim, Dim::Heads | Dim::Columns) && self.work.of(dim)[rank] != self.home.of(dim)[rank]
     }
 
     /// Whether anybody works on what another keeps.

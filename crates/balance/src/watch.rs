@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::observation::{Class, Division, Observation};
+use crate::target::Target;
 
 /// Steps that are looked at together.
 const WINDOW: usize = 16;
@@ -23,15 +24,17 @@ const SEEN: usize = LEAST - 1;
 /// What took longer was not computing.
 const MOST_SECONDS: f64 = 1e6;
 /// What ranks do whatever their width is, as a share of an even one.
-const LIKELY_BASE: f64 = 0.2;
+const LIKELY: f64 = 0.2;
 
 /// Seconds as a line over the width: `rate · (base + width)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speeds {
     /// By class and rank, seconds for one of the width.
     rates: [Vec<f64>; Class::ALL.len()],
-    /// By class: what a rank does whatever its width is, as width.
-    bases: [f64; Class::ALL.len()],
+    /// By class and rank: what it does whatever its width is, as width.
+    bases: Rates,
+    /// By class: what a rank does to work on anything that another keeps, or keep what another works on, as width.
+    sharing: [f64; Class::ALL.len()],
     /// How many times as long as the fastest rank each takes for the same.
     pub slowness: Vec<f64>,
     /// The first step at which these speeds were seen.
@@ -42,20 +45,26 @@ pub struct Speeds {
 
 impl Speeds {
     pub fn seconds(&self, class: Class, rank: usize, width: f64) -> f64 {
-        let worked = if width == 0.0 { 0.0 } else { self.bases[class as usize] + width };
+        let worked = if width == 0.0 { 0.0 } else { self.bases[class as usize][rank] + width };
         self.rates[class as usize][rank] * worked
+    }
+
+    /// What it takes to share some of a class with another rank.
+    pub(crate) fn sharing_s(&self, class: Class, rank: usize) -> f64 {
+        self.rates[class as usize][rank] * self.sharing[class as usize]
     }
 
     /// Of ranks that take as many times the seconds, by class, for one of the width.
     #[cfg(test)]
     pub(crate) fn of_slowness(seconds: [f64; Class::ALL.len()], slowness: Vec<f64>) -> Speeds {
         let rates = seconds.map(|seconds| slowness.iter().map(|slow| seconds * slow).collect());
-        Speeds { rates, bases: [0.0; Class::ALL.len()], slowness, since: 0, uncertainty: 0.0 }
+        let bases = Class::ALL.map(|_| vec![0.0; slowness.len()]);
+        Speeds { rates, bases, sharing: [0.0; Class::ALL.len()], slowness, since: 0, uncertainty: 0.0 }
     }
 
     /// The share of a width that must be left out to be done in so many seconds; none where it is done earlier.
     pub(crate) fn excess(&self, class: Class, rank: usize, width: f64, seconds: f64) -> f64 {
-        let worked = seconds / self.rates[class as usize][rank] - self.bases[class as usize];
+        let worked = seconds / self.rates[class as usize][rank] - self.bases[class as usize][rank];
         // Nothing to work on, or a rank that takes no time, leaves no number.
         let left_out = 1.0 - worked / width;
         if width > 0.0 && left_out > 0.0 { left_out.min(1.0) } else { 0.0 }
@@ -68,7 +77,7 @@ impl Speeds {
     /// What a class takes at least, however its work is divided.
     pub fn optimum_s(&self, class: Class, total: usize) -> f64 {
         let per_second: f64 = self.rates[class as usize].iter().map(|rate| 1.0 / rate).sum();
-        let base = self.bases[class as usize] * self.ranks() as f64;
+        let base: f64 = self.bases[class as usize].iter().sum();
         if per_second.is_finite() { (total as f64 + base) / per_second } else { 0.0 }
     }
 }
@@ -81,6 +90,9 @@ type Rates = [Vec<f64>; Class::ALL.len()];
 struct Seen {
     seconds: Rates,
     worked: Rates,
+    shares: [Vec<bool>; Class::ALL.len()],
+    /// By rank: seconds in which it could not go on.
+    late: Vec<f64>,
 }
 
 /// Seconds with even widths over the mean of all ranks, by rank, or something of them.
@@ -99,31 +111,33 @@ pub struct Watch {
     since: Option<u64>,
     /// By step: how far ranks' relative times were off the middle. They outlast changes, for they tell of the machine.
     deviations: VecDeque<Relative<f64>>,
-    /// What is typical of the layout before, and whether it was compared with this one.
+    /// What is typical of the layout before, until it is compared with this one.
     before: Option<Seen>,
-    is_compared: bool,
-    /// By class: what a rank does whatever its width is, as width.
+    /// As of [`Speeds`], but for what does not last.
     bases: [f64; Class::ALL.len()],
+    sharing: [f64; Class::ALL.len()],
     /// By rank, in the layout before: of one that has nothing to do in this one, it is all that is known.
     slowness: Vec<f64>,
 }
 
 impl Watch {
     /// Takes in a step.
-    pub fn observe(&mut self, step: u64, division: &Division, observed: &[Observation]) {
-        let ranks = observed.len();
+    pub fn observe(&mut self, step: u64, target: &Target, observed: &[Observation]) {
+        let (ranks, division) = (observed.len(), &target.work);
         self.since.get_or_insert(step);
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect());
         let worked = Class::ALL.map(|class| (0..ranks).map(|rank| worked(class, division, &gammas, rank)).collect());
-        push(&mut self.seen, Seen { seconds, worked }, WINDOW);
+        let is_sane = |late_s: &f64| (0.0..MOST_SECONDS).contains(late_s);
+        let late = observed.iter().map(|rank| Some(rank.late_s).filter(is_sane).unwrap_or(0.0)).collect();
+        let shares = Class::ALL.map(|class| (0..ranks).map(|rank| target.shares(class, rank)).collect());
+        push(&mut self.seen, Seen { seconds, worked, shares, late }, WINDOW);
         self.in_layout = (self.in_layout + 1).min(WINDOW);
         // Until it is known what does not depend on widths, steps in other ones are not compared.
-        if self.before.is_some() && !self.is_compared && self.in_layout >= LEAST {
-            self.learn_bases(division);
-            self.is_compared = true;
+        if self.in_layout >= LEAST {
+            self.learn_layouts(division);
         }
-        if self.before.is_none() || self.is_compared {
+        if self.before.is_none() {
             let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
             self.deviations.extend(deviation(&relative));
             self.deviations.drain(..self.deviations.len().saturating_sub(LONG));
@@ -138,12 +152,12 @@ impl Watch {
     /// Seconds for one of the width.
     fn rates(&self, seen: &Seen) -> Rates {
         let mut rates: Rates = std::array::from_fn(|class| {
-            let rate = |(&seconds, &width): (&f64, &f64)| {
-                // Work that took no time or for ever was not measured.
-                let is_known = width > 0.0 && seconds > 0.0 && seconds < MOST_SECONDS;
-                if is_known { seconds / (self.bases[class] + width) } else { f64::NAN }
+            let rate = |rank: usize| {
+                let (seconds, width) = (seen.seconds[class][rank], seen.worked[class][rank]);
+                let sharing = if seen.shares[class][rank] { self.sharing[class] } else { 0.0 };
+                if is_known(seconds, width) { seconds / (self.bases[class] + width + sharing) } else { f64::NAN }
             };
-            seen.seconds[class].iter().zip(&seen.worked[class]).map(rate).collect()
+            (0..seen.late.len()).map(rate).collect()
         });
         estimate_unknown(&mut rates, &self.slowness);
         rates
@@ -151,7 +165,7 @@ impl Watch {
 
     fn relative(&self, seen: &Seen, division: &Division) -> Relative {
         let rates = self.rates(seen);
-        let of_all = over_mean(&even_seconds(&rates, division));
+        let of_all = over_mean(&with(even_seconds(&rates, division), &seen.late));
         Relative { of_classes: rates.map(|rates| over_mean(&rates)), of_all }
     }
 
@@ -178,7 +192,6 @@ impl Watch {
     /// The layout changes.
     pub fn relaid(&mut self, division: &Division) {
         self.before = self.typical_seen();
-        self.is_compared = false;
         if let Some(speeds) = self.speeds(division) {
             self.slowness = speeds.slowness;
         }
@@ -193,31 +206,55 @@ impl Watch {
     /// The middle of what was seen of the present layout; none where that is too little.
     fn typical_seen(&self) -> Option<Seen> {
         let seconds = middles(self.laid().map(|seen| &seen.seconds))?;
-        Some(Seen { seconds, worked: self.seen.back()?.worked.clone() })
+        Some(Seen { seconds, late: self.typical_late(), ..self.seen.back()?.clone() })
     }
 
-    /// The same rank at two widths says how much of its time does not depend on them.
-    fn learn_bases(&mut self, division: &Division) {
-        let (Some(before), Some(after)) = (&self.before, self.typical_seen()) else { return };
-        for class in Class::ALL {
-            let index = class as usize;
-            let even = division.total(class.dim()) as f64 / division.ranks() as f64;
-            let known = self.bases[index];
-            let error = 0.5 * self.uncertainty(LEAST, self.deviations.len(), |off| off.of_classes[index]);
-            let correction = |rank: usize| {
-                let [(t1, w1), (t2, w2)] =
-                    [before, &after].map(|seen| (seen.seconds[index][rank], seen.worked[index][rank]));
-                let is_telling = (w1 - w2).abs() > 0.2 * w1.max(w2)
-                    && w1.min(w2) > 0.0
-                    && t1.max(t2) < MOST_SECONDS
-                    && (t1 - t2) * (w1 - w2) > 0.0;
+    /// By rank, in the present layout.
+    fn typical_late(&self) -> Vec<f64> {
+        let ranks = self.seen.back().map_or(0, |seen| seen.late.len());
+        (0..ranks).filter_map(|rank| middle(self.laid().map(|seen| seen.late[rank]).collect())).collect()
+    }
+
+    /// The same ranks in two layouts say what they do whatever their widths are.
+    fn learn_layouts(&mut self, division: &Division) {
+        let (Some(before), Some(after)) = (self.before.take(), self.typical_seen()) else { return };
+        let layouts = [&before, &after];
+        for class in Class::ALL.map(|class| class as usize) {
+            let even = even(Class::ALL[class], division);
+            let error = 0.5 * self.uncertainty(LEAST, self.deviations.len(), |off| off.of_classes[class]);
+            let seen = |rank: usize| layouts.map(|seen| (seen.seconds[class][rank], seen.worked[class][rank]));
+            let are_known = |rank: &usize| seen(*rank).into_iter().all(|(seconds, width)| is_known(seconds, width));
+            let ranks = || (0..division.ranks()).filter(are_known);
+            // What noise makes of it, beside what is likely.
+            let likely = LIKELY * even;
+            let kept = |noise: f64| likely * likely / (likely * likely + noise * noise);
+
+            let base = self.bases[class];
+            let shares = |rank: usize| layouts.map(|seen| seen.shares[class][rank]);
+            let sharing = ranks().filter_map(|rank| match (shares(rank), seen(rank)) {
+                ([false, true], [alone, shared]) | ([true, false], [shared, alone]) => {
+                    Some(shared.0 * (base + alone.1) / alone.0 - base - shared.1)
+                }
+                _ => None,
+            });
+            if let Some((found, count)) = mean(sharing) {
+                let known = self.sharing[class];
+                let noise = error * even / (count as f64).sqrt();
+                self.sharing[class] = (known + kept(noise) * (found - known)).clamp(0.0, even);
+            }
+
+            let sharing = self.sharing[class];
+            let bases = ranks().filter_map(|rank| {
+                let done =
+                    |(seconds, width): (f64, f64), shares: bool| (seconds, width + if shares { sharing } else { 0.0 });
+                let ([first, second], shares) = (seen(rank), shares(rank));
+                let [(t1, w1), (t2, w2)] = [done(first, shares[0]), done(second, shares[1])];
+                let is_telling = (w1 - w2).abs() > 0.2 * w1.max(w2) && (t1 - t2) * (w1 - w2) > 0.0;
                 let found = ((w1 * t2 - w2 * t1) / (t1 - t2)).clamp(0.0, 0.5 * even);
-                // What noise in the times makes of it, beside what bases are likely to be off.
-                let [noise, likely] = [error * (known + w1) * (known + w2) / (w1 - w2), LIKELY_BASE * even];
-                is_telling.then(|| (found - known) * likely * likely / (likely * likely + noise * noise))
-            };
-            let corrections: Vec<f64> = (0..division.ranks()).filter_map(correction).collect();
-            self.bases[index] += corrections.iter().sum::<f64>() / corrections.len().max(1) as f64;
+                let noise = error * (base + w1) * (base + w2) / (w1 - w2);
+                is_telling.then(|| kept(noise) * (found - base))
+            });
+            self.bases[class] += mean(bases).map_or(0.0, |(correction, _)| correction);
         }
     }
 
@@ -227,21 +264,25 @@ impl Watch {
             return None;
         }
         let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();
-        Some(self.speeds_of(middles(rates.iter())?, division))
+        Some(self.speeds_of(middles(rates.iter())?, &self.typical_late(), division))
     }
 
-    /// What the layout before would say of the ranks, had it been known what does not depend on widths.
-    pub fn speeds_before(&self, division: &Division) -> Option<Speeds> {
-        self.before.as_ref().map(|before| self.speeds_of(self.rates(before), division))
-    }
-
-    fn speeds_of(&self, rates: Rates, division: &Division) -> Speeds {
+    fn speeds_of(&self, rates: Rates, late: &[f64], division: &Division) -> Speeds {
         let rates = self.without_noise(rates, division);
-        let even_s = even_seconds(&rates, division);
+        let computing_s = even_seconds(&rates, division);
+        let all_s: f64 = computing_s.iter().sum();
+        // Ranks are late at every class by as much of the time as it has.
+        let bases = Class::ALL.map(|class| {
+            let (rates, base) = (&rates[class as usize], self.bases[class as usize]);
+            let share = rates.iter().sum::<f64>() * even(class, division) / all_s.max(f64::MIN_POSITIVE);
+            let late = rates.iter().zip(late).map(|(rate, late)| if *rate > 0.0 { share * late / rate } else { 0.0 });
+            late.map(|late| base + late).collect()
+        });
+        let even_s = with(computing_s, late);
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
         let uncertainty = self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_all);
-        Speeds { rates, bases: self.bases, slowness, since: self.since.unwrap_or(0), uncertainty }
+        Speeds { rates, bases, sharing: self.sharing, slowness, since: self.since.unwrap_or(0), uncertainty }
     }
 
     /// A rank is as slow at every class as it is in all, but for what noise does not explain.
@@ -311,17 +352,37 @@ fn estimate_unknown(rates: &mut Rates, slowness: &[f64]) {
     }
 }
 
+/// Work that took no time or for ever was not measured.
+fn is_known(seconds: f64, width: f64) -> bool {
+    width > 0.0 && seconds > 0.0 && seconds < MOST_SECONDS
+}
+
+/// And of how many; none of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<(f64, usize)> {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| (sum / count as f64, count))
+}
+
 /// The width that a rank really works on.
 pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: usize) -> f64 {
     let width = division.of(class.dim())[rank] as f64;
     if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
-/// What ranks would take for everything if all had the same widths.
+/// The width that ranks have if all have the same.
+fn even(class: Class, division: &Division) -> f64 {
+    division.total(class.dim()) as f64 / division.ranks() as f64
+}
+
+/// What ranks would take to compute everything with even widths.
 fn even_seconds(rates: &Rates, division: &Division) -> Vec<f64> {
-    let even = |class: Class| division.total(class.dim()) as f64 / division.ranks() as f64;
-    let seconds = |rank: usize| Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class)).sum();
+    let seconds =
+        |rank: usize| Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class, division)).sum();
     (0..division.ranks()).map(seconds).collect()
+}
+
+fn with(seconds: Vec<f64>, late: &[f64]) -> Vec<f64> {
+    seconds.iter().zip(late).map(|(seconds, late)| seconds + late).collect()
 }
 
 fn over_mean(values: &[f64]) -> Vec<f64> {
@@ -335,10 +396,10 @@ fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.get((values.len() as f64 * share) as usize).copied().unwrap_or(0.0)
 }
 
-/// The mean of the middle half: hiccups do not count, and what jumps between two values is between them. None of nothing.
-pub(crate) fn middle(mut values: Vec<f64>) -> Option<f64> {
+/// The mean of the middle third: hiccups do not count, and what jumps between two values is between them. None of nothing.
+pub fn middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
-    let out = (values.len() + 1) / 4;
+    let out = values.len() / 3;
     let middle = &values[out..values.len() - out];
     (!middle.is_empty()).then(|| middle.iter().sum::<f64>() / middle.len() as f64)
 }

@@ -11,8 +11,10 @@ struct World {
     work_s: [f64; Class::ALL.len()],
     /// What a rank that has any of a class does of it whatever its width is, as a share of an even one.
     base: f64,
-    /// Seconds of a step in which ranks work for one another.
-    sharing_s: f64,
+    /// What a rank that shares some of a class with another does for that, as a share of an even width.
+    sharing: f64,
+    /// Seconds of a step in which the last rank could go on and does not.
+    late_s: f64,
     random: u64,
     noise: f64,
 }
@@ -59,7 +61,8 @@ impl World {
             balancer: Balancer::new(options, Division::new(even)),
             work_s,
             base: 0.0,
-            sharing_s: 0.0,
+            sharing: 0.0,
+            late_s: 0.0,
             random: 9,
             noise,
         }
@@ -72,20 +75,26 @@ impl World {
 
     /// What a step takes: a reduction behind every class, so the slowest rank of each counts.
     fn step_s(&mut self, slowness: &[f64]) -> (f64, Vec<Observation>) {
-        let Target { work, gammas, .. } = self.balancer.now.clone();
+        let Target { home, work, gammas } = self.balancer.now.clone();
         let mut observed: Vec<Observation> =
             gammas.iter().map(|&gamma| Observation { gamma, ..Observation::default() }).collect();
-        let mut step_s = if self.balancer.now.migrates() { self.sharing_s } else { 0.0 };
+        let mut step_s = 0.0;
+        let all_s: f64 = self.work_s.iter().sum();
         for class in Class::ALL {
             let mut slowest = 0.0f64;
             for (rank, &slow) in slowness.iter().enumerate() {
                 let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
                 let width = work.of(class.dim())[rank] as f64;
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
-                let share = base + width / work.total(class.dim()) as f64;
+                let shares = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
+                let sharing = if shares { self.sharing / slowness.len() as f64 } else { 0.0 };
+                let share = base + sharing + width / work.total(class.dim()) as f64;
                 let seconds = self.work_s[class as usize] * share * left * slow * self.jitter();
                 observed[rank].compute_s[class as usize] = seconds;
-                slowest = slowest.max(seconds);
+                let is_late = rank == slowness.len() - 1 && width > 0.0;
+                let late_s = if is_late { self.late_s * self.work_s[class as usize] / all_s } else { 0.0 };
+                observed[rank].late_s += late_s;
+                slowest = slowest.max(seconds + late_s);
             }
             step_s += slowest;
         }
@@ -210,12 +219,18 @@ fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
 #[test]
 fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
     for (mode, seed) in [Mode::Resize, Mode::Semi].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed))) {
-        let mut world = World { random: seed, ..World::new(mode, 0.5, 2, 0.2) };
-        world.run(0..25, &[1.0, 1.0]);
-        world.run(25..45, &[1.0, 3.0]);
-        assert!(world.balancer.now.gammas[1] > 0.0, "{mode:?}, seed {seed}: a straggler leaves something out");
-        world.run(45..65, &[1.0, 1.0]);
-        assert_eq!(world.balancer.now.gammas, [0.0; 2], "{mode:?}, seed {seed}");
+        for (slowness, noise) in [(vec![1.0, 3.0], 0.2), (vec![1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], 0.0)] {
+            let ranks = slowness.len();
+            let mut world = World { random: seed, base: 0.1, ..World::new(mode, 0.5, ranks, noise) };
+            world.run(0..25, &vec![1.0; ranks]);
+            world.run(25..45, &slowness);
+            assert!(
+                world.balancer.now.gammas[ranks - 1] > 0.0,
+                "{mode:?}, seed {seed}: a straggler leaves something out"
+            );
+            world.run(45..65, &vec![1.0; ranks]);
+            assert_eq!(world.balancer.now.gammas, vec![0.0; ranks], "{mode:?}, seed {seed}");
+        }
     }
 }
 
@@ -329,11 +344,11 @@ fn a_rank_that_is_far_too_slow_for_anything_stays_without_work() {
 #[test]
 fn work_is_not_shared_where_that_turns_out_to_cost_more_than_it_gains() {
     // What does not depend on widths is no cost of sharing.
-    for (sharing_s, base, is_shared) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.2, 0.0, false)] {
-        let mut world = World { sharing_s, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
+    for (sharing, base, is_shared) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.6, 0.0, false), (0.6, 0.2, false)] {
+        let mut world = World { sharing, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
         let (_, decisions) = world.run(1..60, &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
         assert!(decisions[0].target.migrates(), "of two groups of heads not quite one is given away");
-        assert_eq!(world.balancer.now.migrates(), is_shared, "at {sharing_s} s, {base}");
+        assert_eq!(world.balancer.now.migrates(), is_shared, "{sharing}, {base}");
         assert!(decisions.len() <= 3, "{} changes", decisions.len());
     }
 }
@@ -397,4 +412,23 @@ fn a_run_that_is_continued_does_not_take_slowness_for_old() {
     let mut world = World::new(Mode::Auto, 0.0, 2, 0.02);
     let (_, decisions) = world.run(5001..5020, &[1.0, 2.0]);
     assert!(decisions[0].prospect.since >= 5001, "{:?}", decisions[0].prospect);
+}
+
+#[test]
+fn a_rank_that_begins_late_is_relieved_at_once_of_what_it_loses() {
+    for (slow, late_s) in [(1.0, 0.5), (1.5, 0.4), (2.0, 0.2)] {
+        let mut world = World::new(Mode::Reshard, 0.0, 2, 0.02);
+        world.run(1..31, &[1.0, 1.0]);
+        world.late_s = late_s;
+        let (times, decisions) = world.run(31..61, &[1.0, slow]);
+        // Both are done at the same time: `share` of the work on the one, what is left on the other.
+        let all_s: f64 = world.work_s.iter().sum();
+        let share = (slow * all_s + late_s) / ((1.0 + slow) * all_s);
+        let optimum = share * all_s;
+        assert!(last(&times) < 1.04 * optimum, "{slow}, {late_s} s late: {} s, optimum {optimum} s", last(&times));
+        let seen = decisions[0].prospect.slowness[1];
+        let really = slow + late_s / (0.5 * all_s);
+        assert!((0.9..1.1).contains(&(seen / really)), "{slow}, {late_s} s late: {seen}, really {really}");
+        assert!(decisions.len() <= 2, "{slow}, {late_s} s late: {} changes", decisions.len());
+    }
 }

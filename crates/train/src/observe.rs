@@ -18,13 +18,8 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
         }
         (first_s, last_s) = (first_s.min(span.start_s), last_s.max(span.end_s));
     }
-    let computed_s = observed.total_s();
-    if computed_s > 0.0 {
-        // Which tasks were late is chance.
-        let slower = 1.0 + late_s(spans) / computed_s;
-        observed.compute_s = observed.compute_s.map(|seconds| slower * seconds);
-    }
-    observed.wait_s = (last_s - first_s - observed.total_s()).max(0.0);
+    observed.late_s = late_s(spans);
+    observed.wait_s = (last_s - first_s - observed.total_s() - observed.late_s).max(0.0);
     observed
 }
 

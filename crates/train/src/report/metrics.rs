@@ -43,13 +43,14 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
 /// What each rank computed, all in all and by class, and waited for, and what it worked on: enough to replay what was decided.
 fn ranks(ranks: &[RankReport]) -> String {
     let rank = |rank: &RankReport| {
-        let Observation { wait_s, gamma, migrated_bytes, migration_s, .. } = rank.observed;
+        let Observation { late_s, wait_s, gamma, migrated_bytes, migration_s, .. } = rank.observed;
         let classes = Class::ALL.iter().filter(|&&class| rank.observed.of(class) > 0.0);
         let classes: Vec<String> =
             classes.map(|&class| format!("\"{}\":{}", class.name(), number(rank.observed.of(class)))).collect();
         let fields = [
             ("compute_s", number(rank.observed.total_s())),
             ("by_class_s", format!("{{{}}}", classes.join(","))),
+            ("late_s", number(late_s)),
             ("wait_s", number(wait_s)),
             ("left_out", number(gamma)),
             ("migrated_bytes", migrated_bytes.to_string()),

@@ -16,7 +16,7 @@ use evenkeel_store::write_file_atomically;
 use evenkeel_train::{BalanceOptions, Ranks, Resize};
 use serde::Serialize;
 
-use super::{between, median};
+use super::between;
 use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 use subject::Subject;
@@ -325,9 +325,18 @@ fn middle(mut runs: Vec<Outcome>) -> Outcome {
     runs.swap_remove(runs.len() / 2)
 }
 
-/// The median of the last few.
+/// Steps after which all should be settled, and how many are looked at where there are no more.
+const SETTLING: usize = 20;
+const LEAST_SETTLED: usize = 10;
+
+/// What is typical of the steps once all is settled.
 fn settled(times: &[f64]) -> f64 {
-    median(times[times.len().saturating_sub(10)..].iter().copied())
+    typical(&times[SETTLING.min(times.len().saturating_sub(LEAST_SETTLED))..])
+}
+
+/// Of steps on cores that jump between two speeds, the median would be one of the two.
+fn typical(times: &[f64]) -> f64 {
+    evenkeel_balance::middle(times.to_vec()).unwrap_or(f64::NAN)
 }
 
 /// Steps until times stay within a tenth of where they end, if they did not from the beginning and a mode is what changed them.

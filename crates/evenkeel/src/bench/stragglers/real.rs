@@ -12,8 +12,8 @@ use evenkeel_balance::{Dim, Mode};
 use evenkeel_model::Model;
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, Outcome, Phase, Step, WARM_UP, settled, settled_after};
-use crate::bench::{busy, median};
+use super::{Arguments, Case, Outcome, Phase, Step, WARM_UP, settled, settled_after, typical};
+use crate::bench::busy;
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
     course.undisturbed_s.clear();
     course.made.clear();
     // Where their memory lies makes one of two equal sets some percent faster than the other.
-    let alike = median(course.steps(Phase::Before, arguments.steps)?);
+    let alike = typical(&course.steps(Phase::Before, arguments.steps)?);
     course.moved_bytes = 0;
     let slowed = match arguments.switch_every {
         Some(every) => {
@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         Some(_) => slowed.iter().sum::<f64>() / slowed.len() as f64,
         None => settled(&slowed),
     };
-    let undisturbed_s = median(course.undisturbed_s);
+    let undisturbed_s = typical(&course.undisturbed_s);
     course.made.iter_mut().for_each(|step| step.ratio /= alike);
     Ok(Outcome {
         mode,
