@@ -47,9 +47,10 @@ pub struct Balancer {
     /// What was kept longest without a change, and for how many steps.
     usual: Target,
     usual_steps: usize,
-    /// Whether it was come back to last, and for how many steps nobody must be slow before it is.
-    is_back: bool,
+    /// For how many steps in a row it would have done, and for how many it must before it is come back to; whether it was last.
+    over_for: u64,
     patience: u64,
+    is_back: bool,
     /// Measured: seconds of the last steps and how many there were since the layout changed, seconds for a byte of state and of
     /// work to be moved.
     steps_s: VecDeque<f64>,
@@ -67,10 +68,12 @@ const TELLING: usize = 5;
 /// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
 /// Whoever keeps a rank's cores busy may pause, or do so only while the rank has much to do on them.
-const LEAST_PATIENCE: u64 = 10;
+const LEAST_PATIENCE: u64 = 6;
 const MOST_PATIENCE: u64 = 160;
+/// Steps must gain so many times what they are uncertain by.
+const DOUBT: f64 = 2.0;
 /// What takes less than so many times as long as the best may be the best.
-const AS_GOOD: f64 = 1.07;
+const AS_GOOD: f64 = 1.1;
 /// The share of migration's transfers that computation does not hide.
 const EXPOSED: f64 = 0.25;
 /// What is slow for fewer steps may be over as soon, which is a matter for migration.
@@ -84,8 +87,9 @@ impl Balancer {
             watch: Watch::default(),
             usual: now.clone(),
             usual_steps: 0,
-            is_back: false,
+            over_for: 0,
             patience: LEAST_PATIENCE,
+            is_back: false,
             now,
             steps_s: VecDeque::new(),
             steps: 0,
@@ -139,12 +143,28 @@ impl Balancer {
             return None;
         }
         let speeds = self.watch.speeds(&self.now.work)?;
+        self.over_for = if self.is_over(&speeds) { self.over_for + 1 } else { 0 };
         self.decide(step, &speeds, left)
+    }
+
+    /// Whether what is usual would do: the best may gain no more beyond it than noise.
+    fn is_over(&self, speeds: &Speeds) -> bool {
+        let best = best(self.options.mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target));
+        let [usual_s, best_s] = [&self.usual, &best].map(|target| self.step_then_s(target, speeds));
+        usual_s <= AS_GOOD.max(1.0 + speeds.uncertainty) * best_s
+    }
+
+    fn step_then_s(&self, target: &Target, speeds: &Speeds) -> f64 {
+        target.compute_s(speeds) + self.exposed_s(target)
     }
 
     /// Pure: the same speeds at the same place give the same answer.
     pub fn decide(&self, step: u64, speeds: &Speeds, left: u64) -> Option<Decision> {
-        let step_then_s = |target: &Target| target.compute_s(speeds) + self.exposed_s(target);
+        let is_over = self.over_for > 0;
+        if is_over && self.now != self.usual && self.over_for < self.patience {
+            return None;
+        }
+        let step_then_s = |target: &Target| self.step_then_s(target, speeds);
         let now_s = step_then_s(&self.now);
         let lasted = (step + 1).saturating_sub(speeds.since);
         // What has lasted for long is expected to last as long again.
@@ -161,17 +181,10 @@ impl Balancer {
             .into_iter()
             .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
-        // What the best gains beyond the usual may be noise then.
-        let is_over = step_then_s(&self.usual) <= AS_GOOD.max(1.0 + speeds.uncertainty) * step_then_s(&best);
-        if is_over && self.now != self.usual && lasted < self.patience {
-            return None;
-        }
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = middle(since.copied().collect()).unwrap_or(0.0);
-        // To leave what is usual is thought of in every step, and noise has as many chances. Somewhere else than at the best for a
-        // straggler, a step loses more than a change costs.
-        let doubt = if self.now == self.usual { 1.75 * speeds.uncertainty } else { speeds.uncertainty };
-        let least_gain_s = (LEAST_GAIN * step_s).max(doubt * now_s);
+        // It is thought of in every step, and noise has as many chances.
+        let least_gain_s = (LEAST_GAIN * step_s).max(DOUBT * speeds.uncertainty * now_s);
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.
@@ -212,6 +225,7 @@ impl Balancer {
             self.patience = if was_over { LEAST_PATIENCE } else { (2 * self.patience).min(MOST_PATIENCE) };
         }
         self.is_back = decision.target == self.usual;
+        self.over_for = 0;
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
         self.steps_s.clear();

@@ -108,6 +108,7 @@ pub struct Watch {
     /// Since a speed changed, whatever the layout was; the last so many of them are of the present one.
     seen: VecDeque<Seen>,
     in_layout: usize,
+    has_begun: bool,
     since: Option<u64>,
     /// By step: how far ranks' relative times were off the middle. They outlast changes, for they tell of the machine.
     deviations: VecDeque<Relative<f64>>,
@@ -125,6 +126,10 @@ impl Watch {
     pub fn observe(&mut self, step: u64, target: &Target, observed: &[Observation]) {
         let (ranks, division) = (observed.len(), &target.work);
         self.since.get_or_insert(step);
+        // The first step in a layout tells of beginnings.
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
         let seconds = Class::ALL.map(|class| observed.iter().map(|rank| rank.of(class)).collect());
         let worked = Class::ALL.map(|class| (0..ranks).map(|rank| worked(class, division, &gammas, rank)).collect());
@@ -196,6 +201,7 @@ impl Watch {
             self.slowness = speeds.slowness;
         }
         self.in_layout = 0;
+        self.has_begun = false;
     }
 
     /// Steps in the present layout.
