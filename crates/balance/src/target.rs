@@ -132,7 +132,7 @@ fn resharded(rules: &Rules, speeds: &Speeds, now: &Division, migration_s: impl F
     let mut home = now.clone();
     for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
         if let Some(grain) = rules.grains[dim as usize] {
-            home.set(dim, divided(rules, speeds, now, dim, grain));
+            home.set(dim, divided(rules, speeds, now, dim, grain, |_| 0.0));
         }
     }
     let with = |dims: &[Dim]| Target {
@@ -158,7 +158,12 @@ fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Div
             continue;
         };
         let grain = if dim == Dim::Heads { grain.min(rules.work_heads_grain) } else { grain };
-        let divided = divided(rules, speeds, home, dim, grain);
+        let classes = || Class::ALL.into_iter().filter(|class| class.dim() == dim);
+        let shared_s = |rank: usize| match dim {
+            Dim::Tokens => 0.0,
+            _ => classes().map(|class| speeds.sharing_s(class, rank)).sum(),
+        };
+        let divided = divided(rules, speeds, home, dim, grain, shared_s);
         // What gains next to nothing is not worth a message.
         let mut other = work.clone();
         other.set(dim, divided);
@@ -166,8 +171,7 @@ fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Div
             let of = |class: Class| {
                 (0..home.ranks()).map(move |rank| speeds.seconds(class, rank, division.of(dim)[rank] as f64))
             };
-            let classes = Class::ALL.into_iter().filter(|class| class.dim() == dim);
-            classes.map(|class| of(class).fold(0.0, f64::max)).sum()
+            classes().map(|class| of(class).fold(0.0, f64::max)).sum()
         };
         if slowest(&other) < 0.98 * slowest(&work) {
             work = other;
@@ -176,11 +180,19 @@ fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Div
     work
 }
 
-/// A dim by speed; as it is where memory leaves no room for that.
-fn divided(rules: &Rules, speeds: &Speeds, now: &Division, dim: Dim, grain: usize) -> Vec<usize> {
+/// A dim by speed, where a rank that has any of it takes so much longer; as it is where memory leaves no room for that.
+fn divided(
+    rules: &Rules,
+    speeds: &Speeds,
+    now: &Division,
+    dim: Dim,
+    grain: usize,
+    besides_s: impl Fn(usize) -> f64,
+) -> Vec<usize> {
     let seconds = |rank: usize, width: usize| -> f64 {
         let classes = Class::ALL.into_iter().filter(|class| class.dim() == dim);
-        classes.map(|class| speeds.seconds(class, rank, width as f64)).sum()
+        let computing_s: f64 = classes.map(|class| speeds.seconds(class, rank, width as f64)).sum();
+        computing_s + if width > 0 { besides_s(rank) } else { 0.0 }
     };
     let filled = fill(now.total(dim), grain, &rules.most[dim as usize], seconds);
     filled.unwrap_or_else(|| now.of(dim).to_vec())
