@@ -142,9 +142,10 @@ impl Balancer {
         if self.options.mode == Mode::Off {
             return None;
         }
-        let speeds = self.watch.speeds(&self.now.work)?;
-        self.over_for = if self.is_over(&speeds) { self.over_for + 1 } else { 0 };
-        self.decide(step, &speeds, left)
+        let speeds = self.watch.speeds(&self.now.work);
+        let is_over = speeds.as_ref().is_some_and(|speeds| self.is_over(speeds));
+        self.over_for = if is_over { self.over_for + 1 } else { 0 };
+        self.decide(step, &speeds?, left)
     }
 
     /// Whether what is usual would do: the best may gain no more beyond it than noise.

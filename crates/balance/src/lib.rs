@@ -3,6 +3,7 @@
 //! ```text
 //! observation  what ranks spent on each kind of work in a step
 //! watch        how fast each rank is at it: smoothed, and since when
+//! fixed        what ranks do whatever their widths are
 //! fill         how to divide work among ranks of given speeds
 //! target       what a mode makes of speeds, costs and limits: widths at home, widths at work, shares to leave out
 //! balancer     when it is worth it; holds still otherwise
@@ -15,6 +16,7 @@
 
 mod balancer;
 mod fill;
+mod fixed;
 mod observation;
 mod selection;
 mod semi;

@@ -101,7 +101,7 @@ impl Division {
 pub struct Observation {
     /// By class.
     pub compute_s: [f64; Class::ALL.len()],
-    /// There was something to compute, and somebody else had the cores for it.
+    /// There was something to compute, and nothing ran.
     pub late_s: f64,
     /// The compute queue had nothing to do before the step's last task ended.
     pub wait_s: f64,
@@ -123,10 +123,11 @@ impl Observation {
 
     /// The slower of two that did the same share of the work on other data.
     pub fn slower(&self, other: &Observation) -> Observation {
-        let compute_s = std::array::from_fn(|class| self.compute_s[class].max(other.compute_s[class]));
+        let compute_s: [f64; _] = std::array::from_fn(|class| self.compute_s[class].max(other.compute_s[class]));
+        let busy_s = (self.total_s() + self.late_s).max(other.total_s() + other.late_s);
         Observation {
             compute_s,
-            late_s: self.late_s.max(other.late_s),
+            late_s: (busy_s - compute_s.iter().sum::<f64>()).max(0.0),
             wait_s: self.wait_s.min(other.wait_s),
             gamma: self.gamma.min(other.gamma),
             migrated_bytes: self.migrated_bytes.max(other.migrated_bytes),

@@ -79,8 +79,9 @@ impl Target {
 
     fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
         let of = |rank: usize| {
-            let sharing_s = if self.shares(class, rank) { speeds.sharing_s(class, rank) } else { 0.0 };
-            speeds.seconds(class, rank, worked(class, &self.work, &self.gammas, rank)) + sharing_s
+            let width = worked(class, &self.work, &self.gammas, rank);
+            let shares = self.shares(class, rank) && width > 0.0;
+            speeds.seconds(class, rank, width) + if shares { speeds.sharing_s(class, rank) } else { 0.0 }
         };
         (0..self.work.ranks()).map(of).fold(0.0, f64::max)
     }
@@ -164,16 +165,14 @@ fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Div
             _ => classes().map(|class| speeds.sharing_s(class, rank)).sum(),
         };
         let divided = divided(rules, speeds, home, dim, grain, shared_s);
-        // What gains next to nothing is not worth a message.
         let mut other = work.clone();
         other.set(dim, divided);
-        let slowest = |division: &Division| -> f64 {
-            let of = |class: Class| {
-                (0..home.ranks()).map(move |rank| speeds.seconds(class, rank, division.of(dim)[rank] as f64))
-            };
-            classes().map(|class| of(class).fold(0.0, f64::max)).sum()
+        let takes_s = |work: &Division| -> f64 {
+            let target = Target { work: work.clone(), ..Target::at_home(home.clone()) };
+            classes().map(|class| target.class_s(speeds, class)).sum()
         };
-        if slowest(&other) < 0.98 * slowest(&work) {
+        // What gains next to nothing is not worth a message.
+        if takes_s(&other) < 0.98 * takes_s(&work) {
             work = other;
         }
     }
@@ -221,7 +220,7 @@ pub(crate) const LEAST_GAMMA: f64 = 0.02;
 /// The share to leave out so that a rank is done in `pace_s`, up to what is allowed.
 fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f64) -> f64 {
     let resizable = Class::ALL.iter().filter(|class| class.is_resizable());
-    let products_s: f64 = resizable.map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum();
+    let products_s: f64 = resizable.map(|&class| speeds.width_s(class, rank, work.of(class.dim())[rank] as f64)).sum();
     let excess = (rank_s(speeds, work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
     if excess > LEAST_GAMMA { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
 }

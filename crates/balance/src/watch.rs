@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::fixed::Fixed;
 use crate::observation::{Class, Division, Observation};
 use crate::target::Target;
 
@@ -23,8 +24,6 @@ const SEEN: usize = LEAST - 1;
 
 /// What took longer was not computing.
 const MOST_SECONDS: f64 = 1e6;
-/// What ranks do whatever their width is, as a share of an even one.
-const LIKELY: f64 = 0.2;
 
 /// Seconds as a line over the width: `rate · (base + width)`.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +46,11 @@ impl Speeds {
     pub fn seconds(&self, class: Class, rank: usize, width: f64) -> f64 {
         let worked = if width == 0.0 { 0.0 } else { self.bases[class as usize][rank] + width };
         self.rates[class as usize][rank] * worked
+    }
+
+    /// The part of it that depends on the width.
+    pub(crate) fn width_s(&self, class: Class, rank: usize, width: f64) -> f64 {
+        self.rates[class as usize][rank] * width
     }
 
     /// What it takes to share some of a class with another rank.
@@ -76,9 +80,16 @@ impl Speeds {
 
     /// What a class takes at least, however its work is divided.
     pub fn optimum_s(&self, class: Class, total: usize) -> f64 {
-        let per_second: f64 = self.rates[class as usize].iter().map(|rate| 1.0 / rate).sum();
-        let base: f64 = self.bases[class as usize].iter().sum();
-        if per_second.is_finite() { (total as f64 + base) / per_second } else { 0.0 }
+        let ranks = self.rates[class as usize].iter().zip(&self.bases[class as usize]);
+        let mut ranks: Vec<(f64, f64)> = ranks.map(|(&rate, &base)| (rate, base)).collect();
+        // Whoever does much whatever its width is may better have none.
+        ranks.sort_unstable_by(|a, b| (a.0 * a.1).total_cmp(&(b.0 * b.1)));
+        let (mut per_second, mut worked) = (0.0, total as f64);
+        let with_so_many = ranks.into_iter().map(|(rate, base)| {
+            (per_second, worked) = (per_second + 1.0 / rate, worked + base);
+            if per_second.is_finite() { worked / per_second } else { 0.0 }
+        });
+        with_so_many.fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -87,11 +98,11 @@ type Rates = [Vec<f64>; Class::ALL.len()];
 
 /// What ranks took in a step, and for what width.
 #[derive(Clone, Debug)]
-struct Seen {
-    seconds: Rates,
-    worked: Rates,
-    shares: [Vec<bool>; Class::ALL.len()],
-    /// By rank: seconds in which it could not go on.
+pub(crate) struct Seen {
+    pub seconds: Rates,
+    pub worked: Rates,
+    pub shares: [Vec<bool>; Class::ALL.len()],
+    /// By rank.
     late: Vec<f64>,
 }
 
@@ -114,9 +125,7 @@ pub struct Watch {
     deviations: VecDeque<Relative<f64>>,
     /// What is typical of the layout before, until it is compared with this one.
     before: Option<Seen>,
-    /// As of [`Speeds`], but for what does not last.
-    bases: [f64; Class::ALL.len()],
-    sharing: [f64; Class::ALL.len()],
+    fixed: Fixed,
     /// By rank, in the layout before: of one that has nothing to do in this one, it is all that is known.
     slowness: Vec<f64>,
 }
@@ -139,8 +148,11 @@ impl Watch {
         push(&mut self.seen, Seen { seconds, worked, shares, late }, WINDOW);
         self.in_layout = (self.in_layout + 1).min(WINDOW);
         // Until it is known what does not depend on widths, steps in other ones are not compared.
-        if self.in_layout >= LEAST {
-            self.learn_layouts(division);
+        if let Some(before) = self.before.take_if(|_| self.in_layout >= LEAST) {
+            let errors = std::array::from_fn(|class| self.class_error(LEAST, class));
+            if let Some(after) = self.typical_seen() {
+                self.fixed.learn([&before, &after], division, errors);
+            }
         }
         if self.before.is_none() {
             let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
@@ -159,8 +171,8 @@ impl Watch {
         let mut rates: Rates = std::array::from_fn(|class| {
             let rate = |rank: usize| {
                 let (seconds, width) = (seen.seconds[class][rank], seen.worked[class][rank]);
-                let sharing = if seen.shares[class][rank] { self.sharing[class] } else { 0.0 };
-                if is_known(seconds, width) { seconds / (self.bases[class] + width + sharing) } else { f64::NAN }
+                let done = self.fixed.done(class, width, seen.shares[class][rank]);
+                if is_known(seconds, width) { seconds / done } else { f64::NAN }
             };
             (0..seen.late.len()).map(rate).collect()
         });
@@ -170,7 +182,7 @@ impl Watch {
 
     fn relative(&self, seen: &Seen, division: &Division) -> Relative {
         let rates = self.rates(seen);
-        let of_all = over_mean(&with(even_seconds(&rates, division), &seen.late));
+        let of_all = over_mean(&add(self.even_seconds(&rates, division), &seen.late));
         Relative { of_classes: rates.map(|rates| over_mean(&rates)), of_all }
     }
 
@@ -194,6 +206,19 @@ impl Watch {
         2.0 * 1.1 * standard / (steps as f64).sqrt()
     }
 
+    /// Of a class, over so many steps: a standard one.
+    fn class_error(&self, steps: usize, class: usize) -> f64 {
+        0.5 * self.uncertainty(steps, self.deviations.len(), |off| off.of_classes[class])
+    }
+
+    /// What ranks would take to compute everything with even widths.
+    fn even_seconds(&self, rates: &Rates, division: &Division) -> Vec<f64> {
+        let of = |class: Class, rank: usize| {
+            rates[class as usize][rank] * self.fixed.done(class as usize, even(class, division), false)
+        };
+        (0..division.ranks()).map(|rank| Class::ALL.iter().map(|&class| of(class, rank)).sum()).collect()
+    }
+
     /// The layout changes.
     pub fn relaid(&mut self, division: &Division) {
         self.before = self.typical_seen();
@@ -212,56 +237,7 @@ impl Watch {
     /// The middle of what was seen of the present layout; none where that is too little.
     fn typical_seen(&self) -> Option<Seen> {
         let seconds = middles(self.laid().map(|seen| &seen.seconds))?;
-        Some(Seen { seconds, late: self.typical_late(), ..self.seen.back()?.clone() })
-    }
-
-    /// By rank, in the present layout.
-    fn typical_late(&self) -> Vec<f64> {
-        let ranks = self.seen.back().map_or(0, |seen| seen.late.len());
-        (0..ranks).filter_map(|rank| middle(self.laid().map(|seen| seen.late[rank]).collect())).collect()
-    }
-
-    /// The same ranks in two layouts say what they do whatever their widths are.
-    fn learn_layouts(&mut self, division: &Division) {
-        let (Some(before), Some(after)) = (self.before.take(), self.typical_seen()) else { return };
-        let layouts = [&before, &after];
-        for class in Class::ALL.map(|class| class as usize) {
-            let even = even(Class::ALL[class], division);
-            let error = 0.5 * self.uncertainty(LEAST, self.deviations.len(), |off| off.of_classes[class]);
-            let seen = |rank: usize| layouts.map(|seen| (seen.seconds[class][rank], seen.worked[class][rank]));
-            let are_known = |rank: &usize| seen(*rank).into_iter().all(|(seconds, width)| is_known(seconds, width));
-            let ranks = || (0..division.ranks()).filter(are_known);
-            // What noise makes of it, beside what is likely.
-            let likely = LIKELY * even;
-            let kept = |noise: f64| likely * likely / (likely * likely + noise * noise);
-
-            let base = self.bases[class];
-            let shares = |rank: usize| layouts.map(|seen| seen.shares[class][rank]);
-            let sharing = ranks().filter_map(|rank| match (shares(rank), seen(rank)) {
-                ([false, true], [alone, shared]) | ([true, false], [shared, alone]) => {
-                    Some(shared.0 * (base + alone.1) / alone.0 - base - shared.1)
-                }
-                _ => None,
-            });
-            if let Some((found, count)) = mean(sharing) {
-                let known = self.sharing[class];
-                let noise = error * even / (count as f64).sqrt();
-                self.sharing[class] = (known + kept(noise) * (found - known)).clamp(0.0, even);
-            }
-
-            let sharing = self.sharing[class];
-            let bases = ranks().filter_map(|rank| {
-                let done =
-                    |(seconds, width): (f64, f64), shares: bool| (seconds, width + if shares { sharing } else { 0.0 });
-                let ([first, second], shares) = (seen(rank), shares(rank));
-                let [(t1, w1), (t2, w2)] = [done(first, shares[0]), done(second, shares[1])];
-                let is_telling = (w1 - w2).abs() > 0.2 * w1.max(w2) && (t1 - t2) * (w1 - w2) > 0.0;
-                let found = ((w1 * t2 - w2 * t1) / (t1 - t2)).clamp(0.0, 0.5 * even);
-                let noise = error * (base + w1) * (base + w2) / (w1 - w2);
-                is_telling.then(|| kept(noise) * (found - base))
-            });
-            self.bases[class] += mean(bases).map_or(0.0, |(correction, _)| correction);
-        }
+        Some(Seen { seconds, ..self.seen.back()?.clone() })
     }
 
     /// None before there is enough to say.
@@ -270,33 +246,32 @@ impl Watch {
             return None;
         }
         let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();
-        Some(self.speeds_of(middles(rates.iter())?, &self.typical_late(), division))
-    }
-
-    fn speeds_of(&self, rates: Rates, late: &[f64], division: &Division) -> Speeds {
-        let rates = self.without_noise(rates, division);
-        let computing_s = even_seconds(&rates, division);
+        let rates = self.without_noise(middles(rates.iter())?, division);
+        let late_s = |rank: usize| middle(self.laid().map(|seen| seen.late[rank]).collect());
+        let late: Vec<f64> = (0..division.ranks()).filter_map(late_s).collect();
+        let computing_s = self.even_seconds(&rates, division);
         let all_s: f64 = computing_s.iter().sum();
         // Ranks are late at every class by as much of the time as it has.
         let bases = Class::ALL.map(|class| {
-            let (rates, base) = (&rates[class as usize], self.bases[class as usize]);
-            let share = rates.iter().sum::<f64>() * even(class, division) / all_s.max(f64::MIN_POSITIVE);
-            let late = rates.iter().zip(late).map(|(rate, late)| if *rate > 0.0 { share * late / rate } else { 0.0 });
+            let (rates, base) = (&rates[class as usize], self.fixed.bases[class as usize]);
+            let share = rates.iter().sum::<f64>() * (base + even(class, division)) / all_s.max(f64::MIN_POSITIVE);
+            let late = rates.iter().zip(&late).map(|(rate, late)| if *rate > 0.0 { share * late / rate } else { 0.0 });
             late.map(|late| base + late).collect()
         });
-        let even_s = with(computing_s, late);
+        let even_s = add(computing_s, &late);
         let fastest = even_s.iter().copied().fold(f64::INFINITY, f64::min).max(f64::MIN_POSITIVE);
         let slowness = even_s.iter().map(|seconds| seconds / fastest).collect();
         let uncertainty = self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_all);
-        Speeds { rates, bases, sharing: self.sharing, slowness, since: self.since.unwrap_or(0), uncertainty }
+        let (sharing, since) = (self.fixed.sharing, self.since.unwrap_or(0));
+        Some(Speeds { rates, bases, sharing, slowness, since, uncertainty })
     }
 
     /// A rank is as slow at every class as it is in all, but for what noise does not explain.
     fn without_noise(&self, mut rates: Rates, division: &Division) -> Rates {
-        let in_all = over_mean(&even_seconds(&rates, division));
+        let in_all = over_mean(&self.even_seconds(&rates, division));
         for (class, rates) in rates.iter_mut().enumerate() {
             let mean = rates.iter().sum::<f64>() / rates.len() as f64;
-            let error = 0.5 * self.uncertainty(self.in_layout, self.deviations.len(), |off| off.of_classes[class]);
+            let error = self.class_error(self.in_layout, class);
             for (rate, all) in rates.iter_mut().zip(&in_all).filter(|_| mean > 0.0) {
                 let differs = *rate / mean - all;
                 let real = if differs.abs() > error { 1.0 - (error / differs).powi(2) } else { 0.0 };
@@ -359,14 +334,8 @@ fn estimate_unknown(rates: &mut Rates, slowness: &[f64]) {
 }
 
 /// Work that took no time or for ever was not measured.
-fn is_known(seconds: f64, width: f64) -> bool {
+pub(crate) fn is_known(seconds: f64, width: f64) -> bool {
     width > 0.0 && seconds > 0.0 && seconds < MOST_SECONDS
-}
-
-/// And of how many; none of nothing.
-fn mean(values: impl Iterator<Item = f64>) -> Option<(f64, usize)> {
-    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
-    (count > 0).then(|| (sum / count as f64, count))
 }
 
 /// The width that a rank really works on.
@@ -376,19 +345,12 @@ pub(crate) fn worked(class: Class, division: &Division, gammas: &[f64], rank: us
 }
 
 /// The width that ranks have if all have the same.
-fn even(class: Class, division: &Division) -> f64 {
+pub(crate) fn even(class: Class, division: &Division) -> f64 {
     division.total(class.dim()) as f64 / division.ranks() as f64
 }
 
-/// What ranks would take to compute everything with even widths.
-fn even_seconds(rates: &Rates, division: &Division) -> Vec<f64> {
-    let seconds =
-        |rank: usize| Class::ALL.iter().map(|&class| rates[class as usize][rank] * even(class, division)).sum();
-    (0..division.ranks()).map(seconds).collect()
-}
-
-fn with(seconds: Vec<f64>, late: &[f64]) -> Vec<f64> {
-    seconds.iter().zip(late).map(|(seconds, late)| seconds + late).collect()
+fn add(seconds: Vec<f64>, more: &[f64]) -> Vec<f64> {
+    seconds.iter().zip(more).map(|(seconds, more)| seconds + more).collect()
 }
 
 fn over_mean(values: &[f64]) -> Vec<f64> {

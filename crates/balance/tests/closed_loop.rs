@@ -88,8 +88,8 @@ impl World {
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
                 let shares = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
                 let sharing = if shares { self.sharing / slowness.len() as f64 } else { 0.0 };
-                let share = base + sharing + width / work.total(class.dim()) as f64;
-                let seconds = self.work_s[class as usize] * share * left * slow * self.jitter();
+                let share = base + sharing + left * width / work.total(class.dim()) as f64;
+                let seconds = self.work_s[class as usize] * share * slow * self.jitter();
                 observed[rank].compute_s[class as usize] = seconds;
                 let is_late = rank == slowness.len() - 1 && width > 0.0;
                 let late_s = if is_late { self.late_s * self.work_s[class as usize] / all_s } else { 0.0 };
@@ -379,6 +379,7 @@ fn times_that_cannot_be_do_no_harm() {
                 }
                 observed[0].compute_s[Class::Head as usize] = nonsense;
                 observed[1].migration_s = nonsense;
+                observed[2].late_s = nonsense;
                 observed[1].migrated_bytes = step;
                 if let Some(decision) = world.balancer.step(step, step_s, &observed, 1000) {
                     let is_sound = decision.prospect.slowness.iter().all(|slow| (1.0..1000.0).contains(slow));
@@ -432,4 +433,14 @@ fn a_rank_that_begins_late_is_relieved_at_once_of_what_it_loses() {
         assert!((0.9..1.1).contains(&(seen / really)), "{slow}, {late_s} s late: {seen}, really {really}");
         assert!(decisions.len() <= 2, "{slow}, {late_s} s late: {} changes", decisions.len());
     }
+}
+
+#[test]
+fn a_rank_that_begins_late_leaves_out_as_much_as_makes_up_for_it() {
+    let mut world = World { late_s: 0.4, ..World::new(Mode::Resize, 0.9, 2, 0.02) };
+    let (times, _) = world.run(1..60, &[1.0, 1.0]);
+    let undisturbed = 0.5 * world.work_s.iter().sum::<f64>();
+    // The others are not resizable, and as late.
+    let allowed = 1.02 * undisturbed + 0.4 * (world.work_s[3] + world.work_s[4]) / (2.0 * undisturbed);
+    assert!(last(&times) < allowed, "{} s, undisturbed {undisturbed} s", last(&times));
 }
