@@ -59,18 +59,21 @@ pub struct Balancer {
     migration_s_per_byte: f64,
     /// What a first step in another layout takes beyond those behind it.
     beginning_s: f64,
+    /// What was foretold of a step in this layout, and by how much of it that has been wrong before.
+    foretold_s: Option<f64>,
+    misjudged: f64,
 }
 
 /// Steps whose middle is typical.
 const TYPICAL: usize = 9;
-/// Steps in a layout that tell what its first one takes beyond the others.
+/// Steps in a layout that tell what came of it.
 const TELLING: usize = 5;
 /// Where nobody says how fast ranks exchange: a hundredth of what memory moves.
 const GUESSED_S_PER_BYTE: f64 = 1e-9;
 /// Whoever keeps a rank's cores busy may pause, or do so only while the rank has much to do on them.
 const LEAST_PATIENCE: u64 = 6;
 const MOST_PATIENCE: u64 = 160;
-/// Steps must gain so many times what they are uncertain by.
+/// To leave what is usual, steps must gain so many times what they are uncertain by.
 const DOUBT: f64 = 2.0;
 /// What takes less than so many times as long as the best may be the best.
 const AS_GOOD: f64 = 1.1;
@@ -96,6 +99,8 @@ impl Balancer {
             reshard_s_per_byte: GUESSED_S_PER_BYTE,
             migration_s_per_byte: GUESSED_S_PER_BYTE,
             beginning_s: 0.0,
+            foretold_s: None,
+            misjudged: 0.0,
         }
     }
 
@@ -130,9 +135,11 @@ impl Balancer {
             self.usual.clone_from(&self.now);
         }
         push(&mut self.steps_s, step_s, TYPICAL);
-        // The first step of all has more to begin with.
-        if self.steps == TELLING && self.usual_steps > TELLING {
-            self.beginning_s = 0.5 * (self.beginning_s + (self.steps_s[0] - self.typical_step_s()).max(0.0));
+        if let Some(foretold_s) = self.foretold_s.filter(|_| self.steps == TELLING) {
+            let typical_s = self.typical_step_s();
+            self.beginning_s = 0.5 * (self.beginning_s + (self.steps_s[0] - typical_s).max(0.0));
+            // What was wrong has been learnt from.
+            self.misjudged = 0.5 * self.misjudged + 0.25 * (typical_s / foretold_s - 1.0).abs().min(1.0);
         }
         let moved: u64 = observed.iter().map(|rank| rank.migrated_bytes).sum();
         let seconds = observed.iter().map(|rank| rank.migration_s).fold(0.0, f64::max);
@@ -184,8 +191,9 @@ impl Balancer {
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = middle(since.copied().collect()).unwrap_or(0.0);
-        // It is thought of in every step, and noise has as many chances.
-        let least_gain_s = (LEAST_GAIN * step_s).max(DOUBT * speeds.uncertainty * now_s);
+        // To leave what is usual is thought of in every step, and noise has as many chances.
+        let doubt = if self.now == self.usual { DOUBT * speeds.uncertainty } else { speeds.uncertainty };
+        let least_gain_s = (LEAST_GAIN * step_s).max(doubt.max(self.misjudged) * now_s);
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.
@@ -229,6 +237,7 @@ impl Balancer {
         self.over_for = 0;
         self.watch.relaid(&self.now.work);
         self.now = decision.target.clone();
+        self.foretold_s = Some(decision.prospect.then_s).filter(|seconds| *seconds > 0.0);
         self.steps_s.clear();
         self.steps = 0;
     }

@@ -22,6 +22,8 @@ const PROOF: f64 = 3.0;
 /// The middle of [`LEAST`] shows a change when most of them are of it.
 const SEEN: usize = LEAST - 1;
 
+/// Widths that are less, as a share of an even one, tell nothing of speed: they take as long whatever they are.
+const LEAST_TELLING: f64 = 0.1;
 /// What took longer was not computing.
 const MOST_SECONDS: f64 = 1e6;
 
@@ -169,10 +171,12 @@ impl Watch {
     /// Seconds for one of the width.
     fn rates(&self, seen: &Seen) -> Rates {
         let mut rates: Rates = std::array::from_fn(|class| {
+            let even = seen.worked[class].iter().sum::<f64>() / seen.late.len() as f64;
             let rate = |rank: usize| {
                 let (seconds, width) = (seen.seconds[class][rank], seen.worked[class][rank]);
                 let done = self.fixed.done(class, width, seen.shares[class][rank]);
-                if is_known(seconds, width) { seconds / done } else { f64::NAN }
+                let is_telling = is_known(seconds, width) && width > LEAST_TELLING * even;
+                if is_telling { seconds / done } else { f64::NAN }
             };
             (0..seen.late.len()).map(rate).collect()
         });
@@ -315,7 +319,7 @@ pub(crate) fn push<T>(window: &mut VecDeque<T>, value: T, most: usize) {
     }
 }
 
-/// Whoever has nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest; whoever has
+/// Whoever has next to nothing of a class is taken to be as slow at it, compared with those who have some, as at the rest; whoever has
 /// nothing at all, as slow as it was.
 fn estimate_unknown(rates: &mut Rates, slowness: &[f64]) {
     let known = rates.clone();
