@@ -58,7 +58,9 @@ mod tests {
 
     use super::*;
 
-    fn span(work: Work, start_s: f64, end_s: f64) -> Span {
+    type Task = (Work, f64, f64);
+
+    fn span((work, start_s, end_s): Task) -> Span {
         let (unit, micro) = (UnitIdx(0), Micro { index: 0, part: 0 });
         Span { work, unit, micro, lane: work.lane(), start_s, came_s: start_s, end_s, bytes: 0 }
     }
@@ -66,7 +68,7 @@ mod tests {
     #[test]
     fn late_is_what_neither_runs_nor_waits_for_an_exchange() {
         let (computes, exchanges) = (Work::Forward, Work::AllReduce);
-        let cases: [(&str, &[(Work, f64, f64)], f64); 7] = [
+        let cases: [(&str, &[Task], f64); 7] = [
             ("nothing", &[], 0.0),
             ("the first", &[(exchanges, 0.0, 1.0), (computes, 5.0, 7.0)], 0.0),
             ("one behind the other", &[(computes, 0.0, 1.0), (computes, 1.0, 3.0)], 0.0),
@@ -88,7 +90,7 @@ mod tests {
             ),
         ];
         for (what, tasks, expected) in cases {
-            let spans: Vec<Span> = tasks.iter().map(|&(work, start_s, end_s)| span(work, start_s, end_s)).collect();
+            let spans: Vec<Span> = tasks.iter().copied().map(span).collect();
             assert_eq!(late_s(&spans), expected, "{what}");
         }
     }
