@@ -106,6 +106,8 @@ pub(crate) struct Seen {
     pub shares: [Vec<bool>; Class::ALL.len()],
     /// By rank.
     late: Vec<f64>,
+    /// Seconds for one of the width, as far as that is known by now.
+    rates: Rates,
 }
 
 /// Seconds with even widths over the mean of all ranks, by rank, or something of them.
@@ -147,13 +149,16 @@ impl Watch {
         let is_sane = |late_s: &f64| (0.0..MOST_SECONDS).contains(late_s);
         let late = observed.iter().map(|rank| Some(rank.late_s).filter(is_sane).unwrap_or(0.0)).collect();
         let shares = Class::ALL.map(|class| (0..ranks).map(|rank| target.shares(class, rank)).collect());
-        push(&mut self.seen, Seen { seconds, worked, shares, late }, WINDOW);
+        let mut seen = Seen { seconds, worked, shares, late, rates: Rates::default() };
+        seen.rates = self.rates(&seen);
+        push(&mut self.seen, seen, WINDOW);
         self.in_layout = (self.in_layout + 1).min(WINDOW);
         // Until it is known what does not depend on widths, steps in other ones are not compared.
         if let Some(before) = self.before.take_if(|_| self.in_layout >= LEAST) {
             let errors = std::array::from_fn(|class| self.class_error(LEAST, class));
             if let Some(after) = self.typical_seen() {
                 self.fixed.learn([&before, &after], division, errors);
+                self.know_better();
             }
         }
         if self.before.is_none() {
@@ -184,10 +189,15 @@ impl Watch {
         rates
     }
 
+    /// What was learnt holds for all that was seen.
+    fn know_better(&mut self) {
+        let rates: Vec<Rates> = self.seen.iter().map(|seen| self.rates(seen)).collect();
+        self.seen.iter_mut().zip(rates).for_each(|(seen, rates)| seen.rates = rates);
+    }
+
     fn relative(&self, seen: &Seen, division: &Division) -> Relative {
-        let rates = self.rates(seen);
-        let of_all = over_mean(&add(self.even_seconds(&rates, division), &seen.late));
-        Relative { of_classes: rates.map(|rates| over_mean(&rates)), of_all }
+        let of_all = over_mean(&add(self.even_seconds(&seen.rates, division), &seen.late));
+        Relative { of_classes: Class::ALL.map(|class| over_mean(&seen.rates[class as usize])), of_all }
     }
 
     fn has_changed(&self, relative: &[Relative]) -> bool {
@@ -228,6 +238,7 @@ impl Watch {
         self.before = self.typical_seen();
         if let Some(speeds) = self.speeds(division) {
             self.slowness = speeds.slowness;
+            self.know_better();
         }
         self.in_layout = 0;
         self.has_begun = false;
@@ -249,8 +260,7 @@ impl Watch {
         if self.deviations.len() < LEAST_KNOWN || self.in_layout < ENOUGH {
             return None;
         }
-        let rates: Vec<Rates> = self.laid().map(|seen| self.rates(seen)).collect();
-        let rates = self.without_noise(middles(rates.iter())?, division);
+        let rates = self.without_noise(middles(self.laid().map(|seen| &seen.rates))?, division);
         let late_s = |rank: usize| middle(self.laid().map(|seen| seen.late[rank]).collect());
         let late: Vec<f64> = (0..division.ranks()).filter_map(late_s).collect();
         let computing_s = self.even_seconds(&rates, division);
