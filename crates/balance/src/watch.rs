@@ -7,7 +7,7 @@ use crate::observation::{Class, Division, Observation};
 use crate::target::Target;
 
 /// Steps that are looked at together.
-const WINDOW: usize = 16;
+const WINDOW: usize = 24;
 /// Steps that tell how much times vary, at most and at least.
 const LONG: usize = 64;
 const LEAST_KNOWN: usize = 5;
