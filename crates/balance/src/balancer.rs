@@ -150,12 +150,12 @@ impl Balancer {
             return None;
         }
         let speeds = self.watch.speeds(&self.now.work);
-        let is_over = speeds.as_ref().is_some_and(|speeds| self.is_over(speeds));
+        let is_over = self.now != self.usual && speeds.as_ref().is_some_and(|speeds| self.is_over(speeds));
         self.over_for = if is_over { self.over_for + 1 } else { 0 };
         self.decide(step, &speeds?, left)
     }
 
-    /// Whether what is usual would do: the best may gain no more beyond it than noise.
+    /// Whether what is usual would do again: the best may gain no more beyond it than noise.
     fn is_over(&self, speeds: &Speeds) -> bool {
         let best = best(self.options.mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target));
         let [usual_s, best_s] = [&self.usual, &best].map(|target| self.step_then_s(target, speeds));
@@ -169,7 +169,7 @@ impl Balancer {
     /// Pure: the same speeds at the same place give the same answer.
     pub fn decide(&self, step: u64, speeds: &Speeds, left: u64) -> Option<Decision> {
         let is_over = self.over_for > 0;
-        if is_over && self.now != self.usual && self.over_for < self.patience {
+        if is_over && self.over_for < self.patience {
             return None;
         }
         let step_then_s = |target: &Target| self.step_then_s(target, speeds);

@@ -57,6 +57,11 @@ pub enum Dim {
 
 impl Dim {
     pub const ALL: [Dim; 4] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::Tokens];
+
+    /// Those whose work it divides.
+    pub(crate) fn classes(self) -> impl Iterator<Item = Class> {
+        Class::ALL.into_iter().filter(move |class| class.dim() == self)
+    }
 }
 
 /// How much of every dim each rank of a tensor-parallel group has.

@@ -52,8 +52,8 @@ fn lent(rules: &Rules, speeds: &Speeds, home: &Division, guessed: &[f64]) -> Div
     for dim in [Dim::Heads, Dim::Columns] {
         let Some(grain) = rules.grains[dim as usize] else { continue };
         // Times are lines over the width; asked for each anew, they would be what a decision takes longest for.
-        let classes = || Class::ALL.into_iter().filter(|class| class.dim() == dim);
-        let seconds = |rank: usize, width: f64| classes().map(|class| speeds.seconds(class, rank, width)).sum::<f64>();
+        let seconds =
+            |rank: usize, width: f64| dim.classes().map(|class| speeds.seconds(class, rank, width)).sum::<f64>();
         let line = |rank: usize| {
             let [one, two] = [1.0, 2.0].map(|width| seconds(rank, width));
             (2.0 * one - two, (two - one) * (1.0 - guessed[rank]))

@@ -159,17 +159,16 @@ fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Div
             continue;
         };
         let grain = if dim == Dim::Heads { grain.min(rules.work_heads_grain) } else { grain };
-        let classes = || Class::ALL.into_iter().filter(|class| class.dim() == dim);
         let shared_s = |rank: usize| match dim {
             Dim::Tokens => 0.0,
-            _ => classes().map(|class| speeds.sharing_s(class, rank)).sum(),
+            _ => dim.classes().map(|class| speeds.sharing_s(class, rank)).sum(),
         };
         let divided = divided(rules, speeds, home, dim, grain, shared_s);
         let mut other = work.clone();
         other.set(dim, divided);
         let takes_s = |work: &Division| -> f64 {
             let target = Target { work: work.clone(), ..Target::at_home(home.clone()) };
-            classes().map(|class| target.class_s(speeds, class)).sum()
+            dim.classes().map(|class| target.class_s(speeds, class)).sum()
         };
         // What gains next to nothing is not worth a message.
         if takes_s(&other) < 0.98 * takes_s(&work) {
@@ -189,8 +188,7 @@ fn divided(
     besides_s: impl Fn(usize) -> f64,
 ) -> Vec<usize> {
     let seconds = |rank: usize, width: usize| -> f64 {
-        let classes = Class::ALL.into_iter().filter(|class| class.dim() == dim);
-        let computing_s: f64 = classes.map(|class| speeds.seconds(class, rank, width as f64)).sum();
+        let computing_s: f64 = dim.classes().map(|class| speeds.seconds(class, rank, width as f64)).sum();
         computing_s + if width > 0 { besides_s(rank) } else { 0.0 }
     };
     let filled = fill(now.total(dim), grain, &rules.most[dim as usize], seconds);
