@@ -28,40 +28,46 @@ impl Fixed {
 
     /// The same ranks in two layouts tell. `errors` are the standard ones of what was seen of each class, as shares.
     pub fn learn(&mut self, layouts: [&Seen; 2], division: &Division, errors: [f64; Class::ALL.len()]) {
-        let pairs: [Vec<Pair>; Class::ALL.len()] = std::array::from_fn(|class| {
-            (0..division.ranks()).filter_map(|rank| Pair::of(layouts, class, rank)).collect()
-        });
-        // As much of a difference as noise does not explain.
-        let kept = |class: Class, noise: f64| {
-            1.0 / (1.0 + (errors[class as usize] * noise / (LIKELY * even(class, division))).powi(2))
+        let ranks = |class: usize| (0..division.ranks()).filter_map(|rank| Pair::of(layouts, class, rank)).collect();
+        let comparison = Comparison {
+            pairs: std::array::from_fn(ranks),
+            evens: Class::ALL.map(|class| even(class, division)),
+            errors,
         };
+        self.learn_bases(&comparison);
+        self.learn_sharing(&comparison);
+    }
+
+    fn learn_bases(&mut self, comparison: &Comparison) {
         let (mut base_s, mut told_s) = (0.0, 0.0);
-        for class in Class::ALL {
-            let base = &mut self.bases[class as usize];
-            let most = MOST_BASE * even(class, division);
-            let corrections = pairs[class as usize].iter().filter_map(|pair| {
+        for (class, pairs) in comparison.pairs.iter().enumerate() {
+            let (base, even) = (&mut self.bases[class], comparison.evens[class]);
+            let most = MOST_BASE * even;
+            let corrections = pairs.iter().filter_map(|pair| {
                 let (found, noise) = pair.base(*base)?;
-                Some(kept(class, noise) * (found.clamp(-most, most) - *base))
+                Some(comparison.kept(class, noise) * (found.clamp(-most, most) - *base))
             });
             if let Some((correction, _)) = mean(corrections) {
                 *base = (*base + correction).clamp(0.0, most);
-                let seconds: f64 = pairs[class as usize].iter().map(|pair| pair.seconds[1]).sum();
-                (base_s, told_s) = (base_s + seconds * *base / even(class, division), told_s + seconds);
+                let seconds: f64 = pairs.iter().map(|pair| pair.seconds[1]).sum();
+                (base_s, told_s) = (base_s + seconds * *base / even, told_s + seconds);
             }
         }
         // What is shared by all tells nothing of its base, which is taken to be like the others'.
-        for class in Class::ALL.into_iter().filter(|_| told_s > 0.0) {
-            let pairs = &pairs[class as usize];
+        for (class, pairs) in comparison.pairs.iter().enumerate().filter(|_| told_s > 0.0) {
             if !pairs.is_empty() && !pairs.iter().any(Pair::is_alone) {
-                self.bases[class as usize] = base_s / told_s * even(class, division);
+                self.bases[class] = base_s / told_s * comparison.evens[class];
             }
         }
-        let slower = self.slower(&pairs);
-        for class in Class::ALL {
-            let (pairs, base) = (&pairs[class as usize], self.bases[class as usize]);
-            let (sharing, even) = (&mut self.sharing[class as usize], even(class, division));
+    }
+
+    fn learn_sharing(&mut self, comparison: &Comparison) {
+        let slower = self.slower(&comparison.pairs);
+        for (class, pairs) in comparison.pairs.iter().enumerate() {
+            let (base, even) = (self.bases[class], comparison.evens[class]);
+            let sharing = &mut self.sharing[class];
             if let Some((found, count)) = mean(pairs.iter().filter_map(|pair| pair.sharing(base, slower))) {
-                let correction = kept(class, even / (count as f64).sqrt()) * (found - *sharing);
+                let correction = comparison.kept(class, even / (count as f64).sqrt()) * (found - *sharing);
                 *sharing = (*sharing + correction).clamp(0.0, even);
             } else if pairs.iter().all(Pair::is_alone) {
                 *sharing *= REMEMBERED;
@@ -79,6 +85,21 @@ impl Fixed {
             }
         }
         if expected_s > 0.0 { found_s / expected_s } else { 1.0 }
+    }
+}
+
+/// What two layouts tell, by class.
+struct Comparison {
+    /// Of the ranks that did some of it in both.
+    pairs: [Vec<Pair>; Class::ALL.len()],
+    evens: [f64; Class::ALL.len()],
+    errors: [f64; Class::ALL.len()],
+}
+
+impl Comparison {
+    /// As much of a difference as noise does not explain, where it may be off so many times as far as its seconds.
+    fn kept(&self, class: usize, noise: f64) -> f64 {
+        1.0 / (1.0 + (self.errors[class] * noise / (LIKELY * self.evens[class])).powi(2))
     }
 }
 
@@ -128,4 +149,80 @@ impl Pair {
 fn mean(values: impl Iterator<Item = f64>) -> Option<(f64, usize)> {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| (sum / count as f64, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::Dim;
+
+    const EVEN: f64 = 100.0;
+    const MLP: usize = Class::Mlp as usize;
+    const ATTENTION: usize = Class::Attention as usize;
+
+    /// Two ranks, of which the second is twice as slow, where `fixed` is true.
+    fn seen(fixed: &Fixed, widths: [(f64, bool); 2], slower: f64) -> Seen {
+        let [mut seconds, mut worked] = [Class::ALL.map(|_| vec![0.0; 2]), Class::ALL.map(|_| vec![0.0; 2])];
+        let mut shares = Class::ALL.map(|_| vec![false; 2]);
+        for class in [ATTENTION, MLP] {
+            for (rank, (width, is_shared)) in widths.into_iter().enumerate() {
+                let is_shared = is_shared && class == ATTENTION;
+                seconds[class][rank] = slower * [0.01, 0.02][rank] * fixed.done(class, width, is_shared);
+                (worked[class][rank], shares[class][rank]) = (width, is_shared);
+            }
+        }
+        Seen::of(seconds, worked, shares)
+    }
+
+    fn division() -> Division {
+        Division::new(|dim| if dim == Dim::Tokens { vec![1; 2] } else { vec![EVEN as usize; 2] })
+    }
+
+    fn learn(known: Fixed, truth: &Fixed, layouts: [[(f64, bool); 2]; 2], slower: f64, error: f64) -> Fixed {
+        let mut learnt = known;
+        let [before, after] = [seen(truth, layouts[0], 1.0), seen(truth, layouts[1], slower)];
+        learnt.learn([&before, &after], &division(), [error; Class::ALL.len()]);
+        learnt
+    }
+
+    fn of(base: f64, sharing: f64) -> Fixed {
+        let mut fixed = Fixed { bases: [base; Class::ALL.len()], ..Fixed::default() };
+        fixed.sharing[ATTENTION] = sharing;
+        fixed
+    }
+
+    const ALONE: [[(f64, bool); 2]; 2] = [[(EVEN, false), (EVEN, false)], [(130.0, false), (70.0, false)]];
+    const SHARED: [[(f64, bool); 2]; 2] = [[(EVEN, false), (EVEN, false)], [(130.0, true), (70.0, true)]];
+
+    fn assert_near(found: f64, expected: f64, what: &str) {
+        assert!((found - expected).abs() < 1e-9 * EVEN, "{what}: {found}, expected {expected}");
+    }
+
+    #[test]
+    fn two_widths_tell_the_base_and_noise_does_not() {
+        let learnt = learn(Fixed::default(), &of(20.0, 0.0), ALONE, 1.0, 0.0);
+        assert_near(learnt.bases[MLP], 20.0, "the base of a class");
+        assert_near(learnt.bases[Class::Head as usize], 0.0, "the base of a class that nobody does");
+        let doubted = learn(Fixed::default(), &of(20.0, 0.0), ALONE, 1.0, 1.0).bases[MLP];
+        assert!(doubted < 1.0, "{doubted} of times that may be off by as much as they are");
+        let most = learn(Fixed::default(), &of(90.0, 0.0), ALONE, 1.0, 0.0).bases[MLP];
+        assert_near(most, MOST_BASE * EVEN, "a base that cannot be so much");
+    }
+
+    #[test]
+    fn what_sharing_adds_is_neither_the_base_nor_what_slows_all_of_them() {
+        for (base, sharing, slower) in [(0.0, 30.0, 1.0), (20.0, 30.0, 1.0), (0.0, 30.0, 1.5), (20.0, 0.0, 0.7)] {
+            let what = format!("base {base}, sharing {sharing}, {slower} times as slow");
+            let learnt = learn(of(base, 0.0), &of(base, sharing), SHARED, slower, 0.0);
+            let off = (learnt.sharing[ATTENTION] - sharing).abs();
+            assert!(off < 0.1 * EVEN, "{what}: {learnt:?}");
+            assert_eq!(learnt.sharing[MLP], 0.0, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_sharing_adds_is_forgotten_by_and_by_where_nobody_shares() {
+        let learnt = learn(of(0.0, 40.0), &of(0.0, 40.0), ALONE, 1.0, 0.0);
+        assert_near(learnt.sharing[ATTENTION], REMEMBERED * 40.0, "what is left");
+    }
 }

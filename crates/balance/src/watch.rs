@@ -96,7 +96,7 @@ impl Speeds {
 }
 
 /// By class and rank: seconds, widths, or seconds for one of the width.
-type Rates = [Vec<f64>; Class::ALL.len()];
+pub(crate) type Rates = [Vec<f64>; Class::ALL.len()];
 
 /// What ranks took in a step, and for what width.
 #[derive(Clone, Debug)]
@@ -108,6 +108,13 @@ pub(crate) struct Seen {
     late: Vec<f64>,
     /// Seconds for one of the width, as far as that is known by now.
     rates: Rates,
+}
+
+#[cfg(test)]
+impl Seen {
+    pub fn of(seconds: Rates, worked: Rates, shares: [Vec<bool>; Class::ALL.len()]) -> Seen {
+        Seen { seconds, worked, shares, late: Vec::new(), rates: Rates::default() }
+    }
 }
 
 /// Seconds with even widths over the mean of all ranks, by rank, or something of them.

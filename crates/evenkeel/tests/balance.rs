@@ -185,6 +185,7 @@ fn settings_that_contradict_each_other_are_told() {
         (&["balance.mode=auto", "parallel.tp=1", "balance.stragglers=[]"][..], "nobody to share work with"),
         (&["balance.mode=resize"], "gamma_max"),
         (&["balance.gamma_max=0.5"], "leaves nothing out"),
+        (&["balance.mode=auto", "balance.selection=random"], "lets nothing be left out"),
         (&["balance.stragglers=[\"5:2\"]"], "ranks are 0 to 1"),
         (&["balance.stragglers=[\"1x2\"]"], "is no straggler"),
         (&["balance.mode=migrate", "parallel.dp=2", "parallel.zero=2"], "works with `parallel.zero` <= 1 only"),

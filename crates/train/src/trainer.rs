@@ -1,18 +1,18 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
+mod laying;
+mod micros;
 mod resizing;
 
-use std::borrow::Cow;
 use std::time::Instant;
 
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
-use evenkeel_device::kernel::{IGNORE, seed_of};
-use evenkeel_device::{DType, Device, Tensor};
+use evenkeel_device::kernel::IGNORE;
+use evenkeel_device::{Device, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
-    Batch, Gradients, Held, LossOptions, Model, Noise, ParamId, Parameters, Resizing, RotaryTables, Stretch, Widths,
-    in_grains,
+    Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Resizing, RotaryTables, Stretch, in_grains,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -22,9 +22,11 @@ use crate::Error;
 use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{AdamW, AdamWOptions, Update};
-use crate::relocation::{Keeping, Relocation, exchange_s_per_byte};
+use crate::relocation::{Keeping, exchange_s_per_byte};
 use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
+pub use micros::Prepared;
+use micros::Sizes;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
@@ -97,19 +99,6 @@ impl Kind {
             Kind::Variance => "variance",
         }
     }
-}
-
-/// By share of the data, micro-batch and part.
-type Sizes = Vec<Vec<Vec<PartSize>>>;
-
-/// A step's micro-batches on a rank's device.
-pub struct Prepared {
-    batches: Vec<Vec<Batch>>,
-    arrangement: Arrangement,
-    sizes: Sizes,
-    /// Labels that count, and tokens, of all ranks.
-    targets: usize,
-    tokens: usize,
 }
 
 /// One rank's shard of a model in training.
@@ -198,21 +187,6 @@ impl Trainer {
         self.recorded_step(micros, lr, None)
     }
 
-    /// What a step is given, on the device: for who makes several steps with the same, or fetches samples ahead. It is for
-    /// this trainer as it is arranged now.
-    pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
-        self.compare_samples(micros)?;
-        let shares = deal(micros, self.mesh.dp);
-        let (arrangement, sizes) = self.arranged(&shares);
-        Ok(Prepared {
-            batches: self.batches(&shares, arrangement.parts),
-            arrangement,
-            sizes,
-            targets: micros.iter().map(Samples::targets).sum(),
-            tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
-        })
-    }
-
     /// A step on what was prepared; see [`Trainer::step`].
     pub fn prepared_step(&mut self, prepared: &mut Prepared, lr: f64) -> StepOutcome {
         self.run_step(prepared, lr, None)
@@ -286,93 +260,15 @@ impl Trainer {
         StepOutcome { loss, grad_norm, tokens, updated }
     }
 
-    /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
-    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
-    /// is so no longer, and where state has moved nothing is resized any more.
-    pub fn reshard(&mut self, shards: &[Model]) {
-        let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
-        assert!(whole, "heads that ranks share by samples are kept by nobody");
-        let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
-        let model = shards[self.mesh.shard(self.rank)].clone();
-        if keeping != self.keeping {
-            self.relocate(&model, &keeping);
-            self.resizer = None;
-        }
-        self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
-        self.groups = join(&self.communicator, &self.chains[self.rank].groups);
-        (self.model, self.keeping) = (model, keeping);
-        self.shards = shards.to_vec();
-        self.gather_values();
-        self.compute_with(None);
-    }
-
     /// What it takes to hand the next rank a byte while all do.
     pub fn exchange_s_per_byte(&self) -> f64 {
         exchange_s_per_byte(&self.everybody, &self.device)
-    }
-
-    /// Moves what is kept to where it is kept from here on.
-    fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
-        // Gradients and copies make room for what is there twice while it moves.
-        self.gradients = Gradients::none();
-        let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
-        let nothing = Parameters::none(dtype, split);
-        let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
-        self.parameters = Parameters::allocate(model, dtype, split, &compute);
-        let moved = Relocation { from: &self.keeping, to: keeping, everybody: &self.everybody, device: &self.device };
-        let new_masters: Vec<Tensor> = (0..model.buckets.len()).map(|b| self.parameters.masters(b).clone()).collect();
-        moved.run(&masters, &new_masters);
-        drop(masters);
-        let like_masters = |moments: Vec<Tensor>| {
-            let new: Vec<Tensor> =
-                new_masters.iter().map(|master| compute.tensor(1, master.len(), DType::F32)).collect();
-            moved.run(&moments, &new);
-            new
-        };
-        self.optimizer = self.optimizer.take().map(|optimizer| optimizer.with_moments(like_masters));
-        self.parameters.refresh_copies(&compute);
-        self.gradients = match self.optimizer {
-            Some(_) => Gradients::new(&self.parameters, &compute),
-            None => Gradients::none(),
-        };
     }
 
     /// Arranges the steps from here on in another way.
     pub fn rearrange(&mut self, arrangement: Arrangement) {
         self.options.arrangement = arrangement;
         self.sizes.clear();
-    }
-
-    /// How the model is cut now.
-    pub fn widths(&self) -> Widths {
-        Widths::of(self.shards.iter().map(|model| &model.shard))
-    }
-
-    /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without
-    /// widths, with what they keep. All ranks do so together, between two steps.
-    pub fn migrate(&mut self, work: Option<Widths>) {
-        assert!(
-            work.is_none() || !self.parameters.split.gradients,
-            "what ranks compute for one another with split gradients: expected stage 0 or 1 of ZeRO, found {}",
-            self.parameters.split.stage()
-        );
-        let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
-        assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
-        self.compute_with(
-            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard)),
-        );
-    }
-
-    /// From here on steps are computed with this, or with what ranks keep.
-    fn compute_with(&mut self, migrated: Option<Migrated>) {
-        let was_migrated = std::mem::replace(&mut self.migrated, migrated).is_some();
-        let work = self.migrated.as_ref().map(Migrated::model);
-        if let Some(resizer) = self.resizer.as_mut().filter(|_| was_migrated || work.is_some()) {
-            resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
-        }
-        self.sizes.clear();
-        // From here on the peak is that of what this rank works on now.
-        self.device.reset_peak();
     }
 
     pub fn rank(&self) -> usize {
@@ -387,23 +283,6 @@ impl Trainer {
     /// The program of the last step.
     pub fn program(&self) -> &Program {
         &self.program
-    }
-
-    /// Ranks that compute on different samples would train nonsense without any other sign of it.
-    fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
-        let groups: Vec<&Group> = groups.collect();
-        if groups.is_empty() {
-            return Ok(());
-        }
-        let hash = Samples::hash(micros);
-        // All exchanges come before the first complaint, so that nobody waits for a rank that has complained.
-        let found: Vec<(&Group, Vec<u64>)> = groups.into_iter().map(|group| (group, group.exchange(hash))).collect();
-        let differs = found.iter().find_map(|(group, hashes)| {
-            let member = hashes.iter().position(|&hash| hash != hashes[0])?;
-            Some([group.ranks()[0], group.ranks()[member]])
-        });
-        differs.map_or(Ok(()), |ranks| Err(Error::DifferentSamples { ranks }))
     }
 
     fn optimizer(&self) -> &AdamW {
@@ -521,58 +400,6 @@ impl Trainer {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
-    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
-        let (own, mut batches, mut first_token) = (self.mesh.share(self.rank), Vec::new(), 0);
-        let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
-        for (turn, share) in turns {
-            let samples = &shares[share][turn];
-            if share == own {
-                let mut first_of_part = first_token;
-                let mut placed = |part: &Samples| {
-                    let batch = self.batch(part).with_noise(Noise { seed: 0, first_token: first_of_part });
-                    first_of_part += batch.token_count() as u64;
-                    batch
-                };
-                batches.push(match parts {
-                    1 => vec![placed(samples.as_ref())],
-                    parts => samples.parts(parts).iter().map(placed).collect(),
-                });
-            }
-            first_token += samples.tokens(self.model.config.input) as u64;
-        }
-        batches
-    }
-
-    /// What is dropped depends on the updates so far, so steps differ, and a run that is continued drops what it would have
-    /// dropped.
-    fn set_noise(&self, batches: &mut [Vec<Batch>]) {
-        let seed = seed_of(self.options.dropout_seed, self.updates.into());
-        batches.iter_mut().flatten().filter_map(|batch| batch.noise.as_mut()).for_each(|noise| noise.seed = seed);
-    }
-
-    /// How this step is arranged, and the sizes that come of it. Where state that moves during the step is split, all shares
-    /// move it in the same order; those whose micro-batches have other numbers of parts or chunks go through them whole and in
-    /// turn, as all do alike.
-    fn arranged(&self, shares: &[Vec<Cow<Samples>>]) -> (Arrangement, Sizes) {
-        let arrangement = self.options.arrangement;
-        let chunks = |part: &PartSize| part.chunk_rows.len();
-        let of_share = |share: &Vec<Vec<PartSize>>| -> Vec<Vec<usize>> {
-            share.iter().map(|parts| parts.iter().map(chunks).collect()).collect()
-        };
-        let sizes = self.sizes_in(shares, arrangement.parts);
-        let are_alike = || sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
-        if !self.parameters.split.gradients || are_alike() {
-            return (arrangement, sizes);
-        }
-        (Arrangement { parts: 1, ahead: false, ..arrangement }, self.sizes_in(shares, 1))
-    }
-
-    fn sizes_in(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Sizes {
-        let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
-        shares.iter().map(|share| share.iter().map(size).collect()).collect()
-    }
-
     fn schedule(&mut self, arrangement: Arrangement, sizes: &Sizes) {
         if *sizes != self.sizes {
             let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
@@ -589,17 +416,4 @@ impl Trainer {
         verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
         programs.swap_remove(self.rank)
     }
-}
-
-/// Deals micro-batches to the shares of the data, in turn. Where they do not come out even, some get one without labels, which
-/// changes nothing.
-fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
-    let missing = micros.len().next_multiple_of(shares) - micros.len();
-    let blank = micros.last().map(Samples::without_labels);
-    let blanks = std::iter::repeat_n(blank, missing).flatten().map(Cow::Owned);
-    let mut dealt = vec![Vec::new(); shares];
-    for (index, samples) in micros.iter().map(Cow::Borrowed).chain(blanks).enumerate() {
-        dealt[index % shares].push(samples);
-    }
-    dealt
 }

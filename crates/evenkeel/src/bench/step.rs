@@ -98,6 +98,7 @@ impl Arguments {
             return mistake("--virtual-gpus are parts of a card".to_owned(), "use --device cuda, too");
         }
         let of_cards = [
+            ("--model", !self.model.is_empty()),
             ("--sequences", self.sequences.is_some()),
             ("--length", self.length.is_some()),
             ("--no-graph", self.no_graph),

@@ -7,7 +7,9 @@ use evenkeel_balance::Mode;
 use evenkeel_device::MOST_PEERS;
 
 use super::raw::RawConfig;
-use super::settings::{Architecture, DataSource, DeviceKind, LrDecay, RecordFormat, Schedule, Settings};
+use super::settings::{
+    Architecture, DataSource, DeviceKind, Imputation, LrDecay, RecordFormat, Schedule, Selection, Settings,
+};
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
 
@@ -48,6 +50,7 @@ impl RawConfig {
         let mut warnings = std::mem::take(&mut self.notes);
         warnings.extend(shorten_warmup(&mut settings));
         warnings.extend(nothing_to_split(&settings));
+        warnings.extend(never_slow(&settings));
         let tokenizer = resolve(&mut settings);
         match (source, self.into_mistakes()) {
             (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings, warnings }),
@@ -220,6 +223,14 @@ fn nothing_to_split(settings: &Settings) -> Option<String> {
         .then(|| format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there is nobody to split with"))
 }
 
+/// Stragglers that come when the run is over.
+fn never_slow(settings: &Settings) -> Vec<String> {
+    let Some(steps) = settings.train.steps.map(u64::from) else { return Vec::new() };
+    let is_late = |text: &&String| Straggler::parse(text).is_ok_and(|straggler| *straggler.steps.start() > steps);
+    let told = |text: &String| format!("straggler `{text}` never comes: `train.steps` is {steps}");
+    settings.balance.stragglers.iter().filter(is_late).map(told).collect()
+}
+
 fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     let parallel = &settings.parallel;
     let weights = parallel.tp_weights.len();
@@ -262,6 +273,16 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" leaves nothing out");
         let hint = "modes that do are \"resize\", \"semi\" and \"auto\"";
         raw.note_contradiction(&["balance.gamma_max", "balance.mode"], what, Some(hint));
+    }
+    if balance.gamma_max == 0.0 {
+        let how = [
+            ("balance.imputation", balance.imputation != Imputation::Zero),
+            ("balance.selection", balance.selection != Selection::Priority),
+        ];
+        for (key, _) in how.into_iter().filter(|(_, is_set)| *is_set) {
+            let what = format!("`{key}` is set, but `balance.gamma_max` lets nothing be left out");
+            raw.note_contradiction(&[key, "balance.gamma_max"], what, Some("0.5 leaves out half at most"));
+        }
     }
     let least = match balance.mode {
         Mode::Off | Mode::Reshard => 3,

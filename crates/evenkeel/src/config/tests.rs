@@ -54,6 +54,13 @@ fn what_follows_from_other_keys_is_filled_in() {
 }
 
 #[test]
+fn what_will_not_happen_is_told() {
+    let sets = ["parallel.tp=2", "balance.stragglers=[\"1:2@11-20\", \"1:2@10-20\"]"];
+    let warnings = read(&format!("{NEW}{SYNTHETIC}"), &sets).warnings;
+    assert_eq!(warnings, ["straggler `1:2@11-20` never comes: `train.steps` is 10"]);
+}
+
+#[test]
 fn words_after_set_need_no_quotes_and_win_over_the_file() {
     let sets = ["train.steps=20", "train.steps = 30", "train.lr=1e-2", "data.shuffle=false", "model.seed=0x10"];
     let texts = ["data.source=text", "data.paths=a b.txt", "data.separator==", "sample.prompts=[\"x\", 'y']"];

@@ -107,6 +107,8 @@ struct Outcome {
     slowed_s: f64,
     /// None where they do not leave.
     recovered_s: Option<f64>,
+    /// The standard error of these ratios, as a share.
+    error: f64,
     /// Steps until it was within a tenth of where it settled; none where it was so from the beginning or nothing was done.
     settled_after: Option<usize>,
     /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
@@ -262,13 +264,14 @@ impl Arguments {
 fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]) -> String {
     let mut lines = vec![arguments.title(ranks), String::new()];
     lines.push(format!(
-        "{:<16} {:<8} {:>11} {:>9} {:>12} {:>11} {:>10} {:>9} {:>9} {:>11} {:>6}",
+        "{:<16} {:<8} {:>11} {:>9} {:>12} {:>9} {:>5} {:>10} {:>9} {:>9} {:>11} {:>6}",
         "case",
         "mode",
         "undisturbed",
         "ms/step",
         "/undisturbed",
         "/optimum",
+        "±",
         "recovered",
         "settled",
         "moved",
@@ -279,13 +282,14 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
         for outcome in outcomes {
             let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
             lines.push(format!(
-                "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>11.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
+                "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>9.3} {:>5.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
                 case.name(),
                 outcome.mode.name(),
                 1e3 * outcome.undisturbed_s,
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
+                outcome.error * outcome.slowed() / case.optimum(),
                 outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
                 outcome.settled_after.map_or("-".to_owned(), |steps| format!("{steps} steps")),
                 dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
@@ -305,6 +309,7 @@ fn in_json(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]
             "undisturbed_s": outcome.undisturbed_s,
             "slowed_s": outcome.slowed_s,
             "recovered_s": outcome.recovered_s,
+            "error": outcome.error,
             "settled_after": outcome.settled_after,
             "moved_bytes": outcome.moved_bytes,
             "migrated_bytes": outcome.migrated_bytes,
@@ -331,7 +336,20 @@ const LEAST_SETTLED: usize = 10;
 
 /// What is typical of the steps once all is settled.
 fn settled(times: &[f64]) -> f64 {
-    typical(&times[SETTLING.min(times.len().saturating_sub(LEAST_SETTLED))..])
+    typical(when_settled(times))
+}
+
+fn when_settled(times: &[f64]) -> &[f64] {
+    &times[SETTLING.min(times.len().saturating_sub(LEAST_SETTLED))..]
+}
+
+/// The standard error of what is typical of some steps, as a share of it, by how much fifths of them differ: steps next to each
+/// other are alike.
+fn error(times: &[f64]) -> f64 {
+    let fifths: Vec<f64> = times.chunks(times.len().div_ceil(5).max(1)).map(typical).collect();
+    let mean = fifths.iter().sum::<f64>() / fifths.len() as f64;
+    let variance = fifths.iter().map(|fifth| (fifth / mean - 1.0).powi(2)).sum::<f64>() / (fifths.len() - 1) as f64;
+    (variance / fifths.len() as f64).sqrt()
 }
 
 /// Of steps on cores that jump between two speeds, the median would be one of the two.

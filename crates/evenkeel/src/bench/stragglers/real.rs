@@ -12,7 +12,7 @@ use evenkeel_balance::{Dim, Mode};
 use evenkeel_model::Model;
 use evenkeel_train::{Balance, Ranks};
 
-use super::{Arguments, Case, Outcome, Phase, Step, WARM_UP, settled, settled_after, typical};
+use super::{Arguments, Case, Outcome, Phase, Step, WARM_UP, error, settled, settled_after, typical, when_settled};
 use crate::bench::busy;
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
@@ -37,7 +37,8 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
     course.undisturbed_s.clear();
     course.made.clear();
     // Where their memory lies makes one of two equal sets some percent faster than the other.
-    let alike = typical(&course.steps(Phase::Before, arguments.steps)?);
+    let before = course.steps(Phase::Before, arguments.steps)?;
+    let alike = typical(&before);
     course.moved_bytes = 0;
     let slowed = match arguments.switch_every {
         Some(every) => {
@@ -56,9 +57,9 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         Some(_) => None,
         None => Some(settled(&course.steps(Phase::Recovered, arguments.steps)?)),
     };
-    let slowdown = match arguments.switch_every {
-        Some(_) => slowed.iter().sum::<f64>() / slowed.len() as f64,
-        None => settled(&slowed),
+    let (slowdown, slowed_error) = match arguments.switch_every {
+        Some(_) => (slowed.iter().sum::<f64>() / slowed.len() as f64, error(&slowed)),
+        None => (settled(&slowed), error(when_settled(&slowed))),
     };
     let undisturbed_s = typical(&course.undisturbed_s);
     course.made.iter_mut().for_each(|step| step.ratio /= alike);
@@ -67,6 +68,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         undisturbed_s,
         slowed_s: slowdown / alike * undisturbed_s,
         recovered_s: recovered.map(|ratio| ratio / alike * undisturbed_s),
+        error: error(&before).hypot(slowed_error),
         settled_after: settled_after(mode, &slowed).filter(|_| arguments.switch_every.is_none()),
         moved_bytes,
         migrated_bytes,

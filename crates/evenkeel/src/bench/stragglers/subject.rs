@@ -14,7 +14,7 @@ pub struct Subject {
     llama: Llama,
     /// A vision transformer of these sizes on images of 32 × 32 in patches of 4 × 4, --batch of them a step, with an --ffn of
     /// 4 times --hidden by default.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["kv_heads", "vocab", "sequence"])]
     vit: bool,
 }
 

@@ -1,0 +1,90 @@
+//! Where state is kept and work is done, and how that changes between two steps.
+
+use evenkeel_device::{DType, Tensor};
+use evenkeel_model::{Gradients, Model, Parameters, Widths};
+use evenkeel_step::join;
+use evenkeel_step::schedule::Chain;
+
+use super::Trainer;
+use crate::migration::Migrated;
+use crate::relocation::{Keeping, Relocation};
+
+impl Trainer {
+    /// How the model is cut now.
+    pub fn widths(&self) -> Widths {
+        Widths::of(self.shards.iter().map(|model| &model.shard))
+    }
+
+    /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
+    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
+    /// is so no longer, and where state has moved nothing is resized any more.
+    pub fn reshard(&mut self, shards: &[Model]) {
+        let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
+        assert!(whole, "heads that ranks share by samples are kept by nobody");
+        let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
+        let model = shards[self.mesh.shard(self.rank)].clone();
+        if keeping != self.keeping {
+            self.relocate(&model, &keeping);
+            self.resizer = None;
+        }
+        self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
+        self.groups = join(&self.communicator, &self.chains[self.rank].groups);
+        (self.model, self.keeping) = (model, keeping);
+        self.shards = shards.to_vec();
+        self.gather_values();
+        self.compute_with(None);
+    }
+
+    /// Moves what is kept to where it is kept from here on.
+    fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
+        // Gradients and copies make room for what is there twice while it moves.
+        self.gradients = Gradients::none();
+        let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
+        let nothing = Parameters::none(dtype, split);
+        let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
+        self.parameters = Parameters::allocate(model, dtype, split, &compute);
+        let moved = Relocation { from: &self.keeping, to: keeping, everybody: &self.everybody, device: &self.device };
+        let new_masters: Vec<Tensor> = (0..model.buckets.len()).map(|b| self.parameters.masters(b).clone()).collect();
+        moved.run(&masters, &new_masters);
+        drop(masters);
+        let like_masters = |moments: Vec<Tensor>| {
+            let new: Vec<Tensor> =
+                new_masters.iter().map(|master| compute.tensor(1, master.len(), DType::F32)).collect();
+            moved.run(&moments, &new);
+            new
+        };
+        self.optimizer = self.optimizer.take().map(|optimizer| optimizer.with_moments(like_masters));
+        self.parameters.refresh_copies(&compute);
+        self.gradients = match self.optimizer {
+            Some(_) => Gradients::new(&self.parameters, &compute),
+            None => Gradients::none(),
+        };
+    }
+
+    /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without
+    /// widths, with what they keep. All ranks do so together, between two steps.
+    pub fn migrate(&mut self, work: Option<Widths>) {
+        assert!(
+            work.is_none() || !self.parameters.split.gradients,
+            "what ranks compute for one another with split gradients: expected stage 0 or 1 of ZeRO, found {}",
+            self.parameters.split.stage()
+        );
+        let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
+        assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
+        self.compute_with(
+            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard)),
+        );
+    }
+
+    /// From here on steps are computed with this, or with what ranks keep.
+    fn compute_with(&mut self, migrated: Option<Migrated>) {
+        let was_migrated = std::mem::replace(&mut self.migrated, migrated).is_some();
+        let work = self.migrated.as_ref().map(Migrated::model);
+        if let Some(resizer) = self.resizer.as_mut().filter(|_| was_migrated || work.is_some()) {
+            resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
+        }
+        self.sizes.clear();
+        // From here on the peak is that of what this rank works on now.
+        self.device.reset_peak();
+    }
+}

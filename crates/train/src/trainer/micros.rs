@@ -1,0 +1,124 @@
+//! Micro-batches on their way into a step: dealt to the shares of the data, cut in parts, put on the device.
+
+use std::borrow::Cow;
+
+use evenkeel_comm::Group;
+use evenkeel_device::kernel::seed_of;
+use evenkeel_model::{Batch, Noise};
+use evenkeel_step::schedule::{Arrangement, PartSize};
+
+use super::Trainer;
+use crate::Error;
+use crate::samples::Samples;
+
+/// By share of the data, micro-batch and part.
+pub(super) type Sizes = Vec<Vec<Vec<PartSize>>>;
+
+/// A step's micro-batches on a rank's device.
+pub struct Prepared {
+    pub(super) batches: Vec<Vec<Batch>>,
+    pub(super) arrangement: Arrangement,
+    pub(super) sizes: Sizes,
+    /// Labels that count, and tokens, of all ranks.
+    pub(super) targets: usize,
+    pub(super) tokens: usize,
+}
+
+impl Trainer {
+    /// What a step is given, on the device: for who makes several steps with the same, or fetches samples ahead. It is for
+    /// this trainer as it is arranged now.
+    pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
+        self.compare_samples(micros)?;
+        let shares = deal(micros, self.mesh.dp);
+        let (arrangement, sizes) = self.arranged(&shares);
+        Ok(Prepared {
+            batches: self.batches(&shares, arrangement.parts),
+            arrangement,
+            sizes,
+            targets: micros.iter().map(Samples::targets).sum(),
+            tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
+        })
+    }
+
+    /// Ranks that compute on different samples would train nonsense without any other sign of it.
+    fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
+        let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
+        let groups: Vec<&Group> = groups.collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let hash = Samples::hash(micros);
+        // All exchanges come before the first complaint, so that nobody waits for a rank that has complained.
+        let found: Vec<(&Group, Vec<u64>)> = groups.into_iter().map(|group| (group, group.exchange(hash))).collect();
+        let differs = found.iter().find_map(|(group, hashes)| {
+            let member = hashes.iter().position(|&hash| hash != hashes[0])?;
+            Some([group.ranks()[0], group.ranks()[member]])
+        });
+        differs.map_or(Ok(()), |ranks| Err(Error::DifferentSamples { ranks }))
+    }
+
+    /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
+    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
+        let (own, mut batches, mut first_token) = (self.mesh.share(self.rank), Vec::new(), 0);
+        let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
+        for (turn, share) in turns {
+            let samples = &shares[share][turn];
+            if share == own {
+                let mut first_of_part = first_token;
+                let mut placed = |part: &Samples| {
+                    let batch = self.batch(part).with_noise(Noise { seed: 0, first_token: first_of_part });
+                    first_of_part += batch.token_count() as u64;
+                    batch
+                };
+                batches.push(match parts {
+                    1 => vec![placed(samples.as_ref())],
+                    parts => samples.parts(parts).iter().map(placed).collect(),
+                });
+            }
+            first_token += samples.tokens(self.model.config.input) as u64;
+        }
+        batches
+    }
+
+    /// What is dropped depends on the updates so far, so steps differ, and a run that is continued drops what it would have
+    /// dropped.
+    pub(super) fn set_noise(&self, batches: &mut [Vec<Batch>]) {
+        let seed = seed_of(self.options.dropout_seed, self.updates.into());
+        batches.iter_mut().flatten().filter_map(|batch| batch.noise.as_mut()).for_each(|noise| noise.seed = seed);
+    }
+
+    /// How this step is arranged, and the sizes that come of it. Where state that moves during the step is split, all shares
+    /// move it in the same order; those whose micro-batches have other numbers of parts or chunks go through them whole and in
+    /// turn, as all do alike.
+    fn arranged(&self, shares: &[Vec<Cow<Samples>>]) -> (Arrangement, Sizes) {
+        let arrangement = self.options.arrangement;
+        let chunks = |part: &PartSize| part.chunk_rows.len();
+        let of_share = |share: &Vec<Vec<PartSize>>| -> Vec<Vec<usize>> {
+            share.iter().map(|parts| parts.iter().map(chunks).collect()).collect()
+        };
+        let sizes = self.sizes_in(shares, arrangement.parts);
+        let are_alike = || sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
+        if !self.parameters.split.gradients || are_alike() {
+            return (arrangement, sizes);
+        }
+        (Arrangement { parts: 1, ahead: false, ..arrangement }, self.sizes_in(shares, 1))
+    }
+
+    fn sizes_in(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Sizes {
+        let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
+        shares.iter().map(|share| share.iter().map(size).collect()).collect()
+    }
+}
+
+/// Deals micro-batches to the shares of the data, in turn. Where they do not come out even, some get one without labels, which
+/// changes nothing.
+fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
+    let missing = micros.len().next_multiple_of(shares) - micros.len();
+    let blank = micros.last().map(Samples::without_labels);
+    let blanks = std::iter::repeat_n(blank, missing).flatten().map(Cow::Owned);
+    let mut dealt = vec![Vec::new(); shares];
+    for (index, samples) in micros.iter().map(Cow::Borrowed).chain(blanks).enumerate() {
+        dealt[index % shares].push(samples);
+    }
+    dealt
+}
