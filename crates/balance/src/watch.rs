@@ -15,13 +15,10 @@ const LEAST_KNOWN: usize = 5;
 pub(crate) const LEAST: usize = 3;
 /// Steps that speeds are told from: a neighbour that pauses for fewer has not gone.
 const ENOUGH: usize = 5;
-/// Relative speeds whose middle over the last [`LEAST`] steps has changed by more than this are others.
+/// Relative speeds that have changed by no more than this are the same.
 const CHANGE: f64 = 0.12;
 /// Standard errors that are no chance.
 const PROOF: f64 = 3.0;
-/// The middle of [`LEAST`] shows a change when most of them are of it.
-const SEEN: usize = LEAST - 1;
-
 /// Widths that are less, as a share of an even one, tell nothing of speed: they take as long whatever they are.
 const LEAST_TELLING: f64 = 0.1;
 /// What took longer was not computing.
@@ -172,10 +169,10 @@ impl Watch {
             let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
             self.deviations.extend(deviation(&relative));
             self.deviations.drain(..self.deviations.len().saturating_sub(LONG));
-            if self.has_changed(&relative) {
-                self.seen.drain(..self.seen.len() - SEEN);
-                self.in_layout = self.in_layout.min(SEEN);
-                self.since = Some(step + 1 - SEEN as u64);
+            if let Some(new) = self.steps_since_change(&relative) {
+                self.seen.drain(..self.seen.len() - new);
+                self.in_layout = self.in_layout.min(new);
+                self.since = Some(step + 1 - new as u64);
             }
         }
     }
@@ -207,14 +204,23 @@ impl Watch {
         Relative { of_classes: Class::ALL.map(|class| over_mean(&seen.rates[class as usize])), of_all }
     }
 
-    fn has_changed(&self, relative: &[Relative]) -> bool {
-        let Some(old) = relative.len().checked_sub(LEAST).filter(|&old| old >= LEAST) else { return false };
-        let known = self.deviations.len().saturating_sub(LEAST);
-        let [of_old, of_new] = [old, LEAST].map(|steps| self.uncertainty(steps, known, |off| off.of_all));
+    /// For how many of the last steps ranks have been others than before, if they have.
+    fn steps_since_change(&self, relative: &[Relative]) -> Option<usize> {
+        let lengths = std::iter::successors(Some(LEAST), |steps| Some(2 * steps));
+        let mut lengths = lengths.take_while(|steps| steps + LEAST <= relative.len());
+        // The middle of so many shows a change when two thirds of them are of it.
+        lengths.find(|&steps| self.has_changed(relative, steps)).map(|steps| steps - steps / 3)
+    }
+
+    /// Whether the last so many steps are of others than those before.
+    fn has_changed(&self, relative: &[Relative], steps: usize) -> bool {
+        let (old, new) = relative.split_at(relative.len() - steps);
+        let known = self.deviations.len().saturating_sub(steps);
+        let [of_old, of_new] = [old, new].map(|steps| self.uncertainty(steps.len(), known, |off| off.of_all));
         let least = CHANGE.max(PROOF * 0.5 * of_old.hypot(of_new));
         let change = |rank: usize| {
             let of = |steps: &[Relative]| typical(steps, |relative| relative.of_all[rank]);
-            of(&relative[old..]) / of(&relative[..old]) - 1.0
+            of(new) / of(old) - 1.0
         };
         (0..relative[0].of_all.len()).any(|rank| change(rank).abs() > least)
     }
