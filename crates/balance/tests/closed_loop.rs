@@ -410,6 +410,24 @@ fn a_rank_that_is_slow_only_while_it_has_much_to_do_is_relieved_for_ever_longer(
 }
 
 #[test]
+fn a_rank_that_gets_half_of_its_core_is_soon_left_with_what_that_suffices_for() {
+    for mode in [Mode::Reshard, Mode::Auto] {
+        let mut world = World::new(mode, 0.0, 2, 0.1);
+        world.run(0..50, &[1.0, 1.0]);
+        let (mut times, mut changes) = (Vec::new(), 0);
+        for step in 50..350 {
+            // Who needs less than half of a core's time gets it almost at once.
+            let share = world.balancer.now.work.of(Dim::Columns)[1] as f64 / 8192.0;
+            let (time, decisions) = world.run(step..step + 1, &[1.0, if share > 0.34 { 2.0 } else { 1.3 }]);
+            times.extend(time);
+            changes += decisions.len();
+        }
+        let mean = times[100..].iter().sum::<f64>() / 200.0 / world.optimum_s(&[1.0, 2.0]);
+        assert!(changes <= 20 && mean < 1.06, "{mode:?}: {changes} changes, {mean:.3} of the optimum");
+    }
+}
+
+#[test]
 fn a_run_that_is_continued_does_not_take_slowness_for_old() {
     let mut world = World::new(Mode::Auto, 0.0, 2, 0.02);
     let (_, decisions) = world.run(5001..5020, &[1.0, 2.0]);

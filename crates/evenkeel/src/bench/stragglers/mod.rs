@@ -282,14 +282,14 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
         for outcome in outcomes {
             let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
             lines.push(format!(
-                "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>9.3} {:>5.3} {:>10} {:>9} {:>9} {:>11} {:>6}",
+                "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>9.3} {:>5} {:>10} {:>9} {:>9} {:>11} {:>6}",
                 case.name(),
                 outcome.mode.name(),
                 1e3 * outcome.undisturbed_s,
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
-                outcome.error * outcome.slowed() / case.optimum(),
+                dash(outcome.error > 0.0, format!("{:.3}", outcome.error * outcome.slowed() / case.optimum())),
                 outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
                 outcome.settled_after.map_or("-".to_owned(), |steps| format!("{steps} steps")),
                 dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
