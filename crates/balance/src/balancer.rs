@@ -73,7 +73,7 @@ const GUESSED_S_PER_BYTE: f64 = 1e-9;
 /// Whoever keeps a rank's cores busy may pause, or do so only while the rank has much to do on them.
 const LEAST_PATIENCE: u64 = 6;
 const MOST_PATIENCE: u64 = 160;
-/// Steps must gain so many times what they are uncertain by: a change is thought of in every one, and noise has as many chances.
+/// To leave what is usual, steps must gain so many times what they are uncertain by, which is two standard errors.
 const DOUBT: f64 = 2.0;
 /// What takes less than so many times as long as the best may be the best.
 const AS_GOOD: f64 = 1.1;
@@ -191,8 +191,9 @@ impl Balancer {
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = middle(since.copied().collect()).unwrap_or(0.0);
-        let doubt = (DOUBT * speeds.uncertainty).max(self.misjudged);
-        let least_gain_s = (LEAST_GAIN * step_s).max(doubt * now_s);
+        // To leave what is usual is thought of in every step, and noise has as many chances.
+        let doubt = if self.now == self.usual { DOUBT * speeds.uncertainty } else { speeds.uncertainty };
+        let least_gain_s = (LEAST_GAIN * step_s).max(doubt.max(self.misjudged) * now_s);
         let leaves_out = |target: &Target| target.gammas.iter().sum::<f64>();
         let pays = |target: &Target| {
             // What is usual needs no proof: it was right for longest.

@@ -98,6 +98,7 @@ pub(crate) type Rates = [Vec<f64>; Class::ALL.len()];
 /// What ranks took in a step, and for what width.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
+    step: u64,
     pub seconds: Rates,
     pub worked: Rates,
     pub shares: [Vec<bool>; Class::ALL.len()],
@@ -110,7 +111,7 @@ pub(crate) struct Seen {
 #[cfg(test)]
 impl Seen {
     pub fn of(seconds: Rates, worked: Rates, shares: [Vec<bool>; Class::ALL.len()]) -> Seen {
-        Seen { seconds, worked, shares, late: Vec::new(), rates: Rates::default() }
+        Seen { step: 0, seconds, worked, shares, late: Vec::new(), rates: Rates::default() }
     }
 }
 
@@ -153,7 +154,7 @@ impl Watch {
         let is_sane = |late_s: &f64| (0.0..MOST_SECONDS).contains(late_s);
         let late = observed.iter().map(|rank| Some(rank.late_s).filter(is_sane).unwrap_or(0.0)).collect();
         let shares = Class::ALL.map(|class| (0..ranks).map(|rank| target.shares(class, rank)).collect());
-        let mut seen = Seen { seconds, worked, shares, late, rates: Rates::default() };
+        let mut seen = Seen { step, seconds, worked, shares, late, rates: Rates::default() };
         seen.rates = self.rates(&seen);
         push(&mut self.seen, seen, WINDOW);
         self.in_layout = (self.in_layout + 1).min(WINDOW);
@@ -169,10 +170,10 @@ impl Watch {
             let relative: Vec<Relative> = self.seen.iter().map(|seen| self.relative(seen, division)).collect();
             self.deviations.extend(deviation(&relative));
             self.deviations.drain(..self.deviations.len().saturating_sub(LONG));
-            if let Some(new) = self.steps_since_change(&relative) {
+            if let Some(new) = self.changed_for(&relative) {
                 self.seen.drain(..self.seen.len() - new);
                 self.in_layout = self.in_layout.min(new);
-                self.since = Some(step + 1 - new as u64);
+                self.since = self.seen.front().map(|seen| seen.step);
             }
         }
     }
@@ -205,9 +206,10 @@ impl Watch {
     }
 
     /// For how many of the last steps ranks have been others than before, if they have.
-    fn steps_since_change(&self, relative: &[Relative]) -> Option<usize> {
+    fn changed_for(&self, relative: &[Relative]) -> Option<usize> {
         let lengths = std::iter::successors(Some(LEAST), |steps| Some(2 * steps));
-        let mut lengths = lengths.take_while(|steps| steps + LEAST <= relative.len());
+        let before = relative.len().min(self.deviations.len());
+        let mut lengths = lengths.take_while(|steps| steps + LEAST <= before);
         // The middle of so many shows a change when two thirds of them are of it.
         lengths.find(|&steps| self.has_changed(relative, steps)).map(|steps| steps - steps / 3)
     }
@@ -220,7 +222,7 @@ impl Watch {
         let least = CHANGE.max(PROOF * 0.5 * of_old.hypot(of_new));
         let change = |rank: usize| {
             let of = |steps: &[Relative]| typical(steps, |relative| relative.of_all[rank]);
-            of(new) / of(old) - 1.0
+            of(new) - of(old)
         };
         (0..relative[0].of_all.len()).any(|rank| change(rank).abs() > least)
     }

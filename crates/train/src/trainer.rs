@@ -1,6 +1,6 @@
 //! One rank's training state and its step: batches in, better parameters out.
 
-mod laying;
+mod layout;
 mod micros;
 mod resizing;
 
@@ -293,6 +293,11 @@ impl Trainer {
         self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
     }
 
+    /// The shards' group and another, as far as there is anybody to exchange with.
+    fn exchanging<'a>(&'a self, other: Option<&'a Group>) -> Vec<&'a Group> {
+        [Some(&self.groups[0]), other].into_iter().flatten().filter(|group| group.size() > 1).collect()
+    }
+
     /// On all ranks the same bits.
     fn sum_over_shares(&self, value: f64) -> f64 {
         match self.data_group() {
@@ -307,8 +312,7 @@ impl Trainer {
         let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
         let squared_norm = self.optimizer().measure_norm(compute, &self.parameters, &self.gradients, is_counted);
         let split = self.data_group().filter(|_| self.parameters.split.state);
-        let groups = [Some(&self.groups[0]), split].into_iter().flatten().filter(|group| group.size() > 1);
-        let groups: Vec<&Group> = groups.collect();
+        let groups = self.exchanging(split);
         if !groups.is_empty() {
             comm.wait(&compute.record());
             groups.iter().for_each(|group| drop(group.all_reduce(comm, squared_norm)));

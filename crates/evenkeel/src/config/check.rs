@@ -281,7 +281,8 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         ];
         for (key, _) in how.into_iter().filter(|(_, is_set)| *is_set) {
             let what = format!("`{key}` is set, but `balance.gamma_max` lets nothing be left out");
-            raw.note_contradiction(&[key, "balance.gamma_max"], what, Some("0.5 leaves out half at most"));
+            let hint = "set it, too, with mode \"resize\", \"semi\" or \"auto\"; 0.5 leaves out half at most";
+            raw.note_contradiction(&[key, "balance.gamma_max"], what, Some(hint));
         }
     }
     let least = match balance.mode {

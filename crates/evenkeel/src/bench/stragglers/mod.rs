@@ -10,8 +10,8 @@ mod subject;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use evenkeel_balance::{Mode, Selection};
-use evenkeel_model::{Imputation, Model, Parameters};
+use evenkeel_balance::{Mode, Observation, Selection};
+use evenkeel_model::{Imputation, Model, Parameters, even_bounds};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{BalanceOptions, Ranks, Resize};
 use serde::Serialize;
@@ -107,8 +107,8 @@ struct Outcome {
     slowed_s: f64,
     /// None where they do not leave.
     recovered_s: Option<f64>,
-    /// The standard error of these ratios, as a share.
-    error: f64,
+    /// The standard error of the slowdown, as a share of it, where that can be told.
+    slowed_error: Option<f64>,
     /// Steps until it was within a tenth of where it settled; none where it was so from the beginning or nothing was done.
     settled_after: Option<usize>,
     /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
@@ -137,6 +137,8 @@ struct Step {
     ratio: f64,
     /// By rank: the columns that it worked on.
     columns: Vec<usize>,
+    /// By rank.
+    observed: Vec<Observation>,
 }
 
 impl Outcome {
@@ -185,7 +187,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             for (mode, runs) in modes.iter().zip(&mut rounds) {
                 let outcome = outcome(mode)?;
                 let slowed = outcome.slowed();
-                eprintln!("{}, {}: {slowed:.2} times the undisturbed step", case.name(), mode.name());
+                let error = outcome.slowed_error.map_or(String::new(), |error| format!(" ± {:.2}", error * slowed));
+                eprintln!("{}, {}: {slowed:.2}{error} times the undisturbed step", case.name(), mode.name());
                 runs.push(outcome);
             }
         }
@@ -289,7 +292,9 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
                 outcome.slowed() / case.optimum(),
-                dash(outcome.error > 0.0, format!("{:.3}", outcome.error * outcome.slowed() / case.optimum())),
+                outcome
+                    .slowed_error
+                    .map_or("-".to_owned(), |error| { format!("{:.3}", error * outcome.slowed() / case.optimum()) }),
                 outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
                 outcome.settled_after.map_or("-".to_owned(), |steps| format!("{steps} steps")),
                 dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
@@ -309,7 +314,7 @@ fn in_json(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)]
             "undisturbed_s": outcome.undisturbed_s,
             "slowed_s": outcome.slowed_s,
             "recovered_s": outcome.recovered_s,
-            "error": outcome.error,
+            "slowed_error": outcome.slowed_error,
             "settled_after": outcome.settled_after,
             "moved_bytes": outcome.moved_bytes,
             "migrated_bytes": outcome.migrated_bytes,
@@ -346,10 +351,12 @@ fn when_settled(times: &[f64]) -> &[f64] {
 /// The standard error of what is typical of some steps, as a share of it, by how much fifths of them differ: steps next to each
 /// other are alike.
 fn error(times: &[f64]) -> f64 {
-    let fifths: Vec<f64> = times.chunks(times.len().div_ceil(5).max(1)).map(typical).collect();
-    let mean = fifths.iter().sum::<f64>() / fifths.len() as f64;
-    let variance = fifths.iter().map(|fifth| (fifth / mean - 1.0).powi(2)).sum::<f64>() / (fifths.len() - 1) as f64;
-    (variance / fifths.len() as f64).sqrt()
+    const FIFTHS: usize = 5;
+    let bounds = even_bounds(times.len(), FIFTHS);
+    let fifths: Vec<f64> = bounds.windows(2).map(|ends| typical(&times[ends[0]..ends[1]])).collect();
+    let mean = fifths.iter().sum::<f64>() / FIFTHS as f64;
+    let variance = fifths.iter().map(|fifth| (fifth / mean - 1.0).powi(2)).sum::<f64>() / (FIFTHS - 1) as f64;
+    (variance / FIFTHS as f64).sqrt()
 }
 
 /// Of steps on cores that jump between two speeds, the median would be one of the two.
@@ -362,4 +369,18 @@ fn settled_after(mode: Mode, times: &[f64]) -> Option<usize> {
     let end = settled(times);
     let is_above = |three: &[f64]| three.iter().all(|time| *time > 1.1 * end);
     times.windows(3).rposition(is_above).filter(|_| mode != Mode::Off).map(|last| last + 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_that_of_what_is_typical() {
+        // Every fifth of them is the same.
+        assert_eq!(error(&[1.0, 2.0, 3.0].repeat(5)), 0.0);
+        let fifths: Vec<f64> = [0.9, 1.0, 1.1, 1.0, 1.0].into_iter().flat_map(|fifth| [fifth; 4]).collect();
+        let expected = (0.02f64 / 4.0 / 5.0).sqrt();
+        assert!((error(&fifths) - expected).abs() < 1e-12, "{}", error(&fifths));
+    }
 }

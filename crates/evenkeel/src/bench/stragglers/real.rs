@@ -58,8 +58,8 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         None => Some(settled(&course.steps(Phase::Recovered, arguments.steps)?)),
     };
     let (slowdown, slowed_error) = match arguments.switch_every {
-        Some(_) => (slowed.iter().sum::<f64>() / slowed.len() as f64, error(&slowed)),
-        None => (settled(&slowed), error(when_settled(&slowed))),
+        Some(_) => (slowed.iter().sum::<f64>() / slowed.len() as f64, None),
+        None => (settled(&slowed), Some(error(when_settled(&slowed)).hypot(error(&before)))),
     };
     let undisturbed_s = typical(&course.undisturbed_s);
     course.made.iter_mut().for_each(|step| step.ratio /= alike);
@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
         undisturbed_s,
         slowed_s: slowdown / alike * undisturbed_s,
         recovered_s: recovered.map(|ratio| ratio / alike * undisturbed_s),
-        error: error(&before).hypot(slowed_error),
+        slowed_error,
         settled_after: settled_after(mode, &slowed).filter(|_| arguments.switch_every.is_none()),
         moved_bytes,
         migrated_bytes,
@@ -119,7 +119,7 @@ impl Course<'_> {
             self.undisturbed_s.push(undisturbed_s);
             let ratio = took_s / undisturbed_s;
             ratios.push(ratio);
-            self.made.push(Step { phase, ratio, columns });
+            self.made.push(Step { phase, ratio, columns, observed });
         }
         Ok(ratios)
     }

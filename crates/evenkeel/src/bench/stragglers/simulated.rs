@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
         undisturbed_s: settled(&undisturbed),
         slowed_s: settled(&slowed),
         recovered_s: Some(settled(&recovered)),
-        error: 0.0,
+        slowed_error: None,
         settled_after: settled_after(mode, &slowed),
         moved_bytes: bytes(&|dim| then.home.gained(&before, dim) as f64 * balance.state_bytes(dim)),
         migrated_bytes: bytes(&|dim| then.migrated(dim) as f64 * balance.work_bytes(dim)),
