@@ -181,6 +181,8 @@ pub fn describe(balanced: &Balanced) -> String {
         .map(|(verb, list)| format!("{verb} {}", in_a_row(list)))
         .collect();
     done.extend(now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0).map(leaves_out));
+    let stops = |&rank: &usize| before.gammas[rank] > 0.0 && now.gammas[rank] == 0.0;
+    done.extend((0..mesh.tp).filter(stops).map(|rank| format!("{who} {rank} leaves out nothing any more")));
     let steps = |seconds: f64| (1000.0 * seconds).round();
     format!(
         "{slow} since step {}; after step {step} {}; step {} → {} ms{} (optimum {})",
@@ -221,29 +223,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_only_foretold_of_a_change_says_so() {
+    fn a_change_is_told_with_what_it_was_good_for_or_what_was_foretold_of_it() {
         let home = Division::new(|dim| if dim == Dim::Columns { vec![704, 704] } else { vec![SHARES, SHARES] });
         let mut work = home.clone();
         work.set(Dim::Columns, vec![1024, 384]);
         let prospect = Prospect { slowness: vec![1.0, 2.13], since: 240, now_s: 0.412, then_s: 0.3, optimum_s: 0.284 };
         let before = Target::at_home(home.clone());
-        let now = Target { home, work, gammas: vec![0.0, 0.25] };
-        let line = |after_ms: u64, steps_after: usize| {
-            let (prospect, before, now) = (prospect.clone(), before.clone(), now.clone());
+        let now = Target { home, work, gammas: vec![0.0; 2] };
+        let line = |[left_out_before, left_out]: [f64; 2], after_ms: u64, steps_after: usize| {
             describe(&Balanced {
                 step: 243,
-                prospect,
-                before,
-                now,
+                prospect: prospect.clone(),
+                before: Target { gammas: vec![0.0, left_out_before], ..before.clone() },
+                now: Target { gammas: vec![0.0, left_out], ..now.clone() },
                 after: Duration::from_millis(after_ms),
                 steps_after,
                 mesh: Mesh::of_shards(2),
             })
         };
         let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns, \
-                        rank 1 leaves out 25 %; step 412 → ";
-        assert_eq!(line(291, 3), format!("{expected}291 ms (optimum 284)"));
-        assert_eq!(line(300, 0), format!("{expected}300 ms as foretold (optimum 284)"));
+                        rank 1 leaves out";
+        assert_eq!(line([0.0, 0.25], 291, 3), format!("{expected} 25 %; step 412 → 291 ms (optimum 284)"));
+        assert_eq!(line([0.0, 0.25], 300, 0), format!("{expected} 25 %; step 412 → 300 ms as foretold (optimum 284)"));
+        assert_eq!(line([0.5, 0.0], 291, 3), format!("{expected} nothing any more; step 412 → 291 ms (optimum 284)"));
     }
 
     #[test]

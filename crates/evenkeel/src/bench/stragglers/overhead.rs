@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
         return Ok(result.to_string());
     }
     Ok(format!(
-        "{}, tp {}, {} steps each in turn: {:.3} ms alone, {:.3} ms watched: {:+.2} %\n\
+        "{}, tp {}, {} steps each in turn: {:.3} ms alone, {:.3} ms watched, {:+.2} % by pairs\n\
          the slowest of {DECIDING_STEPS} decisions for {DECIDING_RANKS} ranks, one of which is slow: {:.0} µs",
         arguments.subject.describe(),
         arguments.tp,
