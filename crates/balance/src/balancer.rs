@@ -157,9 +157,13 @@ impl Balancer {
 
     /// Whether what is usual would do again: the best may gain no more beyond it than noise.
     fn is_over(&self, speeds: &Speeds) -> bool {
-        let best = best(self.options.mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target));
+        let best = self.best(self.options.mode, speeds);
         let [usual_s, best_s] = [&self.usual, &best].map(|target| self.step_then_s(target, speeds));
         usual_s <= AS_GOOD.max(1.0 + speeds.uncertainty) * best_s
+    }
+
+    fn best(&self, mode: Mode, speeds: &Speeds) -> Target {
+        best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target))
     }
 
     fn step_then_s(&self, target: &Target, speeds: &Speeds) -> f64 {
@@ -185,9 +189,7 @@ impl Balancer {
         };
         // What the whole time until the end of it takes, with getting there.
         let takes_s = |target: &Target| lasting * step_then_s(target) + self.moving_s(target);
-        let targets = modes
-            .into_iter()
-            .map(|mode| best(mode, &self.options.rules, speeds, &self.now, |target| self.exposed_s(target)));
+        let targets = modes.into_iter().map(|mode| self.best(mode, speeds));
         let best = targets.min_by(|a, b| takes_s(a).total_cmp(&takes_s(b)))?;
         let since = self.steps_s.iter().rev().take(lasted as usize);
         let step_s = middle(since.copied().collect()).unwrap_or(0.0);

@@ -93,7 +93,7 @@ impl Speeds {
 }
 
 /// By class and rank: seconds, widths, or seconds for one of the width.
-pub(crate) type Rates = [Vec<f64>; Class::ALL.len()];
+type Rates = [Vec<f64>; Class::ALL.len()];
 
 /// What ranks took in a step, and for what width.
 #[derive(Clone, Debug)]

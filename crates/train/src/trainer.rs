@@ -9,7 +9,7 @@ use std::time::Instant;
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{Device, Tensor};
+use evenkeel_device::{Device, Queue, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
     Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Resizing, RotaryTables, Stretch, in_grains,
@@ -150,10 +150,7 @@ impl Trainer {
         let chains = Chain::all(shards, parameters.dtype(), &mesh, parameters.split.stage());
         Trainer {
             optimizer: options.optimizer.map(|options| AdamW::new(options, &parameters, queue)),
-            gradients: match options.optimizer {
-                Some(_) => Gradients::new(&parameters, queue),
-                None => Gradients::none(),
-            },
+            gradients: gradients(options.optimizer.is_some(), &parameters, queue),
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             program: Program::default(),
@@ -420,4 +417,9 @@ impl Trainer {
         verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
         programs.swap_remove(self.rank)
     }
+}
+
+/// Who does not train needs none.
+fn gradients(trains: bool, parameters: &Parameters, queue: &Queue) -> Gradients {
+    if trains { Gradients::new(parameters, queue) } else { Gradients::none() }
 }

@@ -52,10 +52,7 @@ impl Llama {
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
         });
-        Model::from_json(&config).map_err(|error| {
-            let what = error.to_string().replace("config.json: ", "the options make no model: ");
-            Mistake { what, hint: Some("--help lists the sizes".to_owned()) }
-        })
+        model_of_options(&config)
     }
 
     /// Every share of the data has a sequence.
@@ -110,4 +107,12 @@ impl Llama {
         let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
         Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
     }
+}
+
+/// The model of a config.json that a command's options were put into.
+pub fn model_of_options(config: &serde_json::Value) -> Result<Model, Mistake> {
+    Model::from_json(config).map_err(|error| {
+        let what = error.to_string().replace("config.json: ", "the options make no model: ");
+        Mistake { what, hint: Some("--help lists the sizes".to_owned()) }
+    })
 }

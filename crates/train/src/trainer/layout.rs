@@ -5,7 +5,7 @@ use evenkeel_model::{Gradients, Model, Parameters, Widths};
 use evenkeel_step::join;
 use evenkeel_step::schedule::Chain;
 
-use super::Trainer;
+use super::{Trainer, gradients};
 use crate::migration::Migrated;
 use crate::relocation::{Keeping, Relocation};
 
@@ -55,10 +55,7 @@ impl Trainer {
         };
         self.optimizer = self.optimizer.take().map(|optimizer| optimizer.with_moments(like_masters));
         self.parameters.refresh_copies(&compute);
-        self.gradients = match self.optimizer {
-            Some(_) => Gradients::new(&self.parameters, &compute),
-            None => Gradients::none(),
-        };
+        self.gradients = gradients(self.optimizer.is_some(), &self.parameters, &compute);
     }
 
     /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without

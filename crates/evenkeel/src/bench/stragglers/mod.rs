@@ -283,7 +283,8 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
     ));
     for (case, outcomes) in results {
         for outcome in outcomes {
-            let dash = |is_any: bool, text: String| if is_any { text } else { "-".to_owned() };
+            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+            let over_optimum = outcome.slowed() / case.optimum();
             lines.push(format!(
                 "{:<16} {:<8} {:>11.1} {:>9.1} {:>12.3} {:>9.3} {:>5} {:>10} {:>9} {:>9} {:>11} {:>6}",
                 case.name(),
@@ -291,15 +292,13 @@ fn in_words(arguments: &Arguments, ranks: usize, results: &[(Case, Vec<Outcome>)
                 1e3 * outcome.undisturbed_s,
                 1e3 * outcome.slowed_s,
                 outcome.slowed(),
-                outcome.slowed() / case.optimum(),
-                outcome
-                    .slowed_error
-                    .map_or("-".to_owned(), |error| { format!("{:.3}", error * outcome.slowed() / case.optimum()) }),
-                outcome.recovered_s.map_or("-".to_owned(), |s| format!("{:.3}", s / outcome.undisturbed_s)),
-                outcome.settled_after.map_or("-".to_owned(), |steps| format!("{steps} steps")),
-                dash(outcome.moved_bytes > 0, text::bytes(outcome.moved_bytes)),
-                dash(outcome.migrated_bytes > 0, text::bytes(outcome.migrated_bytes)),
-                dash(outcome.gamma > 0.0, format!("{:.0} %", 100.0 * outcome.gamma)),
+                over_optimum,
+                or_dash(outcome.slowed_error.map(|error| format!("{:.3}", error * over_optimum))),
+                or_dash(outcome.recovered_s.map(|s| format!("{:.3}", s / outcome.undisturbed_s))),
+                or_dash(outcome.settled_after.map(|steps| format!("{steps} steps"))),
+                or_dash((outcome.moved_bytes > 0).then(|| text::bytes(outcome.moved_bytes))),
+                or_dash((outcome.migrated_bytes > 0).then(|| text::bytes(outcome.migrated_bytes))),
+                or_dash((outcome.gamma > 0.0).then(|| format!("{:.0} %", 100.0 * outcome.gamma))),
             ));
         }
         lines.push(format!("{:<16} {:<8} {:>11} {:>9} {:>12.3}", case.name(), "optimum", "", "", case.optimum()));

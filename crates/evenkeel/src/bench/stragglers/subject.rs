@@ -6,7 +6,7 @@ use evenkeel_step::schedule::Arrangement;
 use evenkeel_train::{Samples, TrainerOptions};
 
 use crate::Mistake;
-use crate::bench::llama::Llama;
+use crate::bench::llama::{Llama, model_of_options};
 
 #[derive(Clone, clap::Args)]
 pub struct Subject {
@@ -34,10 +34,7 @@ impl Subject {
             "intermediate_size": ffn.unwrap_or(4 * hidden), "image_size": IMAGE, "patch_size": PATCH, "num_channels": 3,
             "id2label": labels, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
         });
-        Model::from_json(&config).map_err(|error| {
-            let what = error.to_string().replace("config.json: ", "the options make no model: ");
-            Mistake { what, hint: Some("--help lists the sizes".to_owned()) }
-        })
+        model_of_options(&config)
     }
 
     pub fn batch(&self) -> usize {
