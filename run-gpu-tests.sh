@@ -54,6 +54,13 @@ for program in "$here"/tests/*/*; do
     run "$program" "$name"
     # Kernels of aligned rows are others than those of rows that begin anywhere.
     case $name in device-*) EVENKEEL_TEST_ROWS=aligned run "$program" "$name-aligned" ;; esac
+    # Ranks with parts of the card, equal and unequal.
+    case $name in
+        train-graph | *-tensor_parallel)
+            EVENKEEL_TEST_PARTS=24,24,24,24 run "$program" "$name-on-equal-parts"
+            EVENKEEL_TEST_PARTS=40,40,24,16 run "$program" "$name-on-unequal-parts"
+            ;;
+    esac
     case $name in
         *-nccl | *-over_nccl | comm-collectives | comm-faults | comm-groups)
             copy_nccl && EVENKEEL_TEST_NCCL="$here/nccl" NCCL_SOCKET_IFNAME=lo NCCL_RAS_ENABLE=0 THREADS=1 run "$program" "$name-over-nccl"

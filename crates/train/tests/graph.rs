@@ -2,8 +2,8 @@
 
 mod support;
 
-use evenkeel_device::{DType, Replays, cuda_attention_repeats};
-use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_device::{DType, Replays, cuda_attention_repeats, cudnn_report};
+use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_train::{AdamWOptions, Kind, Samples, Trainer, TrainerOptions, costs};
 use serde_json::{Value, json};
@@ -16,13 +16,23 @@ fn gpt2() -> Value {
     })
 }
 
-/// Whose attention in bf16 is cuDNN's where all sequences have one length.
+/// Without dropout.
 fn llama() -> Value {
     json!({
         "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "intermediate_size": 256, "vocab_size": 300,
     })
 }
+
+/// Large enough that four ranks still leave attention to cuDNN, on sequences of [`LONG`] tokens.
+fn wide_llama() -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "intermediate_size": 2048, "vocab_size": 300,
+    })
+}
+
+const LONG: usize = 2048;
 
 fn samples(lengths: &[usize], seed: u32) -> Samples {
     let tokens: usize = lengths.iter().sum();
@@ -124,4 +134,44 @@ fn a_step_of_graphs_takes_the_memory_that_was_foretold() {
         trainer.step(&micros, 1e-3).unwrap();
     }
     assert_eq!(device.usage().peak_bytes, cost[0].peak_bytes);
+}
+
+/// Losses of a few steps on ranks that share every layer, and what became of each rank's commands.
+fn train_ranks(tp: usize, graph: bool) -> (Vec<f64>, Vec<Replays>) {
+    let cut = Cut { split_sequence: true, ..Cut::even(tp) };
+    let options = TrainerOptions { longest: LONG, ..options() };
+    let ranks = support::random(&Model::from_json(&wide_llama()).unwrap(), &cut, options, DType::Bf16);
+    let ran = ranks.each(move |trainer| {
+        trainer.device.replay_graphs(graph);
+        let step = |step: u32| trainer.step(&[samples(&[LONG, LONG], step % 2)], 1e-3).unwrap().loss;
+        let losses: Vec<f64> = (0..8).map(step).collect();
+        (losses, trainer.device.replays())
+    });
+    let (losses, replays): (Vec<Vec<f64>>, Vec<Replays>) = ran.unwrap().into_iter().unzip();
+    (losses.into_iter().next().unwrap(), replays)
+}
+
+/// Each rank has a thread and streams of its own, with `EVENKEEL_TEST_PARTS` a part of the card, too.
+#[test]
+fn ranks_that_share_a_card_replay_attention_by_cudnn() {
+    if !support::under_test::on_cuda() || cuda_attention_repeats() || !matches!(cudnn_report().version, Some(Ok(_))) {
+        println!("skipped: needs a card and cuDNN");
+        return;
+    }
+    for tp in [2, 4] {
+        let plans = cudnn_report().plans;
+        let (alone, none) = train_ranks(tp, false);
+        let (replayed, replays) = train_ranks(tp, true);
+        assert!(cudnn_report().plans > plans, "attention was not cuDNN's: {}", cudnn_report());
+        assert!(none.iter().all(|replays| replays.graphs == 0), "{none:?}");
+        for replays in &replays {
+            assert_eq!(replays.refusal, None, "tp {tp}");
+            assert!(replays.graphs > 0, "tp {tp}: {replays:?}");
+        }
+        assert_eq!(alone.len(), replayed.len());
+        for (step, (alone, replayed)) in alone.iter().zip(&replayed).enumerate() {
+            // cuDNN adds up queries' gradients in another order each time.
+            assert!((alone - replayed).abs() < 0.02 * alone, "tp {tp}, step {step}: {alone} against {replayed}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::event::EventPool;
 use super::modules::{self, Source};
 use super::options::KernelCache;
 use super::product::Products;
-use super::{CudaError, attention, part};
+use super::{CudaError, part};
 
 /// What the driver says of a card.
 #[derive(Clone, Debug)]
@@ -36,7 +36,6 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<&'static str, LoadedModule>>,
     events: [Arc<EventPool>; 2],
     products: Mutex<Products>,
-    attention: Mutex<attention::State>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -172,7 +171,6 @@ impl Context {
             modules: Mutex::new(HashMap::new()),
             events: [EventPool::new(raw, false), EventPool::new(raw, true)],
             products: Mutex::new(Products::new(&properties)?),
-            attention: Mutex::new(attention::State::default()),
             properties,
         })
     }
@@ -216,11 +214,6 @@ impl Context {
         // SAFETY: the device exists, its context is open.
         let found = unsafe { part::groups(self.device, self.properties.capability)? };
         Ok(groups.insert(found.into()).clone())
-    }
-
-    #[allow(dead_code, reason = "attention's own")]
-    pub(super) fn attention(&self) -> MutexGuard<'_, attention::State> {
-        lock(&self.attention)
     }
 
     pub fn cache(&self) -> Option<Arc<dyn KernelCache>> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::attention::AttentionCall;
+use super::attention::{AttentionCall, Cudnn};
 use super::context::{Context, succeed};
 use super::error::must;
 use super::modules::Source;
@@ -23,6 +23,7 @@ pub(crate) struct Stream {
     scratch: u64,
     scratch_bytes: u64,
     replay: Replay,
+    cudnn: Cudnn,
 }
 
 // SAFETY: a stream's handle may be used from any thread, one at a time.
@@ -95,7 +96,16 @@ impl Stream {
                 succeed("creating a stream", made)?;
             }
         }
-        Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0, replay: Replay::new(graph) })
+        Ok(Stream {
+            raw,
+            part,
+            context,
+            defects,
+            scratch: 0,
+            scratch_bytes: 0,
+            replay: Replay::new(graph),
+            cudnn: Cudnn::default(),
+        })
     }
 
     /// How many multiprocessors its kernels run on, where that is a part of the card.
@@ -106,6 +116,11 @@ impl Stream {
     /// How many multiprocessors its kernels run on.
     pub(super) fn multiprocessors(&self) -> u32 {
         self.part_multiprocessors().unwrap_or(self.context.properties().multiprocessors)
+    }
+
+    /// The stream itself, which may not have been given all that was issued.
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.raw
     }
 
     /// The stream itself, which has been given all that was issued so far.
@@ -193,6 +208,14 @@ impl Stream {
         self.context.function(source, name, shape.shared_bytes > PLAIN_SHARED_BYTES)
     }
 
+    /// Has cuDNN issue to this stream.
+    pub(super) fn with_cudnn<R>(&mut self, work: impl FnOnce(&mut Cudnn, &mut Stream) -> R) -> R {
+        let mut cudnn = std::mem::take(&mut self.cudnn);
+        let result = work(&mut cudnn, self);
+        self.cudnn = cudnn;
+        result
+    }
+
     /// # Safety
     /// What the call names lives until it has run.
     pub(super) unsafe fn product(&mut self, call: ProductCall) {
@@ -227,6 +250,9 @@ impl Drop for Stream {
                 let _ = sys::cuMemFreeAsync(self.scratch, self.raw);
                 let _ = sys::cuStreamSynchronize(self.raw);
             }
+            // Graphs name plans of cuDNN, whose handle names the stream.
+            self.replay = Replay::new(false);
+            self.cudnn = Cudnn::default();
             let _ = sys::cuStreamDestroy_v2(self.raw);
         }
     }

@@ -33,6 +33,7 @@ pub struct Attending<'a> {
     /// Emulated, and by how much each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
+    pub told_of_graphs: bool,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -127,12 +128,27 @@ fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
+impl Attending<'_> {
+    /// Says if a card's driver refused to go on with graphs.
+    fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
+        let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
+        let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
+        let Some((rank, why)) = refused else { return Ok(()) };
+        self.told_of_graphs = true;
+        let note = format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})");
+        self.progress.note(&note).map_err(Error::Report)
+    }
+}
+
 impl Attendant for Attending<'_> {
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error> {
         let factors = Straggler::factors(&self.stragglers, ranks.count(), step);
         if factors != self.slowed {
             self.slowed = factors.clone();
             ranks.throttle(factors)?;
+        }
+        if step.is_power_of_two() && !self.told_of_graphs {
+            self.tell_of_graphs(ranks)?;
         }
         Ok(())
     }

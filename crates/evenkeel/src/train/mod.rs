@@ -110,6 +110,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         peak_flops_per_s: peaks.iter().sum(),
         stragglers,
         slowed,
+        told_of_graphs: false,
     };
     let begin = match &newest {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),

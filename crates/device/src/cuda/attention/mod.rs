@@ -19,26 +19,17 @@ use std::sync::OnceLock;
 
 use super::{Run, Stream};
 use crate::kernel::{Attention, AttentionBackward, CachedAttention};
-pub(super) use cudnn::AttentionCall;
+pub(super) use cudnn::{AttentionCall, Cudnn};
 pub use cudnn::{CudnnReport, cudnn_report};
 pub(super) use sources::sources;
 
 use problem::Problem;
 
-/// What attention keeps for a card between launches.
-#[derive(Default)]
-pub(super) struct State {
-    cudnn: cudnn::Cudnn,
-}
-
 impl Run for Attention {
     fn run(&self, stream: &mut Stream) {
         let by_cudnn = choice() >= Choice::Repeatable
-            && Problem::forward(self).is_some_and(|problem| {
-                let context = stream.context().clone();
-                let mut state = context.attention();
-                state.cudnn.forward(problem, self, stream)
-            });
+            && Problem::forward(self)
+                .is_some_and(|problem| stream.with_cudnn(|cudnn, stream| cudnn.forward(problem, self, stream)));
         if !by_cudnn {
             own::forward(self, stream);
         }
@@ -48,11 +39,8 @@ impl Run for Attention {
 impl Run for AttentionBackward {
     fn run(&self, stream: &mut Stream) {
         let by_cudnn = choice() >= Choice::Fastest
-            && Problem::backward(self).is_some_and(|problem| {
-                let context = stream.context().clone();
-                let mut state = context.attention();
-                state.cudnn.backward(problem, self, stream)
-            });
+            && Problem::backward(self)
+                .is_some_and(|problem| stream.with_cudnn(|cudnn, stream| cudnn.backward(problem, self, stream)));
         if !by_cudnn {
             own::backward(self, stream);
         }

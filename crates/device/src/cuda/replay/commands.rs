@@ -149,7 +149,7 @@ impl Commands {
                     told(result, || format!("launching `{}` as {:?}", name_of(call.function), call.shape))
                 }
                 Command::Product(call) => call.issue(stream),
-                Command::Attention(call) => call.issue(stream),
+                Command::Attention(call) => call.issue(),
                 Command::SetBytes { address, value, bytes } => {
                     let result = sys::cuMemsetD8Async(*address, *value, *bytes as usize, stream);
                     told(result, || "setting memory".to_owned())

@@ -1,11 +1,11 @@
 //! A plan on its way: what is executed, on what.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cudarc::cudnn::sys;
 
-use super::descriptor::{Refusal, succeed};
+use super::descriptor::Refusal;
 use super::formulas::Role;
 use super::plan::Plan;
 
@@ -20,15 +20,6 @@ pub(in super::super::super) struct AttentionCall {
 
 // SAFETY: a handle may be used from any thread, one at a time.
 unsafe impl Send for AttentionCall {}
-
-/// A handle has one stream at a time, and devices on a card share it. It is no lock of what attention keeps, which is held by
-/// who makes room for what was issued before.
-static WITH_HANDLE: Mutex<()> = Mutex::new(());
-
-pub(super) fn with_handle<R>(work: impl FnOnce() -> R) -> R {
-    let _alone = WITH_HANDLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    work()
-}
 
 impl AttentionCall {
     pub(super) fn new(
@@ -50,16 +41,18 @@ impl AttentionCall {
         &self.operands
     }
 
+    /// Issues to the handle's stream.
+    ///
     /// # Safety
     /// The plan is for these operands, which live until it has run, as does the stream.
-    pub unsafe fn issue(&self, stream: cudarc::driver::sys::CUstream) -> Result<(), String> {
+    pub unsafe fn issue(&self) -> Result<(), String> {
         // SAFETY: the caller's promise.
-        unsafe { self.execute(stream) }.map_err(|Refusal(why)| format!("Attention by cuDNN: {why}"))
+        unsafe { self.execute() }.map_err(|Refusal(why)| format!("Attention by cuDNN: {why}"))
     }
 
     /// # Safety
     /// As for [`AttentionCall::issue`].
-    pub(super) unsafe fn execute(&self, stream: cudarc::driver::sys::CUstream) -> Result<(), Refusal> {
+    pub(super) unsafe fn execute(&self) -> Result<(), Refusal> {
         let numbers: Vec<f32> = self.operands.iter().map(|&bits| f32::from_bits(bits as u32)).collect();
         let roles = self.plan.roles.iter().zip(&self.operands).zip(&numbers);
         let addresses: Vec<*mut c_void> = roles
@@ -69,9 +62,6 @@ impl AttentionCall {
             })
             .collect();
         // SAFETY: the caller's promise; the numbers are read before this returns.
-        with_handle(|| unsafe {
-            succeed("a stream", sys::cudnnSetStream(self.handle, stream.cast()))?;
-            self.plan.execute(self.handle, self.workspace, &addresses)
-        })
+        unsafe { self.plan.execute(self.handle, self.workspace, &addresses) }
     }
 }

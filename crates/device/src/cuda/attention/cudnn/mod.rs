@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::cudnn::sys;
 
 pub(in super::super) use self::call::AttentionCall;
-use self::call::with_handle;
 use self::descriptor::{Refusal, succeed};
 use self::formulas::Role;
 use self::plan::{Plan, Target};
@@ -95,9 +94,11 @@ fn check(problem: &Problem, version: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The library on one card.
+/// The library as one stream uses it. Streams share neither a handle nor plans: `cudnnSetStream` records an event on the stream
+/// that a handle leaves, which crashes the driver while another thread captures that stream, and cuDNN does not promise that two
+/// threads can run a plan.
 #[derive(Default)]
-pub(super) struct Cudnn {
+pub(in super::super) struct Cudnn {
     /// Opened at the first problem; none if it cannot be.
     library: Option<Option<Library>>,
 }
@@ -112,14 +113,25 @@ struct Library {
 // SAFETY: a handle may be used from any thread, one at a time.
 unsafe impl Send for Library {}
 
+impl Drop for Library {
+    fn drop(&mut self) {
+        self.plans.clear();
+        // SAFETY: the stream has ended, and what was held back for it or captured is gone.
+        let _ = unsafe { sys::cudnnDestroy(self.handle) };
+    }
+}
+
 impl Library {
-    fn open() -> Result<Library, String> {
+    fn open(stream: &Stream) -> Result<Library, String> {
         let version = cudnn_report().version.unwrap_or_else(|| Err("cuDNN has not been looked for".to_owned()))?;
         let mut handle = std::ptr::null_mut();
+        let refused = |Refusal(why)| format!("cuDNN {version} does not start: {why}");
         // SAFETY: the library is there, and the card's context is current.
-        let created = succeed("a handle", unsafe { sys::cudnnCreate(&mut handle) });
-        created.map_err(|Refusal(why)| format!("cuDNN {version} does not start: {why}"))?;
-        Ok(Library { handle, version, plans: HashMap::new() })
+        succeed("a handle", unsafe { sys::cudnnCreate(&mut handle) }).map_err(refused)?;
+        let library = Library { handle, version: version.clone(), plans: HashMap::new() };
+        // SAFETY: the stream outlives what it keeps of cuDNN.
+        succeed("a stream", unsafe { sys::cudnnSetStream(handle, stream.handle().cast()) }).map_err(refused)?;
+        Ok(library)
     }
 
     /// The problem's plan: made before, kept in the cache, or made now.
@@ -128,7 +140,7 @@ impl Library {
             let key = format!("cudnn{}-{card}-{:016x}", self.version, digest(format!("{problem:?}").as_bytes()));
             let kept = cache.and_then(|cache| cache.get(&key)).and_then(unwrap_entry);
             let plan = check(problem, version_number())
-                .and_then(|()| with_handle(|| Plan::new(problem, &Target::Card(self.handle), kept.as_deref())));
+                .and_then(|()| Plan::new(problem, &Target::Card(self.handle), kept.as_deref()));
             match &plan {
                 Ok(plan) => {
                     report().plans += 1;
@@ -153,7 +165,7 @@ fn note(problem: &Problem, Refusal(why): &Refusal) {
 
 impl Cudnn {
     /// Whether cuDNN computes it. Nothing was written if not.
-    pub fn forward(&mut self, problem: Problem, kernel: &Attention, stream: &mut Stream) -> bool {
+    pub(in crate::cuda::attention) fn forward(&mut self, problem: Problem, kernel: &Attention, stream: &mut Stream) -> bool {
         let Attention { q, k, v, out, logsum, scale, .. } = kernel;
         self.run(problem, *scale, stream, |role| match role {
             Role::Q => q.view.address(),
@@ -165,7 +177,7 @@ impl Cudnn {
         })
     }
 
-    pub fn backward(&mut self, problem: Problem, kernel: &AttentionBackward, stream: &mut Stream) -> bool {
+    pub(in crate::cuda::attention) fn backward(&mut self, problem: Problem, kernel: &AttentionBackward, stream: &mut Stream) -> bool {
         let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, scale, .. } = kernel;
         self.run(problem, *scale, stream, |role| match role {
             Role::Q => q.view.address(),
@@ -183,7 +195,7 @@ impl Cudnn {
 
     /// `operand` says where each operand and result lies.
     fn run(&mut self, problem: Problem, scale: f32, stream: &mut Stream, operand: impl Fn(Role) -> u64) -> bool {
-        let library = self.library.get_or_insert_with(|| match Library::open() {
+        let library = self.library.get_or_insert_with(|| match Library::open(stream) {
             Ok(library) => Some(library),
             Err(why) => {
                 report().version = Some(Err(why));
@@ -216,7 +228,8 @@ impl Cudnn {
                 stream.attention(call);
                 return true;
             }
-            call.execute(stream.raw())
+            stream.raw();
+            call.execute()
         };
         let Err(refusal) = outcome else { return true };
         note(&problem, &refusal);
