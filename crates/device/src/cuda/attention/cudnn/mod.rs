@@ -165,7 +165,7 @@ fn note(problem: &Problem, Refusal(why): &Refusal) {
 
 impl Cudnn {
     /// Whether cuDNN computes it. Nothing was written if not.
-    pub(in crate::cuda::attention) fn forward(&mut self, problem: Problem, kernel: &Attention, stream: &mut Stream) -> bool {
+    pub(super) fn forward(&mut self, problem: Problem, kernel: &Attention, stream: &mut Stream) -> bool {
         let Attention { q, k, v, out, logsum, scale, .. } = kernel;
         self.run(problem, *scale, stream, |role| match role {
             Role::Q => q.view.address(),
@@ -177,7 +177,7 @@ impl Cudnn {
         })
     }
 
-    pub(in crate::cuda::attention) fn backward(&mut self, problem: Problem, kernel: &AttentionBackward, stream: &mut Stream) -> bool {
+    pub(super) fn backward(&mut self, problem: Problem, kernel: &AttentionBackward, stream: &mut Stream) -> bool {
         let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, scale, .. } = kernel;
         self.run(problem, *scale, stream, |role| match role {
             Role::Q => q.view.address(),
