@@ -90,13 +90,14 @@ pub fn losses(path: &Path) -> Vec<f64> {
     metrics(path).iter().filter_map(|line| line["loss"].as_f64()).collect()
 }
 
-/// Asserts that both have as many steps, none of them further apart than `tolerance`.
+/// Asserts that both have as many steps, none of them further off than `absolute` and `relative` of it allow.
 #[track_caller]
-pub fn compare_curves(what: &str, ours: &[f64], expected: &[f64], tolerance: f64) {
+pub fn compare_curves(what: &str, ours: &[f64], expected: &[f64], [absolute, relative]: [f64; 2]) {
     assert_eq!(ours.len(), expected.len(), "{what}: {ours:?}, expected {expected:?}");
     assert!(!ours.is_empty(), "{what}: no steps");
     for (step, (ours, expected)) in ours.iter().zip(expected).enumerate() {
-        assert!((ours - expected).abs() <= tolerance, "{what}, step {}: {ours}, expected {expected}", step + 1);
+        let is_close = (ours - expected).abs() <= absolute + relative * expected.abs();
+        assert!(is_close, "{what}, step {}: {ours}, expected {expected}", step + 1);
     }
 }
 
