@@ -380,7 +380,10 @@ fn noise_of_ranks_that_are_far_apart_is_no_change_of_their_speeds() {
             changes += decisions.len();
             renewed += decisions.iter().filter(|decision| decision.prospect.since > 55).count();
         }
-        assert!((20..=60).contains(&changes) && renewed <= 4, "one at {slow}: {changes} changes, {renewed} of speeds taken for new");
+        assert!(
+            (20..=60).contains(&changes) && renewed <= 4,
+            "one at {slow}: {changes} changes, {renewed} of speeds taken for new"
+        );
     }
 }
 

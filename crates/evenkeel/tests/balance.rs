@@ -231,7 +231,8 @@ fn what_watching_costs_is_measured_beside_steps_without() {
     let sizes = ["--hidden", "128", "--layers", "1", "--heads", "4", "--ffn", "512", "--vocab", "256", "--steps", "10"];
     let told = place.stdout(&[&["bench", "stragglers", "--overhead", "--json"], &sizes[..]].concat());
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let [plain_s, watched_s, decision_s] = ["plain_s", "watched_s", "decision_s"].map(|key| told[key].as_f64().unwrap());
+    let [plain_s, watched_s, decision_s] =
+        ["plain_s", "watched_s", "decision_s"].map(|key| told[key].as_f64().unwrap());
     assert!(plain_s > 0.0 && watched_s > 0.0 && decision_s > 0.0, "{told}");
     assert_eq!(told["decision_ranks"], 64);
     assert!(told["overhead"].is_f64(), "{told}");

@@ -60,7 +60,7 @@ fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
     let losses = |run: &str| losses(&place.path(run).join("metrics.jsonl"));
     let mut interrupted = 0;
     // Before the first step, amid steps, evaluations and checkpoints, and perhaps behind the last.
-    for steps in [0, 1, 3, 4, 6, 9, 14, 20] {
+    for steps in [0, 1, 4, 9, 20] {
         let run = format!("cut-{steps}");
         let mut child = train(&run).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let has_come_so_far = || losses(&run).len() >= steps;
@@ -102,7 +102,7 @@ fn hidden(folder: &Path) -> Vec<String> {
 fn a_run_that_is_killed_at_any_moment_loses_no_more_than_promised_and_leaves_nothing_that_grows() {
     use std::os::unix::fs::MetadataExt;
     const EVERY: u64 = 3;
-    let kills: u64 = std::env::var("EVENKEEL_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8);
+    let kills: u64 = std::env::var("EVENKEEL_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
     let place = Place::new(TINY);
     let every = format!("output.checkpoint_every={EVERY}");
     let endless = ["train", "tiny.toml", "--output", "run", "--resume", "--steps", "100000", "--set", &every];

@@ -113,8 +113,7 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
         ("two", vec!["--tp", "2"]),
         ("three", vec!["--tp", "3", "--set", "parallel.tp_weights=[1, 1, 0.5]"]),
         ("whole", vec!["--tp", "2", "--set", "parallel.sequence_parallel=false", "--cores-per-rank", "1"]),
-        ("linked", vec!["--tp", "2", "--set", "parallel.link_gb_per_s=10"]),
-        ("recomputed", vec!["--tp", "2", "--set", "train.recompute=true"]),
+        ("linked", vec!["--tp", "2", "--set", "parallel.link_gb_per_s=10", "--set", "train.recompute=true"]),
         ("in-parts", vec!["--tp", "2", "--set", "parallel.parts=4", "--set", "parallel.ahead=true"]),
         ("crossed", vec!["--tp", "2", "--set", "parallel.schedule=cross-pass"]),
     ] {

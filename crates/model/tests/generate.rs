@@ -101,7 +101,8 @@ impl Loaded {
                 let (row, expected) = (rows.next().expect("a row for each"), &expected[document][given - 1]);
                 assert_eq!(row.len(), expected.len(), "{what}");
                 // A number that is none counts as the largest.
-                let error = row.iter().zip(expected).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).expect("logits");
+                let error =
+                    row.iter().zip(expected).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).expect("logits");
                 let tolerance = tolerance(self.parameters.dtype());
                 assert!(error <= tolerance, "{what}: document {document} after {given} tokens is off by {error}");
             }

@@ -55,8 +55,7 @@ impl Target {
 
     pub fn new_folder(&self) -> Result<Temporary, Error> {
         let handle = |path: &Path, (): &()| File::open(path);
-        let (temporary, ()) =
-            self.new_temporary(disk::create_folder, handle).map_err(|error| self.failure(error))?;
+        let (temporary, ()) = self.new_temporary(disk::create_folder, handle).map_err(|error| self.failure(error))?;
         Ok(temporary)
     }
 
