@@ -252,6 +252,7 @@ fn semi_with_no_leave_to_leave_out_is_exact_and_with_it_no_slower() {
 fn a_recorded_run_is_replayed_to_the_same_decisions() {
     let mut world = World::new(Mode::Auto, 0.0, 4, 0.05);
     let mut replayed = World::new(Mode::Auto, 0.0, 4, 0.05).balancer;
+    let mut decisions = 0;
     for step in 1..120 {
         let slowness = if (40..80).contains(&step) { [1.0, 3.0, 1.0, 1.0] } else { [1.0; 4] };
         let (step_s, observed) = world.step_s(&slowness);
@@ -262,8 +263,10 @@ fn a_recorded_run_is_replayed_to_the_same_decisions() {
         if let Some(decision) = decision {
             world.balancer.done(&decision, 0.01);
             replayed.done(&decision, 0.01);
+            decisions += 1;
         }
     }
+    assert!(decisions >= 2, "a straggler came and went, and {decisions} changes were made");
 }
 
 #[test]
@@ -320,7 +323,7 @@ fn what_a_rank_does_whatever_its_width_is_is_not_taken_for_slowness() {
         world.run(1..31, &vec![1.0; ranks]);
         let slowness = [vec![1.0; ranks - 1], vec![slow]].concat();
         let (_, decisions) = world.run(31..131, &slowness);
-        assert!(decisions.len() <= 3, "{ranks} ranks, one at {slow}: {} changes", decisions.len());
+        assert!((1..=3).contains(&decisions.len()), "{ranks} ranks, one at {slow}: {} changes", decisions.len());
         for Decision { prospect, .. } in decisions {
             assert_eq!(prospect.since, 31, "{ranks} ranks, one at {slow}");
             let seen = prospect.slowness[ranks - 1] / slow;
@@ -377,7 +380,10 @@ fn noise_of_ranks_that_are_far_apart_is_no_change_of_their_speeds() {
             changes += decisions.len();
             renewed += decisions.iter().filter(|decision| decision.prospect.since > 55).count();
         }
-        assert!(changes <= 60 && renewed <= 4, "one at {slow}: {changes} changes, {renewed} of speeds taken for new");
+        assert!(
+            (20..=60).contains(&changes) && renewed <= 4,
+            "one at {slow}: {changes} changes, {renewed} of speeds taken for new"
+        );
     }
 }
 
@@ -421,7 +427,8 @@ fn a_rank_that_is_slow_only_while_it_has_much_to_do_is_relieved_for_ever_longer(
             .extend(decisions.iter().filter(|decision| decision.target.work.of(Dim::Columns)[0] == 4096).map(|_| step));
     }
     let relieved: Vec<u64> = returns.windows(2).map(|two| two[1] - two[0]).collect();
-    assert!(relieved.len() <= 4 && relieved.is_sorted_by(|a, b| a < b), "relieved for {relieved:?} steps");
+    assert!((1..=4).contains(&relieved.len()), "relieved for {relieved:?} steps");
+    assert!(relieved.is_sorted_by(|a, b| a < b), "relieved for {relieved:?} steps");
 }
 
 #[test]

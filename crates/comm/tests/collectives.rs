@@ -215,17 +215,18 @@ fn a_thousand_small_all_reduces_back_to_back_keep_their_order() {
     for ranks in [2, 4] {
         on_ranks(ranks, |communicator, device| {
             let (group, queue) = (everybody(communicator), device.comm());
-            let x = queue.floats(1, 24, DType::F32, &[communicator.rank() as f32 + 1.0; 24]);
-            let one = queue.floats(1, 24, DType::F32, &[1.0; 24]);
-            for _ in 0..1000 {
-                group.all_reduce(queue, &x);
-                // Back to numbers that stay exact: the sum of equal numbers, once all are equal.
-                group.broadcast(queue, &one, 0);
-                queue.launch(evenkeel_device::kernel::Copy { x: one.view(), out: x.view() });
+            let number = |round: usize, rank: usize| (10 * round + rank) as f32;
+            let tensors: Vec<Tensor> = (0..1000)
+                .map(|round| queue.floats(1, 24, DType::F32, &[number(round, communicator.rank()); 24]))
+                .collect();
+            for x in &tensors {
+                group.all_reduce(queue, x);
             }
-            group.all_reduce(queue, &x);
-            assert_eq!(queue.read(&x), [ranks as f32; 24]);
-            assert_eq!(communicator.counts().of(Kind::AllReduce).calls, 1001);
+            for (round, x) in tensors.iter().enumerate() {
+                let expected: f32 = (0..ranks).map(|rank| number(round, rank)).sum();
+                assert_eq!(queue.read(x), [expected; 24], "round {round}");
+            }
+            assert_eq!(communicator.counts().of(Kind::AllReduce).calls, 1000);
         });
     }
 }

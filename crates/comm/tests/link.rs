@@ -22,32 +22,33 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
     if support::on_cuda() {
         return println!("skipped: no link is emulated between ranks on a card");
     }
-    let link = Link { latency: Duration::from_millis(2), bytes_per_s: 20.0 * MIB as f64 };
+    let link = Link { latency: Duration::from_millis(50), bytes_per_s: 2.0 * MIB as f64 };
     let options = Options { link: Some(link), ..support::options() };
     type Case = (fn(&Group, &Queue, &Tensor) -> Stamp, u64);
-    // One MiB takes 50 ms.
+    // One MiB takes half a second.
     let cases: [Case; 4] = [
-        (|group, queue, x| group.all_reduce(queue, x), 4 * 2 + 66),
-        (|group, queue, x| group.broadcast(queue, x, 0), 2 * 2 + 50),
-        (|group, queue, x| group.all_gather(queue, &x.row_range(0..[1, 0, 0][group.rank()]), x, &[0, 1, 1, 1]), 4 + 33),
-        (|group, queue, _| group.barrier(queue), 8),
+        (|group, queue, x| group.all_reduce(queue, x), 4 * 50 + 666),
+        (|group, queue, x| group.broadcast(queue, x, 0), 2 * 50 + 500),
+        (
+            |group, queue, x| group.all_gather(queue, &x.row_range(0..[1, 0, 0][group.rank()]), x, &[0, 1, 1, 1]),
+            2 * 50 + 333,
+        ),
+        (|group, queue, _| group.barrier(queue), 4 * 50),
     ];
     for (case, (issue, expected_ms)) in cases.into_iter().enumerate() {
         let expected = Duration::from_millis(expected_ms);
-        let allowed = expected.mul_f64(1.2);
-        // Other processes can make a try late, but not every one.
-        let mut tries = (0..10).map(|_| {
+        // A busy machine wakes sleepers late, but not twenty times in a row by all that they slept.
+        let mut tries = (0..20).map(|_| {
             let times = try_on_ranks(3, &options, |communicator, device| {
                 assert_eq!(communicator.link(), Some(link));
                 time(&communicator.group("tp", &[0, 1, 2]), device.comm(), issue)
             });
             let times = times.expect("nobody fails");
             assert!(times.iter().all(|(wall, _)| *wall >= expected), "case {case}: {times:?} for {expected:?}");
-            times.into_iter().max().expect("three ranks")
+            assert!(times.iter().all(|(_, cpu)| *cpu < expected / 4), "case {case}: {times:?}, computing second");
+            times.into_iter().map(|(wall, _)| wall).max().expect("three ranks")
         });
-        let (wall, cpu) =
-            tries.find(|(wall, _)| *wall <= allowed).unwrap_or_else(|| panic!("case {case}: never {allowed:?}"));
-        assert!(cpu < expected / 20 + Duration::from_micros(300), "case {case}: {cpu:?} of computing in {wall:?}");
+        assert!(tries.any(|wall| wall < 2 * expected), "case {case}: always twice of {expected:?}");
     }
 }
 

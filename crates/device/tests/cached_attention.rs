@@ -163,8 +163,8 @@ impl Case {
     fn check(&self) {
         let results = self.compute();
         for (which, expected) in self.plain_caches().iter().enumerate() {
-            let same = results.caches[which].iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "cache {which} of {self:?}");
+            let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
+            assert!(bits(&results.caches[which]) == bits(expected), "cache {which} of {self:?}");
         }
         assert_close(&format!("{self:?}"), &results.out, &self.plain_out(), tolerance(self.dtype));
     }

@@ -4,7 +4,6 @@
 mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use evenkeel_device::DType;
@@ -23,7 +22,6 @@ fn a_card_that_stops_is_told_at_the_next_wait_and_ever_after_and_can_be_let_go()
     device.compute().finish();
     stop_the_card();
 
-    let begun = Instant::now();
     for what in ["the first wait", "a later one"] {
         let panic = catch_unwind(AssertUnwindSafe(|| device.compute().read(&tensor)));
         let panic = panic.expect_err("nothing can be read from a card that has stopped");
@@ -34,7 +32,6 @@ fn a_card_that_stops_is_told_at_the_next_wait_and_ever_after_and_can_be_let_go()
         println!("{what}: {message}");
     }
     drop(device);
-    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?} to say so", begun.elapsed());
 }
 
 fn stop_the_card() {

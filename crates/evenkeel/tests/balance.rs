@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 
-use support::{Place, stderr};
+use support::{Place, compare_curves, metrics, stderr};
 
 const TINY: &str = r#"
 [model]
@@ -35,10 +35,14 @@ stragglers = ["1:6@1-30"]
 checkpoint_every = 20
 "#;
 
-fn metrics(place: &Place, run: &str) -> Vec<serde_json::Value> {
-    let text = fs::read_to_string(place.path(run).join("metrics.jsonl")).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    lines.filter(|line| line["loss"].is_f64()).collect()
+/// What was written down of each step.
+fn steps(place: &Place, run: &str) -> Vec<serde_json::Value> {
+    let lines = metrics(&place.path(run).join("metrics.jsonl"));
+    lines.into_iter().filter(|line| line["loss"].is_f64()).collect()
+}
+
+fn losses(steps: &[serde_json::Value]) -> Vec<f64> {
+    steps.iter().map(|step| step["loss"].as_f64().unwrap()).collect()
 }
 
 fn columns(line: &serde_json::Value) -> Vec<u64> {
@@ -55,15 +59,12 @@ fn a_slow_rank_gets_less_to_do_and_the_curve_stays() {
     let said = stderr(&on);
     assert!(on.status.success(), "{said}");
     assert!(said.contains("rank 1 computes") && said.contains("slower than the fastest"), "{said}");
-    let (off, on) = (metrics(&place, "off"), metrics(&place, "on"));
-    for (ours, theirs) in on.iter().zip(&off) {
-        let [ours, theirs] = [ours, theirs].map(|line| line["loss"].as_f64().unwrap());
-        assert!((ours - theirs).abs() < 1e-4 * theirs, "{ours}, without balance {theirs}");
-    }
-    let (first, slow) = (columns(&on[0]), columns(&on[25]));
-    assert_eq!(first, [128, 128]);
-    assert!(slow[1] < 90 && slow[0] + slow[1] == 256, "{slow:?}");
-    for rank in on[25]["ranks"].as_array().unwrap() {
+    let (off, on) = (steps(&place, "off"), steps(&place, "on"));
+    compare_curves("balanced", &losses(&on), &losses(&off), [0.0, 1e-4]);
+    assert_eq!(columns(&on[0]), [128, 128]);
+    assert!(on.iter().any(|step| columns(step)[1] < 90), "{said}");
+    assert!(on.iter().all(|step| columns(step).iter().sum::<u64>() == 256), "{said}");
+    for rank in on.iter().flat_map(|step| step["ranks"].as_array().unwrap()) {
         assert!(rank["compute_s"].as_f64().unwrap() > 0.0 && rank["wait_s"].as_f64().unwrap() >= 0.0, "{rank}");
     }
     assert!(off[0].get("ranks").is_none());
@@ -76,12 +77,12 @@ fn ranks_are_timed_before_the_first_step_and_a_resumed_run_keeps_its_widths() {
     let said = stderr(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("ranks are unequal: the work is divided"), "{said}");
-    let before = metrics(&place, "run");
+    let before = steps(&place, "run");
     assert!(columns(&before[0])[1] < 128, "{}", before[0]);
     let last = columns(&before[19]);
     let output = place.run(&["train", "tiny.toml", "--output", "run", "--steps", "22", "--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(columns(&metrics(&place, "run")[20]), last);
+    assert_eq!(columns(&steps(&place, "run")[20]), last);
 }
 
 #[test]
@@ -104,20 +105,24 @@ fn every_exact_mode_on_every_kind_of_cut_keeps_the_curve() {
         (&["tiny.toml", "--set", "parallel.sequence_parallel=false"], &["auto"]),
     ];
     for (run, modes) in cases {
-        let losses = |mode: &str| -> Vec<f64> {
+        let train = |mode: &str| {
             let set = format!("balance.mode={mode}");
-            let slow = "balance.stragglers=[\"1:3\"]";
-            let more =
-                ["--steps", "12", "--set", &set, "--set", slow, "--set", "output.overwrite=true", "--output", "run"];
-            let output = place.run(&[&["train"], run, &more].concat());
+            // Ranks that were timed beforehand would have nothing to move.
+            let slow = ["--set", "balance.stragglers=[\"1:6\"]", "--set", "balance.calibrate=false"];
+            let more = ["--steps", "16", "--set", &set, "--set", "output.overwrite=true", "--output", "run"];
+            let output = place.run(&[&["train"], run, &more, &slow].concat());
             assert!(output.status.success(), "{run:?} {mode}: {}", stderr(&output));
-            metrics(&place, "run").iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+            steps(&place, "run")
         };
-        let expected = losses("off");
+        let expected = losses(&train("off"));
         for mode in modes {
-            for (step, (found, expected)) in losses(mode).iter().zip(&expected).enumerate() {
-                assert!((found - expected).abs() < 1e-4 * expected, "{run:?} {mode}, step {step}: {found}, {expected}");
-            }
+            // When a rank has been slow for long enough is a matter of timing.
+            let has_moved = (0..5).any(|_| {
+                let found = train(mode);
+                compare_curves(&format!("{run:?} {mode}"), &losses(&found), &expected, [0.0, 1e-4]);
+                found.iter().any(|step| columns(step) != columns(&found[0]))
+            });
+            assert!(has_moved, "{run:?} {mode}: nothing was done about a rank that is slow");
         }
     }
 }
@@ -130,9 +135,9 @@ fn a_rank_that_may_leave_something_out_does_and_says_so() {
     let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], set].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("rank 1 leaves out 50 %"), "{}", stderr(&output));
-    let left_out = |line: &serde_json::Value| line["ranks"][1]["left_out"].as_f64().unwrap();
-    let metrics = metrics(&place, "run");
-    assert!(left_out(&metrics[0]) == 0.0 && left_out(&metrics[25]) > 0.45, "{}", metrics[25]);
+    let left_out = |step: &serde_json::Value| step["ranks"][1]["left_out"].as_f64().unwrap();
+    let steps = steps(&place, "run");
+    assert!(left_out(&steps[0]) == 0.0 && steps.iter().any(|step| left_out(step) > 0.45), "{}", stderr(&output));
 }
 
 #[test]
@@ -153,10 +158,11 @@ fn a_rank_that_may_do_both_is_relieved_and_keeps_to_its_limit() {
     let is_relieved =
         |line: &str| line.contains("rank 1 computes") && (line.contains("lent") || line.contains("leaves out"));
     assert!(said.lines().any(is_relieved), "{said}");
-    let metrics = metrics(&place, "run");
-    let left_out = |line: &serde_json::Value| line["ranks"][1]["left_out"].as_f64().unwrap();
-    assert!(metrics.iter().all(|line| (0.0..=0.5).contains(&left_out(line))), "{said}");
-    assert!(metrics.iter().any(|line| columns(line)[1] < 128 || left_out(line) > 0.05), "{said}");
+    let steps = steps(&place, "run");
+    let left_out = |step: &serde_json::Value| step["ranks"][1]["left_out"].as_f64().unwrap();
+    assert_eq!(steps.len(), 40);
+    assert!(steps.iter().all(|step| (0.0..=0.5).contains(&left_out(step))), "{said}");
+    assert!(steps.iter().any(|step| columns(step)[1] < 128 || left_out(step) > 0.05), "{said}");
 }
 
 #[test]
@@ -164,13 +170,13 @@ fn a_run_that_ends_soon_after_a_change_says_what_is_known_of_it() {
     let place = Place::new(TINY);
     let mut said = String::new();
     // When ranks are slow for long enough is a matter of timing, and not before the sixth step.
-    for steps in ["7", "8", "9", "10", "12", "16", "24"] {
+    for last in ["7", "8", "9", "10", "12", "16", "24"] {
         let set = ["--set", "balance.calibrate=false", "--set", "output.overwrite=true"];
-        let output = place.run(&[&["train", "tiny.toml", "--output", "run", "--steps", steps], &set[..]].concat());
+        let output = place.run(&[&["train", "tiny.toml", "--output", "run", "--steps", last], &set[..]].concat());
         said = stderr(&output);
         assert!(output.status.success(), "{said}");
-        let metrics = metrics(&place, "run");
-        if columns(&metrics[0]) != columns(&metrics[metrics.len() - 1]) {
+        let steps = steps(&place, "run");
+        if columns(&steps[0]) != columns(&steps[steps.len() - 1]) {
             assert!(said.contains("rank 1 computes") && said.contains("moved"), "{said}");
             return;
         }
@@ -225,7 +231,9 @@ fn what_watching_costs_is_measured_beside_steps_without() {
     let sizes = ["--hidden", "128", "--layers", "1", "--heads", "4", "--ffn", "512", "--vocab", "256", "--steps", "10"];
     let told = place.stdout(&[&["bench", "stragglers", "--overhead", "--json"], &sizes[..]].concat());
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let [plain_s, watched_s] = ["plain_s", "watched_s"].map(|key| told[key].as_f64().unwrap());
-    assert!(plain_s > 0.0 && watched_s > 0.0 && told["decision_s"].as_f64().unwrap() > 0.0, "{told}");
-    assert!(told["overhead"].as_f64().unwrap() > -1.0, "{told}");
+    let [plain_s, watched_s, decision_s] =
+        ["plain_s", "watched_s", "decision_s"].map(|key| told[key].as_f64().unwrap());
+    assert!(plain_s > 0.0 && watched_s > 0.0 && decision_s > 0.0, "{told}");
+    assert_eq!(told["decision_ranks"], 64);
+    assert!(told["overhead"].is_f64(), "{told}");
 }

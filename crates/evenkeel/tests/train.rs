@@ -4,49 +4,10 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter, list, newest_good};
-use support::{Place, stderr};
-
-/// A run of a model that takes milliseconds a step.
-const TINY: &str = r#"
-[model]
-hidden = 32
-layers = 2
-heads = 2
-ffn = 48
-tied = true
-
-[data]
-source = "synthetic"
-records = 100_000
-sequence = 64
-holdout = 50
-
-[train]
-steps = 20
-batch = 4
-lr = 1e-2
-warmup_steps = 2
-
-[eval]
-every = 10
-batches = 2
-
-[output]
-checkpoint_every = 10
-
-[sample]
-prompts = ["1 + 1 ="]
-tokens = 8
-"#;
-
-fn lines(path: &Path) -> Vec<serde_json::Value> {
-    let text = fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
-}
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
+use support::{Place, TINY, metrics, stderr};
 
 #[test]
 fn a_run_leaves_a_model_that_others_can_use() {
@@ -55,7 +16,7 @@ fn a_run_leaves_a_model_that_others_can_use() {
     for text in ["steps           20", "What it writes:\n  1 + 1 =", "evenkeel generate run/model"] {
         assert!(said.contains(text), "{said}");
     }
-    let metrics = lines(&place.path("run/metrics.jsonl"));
+    let metrics = metrics(&place.path("run/metrics.jsonl"));
     let losses: Vec<f64> = metrics.iter().filter_map(|line| line["loss"].as_f64()).collect();
     assert_eq!(losses.len(), 20);
     assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
@@ -251,9 +212,9 @@ fn a_run_that_is_continued_tomorrow_reads_the_date_of_its_beginning() {
         writer.commit(&body).unwrap();
         place.stdout(&["train", "chat.toml", "--output", name, "--resume", "--steps", "2"]);
         assert_eq!(time(name, 2), time_s);
-        lines(&place.path(&format!("{name}/metrics.jsonl")))[0]["loss"].as_f64().unwrap()
+        metrics(&place.path(&format!("{name}/metrics.jsonl")))[0]["loss"].as_f64().unwrap()
     };
-    let straight = lines(&place.path("run/metrics.jsonl"))[1]["loss"].as_f64().unwrap();
+    let straight = metrics(&place.path("run/metrics.jsonl"))[1]["loss"].as_f64().unwrap();
     assert_eq!(resumed("today", began), straight);
     assert_ne!(resumed("long_ago", 1_709_200_000), straight, "the checkpoint's date is read");
 }
@@ -332,7 +293,7 @@ fn ten_resumed_steps_end_with_the_bytes_of_twenty_straight_ones() {
         assert!(straight == cut, "{file}");
     }
     let steps = |run: &str| -> Vec<(u64, f64)> {
-        let metrics = lines(&place.path(run).join("metrics.jsonl"));
+        let metrics = metrics(&place.path(run).join("metrics.jsonl"));
         metrics.iter().filter_map(|line| Some((line["step"].as_u64()?, line["loss"].as_f64()?))).collect()
     };
     assert_eq!(steps("straight"), steps("cut"));
@@ -374,88 +335,6 @@ fn a_chat_is_asked_by_the_template_of_the_folder() {
     }
     let output = place.run(&["generate", "run/model", "--greedy", "--tokens", "80", "--prompt", "x"]);
     assert!(stderr(&output).contains("warning: sequences of 81 tokens are longer"), "{}", stderr(&output));
-}
-
-#[test]
-#[cfg(unix)]
-fn an_interrupted_run_saves_its_last_step_and_continues() {
-    let place = Place::new(TINY);
-    let mut child = place
-        .command(&["train", "tiny.toml", "--output", "run", "--steps", "100000", "--set", "train.lr_decay=constant"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let metrics = place.path("run/metrics.jsonl");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 5 {
-        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "the run makes steps");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let second = place.run(&["train", "tiny.toml", "--output", "run", "--set", "output.overwrite=true"]);
-    assert_eq!(second.status.code(), Some(2));
-    assert!(stderr(&second).contains("another run is writing"), "{}", stderr(&second));
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    assert!(stderr(&output).contains("continue with the same command and --resume"), "{}", stderr(&output));
-    let last = lines(&metrics).iter().filter_map(|line| line["step"].as_u64()).max().unwrap();
-    assert!(place.path(&format!("run/checkpoints/step-{last:08}/manifest.json")).exists());
-    let until = (last + 3).to_string();
-    let output = place.run(&["train", "tiny.toml", "--output", "run", "--resume", "--steps", &until]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(lines(&metrics).iter().filter_map(|line| line["loss"].as_f64()).count() as u64, last + 3);
-}
-
-/// Whether a process has said what is to happen at an interrupt; before that, the system ends it.
-#[cfg(target_os = "linux")]
-fn listens(process: u32) -> bool {
-    const INTERRUPT: u64 = 1 << (2 - 1);
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & INTERRUPT != 0))
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
-    let place = Place::new(TINY);
-    let train = |run: &str| {
-        let mut command = place.command(&["train", "tiny.toml", "--output", run, "--set", "output.checkpoint_every=3"]);
-        command.args(["--set", "eval.every=4", "--set", "eval.batches=0", "--set", "data.records=3000"]);
-        command
-    };
-    let begun = Instant::now();
-    assert!(train("straight").output().unwrap().status.success());
-    let whole = begun.elapsed();
-    let weights = |run: &str| fs::read(place.path(run).join("model/model.safetensors")).unwrap();
-    let losses = |run: &str| -> Vec<f64> {
-        lines(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
-    };
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    for number in 0..8u64 {
-        let run = format!("cut-{number}");
-        // One in each eighth of the run, and somewhere in it.
-        let within = (seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
-        let moment = whole.mul_f64((number as f64 + within as f64 / (1u64 << 24) as f64) / 8.0);
-        let child = train(&run).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        while !listens(child.id()) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(moment);
-        Command::new("kill").args(["-INT", &child.id().to_string()]).output().unwrap();
-        let output = child.wait_with_output().unwrap();
-        let said = stderr(&output);
-        match output.status.code() {
-            Some(130) => {
-                assert!(said.contains("error: interrupted ") && said.contains("--resume"), "{moment:?}: {said}")
-            }
-            code => assert_eq!(code, Some(0), "{moment:?}: {said}"),
-        }
-        let resumed = train(&run).arg("--resume").output().unwrap();
-        assert!(resumed.status.success(), "{moment:?}: {}", stderr(&resumed));
-        assert_eq!(losses(&run), losses("straight"), "{moment:?}");
-        assert!(weights(&run) == weights("straight"), "{moment:?}");
-    }
 }
 
 #[test]
@@ -531,7 +410,7 @@ fn an_earlier_run_is_neither_mixed_nor_lost() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert_eq!(before, fs::read(place.path("run/metrics.jsonl")).unwrap());
     place.stdout(&["train", "tiny.toml", "--output", "run", "--steps", "4", "--set", "output.overwrite=true"]);
-    assert_eq!(lines(&place.path("run/metrics.jsonl")).iter().filter(|line| line.get("loss").is_some()).count(), 4);
+    assert_eq!(metrics(&place.path("run/metrics.jsonl")).iter().filter(|line| line.get("loss").is_some()).count(), 4);
 }
 
 #[test]
@@ -578,70 +457,4 @@ fn data_that_cannot_be_used_are_named_and_placed() {
             assert!(said.contains(text), "{file} should say {text:?}: {said}");
         }
     }
-}
-
-#[test]
-fn a_run_that_is_killed_at_any_moment_loses_no_more_than_promised_and_leaves_nothing_that_grows() {
-    const EVERY: u64 = 3;
-    let kills: u64 = std::env::var("EVENKEEL_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(12);
-    let place = Place::new(TINY);
-    let every = format!("output.checkpoint_every={EVERY}");
-    let endless = ["train", "tiny.toml", "--output", "run", "--resume", "--steps", "100000", "--set", &every];
-    let arguments =
-        [&endless[..], &["--set", "train.lr_decay=constant", "--dp", "2", "--set", "parallel.zero=2"]].concat();
-    let checkpoints = place.path("run/checkpoints");
-    let (mut state, mut reached, mut longest_ms) = (0x2545_f491_4f6c_dd1du64, 0, 900);
-    for _ in 0..kills {
-        let mut child = place.command(&arguments).stderr(Stdio::null()).spawn().unwrap();
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        std::thread::sleep(Duration::from_millis(100 + state % longest_ms));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        // Opening it is what the next start does first.
-        evenkeel_store::recover_all(&checkpoints).unwrap();
-        let (newest, damaged) = newest_good(list(&checkpoints, "step-").unwrap());
-        assert!(damaged.is_empty(), "{damaged:?}");
-        let saved = newest.map_or(0, |newest| newest.body()["progress"]["step"].as_u64().unwrap());
-        assert!(saved >= reached, "from step {reached} back to {saved}");
-        reached = saved;
-        if reached == 0 {
-            // A busy machine takes longer to come to anything that can be lost.
-            longest_ms += 600;
-        }
-        let trained = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap_or_default();
-        let steps =
-            trained.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64());
-        let last = steps.max().unwrap_or(0);
-        // One checkpoint may be on its way, and the next not yet due.
-        assert!(last < saved + 2 * EVERY + 1, "step {last} was made, {saved} is saved");
-        let left = fs::read_dir(&checkpoints).map_or(0, |entries| entries.count());
-        assert!(left <= 4, "{left} entries");
-    }
-    assert!(reached > 0, "no run came to its first checkpoint");
-    let until = (reached + 2).to_string();
-    place.stdout(&["train", "tiny.toml", "--output", "run", "--resume", "--steps", &until]);
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint() {
-    let place = Place::new(TINY);
-    let disk = place.path("disk");
-    fs::create_dir(&disk).unwrap();
-    // Room for one checkpoint (about 0.3 MB) and half of the next.
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=500k", "none"]).arg(&disk).output();
-    if !mounted.is_ok_and(|output| output.status.success()) {
-        println!("skipped: a small disk cannot be mounted here");
-        return;
-    }
-    let output = place.run(&["train", "tiny.toml", "--output", "disk/run", "--set", "output.checkpoint_every=5"]);
-    let said = stderr(&output);
-    let kept = fs::read_dir(disk.join("run/checkpoints")).map(|entries| entries.count()).unwrap_or(0);
-    let whole = disk.join("run/checkpoints/step-00000005/manifest.json").exists();
-    Command::new("umount").arg(&disk).status().unwrap();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("no space is left"), "{said}");
-    assert!(whole && kept == 1, "the first checkpoint stays, {kept} are there");
 }

@@ -1,29 +1,28 @@
 //! Writers that are killed and disks that cannot take more, for real.
 
-use std::env;
+mod support;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::sleep;
-use std::time::Duration;
 
 use evenkeel_store::{Defect, Error, NewFolder, Recovery, read_text, recover, write_file_atomically};
 use fastrand::Rng;
+use support::victim::{at_work, kill_after};
+use support::{names, scratch};
 use tempfile::TempDir;
 
-const PLACE: &str = "EVENKEEL_TEST_PLACE";
 const FILES: [&str; 3] = ["a", "b", "c"];
 const ROUNDS: u64 = 25;
+/// No replacement of the folder and the file takes more.
+const OPERATIONS: usize = 30;
 
 /// Not a test: what `a_killed_writer…` starts and kills. It replaces a folder and a file for ever.
 #[test]
 fn victim() {
-    let Ok(place) = env::var(PLACE) else {
-        println!("skipped: only another test gives this one something to do");
-        return;
-    };
-    let path = Path::new(&place).join("checkpoint");
+    let Some((root, _watch)) = at_work() else { return };
+    let path = root.join("checkpoint");
     for version in 1_u64.. {
         let contents = version.to_string().repeat(10_000);
         let new = NewFolder::create(&path).unwrap();
@@ -35,34 +34,24 @@ fn victim() {
 
 #[test]
 fn a_killed_writer_leaves_the_old_or_the_new_one_whole() {
-    let folder = TempDir::new().unwrap();
-    let (path, latest) = (folder.path().join("checkpoint"), folder.path().join("latest"));
+    let folder = scratch();
+    let path = folder.path().join("checkpoint");
+    let latest = folder.path().join("latest");
     let mut rng = Rng::with_seed(3);
     let mut leftovers = 0;
     let _alone = alone();
-    for _ in 0..ROUNDS {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "victim"])
-            .env(PLACE, folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+    for round in 0..ROUNDS {
         // From the second round on there is something to lose from the first moment.
-        while !latest.exists() {
-            sleep(Duration::from_millis(1));
-        }
-        sleep(Duration::from_micros(rng.u64(1_000..60_000)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        leftovers += fs::read_dir(folder.path()).unwrap().count() - 2;
+        let fewest = if round == 0 { 2 * OPERATIONS } else { 0 };
+        kill_after(folder.path(), fewest + rng.usize(..3 * OPERATIONS));
+        leftovers += names(folder.path()).iter().filter(|name| name.starts_with('.')).count();
         recover(&path).unwrap();
         recover(&latest).unwrap();
         let contents: Vec<String> = FILES.iter().map(|name| read_text(path.join(name), 1 << 20).unwrap()).collect();
         assert!(contents.iter().all(|text| *text == contents[0]), "files of different versions");
         assert!(contents[0].len() >= 10_000);
         assert!(read_text(&latest, 1 << 20).unwrap().len() >= 10_000);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "something was left");
+        assert_eq!(names(folder.path()), ["checkpoint", "latest"], "something was left");
     }
     assert!(leftovers > 0, "no kill hit a writer at work");
 }

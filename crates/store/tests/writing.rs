@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use evenkeel_store::{
-    Defect, Error, NewFolder, Recovery, copy_file, read_json, read_text, recover, write_file_atomically, write_json,
+    Defect, Error, NewFolder, Recovery, copy_file, read_json, read_text, recover, recover_all, write_file_atomically,
+    write_json,
 };
 use forge::{folder, message};
 use tempfile::TempDir;
@@ -107,6 +108,53 @@ fn small_files_come_back() {
     fs::write(&path, br#"{"a":1,"a":2}"#).unwrap();
     let twice = read_json::<serde_json::Value>(&path, 100).unwrap_err();
     refused(twice, |defect| matches!(defect, Defect::DuplicateKey { .. }));
+}
+
+#[test]
+fn what_killed_writers_left_is_removed_by_the_next_one_and_what_is_not_theirs_stays() {
+    const LEFT: [&str; 2] = [".a.txt.tmp-1-2", ".a.txt.tmp-77-0"];
+    const OTHERS: [&str; 5] = [".a.txt.old", ".a.txt.tmp-1-2-3", ".a.txt.tmp-5-0", ".a.txt.tmp-mine", ".b.txt.tmp-1-2"];
+    let folder = folder(&[]);
+    let at = |name: &str| folder.path().join(name);
+    LEFT.iter().chain(&OTHERS).for_each(|name| fs::write(at(name), "half a file").unwrap());
+    let other_writer = fs::File::open(at(".a.txt.tmp-5-0")).unwrap();
+    other_writer.lock().unwrap();
+    write_file_atomically(at("a.txt"), |writer| writer.put(b"new")).unwrap();
+    assert_eq!(listing(folder.path()), [&OTHERS[..], &["a.txt"]].concat());
+}
+
+#[test]
+fn all_of_a_folder_is_recovered_that_is_ours_and_nothing_else_is_touched() {
+    const OTHERS: [&str; 4] = [".notes.gone", ".notes.old", ".notes.tmp-1-2", ".step-1.tmp-mine"];
+    let folder = folder(&[]);
+    let at = |name: &str| folder.path().join(name);
+    for name in [".step-1.tmp-1-2", ".step-2.old", ".step-3.gone", ".step-4.new", ".step-5.tmp-9-9"] {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("data"), name).unwrap();
+    }
+    OTHERS.iter().for_each(|name| fs::write(at(name), "").unwrap());
+    recover_all(folder.path(), |name| name.starts_with("step-")).unwrap();
+    assert_eq!(listing(folder.path()), [&OTHERS[..], &["step-2", "step-4"]].concat());
+    assert_eq!(text(at("step-4/data")), ".step-4.new");
+    recover_all(at("nowhere"), |_| true).unwrap();
+}
+
+#[test]
+fn writers_of_the_same_file_do_not_take_one_another_for_leftovers() {
+    let folder = folder(&[]);
+    let path = folder.path().join("a.txt");
+    std::thread::scope(|scope| {
+        for writer in 0..4u8 {
+            let path = &path;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    write_file_atomically(path, |file| file.put(&[b'0' + writer; 9])).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(listing(folder.path()), ["a.txt"]);
+    assert_eq!(text(&path).len(), 9);
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn indices(file: &SafeTensorsFile, name: &str) -> Vec<u32> {
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
 }
 

@@ -10,7 +10,7 @@ use evenkeel_step::{Mesh, Work};
 use evenkeel_train::{
     AdamWOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, costs, costs_migrated,
 };
-use support::{Topology, start_on, state};
+use support::{Topology, compare_curves, compare_states, start_on, state};
 
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-5;
@@ -80,11 +80,8 @@ fn curve(ranks: &Ranks, works: &[Option<Widths>]) -> Vec<[f64; 2]> {
     (0..STEPS).map(step).collect()
 }
 
-fn assert_close(what: &str, ours: &[[f64; 2]], theirs: &[[f64; 2]], tolerance: f64) {
-    for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        let is_close = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() <= tolerance * theirs);
-        assert!(is_close, "{what}, step {step}: {ours:?}, expected {theirs:?}");
-    }
+fn assert_close(what: &str, ours: &[[f64; 2]], theirs: &[[f64; 2]]) {
+    compare_curves(what, ours.as_flattened(), theirs.as_flattened(), [0.0, TOLERANCE]);
 }
 
 #[test]
@@ -111,15 +108,12 @@ fn the_curve_is_that_without_migration_whatever_the_work_layouts() {
             let [first, second] = layouts.map(|(heads, ffn)| Some(widths(&model, &topology, heads, ffn)));
             for works in [vec![first.clone()], vec![first, None, second]] {
                 let ranks = ranks(&model, &topology, arrangement, DType::F32);
-                assert_close(&what, &curve(&ranks, &works), &expected, TOLERANCE);
+                assert_close(&what, &curve(&ranks, &works), &expected);
                 // Whatever was borrowed last, what is evaluated, kept and saved is at home.
                 let [ours, theirs] =
                     [&ranks, &without].map(|ranks| ranks.evaluate(micros(3).remove(0)).unwrap().loss());
                 assert!((ours - theirs).abs() <= TOLERANCE * theirs, "{what}: evaluated {ours}, expected {theirs}");
-                let [ours, theirs] = [&ranks, &without].map(|ranks| state(ranks).concat());
-                let off: f64 = ours.iter().zip(&theirs).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
-                let size: f64 = theirs.iter().map(|x| (*x as f64).powi(2)).sum();
-                assert!(off.sqrt() <= 1e-3 * size.sqrt(), "{what}: state off by {off:e} of {size:e}");
+                compare_states(&what, &ranks, &without, 1e-3);
             }
         }
     }
@@ -136,7 +130,7 @@ fn a_home_without_heads_or_columns_learns_saves_and_resumes() {
         let home = widths(&model, &even, &[0, 3, 1], &[20, 28, 0]);
         let topology = Topology { cut: Cut { widths: Some(home), ..even.cut.clone() }, ..even.clone() };
         let without = ranks(&model, &topology, Arrangement::default(), DType::F32);
-        assert_close(&format!("{topology:?}"), &curve(&without, &[]), &expected, TOLERANCE);
+        assert_close(&format!("{topology:?}"), &curve(&without, &[]), &expected);
         let progress = Progress { step: STEPS as u64, ..Progress::default() };
         checkpoint::save(&path, &without, &progress, serde_json::Value::Null).unwrap();
         let resumed = ranks(&model, &even, Arrangement::default(), DType::F32);

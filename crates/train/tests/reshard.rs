@@ -6,7 +6,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM};
 use evenkeel_train::{AdamWOptions, Ranks, Samples, TrainerOptions};
-use support::{Topology, start_on, state};
+use support::{Topology, compare_curves, start_on, state};
 
 const SEQUENCE: usize = 8;
 const SAMPLES: usize = 4;
@@ -123,10 +123,7 @@ fn a_curve_with_five_reshards_equals_the_one_without() {
             let expected = curve(&model, &topology, arrangement, &[]);
             let found = curve(&model, &topology, arrangement, &tour);
             assert!(expected.last() < expected.first(), "{name} learns: {expected:?}");
-            for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let off = (found - expected).abs() / expected;
-                assert!(off < 1e-4, "{name}, {topology:?}, {arrangement:?}, step {step}: {found}, expected {expected}");
-            }
+            compare_curves(&format!("{name}, {topology:?}, {arrangement:?}"), &found, &expected, [0.0, 1e-4]);
         }
     }
 }

@@ -10,7 +10,7 @@ use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard,
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
-use support::{POLICIES, Topology, micros, start_on, state, vit};
+use support::{POLICIES, Topology, compare_curves, compare_states, micros, start_on, state, vit};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -55,10 +55,7 @@ fn steps(ranks: &Ranks, model: &Model, steps: std::ops::Range<usize>) -> Vec<[f6
 }
 
 fn assert_close(what: &str, ours: &[[f64; 2]], theirs: &[[f64; 2]]) {
-    for (step, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        let is_close = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() <= TOLERANCE * theirs);
-        assert!(is_close, "{what}, step {step}: {ours:?}, expected {theirs:?}");
-    }
+    compare_curves(what, ours.as_flattened(), theirs.as_flattened(), [0.0, TOLERANCE]);
 }
 
 /// Ranks, their groups of heads, their columns, and the shares that they leave out.
@@ -98,10 +95,7 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
                     expected.iter_mut().zip(&found).for_each(|(expected, found)| expected[1] = found[1]);
                 }
                 assert_close(&what, &found, &expected);
-                let [found, expected] = [&ours, &twin].map(|ranks| state(ranks).concat());
-                let off: f64 = found.iter().zip(&expected).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
-                let size: f64 = expected.iter().map(|x| (*x as f64).powi(2)).sum();
-                assert!(off.sqrt() <= 1e-3 * size.sqrt(), "{what}: state off by {off:e} of {size:e}");
+                compare_states(&what, &ours, &twin, 1e-3);
                 let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|t| t.work == Work::Borrow);
                 assert!(ours.each(borrows).unwrap().into_iter().all(|borrows| borrows), "{what}");
             }

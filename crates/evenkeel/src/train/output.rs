@@ -18,6 +18,9 @@ use evenkeel_train::report::is_event_file_name;
 use crate::config::RunConfig;
 use crate::{Failure, Mistake, warn};
 
+const CONFIG: &str = "run.toml";
+const METRICS: &str = "metrics.jsonl";
+const CURVE: &str = "loss.svg";
 const CHECKPOINTS: &str = "checkpoints";
 pub const RUN_MODEL: &str = "model";
 /// What checkpoints are called, their step behind it.
@@ -33,7 +36,7 @@ pub struct RunFolder {
 /// The newest whole checkpoint of a run, or the one of a step.
 pub fn find_checkpoint(run: &Path, step: Option<u64>) -> Result<Checkpoint, Failure> {
     let checkpoints = run.join(CHECKPOINTS);
-    recover_all(&checkpoints)?;
+    recover_all(&checkpoints, is_checkpoint_name)?;
     if let Some(step) = step {
         return Ok(Checkpoint::open(checkpoints.join(checkpoint_name(step)))?);
     }
@@ -55,8 +58,17 @@ fn checkpoint_name(step: u64) -> String {
     format!("{CHECKPOINT}{step:08}")
 }
 
+fn is_checkpoint_name(name: &str) -> bool {
+    name.starts_with(CHECKPOINT)
+}
+
+fn is_file_of_a_run(name: &str) -> bool {
+    [CONFIG, METRICS, CURVE, CHECKPOINTS, RUN_MODEL].contains(&name) || is_event_file_name(name)
+}
+
 impl RunFolder {
-    /// Looks at the folder and changes nothing in it: an earlier run is to be continued, to be replaced, or a mistake.
+    /// Looks at the folder and removes nothing from it but what killed runs left unfinished: an earlier run is to be
+    /// continued, to be replaced, or a mistake.
     /// Returns the newest checkpoint that is whole, if the run is to be resumed and has one.
     pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<Checkpoint>), Failure> {
         let output = &config.settings.output;
@@ -65,7 +77,8 @@ impl RunFolder {
             return Err(Mistake { what, hint: Some("wait for it, or choose another --output".to_owned()) }.into());
         };
         let folder = RunFolder { root: output.folder.clone(), keep_checkpoints: output.keep_checkpoints, _lock: lock };
-        recover_all(folder.checkpoints())?;
+        recover_all(&folder.root, is_file_of_a_run)?;
+        recover_all(folder.checkpoints(), is_checkpoint_name)?;
         let checkpoints = list(folder.checkpoints(), CHECKPOINT)?;
         let is_earlier_run = !checkpoints.is_empty() || exists(folder.model());
         if is_earlier_run && !resume && !output.overwrite {
@@ -115,15 +128,15 @@ impl RunFolder {
     }
 
     pub fn config(&self) -> PathBuf {
-        self.root.join("run.toml")
+        self.root.join(CONFIG)
     }
 
     pub fn metrics(&self) -> PathBuf {
-        self.root.join("metrics.jsonl")
+        self.root.join(METRICS)
     }
 
     pub fn curve(&self) -> PathBuf {
-        self.root.join("loss.svg")
+        self.root.join(CURVE)
     }
 
     pub fn model(&self) -> PathBuf {

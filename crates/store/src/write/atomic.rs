@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::recover;
 use super::target::Target;
 use crate::digest::{BlockDigester, FileDigests};
 use crate::disk::{self, DiskFile};
@@ -27,8 +28,8 @@ pub struct FileWriter {
 
 /// Writes a file under a temporary name, makes sure it is on disk, and only then gives it its name.
 ///
-/// Missing folders above it are made. Until this returns, `path` is what it was before. Where it was a link, the link
-/// is replaced, not what it points to.
+/// Missing folders above it are made, and what killed writers of the same file left is removed. Until this returns,
+/// `path` is what it was before. Where it was a link, the link is replaced, not what it points to.
 pub fn write_file_atomically<T, E: From<Error>>(
     path: impl AsRef<Path>,
     fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
@@ -39,6 +40,8 @@ pub fn write_file_atomically<T, E: From<Error>>(
         // To replace /dev/null by a file would be a lasting surprise.
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&target.path))?;
     }
+    // A leftover that cannot be removed is in nobody's way.
+    let _ = recover::remove_temporaries(&target);
     let (temporary, file) = target.new_file()?;
     let mut writer = FileWriter::new(file, &target.path);
     let value = fill(&mut writer)?;

@@ -29,8 +29,9 @@ pub fn recover(path: impl AsRef<Path>) -> Result<Recovery, Error> {
     recover_target(&target)
 }
 
-/// [`recover`]s everything in a folder that was being written, also what is not under its name at the moment.
-pub fn recover_all(parent: impl AsRef<Path>) -> Result<(), Error> {
+/// [`recover`]s everything in a folder that was being written, also what is not under its name at the moment. Only names
+/// that `is_ours` knows are looked at: others may hide files of their own there.
+pub fn recover_all(parent: impl AsRef<Path>, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
     let parent = parent.as_ref();
     let failure = |error| Defect::Io(error).of(parent);
     let entries = match fs::read_dir(parent) {
@@ -40,25 +41,29 @@ pub fn recover_all(parent: impl AsRef<Path>) -> Result<(), Error> {
     let mut names = std::collections::BTreeSet::new();
     for entry in entries {
         let name = entry.map_err(failure)?.file_name().to_string_lossy().into_owned();
-        if let Some(name) = target::name_behind(&name) {
+        if let Some(name) = target::name_behind(&name).filter(|name| is_ours(name)) {
             names.insert(name.to_owned());
         }
     }
     names.into_iter().try_for_each(|name| recover(parent.join(name)).map(drop))
 }
 
-pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
+/// Deletes what writers of the target that no longer run have left under temporary names.
+pub(super) fn remove_temporaries(target: &Target) -> Result<(), Error> {
     for path in target.temporaries().map_err(|error| Defect::Io(error).of(&target.parent))? {
-        if target::is_locked(&path) == Some(false) {
-            disk::remove(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
-        }
+        target::remove_leftover(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
     }
+    Ok(())
+}
+
+pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
+    remove_temporaries(target)?;
     if regular_file::is_listed(&target.condemned()) {
         delete(target, &target.condemned())?;
     }
     let (replacement, outgoing) = (target.replacement(), target.outgoing());
     if regular_file::is_listed(&replacement) {
-        if target::is_locked(&replacement) == Some(true) {
+        if target::is_locked(&replacement) {
             return Ok(Recovery::Nothing);
         }
         finish_replacement(target)?;

@@ -49,16 +49,13 @@ impl Target {
     }
 
     pub fn new_file(&self) -> Result<(Temporary, DiskFile), Error> {
-        let (path, file) = self.new_temporary(DiskFile::create_new).map_err(|error| self.failure(error))?;
-        let mut temporary = Temporary { path, _handle: None };
-        temporary.lock(file.handle().try_clone()).map_err(|error| self.failure(error))?;
-        Ok((temporary, file))
+        let handle = |_: &Path, file: &DiskFile| file.handle().try_clone();
+        self.new_temporary(DiskFile::create_new, handle).map_err(|error| self.failure(error))
     }
 
     pub fn new_folder(&self) -> Result<Temporary, Error> {
-        let (path, ()) = self.new_temporary(disk::create_folder).map_err(|error| self.failure(error))?;
-        let mut temporary = Temporary { path, _handle: None };
-        temporary.lock(File::open(&temporary.path)).map_err(|error| self.failure(error))?;
+        let handle = |path: &Path, (): &()| File::open(path);
+        let (temporary, ()) = self.new_temporary(disk::create_folder, handle).map_err(|error| self.failure(error))?;
         Ok(temporary)
     }
 
@@ -100,17 +97,24 @@ impl Target {
         }
     }
 
-    /// Makes something under a name that nothing had.
-    fn new_temporary<T>(&self, create: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
+    /// Makes something under a name that nothing had, and locks it.
+    fn new_temporary<T>(
+        &self,
+        create: impl Fn(&Path) -> io::Result<T>,
+        handle: impl Fn(&Path, &T) -> io::Result<File>,
+    ) -> io::Result<(Temporary, T)> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         loop {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = self.beside(&format!(".tmp-{}-{count}", process::id()));
-            match create(&path) {
+            let made = match create(&path) {
                 // Left behind by a process that had the same number.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-                Ok(made) => return Ok((path, made)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            };
+            let mut temporary = Temporary { path, _handle: None };
+            if temporary.lock(handle(&temporary.path, &made))? {
+                return Ok((temporary, made));
             }
         }
     }
@@ -132,12 +136,18 @@ impl Target {
 }
 
 impl Temporary {
-    fn lock(&mut self, handle: io::Result<File>) -> io::Result<()> {
-        let handle = handle?;
+    /// False where somebody was faster to take it for a leftover.
+    fn lock(&mut self, handle: io::Result<File>) -> io::Result<bool> {
+        let handle = match handle {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            handle => handle?,
+        };
+        if matches!(handle.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Ok(false);
+        }
         // Some network file systems have no locks; then leftovers stay until someone deletes them.
-        let _ = handle.try_lock();
         self._handle = Some(handle);
-        Ok(())
+        Ok(regular_file::is_listed(&self.path))
     }
 }
 
@@ -148,17 +158,29 @@ impl Drop for Temporary {
     }
 }
 
-/// Whether a process that still runs has it locked. `None` where the file system cannot tell.
-pub(crate) fn is_locked(path: &Path) -> Option<bool> {
+/// Removes what no process that still runs has locked. Where the file system cannot tell, it stays. The lock is held
+/// meanwhile, so that a writer who has just made it does not go on with it.
+pub(crate) fn remove_leftover(path: &Path) -> io::Result<()> {
+    match try_lock(path) {
+        Some((_lock, Ok(()))) => disk::remove(path),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a process that still runs has it locked.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    matches!(try_lock(path), Some((_, Err(TryLockError::WouldBlock))))
+}
+
+/// `None` where it is nothing that can be locked.
+fn try_lock(path: &Path) -> Option<(File, Result<(), TryLockError>)> {
     let kind = fs::symlink_metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_dir() {
         return None;
     }
-    match File::open(path).ok()?.try_lock() {
-        Ok(()) => Some(false),
-        Err(TryLockError::WouldBlock) => Some(true),
-        Err(TryLockError::Error(_)) => None,
-    }
+    let handle = File::open(path).ok()?;
+    let locked = handle.try_lock();
+    Some((handle, locked))
 }
 
 /// The name that a temporary, a replacement or something on its way out stands for.

@@ -3,6 +3,7 @@
 
 pub mod model;
 pub mod recording;
+pub mod victim;
 
 use std::fs;
 use std::io::Write;
@@ -87,7 +88,7 @@ fn all_values(file: &SafeTensorsFile) -> Vec<f32> {
 /// must be one, and nothing else may be left.
 pub fn start(root: &Path) -> Option<u64> {
     let parent = checkpoints(root);
-    recover_all(&parent).unwrap();
+    recover_all(&parent, |name| name.starts_with(PREFIX)).unwrap();
     let folders = list(&parent, PREFIX).unwrap();
     for folder in &folders {
         Checkpoint::open(folder).and_then(|checkpoint| checkpoint.verify()).unwrap();

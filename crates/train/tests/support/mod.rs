@@ -80,6 +80,27 @@ pub fn state(ranks: &Ranks) -> Vec<Vec<f32>> {
     kinds.into_iter().flat_map(|kind| sizes().map(move |size| (kind, size))).map(|(k, size)| whole(k, size)).collect()
 }
 
+/// Asserts that two curves have as many numbers, and that none is further off than `absolute` and `relative` of it allow.
+#[track_caller]
+pub fn compare_curves(what: &str, ours: &[f64], expected: &[f64], [absolute, relative]: [f64; 2]) {
+    assert_eq!(ours.len(), expected.len(), "{what}: {ours:?}, expected {expected:?}");
+    assert!(!ours.is_empty(), "{what}: nothing to compare");
+    for (place, (ours, expected)) in ours.iter().zip(expected).enumerate() {
+        let is_close = (ours - expected).abs() <= absolute + relative * expected.abs();
+        assert!(is_close, "{what}, number {place}: {ours}, expected {expected}");
+    }
+}
+
+/// Asserts that the state of ranks is off by no more than so much of it, by norm.
+#[track_caller]
+pub fn compare_states(what: &str, ours: &Ranks, expected: &Ranks, tolerance: f64) {
+    let [ours, expected] = [ours, expected].map(|ranks| state(ranks).concat());
+    assert_eq!(ours.len(), expected.len(), "{what}");
+    let off: f64 = ours.iter().zip(&expected).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
+    let size: f64 = expected.iter().map(|x| (*x as f64).powi(2)).sum();
+    assert!(off.sqrt() <= tolerance * size.sqrt(), "{what}: state off by {off:e} of {size:e}");
+}
+
 /// Asserts that what several ranks hold of a parameter, as `values` reads it, is the same on all of them.
 pub fn check_replicas<V: PartialEq + Send + 'static>(
     what: &str,
