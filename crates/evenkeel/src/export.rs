@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::config::{Dtype, Overrides};
 use crate::train::feed::Text;
 use crate::train::find_checkpoint;
-use crate::train::model::ModelInput;
+use crate::train::model::{ModelInput, SavedTokenizer};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -42,11 +42,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // The run's own model may be replaced, what lies elsewhere may not.
     let is_own = arguments.output.is_none();
     let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join("model"));
-    let tokenizer_files = text.map(|text| text.files);
+    let tokenizer = text.map(|text| SavedTokenizer::of(&text, &config.settings)).transpose()?;
     input.save(
         &output,
         &config.settings,
-        tokenizer_files,
+        tokenizer.as_ref(),
         specs,
         |id, rows| opened.read_rows(&specs[id.0], rows),
         is_own,

@@ -36,7 +36,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    fn new(is_fault: bool, what: String, hint: Option<String>) -> Failure {
+    pub fn new(is_fault: bool, what: String, hint: Option<String>) -> Failure {
         let mistake = Mistake { what, hint };
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
     }

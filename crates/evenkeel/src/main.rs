@@ -2,6 +2,7 @@
 
 mod bench;
 mod config;
+mod data;
 mod device;
 mod doctor;
 mod eval;
@@ -48,6 +49,8 @@ enum Command {
     Generate(generate::Arguments),
     /// Checks a run's configuration and prints it with every default filled in.
     Config(config::Arguments),
+    /// Shows the first samples that a run trains on, token by token, and which tokens the loss counts.
+    Data(data::Arguments),
     /// Prints or draws what a run's step does, in which order, on every rank.
     Program(program::Arguments),
     /// Measures this machine.
@@ -82,6 +85,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Export(arguments) => export::run(arguments)?,
         Command::Generate(arguments) => generate::run(arguments)?,
         Command::Config(arguments) => config::run(arguments)?,
+        Command::Data(arguments) => data::run(arguments)?,
         Command::Program(arguments) => program::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })

@@ -38,7 +38,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "error: run.toml:4: `model.seed` is -1, expected a whole number from 0",
         "error: run.toml:5: unknown section `trian`",
         "  hint: did you mean [train]?",
-        "error: run.toml:8: `data.source` is \"jsonll\", expected one of \"synthetic\", \"text\", \"jsonl\", \"parquet\", \
+        "error: run.toml:8: `data.source` is \"jsonll\", expected one of \"synthetic\", \"text\", \"jsonl\", \"json\", \"parquet\", \
          \"images\", \"cifar10\"",
         "  hint: did you mean \"jsonl\"?",
         "error: run.toml:9: `data.sequence` is 1, expected a whole number from 2 to 1048576",
@@ -165,7 +165,7 @@ fn keys_that_contradict_each_other_are_refused() {
             &["--set", "data.chat_template=t"],
             &[
                 "--set: `data.chat_template` is set, but `data.format` is \"text\"",
-                "hint: a template is for format \"messages\"",
+                "hint: a template is for formats \"messages\" and \"alpaca\"",
             ],
         ),
         (

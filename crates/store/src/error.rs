@@ -171,6 +171,10 @@ pub enum Defect {
     RecordNotJson { place: Place, detail: String },
     #[error("{place} is {found}, expected a JSON object")]
     RecordNotObject { place: Place, found: &'static str },
+    #[error("is one JSON list, expected a JSON object on every line")]
+    ListNotLines,
+    #[error("begins with a JSON object, expected a list of them")]
+    ObjectNotList,
     #[error("is not a Parquet file that can be read: {detail}")]
     NotParquet { detail: String },
     #[error("has no column `{column}`; its columns are {present}")]
@@ -238,6 +242,10 @@ impl Error {
                 "check the format and the separator of the data, or cut the record in several"
             }
             Defect::RecordNotObject { .. } => "in a JSON Lines file every line is an object with named fields",
+            Defect::ListNotLines => "a file that holds a list of objects is read with data.source = \"json\"",
+            Defect::ObjectNotList => {
+                "one object on every line is read with data.source = \"jsonl\"; of a list within an object, save the list alone"
+            }
             Defect::ColumnType { .. } => "name the columns that are needed, so that others are left out",
             Defect::ColumnCompression { .. } => "write the file again, compressed with snappy or gzip",
             Defect::Changed { .. } => "data must not change during a run; start it again",

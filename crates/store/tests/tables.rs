@@ -247,6 +247,12 @@ fn lists_of_old_and_new_writers_are_lists() {
         Leaf(vec![2, 1], vec![], Values::Integers(vec![1])),
         [json!({ "x": 1 }), json!({ "x": null })],
     );
+    // Of a group within a group, what is null is not there.
+    check(
+        "optional group a { optional group b { optional int32 x; } }",
+        Leaf(vec![3, 2], vec![], Values::Integers(vec![1])),
+        [json!({ "b": { "x": 1 } }), json!({ "b": {} })],
+    );
     let nested = "optional group a (LIST) { repeated group list { optional group element (LIST) {
         repeated group list { optional int32 element; } } } }";
     // [[1], [], null], [[null, 2]]
@@ -389,4 +395,19 @@ fn damaged_tables_are_refused_or_read_and_never_end_the_run() {
         }
     }
     assert!((50..2700).contains(&accepted), "{accepted} accepted");
+}
+
+#[test]
+fn optional_columns_are_read_where_they_are() {
+    let schema = "message schema { required binary text (STRING); required int64 number; }";
+    let leaves = vec![required(texts(&["a"])), required(Values::LongIntegers(vec![1]))];
+    let folder = folder(&[("a.parquet", &table(schema, Default::default(), &[leaves]))]);
+    let read = |optional: &[&str]| {
+        let optional_columns = optional.iter().map(|&column| column.to_owned()).collect();
+        let spec = SourceSpec::new(Format::Parquet, [folder.path()]);
+        let spec = SourceSpec { columns: vec!["text".to_owned()], optional_columns, ..spec };
+        read_all(&Source::open(&spec).unwrap()).unwrap()
+    };
+    assert_eq!(read(&["tools"]), [json!({ "text": "a" })]);
+    assert_eq!(read(&["tools", "number", "text"]), [json!({ "text": "a", "number": 1 })]);
 }

@@ -249,3 +249,102 @@ fn what_is_not_data_is_refused_when_opened() {
         assert_eq!(message(&error, folder.path()), expected);
     }
 }
+
+#[test]
+fn chunks_of_any_size_make_up_a_json_list() {
+    let mut rng = Rng::with_seed(8);
+    for _ in 0..100 {
+        let text = |rng: &mut Rng| -> String {
+            (0..rng.usize(..20)).map(|_| rng.choice(['x', 'ü', '🦀', '"', '\\', '[', '}', ',']).unwrap()).collect()
+        };
+        let record =
+            |index| json!({ text(&mut rng): index, "list": [1, { "a": [text(&mut rng)] }], "b": text(&mut rng) });
+        let records: Vec<serde_json::Value> = (0..12).map(record).collect();
+        let records = &records[..rng.usize(..12)];
+        let expected: Vec<Record> =
+            records.iter().map(|record| Record::Fields(record.as_object().unwrap().clone())).collect();
+        let compact = serde_json::to_string(records).unwrap();
+        let pretty = format!("\u{feff} {}\n\n", serde_json::to_string_pretty(records).unwrap().replace('\n', "\r\n"));
+        for file in [compact, pretty] {
+            let folder = folder(&[("a.json", file.as_bytes())]);
+            for chunk_bytes in [1, 5, 33, 100, 4096] {
+                let source = open(folder.path(), &Format::Json, chunk_bytes, MOST_BYTES).unwrap();
+                assert_eq!(read_all(&source).unwrap(), expected, "{file:?} in chunks of {chunk_bytes}");
+                assert!(chunk_bytes > 1 || source.chunks() == records.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_json_file_that_is_no_list_of_objects_says_so() {
+    let cases: [(&[u8], u64, &str); 8] = [
+        (b"{\"data\": []}", 99, "`a.json`: begins with a JSON object, expected a list of them"),
+        (b" 7", 99, "`a.json`: is not JSON: expected a list of objects"),
+        (b"", 99, "`a.json`: is not JSON: expected a list of objects"),
+        (b"[{\"a\": \"]}", 99, "`a.json`: is not JSON: its list does not end"),
+        (b"[{}] {}", 99, "`a.json`: is not JSON: something follows its list"),
+        (b"[{},\n 7]", 99, "`a.json`: line 2 (byte 6) is a number, expected a JSON object"),
+        (b"[{},\n {\"a\" 7}]", 99, "`a.json`: line 2 (byte 6) is not JSON: expected `:` at column 6"),
+        (b"[{}, {\"a\": 1}]", 5, "`a.json`: the record at line 1 (byte 5) is longer than the limit of 5 bytes"),
+    ];
+    for (contents, record_bytes, expected) in cases {
+        let folder = folder(&[("a.json", contents)]);
+        let source = open(folder.path(), &Format::Json, 3, record_bytes);
+        let error = source.and_then(|source| read_all(&source)).unwrap_err();
+        assert_eq!(message(&error, folder.path()), expected);
+    }
+}
+
+#[test]
+fn a_list_taken_for_lines_is_told_how_to_be_read() {
+    for list in ["[{\"a\": 1}, {\"a\": 2}]", "\n [\n  {\n    \"a\": 1\n  }\n]\n"] {
+        let folder = folder(&[("a.jsonl", list.as_bytes())]);
+        let source = open(folder.path(), &Format::Jsonl, 1 << 20, MOST_BYTES).unwrap();
+        for error in [source.read(0).unwrap_err(), source.read_each(0).unwrap_err()] {
+            assert_eq!(
+                message(&error, folder.path()),
+                "`a.jsonl`: is one JSON list, expected a JSON object on every line"
+            );
+            assert!(error.hint().unwrap().contains("data.source = \"json\""));
+        }
+    }
+}
+
+#[test]
+fn those_behind_a_bad_record_are_read_all_the_same() {
+    let lines = b"{\"a\": 1}\n{\"a\": \n{\"a\": \"\xff\"}\n{\"a\": \"123456789\"}\n7\n{\"a\": 2}\n";
+    let list = b"[{\"a\": 1},\n{\"a\" 3},\n{\"a\": \"\xff\"},\n{\"a\": \"123456789\"},\n7,\n{\"a\": 2}]\n";
+    let expected = [
+        None,
+        Some("line 2 (byte 9) is not JSON"),
+        Some("is not UTF-8"),
+        Some("is longer than the limit of 12 bytes"),
+        Some("is a number, expected a JSON object"),
+        None,
+    ];
+    for (format, contents) in [(Format::Jsonl, &lines[..]), (Format::Json, &list[..])] {
+        let folder = folder(&[("a", contents)]);
+        for chunk_bytes in [3, 20, 1 << 20] {
+            let source = open(&folder.path().join("a"), &format, chunk_bytes, 12).unwrap();
+            assert!((0..source.chunks()).any(|chunk| source.read(chunk).is_err()));
+            let mut found = Vec::new();
+            for chunk in 0..source.chunks() {
+                for (record, read) in source.read_each(chunk).unwrap().into_iter().enumerate() {
+                    let line = found.len() + 1;
+                    assert!(source.origin(chunk, record).unwrap().to_string().starts_with(&format!("line {line} ")));
+                    found.push(read.err().map(|error| error.to_string()));
+                }
+            }
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            for (found, expected) in found.iter().zip(expected) {
+                let agrees = expected.is_none_or(|expected| {
+                    let expected =
+                        if format == Format::Json { expected.replace("byte 9", "byte 11") } else { expected.into() };
+                    found.as_ref().is_some_and(|found| found.contains(&expected))
+                });
+                assert!(agrees && found.is_some() == expected.is_some(), "{found:?} should say {expected:?}");
+            }
+        }
+    }
+}

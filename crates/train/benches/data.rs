@@ -45,10 +45,10 @@ fn corpus() -> f64 {
 /// Millions of tokens a second, the corpus being written meanwhile.
 fn rows(workers: usize, shuffle: bool) -> f64 {
     let order = OrderOptions { seed: 1, shuffle, held_out_every: Some(100), part: Part::Train };
-    let options = LoaderOptions { order, epochs: None, workers };
+    let options = LoaderOptions { order, epochs: None, workers, on_bad_record: OnBadRecord::Stop };
     let format = Format::Text { column: "text".into() };
     let encoder = Arc::new(Encoder::new(Tokenizer::Bytes, None, format, 258).expect("a plain encoder"));
-    let packing = Packing::Packed { sequence: SEQUENCE };
+    let packing = Packing { sequence: SEQUENCE, fill: Fill::Cut, label_beyond_cut: false };
     // Threads begin to read as soon as there is a loader.
     let start = Instant::now();
     let mut loader = Loader::rows(Arc::new(Corpus::new(1, None)), encoder, packing, options, None).expect("a loader");

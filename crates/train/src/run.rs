@@ -7,6 +7,7 @@ use evenkeel_balance::Observation;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
+use crate::data::Counts;
 use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;
@@ -22,6 +23,16 @@ pub trait Feed {
 
     /// The epoch that the next samples are of, from 0.
     fn epoch(&self) -> u64;
+
+    /// Records that were passed over or cut before what was handed out so far.
+    fn counts(&self) -> Counts {
+        Counts::default()
+    }
+
+    /// What there is to say of the data since this was last asked.
+    fn take_notes(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// What another feed needs to go on with the very next sample.
     fn state(&self) -> serde_json::Value;
@@ -86,6 +97,8 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// The share of the run that lies behind.
     pub share: f64,
+    /// Of all records so far.
+    pub counts: Counts,
     /// Of the ranks of the first share of the data, where they are watched.
     pub ranks: Vec<RankReport>,
 }
@@ -104,13 +117,17 @@ pub trait Attendant {
     /// Step `step`, from 1, is about to begin.
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
+    /// Something is to be said of the data.
+    fn noted(&mut self, _note: &str) -> Result<(), Error> {
+        Ok(())
+    }
     /// Something was done about slow ranks.
     fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error>;
     /// Evaluates on held-out samples; none where there are none.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
-    /// Writes everything needed to go on from here; it may still be on its way when this returns.
-    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
+    /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
     /// Returns when all checkpoints are there.
     fn settle(&mut self) -> Result<(), Error>;
 }
@@ -129,6 +146,8 @@ pub fn run(
     let (begun, mut balance) = (Instant::now(), balance);
     let (first, seconds_before) = (progress.step, progress.seconds);
     let mut checkpointed = progress.step;
+    // A step that fails may have had some of its samples already.
+    let (mut reached, mut feed_state) = (progress.step, feed.state());
     let outcome = loop {
         if interrupted.load(Ordering::Relaxed) {
             break Ok(Stop::Interrupted);
@@ -136,13 +155,17 @@ pub fn run(
         if share(plan, progress, feed) >= 1.0 {
             break Ok(Stop::Done);
         }
-        match step(ranks, feed, plan, balance.as_deref_mut(), progress, attendant) {
+        let stepped = step(ranks, feed, plan, balance.as_deref_mut(), progress, attendant);
+        if progress.step > reached {
+            (reached, feed_state) = (progress.step, feed.state());
+        }
+        match stepped {
             Ok(true) => progress.seconds = seconds_before + begun.elapsed().as_secs_f64(),
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
         }
         if is_due(plan.checkpoint_every, progress.step) {
-            attendant.checkpoint(ranks, feed, progress)?;
+            attendant.checkpoint(ranks, &feed_state, progress)?;
             checkpointed = progress.step;
         }
     };
@@ -159,7 +182,7 @@ pub fn run(
         _ => Ok(()),
     };
     if checkpointed != progress.step {
-        attendant.checkpoint(ranks, feed, progress)?;
+        attendant.checkpoint(ranks, &feed_state, progress)?;
     }
     attendant.settle()?;
     told.and(evaluated).and(outcome)
@@ -178,7 +201,9 @@ fn step(
     let start = Instant::now();
     let epoch = feed.epoch();
     let share = rate_share(plan, progress, feed);
-    let micros = next_micros(feed, plan.micros_per_step)?;
+    let micros = next_micros(feed, plan.micros_per_step);
+    feed.take_notes().iter().try_for_each(|note| attendant.noted(note))?;
+    let micros = micros?;
     if micros.is_empty() {
         return Ok(false);
     }
@@ -204,6 +229,7 @@ fn step(
         duration,
         elapsed: Duration::from_secs_f64(progress.seconds),
         share,
+        counts: feed.counts(),
         ranks: balance.as_deref().map_or_else(Vec::new, |balance| balance.reports(&observed)),
     })?;
     guard(plan, progress, &outcome)?;

@@ -10,6 +10,7 @@ const OPTIONS: LoaderOptions = LoaderOptions {
     order: OrderOptions { seed: 5, shuffle: true, held_out_every: None, part: Part::Train },
     epochs: Some(1),
     workers: 3,
+    on_bad_record: OnBadRecord::Stop,
 };
 
 fn loader(file: &Path) -> Loader<Row> {
@@ -17,7 +18,14 @@ fn loader(file: &Path) -> Loader<Row> {
     spec.chunk_bytes = 200;
     let source = Arc::new(evenkeel_store::Source::open(&spec).unwrap());
     let encoder = Encoder::new(Tokenizer::Bytes, None, Format::Text { column: "text".into() }, 258).unwrap();
-    Loader::rows(source, Arc::new(encoder), Packing::Single { sequence: 100 }, OPTIONS, None).unwrap()
+    Loader::rows(
+        source,
+        Arc::new(encoder),
+        Packing { sequence: 100, fill: Fill::Single, label_beyond_cut: false },
+        OPTIONS,
+        None,
+    )
+    .unwrap()
 }
 
 #[test]

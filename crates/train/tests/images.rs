@@ -114,7 +114,7 @@ impl Source for Pictures {
 
 fn load(workers: usize, from: Option<State>) -> Vec<(ImageBatch, State)> {
     let images = Images::new(options(5, Some(Augment { flip: true, shift: 1 }))).unwrap();
-    let options = LoaderOptions { order: ORDER, epochs: Some(2), workers };
+    let options = LoaderOptions { order: ORDER, epochs: Some(2), workers, on_bad_record: OnBadRecord::Stop };
     let mut loader = Loader::images(Arc::new(Pictures), images, 7, options, from).unwrap();
     let mut batches = Vec::new();
     while let Some(batch) = loader.next().unwrap() {
@@ -153,7 +153,7 @@ fn bad_images_and_options_are_refused() {
         assert!(matches!(Images::new(options), Err(Error::BadOption { .. })));
     }
     let few = Images::new(ImageOptions { classes: 3, ..options(4, None) }).unwrap();
-    let options = LoaderOptions { order: ORDER, epochs: Some(1), workers: 1 };
+    let options = LoaderOptions { order: ORDER, epochs: Some(1), workers: 1, on_bad_record: OnBadRecord::Stop };
     let error = Loader::images(Arc::new(Pictures), few, 2, options, None).unwrap().next().unwrap_err().to_string();
     assert!(error.contains("the model has 3 classes"), "{error}");
 }

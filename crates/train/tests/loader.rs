@@ -38,8 +38,11 @@ impl Source for Texts {
 }
 
 const ORDER: OrderOptions = OrderOptions { seed: 11, shuffle: true, held_out_every: None, part: Part::Train };
-const OPTIONS: LoaderOptions = LoaderOptions { order: ORDER, epochs: Some(2), workers: 2 };
-const PACKED: Packing = Packing::Packed { sequence: 24 };
+const OPTIONS: LoaderOptions =
+    LoaderOptions { order: ORDER, epochs: Some(2), workers: 2, on_bad_record: OnBadRecord::Stop };
+const PACKED: Packing = Packing { sequence: 24, fill: Fill::Cut, label_beyond_cut: false };
+const WHOLE: Packing = Packing { fill: Fill::BestFit, ..PACKED };
+const SINGLE: Packing = Packing { fill: Fill::Single, ..PACKED };
 
 fn encoder() -> Arc<Encoder> {
     Arc::new(Encoder::new(Tokenizer::Bytes, None, Format::Text { column: "text".into() }, 258).unwrap())
@@ -63,7 +66,7 @@ fn texts(rows: &[(Row, State)]) -> Vec<String> {
 
 #[test]
 fn any_number_of_workers_gives_the_same_rows() {
-    for (chunks, packing) in [(1, PACKED), (20, PACKED), (50, PACKED), (50, Packing::Single { sequence: 24 })] {
+    for (chunks, packing) in [(1, PACKED), (20, PACKED), (50, PACKED), (50, SINGLE), (1, WHOLE), (50, WHOLE)] {
         for shuffle in [true, false] {
             let options = LoaderOptions { order: OrderOptions { shuffle, ..ORDER }, workers: 1, ..OPTIONS };
             let one = load(chunks, packing, options, None);
@@ -77,7 +80,7 @@ fn any_number_of_workers_gives_the_same_rows() {
 
 #[test]
 fn continuing_from_any_rows_state_equals_the_straight_run() {
-    for packing in [PACKED, Packing::Packed { sequence: 200 }, Packing::Single { sequence: 24 }] {
+    for packing in [PACKED, Packing { sequence: 200, ..PACKED }, SINGLE, WHOLE, Packing { sequence: 200, ..WHOLE }] {
         let straight = load(20, packing, OPTIONS, None);
         for (index, (_, state)) in straight.iter().enumerate() {
             let saved = serde_json::to_string(state).unwrap();
@@ -116,7 +119,7 @@ fn every_epoch_reads_every_record_once() {
 #[test]
 fn progress_rises_row_by_row_from_nothing_to_all_and_only_the_state_decides_it() {
     // One window, and a document of many rows: neither may hold progress up.
-    for (chunks, packing) in [(1, Packing::Packed { sequence: 2 }), (20, PACKED)] {
+    for (chunks, packing) in [(1, Packing { sequence: 2, ..PACKED }), (20, PACKED), (20, WHOLE)] {
         let mut loader = Loader::rows(Texts::new(chunks), encoder(), packing, OPTIONS, None).unwrap();
         let (mut last, mut rows) = (0.0, 0);
         assert_eq!((loader.progress(), loader.epoch()), (Some(0.0), 0));
@@ -148,12 +151,98 @@ fn held_out_records_are_never_trained_on() {
 #[test]
 fn more_epochs_can_be_asked_for_at_the_end() {
     let one = LoaderOptions { epochs: Some(1), ..OPTIONS };
-    // One record a row, so that no row holds the end of one epoch and the beginning of the next.
-    let single = Packing::Single { sequence: 100 };
-    let first = load(20, single, one, None);
-    let second = load(20, single, OPTIONS, Some(first.last().unwrap().1));
-    let both: Vec<_> = first.into_iter().chain(second).collect();
-    assert_eq!(both, load(20, single, OPTIONS, None));
+    // No row of these holds the end of one epoch and the beginning of the next.
+    for packing in [Packing { sequence: 100, ..SINGLE }, Packing { sequence: 100, ..WHOLE }] {
+        let first = load(20, packing, one, None);
+        // From the end, and from the middle of what is packed together last.
+        for index in [first.len() - 1, first.len() - 2] {
+            let (before, (_, state)) = (&first[..=index], &first[index]);
+            let both = [before, &load(20, packing, OPTIONS, Some(*state))].concat();
+            assert_eq!(both, load(20, packing, OPTIONS, None));
+        }
+    }
+}
+
+#[test]
+fn best_fit_reads_every_record_whole_once_an_epoch_with_little_padding() {
+    let packing = Packing { sequence: 64, ..WHOLE };
+    let (rows, alone) = (load(60, packing, OPTIONS, None), load(60, Packing { sequence: 64, ..SINGLE }, OPTIONS, None));
+    let texts = |rows: &[(Row, State)]| {
+        let mut texts: Vec<Vec<u32>> = Vec::new();
+        for (row, _) in rows {
+            let mut rest = &row.ids[..];
+            for &length in &row.segment_lengths {
+                let (text, behind) = rest.split_at(length);
+                texts.extend((text[0] != 257).then(|| text.to_vec()));
+                rest = behind;
+            }
+        }
+        texts.sort();
+        texts
+    };
+    assert_eq!(texts(&rows), texts(&alone));
+    assert!(rows.iter().all(|(row, _)| row.ids.len() == 64));
+    let padding = rows.iter().flat_map(|(row, _)| &row.ids).filter(|&&id| id == 257).count();
+    assert!(padding * 50 < rows.len() * 64, "{padding} of {} tokens are padding", rows.len() * 64);
+    assert_eq!(rows.last().unwrap().1.counts, alone.last().unwrap().1.counts);
+}
+
+/// Rows, states and what was said of bad records.
+fn load_skipping(
+    packing: Packing,
+    limit: u64,
+    workers: usize,
+    from: Option<State>,
+) -> (Vec<(Row, State)>, Vec<String>) {
+    let source = Arc::new(Texts { chunks: 30, broken: Some(17), reads: AtomicUsize::new(0) });
+    let on_bad_record = OnBadRecord::Skip { most_in_epoch: limit };
+    let options = LoaderOptions { workers, on_bad_record, epochs: Some(7), ..OPTIONS };
+    let mut loader = Loader::rows(source, encoder(), packing, options, from).unwrap();
+    let (mut rows, mut said) = (Vec::new(), Vec::new());
+    while let Some(row) = loader.next().unwrap() {
+        said.extend(loader.take_skipped().iter().map(Error::to_string));
+        assert_eq!(loader.counts(), loader.state().counts);
+        rows.push((row, loader.state()));
+    }
+    (rows, said)
+}
+
+#[test]
+fn bad_records_are_skipped_counted_and_the_first_few_named() {
+    for packing in [PACKED, WHOLE, SINGLE] {
+        let (straight, said) = load_skipping(packing, 1, 1, None);
+        assert_eq!(straight.last().unwrap().1.counts.skipped, 7, "one in each epoch");
+        assert_eq!(said.len(), 5, "{said:?}");
+        assert!(said[0].contains("of chunk 17: has no column `text`; it has `body`"), "{said:?}");
+        assert_eq!(load_skipping(packing, 1, 3, None), (straight.clone(), said));
+        for (index, (_, state)) in straight.iter().enumerate().step_by(3) {
+            let (rest, _) = load_skipping(packing, 1, 2, Some(*state));
+            assert_eq!(rest, straight[index + 1..], "after row {index}");
+        }
+    }
+}
+
+#[test]
+fn too_many_bad_records_end_loading_all_the_same() {
+    struct Wrong(usize);
+    impl Source for Wrong {
+        fn chunks(&self) -> usize {
+            1
+        }
+
+        fn read(&self, _: usize) -> Result<Vec<Record>, evenkeel_store::Error> {
+            Ok((0..self.0).map(|_| Record::Fields(Map::new())).collect())
+        }
+    }
+    let failure = |records, most_in_epoch| {
+        let options = LoaderOptions { on_bad_record: OnBadRecord::Skip { most_in_epoch }, ..OPTIONS };
+        Loader::rows(Arc::new(Wrong(records)), encoder(), PACKED, options, None).unwrap().next().unwrap_err()
+    };
+    let error = failure(200, 100);
+    assert!(error.to_string().starts_with("an epoch has more than 100 bad records"), "{error}");
+    assert!(error.hint().unwrap().contains("data.bad_record_limit"));
+    let error = failure(40, 100);
+    assert!(error.to_string().ends_with("; 40 bad ones were skipped"), "{error}");
 }
 
 #[test]
@@ -229,7 +318,7 @@ fn reading_ahead_is_bounded() {
     let source = Texts::new(100_000);
     let options = LoaderOptions { workers: 3, ..OPTIONS };
     let mut loader =
-        Loader::rows(source.clone(), encoder(), Packing::Packed { sequence: 4096 }, options, None).unwrap();
+        Loader::rows(source.clone(), encoder(), Packing { sequence: 4096, ..PACKED }, options, None).unwrap();
     loader.next().unwrap();
     let reads = || source.reads.load(Ordering::Relaxed);
     // Until the workers have nothing left to do: without bounds, when they have read everything.
@@ -248,7 +337,7 @@ fn no_workers_or_no_tokens_are_refused() {
         Loader::rows(Texts::new(1), encoder(), packing, LoaderOptions { workers, ..OPTIONS }, None).err()
     };
     assert!(open(PACKED, 0).is_some() && open(PACKED, usize::MAX).is_some());
-    assert!(open(Packing::Packed { sequence: 0 }, 1).is_some());
+    assert!(open(Packing { sequence: 0, ..PACKED }, 1).is_some());
     assert!(matches!(Loader::rows(Texts::new(0), encoder(), PACKED, OPTIONS, None), Err(Error::NoChunks)));
 }
 
@@ -256,7 +345,7 @@ fn no_workers_or_no_tokens_are_refused() {
 fn the_endless_corpus_can_be_loaded_and_continued() {
     let corpus = || Arc::new(Corpus::new(4, None));
     let options = LoaderOptions { epochs: None, ..OPTIONS };
-    let packing = Packing::Packed { sequence: 512 };
+    let packing = Packing { sequence: 512, ..PACKED };
     let mut straight = Loader::rows(corpus(), encoder(), packing, options, None).unwrap();
     for _ in 0..20 {
         straight.next().unwrap().unwrap();

@@ -4,7 +4,9 @@ mod chat;
 
 use chat::{CHATML, HEADERS, config, messages, tokenizer, tokenizer_json};
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_train::data::{Document, Encoder, Error, Format, Record, Template, Tokenizer, TokenizerConfig};
+use evenkeel_train::data::{
+    Document, Encoder, Error, Format, Record, Template, Tokenizer, TokenizerConfig, alpaca_template,
+};
 use serde_json::{Value, json};
 
 fn text_format() -> Format {
@@ -12,7 +14,7 @@ fn text_format() -> Format {
 }
 
 fn messages_format() -> Format {
-    Format::Messages { column: "messages".into() }
+    Format::Messages { column: "messages".into(), tools: "tools".into() }
 }
 
 fn instruction_format() -> Format {
@@ -112,11 +114,172 @@ fn only_the_answer_to_an_instruction_counts_with_its_end() {
             let fields = json!({"instruction": "Say hello.", "input": input, "output": "hello world"});
             let document = encoder.encode(&record(fields)).unwrap().unwrap();
             let text = encoder.tokenizer().decode(&document.ids).unwrap();
-            assert_eq!(text.contains("Material"), input == "hello", "{text}");
+            assert_eq!(text.contains("### Input:\nhello\n"), input == "hello", "{text}");
             let expected = asked(encoder.tokenizer(), &document);
             assert_eq!(expected.trim_end_matches("<|endoftext|>"), "hello world");
             assert_eq!(document.labels[document.labels.len() - 2], encoder.tokenizer().end().unwrap());
         }
+    }
+}
+
+#[test]
+fn instructions_without_a_template_are_asked_by_stanfords_prompt() {
+    let encoder = encoder(Tokenizer::Bytes, None, instruction_format());
+    let text = |input: &str| {
+        let fields = json!({"instruction": "Add.", "input": input, "output": "3"});
+        encoder.tokenizer().decode(&encoder.encode(&record(fields)).unwrap().unwrap().ids).unwrap()
+    };
+    let without = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+        request.\n\n### Instruction:\nAdd.\n\n### Response:3";
+    let with = "Below is an instruction that describes a task, paired with an input that provides further context. Write \
+        a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n\
+        ### Response:3";
+    assert_eq!([text(""), text("1 and 2")], [without, with]);
+}
+
+#[test]
+fn instructions_with_a_template_are_asked_by_it() {
+    for tokenizer in both() {
+        let encoder = encoder(tokenizer, Some(CHATML), instruction_format());
+        let fields = json!({"instruction": "Add.", "input": "1 and 2", "output": "3"});
+        let document = encoder.encode(&record(fields)).unwrap().unwrap();
+        let text = encoder.tokenizer().decode(&document.ids).unwrap();
+        assert!(
+            text.contains("<|im_start|>user\nAdd.\n1 and 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"),
+            "{text}"
+        );
+        assert_eq!(asked(encoder.tokenizer(), &document), "3<|im_end|>\n");
+    }
+}
+
+/// A tokenizer that begins every text with a token of its own.
+fn beginning_tokenizer() -> Tokenizer {
+    let mut json = tokenizer_json();
+    let begin = |sequence: &str| json!([{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": sequence, "type_id": 0}}]);
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": begin("A"), "pair": begin("B"),
+        "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [264], "tokens": ["<|begin|>"]}},
+    });
+    Tokenizer::hugging_face(json.to_string().as_bytes(), &config()).unwrap()
+}
+
+#[test]
+fn the_template_of_stanfords_prompt_writes_the_tokens_that_were_trained_on() {
+    for make in [|| Tokenizer::Bytes, tokenizer, beginning_tokenizer] {
+        let config = if matches!(make(), Tokenizer::Bytes) { TokenizerConfig::default() } else { config() };
+        let source = alpaca_template(&make(), &config).unwrap();
+        let template = || Template::new(&source, &config, 0).unwrap();
+        let chat = Encoder::new(make(), Some(template()), messages_format(), 300).unwrap();
+        let plain = Encoder::new(make(), None, instruction_format(), 300).unwrap();
+        for input in ["", "1 and 2"] {
+            let fields = json!({"instruction": "Add.", "input": input, "output": "3 hello"});
+            let trained = plain.encode(&record(fields)).unwrap().unwrap();
+            let turns = json!([
+                {"role": "user", "content": "Add.", "input": input}, {"role": "assistant", "content": "3 hello"},
+            ]);
+            assert_eq!(chat.encode(&record(json!({"messages": turns}))).unwrap().unwrap(), trained, "{input}");
+            let asked = template().render(&turns.as_array().unwrap()[..1], true).unwrap();
+            let asked = make().encode(&asked, false).unwrap();
+            assert_eq!(asked, trained.ids[..asked.len()]);
+            assert_eq!(trained.labels[asked.len() - 1], trained.ids[asked.len()]);
+            assert_eq!(trained.labels[asked.len() - 2], IGNORE);
+        }
+    }
+}
+
+const WITH_TOOLS: &str = "{% if tools is not none %}[{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif %}\
+    {% for m in messages %}{{ m.role }}:{% if m.content %}{{ m.content }}{% endif %}\
+    {% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}{% endif %}{% if m.name %}({{ m.name }}){% endif %}{{ '\n' }}{% endfor %}\
+    {% if add_generation_prompt %}assistant:{% endif %}";
+
+#[test]
+fn tools_and_calls_reach_the_template() {
+    let encoder = encoder(Tokenizer::Bytes, Some(WITH_TOOLS), messages_format());
+    let turns = json!([
+        {"role": "user", "content": "2+2?", "tool_calls": null},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+        {"role": "tool", "name": "add", "content": "4", "tool_call_id": "x"},
+        {"role": "assistant", "content": "Four."},
+    ]);
+    let schema = json!({"type": "function", "function": {"name": "add", "default": null}});
+    let text = |tools: Value| {
+        let document = encoder.encode(&record(json!({"messages": turns, "tools": tools}))).unwrap().unwrap();
+        let calls = r#"[{"function": {"name": "add", "arguments": {"a": 2}}}]"#;
+        assert_eq!(asked(encoder.tokenizer(), &document), format!("{calls}\n|Four.\n"));
+        encoder.tokenizer().decode(&document.ids).unwrap()
+    };
+    let said = r#"[{"type": "function", "function": {"name": "add", "default": null}}]user:2+2?"#;
+    let table = json!({"type": "function", "function": {"name": "add", "default": null}, "strict": null});
+    for tools in [json!([schema]), json!(json!([schema]).to_string()), json!([schema.to_string()]), json!([table])] {
+        let text = text(tools);
+        assert!(text.starts_with(said), "{text}");
+    }
+    for tools in [json!(null), json!(""), json!("null")] {
+        assert!(text(tools).starts_with("user:2+2?\nassistant:[{\"function"));
+    }
+    assert!(text(json!([])).starts_with("[]user:"));
+    for (tools, expected) in [
+        (json!({"a": 1}), "column `tools` holds a table, expected a list of tools"),
+        (json!("[{]"), "column `tools` holds a text that is not JSON"),
+        (json!([7]), "column `tools` holds a number"),
+    ] {
+        let error = encoder.encode(&record(json!({"messages": turns, "tools": tools}))).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let named = Format::Messages { column: "messages".into(), tools: "functions".into() };
+    let named = self::encoder(Tokenizer::Bytes, Some(WITH_TOOLS), named);
+    let error = named.encode(&record(json!({"messages": turns, "tools": [schema]}))).unwrap_err();
+    assert!(matches!(error, Error::MissingColumn { ref column, .. } if column == "functions"), "{error}");
+}
+
+#[test]
+fn a_template_for_tools_is_used_where_there_are_tools() {
+    let config = TokenizerConfig { tool_template: Some(WITH_TOOLS.into()), ..config() };
+    let template = Template::new(CHATML, &config, 0).unwrap();
+    let encoder = Encoder::new(Tokenizer::Bytes, Some(template), messages_format(), 300).unwrap();
+    let turns = messages(&[("user", "hi"), ("assistant", "ho")]);
+    let text = |fields: Value| {
+        let ids = encoder.encode(&record(fields)).unwrap().unwrap().ids;
+        encoder.tokenizer().decode(&ids).unwrap()
+    };
+    assert!(text(json!({"messages": turns})).starts_with("<|im_start|>system"));
+    assert!(text(json!({"messages": turns, "tools": [{"name": "x"}]})).starts_with("[{\"name\": \"x\"}]user:hi"));
+}
+
+#[test]
+fn contents_in_parts_are_read_by_any_template() {
+    const PRINTS: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
+        {% if add_generation_prompt %}assistant:{% endif %}";
+    // Each part trimmed by itself, texts taken, too.
+    const READS: &str = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content | trim }}{% else %}\
+        {% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}\
+        {% if add_generation_prompt %}assistant:{% endif %}";
+    // Parts alone.
+    const NEEDS: &str = "{% for m in messages %}{{ m.role }}:{% for part in m.content if part.type == 'text' %}\
+        <{{ part.text }}>{% endfor %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let parts = json!([{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]);
+    let turns = json!([{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]);
+    let cases = [
+        (PRINTS, "user:one  two\nassistant:one  two\n"),
+        (READS, "user:onetwo\nassistant:onetwo\n"),
+        (NEEDS, "user:<one >< two>\nassistant:<one >< two>\n"),
+    ];
+    for (source, expected) in cases {
+        let encoder = encoder(Tokenizer::Bytes, Some(source), messages_format());
+        let document = encoder.encode(&record(json!({"messages": turns}))).unwrap().unwrap();
+        assert_eq!(encoder.tokenizer().decode(&document.ids).unwrap(), expected);
+    }
+    let encoder = encoder(Tokenizer::Bytes, Some(CHATML), messages_format());
+    assert!(encoder.encode(&record(json!({"messages": turns}))).is_ok());
+    for (part, expected) in [
+        (json!({"type": "image", "url": "x"}), "message 0 has a part of type `image`, but the model reads text alone"),
+        (json!({"type": "text"}), "message 0 has no `text`; it has `type`"),
+        (json!({"type": "text", "text": 7}), "expected a list of parts whose `text` is a text"),
+        (json!(7), "message 0 is a number, expected a list of parts"),
+    ] {
+        let turns = json!([{"role": "user", "content": [part]}, {"role": "assistant", "content": "x"}]);
+        let error = encoder.encode(&record(json!({"messages": turns}))).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -105,9 +105,9 @@ impl Attendant for Watch<'_> {
         Ok(())
     }
 
-    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
         self.checkpoints.set(self.checkpoints.get() + 1);
-        checkpoint::save(&self.folder, ranks, progress, feed.state())
+        checkpoint::save(&self.folder, ranks, progress, feed.clone())
     }
 
     fn settle(&mut self) -> Result<(), Error> {

@@ -48,7 +48,7 @@ fn assistant_spans_are_what_the_assistant_says_and_its_end_of_turn() {
         [(CHATML, ["Hi!<|im_end|>\n", "So long<|im_end|>\n"]), (HEADERS, ["Hi!<|im_end|>", "So long<|im_end|>"])]
     {
         for first in [0, 1] {
-            let turns = template(source).turns(&messages(&TURNS[first..])).unwrap();
+            let turns = template(source).turns(&messages(&TURNS[first..]), None).unwrap();
             let spoken: Vec<&str> = turns.assistant.iter().map(|span| &turns.text[span.clone()]).collect();
             assert_eq!(spoken, expected);
         }
@@ -62,7 +62,7 @@ fn a_template_that_rewrites_earlier_turns_is_refused() {
     let thinking = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
         {% if add_generation_prompt %}assistant: <think>{% endif %}";
     for source in [forgetful, thinking] {
-        let error = template(source).turns(&messages(&TURNS)).unwrap_err();
+        let error = template(source).turns(&messages(&TURNS), None).unwrap_err();
         assert!(matches!(error, Error::NotPrefixStable { .. }), "{error}");
         assert!(error.hint().unwrap().contains("rewrites earlier turns"));
     }
@@ -140,7 +140,7 @@ fn malformed_templates_name_the_line() {
 #[test]
 fn a_conversation_of_too_many_messages_is_refused() {
     let many: Vec<Value> = (0..1001).map(|_| json!({"role": "user", "content": ""})).collect();
-    let error = template(CHATML).turns(&many).unwrap_err().to_string();
+    let error = template(CHATML).turns(&many, None).unwrap_err().to_string();
     assert!(error.contains("1001") && error.contains("1000"), "{error}");
 }
 
@@ -199,7 +199,7 @@ fn mangled_templates_neither_panic_nor_hang() {
         let source: String = source.into_iter().collect();
         let Ok(template) = Template::new(&source, &config(), NOW) else { continue };
         read += 1;
-        rendered += usize::from(template.turns(&messages(&TURNS)).is_ok());
+        rendered += usize::from(template.turns(&messages(&TURNS), None).is_ok());
     }
     assert!(read > 300 && rendered > 100, "{read} were templates, {rendered} were rendered");
 }

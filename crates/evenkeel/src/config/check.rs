@@ -8,7 +8,8 @@ use evenkeel_device::MOST_PEERS;
 
 use super::raw::RawConfig;
 use super::settings::{
-    Architecture, DataSource, DeviceKind, Imputation, LrDecay, RecordFormat, Schedule, Selection, Settings,
+    Architecture, DataSource, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord, PackingStrategy,
+    RecordFormat, Schedule, Selection, Settings,
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
@@ -128,7 +129,7 @@ fn check_data(raw: &mut RawConfig, settings: &Settings) {
     let data = &settings.data;
     let source = data.source.name();
     let synthetic = data.source == DataSource::Synthetic;
-    let of_records = matches!(data.source, DataSource::Jsonl | DataSource::Parquet);
+    let of_records = matches!(data.source, DataSource::Jsonl | DataSource::Json | DataSource::Parquet);
     if !synthetic && data.paths.is_empty() {
         let what = format!("`data.source` is \"{source}\", but `data.paths` has no files");
         raw.note_contradiction(&["data.source", "data.paths"], what, None);
@@ -151,14 +152,37 @@ fn check_data(raw: &mut RawConfig, settings: &Settings) {
         let hint = "leave it out to make each file one record";
         raw.note_contradiction(&["data.separator"], what, Some(hint));
     }
-    if data.chat_template.is_some() && data.format != RecordFormat::Messages {
-        let what = format!("`data.chat_template` is set, but `data.format` is \"{}\"", data.format.name());
-        let hint = "a template is for format \"messages\"";
-        raw.note_contradiction(&["data.chat_template", "data.format"], what, Some(hint));
+    check_prompts(raw, settings);
+    if data.packing_strategy.is_some() && !data.packing {
+        let what = "`data.packing_strategy` is set, but `data.packing` is false".to_owned();
+        raw.note_contradiction(&["data.packing_strategy", "data.packing"], what, None);
+    }
+    if data.bad_record_limit.is_some() && data.on_bad_record == OnBadRecord::Stop {
+        let what = "`data.bad_record_limit` is set, but `data.on_bad_record` is \"stop\"".to_owned();
+        let hint = "set data.on_bad_record = \"skip\", too";
+        raw.note_contradiction(&["data.bad_record_limit", "data.on_bad_record"], what, Some(hint));
     }
     if data.tokenizer.as_deref() == Some("") {
         let what = "`data.tokenizer` is empty, expected \"bytes\" or a path".to_owned();
         raw.note_contradiction(&["data.tokenizer"], what, None);
+    }
+}
+
+fn check_prompts(raw: &mut RawConfig, settings: &Settings) {
+    let data = &settings.data;
+    let format = data.format.name();
+    if data.chat_template.is_some() && data.format == RecordFormat::Text {
+        let what = format!("`data.chat_template` is set, but `data.format` is \"{format}\"");
+        let hint = "a template is for formats \"messages\" and \"alpaca\"";
+        raw.note_contradiction(&["data.chat_template", "data.format"], what, Some(hint));
+    }
+    if data.instruction_prompt.is_some() && data.format != RecordFormat::Alpaca {
+        let what = format!("`data.instruction_prompt` is set, but `data.format` is \"{format}\"");
+        let hint = "it is for format \"alpaca\"";
+        raw.note_contradiction(&["data.instruction_prompt", "data.format"], what, Some(hint));
+    } else if data.instruction_prompt == Some(InstructionPrompt::Alpaca) && data.chat_template.is_some() {
+        let what = "`data.chat_template` is set, but `data.instruction_prompt` is \"alpaca\"".to_owned();
+        raw.note_contradiction(&["data.chat_template", "data.instruction_prompt"], what, None);
     }
 }
 
@@ -174,6 +198,8 @@ fn check_images(raw: &mut RawConfig, settings: &Settings) {
     let sizes = SIZES.into_iter().find(|key| raw.is_given(key));
     let useless = [
         ("data.packing", raw.is_given("data.packing") && data.packing),
+        ("data.packing_strategy", data.packing_strategy.is_some() && data.packing),
+        ("data.label_beyond_cut", data.label_beyond_cut),
         ("data.tokenizer", data.tokenizer.is_some()),
         ("sample.prompts", !settings.sample.prompts.is_empty()),
     ];
@@ -403,8 +429,16 @@ fn has_eval_data(settings: &Settings) -> bool {
 fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     let of_images = of_images(settings);
     settings.data.packing &= !of_images;
+    if settings.data.packing {
+        let runs_on = settings.data.format == RecordFormat::Text;
+        let strategy = if runs_on { PackingStrategy::Cut } else { PackingStrategy::BestFit };
+        settings.data.packing_strategy.get_or_insert(strategy);
+    }
     if settings.data.source == DataSource::Synthetic {
         settings.data.records.get_or_insert(1024);
+    }
+    if settings.data.on_bad_record == OnBadRecord::Skip {
+        settings.data.bad_record_limit.get_or_insert(100);
     }
     if has_eval_data(settings) {
         settings.eval.every.get_or_insert(100);

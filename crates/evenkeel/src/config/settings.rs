@@ -10,10 +10,13 @@ use super::table::settings;
 choices! {
     Architecture { Llama = "llama" }
     DataSource {
-        Synthetic = "synthetic", Text = "text", Jsonl = "jsonl", Parquet = "parquet", Images = "images",
+        Synthetic = "synthetic", Text = "text", Jsonl = "jsonl", Json = "json", Parquet = "parquet", Images = "images",
         Cifar10 = "cifar10"
     }
     RecordFormat { Text = "text", Alpaca = "alpaca", Messages = "messages" }
+    InstructionPrompt { Chat = "chat", Alpaca = "alpaca" }
+    PackingStrategy { BestFit = "best-fit", Cut = "cut" }
+    OnBadRecord { Stop = "stop", Skip = "skip" }
     LrDecay { Cosine = "cosine", Linear = "linear", Constant = "constant" }
     Schedule {
         None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
@@ -75,15 +78,29 @@ settings! {
         output_column: String = "output".to_owned();
         /// Column of the conversation, in format "messages".
         messages_column: String = "messages".to_owned();
+        /// Column of the tools that may be called in a conversation, a list of JSON schemas or JSON text of one, in format
+        /// "messages". It may be missing if it has this name.
+        tools_column: String = "tools".to_owned();
+        /// What format "alpaca" asks by: the chat template, with the instruction and, in a line of its own, the input as what the user
+        /// says, or Stanford Alpaca's prompt. "chat" if not set and there is a template, else "alpaca".
+        instruction_prompt: Option<InstructionPrompt>;
         /// "bytes", a tokenizer.json, or a folder with one; model.path if not set, else "bytes".
         tokenizer: Option<String>;
-        /// File with the template of conversations; the model's own if not set.
+        /// File with the chat template, in formats "messages" and "alpaca"; the model's own if not set.
         chat_template: Option<PathBuf>;
         /// Tokens of a sequence.
         sequence: usize = 1024, from(2).to(1 << 20);
-        /// Whether records share sequences and run on from one to the next; if not, a record fills one sequence and what is
-        /// longer is cut off. Not for images.
+        /// Whether records share sequences; if not, a record fills one sequence and what is longer is cut off. Not for images.
         packing: bool = true;
+        /// How records share sequences: whole, each where it leaves the least free, and the end of what is longer than a sequence is
+        /// cut off; or run on from one sequence to the next. If not set, "cut" for plain text and else "best-fit".
+        packing_strategy: Option<PackingStrategy>;
+        /// Whether the last token before a cut predicts the first one behind it. It does not in transformers.
+        label_beyond_cut: bool = false;
+        /// What a record that cannot be read does: "stop" ends the run, "skip" passes it over and counts it.
+        on_bad_record: OnBadRecord = OnBadRecord::Stop;
+        /// Bad records that an epoch may have; with more, the run ends although they are skipped. 100 if not set and they are.
+        bad_record_limit: Option<u64>, from(1);
         /// Whether training mirrors every other image.
         flip: bool = true;
         /// Pixels by which training shifts images at random, each way.

@@ -10,7 +10,7 @@ use evenkeel_train::report::{
     Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, events_until,
     write_eval_metrics, write_step_metrics,
 };
-use evenkeel_train::{Attendant, Balanced, Error, Evaluation, Feed, Progress, RankReport, Ranks, StepReport};
+use evenkeel_train::{Attendant, Balanced, Error, Evaluation, Progress, RankReport, Ranks, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
@@ -157,6 +157,10 @@ impl Attendant for Attending<'_> {
         self.progress.note(&super::balance::describe(balanced)).map_err(Error::Report)
     }
 
+    fn noted(&mut self, note: &str) -> Result<(), Error> {
+        self.progress.note(note).map_err(Error::Report)
+    }
+
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
         let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
         let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
@@ -181,9 +185,9 @@ impl Attendant for Attending<'_> {
         self.progress.eval(step, &metrics).map_err(Error::Report)
     }
 
-    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
-        self.saver.begin(path, ranks, progress, feed.state(), &self.configuration, move || Ok(prune()?))?;
+        self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
     }
 

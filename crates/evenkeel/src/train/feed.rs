@@ -4,20 +4,24 @@ mod fingerprint;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use evenkeel_model::{Input, Model};
 use evenkeel_store::{exists, read_text};
 use evenkeel_train::data::{
-    Augment, Clock, Corpus, Encoder, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions, OrderOptions,
-    Packing, Part, Row, Source, State, Template, Tokenizer, TokenizerConfig,
+    Augment, Clock, Corpus, Counts, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions,
+    OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, Part, Row, Source, State, Template, Tokenizer,
+    TokenizerConfig, alpaca_template,
 };
 use evenkeel_train::report::Reads;
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DataSource, RecordFormat, RunConfig, Settings, TokenizerSource};
-use crate::{Failure, Mistake};
+use crate::config::{
+    self, DataSource, InstructionPrompt, PackingStrategy, RecordFormat, RunConfig, Settings, TokenizerSource,
+};
+use crate::{Failure, Mistake, warn};
 use fingerprint::Fingerprint;
 
 /// A tokenizer and what was written beside it.
@@ -39,7 +43,39 @@ pub const IMAGE_DEVIATION: f32 = 0.5;
 impl Text {
     /// None for images.
     pub fn open(config: &RunConfig) -> Result<Option<Text>, Failure> {
-        config.tokenizer.as_ref().map(Text::from_source).transpose()
+        let Some(source) = &config.tokenizer else { return Ok(None) };
+        let mut text = Text::from_source(source)?;
+        if let Some(path) = &config.settings.data.chat_template {
+            text.config.chat_template = Some(read_text(path, TOKENIZER_BYTES)?);
+            text.config.tool_template = None;
+        }
+        Ok(Some(text))
+    }
+
+    /// What a run asks its instructions by; none where it has no instructions.
+    pub fn instruction_prompt(&self, data: &config::Data) -> Result<Option<InstructionPrompt>, Mistake> {
+        if data.format != RecordFormat::Alpaca {
+            return Ok(None);
+        }
+        let has_template = self.config.chat_template.is_some();
+        match data.instruction_prompt {
+            Some(InstructionPrompt::Chat) if !has_template => Err(Mistake {
+                what: "`data.instruction_prompt` is \"chat\", but the tokenizer has no chat template".to_owned(),
+                hint: Some("give one with data.chat_template, or use \"alpaca\"".to_owned()),
+            }),
+            Some(prompt) => Ok(Some(prompt)),
+            None if has_template => Ok(Some(InstructionPrompt::Chat)),
+            None => Ok(Some(InstructionPrompt::Alpaca)),
+        }
+    }
+
+    /// The chat template that goes with a trained model, where it is not the tokenizer's own: the run's, or the prompt that the model
+    /// was taught.
+    pub fn template_to_save(&self, data: &config::Data) -> Result<Option<String>, Failure> {
+        if self.instruction_prompt(data)? == Some(InstructionPrompt::Alpaca) {
+            return Ok(Some(alpaca_template(&self.tokenizer, &self.config)?));
+        }
+        Ok(data.chat_template.as_ref().and(self.config.chat_template.clone()))
     }
 
     pub fn from_source(source: &TokenizerSource) -> Result<Text, Failure> {
@@ -58,6 +94,7 @@ impl Text {
         let template = folder.join("chat_template.jinja");
         if exists(&template) {
             config.chat_template = Some(read_text(&template, TOKENIZER_BYTES)?);
+            config.tool_template = None;
         }
         let json = read_text(&file, TOKENIZER_BYTES)?;
         let tokenizer = Tokenizer::hugging_face(json.as_bytes(), &config)?;
@@ -92,6 +129,10 @@ pub struct Data {
     workers: usize,
     clock: Clock,
     fingerprint: Fingerprint,
+    on_bad_record: OnBadRecord,
+    /// Whether bad records of the held-out data were told.
+    told: AtomicBool,
+    instruction_prompt: Option<InstructionPrompt>,
 }
 
 enum Reader {
@@ -104,6 +145,7 @@ impl Data {
         let settings = &config.settings;
         let data = &settings.data;
         let clock = Clock::from(start_of_day());
+        let instruction_prompt = text.as_ref().map(|text| text.instruction_prompt(data)).transpose()?.flatten();
         let mut fingerprint = Fingerprint::new(settings);
         let source = open_source(settings, &data.paths, &mut fingerprint)?;
         let held_out_every = (data.holdout > 0).then_some(data.holdout);
@@ -117,7 +159,7 @@ impl Data {
         let reader = match (model.config.input, text) {
             (Input::Tokens { learned_positions }, Some(text)) => {
                 check_positions(data.sequence, learned_positions)?;
-                text_reader(settings, model, text, &clock, &mut fingerprint)?
+                text_reader(settings, model, text, instruction_prompt, &clock, &mut fingerprint)?
             }
             (Input::Images { size, channels, .. }, None) => {
                 image_reader(settings, size, channels, model.config.classes)
@@ -127,7 +169,26 @@ impl Data {
         };
         let epochs = settings.train.epochs.map(u64::from);
         let (batch, workers) = (settings.train.batch, data.workers);
-        Ok(Data { source, held_out, reader, order, batch, epochs, workers, clock, fingerprint })
+        let on_bad_record = match data.on_bad_record {
+            config::OnBadRecord::Stop => OnBadRecord::Stop,
+            config::OnBadRecord::Skip => {
+                OnBadRecord::Skip { most_in_epoch: data.bad_record_limit.expect("filled in with the key above") }
+            }
+        };
+        Ok(Data {
+            source,
+            held_out,
+            reader,
+            order,
+            batch,
+            epochs,
+            workers,
+            clock,
+            fingerprint,
+            on_bad_record,
+            told: AtomicBool::new(false),
+            instruction_prompt,
+        })
     }
 
     pub fn reads(&self) -> Reads {
@@ -135,6 +196,33 @@ impl Data {
             Reader::Text { .. } => Reads::Tokens,
             Reader::Images { .. } => Reads::Images,
         }
+    }
+
+    /// What instructions are asked by, in words; none where there are none.
+    pub fn describe_prompt(&self) -> Option<&'static str> {
+        Some(match self.instruction_prompt? {
+            InstructionPrompt::Chat => "the chat template",
+            InstructionPrompt::Alpaca => "Stanford Alpaca's prompt",
+        })
+    }
+
+    /// The first samples of training, each by itself; none for images.
+    pub fn first_samples(&self, count: usize) -> Result<Vec<Row>, Error> {
+        let Reader::Text { encoder, packing } = &self.reader else { return Ok(Vec::new()) };
+        let packing = Packing { fill: Fill::Single, ..*packing };
+        let options = LoaderOptions { workers: 1, ..self.options(self.order, self.epochs) };
+        let mut loader = Loader::rows(self.source.clone(), encoder.clone(), packing, options, None)?;
+        let mut rows = Vec::new();
+        while rows.len() < count
+            && let Some(row) = loader.next()?
+        {
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    fn options(&self, order: OrderOptions, epochs: Option<u64>) -> LoaderOptions {
+        LoaderOptions { order, epochs, workers: self.workers, on_bad_record: self.on_bad_record }
     }
 
     /// None for images.
@@ -148,7 +236,7 @@ impl Data {
     /// The micro-batches of training, from the beginning or from a checkpoint's state. That must be of the same data;
     /// from then on it is the time of the run's beginning for chat templates.
     pub fn training(&self, from: Option<FeedState>) -> Result<Box<dyn Feed>, Error> {
-        let options = LoaderOptions { order: self.order, epochs: self.epochs, workers: self.workers };
+        let options = self.options(self.order, self.epochs);
         let from = match from {
             None => None,
             Some(FeedState { place, time_s, data }) => {
@@ -166,7 +254,7 @@ impl Data {
     /// The held-out micro-batches, once.
     pub fn evaluation(&self) -> Result<Option<Box<dyn Feed>>, Error> {
         let Some((source, order)) = &self.held_out else { return Ok(None) };
-        let options = LoaderOptions { order: *order, epochs: Some(1), workers: 1 };
+        let options = LoaderOptions { workers: 1, ..self.options(*order, Some(1)) };
         self.feed(source, options, None, false).map(Some)
     }
 
@@ -180,6 +268,10 @@ impl Data {
         {
             evaluation.add(&ranks.evaluate(samples)?);
             left -= 1;
+        }
+        let notes = feed.take_notes();
+        if !notes.is_empty() && !self.told.swap(true, Ordering::Relaxed) {
+            notes.iter().for_each(|note| warn(&format!("held out: {note}")));
         }
         Ok(Some(evaluation))
     }
@@ -218,6 +310,7 @@ fn open_source(
         DataSource::Synthetic => return Ok(Arc::new(Corpus::new(data.seed, data.records))),
         DataSource::Text => Format::Text { separator: data.separator.clone().unwrap_or_default() },
         DataSource::Jsonl => Format::Jsonl,
+        DataSource::Json => Format::Json,
         DataSource::Parquet => Format::Parquet,
         DataSource::Images => Format::Images,
         DataSource::Cifar10 => Format::Cifar10,
@@ -227,9 +320,11 @@ fn open_source(
         RecordFormat::Alpaca => {
             vec![data.instruction_column.clone(), data.input_column.clone(), data.output_column.clone()]
         }
-        RecordFormat::Messages => vec![data.messages_column.clone()],
+        RecordFormat::Messages => vec![data.messages_column.clone(), data.tools_column.clone()],
     };
-    let source = Source::open(&SourceSpec { columns, ..SourceSpec::new(format, paths.to_vec()) })?;
+    let is_optional = |column: &String| OPTIONAL_COLUMNS.contains(&column.as_str());
+    let (optional_columns, columns) = columns.into_iter().partition(is_optional);
+    let source = Source::open(&SourceSpec { columns, optional_columns, ..SourceSpec::new(format, paths.to_vec()) })?;
     fingerprint.add_files(&source.files());
     Ok(Arc::new(source))
 }
@@ -237,14 +332,17 @@ fn open_source(
 fn text_reader(
     settings: &Settings,
     model: &Model,
-    mut text: Text,
+    text: Text,
+    instruction_prompt: Option<InstructionPrompt>,
     clock: &Clock,
     fingerprint: &mut Fingerprint,
 ) -> Result<Reader, Failure> {
     let data = &settings.data;
     let format = match data.format {
         RecordFormat::Text => Format::Text { column: data.text_column.clone() },
-        RecordFormat::Messages => Format::Messages { column: data.messages_column.clone() },
+        RecordFormat::Messages => {
+            Format::Messages { column: data.messages_column.clone(), tools: data.tools_column.clone() }
+        }
         RecordFormat::Alpaca => Format::Instruction {
             instruction: data.instruction_column.clone(),
             input: data.input_column.clone(),
@@ -253,18 +351,23 @@ fn text_reader(
     };
     let [begin, end] = [&text.config.begin_token, &text.config.end_token].map(|token| token.as_deref().unwrap_or(""));
     fingerprint.add_contents("data.tokenizer", &[text.json.as_bytes(), begin.as_bytes(), end.as_bytes()]);
+    if let Some(prompt) = instruction_prompt {
+        fingerprint.add("data.instruction_prompt", prompt.name());
+    }
     let mut template = None;
-    if data.format == RecordFormat::Messages {
-        if let Some(path) = &data.chat_template {
-            text.config.chat_template = Some(read_text(path, TOKENIZER_BYTES)?);
-        }
-        let source = text.config.chat_template.as_deref().unwrap_or("");
-        fingerprint.add_contents("data.chat_template", &[source.as_bytes()]);
+    if data.format == RecordFormat::Messages || instruction_prompt == Some(InstructionPrompt::Chat) {
+        let sources = [&text.config.chat_template, &text.config.tool_template];
+        let sources: Vec<&[u8]> = sources.into_iter().flatten().map(|source| source.as_bytes()).collect();
+        fingerprint.add_contents("data.chat_template", &sources);
         template = text.template(clock.clone())?;
     }
     let encoder = Arc::new(Encoder::new(text.tokenizer, template, format, model.config.classes)?);
-    let sequence = data.sequence;
-    let packing = if data.packing { Packing::Packed { sequence } } else { Packing::Single { sequence } };
+    let fill = match data.packing_strategy {
+        Some(PackingStrategy::Cut) => Fill::Cut,
+        Some(PackingStrategy::BestFit) => Fill::BestFit,
+        None => Fill::Single,
+    };
+    let packing = Packing { sequence: data.sequence, fill, label_beyond_cut: data.label_beyond_cut };
     Ok(Reader::Text { encoder, packing })
 }
 
@@ -329,6 +432,14 @@ where
         self.loader.epoch()
     }
 
+    fn counts(&self) -> Counts {
+        self.loader.counts()
+    }
+
+    fn take_notes(&mut self) -> Vec<String> {
+        self.loader.take_skipped().iter().map(|error| format!("skipped a bad record: {error}")).collect()
+    }
+
     fn state(&self) -> serde_json::Value {
         let state = FeedState { place: self.loader.state(), time_s: self.time_s, data: self.data.clone() };
         serde_json::to_value(state).expect("a state is a few numbers and texts")
@@ -339,14 +450,16 @@ where
 pub struct Primed {
     first: Option<Samples>,
     feed: Box<dyn Feed>,
+    /// Before the first samples.
     progress: Option<f64>,
     epoch: u64,
+    state: serde_json::Value,
 }
 
 impl Primed {
     pub fn new(mut feed: Box<dyn Feed>) -> Result<Primed, Error> {
-        let (progress, epoch) = (feed.progress(), feed.epoch());
-        Ok(Primed { first: feed.next()?, feed, progress, epoch })
+        let (progress, epoch, state) = (feed.progress(), feed.epoch(), feed.state());
+        Ok(Primed { first: feed.next()?, feed, progress, epoch, state })
     }
 }
 
@@ -366,9 +479,16 @@ impl Feed for Primed {
         if self.first.is_some() { self.epoch } else { self.feed.epoch() }
     }
 
+    fn counts(&self) -> Counts {
+        self.feed.counts()
+    }
+
+    fn take_notes(&mut self) -> Vec<String> {
+        self.feed.take_notes()
+    }
+
     fn state(&self) -> serde_json::Value {
-        assert!(self.first.is_none(), "a state is behind the samples that were handed out");
-        self.feed.state()
+        if self.first.is_some() { self.state.clone() } else { self.feed.state() }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::launch::{Launch, arrangement};
 use crate::{Failure, Mistake, Mistakes, device, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
-use model::{ModelInput, device_dtype};
+use model::{ModelInput, SavedTokenizer, device_dtype};
 use output::RunFolder;
 pub use output::find_checkpoint;
 use sample::Prompts;
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let config = arguments.overrides.read()?;
     let settings = &config.settings;
     let text = Text::open(&config)?;
-    let tokenizer_files = text.as_ref().and_then(|text| text.files.clone());
+    let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, settings)).transpose()?;
     let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         folder.say_what_changed(&config, state.configuration == configuration)?;
     }
     // Bad data show themselves before an earlier run is replaced.
-    let mut feed = Primed::new(data.training(from)?)?;
+    let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
     check_evaluation(&data)?;
     folder.claim(&config, newest.is_some())?;
     let title =
@@ -121,7 +121,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         launch.describe(),
         text::bytes(peak_bytes(&costs) + snapshot_bytes)
     ))?;
-    for line in [describe_batch(settings), describe_stragglers(&attending.stragglers), divided].into_iter().flatten() {
+    let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}"));
+    for line in
+        [prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided].into_iter().flatten()
+    {
         attending.say(&line)?;
     }
 
@@ -133,8 +136,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         &mut progress,
         &interruption.asked,
         &mut attending,
-    )?;
+    );
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
+    let stop = stop.map_err(|error| ended_by_data(error, progress.step, &folder))?;
     if stop == Stop::Interrupted {
         let what = match progress.step {
             0 => "interrupted before the first step".to_owned(),
@@ -144,11 +148,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
     if settings.output.save_model {
-        let is_text = data.tokenizer().is_some();
         input.save(
             &folder.model(),
             settings,
-            is_text.then_some(tokenizer_files),
+            tokenizer.as_ref(),
             ranks.specs(),
             |id, rows| ranks.read_rows(Kind::Weight, id, rows),
             true,
@@ -345,6 +348,25 @@ fn not_a_state(path: &std::path::Path) -> Mistake {
         what: format!("`{}` says nothing of the data's place", path.display()),
         hint: Some("the checkpoint was written by another version, or changed".to_owned()),
     }
+}
+
+/// Where data end a run, what is saved of it, and how it goes on.
+fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) -> Failure {
+    let evenkeel_train::Error::Data(error) = error else { return error.into() };
+    let saved = match step {
+        0 => "the run ends before its first step".to_owned(),
+        step => format!("the run ends after step {step}, which is saved in `{}`", folder.root().display()),
+    };
+    let go_on = match (error.is_of_record(), step) {
+        (true, 0) => Some("to pass over such records, add --set data.on_bad_record=skip"),
+        (true, _) => Some(
+            "to pass over such records and go on, give the same command with --resume --set data.on_bad_record=skip",
+        ),
+        (false, _) => None,
+    };
+    let hints: Vec<String> = error.hint().into_iter().chain(go_on.map(str::to_owned)).collect();
+    let hint = (!hints.is_empty()).then(|| hints.join("; "));
+    Failure::new(error.is_fault(), format!("{error}; {saved}"), hint)
 }
 
 /// What is said at the end.

@@ -10,7 +10,7 @@ use evenkeel_train::data::Tokenizer;
 use evenkeel_train::save_weights;
 use serde_json::{Value, json};
 
-use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN};
+use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::output::RUN_MODEL;
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
 use crate::{Failure, Mistake, warn};
@@ -86,7 +86,7 @@ impl ModelInput {
         &self,
         path: &Path,
         settings: &Settings,
-        tokenizer_files: Option<Option<(PathBuf, PathBuf)>>,
+        tokenizer: Option<&SavedTokenizer>,
         specs: &[ParamSpec],
         read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
         replace: bool,
@@ -94,8 +94,8 @@ impl ModelInput {
         let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
         let new = NewFolder::create(path)?;
         self.save_config(&new, dtype)?;
-        if let Some(files) = tokenizer_files {
-            save_tokenizer(&new, files, settings.data.chat_template.as_deref())?;
+        if let Some(tokenizer) = tokenizer {
+            save_tokenizer(&new, tokenizer)?;
         }
         save_weights(&new, specs, file_dtype(dtype), read_rows)?;
         Ok(new.commit(replace)?)
@@ -161,21 +161,28 @@ fn preprocessor(size: usize, channels: usize) -> Value {
     })
 }
 
-/// The tokenizer that the model was trained with: its own tokenizer.json and what lies beside it, or the built-in one as
-/// files; and the chat template, where the run had one of its own.
-pub fn save_tokenizer(
-    folder: &NewFolder,
-    files: Option<(PathBuf, PathBuf)>,
-    chat_template: Option<&Path>,
-) -> Result<(), evenkeel_store::Error> {
-    match files {
+/// What of the tokenizer that a model was trained with goes with it.
+pub struct SavedTokenizer {
+    /// Its tokenizer.json and the folder of what lies beside it; the built-in one is written as files.
+    pub files: Option<(PathBuf, PathBuf)>,
+    /// Where the run had another than the tokenizer's own.
+    pub chat_template: Option<String>,
+}
+
+impl SavedTokenizer {
+    pub fn of(text: &Text, settings: &Settings) -> Result<SavedTokenizer, Failure> {
+        Ok(SavedTokenizer { files: text.files.clone(), chat_template: text.template_to_save(&settings.data)? })
+    }
+}
+
+pub fn save_tokenizer(folder: &NewFolder, tokenizer: &SavedTokenizer) -> Result<(), evenkeel_store::Error> {
+    let template = &tokenizer.chat_template;
+    match &tokenizer.files {
         Some((file, beside)) => {
             copy_file(file, folder, "tokenizer.json")?;
-            let names: Vec<&str> = BESIDE_TOKENIZER
-                .into_iter()
-                .filter(|name| chat_template.is_none() || !name.starts_with("chat_"))
-                .collect();
-            copy_present(folder, Some(&beside), &names)?;
+            let names: Vec<&str> =
+                BESIDE_TOKENIZER.into_iter().filter(|name| template.is_none() || !name.starts_with("chat_")).collect();
+            copy_present(folder, Some(beside), &names)?;
         }
         None => {
             let (tokenizer, config) = evenkeel_train::data::byte_tokenizer_files();
@@ -183,7 +190,7 @@ pub fn save_tokenizer(
             folder.write_json("tokenizer_config.json", &config)?;
         }
     }
-    chat_template.map_or(Ok(()), |template| copy_file(template, folder, "chat_template.jinja"))
+    template.as_ref().map_or(Ok(()), |template| folder.write("chat_template.jinja", template.as_bytes()))
 }
 
 const BESIDE_TOKENIZER: [&str; 8] = [

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern};
 use super::place::{Origin, Place};
-use super::{Chunks, Record, SourceSpec};
+use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::{Defect, Error};
 
 pub(super) const CLASSES: [&str; 10] =
@@ -46,7 +46,7 @@ impl Chunks for CifarChunks {
         self.index.count()
     }
 
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+    fn read(&self, chunk: usize, _: OnBad) -> Result<Vec<Placed>, Error> {
         let (file, chunk) = self.index.locate(chunk);
         let file = &self.files[file];
         let range = file.range(chunk, self.chunk_bytes);
@@ -54,7 +54,7 @@ impl Chunks for CifarChunks {
         file.open()?.read_exact_at(&mut bytes, range.start).map_err(|error| file.fail(Defect::Io(error)))?;
         let first = range.start / IMAGE_BYTES as u64;
         let images = bytes.as_chunks::<IMAGE_BYTES>().0.iter();
-        images.zip(first..).map(|(image, row)| Ok((row, record(file, image, row)?))).collect()
+        Ok(images.zip(first..).map(|(image, row)| (row, record(file, image, row))).collect())
     }
 
     fn files(&self) -> Vec<&Path> {

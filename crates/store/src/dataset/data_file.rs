@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use super::chunk_index::ChunkIndex;
 use crate::{Defect, Error, limits, regular_file};
@@ -14,6 +15,8 @@ use crate::{Defect, Error, limits, regular_file};
 pub(super) struct DataFile {
     pub path: PathBuf,
     pub size_bytes: u64,
+    /// A byte and the newlines before it, where they were counted last.
+    pub newlines: Arc<Mutex<(u64, u64)>>,
 }
 
 /// How a folder's files are chosen.
@@ -27,7 +30,7 @@ impl DataFile {
     fn new(path: PathBuf) -> Result<DataFile, Error> {
         let metadata = fs::metadata(&path).map_err(|error| regular_file::absence_of_any(&path, error).of(&path))?;
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&path))?;
-        Ok(DataFile { size_bytes: metadata.len(), path })
+        Ok(DataFile { size_bytes: metadata.len(), path, newlines: Arc::default() })
     }
 
     /// Opens it, if it still has its size: chunks were cut by it.

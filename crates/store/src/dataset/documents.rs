@@ -7,14 +7,15 @@
 
 use std::ops::Range;
 
+use super::OnBad;
 use super::data_file::DataFile;
 use super::place::Place;
 use super::separator::Separator;
 use super::view::View;
 use crate::{Defect, Error};
 
-/// A document and the offset of its first byte.
-pub(super) type Document = (u64, Vec<u8>);
+/// A document, or why it cannot be read, and the offset of its first byte.
+pub(super) type Document = (u64, Result<Vec<u8>, Error>);
 
 /// Reads from a little before the range to the end of the last document that begins in it. Documents of white space
 /// alone are left out.
@@ -23,10 +24,11 @@ pub(super) fn documents(
     range: Range<u64>,
     separator: &Separator,
     limit_bytes: u64,
+    on_bad: OnBad,
 ) -> Result<Vec<Document>, Error> {
     let mut view = View::new(file, context_begin(range.start, separator))?;
     let mut found = Vec::new();
-    let mut current = Current { begin: 0, length: 0, is_wanted: false, text: Vec::new() };
+    let mut current = Current::default();
     let mut matched = 0;
     while let Some((at, byte)) = view.next()? {
         if current.length == 0 {
@@ -41,39 +43,43 @@ pub(super) fn documents(
         matched = separator.step(matched, byte);
         if matched == separator.len() {
             current.cut(separator.len());
-            current.finish(file, limit_bytes, &mut found)?;
+            current.finish(file, limit_bytes, &mut found);
         } else if current.text.len() as u64 > limit_bytes.saturating_add(separator.len() as u64) {
-            return Err(too_long(file, current.begin, limit_bytes));
+            if on_bad == OnBad::Fail {
+                return Err(too_long(file, current.begin, limit_bytes));
+            }
+            current.is_too_long = true;
+            current.text = Vec::new();
         }
     }
-    current.finish(file, limit_bytes, &mut found)?;
+    current.finish(file, limit_bytes, &mut found);
     Ok(found)
 }
 
 /// The text of a document, or where it is not UTF-8.
-pub(super) fn decode(file: &DataFile, (begin, bytes): Document) -> Result<(u64, String), Error> {
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok((begin, text)),
-        Err(error) => {
-            let byte = offset_of(file, begin, error.utf8_error().valid_up_to())?;
-            Err(file.fail(Defect::RecordNotUtf8 { place: Place::of_byte(file, byte) }))
-        }
-    }
+pub(super) fn decode(file: &DataFile, begin: u64, bytes: Result<Vec<u8>, Error>) -> Result<String, Error> {
+    String::from_utf8(bytes?).or_else(|error| {
+        let byte = offset_of(file, begin, error.utf8_error().valid_up_to())?;
+        Err(file.fail(Defect::RecordNotUtf8 { place: Place::of_byte(file, byte) }))
+    })
 }
 
 /// A run of bytes after the last separator, not all of which are known to be the document's.
+#[derive(Default)]
 struct Current {
     begin: u64,
     length: usize,
     /// Whether it begins in the range. If not, nothing of it is kept.
     is_wanted: bool,
+    /// Nothing of it is kept any more.
+    is_too_long: bool,
     text: Vec<u8>,
 }
 
 impl Current {
     fn push(&mut self, byte: u8) {
         self.length += 1;
-        if self.is_wanted {
+        if self.is_wanted && !self.is_too_long {
             self.text.push(byte);
         }
     }
@@ -83,16 +89,13 @@ impl Current {
         self.text.truncate(self.text.len().saturating_sub(separator_bytes));
     }
 
-    fn finish(&mut self, file: &DataFile, limit_bytes: u64, found: &mut Vec<Document>) -> Result<(), Error> {
-        self.length = 0;
-        let text = std::mem::take(&mut self.text);
-        if text.len() as u64 > limit_bytes {
-            return Err(too_long(file, self.begin, limit_bytes));
+    fn finish(&mut self, file: &DataFile, limit_bytes: u64, found: &mut Vec<Document>) {
+        let Current { begin, is_too_long, text, .. } = std::mem::take(self);
+        if is_too_long || text.len() as u64 > limit_bytes {
+            found.push((begin, Err(too_long(file, begin, limit_bytes))));
+        } else if !text.trim_ascii().is_empty() {
+            found.push((begin, Ok(text)));
         }
-        if !text.trim_ascii().is_empty() {
-            found.push((self.begin, text));
-        }
-        Ok(())
     }
 }
 
@@ -102,7 +105,7 @@ fn context_begin(begin: u64, separator: &Separator) -> u64 {
     begin.saturating_sub(2 * separator.len() as u64 + 1)
 }
 
-fn too_long(file: &DataFile, begin: u64, limit_bytes: u64) -> Error {
+pub(super) fn too_long(file: &DataFile, begin: u64, limit_bytes: u64) -> Error {
     file.fail(Defect::RecordTooLong { place: Place::of_byte(file, begin), limit_bytes })
 }
 

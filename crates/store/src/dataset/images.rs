@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::data_file::{has_ending, list};
 use super::place::{Origin, Place};
-use super::{Chunks, Record, SourceSpec, picture};
+use super::{Chunks, OnBad, Placed, Record, SourceSpec, picture};
 use crate::{Defect, Error, limits, regular_file};
 
 /// Decoded, images are much larger than their files, so a chunk has few. It is a number and not a size because a
@@ -69,15 +69,15 @@ impl Chunks for ImageChunks {
         self.images.len().div_ceil(IMAGES_PER_CHUNK)
     }
 
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+    fn read(&self, chunk: usize, _: OnBad) -> Result<Vec<Placed>, Error> {
         let first = chunk * IMAGES_PER_CHUNK;
         let images = self.images.iter().enumerate().skip(first).take(IMAGES_PER_CHUNK);
-        let read = |(position, (path, label)): (usize, &(PathBuf, usize))| {
+        let read = |path: &PathBuf, label: usize| {
             let bytes = regular_file::read_any(path, self.record_bytes).map_err(|defect| defect.of(path))?;
             let (width, height, rgb) = picture::decode(&bytes).map_err(|defect| defect.of(path))?;
-            Ok((position as u64, Record::Image { width, height, rgb, label: *label }))
+            Ok(Record::Image { width, height, rgb, label })
         };
-        images.map(read).collect()
+        Ok(images.map(|(position, (path, label))| (position as u64, read(path, *label))).collect())
     }
 
     fn files(&self) -> Vec<&Path> {

@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
-
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{decode, documents};
+use super::json::{begins_with, object};
 use super::place::{Origin, Place};
 use super::separator::Separator;
-use super::{Chunks, Record, SourceSpec};
-use crate::error::printable;
+use super::{Chunks, OnBad, Placed, SourceSpec};
 use crate::{Defect, Error};
 
 const PATTERN: Pattern =
@@ -38,15 +36,28 @@ impl Chunks for JsonlChunks {
         self.index.count()
     }
 
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+    fn read(&self, chunk: usize, on_bad: OnBad) -> Result<Vec<Placed>, Error> {
         let (file, chunk) = self.index.locate(chunk);
         let file = &self.files[file];
-        let lines = documents(file, file.range(chunk, self.chunk_bytes), &self.newline, self.record_bytes)?;
-        let to_record = |line| {
-            let (begin, text) = decode(file, line)?;
-            Ok((begin, Record::Fields(object(file, begin, &text)?)))
-        };
-        lines.into_iter().map(to_record).collect()
+        let lines = documents(file, file.range(chunk, self.chunk_bytes), &self.newline, self.record_bytes, on_bad);
+        let lines = lines.map_err(|error| list_or(file, error))?;
+        let mut records = Vec::new();
+        let mut is_good = true;
+        for (begin, line) in lines {
+            let record = decode(file, begin, line).and_then(|line| object(file, begin, &line));
+            match record {
+                Err(error) if on_bad == OnBad::Fail || is_good => {
+                    let error = list_or(file, error);
+                    if on_bad == OnBad::Fail || matches!(error.defect, Defect::ListNotLines) {
+                        return Err(error);
+                    }
+                    is_good = false;
+                    records.push((begin, Err(error)));
+                }
+                record => records.push((begin, record)),
+            }
+        }
+        Ok(records)
     }
 
     fn files(&self) -> Vec<&Path> {
@@ -59,21 +70,10 @@ impl Chunks for JsonlChunks {
     }
 }
 
-/// At most 128 levels deep. Of a key that an object has twice the later value counts, as in Python, which wrote most of
-/// these files.
-fn object(file: &DataFile, begin: u64, line: &str) -> Result<Map<String, Value>, Error> {
-    let found = match serde_json::from_str(line) {
-        Ok(Value::Object(fields)) => return Ok(fields),
-        Ok(Value::Array(_)) => "a list",
-        Ok(Value::String(_)) => "a text",
-        Ok(Value::Number(_)) => "a number",
-        Ok(Value::Bool(_)) => "a boolean",
-        Ok(Value::Null) => "null",
-        Err(error) => {
-            // Each line is parsed by itself and is line 1 to the parser.
-            let detail = printable(&error.to_string()).replace(" at line 1 column", " at column");
-            return Err(file.fail(Defect::RecordNotJson { place: Place::of_byte(file, begin), detail }));
-        }
-    };
-    Err(file.fail(Defect::RecordNotObject { place: Place::of_byte(file, begin), found }))
+/// What is wrong with a file that is one list is that, and not its first line.
+fn list_or(file: &DataFile, error: Error) -> Error {
+    match begins_with(file, b'[') {
+        Ok(true) => file.fail(Defect::ListNotLines),
+        _ => error,
+    }
 }

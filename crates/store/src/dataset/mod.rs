@@ -10,6 +10,7 @@ mod data_file;
 mod documents;
 mod guard;
 mod images;
+mod json;
 mod jsonl;
 mod parquet;
 mod picture;
@@ -37,6 +38,8 @@ pub enum Format {
     },
     /// One JSON object per line (`*.jsonl`, `*.ndjson`).
     Jsonl,
+    /// A JSON list of objects (`*.json`).
+    Json,
     /// Tables (`*.parquet`).
     Parquet,
     /// Folders of one folder per class, each with the images of that class (`*.png`, `*.jpg`, `*.jpeg`).
@@ -58,6 +61,8 @@ pub struct SourceSpec {
     pub record_bytes: u64,
     /// The columns wanted of Parquet files. None means all of them.
     pub columns: Vec<String>,
+    /// Columns that are wanted where a Parquet file has them.
+    pub optional_columns: Vec<String>,
 }
 
 /// One example to train on.
@@ -86,10 +91,23 @@ pub struct Source {
     classes: Vec<String>,
 }
 
-/// A format's way to number its chunks and to read one. Records come with their position: a byte of the file, a row.
+/// What becomes of a chunk with a record that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnBad {
+    /// Reading ends there.
+    Fail,
+    /// The record's place holds the error.
+    Keep,
+}
+
+/// A record, or why it cannot be read, and its position: a byte of the file, a row.
+type Placed = (u64, Result<Record, Error>);
+
+/// A format's way to number its chunks and to read one.
 trait Chunks: Send + Sync {
     fn count(&self) -> usize;
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error>;
+    /// Fails for what is wrong with the file as a whole, whatever is to become of bad records.
+    fn read(&self, chunk: usize, on_bad: OnBad) -> Result<Vec<Placed>, Error>;
     /// In the order in which they are read.
     fn files(&self) -> Vec<&Path>;
     /// Where a record of this chunk and position came from.
@@ -100,12 +118,20 @@ impl SourceSpec {
     /// With chunks of 1 MiB, records of up to 16 MiB and all columns.
     pub fn new(format: Format, paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> SourceSpec {
         let paths = paths.into_iter().map(Into::into).collect();
-        SourceSpec { format, paths, chunk_bytes: 1 << 20, record_bytes: 16 << 20, columns: Vec::new() }
+        SourceSpec {
+            format,
+            paths,
+            chunk_bytes: 1 << 20,
+            record_bytes: 16 << 20,
+            columns: Vec::new(),
+            optional_columns: Vec::new(),
+        }
     }
 }
 
 impl Source {
-    /// Finds the files and looks at their sizes. Only of Parquet files some is read: the list of their row groups.
+    /// Finds the files and looks at their sizes. Of Parquet files the list of their row groups is read; JSON lists are read
+    /// through once, to find where chunks of their elements begin.
     ///
     /// # Panics
     /// If there are no paths, or chunks of no bytes are asked for.
@@ -115,6 +141,7 @@ impl Source {
         let chunks: Box<dyn Chunks> = match &spec.format {
             Format::Text { separator } => Box::new(text::TextChunks::open(spec, separator)?),
             Format::Jsonl => Box::new(jsonl::JsonlChunks::open(spec)?),
+            Format::Json => Box::new(json::JsonChunks::open(spec)?),
             Format::Parquet => Box::new(parquet::ParquetChunks::open(spec)?),
             Format::Images => Box::new(images::ImageChunks::open(spec)?),
             Format::Cifar10 => Box::new(cifar::CifarChunks::open(spec)?),
@@ -127,7 +154,7 @@ impl Source {
     /// them.
     pub fn classes_of(format: &Format, paths: &[PathBuf]) -> Result<Vec<String>, Error> {
         match format {
-            Format::Text { .. } | Format::Jsonl | Format::Parquet => Ok(Vec::new()),
+            Format::Text { .. } | Format::Jsonl | Format::Json | Format::Parquet => Ok(Vec::new()),
             Format::Images => images::class_names(paths),
             Format::Cifar10 => Ok(cifar::CLASSES.map(str::to_owned).to_vec()),
         }
@@ -143,8 +170,21 @@ impl Source {
     /// # Panics
     /// If there is no such chunk.
     pub fn read(&self, chunk: usize) -> Result<Vec<Record>, Error> {
+        self.placed(chunk, OnBad::Fail)?.into_iter().map(|(_, record)| record).collect()
+    }
+
+    /// As [`read`](Self::read), but a record that cannot be read is its error, and those behind it are read all the same. What is
+    /// wrong with the file as a whole, or with a Parquet row, is an error of the chunk.
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn read_each(&self, chunk: usize) -> Result<Vec<Result<Record, Error>>, Error> {
+        Ok(self.placed(chunk, OnBad::Keep)?.into_iter().map(|(_, record)| record).collect())
+    }
+
+    fn placed(&self, chunk: usize, on_bad: OnBad) -> Result<Vec<Placed>, Error> {
         assert!(chunk < self.chunks(), "chunk {chunk} of {}", self.chunks());
-        Ok(self.chunks.read(chunk)?.into_iter().map(|(_, record)| record).collect())
+        self.chunks.read(chunk, on_bad)
     }
 
     /// Where a record came from, for messages: the `record`th that [`read`](Self::read) gives of `chunk`.
@@ -154,7 +194,7 @@ impl Source {
     /// # Panics
     /// If there is no such record.
     pub fn origin(&self, chunk: usize, record: usize) -> Result<Origin, Error> {
-        let records = self.chunks.read(chunk)?;
+        let records = self.placed(chunk, OnBad::Keep)?;
         self.chunks.origin(chunk, records[record].0)
     }
 

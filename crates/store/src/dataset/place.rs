@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::PoisonError;
 
 use super::data_file::DataFile;
 
@@ -26,16 +28,22 @@ pub struct Origin {
 }
 
 impl Place {
-    /// Counts the lines before a byte. Reads the file up to there, so it is for messages only; a file that cannot be
-    /// read any more has no lines.
+    /// Counts the lines before a byte. Reads the file up to there, from the last place that was counted to, so it is for messages only;
+    /// a file that cannot be read any more has no lines.
     pub(super) fn of_byte(file: &DataFile, byte: u64) -> Place {
-        let newlines = file.open().ok().and_then(|opened| count_newlines(opened, byte).ok());
-        Place::Line { line: newlines.map_or(0, |newlines| newlines + 1), byte }
+        let mut known = file.newlines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (from, before) = if known.0 <= byte { *known } else { (0, 0) };
+        let newlines = file.open().ok().and_then(|opened| count_newlines(opened, from..byte).ok());
+        if let Some(newlines) = newlines {
+            *known = (byte, before + newlines);
+        }
+        Place::Line { line: newlines.map_or(0, |newlines| before + newlines + 1), byte }
     }
 }
 
-fn count_newlines(file: File, until: u64) -> io::Result<u64> {
-    let mut file = file.take(until);
+fn count_newlines(mut file: File, bytes: Range<u64>) -> io::Result<u64> {
+    file.seek(SeekFrom::Start(bytes.start))?;
+    let mut file = file.take(bytes.end - bytes.start);
     let mut batch = vec![0; 1 << 16];
     let mut newlines = 0;
     loop {

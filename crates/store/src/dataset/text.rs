@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
-use super::documents::{decode, documents};
+use super::documents::{Document, decode, documents};
 use super::place::{Origin, Place};
 use super::separator::Separator;
 use super::view::View;
-use super::{Chunks, Record, SourceSpec};
+use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::{Defect, Error};
 
 const PATTERN: Pattern = Pattern { is_match: |name| has_ending(name, &["txt"]), shown: "*.txt" };
@@ -34,7 +34,7 @@ impl TextChunks {
     }
 
     /// A file as one document.
-    fn whole(&self, file: &DataFile) -> Result<Vec<(u64, Vec<u8>)>, Error> {
+    fn whole(&self, file: &DataFile) -> Result<Vec<Document>, Error> {
         if file.size_bytes > self.record_bytes {
             let limit_bytes = self.record_bytes;
             return Err(file.fail(Defect::FileTooLarge { found_bytes: file.size_bytes, limit_bytes }));
@@ -44,7 +44,7 @@ impl TextChunks {
         while let Some((_, byte)) = view.next()? {
             text.push(byte);
         }
-        Ok(if text.trim_ascii().is_empty() { vec![] } else { vec![(0, text)] })
+        Ok(if text.trim_ascii().is_empty() { vec![] } else { vec![(0, Ok(text))] })
     }
 }
 
@@ -53,15 +53,17 @@ impl Chunks for TextChunks {
         self.index.count()
     }
 
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+    fn read(&self, chunk: usize, on_bad: OnBad) -> Result<Vec<Placed>, Error> {
         let (file, chunk) = self.index.locate(chunk);
         let file = &self.files[file];
         let found = match &self.separator {
-            Some(separator) => documents(file, file.range(chunk, self.chunk_bytes), separator, self.record_bytes)?,
+            Some(separator) => {
+                documents(file, file.range(chunk, self.chunk_bytes), separator, self.record_bytes, on_bad)?
+            }
             None => self.whole(file)?,
         };
-        let to_record = |document| decode(file, document).map(|(begin, text)| (begin, Record::Text(text)));
-        found.into_iter().map(to_record).collect()
+        let to_record = |(begin, bytes): Document| (begin, decode(file, begin, bytes).map(Record::Text));
+        Ok(found.into_iter().map(to_record).collect())
     }
 
     fn files(&self) -> Vec<&Path> {

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::IGNORE;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::alpaca::alpaca_prompt;
+use super::conversation;
 use super::error::Error;
 use super::order::Cursor;
 use super::pipeline::Decode;
@@ -17,14 +19,16 @@ use super::tokenizer::{Tokenizer, kind};
 pub enum Format {
     /// A plain text; every token counts.
     Text { column: String },
-    /// A conversation, a list of `{"role": …, "content": …}`; the assistant's turns count.
-    Messages { column: String },
+    /// A conversation, a list of `{"role": …, "content": …}`, and the tools that may be called in it; the assistant's turns count. The
+    /// tools may be missing where their column has the usual name.
+    Messages { column: String, tools: String },
     /// A task, what it is to be done with, and the answer, which is what counts. The input may be empty, and missing where its
     /// column has the usual name.
     Instruction { instruction: String, input: String, output: String },
 }
 
-const USUAL_INPUT: &str = "input";
+/// Columns that need not be there, unless somebody gave them another name.
+pub const OPTIONAL_COLUMNS: [&str; 2] = ["input", "tools"];
 
 /// The tokens of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,14 +71,15 @@ impl Document {
 }
 
 impl Encoder {
-    /// `vocabulary` is the model's; `template` is needed for [`Format::Messages`] only.
+    /// `vocabulary` is the model's; [`Format::Messages`] needs a `template`, and [`Format::Instruction`] without one asks by Stanford
+    /// Alpaca's prompt.
     pub fn new(
         tokenizer: Tokenizer,
         template: Option<Template>,
         format: Format,
         vocabulary: usize,
     ) -> Result<Encoder, Error> {
-        if let (Format::Messages { column }, None) = (&format, &template) {
+        if let (Format::Messages { column, .. }, None) = (&format, &template) {
             return Err(Error::NoTemplate { column: column.clone() });
         }
         let needed = [tokenizer.padding(), tokenizer.end().unwrap_or(0)];
@@ -93,13 +98,14 @@ impl Encoder {
         let document = match (record, &self.format) {
             (Record::Text(text), Format::Text { .. }) => self.plain(text)?,
             (Record::Fields(fields), Format::Text { column }) => self.plain(text(fields, column)?)?,
-            (Record::Fields(fields), Format::Messages { column }) => self.conversation(fields, column)?,
+            (Record::Fields(fields), Format::Messages { column, tools }) => self.conversation(fields, column, tools)?,
             (Record::Fields(fields), Format::Instruction { instruction, input, output }) => {
-                // Alpaca's own column may be missing; one that somebody gave another name was asked for.
-                if input != USUAL_INPUT {
-                    get(fields, input)?;
-                }
-                self.instruction(text(fields, instruction)?, optional_text(fields, input)?, text(fields, output)?)?
+                let input = match optional(fields, input)? {
+                    None => None,
+                    Some(value) => Some(value.as_str().ok_or_else(|| wrong(input, "a text", value))?),
+                };
+                let input = input.filter(|input| !input.is_empty());
+                self.instruction(text(fields, instruction)?, input, text(fields, output)?)?
             }
             (Record::Text(_), _) => {
                 return Err(Error::WrongRecord { expected: "a row of columns", found: "a plain text" });
@@ -121,21 +127,28 @@ impl Encoder {
     }
 
     fn instruction(&self, instruction: &str, input: Option<&str>, output: &str) -> Result<Document, Error> {
-        let mut text = instruction_prompt(instruction, input.filter(|input| !input.is_empty()));
+        if let Some(template) = &self.template {
+            let asked = conversation::instruction(instruction, input);
+            let messages = [("user", &*asked), ("assistant", output)];
+            let messages = messages.map(|(role, content)| json!({ "role": role, "content": content }));
+            return self.spoken(template, &messages, None);
+        }
+        let mut text = alpaca_prompt(instruction, input);
         let start = text.len();
         text.push_str(output);
         let answer = start..text.len();
         self.spans(&text, std::slice::from_ref(&answer), true, true)
     }
 
-    fn conversation(&self, fields: &Map<String, Value>, column: &str) -> Result<Document, Error> {
+    fn conversation(&self, fields: &Map<String, Value>, column: &str, tools: &str) -> Result<Document, Error> {
         let value = get(fields, column)?;
         let messages = value.as_array().ok_or_else(|| wrong(column, "a list of messages", value))?;
-        for (index, message) in messages.iter().enumerate() {
-            check_message(index, message)?;
-        }
-        let template = self.template.as_ref().expect("checked by Encoder::new");
-        let turns = template.turns(messages)?;
+        let tools = optional(fields, tools)?.map(|value| conversation::tools(tools, value)).transpose()?.flatten();
+        self.spoken(self.template.as_ref().expect("checked by Encoder::new"), messages, tools.as_ref())
+    }
+
+    fn spoken(&self, template: &Template, messages: &[Value], tools: Option<&Value>) -> Result<Document, Error> {
+        let turns = template.turns(&conversation::messages(messages, template)?, tools)?;
         // A template writes the model's own end of turn. Bytes have no text for theirs, so it is put behind.
         let add_end = matches!(self.tokenizer, Tokenizer::Bytes);
         self.spans(&turns.text, &turns.assistant, false, add_end)
@@ -191,36 +204,15 @@ fn counted(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Vec<bool> {
     ranges.iter().map(inside).collect()
 }
 
-fn instruction_prompt(instruction: &str, input: Option<&str>) -> String {
-    match input {
-        None => format!("Do what the task says.\n\n### Task:\n{instruction}\n\n### Answer:\n"),
-        Some(input) => format!(
-            "Do what the task says with the material given.\n\n### Task:\n{instruction}\n\n### Material:\n{input}\n\n\
-             ### Answer:\n"
-        ),
-    }
-}
-
-fn check_message(index: usize, message: &Value) -> Result<(), Error> {
-    let wrong = |expected, value| Error::WrongMessage { message: index, expected, found: kind(value) };
-    let keys = message.as_object().ok_or_else(|| wrong("a table with `role` and `content`", message))?;
-    match keys.get("role") {
-        Some(Value::String(_)) => Ok(()),
-        Some(role) => Err(wrong("a table whose `role` is a text", role)),
-        None => Err(Error::MissingKey { message: index, key: "role", found: keys.keys().cloned().collect() }),
-    }
-}
-
 fn text<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<&'a str, Error> {
     let value = get(fields, column)?;
     value.as_str().ok_or_else(|| wrong(column, "a text", value))
 }
 
-fn optional_text<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<Option<&'a str>, Error> {
-    match fields.get(column) {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => value.as_str().map(Some).ok_or_else(|| wrong(column, "a text", value)),
-    }
+/// The value of a column that need not be there if it has its usual name; one that somebody gave another name was asked for.
+fn optional<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<Option<&'a Value>, Error> {
+    let value = if OPTIONAL_COLUMNS.contains(&column) { fields.get(column) } else { Some(get(fields, column)?) };
+    Ok(value.filter(|value| !value.is_null()))
 }
 
 fn get<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<&'a Value, Error> {

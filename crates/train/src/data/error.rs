@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::fmt;
 
+use evenkeel_store::Defect;
+
 use super::order::{Cursor, Part};
 
 /// A record's place in its source, for messages.
@@ -62,6 +64,8 @@ pub enum Error {
     MissingKey { message: usize, key: &'static str, found: Vec<String> },
     #[error("message {message} is {found}, expected {expected}")]
     WrongMessage { message: usize, expected: &'static str, found: &'static str },
+    #[error("message {message} has a part of type `{kind}`, but the model reads text alone")]
+    NotText { message: usize, kind: String },
     #[error("is {found}, expected {expected}")]
     WrongRecord { expected: &'static str, found: &'static str },
     #[error("no chat template for column `{column}` of messages")]
@@ -74,8 +78,10 @@ pub enum Error {
 
     #[error("the data files hold no records")]
     NoChunks,
-    #[error("epoch {epoch} has no {part} record with anything in it")]
-    NothingToRead { epoch: u64, part: Part },
+    #[error("epoch {epoch} has no {part} record with anything in it{}", and_skipped(*skipped))]
+    NothingToRead { epoch: u64, part: Part, skipped: u64 },
+    #[error("an epoch has more than {limit} bad records; the last of them: {last}")]
+    TooManyBad { limit: u64, last: Box<Error> },
     #[error("the {what} is {found}, expected {expected}")]
     BadOption { what: &'static str, found: String, expected: String },
     #[error("the state to continue from was taken with other data or options")]
@@ -113,6 +119,20 @@ impl Error {
         }
     }
 
+    /// Whether it is about one record, and others may be read all the same.
+    pub fn is_of_record(&self) -> bool {
+        match self {
+            Error::Store(error) => is_of_record(&error.defect),
+            Error::At { error, .. } => error.is_of_record(),
+            Error::Template { .. } | Error::TemplateEndless { .. } | Error::TemplateOutput { .. } => true,
+            Error::TooManyMessages { .. } | Error::NotPrefixStable { .. } | Error::Tokenizer { .. } => true,
+            Error::MissingColumn { .. } | Error::WrongColumn { .. } | Error::WrongRecord { .. } => true,
+            Error::MissingKey { .. } | Error::WrongMessage { .. } | Error::NotText { .. } => true,
+            Error::BadImage { .. } | Error::BadLabel { .. } => true,
+            _ => false,
+        }
+    }
+
     /// What to do about it, for the `hint:` line.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -134,6 +154,12 @@ impl Error {
             Error::NothingToRead { part: Part::HeldOut, .. } => {
                 "lower data.holdout, which holds back one record of so many, or give data.eval_paths"
             }
+            Error::NothingToRead { skipped: 1.., .. } => {
+                "look at the records that were named; data.on_bad_record = \"stop\" ends at the first"
+            }
+            Error::TooManyBad { .. } => {
+                "is this the right file, and data.format what it holds? data.bad_record_limit lets more be skipped"
+            }
             Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",
             Error::OtherData { .. } => {
                 "give it the data and the options that it had, or begin another run in another --output"
@@ -144,6 +170,20 @@ impl Error {
         };
         Some(hint.to_owned())
     }
+}
+
+fn is_of_record(defect: &Defect) -> bool {
+    match defect {
+        Defect::RecordNotUtf8 { .. } | Defect::RecordTooLong { .. } | Defect::RecordNotJson { .. } => true,
+        Defect::RecordNotObject { .. } | Defect::UnknownLabel { .. } => true,
+        // Of a picture, which is a file of its own.
+        Defect::NotAnImage { .. } | Defect::ImageTooLarge { .. } | Defect::FileTooLarge { .. } => true,
+        _ => false,
+    }
+}
+
+fn and_skipped(skipped: u64) -> String {
+    if skipped == 0 { String::new() } else { format!("; {skipped} bad ones were skipped") }
 }
 
 /// Text from data made safe to print.

@@ -4,7 +4,7 @@
 
 use super::error::Error;
 use super::order::Cursor;
-use super::pipeline::{Assemble, Decode, Emit, Reached, Stop};
+use super::pipeline::{Assemble, At, Decode, Emit, Stop};
 use super::random::Random;
 use super::source::Record;
 
@@ -135,17 +135,17 @@ impl Assemble for Batches {
     type Piece = (Vec<f32>, u32);
     type Item = ImageBatch;
 
-    fn add(&mut self, cursor: Cursor, (pixels, label): (Vec<f32>, u32), emit: Emit<ImageBatch>) -> Result<bool, Stop> {
+    fn add(&mut self, at: At, (pixels, label): (Vec<f32>, u32), emit: Emit<ImageBatch>) -> Result<bool, Stop> {
         self.batch.pixels.extend_from_slice(&pixels);
         self.batch.labels.push(label);
         if self.batch.labels.len() == self.size {
-            emit(std::mem::take(&mut self.batch), Reached::through(cursor))?;
+            emit(std::mem::take(&mut self.batch), at.through())?;
         }
         Ok(true)
     }
 
-    fn finish(&mut self, end: Cursor, emit: Emit<ImageBatch>) -> Result<(), Stop> {
-        if self.batch.labels.is_empty() { Ok(()) } else { emit(std::mem::take(&mut self.batch), Reached::before(end)) }
+    fn finish(&mut self, end: At, emit: Emit<ImageBatch>) -> Result<(), Stop> {
+        if self.batch.labels.is_empty() { Ok(()) } else { emit(std::mem::take(&mut self.batch), end.before()) }
     }
 }
 

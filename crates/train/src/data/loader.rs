@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use super::encode::Encoder;
 use super::error::Error;
 use super::images::{ImageBatch, Images};
-use super::order::{Order, OrderOptions, State};
+use super::order::{Counts, Order, OrderOptions, State};
 use super::packing::{Packer, Packing, Row};
-use super::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, ITEMS_AHEAD, Plan, Ready};
+use super::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, ITEMS_AHEAD, OnBadRecord, Plan, Ready};
 use super::source::Source;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,7 @@ pub struct LoaderOptions {
     pub epochs: Option<u64>,
     /// Threads that read and decode. Their number changes speed and memory, never what is read.
     pub workers: usize,
+    pub on_bad_record: OnBadRecord,
 }
 
 /// Hands out rows of tokens, or batches of images, that threads have made ready.
@@ -28,6 +29,7 @@ pub struct Loader<Item> {
     state: State,
     order: Order,
     epochs: Option<u64>,
+    skipped: Vec<Error>,
 }
 
 impl Loader<Row> {
@@ -64,19 +66,32 @@ impl<Item: Send + 'static> Loader<Item> {
     /// The next row or batch; nothing after the last epoch. After an error there is no more to come.
     #[expect(clippy::should_implement_trait, reason = "an iterator's item cannot be a result that ends it")]
     pub fn next(&mut self) -> Result<Option<Item>, Error> {
-        let Some(ready) = &self.ready else { return Err(Error::Stopped) };
-        match ready.recv() {
-            Ok(Ready::Item(item, state)) => {
-                self.state = state;
-                Ok(Some(item))
+        loop {
+            let Some(ready) = &self.ready else { return Err(Error::Stopped) };
+            match ready.recv() {
+                Ok(Ready::Item(item, state)) => {
+                    self.state = state;
+                    return Ok(Some(item));
+                }
+                Ok(Ready::Skipped(error)) => self.skipped.push(error),
+                Ok(Ready::Failed(error)) => {
+                    self.stop();
+                    return Err(error);
+                }
+                // The channel closes behind the end.
+                Ok(Ready::End) | Err(_) => return Ok(None),
             }
-            Ok(Ready::Failed(error)) => {
-                self.stop();
-                Err(error)
-            }
-            // The channel closes behind the end.
-            Ok(Ready::End) | Err(_) => Ok(None),
         }
+    }
+
+    /// What was passed over or cut before what was handed out so far.
+    pub fn counts(&self) -> Counts {
+        self.state.counts
+    }
+
+    /// Why bad records were passed over: the first few of a run, each told once.
+    pub fn take_skipped(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.skipped)
     }
 
     /// The place behind what was handed out so far, not counting what is waiting. A loader started from it continues
@@ -104,7 +119,8 @@ impl<Item: Send + 'static> Loader<Item> {
     {
         let (sender, ready) = sync_channel(ITEMS_AHEAD);
         let Plan { order, start, epochs, .. } = plan;
-        let mut loader = Loader { ready: Some(ready), threads: Vec::new(), state: start, order, epochs };
+        let skipped = Vec::new();
+        let mut loader = Loader { ready: Some(ready), threads: Vec::new(), state: start, order, epochs, skipped };
         let mut inputs = Vec::new();
         for worker in 0..plan.workers {
             let (sender, input) = sync_channel(BATCHES_AHEAD);
@@ -150,5 +166,6 @@ fn plan(source: &dyn Source, options: LoaderOptions, from: Option<State>) -> Res
     let order = Order::new(options.order, source.chunks())?;
     let start = from.unwrap_or_else(|| order.start());
     order.check(&start)?;
-    Ok(Plan { order, start, epochs: options.epochs, workers: options.workers })
+    let LoaderOptions { epochs, workers, on_bad_record, .. } = options;
+    Ok(Plan { order, start, epochs, workers, on_bad_record })
 }

@@ -10,7 +10,10 @@
 //!
 //! No file is opened here: contents come in as bytes, or through a [`Source`].
 
+mod alpaca;
+mod best_fit;
 mod byte_files;
+mod conversation;
 mod corpus;
 mod encode;
 mod error;
@@ -26,14 +29,16 @@ mod source;
 mod template;
 mod tokenizer;
 
+pub use alpaca::alpaca_template;
 pub use byte_files::byte_tokenizer_files;
 pub use corpus::Corpus;
-pub use encode::{Document, Encoder, Format};
+pub use encode::{Document, Encoder, Format, OPTIONAL_COLUMNS};
 pub use error::{Error, Place};
 pub use images::{Augment, ImageBatch, ImageOptions, Images};
 pub use loader::{Loader, LoaderOptions};
-pub use order::{Cursor, Order, OrderOptions, Part, State, WINDOW_CHUNKS};
-pub use packing::{Packing, Row};
+pub use order::{Counts, Cursor, Group, Order, OrderOptions, Part, State, WINDOW_CHUNKS};
+pub use packing::{Fill, Packing, Row};
+pub use pipeline::OnBadRecord;
 pub use source::{Record, Source};
 pub use template::{Clock, Template, Turns};
 pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig};

@@ -61,7 +61,8 @@ impl fmt::Display for Cursor {
 }
 
 /// What has been handed out: everything before the cursor, and this many tokens of the record at it. The rest of that
-/// record is the packer's leftover; it is made again from the record, so a state is a few numbers.
+/// record is the packer's leftover; it is made again from the record, so a state is a few numbers. So is the rest of a group of
+/// records that were packed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -73,6 +74,47 @@ pub struct State {
     pub window_records: u64,
     /// Of the order, [`Order::fingerprint`].
     pub order: u64,
+    #[serde(default)]
+    pub counts: Counts,
+    /// The group of records whose rows are being handed out.
+    #[serde(default)]
+    pub group: Option<Group>,
+}
+
+/// Records that were not read as they are, from the beginning of a run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Bad records that were passed over.
+    pub skipped: u64,
+    pub skipped_in_epoch: u64,
+    /// Records that were longer than a row and lost their end.
+    pub truncated: u64,
+}
+
+/// Records that are packed together, of which some rows were handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// The group's first record.
+    pub first: Cursor,
+    pub rows: u64,
+    /// What was counted before it.
+    pub counts: Counts,
+}
+
+impl State {
+    /// Where reading has to begin to go on from here.
+    pub fn reads_from(&self) -> Cursor {
+        self.group.map_or(self.cursor, |group| group.first)
+    }
+
+    /// What was counted before that.
+    pub(crate) fn counts_before(&self) -> Counts {
+        let counts = self.group.map_or(self.counts, |group| group.counts);
+        let begins_epoch = self.cursor == Cursor { epoch: self.cursor.epoch, ..Cursor::default() };
+        if begins_epoch { Counts { skipped_in_epoch: 0, ..counts } } else { counts }
+    }
 }
 
 /// The order of a source's records.
@@ -124,9 +166,10 @@ impl Order {
         if state.order != self.fingerprint() {
             return Err(Error::OtherOrder);
         }
-        if state.cursor.window >= self.windows() {
+        let cursor = state.reads_from();
+        if cursor.window >= self.windows() {
             let detail = format!("an epoch has {} windows", self.windows());
-            return Err(Error::BadState { cursor: state.cursor, detail });
+            return Err(Error::BadState { cursor, detail });
         }
         Ok(())
     }

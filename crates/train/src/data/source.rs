@@ -9,6 +9,11 @@ pub trait Source: Send + Sync {
     fn chunks(&self) -> usize;
     fn read(&self, chunk: usize) -> Result<Vec<Record>, evenkeel_store::Error>;
 
+    /// As [`read`](Self::read), with the error of each record that cannot be read in its place.
+    fn read_each(&self, chunk: usize) -> Result<Vec<Result<Record, evenkeel_store::Error>>, evenkeel_store::Error> {
+        Ok(self.read(chunk)?.into_iter().map(Ok).collect())
+    }
+
     /// Where a person finds a record, for messages: a line of a file, say.
     fn origin(&self, place: Place) -> String {
         place.to_string()
@@ -22,6 +27,10 @@ impl Source for evenkeel_store::Source {
 
     fn read(&self, chunk: usize) -> Result<Vec<Record>, evenkeel_store::Error> {
         evenkeel_store::Source::read(self, chunk)
+    }
+
+    fn read_each(&self, chunk: usize) -> Result<Vec<Result<Record, evenkeel_store::Error>>, evenkeel_store::Error> {
+        evenkeel_store::Source::read_each(self, chunk)
     }
 
     fn origin(&self, place: Place) -> String {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use minijinja::machinery::{
@@ -37,10 +37,18 @@ const NAME: &str = "chat_template";
 /// A chat template, ready to render.
 pub struct Template {
     environment: Environment<'static>,
-    instructions: Instructions<'static>,
-    blocks: BTreeMap<&'static str, Instructions<'static>>,
+    program: Program,
+    /// For conversations with tools, where that is another one.
+    tool_program: Option<Program>,
     begin_token: String,
     end_token: String,
+    reads_parts: OnceLock<bool>,
+}
+
+/// A compiled source.
+struct Program {
+    instructions: Instructions<'static>,
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
 }
 
 /// The time that `strftime_now` tells, in seconds since 1970. Clones share it: a run that is continued tomorrow must read
@@ -74,52 +82,64 @@ pub struct Turns {
 
 impl Template {
     pub fn new(source: &str, config: &TokenizerConfig, clock: impl Into<Clock>) -> Result<Template, Error> {
-        let bad = |detail: String| Error::BadTemplate { detail: printable(&detail) };
-        if source.len() > SOURCE_BYTES {
-            return Err(bad(format!("it is {} bytes long, the limit is {SOURCE_BYTES}", source.len())));
-        }
-        // What is compiled borrows from the source, and a run has one template as long as it lasts.
         let (mut environment, syntax) = environment(clock.into());
-        let source: &'static str = with_late_products(&without_generation_tags(source), &syntax).leak();
-        let parsed = parse(source, NAME, syntax).map_err(|error| bad(explain(&error)))?;
-        let mut generator = CodeGenerator::new(NAME, source);
-        generator.compile_stmt(&parsed);
-        let (mut instructions, mut blocks) = generator.finish();
-        blocks.values_mut().chain([&mut instructions]).for_each(meter::replace_operators);
-        environment.set_fuel(Some(steps(&instructions, &blocks)));
+        let program = Program::new(source, &syntax)?;
+        let tool_program = config.tool_template.as_ref().map(|source| Program::new(source, &syntax)).transpose()?;
+        environment.set_fuel([Some(&program), tool_program.as_ref()].into_iter().flatten().map(Program::steps).min());
         Ok(Template {
             environment,
-            instructions,
-            blocks,
+            program,
+            tool_program,
             begin_token: config.begin_token.clone().unwrap_or_default(),
             end_token: config.end_token.clone().unwrap_or_default(),
+            reads_parts: OnceLock::new(),
         })
     }
 
     /// The text of a conversation, with the words that make the assistant speak next if asked for.
     pub fn render(&self, messages: &[serde_json::Value], generation_prompt: bool) -> Result<String, Error> {
-        on_deep_stack(|| self.render_values(&values(messages)?, generation_prompt))
+        on_deep_stack(|| self.render_values(&values(messages)?, &Value::from(()), generation_prompt))
     }
 
-    /// The text of a conversation and the assistant's part of it.
+    /// Whether contents may be lists of parts: a part's text is written as the same text would be, or nothing is written of texts.
+    pub fn reads_parts(&self) -> bool {
+        *self.reads_parts.get_or_init(|| {
+            const TEXT: &str = "evenkeel";
+            let said = |content: serde_json::Value| {
+                let said = |role: &str| serde_json::json!({ "role": role, "content": content });
+                let rendered = self.render(&[said("user"), said("assistant")], false).ok();
+                rendered.filter(|text| text.matches(TEXT).count() == 2)
+            };
+            match said(serde_json::json!([{ "type": "text", "text": TEXT }])) {
+                Some(parts) => said(TEXT.into()).is_none_or(|text| text == parts),
+                None => false,
+            }
+        })
+    }
+
+    /// The text of a conversation, with the tools that may be called in it, and the assistant's part of it.
     ///
     /// A turn begins where the text of the messages before it, with the words that make the assistant speak, ends; it
     /// ends where the text of the messages up to it does. Both must be beginnings of the whole text.
-    pub fn turns(&self, messages: &[serde_json::Value]) -> Result<Turns, Error> {
-        on_deep_stack(|| self.turns_here(messages))
+    pub fn turns(&self, messages: &[serde_json::Value], tools: Option<&serde_json::Value>) -> Result<Turns, Error> {
+        on_deep_stack(|| self.turns_here(messages, &tools.map_or(Value::from(()), |tools| Value::from(Serde(tools)))))
     }
 
-    fn turns_here(&self, messages: &[serde_json::Value]) -> Result<Turns, Error> {
+    fn turns_here(&self, messages: &[serde_json::Value], tools: &Value) -> Result<Turns, Error> {
         let values = values(messages)?;
-        let text = self.render_values(&values, false)?;
+        let text = self.render_values(&values, tools, false)?;
+        let beginning = |cut, generation_prompt| {
+            let beginning = self.render_values(&values[..cut], tools, generation_prompt)?;
+            beginning_of(&text, &beginning).map_err(|at| Error::NotPrefixStable { cut, messages: values.len(), at })
+        };
         let mut assistant = Vec::new();
         for (index, message) in messages.iter().enumerate() {
             if message["role"] != "assistant" {
                 continue;
             }
-            let start = self.beginning(&text, &values, index, true)?;
+            let start = beginning(index, true)?;
             let last = index + 1 == messages.len();
-            let end = if last { text.len() } else { self.beginning(&text, &values, index + 1, false)? };
+            let end = if last { text.len() } else { beginning(index + 1, false)? };
             if start > end {
                 return Err(Error::NotPrefixStable { cut: index, messages: messages.len(), at: end });
             }
@@ -128,30 +148,22 @@ impl Template {
         Ok(Turns { text, assistant })
     }
 
-    /// The length of the text of the first `cut` messages, which `text` must begin with.
-    fn beginning(&self, text: &str, values: &[Value], cut: usize, generation_prompt: bool) -> Result<usize, Error> {
-        let beginning = self.render_values(&values[..cut], generation_prompt)?;
-        if text.starts_with(&beginning) {
-            return Ok(beginning.len());
-        }
-        let at = text.bytes().zip(beginning.bytes()).take_while(|(a, b)| a == b).count();
-        Err(Error::NotPrefixStable { cut, messages: values.len(), at })
-    }
-
-    fn render_values(&self, messages: &[Value], generation_prompt: bool) -> Result<String, Error> {
+    fn render_values(&self, messages: &[Value], tools: &Value, generation_prompt: bool) -> Result<String, Error> {
+        let program = self.tool_program.as_ref().filter(|_| !tools.is_none()).unwrap_or(&self.program);
         let context = context! {
             messages => messages,
             add_generation_prompt => generation_prompt,
             bos_token => self.begin_token.as_str(),
             eos_token => self.end_token.as_str(),
-            tools => (),
+            tools => tools,
             documents => (),
         };
         meter::begin();
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
         let rendered =
-            eval(&self.environment, &self.instructions, context, &self.blocks, &mut out, AutoEscape::None).map(drop);
+            eval(&self.environment, &program.instructions, context, &program.blocks, &mut out, AutoEscape::None)
+                .map(drop);
         rendered.map_err(|error| self.failed(error))?;
         Ok(text)
     }
@@ -165,11 +177,36 @@ impl Template {
     }
 }
 
-/// As many as are needed, or fewer where a template has so many words of its own that they could fill the memory.
-fn steps(instructions: &Instructions, blocks: &BTreeMap<&str, Instructions>) -> u64 {
-    let all = |instructions: &Instructions| (0..).map_while(|at| instructions.get(at).map(raw_bytes)).max();
-    let longest = blocks.values().chain([instructions]).filter_map(all).max().unwrap_or(0);
-    STEPS.min((RAW_BYTES / longest.max(1)) as u64)
+impl Program {
+    fn new(source: &str, syntax: &SyntaxConfig) -> Result<Program, Error> {
+        let bad = |detail: String| Error::BadTemplate { detail: printable(&detail) };
+        if source.len() > SOURCE_BYTES {
+            return Err(bad(format!("it is {} bytes long, the limit is {SOURCE_BYTES}", source.len())));
+        }
+        // What is compiled borrows from the source, and a run has one template as long as it lasts.
+        let source: &'static str = with_late_products(&without_generation_tags(source), syntax).leak();
+        let parsed = parse(source, NAME, syntax.clone()).map_err(|error| bad(explain(&error)))?;
+        let mut generator = CodeGenerator::new(NAME, source);
+        generator.compile_stmt(&parsed);
+        let (mut instructions, mut blocks) = generator.finish();
+        blocks.values_mut().chain([&mut instructions]).for_each(meter::replace_operators);
+        Ok(Program { instructions, blocks })
+    }
+
+    /// As many as are needed, or fewer where a template has so many words of its own that they could fill the memory.
+    fn steps(&self) -> u64 {
+        let all = |instructions: &Instructions| (0..).map_while(|at| instructions.get(at).map(raw_bytes)).max();
+        let longest = self.blocks.values().chain([&self.instructions]).filter_map(all).max().unwrap_or(0);
+        STEPS.min((RAW_BYTES / longest.max(1)) as u64)
+    }
+}
+
+/// The length of a text that another begins with, or else where they differ.
+fn beginning_of(text: &str, beginning: &str) -> Result<usize, usize> {
+    if text.starts_with(beginning) {
+        return Ok(beginning.len());
+    }
+    Err(text.bytes().zip(beginning.bytes()).take_while(|(a, b)| a == b).count())
 }
 
 fn raw_bytes(instruction: &Instruction) -> usize {

@@ -32,6 +32,8 @@ pub struct TokenizerConfig {
     pub begin_token: Option<String>,
     pub end_token: Option<String>,
     pub chat_template: Option<String>,
+    /// For conversations with tools, where that is another one.
+    pub tool_template: Option<String>,
 }
 
 /// Ids and the bytes of the text that each stands for. Tokens that the tokenizer adds, and spaces that it leaves out,
@@ -101,6 +103,15 @@ impl Tokenizer {
         }
     }
 
+    /// What one token stands for, to be looked at; none for an id that is none.
+    pub fn token(&self, id: u32) -> Option<String> {
+        match (self, id) {
+            (Tokenizer::Bytes, BYTES_END) => Some("<|end|>".to_owned()),
+            (Tokenizer::Bytes, BYTES_PADDING) => Some("<|pad|>".to_owned()),
+            _ => self.decode(&[id]).ok(),
+        }
+    }
+
     /// The token that ends a text.
     pub fn end(&self) -> Option<u32> {
         match self {
@@ -147,6 +158,7 @@ impl TokenizerConfig {
             begin_token: token("bos_token")?,
             end_token: token("eos_token")?,
             chat_template: chat_template(&config["chat_template"]).map_err(bad)?,
+            tool_template: named_template(&config["chat_template"], "tool_use"),
         })
     }
 }
@@ -156,13 +168,17 @@ fn chat_template(value: &Value) -> Result<Option<String>, String> {
     match value {
         Value::Null => Ok(None),
         Value::String(template) => Ok(Some(template.clone())),
-        Value::Array(templates) => {
-            let default = templates.iter().find(|entry| entry["name"] == "default");
-            let text = default.and_then(|entry| entry["template"].as_str());
-            text.map(|text| Some(text.to_owned())).ok_or_else(|| "`chat_template` has no template `default`".to_owned())
+        Value::Array(_) => {
+            let default = named_template(value, "default");
+            default.map(Some).ok_or_else(|| "`chat_template` has no template `default`".to_owned())
         }
         other => Err(format!("`chat_template` is {}, expected a text", kind(other))),
     }
+}
+
+fn named_template(templates: &Value, name: &str) -> Option<String> {
+    let named = templates.as_array()?.iter().find(|entry| entry["name"] == name)?;
+    named["template"].as_str().map(str::to_owned)
 }
 
 /// What a JSON value is, for messages.
@@ -219,6 +235,7 @@ mod tests {
             begin_token: Some("<s>".into()),
             end_token: Some("</s>".into()),
             chat_template: Some("a".into()),
+            tool_template: Some("b".into()),
         };
         assert_eq!(config.unwrap(), expected);
         assert_eq!(TokenizerConfig::parse(b"{\"bos_token\": null}").unwrap(), TokenizerConfig::default());

@@ -12,6 +12,7 @@ use crate::RankReport;
 ///
 /// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
 pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankReport]) -> io::Result<()> {
+    let some = |count: u64| (count > 0).then(|| count.to_string());
     let fields = [
         ("step", Some(metrics.step.to_string())),
         ("epoch", Some(metrics.epoch.to_string())),
@@ -24,6 +25,8 @@ pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: 
         ("memory_bytes", Some(metrics.memory_bytes.to_string())),
         ("elapsed_s", Some(number(metrics.elapsed.as_secs_f64()))),
         ("skipped", Some(metrics.skipped.to_string())),
+        ("records_skipped", some(metrics.counts.skipped)),
+        ("records_truncated", some(metrics.counts.truncated)),
         ("ranks", (!watched.is_empty()).then(|| ranks(watched))),
     ];
     write_object(out, &fields)
@@ -84,6 +87,7 @@ fn number(value: f64) -> String {
 mod tests {
     use super::super::{Reads, example};
     use super::*;
+    use crate::data::Counts;
 
     fn written(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
         let mut out = Vec::new();
@@ -94,7 +98,8 @@ mod tests {
     #[test]
     fn a_step_is_one_line_of_json() {
         let broken = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..example() };
-        let bare = StepMetrics { peak_share: None, lr: 1e-9, loss: f64::NEG_INFINITY, ..example() };
+        let counts = Counts { skipped: 3, truncated: 7, ..Counts::default() };
+        let bare = StepMetrics { peak_share: None, lr: 1e-9, loss: f64::NEG_INFINITY, counts, ..example() };
         let cases = [
             (
                 example(),
@@ -112,7 +117,7 @@ mod tests {
                 bare,
                 "{\"step\":120,\"epoch\":0,\"loss\":\"-Infinity\",\"lr\":1e-9,\"grad_norm\":1.2345,\
                  \"tokens\":983040,\"tokens_per_s\":12345.6,\"memory_bytes\":1610612736,\"elapsed_s\":80.0,\
-                 \"skipped\":false}\n",
+                 \"skipped\":false,\"records_skipped\":3,\"records_truncated\":7}\n",
             ),
         ];
         for (metrics, expected) in cases {

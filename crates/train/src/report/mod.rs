@@ -22,6 +22,7 @@ pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
 pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
 
+use crate::data::Counts;
 use crate::{Evaluation, StepReport};
 
 /// What a model reads, and so the words for it.
@@ -69,6 +70,8 @@ pub struct StepMetrics {
     pub share: f64,
     /// The step changed no weight, because its loss or gradients were not finite.
     pub skipped: bool,
+    /// Records that were passed over or cut in all steps so far.
+    pub counts: Counts,
 }
 
 impl StepMetrics {
@@ -91,6 +94,7 @@ impl StepMetrics {
             elapsed: report.elapsed,
             share: report.share,
             skipped: !report.outcome.updated,
+            counts: report.counts,
         }
     }
 
@@ -147,5 +151,6 @@ fn example() -> StepMetrics {
         elapsed: Duration::from_secs(80),
         share: 0.25,
         skipped: false,
+        counts: Counts::default(),
     }
 }

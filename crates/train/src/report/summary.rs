@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::progress::value;
 use super::{EvalMetrics, StepMetrics, text};
+use crate::data::Counts;
 
 /// Collects over a run what is said at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,6 +71,7 @@ impl Summary {
         rows.push(("steps", format!("{steps}{skipped}")));
         rows.push((last.reads.unit(), and_part(text::count(last.tokens), text::count(self.tokens))));
         rows.push(("time", and_part(text::duration(last.elapsed), text::duration(self.duration))));
+        rows.extend(records(&last.counts).map(|records| ("records", records)));
         let loss = format!("{} → {}", value(first.loss, 4), value(last.loss, 4));
         rows.push(("loss", format!("{loss}{}", since.unwrap_or_default())));
         if let Some(eval) = &self.last_eval {
@@ -89,6 +91,14 @@ impl Summary {
         rows.push(("memory", text::bytes(self.memory_bytes)));
         rows
     }
+}
+
+/// Those that were not read as they are; none where all were.
+fn records(counts: &Counts) -> Option<String> {
+    let told = [(counts.skipped, "bad ones skipped"), (counts.truncated, "cut at the length of a sequence")];
+    let told: Vec<String> =
+        told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    (!told.is_empty()).then(|| told.join(", "))
 }
 
 #[cfg(test)]
@@ -115,6 +125,7 @@ mod tests {
                 peak_share: Some(0.1 * step as f64),
                 memory_bytes: (6 - step) << 20,
                 skipped: step == 3,
+                counts: Counts { skipped: step / 5, truncated: 2 * step, ..Counts::default() },
                 ..example()
             });
         }
@@ -127,6 +138,7 @@ ended           all steps done
 steps           5, 1 skipped
 tokens          5.0 K
 time            10s
+records         1 bad ones skipped, 10 cut at the length of a sequence
 loss            10.0000 → 2.0000
 eval            loss 2.0000, perplexity 7.39, accuracy 50.0%
 best eval       loss 1.0000 at step 4

@@ -43,6 +43,7 @@ pub fn config() -> TokenizerConfig {
         begin_token: Some("<|begin|>".into()),
         end_token: Some("<|endoftext|>".into()),
         chat_template: None,
+        tool_template: None,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::{DataSource, Settings, in_toml};
 
 /// Keys of `[data]` that decide what is read, and where a place in it is. The others change how fast it is read, or what
 /// becomes of a picture, or are told by what their files hold.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 17] = [
     "source",
     "separator",
     "format",
@@ -18,13 +18,23 @@ const KEYS: [&str; 14] = [
     "input_column",
     "output_column",
     "messages_column",
+    "tools_column",
     "sequence",
     "packing",
+    "packing_strategy",
+    "label_beyond_cut",
     "shuffle",
     "seed",
     "holdout",
     "records",
 ];
+
+/// Keys about tokens, which images do not have.
+const OF_TOKENS: [&str; 3] = ["sequence", "tools_column", "label_beyond_cut"];
+
+/// What runs did before there were these keys.
+const BEFORE: [(&str, &str); 3] =
+    [("data.tools_column", "\"tools\""), ("data.packing_strategy", "\"cut\""), ("data.label_beyond_cut", "true")];
 
 /// Names and values; part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,7 +45,7 @@ impl Fingerprint {
     pub fn new(settings: &Settings) -> Fingerprint {
         let sections = settings.values().into_iter().filter(|(section, _)| *section == "data");
         let of_images = matches!(settings.data.source, DataSource::Images | DataSource::Cifar10);
-        let counts = |key: &&str| KEYS.contains(key) && !(of_images && *key == "sequence");
+        let counts = |key: &&str| KEYS.contains(key) && !(of_images && OF_TOKENS.contains(key));
         let values = sections.flat_map(|(_, values)| values).filter(|(key, _)| counts(key));
         Fingerprint(values.map(|(key, value)| (format!("data.{key}"), in_toml(&value))).collect())
     }
@@ -56,6 +66,10 @@ impl Fingerprint {
         self.0.insert("data.paths".to_owned(), value);
     }
 
+    pub fn add(&mut self, name: &str, value: &str) {
+        self.0.insert(name.to_owned(), value.to_owned());
+    }
+
     /// What a file holds, or the parts of several.
     pub fn add_contents(&mut self, name: &str, parts: &[&[u8]]) {
         let digest = parts.iter().fold(SEED, |sum, part| digest(digest(sum, part), b"\0"));
@@ -64,10 +78,14 @@ impl Fingerprint {
 
     /// What is not as it was, a phrase each.
     pub fn differences(&self, before: &Fingerprint) -> Vec<String> {
+        let mut before = before.clone();
+        for (name, value) in BEFORE.into_iter().filter(|(name, _)| self.0.contains_key(*name)) {
+            before.0.entry(name.to_owned()).or_insert(value.to_owned());
+        }
         let names: BTreeSet<&String> = self.0.keys().chain(before.0.keys()).collect();
         let value = |of: &Fingerprint, name| of.0.get(name).map_or("not set".to_owned(), |value| shorten(value));
         let differ = names.into_iter().filter(|name| self.0.get(*name) != before.0.get(*name));
-        differ.map(|name| format!("`{name}` was {} and is {}", value(before, name), value(self, name))).collect()
+        differ.map(|name| format!("`{name}` was {} and is {}", value(&before, name), value(self, name))).collect()
     }
 }
 
@@ -108,6 +126,26 @@ mod tests {
         for other in [["1", "2", "3", "5", "4"], ["1", "2", "3", "45", ""], ["1", "2", "3", "4", "6"]] {
             assert_eq!(many.differences(&of_files(&other)).len(), 1, "{other:?}");
         }
+    }
+
+    #[test]
+    fn what_was_saved_before_a_key_was_there_is_what_runs_did_then() {
+        let of = |pairs: &[(&str, &str)]| {
+            Fingerprint(pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
+        };
+        let old = of(&[("data.sequence", "64")]);
+        let now = |strategy, label| {
+            let keys = [("data.packing_strategy", strategy), ("data.label_beyond_cut", label)];
+            of(&[&keys[..], &[("data.sequence", "64"), ("data.tools_column", "\"tools\"")]].concat())
+        };
+        assert_eq!(now("\"cut\"", "true").differences(&old), [""; 0]);
+        assert_eq!(now("\"cut\"", "false").differences(&old), ["`data.label_beyond_cut` was true and is false"]);
+        assert_eq!(
+            now("\"best-fit\"", "true").differences(&old),
+            ["`data.packing_strategy` was \"cut\" and is \"best-fit\""]
+        );
+        // Images have none of these.
+        assert_eq!(old.differences(&old), [""; 0]);
     }
 
     #[test]

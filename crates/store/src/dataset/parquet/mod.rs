@@ -22,7 +22,7 @@ use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::guard::guarded;
 use super::place::{Origin, Place};
-use super::{Chunks, Record, SourceSpec};
+use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::error::printable;
 use crate::{Defect, Error, limits};
 
@@ -61,7 +61,8 @@ impl ParquetChunks {
         let mut groups = Vec::new();
         for file in data_file::find(&spec.paths, &PATTERN)? {
             let metadata = read_metadata(&file)?;
-            let columns = schema::choose(metadata.file_metadata().schema_descr(), &spec.columns);
+            let columns =
+                schema::choose(metadata.file_metadata().schema_descr(), &spec.columns, &spec.optional_columns);
             let columns = columns.map_err(|defect| file.fail(defect))?;
             let mut rows_before = 0u64;
             for (place, group) in metadata.row_groups().iter().enumerate() {
@@ -85,7 +86,7 @@ impl Chunks for ParquetChunks {
         self.index.count()
     }
 
-    fn read(&self, chunk: usize) -> Result<Vec<(u64, Record)>, Error> {
+    fn read(&self, chunk: usize, _: OnBad) -> Result<Vec<Placed>, Error> {
         let (group, part) = self.index.locate(chunk);
         let group = &self.groups[group];
         let table = &self.tables[group.table];
@@ -106,7 +107,7 @@ impl Chunks for ParquetChunks {
                     bad(&table.file, format!("its columns end at different rows, near {row}"))
                 }
             })?;
-            records.push((row, Record::Fields(fields)));
+            records.push((row, Ok(Record::Fields(fields))));
         }
         Ok(records)
     }

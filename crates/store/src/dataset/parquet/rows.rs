@@ -14,14 +14,15 @@ pub(super) enum Reason {
     ColumnsDisagree,
 }
 
-/// The next row. A number that JSON does not have, such as NaN, is null.
+/// The next row. A number that JSON does not have, such as NaN, is null. Null fields of a group within another are left out: such
+/// a group has a field for every key that any row has there.
 pub(super) fn next(
     columns: &[Column],
     leaves: &mut [LeafValues],
     limit_bytes: u64,
 ) -> Result<Map<String, Value>, Reason> {
     let mut row = Row { leaves, left_bytes: limit_bytes };
-    columns.iter().map(|column| Ok((column.name.clone(), row.value(&column.node)?))).collect()
+    columns.iter().map(|column| Ok((column.name.clone(), row.value(&column.node, 0)?))).collect()
 }
 
 struct Row<'leaves> {
@@ -30,7 +31,8 @@ struct Row<'leaves> {
 }
 
 impl Row<'_> {
-    fn value(&mut self, node: &Node) -> Result<Value, Reason> {
+    /// A value that lies within so many groups.
+    fn value(&mut self, node: &Node, groups: usize) -> Result<Value, Reason> {
         let (definition, _) = self.leaves[node.first_leaf].peek().ok_or(Reason::ColumnsDisagree)?;
         if definition < node.present_from {
             self.skip(node)?;
@@ -39,17 +41,23 @@ impl Row<'_> {
         match &node.shape {
             Shape::Leaf { is_unsigned } => self.leaf(node.first_leaf, *is_unsigned),
             Shape::Group(fields) => {
-                let fields = fields.iter().map(|(name, node)| Ok((name.clone(), self.value(node)?)));
-                Ok(Value::Object(fields.collect::<Result<_, _>>()?))
+                let mut present = Map::new();
+                for (name, node) in fields {
+                    let value = self.value(node, groups + 1)?;
+                    if groups == 0 || !value.is_null() {
+                        present.insert(name.clone(), value);
+                    }
+                }
+                Ok(Value::Object(present))
             }
             Shape::List { filled_from, .. } if definition < *filled_from => {
                 self.skip(node)?;
                 Ok(Value::Array(Vec::new()))
             }
             Shape::List { repetition, element, .. } => {
-                let mut elements = vec![self.value(element)?];
+                let mut elements = vec![self.value(element, groups)?];
                 while self.leaves[node.first_leaf].peek().is_some_and(|(_, found)| found == *repetition) {
-                    elements.push(self.value(element)?);
+                    elements.push(self.value(element, groups)?);
                 }
                 Ok(Value::Array(elements))
             }

@@ -45,14 +45,16 @@ impl Column {
     }
 }
 
-/// The columns of these names, or all of them. Recursion here is bounded: deep schemas have been refused.
-pub(super) fn choose(schema: &SchemaDescriptor, names: &[String]) -> Result<Vec<Column>, Defect> {
+/// The columns of these names, and of the optional ones that there are, or all of them. Recursion here is bounded: deep schemas have been refused.
+pub(super) fn choose(schema: &SchemaDescriptor, names: &[String], optional: &[String]) -> Result<Vec<Column>, Defect> {
     let fields = schema.root_schema().get_fields();
     let all: Vec<String> = fields.iter().map(|field| field.name().to_owned()).collect();
-    let names = if names.is_empty() { &all } else { names };
+    let present = optional.iter().filter(|name| all.contains(name) && !names.contains(name));
+    let wanted: Vec<&String> =
+        if names.is_empty() { all.iter().collect() } else { names.iter().chain(present).collect() };
     let mut columns = Vec::new();
     let mut leaves_before = 0;
-    for name in names {
+    for name in wanted {
         let Some(place) = all.iter().position(|present| present == name) else {
             return Err(Defect::NoSuchColumn { column: name.clone(), present: printable(&all.join(", ")) });
         };

@@ -1,0 +1,47 @@
+//! `evenkeel data CONFIG`: the first samples of a run as the model is given them.
+
+use evenkeel_device::kernel::IGNORE;
+use evenkeel_train::data::{Row, Tokenizer};
+
+use crate::config::Overrides;
+use crate::train::feed::{Data, Text};
+use crate::train::model::ModelInput;
+use crate::{Failure, Mistake};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// How many samples.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    samples: u32,
+}
+
+pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let config = arguments.overrides.read()?;
+    let text = Text::open(&config)?;
+    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let data = Data::open(&config, &input.model, text)?;
+    let Some(tokenizer) = data.tokenizer() else {
+        return Err(Mistake { what: "the data are images, which have no tokens".to_owned(), hint: None }.into());
+    };
+    let rows = data.first_samples(arguments.samples as usize)?;
+    let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}\n\n"));
+    let shown: Vec<String> = rows.iter().enumerate().map(|(number, row)| show(number, row, tokenizer)).collect();
+    Ok(format!("{}{}", prompt.unwrap_or_default(), shown.join("\n\n")))
+}
+
+/// A line for each token.
+fn show(number: usize, row: &Row, tokenizer: &Tokenizer) -> String {
+    let counts = |place: usize| place > 0 && row.labels[place - 1] != IGNORE;
+    let mut lines = vec![
+        format!("sample {}: {} tokens, {} of which the loss counts", number + 1, row.ids.len(), row.targets()),
+        format!("{:>8}  {:<6}  text", "token", "counts"),
+    ];
+    for (place, &id) in row.ids.iter().enumerate() {
+        let text = tokenizer.token(id).unwrap_or_default();
+        let mark = if counts(place) { "yes" } else { "" };
+        lines.push(format!("{id:>8}  {mark:<6}  {text:?}"));
+    }
+    lines.join("\n")
+}
