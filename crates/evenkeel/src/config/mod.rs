@@ -25,8 +25,8 @@ pub use explain::explain;
 pub use raw::RawConfig;
 pub use setting::in_toml;
 pub use settings::{
-    Architecture, DataSource, DeviceKind, Dtype, Imputation, LrDecay, Parallel, RecordFormat, Schedule, Selection,
-    Settings, Units,
+    Architecture, DataSource, DecayForm, DeviceKind, Dtype, Imputation, LrDecay, Parallel, RecordFormat, Schedule,
+    Selection, Settings, Units,
 };
 pub use straggler::Straggler;
 

@@ -166,7 +166,7 @@ impl Attendant for Attending<'_> {
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
-        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
+        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
         self.saver.begin(path, ranks, progress, feed.state(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
     }
