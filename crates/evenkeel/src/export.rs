@@ -7,8 +7,8 @@ use evenkeel_train::checkpoint::Opened;
 use crate::Failure;
 use crate::config::{Dtype, Overrides};
 use crate::train::feed::Text;
-use crate::train::find_checkpoint;
 use crate::train::model::{ModelInput, SavedTokenizer};
+use crate::train::{Which, find_checkpoint};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -17,6 +17,9 @@ pub struct Arguments {
     /// The step of the checkpoint; the newest if not given.
     #[arg(long)]
     step: Option<u64>,
+    /// The checkpoint with the lowest loss in an evaluation (output.keep_best).
+    #[arg(long, conflicts_with = "step")]
+    best: bool,
     /// Where the model goes; `model` in the run's folder if not given.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -26,7 +29,12 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let checkpoint = find_checkpoint(&arguments.run, arguments.step)?;
+    let which = match arguments.step {
+        _ if arguments.best => Which::Best,
+        Some(step) => Which::Step(step),
+        None => Which::Newest,
+    };
+    let checkpoint = find_checkpoint(&arguments.run, which)?;
     let mut config = Overrides::of_file(arguments.run.join("run.toml")).read()?;
     if let Some(dtype) = arguments.dtype {
         config.settings.output.save_dtype = Some(match dtype {

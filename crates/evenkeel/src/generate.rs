@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::config::TokenizerSource;
 use crate::memory::{check_fit_on, peak_bytes};
 use crate::train::feed::{Text, start_of_day};
-use crate::train::model::open_folder;
+use crate::train::model::{open_folder, without_keys};
 use crate::{Failure, Mistake, device, warn};
 
 #[derive(clap::Args)]
@@ -54,12 +54,16 @@ pub struct Arguments {
     /// A folder with tokenizer.json, or "bytes"; the model's own by default.
     #[arg(long)]
     tokenizer: Option<String>,
+    /// Keys of config.json that are ignored though they are not understood.
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    ignore_keys: Vec<String>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = open_folder(&arguments.model)?;
     let kind = DeviceKind::from(arguments.device);
-    let model = Model::open(&folder)?.for_device(kind);
+    let (json, _) = without_keys(folder.config(), &arguments.ignore_keys);
+    let model = Model::from_json(&json)?.for_device(kind);
     model.check(&folder)?;
     if let Input::Images { .. } = model.config.input {
         let what = format!("the model in {:?} tells what is in images, and makes no text", arguments.model);

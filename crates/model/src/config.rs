@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::dropout::Dropouts;
 use crate::error::Error;
 use crate::family::{Choice, FAMILIES, Family, Positions, Window};
+use crate::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::rotary::{Rotary, Scaling};
 
 /// No real model comes near these; a file that does is broken or hostile.
@@ -15,7 +16,7 @@ const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
 /// What the architectures call the shares of numbers that training drops. None uses all of them.
-const DROPOUT: [&str; 7] = [
+pub(crate) const DROPOUT: [&str; 7] = [
     "attention_dropout",
     "hidden_dropout",
     "attn_pdrop",
@@ -93,6 +94,9 @@ impl Config {
     pub fn from_json(json: &Value) -> Result<Config, Error> {
         let family = find_family(json)?;
         let keys = Keys { json };
+        check_class(&keys, family)?;
+        refuse_unsupported(&keys)?;
+        refuse_unknown(json, family)?;
         let names = &family.keys;
         let hidden = keys.size(names.hidden)?;
         let heads = keys.size(names.heads)?;
@@ -115,7 +119,6 @@ impl Config {
             None => return Err(keys.missing(names.ffn, "a size")),
             Some(ffn) => ffn,
         };
-        refuse_unsupported(&keys)?;
         let (layers, rotaries) = read_layers(&keys, family, head_dim)?;
         let score_dim = keys.optional_float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
         keys.require(score_dim > 0.0, "query_pre_attn_scalar", "a positive number")?;
@@ -188,7 +191,7 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     let class = json.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let found = FAMILIES.iter().find(|family| match (model_type, class) {
         (Some(model_type), _) => family.model_type == model_type,
-        (None, Some(class)) => family.class == class,
+        (None, Some(class)) => family.is_called(class),
         (None, None) => false,
     });
     found.ok_or_else(|| Error::UnknownArchitecture {
@@ -197,20 +200,24 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     })
 }
 
-/// Options that change the numbers and that no unit implements.
-fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
-    for key in ["final_logit_softcapping", "attn_logit_softcapping"] {
-        if keys.optional_float(key)?.is_some() {
-            return Err(Error::Unsupported { what: format!("`{key}`") });
-        }
+/// `architectures` and `model_type` say the same, or one of them was changed.
+fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
+    let Some(classes) = keys.get("architectures") else { return Ok(()) };
+    let classes = classes.as_array().ok_or_else(|| keys.bad("architectures", "a list of classes"))?;
+    match classes.iter().find(|class| !class.as_str().is_some_and(|class| family.is_called(class))) {
+        None => Ok(()),
+        Some(class) => Err(Error::OtherClass {
+            found: shorten(&class.to_string()),
+            model_type: family.model_type,
+            expected: family.class,
+        }),
     }
+}
+
+/// Keys that are understood, with values that no unit implements.
+fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     if keys.optional_flag("scale_attn_weights")? == Some(false) {
         return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
-    }
-    for key in ["use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder"] {
-        if keys.optional_flag(key)? == Some(true) {
-            return Err(Error::Unsupported { what: format!("`{key}`") });
-        }
     }
     match keys.get("quantization_config") {
         None => Ok(()),
@@ -296,31 +303,46 @@ fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool
 
 /// The rotation of full layers, followed by that of sliding layers where it differs.
 fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Rotary>, Error> {
-    let parameters = keys.json.get("rope_parameters").filter(|parameters| !parameters.is_null());
-    if let Some(kinds) = parameters.filter(|parameters| parameters.get("full_attention").is_some()) {
-        let read = |kind: &str| read_rotary(keys, family, kinds.get(kind), head_dim, None);
-        return Ok(vec![read("full_attention")?, read("sliding_attention")?]);
+    for name in ["rope_scaling", "rope_parameters"] {
+        keys.require(keys.get(name).is_none_or(Value::is_object), name, "an object")?;
+    }
+    let scaling = keys.get("rope_scaling").map(|scaling| ("rope_scaling.", scaling));
+    let parameters = keys.get("rope_parameters").map(|parameters| ("rope_parameters.", parameters));
+    let is_same = scaling.is_none_or(|(_, scaling)| parameters.is_none_or(|(_, parameters)| parameters == scaling));
+    keys.require(is_same, "rope_scaling", "no other rotation than that of `rope_parameters`")?;
+    if let Some((_, kinds)) = parameters.filter(|(_, parameters)| parameters.get("full_attention").is_some()) {
+        refuse_unknown_rotary(kinds, "rope_parameters.", family, &["full_attention", "sliding_attention"])?;
+        let read = |place: &str, kind: &str| {
+            let own = kinds.get(kind).filter(|own| !own.is_null()).map(|own| (place, own));
+            read_rotary(keys, family, own, head_dim, None)
+        };
+        return Ok(vec![
+            read("rope_parameters.full_attention.", "full_attention")?,
+            read("rope_parameters.sliding_attention.", "sliding_attention")?,
+        ]);
     }
     if family.model_type == "gemma3_text" {
-        let full = read_rotary(keys, family, parameters.or(keys.json.get("rope_scaling")), head_dim, Some(1e6))?;
+        let full = read_rotary(keys, family, parameters.or(scaling), head_dim, Some(1e6))?;
         let base = keys.optional_float("rope_local_base_freq")?.unwrap_or(1e4);
         keys.require(base > 0.0, "rope_local_base_freq", "a positive number")?;
         let local = Rotary { base, scaling: Scaling::None, dim: head_dim };
         return Ok(vec![full, local]);
     }
-    Ok(vec![read_rotary(keys, family, parameters.or(keys.json.get("rope_scaling")), head_dim, None)?])
+    Ok(vec![read_rotary(keys, family, parameters.or(scaling), head_dim, None)?])
 }
 
-/// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files.
+/// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files: an object, and what its
+/// keys are called in a message.
 fn read_rotary(
     keys: &Keys,
     family: &Family,
-    parameters: Option<&Value>,
+    object: Option<(&str, &Value)>,
     head_dim: usize,
     base: Option<f64>,
 ) -> Result<Rotary, Error> {
     let empty = Value::Object(Default::default());
-    let inner = Keys { json: parameters.filter(|parameters| !parameters.is_null()).unwrap_or(&empty) };
+    let (place, object) = object.unwrap_or(("", &empty));
+    let inner = Keys { json: object };
     let first = |names: &[(&Keys, &str)]| -> Result<Option<f64>, Error> {
         for (keys, name) in names {
             if let Some(value) = keys.optional_float(name)? {
@@ -343,6 +365,11 @@ fn read_rotary(
         inner.require(value > 0.0, key, "a positive number")?;
         Ok(value)
     };
+    let of_type: &[&str] = match kind {
+        "linear" => &["factor"],
+        "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
+        _ => &[],
+    };
     let scaling = match kind {
         "default" => Scaling::None,
         "linear" => Scaling::Linear { factor: positive("factor")? },
@@ -354,6 +381,7 @@ fn read_rotary(
         },
         other => return Err(Error::Unsupported { what: format!("rope type `{}`", shorten(other)) }),
     };
+    refuse_unknown_rotary(object, place, family, of_type)?;
     if let Scaling::Llama3 { low, high, .. } = scaling {
         inner.require(high > low, "high_freq_factor", "more than low_freq_factor")?;
     }

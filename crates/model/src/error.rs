@@ -7,6 +7,10 @@ pub enum Error {
     Store(#[from] evenkeel_store::Error),
     #[error("config.json: architecture `{found}` is not known; known are {known}")]
     UnknownArchitecture { found: String, known: String },
+    #[error("config.json: `architectures` names {found}, but `model_type` is `{model_type}`, expected {expected}")]
+    OtherClass { found: String, model_type: &'static str, expected: &'static str },
+    #[error("config.json: {keys}; not understood for a `{model_type}`, and it may change what the model computes")]
+    NotUnderstood { keys: String, model_type: &'static str },
     #[error("config.json: `{key}` is {found}, expected {expected}")]
     BadConfig { key: String, expected: String, found: String },
     #[error("config.json: `{key}` is missing, expected {expected}")]
@@ -25,6 +29,11 @@ pub enum Error {
     TooManyShards { shards: usize, what: &'static str, size: usize },
     #[error("the plan for tensor parallelism cannot be followed: {what}")]
     BadPlan { what: String },
+    #[error(
+        "the plan for tensor parallelism cannot be followed: {} {} nothing in this model",
+        quoted(.patterns), if .patterns.len() == 1 { "matches" } else { "match" }
+    )]
+    IdlePatterns { patterns: Vec<String>, layers: Vec<String> },
     #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
 }
@@ -33,13 +42,14 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Store(error) => error.hint().map(|hint| hint.to_string()),
-            Error::UnknownArchitecture { .. } => {
-                Some("set `model_type` in config.json to the architecture it is built like".into())
+            Error::UnknownArchitecture { .. } | Error::Unsupported { .. } => None,
+            Error::OtherClass { .. } => Some("one of the two was changed: take the model's own config.json".into()),
+            Error::NotUnderstood { .. } => {
+                Some("if the model computes the same without it, name it in model.ignore_keys".into())
             }
             Error::BadConfig { .. } | Error::MissingKey { .. } => {
                 Some("is the folder complete and from transformers?".into())
             }
-            Error::Unsupported { .. } => None,
             Error::Quantized { .. } => {
                 Some("quantized checkpoints cannot be trained, use the model's F32, BF16 or F16 weights".into())
             }
@@ -47,8 +57,13 @@ impl Error {
                 Some("the checkpoint and the config are from different models".into())
             }
             Error::BadPlan { .. } => Some("leave the layer out of the plan to have it cut automatically".into()),
+            Error::IdlePatterns { layers, .. } => Some(format!("it has {}", layers.join(", "))),
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }
     }
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

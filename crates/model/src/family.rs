@@ -10,6 +10,8 @@ pub struct Family {
     /// The class that config.json's `architectures` names.
     pub class: &'static str,
     pub keys: Keys,
+    /// Keys of config.json, beside those of the other fields, that this architecture has.
+    pub own_keys: &'static [&'static str],
     pub names: Names,
     pub norm: NormKind,
     pub default_epsilon: f64,
@@ -27,6 +29,17 @@ pub struct Family {
     pub scaled_embeddings: bool,
     pub tied_by_default: bool,
     pub dropout: DropoutKeys,
+}
+
+impl Family {
+    /// Whether this is how config.json calls the architecture, or its network without a head.
+    pub fn is_called(&self, class: &str) -> bool {
+        let heads = ["ForCausalLM", "LMHeadModel", "ForImageClassification"];
+        let stem = heads.iter().find_map(|head| self.class.strip_suffix(head)).unwrap_or(self.class);
+        let names = [self.class.to_owned(), format!("{stem}Model"), format!("{stem}TextModel")];
+        // Early files of Llama have LLaMAForCausalLM.
+        names.iter().any(|name| name.eq_ignore_ascii_case(class))
+    }
 }
 
 /// What config.json calls the sizes.
@@ -150,6 +163,7 @@ const LLAMA: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
     keys: LLAMA_KEYS,
+    own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
     names: LLAMA_NAMES,
     norm: NormKind::Rms,
     default_epsilon: 1e-6,
@@ -201,6 +215,14 @@ pub static FAMILIES: [Family; 8] = [
         model_type: "gemma3_text",
         class: "Gemma3ForCausalLM",
         keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
+        own_keys: &[
+            "head_dim",
+            "num_key_value_heads",
+            "query_pre_attn_scalar",
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+            "_sliding_window_pattern",
+        ],
         names: Names {
             mlp_norm: "pre_feedforward_layernorm",
             post_attention_norm: Some("post_attention_layernorm"),
@@ -227,6 +249,17 @@ pub static FAMILIES: [Family; 8] = [
             activation: "activation_function",
             epsilon: "layer_norm_epsilon",
         },
+        own_keys: &[
+            "n_ctx",
+            "reorder_and_upcast_attn",
+            "scale_attn_by_inverse_layer_idx",
+            "scale_attn_weights",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ],
         names: Names {
             base: "transformer.",
             embed: "transformer.wte.weight",
@@ -262,6 +295,7 @@ pub static FAMILIES: [Family; 8] = [
         model_type: "gpt_neox",
         class: "GPTNeoXForCausalLM",
         keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
+        own_keys: &["classifier_dropout", "rotary_emb_base", "rotary_pct", "use_parallel_residual"],
         names: Names {
             base: "gpt_neox.",
             embed: "gpt_neox.embed_in.weight",
@@ -296,6 +330,7 @@ pub static FAMILIES: [Family; 8] = [
         model_type: "vit",
         class: "ViTForImageClassification",
         keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
+        own_keys: &["encoder_stride", "pooler_act", "pooler_output_size"],
         names: Names {
             base: "vit.",
             embed: "vit.embeddings.patch_embeddings.projection.weight",

@@ -22,6 +22,7 @@ mod frozen;
 mod generate;
 mod head;
 mod intake;
+mod known_keys;
 mod layout;
 mod load;
 mod loan;

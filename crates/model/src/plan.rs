@@ -1,5 +1,7 @@
 //! Plans that say how a model is cut: `base_model_tp_plan` in config.json, or a table of patterns of one's own.
 //!
+//! transformers leaves its plans out of what it saves, so a config.json hardly ever has one; most come from a file.
+//!
 //! A plan names layers and how transformers or DeepSpeed would cut them. What it says wins over the automatic cut. Layers
 //! that feed each other are cut to fit, the outputs of one and the inputs of the next, or neither; where a plan mentions some
 //! of them only, the others follow, and where it mentions none, they are cut automatically.
@@ -142,6 +144,7 @@ impl Plan {
             keep_whole(Part::Mlp(layer), mlp);
         }
         self.refuse_unmatched(model)?;
+        self.refuse_idle(model)?;
         Ok(uncut)
     }
 
@@ -175,12 +178,7 @@ impl Plan {
     }
 
     fn style(&self, model: &Model, layer: &str) -> Option<Style> {
-        let short = layer.strip_prefix(model.config.family.names.base);
-        let is_meant = |pattern: &str| {
-            let pattern = pattern.trim_end_matches(".weight");
-            matches(pattern, layer) || short.is_some_and(|short| matches(pattern, short))
-        };
-        self.entries.iter().find(|(pattern, _)| is_meant(pattern)).map(|&(_, style)| style)
+        self.entries.iter().find(|(pattern, _)| is_meant(pattern, model, layer)).map(|&(_, style)| style)
     }
 
     fn refuse_unmatched(&self, model: &Model) -> Result<(), Error> {
@@ -191,6 +189,36 @@ impl Plan {
             Some(layer) => Err(Error::BadPlan { what: format!("it is strict, and no pattern matches `{layer}`") }),
         }
     }
+
+    /// A pattern that matches nothing is misspelt, or the plan is another model's.
+    fn refuse_idle(&self, model: &Model) -> Result<(), Error> {
+        let names = &model.config.family.names;
+        let modules = model.specs.iter().filter_map(|spec| Some(spec.name.rsplit_once('.')?.0));
+        // A tied head has no parameter of its own.
+        let modules: BTreeSet<&str> = modules.chain([names.head]).collect();
+        let is_idle = |pattern: &String| !modules.iter().any(|module| is_meant(pattern, model, module));
+        let idle: Vec<String> =
+            self.entries.iter().filter(|(pattern, _)| is_idle(pattern)).map(|(pattern, _)| shorten(pattern)).collect();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let [every, first] = ["*", "0"].map(|layer| names.layer.replace("{}", layer));
+        let general = |module: &str| match module.strip_prefix(&first) {
+            Some(name) => Some(format!("{every}{name}")),
+            None => {
+                (!module.starts_with(names.layer.split("{}").next().unwrap_or_default())).then(|| module.to_owned())
+            }
+        };
+        let layers = modules.iter().filter_map(|module| general(module)).collect();
+        Err(Error::IdlePatterns { patterns: idle, layers })
+    }
+}
+
+/// Whether a pattern matches a layer's name, whole or without the network's.
+fn is_meant(pattern: &str, model: &Model, layer: &str) -> bool {
+    let pattern = pattern.trim_end_matches(".weight");
+    let short = layer.strip_prefix(model.config.family.names.base);
+    matches(pattern, layer) || short.is_some_and(|short| matches(pattern, short))
 }
 
 fn describe(style: Style) -> &'static str {
@@ -278,6 +306,26 @@ mod tests {
             let error = uncut(plan.clone()).unwrap_err();
             assert!(error.contains(expected), "{plan}: {error}");
         }
+    }
+
+    #[test]
+    fn a_pattern_that_matches_nothing_is_refused_and_told_what_there_is() {
+        for (plan, expected) in [
+            (json!({"layers.*.mlp.up_porj": "colwise"}), "`layers.*.mlp.up_porj` matches nothing"),
+            (json!({"layers.*.mlp.up_proj": "colwise", "h.*.c_fc": "colwise"}), "`h.*.c_fc` matches nothing"),
+            (json!({"layers.2.mlp.*": "skip", "x": "skip"}), "`layers.2.mlp.*`, `x` match nothing"),
+            (json!({"layers": [["layers.*.mlp.experts.*", "skip"]]}), "`layers.*.mlp.experts.*` matches nothing"),
+        ] {
+            let error = Plan::from_json(&plan).unwrap().uncut(&model(false)).unwrap_err();
+            assert!(error.to_string().contains(expected), "{plan}: {error}");
+            let hint = error.hint().unwrap();
+            assert!(hint.contains("model.embed_tokens, model.layers.*.input_layernorm, "), "{hint}");
+            assert!(hint.contains("lm_head") && !hint.contains("layers.1"), "{hint}");
+        }
+        // Norms are never cut; plans may name them, as those of transformers do.
+        let plan = json!({"norm": "sequence_parallel", "layers.*.input_layernorm": "replicate", "*": "replicate"});
+        assert!(Plan::from_json(&plan).unwrap().uncut(&model(false)).is_ok());
+        assert!(Plan::from_json(&json!({"lm_head": "colwise_rep"})).unwrap().uncut(&model(true)).is_ok());
     }
 
     #[test]

@@ -14,23 +14,47 @@ pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 
 const HEX_CHARS: usize = 32;
 
+/// Bytes of numbers that are digested at a time.
+const NUMBER_BYTES: usize = 4096;
+
+/// A fingerprint of bytes: the same for the same bytes whatever machine, compiler or version took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Digest(u128);
+pub struct Digest(u128);
 
 impl Digest {
+    /// Of bytes that are all there.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(xxh3_128(bytes))
     }
 
+    /// Of numbers, one after the other, the lowest byte first.
+    pub fn of_numbers(numbers: impl IntoIterator<Item = u32>) -> Digest {
+        let (mut all, mut piece) = (Xxh3::new(), Vec::with_capacity(NUMBER_BYTES));
+        for number in numbers {
+            piece.extend_from_slice(&number.to_le_bytes());
+            if piece.len() == NUMBER_BYTES {
+                all.update(&piece);
+                piece.clear();
+            }
+        }
+        all.update(&piece);
+        Digest(all.digest128())
+    }
+
+    /// Half of it, for exchanges of a single number.
+    pub fn short(self) -> u64 {
+        self.0 as u64
+    }
+
     /// Of a file, given those of its blocks: the digest of theirs, one after the other, the highest byte first.
-    pub fn of_blocks(blocks: &[Digest]) -> Digest {
+    pub(crate) fn of_blocks(blocks: &[Digest]) -> Digest {
         let mut all = Xxh3::new();
         blocks.iter().for_each(|block| all.update(&block.0.to_be_bytes()));
         Digest(all.digest128())
     }
 
     /// Reads just what is written here: 32 digits, the letters small.
-    pub fn from_hex(text: &[u8]) -> Option<Digest> {
+    pub(crate) fn from_hex(text: &[u8]) -> Option<Digest> {
         let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let text =
             str::from_utf8(text).ok().filter(|text| text.len() == HEX_CHARS && text.bytes().all(|b| is_digit(&b)))?;
@@ -119,6 +143,15 @@ mod tests {
                 let found = digester.finish();
                 assert_eq!((found.bytes, &found.blocks), (length as u64, &expected), "{length} in pieces of {piece}");
             }
+        }
+    }
+
+    #[test]
+    fn a_digest_of_numbers_is_that_of_their_bytes() {
+        for count in [0, 1, 1023, 1024, 1025, 5000u32] {
+            let numbers = || (0..count).map(|n| n.wrapping_mul(2_654_435_761));
+            let bytes: Vec<u8> = numbers().flat_map(u32::to_le_bytes).collect();
+            assert_eq!(Digest::of_numbers(numbers()), Digest::of(&bytes), "{count}");
         }
     }
 

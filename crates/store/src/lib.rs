@@ -31,6 +31,7 @@ mod write;
 
 pub use convert::Element;
 pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec};
+pub use digest::Digest;
 #[cfg(feature = "faults")]
 pub use disk::faults;
 pub use dtype::FileDtype;

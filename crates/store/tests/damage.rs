@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use evenkeel_store::checkpoint::{Checkpoint, keep_newest, list, newest_good};
+use evenkeel_store::checkpoint::{Checkpoint, keep_newest, keep_newest_and, list, newest_good};
 use evenkeel_store::{Defect, Error};
 use fastrand::Rng;
 use support::{FILES, PREFIX, checkpoint, checkpoints, names, save, scratch, start, version};
@@ -183,6 +183,19 @@ fn damaged_checkpoints_do_not_count_when_old_ones_are_removed() {
         let found = keep_newest(checkpoints(root.path()), PREFIX, keep).unwrap();
         let expected: Vec<String> = left.iter().map(|step| format!("{PREFIX}{step:08}")).collect();
         assert_eq!((names(&checkpoints(root.path())), found.len()), (expected, told), "{damaged:?} {keep}");
+    }
+}
+
+#[test]
+fn a_spared_checkpoint_stays_however_old_it_is_and_beside_those_that_are_kept() {
+    // Which is spared, how many to keep, what is left of the steps 1 to 5.
+    let cases: [(u64, usize, &[u64]); 4] = [(1, 1, &[1, 5]), (2, 2, &[2, 4, 5]), (4, 2, &[4, 5]), (9, 1, &[5])];
+    for (spared, keep, left) in cases {
+        let root = scratch();
+        (1..6).for_each(|step| save(&checkpoint(root.path(), step), step, 10).unwrap());
+        keep_newest_and(Some(&checkpoint(root.path(), spared)), checkpoints(root.path()), PREFIX, keep).unwrap();
+        let expected: Vec<String> = left.iter().map(|step| format!("{PREFIX}{step:08}")).collect();
+        assert_eq!(names(&checkpoints(root.path())), expected, "{spared} {keep}");
     }
 }
 

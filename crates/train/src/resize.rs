@@ -3,11 +3,10 @@
 mod remembered;
 mod shared;
 
-use std::hash::{Hash, Hasher};
-
 use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_columns};
 use evenkeel_device::Queue;
 use evenkeel_model::{Frozen, Imputation, Intake, LeftOut, Model, Parameters, Resizing};
+use evenkeel_store::Digest;
 
 pub use remembered::Periods;
 pub(crate) use remembered::{Remembered, Told};
@@ -28,13 +27,8 @@ pub struct Resize {
 
 impl Resize {
     /// The same for the same settings, and hardly so for others.
-    pub(crate) fn hash(resize: Option<&Resize>) -> u64 {
-        let parts = resize.map(|&Resize { gamma, imputation, selection, period_steps, seed }| {
-            (gamma.to_bits(), imputation, selection, period_steps, seed)
-        });
-        let mut hasher = std::hash::DefaultHasher::new();
-        parts.hash(&mut hasher);
-        hasher.finish()
+    pub(crate) fn digest(resize: Option<&Resize>) -> u64 {
+        Digest::of(format!("{resize:?}").as_bytes()).short()
     }
 
     /// The columns of an intake that are kept: what scores or chance say, and everything while there are no scores.

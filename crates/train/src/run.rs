@@ -57,6 +57,25 @@ pub struct Plan {
     pub checkpoint_every: Option<u64>,
     /// Steps in a row whose loss or gradients may be other than finite.
     pub nonfinite_limit: u32,
+    /// Whether a checkpoint is written after each evaluation that is better than all before it.
+    pub keep_best: bool,
+    pub early_stop: Option<EarlyStop>,
+}
+
+/// When evaluations no longer improve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EarlyStop {
+    /// Evaluations in a row that may be no better than the best before them.
+    pub patience: u32,
+    /// What is better is so by more than this.
+    pub min_delta: f64,
+}
+
+/// The evaluation with the lowest loss.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Best {
+    pub step: u64,
+    pub loss: f64,
 }
 
 /// How far a run has come; part of a checkpoint.
@@ -69,6 +88,26 @@ pub struct Progress {
     pub warmup_share: f64,
     /// Steps without an update, one after another.
     pub nonfinite_in_a_row: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
+    /// Evaluations in a row that were no better than the best before them.
+    #[serde(default)]
+    pub evaluations_without_gain: u32,
+}
+
+impl Progress {
+    /// Takes an evaluation's loss into account. One that is not a number is never better.
+    fn judge(&mut self, loss: f64, min_delta: f64) {
+        let is_gain = self.best.map_or(loss.is_finite(), |best| best.loss - loss > min_delta);
+        self.evaluations_without_gain = if is_gain { 0 } else { self.evaluations_without_gain + 1 };
+        if loss.is_finite() && self.best.is_none_or(|best| loss < best.loss) {
+            self.best = Some(Best { step: self.step, loss });
+        }
+    }
+
+    fn is_best(&self) -> bool {
+        self.best.is_some_and(|best| best.step == self.step)
+    }
 }
 
 /// Why a run ended.
@@ -78,6 +117,8 @@ pub enum Stop {
     Done,
     /// The data are used up.
     DataEnded,
+    /// Evaluations no longer improve.
+    NoGain,
     /// The user asked for it.
     Interrupted,
 }
@@ -155,6 +196,9 @@ pub fn run(
         if share(plan, progress, feed) >= 1.0 {
             break Ok(Stop::Done);
         }
+        if plan.early_stop.is_some_and(|stop| progress.evaluations_without_gain >= stop.patience) {
+            break Ok(Stop::NoGain);
+        }
         let stepped = step(ranks, feed, plan, balance.as_deref_mut(), progress, attendant);
         if progress.step > reached {
             (reached, feed_state) = (progress.step, feed.state());
@@ -164,7 +208,7 @@ pub fn run(
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
         }
-        if is_due(plan.checkpoint_every, progress.step) {
+        if is_due(plan.checkpoint_every, progress.step) || (plan.keep_best && progress.is_best()) {
             attendant.checkpoint(ranks, &feed_state, progress)?;
             checkpointed = progress.step;
         }
@@ -177,11 +221,14 @@ pub fn run(
         return attendant.settle().and(told).and(outcome);
     }
     let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
+    let before = *progress;
     let evaluated = match outcome {
-        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(ranks, progress.step, attendant),
+        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(ranks, plan, progress, attendant),
         _ => Ok(()),
     };
-    if checkpointed != progress.step {
+    // A checkpoint of this step may be there already, but does not know of its evaluation.
+    let is_outdated = *progress != before && (plan.keep_best || plan.early_stop.is_some());
+    if checkpointed != progress.step || is_outdated {
         attendant.checkpoint(ranks, &feed_state, progress)?;
     }
     attendant.settle()?;
@@ -241,16 +288,15 @@ fn step(
         }
     }
     if is_due(plan.evaluate_every, progress.step) {
-        evaluate(ranks, progress.step, attendant)?;
+        evaluate(ranks, plan, progress, attendant)?;
     }
     Ok(true)
 }
 
-fn evaluate(ranks: &Ranks, step: u64, attendant: &mut dyn Attendant) -> Result<(), Error> {
-    match attendant.evaluate(ranks)? {
-        Some(evaluation) => attendant.evaluated(step, &evaluation),
-        None => Ok(()),
-    }
+fn evaluate(ranks: &Ranks, plan: &Plan, progress: &mut Progress, attendant: &mut dyn Attendant) -> Result<(), Error> {
+    let Some(evaluation) = attendant.evaluate(ranks)? else { return Ok(()) };
+    progress.judge(evaluation.loss(), plan.early_stop.map_or(0.0, |stop| stop.min_delta));
+    attendant.evaluated(progress.step, &evaluation)
 }
 
 fn is_due(every: Option<u64>, step: u64) -> bool {

@@ -1,12 +1,12 @@
 //! What one micro-batch is made of, on the host.
 
-use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
 use evenkeel_step::schedule::PartSize;
+use evenkeel_store::Digest;
 
 /// The samples of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,19 +32,22 @@ impl Samples {
         }
     }
 
-    /// A number that other samples hardly have.
-    pub(crate) fn hash(micros: &[Samples]) -> u64 {
-        let mut hasher = std::hash::DefaultHasher::new();
-        for samples in micros {
-            match samples {
-                Samples::Tokens { ids, labels, segment_lengths } => (ids, labels, segment_lengths).hash(&mut hasher),
-                Samples::Images { pixels, labels } => {
-                    pixels.iter().for_each(|pixel| pixel.to_bits().hash(&mut hasher));
-                    labels.hash(&mut hasher);
-                }
-            }
-        }
-        hasher.finish()
+    /// A number that other samples hardly have, and the same for these on every machine.
+    pub(crate) fn digest(micros: &[Samples]) -> u64 {
+        Digest::of_numbers(micros.iter().flat_map(Samples::numbers)).short()
+    }
+
+    /// All of it, every list behind its length.
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        let (ids, pixels, lengths): (&[u32], &[f32], &[usize]) = match self {
+            Samples::Tokens { ids, segment_lengths, .. } => (ids, &[], segment_lengths),
+            Samples::Images { pixels, .. } => (&[], pixels, &[]),
+        };
+        let labels = self.labels();
+        let counts = [ids.len(), pixels.len(), lengths.len(), labels.len()];
+        let counts = counts.into_iter().chain(lengths.iter().copied()).map(|count| count as u32);
+        let values = ids.iter().copied().chain(pixels.iter().map(|pixel| pixel.to_bits()));
+        counts.chain(values).chain(labels.iter().copied())
     }
 
     pub fn labels(&self) -> &[u32] {
@@ -173,6 +176,28 @@ mod tests {
         for (lengths, count, expected) in cases {
             let found: Vec<usize> = divide(lengths, count).iter().map(Range::len).collect();
             assert_eq!(found, expected, "{lengths:?} in {count}");
+        }
+    }
+
+    #[test]
+    fn a_digest_is_the_same_on_every_machine_and_another_for_other_samples() {
+        let tokens = |ids: &[u32], segment_lengths: &[usize]| Samples::Tokens {
+            ids: ids.to_vec(),
+            labels: vec![2, 3, 9],
+            segment_lengths: segment_lengths.to_vec(),
+        };
+        let images = |pixels: &[f32]| Samples::Images { pixels: pixels.to_vec(), labels: vec![7] };
+        let samples = [tokens(&[1, 2, 3], &[2, 1]), images(&[0.5, -1.0])];
+        // By the reference implementation of XXH3.
+        assert_eq!(Samples::digest(&samples), 0x1127_d9d0_3ddb_1f94);
+        for other in [
+            [images(&[0.5, -1.0]), tokens(&[1, 2, 3], &[2, 1])],
+            [tokens(&[1, 2, 4], &[2, 1]), images(&[0.5, -1.0])],
+            [tokens(&[1, 2, 3], &[1, 2]), images(&[0.5, -1.0])],
+            [tokens(&[1, 2, 3], &[3]), images(&[0.5, -1.0])],
+            [tokens(&[1, 2, 3], &[2, 1]), images(&[0.5, 1.0])],
+        ] {
+            assert_ne!(Samples::digest(&other), Samples::digest(&samples), "{other:?}");
         }
     }
 

@@ -57,8 +57,9 @@ pub struct StepOutcome {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evaluation {
     pub labels: usize,
-    loss_sum: f64,
-    correct: usize,
+    pub loss_sum: f64,
+    /// Labels that got the highest logit.
+    pub correct: usize,
 }
 
 impl Evaluation {

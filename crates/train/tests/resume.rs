@@ -11,8 +11,8 @@ use evenkeel_model::{Cut, Model};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    AdamWOptions, Attendant, Balanced, Decay, Error, Evaluation, Feed, Limits, Plan, Progress, Ranks, Rate, Samples,
-    StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
+    AdamWOptions, Attendant, Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, Plan, Progress,
+    Ranks, Rate, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
 
@@ -123,6 +123,8 @@ fn plan(steps: u64) -> Plan {
         evaluate_every: Some(5),
         checkpoint_every: None,
         nonfinite_limit: 3,
+        keep_best: false,
+        early_stop: None,
     }
 }
 
@@ -130,6 +132,10 @@ type Trained = (Stop, Vec<Vec<f32>>, Vec<StepReport>);
 
 /// Trains to `steps`, from the folder's checkpoint if it has one; interrupted after step `stop_at`.
 fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Trained {
+    train_by(&plan(steps), folder, cut, dtype, stop_at)
+}
+
+fn train_by(plan: &Plan, folder: &Path, cut: &Cut, dtype: DType, stop_at: u64) -> Trained {
     let ranks = support::random(&model(), cut, options(), dtype);
     let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
     if folder.exists() {
@@ -145,7 +151,7 @@ fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Tr
         interrupted: &interrupted,
         checkpoints: Cell::new(0),
     };
-    let stop = run(&ranks, &mut feed, &plan(steps), None, &mut progress, &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
     (stop, support::state(&ranks), watch.reports)
 }
@@ -176,6 +182,129 @@ fn ten_steps_and_ten_resumed_ones_equal_twenty_straight_bit_for_bit() {
         assert_eq!(lines(&all), lines(&[first, second].concat()), "{dtype:?}, {cut:?}");
         assert!(all[19].outcome.loss < all[0].outcome.loss, "it learns");
     }
+}
+
+#[test]
+fn every_schedule_of_the_rate_goes_on_where_it_was() {
+    let (wsd, form) = (0.3, Form::Sqrt);
+    let decays =
+        [Decay::Restarts { cycles: 3 }, Decay::Polynomial { power: 2.0 }, Decay::Stable { decay_share: wsd, form }];
+    for decay in decays {
+        let usual = plan(21);
+        let plan = Plan { rate: Rate { decay, ..usual.rate }, ..usual };
+        let temporary = tempfile::tempdir().unwrap();
+        let train =
+            |folder: &str, stop_at| train_by(&plan, &temporary.path().join(folder), &Cut::even(1), DType::F32, stop_at);
+        let (_, straight, all) = train("straight", 0);
+        let (first, (_, resumed, second)) = (train("resumed", 9).2, train("resumed", 0));
+        let rates = |reports: &[StepReport]| reports.iter().map(|report| report.lr).collect::<Vec<f64>>();
+        assert_eq!(rates(&all), rates(&[first, second].concat()), "{decay:?}");
+        assert_eq!(straight, resumed, "{decay:?}");
+        assert!(rates(&all).windows(2).any(|pair| pair[1] < pair[0]), "{decay:?} falls");
+    }
+}
+
+/// Evaluates to losses that depend on the step alone, and notes which steps are checkpointed.
+struct Scripted<'a> {
+    watch: Watch<'a>,
+    saved: Vec<u64>,
+}
+
+/// After steps 2, 4, …: the best counts as a gain only where it is so by more than 0.1.
+const LOSSES: [f64; 10] = [3.0, 2.0, 2.5, 1.95, f64::NAN, 1.9, 1.8, 1.7, 1.6, 1.5];
+
+impl Attendant for Scripted<'_> {
+    fn stepping(&mut self, _: &Ranks, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
+        self.watch.stepped(report)
+    }
+
+    fn balanced(&mut self, _: &Balanced) -> Result<(), Error> {
+        unreachable!("nobody balances")
+    }
+
+    fn evaluate(&mut self, _: &Ranks) -> Result<Option<Evaluation>, Error> {
+        let step = self.watch.reports.last().map_or(0, |report| report.step);
+        let loss_sum = LOSSES[(step / 2) as usize - 1];
+        Ok(Some(Evaluation { labels: 1, loss_sum, correct: 0 }))
+    }
+
+    fn evaluated(&mut self, _: u64, _: &Evaluation) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        self.saved.push(progress.step);
+        self.watch.checkpoint(ranks, feed, progress)
+    }
+
+    fn settle(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// What a run came to: why it ended, its progress, and the steps that it checkpointed.
+fn judged(folder: &Path, plan: &Plan, stop_at: u64) -> (Stop, Progress, Vec<u64>) {
+    let ranks = alone(DType::F32);
+    let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
+    if folder.exists() {
+        let state = checkpoint::load(folder, &ranks).unwrap();
+        (feed.next, progress) = (state.feed.as_u64().unwrap(), state.progress);
+    }
+    let interrupted = AtomicBool::new(false);
+    let folder = folder.to_owned();
+    let watch = Watch { folder, reports: vec![], stop_at, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut scripted = Scripted { watch, saved: vec![] };
+    let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut scripted).unwrap();
+    (stop, Progress { seconds: 0.0, ..progress }, scripted.saved)
+}
+
+#[test]
+fn a_run_that_no_longer_gains_ends_at_the_same_step_however_often_it_was_resumed() {
+    let early_stop = Some(EarlyStop { patience: 3, min_delta: 0.1 });
+    let plan = Plan { evaluate_every: Some(2), keep_best: true, early_stop, ..plan(20) };
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = |name: &str| temporary.path().join(name);
+    let (stop, straight, saved) = judged(&folder("straight"), &plan, 0);
+    // No gain after steps 6, 8 (too small a one) and 10 (not a number).
+    assert_eq!((stop, straight.step, straight.evaluations_without_gain), (Stop::NoGain, 10, 3));
+    assert_eq!(straight.best, Some(Best { step: 8, loss: 1.95 }), "the best is the lowest, however small its gain");
+    assert_eq!(saved, [2, 4, 8, 10], "every best, and the end");
+    for stops in [&[5][..], &[6], &[8], &[3, 7, 9]] {
+        let resumed = folder(&format!("{stops:?}"));
+        for &stop_at in stops {
+            assert_eq!(judged(&resumed, &plan, stop_at).0, Stop::Interrupted);
+        }
+        let (stop, progress, _) = judged(&resumed, &plan, 0);
+        assert_eq!((stop, progress), (Stop::NoGain, straight), "{stops:?}");
+        let (stop, progress, saved) = judged(&resumed, &plan, 0);
+        assert_eq!((stop, progress, saved), (Stop::NoGain, straight, vec![]), "it has ended");
+    }
+    // With more patience it goes on, and its last step is its best.
+    let more = Plan { early_stop: Some(EarlyStop { patience: 4, min_delta: 0.1 }), ..plan };
+    let (stop, progress, _) = judged(&folder("straight"), &more, 0);
+    assert_eq!((stop, progress.best), (Stop::NoGain, Some(Best { step: 12, loss: 1.9 })));
+    let any = Plan { early_stop: Some(EarlyStop { patience: 3, min_delta: 0.0 }), ..plan };
+    let (stop, progress, _) = judged(&folder("any"), &any, 0);
+    assert_eq!((stop, progress.step, progress.best), (Stop::Done, 20, Some(Best { step: 20, loss: 1.5 })));
+}
+
+#[test]
+fn the_evaluation_at_the_end_is_in_the_last_checkpoint() {
+    // Checkpointed after step 4 and only then evaluated, for 4 is no multiple of 3.
+    let usual = plan(4);
+    let plan = Plan { evaluate_every: Some(3), checkpoint_every: Some(4), keep_best: true, ..usual };
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("run");
+    let (_, progress, saved) = judged(&folder, &plan, 0);
+    assert_eq!((progress.best, saved), (Some(Best { step: 4, loss: 2.0 }), vec![3, 4, 4]));
+    let state = checkpoint::State::of(&Checkpoint::open(&folder).unwrap()).unwrap();
+    assert_eq!(state.progress.best, progress.best);
+    let plain = Plan { keep_best: false, ..plan };
+    assert_eq!(judged(&temporary.path().join("plain"), &plain, 0).2, [4], "no state depends on it");
 }
 
 #[test]
@@ -255,6 +384,10 @@ fn a_checkpoint_of_another_model_is_refused() {
     rewrite(&folder, &changed, |state| state["version"] = 99.into());
     let error = checkpoint::load(&changed, &ranks).unwrap_err();
     assert!(matches!(error, Error::CheckpointVersion { found: 99, .. }), "{error}");
+    for absurd in [serde_json::json!({"step": 9, "loss": 1.0}), serde_json::json!({"step": 0, "loss": null})] {
+        rewrite(&folder, &changed, |state| state["progress"]["best"] = absurd.clone());
+        assert!(checkpoint::load(&changed, &ranks).is_err(), "{absurd}");
+    }
     for (key, absurd) in [("seconds", -1.0), ("seconds", 1e30), ("warmup_share", 7.0), ("step", 1e15)] {
         rewrite(&folder, &changed, |state| {
             state["progress"][key] = if key == "step" { (absurd as u64).into() } else { absurd.into() };

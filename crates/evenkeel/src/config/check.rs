@@ -8,8 +8,8 @@ use evenkeel_device::MOST_PEERS;
 
 use super::raw::RawConfig;
 use super::settings::{
-    Architecture, DataSource, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord, PackingStrategy,
-    RecordFormat, Schedule, Selection, Settings,
+    Architecture, DataSource, DecayForm, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
+    PackingStrategy, RecordFormat, Schedule, Selection, Settings,
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
 use crate::Mistakes;
@@ -41,6 +41,7 @@ impl RawConfig {
         check_images(&mut self, &settings);
         check_train(&mut self, &settings);
         check_eval(&mut self, &settings);
+        check_best(&mut self, &settings);
         check_parallel(&mut self, &settings);
         check_balance(&mut self, &settings);
         check_device(&mut self, &settings);
@@ -80,6 +81,10 @@ fn check_model(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSour
     }
     if let Some(config) = &model.config {
         return Some(ModelSource::Config(config.clone()));
+    }
+    if !model.ignore_keys.is_empty() {
+        let what = "`model.ignore_keys` is set, but the model comes from no config.json".to_owned();
+        raw.note_contradiction(&["model.ignore_keys"], what, Some("set model.path or model.config, or leave it out"));
     }
     if sizes.is_empty() {
         let hint = "set model.path, model.config, or model.hidden, layers, heads and ffn";
@@ -226,6 +231,17 @@ fn check_train(raw: &mut RawConfig, settings: &Settings) {
     } else if train.min_lr > 0.0 && train.lr_decay == LrDecay::Constant {
         let what = format!("`train.min_lr` is {}, but `train.lr_decay` is \"constant\"", train.min_lr);
         raw.note_contradiction(&["train.min_lr", "train.lr_decay"], what, None);
+    }
+    let of_decays = [
+        ("train.lr_cycles", train.lr_cycles.is_some(), LrDecay::CosineRestarts),
+        ("train.lr_power", train.lr_power.is_some(), LrDecay::Polynomial),
+        ("train.lr_decay_share", train.lr_decay_share.is_some(), LrDecay::Wsd),
+        ("train.lr_decay_form", train.lr_decay_form.is_some(), LrDecay::Wsd),
+    ];
+    for (key, _, decay) in of_decays.into_iter().filter(|(_, is_set, decay)| *is_set && *decay != train.lr_decay) {
+        let (found, needed) = (train.lr_decay.name(), decay.name());
+        let what = format!("`{key}` is set, but `train.lr_decay` is \"{found}\"");
+        raw.note_contradiction(&[key, "train.lr_decay"], what, Some(&format!("it belongs to \"{needed}\"")));
     }
     let tokens = train.batch * settings.data.sequence;
     if !of_images(settings) && tokens > MOST_TOKENS {
@@ -421,6 +437,33 @@ fn check_eval(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
+/// What an evaluation decides.
+fn check_best(raw: &mut RawConfig, settings: &Settings) {
+    let (eval, output) = (&settings.eval, &settings.output);
+    let of_evaluations = [
+        ("eval.patience", eval.patience.is_some()),
+        ("output.keep_best", output.keep_best),
+        ("output.save_best", output.save_best),
+    ];
+    for (key, _) in of_evaluations.into_iter().filter(|(_, is_set)| *is_set && !has_eval_data(settings)) {
+        let what = format!("`{key}` is set, but there is nothing to evaluate on");
+        let hint = "set data.holdout or data.eval_paths";
+        raw.note_contradiction(&[key, "data.holdout", "data.eval_paths"], what, Some(hint));
+    }
+    if eval.min_delta.is_some() && eval.patience.is_none() {
+        let what = "`eval.min_delta` is set, but training does not end early".to_owned();
+        raw.note_contradiction(&["eval.min_delta"], what, Some("set eval.patience, too"));
+    }
+    if output.save_best && !output.save_model {
+        let what = "`output.save_best` is set, but `output.save_model` is false".to_owned();
+        raw.note_contradiction(&["output.save_best", "output.save_model"], what, None);
+    }
+    if output.save_best && !output.keep_best && raw.is_given("output.keep_best") {
+        let what = "`output.save_best` is set, but `output.keep_best` is false".to_owned();
+        raw.note_contradiction(&["output.keep_best", "output.save_best"], what, Some("leave output.keep_best out"));
+    }
+}
+
 fn has_eval_data(settings: &Settings) -> bool {
     settings.data.holdout > 0 || !settings.data.eval_paths.is_empty()
 }
@@ -442,6 +485,17 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     }
     if has_eval_data(settings) {
         settings.eval.every.get_or_insert(100);
+    }
+    settings.output.keep_best |= settings.output.save_best;
+    let train = &mut settings.train;
+    match train.lr_decay {
+        LrDecay::Cosine | LrDecay::Linear | LrDecay::Constant => (),
+        LrDecay::CosineRestarts => train.lr_cycles = train.lr_cycles.or(Some(1)),
+        LrDecay::Polynomial => train.lr_power = train.lr_power.or(Some(1.0)),
+        LrDecay::Wsd => {
+            train.lr_decay_share.get_or_insert(0.1);
+            train.lr_decay_form.get_or_insert(DecayForm::Cosine);
+        }
     }
     let parallel = &mut settings.parallel;
     let schedule = if settings.train.recompute { Schedule::Oases } else { Schedule::None };

@@ -25,7 +25,7 @@ pub use explain::explain;
 pub use raw::RawConfig;
 pub use setting::in_toml;
 pub use settings::{
-    Architecture, Data, DataSource, DeviceKind, Dtype, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
+    Architecture, Data, DataSource, DecayForm, DeviceKind, Dtype, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
     PackingStrategy, Parallel, RecordFormat, Schedule, Selection, Settings, Units,
 };
 pub use straggler::Straggler;

@@ -17,7 +17,11 @@ choices! {
     InstructionPrompt { Chat = "chat", Alpaca = "alpaca" }
     PackingStrategy { BestFit = "best-fit", Cut = "cut" }
     OnBadRecord { Stop = "stop", Skip = "skip" }
-    LrDecay { Cosine = "cosine", Linear = "linear", Constant = "constant" }
+    LrDecay {
+        Cosine = "cosine", Linear = "linear", Constant = "constant", CosineRestarts = "cosine-restarts",
+        Polynomial = "polynomial", Wsd = "wsd"
+    }
+    DecayForm { Cosine = "cosine", Linear = "linear", Sqrt = "sqrt" }
     Schedule {
         None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
     }
@@ -56,6 +60,8 @@ settings! {
         tied: Option<bool>;
         /// Seed of random weights.
         seed: u64 = 0, from(0);
+        /// Keys of config.json that are ignored though they are not understood. The model is trained, and saved, without them.
+        ignore_keys: Vec<String> = Vec::new();
     }
 
     /// What it is trained on.
@@ -139,8 +145,16 @@ settings! {
         min_lr: f64 = 0.0, from(0).to(100);
         /// Steps over which the learning rate rises.
         warmup_steps: u32 = 0, from(0).to(A_BILLION);
-        /// How the learning rate falls after the warmup.
+        /// How the learning rate falls after the warmup. "wsd" leaves it at train.lr until the end is near.
         lr_decay: LrDecay = LrDecay::Cosine;
+        /// Cosines of "cosine-restarts", each from train.lr down; 1 if not set.
+        lr_cycles: Option<u32>, from(1).to(1_000_000);
+        /// Exponent of "polynomial"; 1 if not set, which is linear.
+        lr_power: Option<f64>, above(0).to(100);
+        /// Share of the run, at its end, in which the learning rate of "wsd" falls; 0.1 if not set.
+        lr_decay_share: Option<f64>, above(0).to(1);
+        /// How it falls then; "cosine" if not set. "sqrt" is 1 - √ of what is behind.
+        lr_decay_form: Option<DecayForm>;
         /// AdamW's decay of the mean of gradients.
         beta1: f64 = 0.9, from(0).to(0.9999999);
         /// AdamW's decay of the mean of squared gradients.
@@ -169,6 +183,11 @@ settings! {
         every: Option<u32>, from(1).to(A_BILLION);
         /// Micro-batches of one evaluation, each of train.batch sequences or images; 0 takes all there are.
         batches: u64 = 16, from(0);
+        /// Evaluations in a row that may be no better than the best before them; then training ends. It never does so early if not
+        /// set.
+        patience: Option<u32>, from(1).to(1_000_000);
+        /// By how much the loss of an evaluation must be below the best for eval.patience to begin anew; 0 if not set.
+        min_delta: Option<f64>, from(0).to(1_000_000);
     }
 
     /// What a run writes.
@@ -179,8 +198,13 @@ settings! {
         checkpoint_every: u32 = 500, from(0).to(A_BILLION);
         /// Checkpoints that are kept; older ones are removed.
         keep_checkpoints: usize = 2, from(1).to(1_000_000);
+        /// Whether a checkpoint is written after each evaluation with a lower loss than all before it, and the last of those kept
+        /// beside output.keep_checkpoints.
+        keep_best: bool = false;
         /// Whether the trained model is written as a Hugging Face folder.
         save_model: bool = true;
+        /// Whether that model is the one with the lowest loss in an evaluation, not that of the last step; sets output.keep_best.
+        save_best: bool = false;
         /// Dtype of the written model; train.dtype if not set.
         save_dtype: Option<Dtype>;
         /// Steps between printed lines.
@@ -215,7 +239,8 @@ settings! {
         tp: usize = 1, from(1).to(1024);
         /// The share of the work that each of these ranks gets, such as [1, 1, 0.5]; equal if not set.
         tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
-        /// A plan of how layers are cut, JSON, as transformers writes it; wins over the model's own and the automatic cut.
+        /// A plan of how layers are cut, JSON, of transformers' patterns; wins over the model's own and the automatic cut. Every
+        /// pattern must match something.
         tp_plan: Option<PathBuf>;
         /// Whether the residual stream and its norms are split among these ranks by tokens; true if not set, unless a plan
         /// leaves a part of the model whole.

@@ -11,7 +11,7 @@ use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, costs};
 
 use crate::launch::plan;
-use crate::train::model::open_folder;
+use crate::train::model::{open_folder, without_keys};
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Whether the residual stream is split among the ranks by tokens; if not given, it is where all parts are cut.
     #[arg(long)]
     sequence_parallel: Option<bool>,
+    /// Keys of config.json that are ignored though they are not understood.
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    ignore_keys: Vec<String>,
 }
 
 fn weight(text: &str) -> Result<f64, String> {
@@ -48,7 +51,8 @@ const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = open_folder(&arguments.model)?;
-    let model = Model::open(&folder)?;
+    let (json, _) = without_keys(folder.config(), &arguments.ignore_keys);
+    let model = Model::from_json(&json)?;
     model.check(&folder)?;
     let config = &model.config;
     let batch = arguments.batch as usize;
@@ -104,7 +108,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.tp == 1 && arguments.tp_weights.is_empty() {
         return Ok(text);
     }
-    let shards = model.cut(&arguments.cut(&model, folder.config())?)?;
+    let shards = model.cut(&arguments.cut(&model, &json)?)?;
     let options = options(false, sequence);
     let micros = [Samples::blank(config.input, batch, sequence)];
     let costs = costs(&shards, Mesh::of_shards(shards.len()), 0, options, DType::F32, &micros);

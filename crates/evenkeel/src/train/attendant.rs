@@ -186,7 +186,7 @@ impl Attendant for Attending<'_> {
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
-        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
+        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
         self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
     }

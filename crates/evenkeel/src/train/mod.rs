@@ -7,7 +7,6 @@ pub mod model;
 mod output;
 mod sample;
 
-use std::hash::{Hash, Hasher};
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,22 +14,24 @@ use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model, Sampling, Split};
-use evenkeel_store::Folder;
-use evenkeel_train::checkpoint::Saver;
+use evenkeel_store::checkpoint::Checkpoint;
+use evenkeel_store::{Digest, Folder};
+use evenkeel_train::checkpoint::{Opened, Saver};
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
-    AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
+    AdamWOptions, Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop,
+    TrainerOptions, checkpoint,
 };
 
 use crate::bench::peak_flops_per_s;
-use crate::config::{Dtype, LrDecay, Overrides, Settings, Straggler};
+use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::launch::{Launch, arrangement};
 use crate::{Failure, Mistake, Mistakes, device, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, SavedTokenizer, device_dtype};
 use output::RunFolder;
-pub use output::find_checkpoint;
+pub use output::{Which, find_checkpoint};
 use sample::Prompts;
 
 #[derive(clap::Args)]
@@ -67,13 +68,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let stragglers: Vec<Straggler> =
         settings.balance.stragglers.iter().map(|text| Straggler::parse(text).expect("checked")).collect();
     let (mut progress, mut from, mut widths) = (Progress::default(), None, None);
-    let configuration = digest(&config.to_toml());
+    let configuration = Digest::of(config.to_toml().as_bytes()).to_string();
     if let Some(newest) = &newest {
         let state = checkpoint::load_from(newest, &ranks)?;
         progress = state.progress;
         widths = Some(state.widths);
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(newest.path()))?);
         folder.say_what_changed(&config, state.configuration == configuration)?;
+        folder.forget_lost_best(&mut progress);
     }
     // Bad data show themselves before an earlier run is replaced.
     let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
@@ -102,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         prompts: prompts(settings, &data),
         progress: ProgressLine::new(stderr(), progress_options(settings)),
         records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
-        summary: Summary::default(),
+        summary: progress.best.map_or_else(Summary::default, |Best { step, loss }| Summary::after(step, loss)),
         saver: Saver::default(),
         configuration,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
@@ -147,19 +149,26 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let hint = Some("continue with the same command and --resume".to_owned());
         return Err(Failure::Interrupted { mistake: Mistake { what, hint }, code: interruption.exit_code() });
     }
+    let is_of_last = progress.best.is_some_and(|best| best.step == progress.step);
+    let best = folder.best(&progress).filter(|_| settings.output.save_best && !is_of_last);
     if settings.output.save_model {
+        let best = best.map(|path| Opened::new(&Checkpoint::open(path)?)).transpose()?;
+        let specs = ranks.specs();
         input.save(
             &folder.model(),
             settings,
             tokenizer.as_ref(),
-            ranks.specs(),
-            |id, rows| ranks.read_rows(Kind::Weight, id, rows),
+            specs,
+            |id, rows| match &best {
+                Some(best) => best.read_rows(&specs[id.0], rows),
+                None => ranks.read_rows(Kind::Weight, id, rows),
+            },
             true,
         )?;
     }
     drop(ranks);
     let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
-    Ok(conclusion(&attending, &folder, settings, stop, &samples))
+    Ok(conclusion(&attending, &folder, settings, stop, &progress, &samples))
 }
 
 impl Attending<'_> {
@@ -189,11 +198,20 @@ pub fn trainer_options(settings: &Settings) -> TrainerOptions {
 
 fn plan(settings: &Settings) -> Plan {
     let train = &settings.train;
+    let form = match train.lr_decay_form {
+        None | Some(DecayForm::Cosine) => Form::Cosine,
+        Some(DecayForm::Linear) => Form::Linear,
+        Some(DecayForm::Sqrt) => Form::Sqrt,
+    };
     let decay = match train.lr_decay {
         LrDecay::Cosine => Decay::Cosine,
         LrDecay::Linear => Decay::Linear,
         LrDecay::Constant => Decay::Constant,
+        LrDecay::CosineRestarts => Decay::Restarts { cycles: train.lr_cycles.expect("resolved") },
+        LrDecay::Polynomial => Decay::Polynomial { power: train.lr_power.expect("resolved") },
+        LrDecay::Wsd => Decay::Stable { decay_share: train.lr_decay_share.expect("resolved"), form },
     };
+    let min_delta = settings.eval.min_delta.unwrap_or(0.0);
     let every = |steps: u32| (steps > 0).then_some(u64::from(steps));
     Plan {
         rate: Rate { peak: train.lr, floor: train.min_lr, warmup_steps: train.warmup_steps.into(), decay },
@@ -206,6 +224,8 @@ fn plan(settings: &Settings) -> Plan {
         evaluate_every: settings.eval.every.map(u64::from),
         checkpoint_every: every(settings.output.checkpoint_every),
         nonfinite_limit: train.nonfinite_limit,
+        keep_best: settings.output.keep_best,
+        early_stop: settings.eval.patience.map(|patience| EarlyStop { patience, min_delta }),
     }
 }
 
@@ -245,13 +265,6 @@ fn describe_stragglers(stragglers: &[Straggler]) -> Option<String> {
     };
     let slow: Vec<String> = stragglers.iter().map(slow).collect();
     (!slow.is_empty()).then(|| format!("emulated slow ranks: {}", slow.join(", ")))
-}
-
-/// A few digits that another text hardly has.
-fn digest(text: &str) -> String {
-    let mut hasher = std::hash::DefaultHasher::new();
-    text.hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
 }
 
 fn blank(settings: &Settings, model: &Model) -> Samples {
@@ -369,26 +382,43 @@ fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) ->
     Failure::new(error.is_fault(), format!("{error}; {saved}"), hint)
 }
 
+fn describe_no_gain(progress: &Progress) -> String {
+    let count = progress.evaluations_without_gain;
+    let evaluations =
+        if count == 1 { "the last evaluation was".to_owned() } else { format!("the last {count} evaluations were") };
+    match progress.best {
+        Some(Best { step, loss }) => format!("early: {evaluations} no better than that of step {step}, loss {loss:.4}"),
+        None => format!("early: {evaluations} not finite"),
+    }
+}
+
 /// What is said at the end.
 fn conclusion(
     attending: &Attending,
     folder: &RunFolder,
     settings: &Settings,
     stop: Stop,
+    progress: &Progress,
     samples: &[String],
 ) -> String {
     let ended = match stop {
-        Stop::Done => "as planned",
-        Stop::DataEnded => "the data are used up",
+        Stop::Done => "as planned".to_owned(),
+        Stop::DataEnded => "the data are used up".to_owned(),
+        Stop::NoGain => describe_no_gain(progress),
         Stop::Interrupted => unreachable!("an interrupted run has no conclusion"),
     };
     let mut files =
         vec![("metrics", folder.metrics().display().to_string()), ("curve", folder.curve().display().to_string())];
+    if let (Some(path), Some(best)) = (folder.best(progress), progress.best) {
+        files.push(("best", format!("{}, evaluation loss {:.4}", path.display(), best.loss)));
+    }
     if settings.output.save_model {
-        files.push(("model", folder.model().display().to_string()));
+        let of_best = progress.best.filter(|_| settings.output.save_best);
+        let of_step = of_best.map_or_else(String::new, |best| format!(", of step {}", best.step));
+        files.push(("model", format!("{}{of_step}", folder.model().display())));
     }
     let mut out = Vec::new();
-    attending.summary.write(&mut out, ended, &files).expect("memory takes all bytes");
+    attending.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
         lines.push("\nWhat it writes:".to_owned());

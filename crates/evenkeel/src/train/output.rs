@@ -11,9 +11,11 @@
 
 use std::path::{Path, PathBuf};
 
-use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest, list, newest_good};
+use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest_and, list, newest_good};
 use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
+use evenkeel_train::checkpoint::State;
 use evenkeel_train::report::is_event_file_name;
+use evenkeel_train::{Best, Progress};
 
 use crate::config::RunConfig;
 use crate::{Failure, Mistake, warn};
@@ -30,15 +32,34 @@ const MOST_CONFIG_BYTES: u64 = 1 << 20;
 pub struct RunFolder {
     root: PathBuf,
     keep_checkpoints: usize,
+    keep_best: bool,
     _lock: FolderLock,
 }
 
-/// The newest whole checkpoint of a run, or the one of a step.
-pub fn find_checkpoint(run: &Path, step: Option<u64>) -> Result<Checkpoint, Failure> {
+/// One of a run's checkpoints.
+#[derive(Clone, Copy)]
+pub enum Which {
+    /// The newest that is whole.
+    Newest,
+    /// The one with the lowest loss in an evaluation.
+    Best,
+    Step(u64),
+}
+
+pub fn find_checkpoint(run: &Path, which: Which) -> Result<Checkpoint, Failure> {
     let checkpoints = run.join(CHECKPOINTS);
+    let of_step = |step: u64| checkpoints.join(checkpoint_name(step));
     recover_all(&checkpoints, is_checkpoint_name)?;
-    if let Some(step) = step {
-        return Ok(Checkpoint::open(checkpoints.join(checkpoint_name(step)))?);
+    match which {
+        Which::Newest => (),
+        Which::Step(step) => return Ok(Checkpoint::open(of_step(step))?),
+        Which::Best => {
+            let best = State::of(&find_checkpoint(run, Which::Newest)?)?.progress.best;
+            return match best.filter(|best| exists(of_step(best.step))) {
+                Some(best) => Ok(Checkpoint::open(of_step(best.step))?),
+                None => Err(no_best(run, best).into()),
+            };
+        }
     }
     let (newest, damaged) = newest_good(list(&checkpoints, CHECKPOINT)?);
     say_damaged(&damaged);
@@ -46,6 +67,15 @@ pub fn find_checkpoint(run: &Path, step: Option<u64>) -> Result<Checkpoint, Fail
         let what = format!("`{}` has no checkpoint", run.display());
         Mistake { what, hint: Some("give the folder of a run, its output.folder".to_owned()) }.into()
     })
+}
+
+fn no_best(run: &Path, best: Option<Best>) -> Mistake {
+    let (run, what) = (run.display(), "its checkpoint was not kept");
+    let what = match best {
+        Some(Best { step, .. }) => format!("the best evaluation of `{run}` was after step {step}, and {what}"),
+        None => format!("`{run}` has no evaluation, so no checkpoint of it is the best"),
+    };
+    Mistake { what, hint: Some("train with output.keep_best = true and data to evaluate on".to_owned()) }
 }
 
 fn say_damaged(damaged: &[Damaged]) {
@@ -76,7 +106,12 @@ impl RunFolder {
             let what = format!("another run is writing to `{}`", output.folder.display());
             return Err(Mistake { what, hint: Some("wait for it, or choose another --output".to_owned()) }.into());
         };
-        let folder = RunFolder { root: output.folder.clone(), keep_checkpoints: output.keep_checkpoints, _lock: lock };
+        let folder = RunFolder {
+            root: output.folder.clone(),
+            keep_checkpoints: output.keep_checkpoints,
+            keep_best: output.keep_best,
+            _lock: lock,
+        };
         recover_all(&folder.root, is_file_of_a_run)?;
         recover_all(folder.checkpoints(), is_checkpoint_name)?;
         let checkpoints = list(folder.checkpoints(), CHECKPOINT)?;
@@ -155,10 +190,28 @@ impl RunFolder {
         self.checkpoints().join(checkpoint_name(step))
     }
 
+    /// The best checkpoint so far, where it is kept.
+    pub fn best(&self, progress: &Progress) -> Option<PathBuf> {
+        let best = progress.best.filter(|_| self.keep_best)?;
+        Some(self.checkpoint(best.step))
+    }
+
+    /// A run that is continued may have evaluated better than it will again when it kept no best checkpoint, or lost it: then the
+    /// best from here on is kept.
+    pub fn forget_lost_best(&self, progress: &mut Progress) {
+        if let Some(path) = self.best(progress).filter(|path| Checkpoint::open(path).is_err()) {
+            warn(&format!(
+                "the best evaluation so far has no checkpoint, `{}`; the best from here on is kept",
+                path.display()
+            ));
+            progress.best = None;
+        }
+    }
+
     /// Removes the oldest checkpoints beyond those to be kept.
-    pub fn pruning(&self) -> impl FnOnce() -> Result<(), evenkeel_store::Error> + Send + use<> {
-        let (checkpoints, keep) = (self.checkpoints(), self.keep_checkpoints);
-        move || keep_newest(checkpoints, CHECKPOINT, keep).map(drop)
+    pub fn pruning(&self, progress: &Progress) -> impl FnOnce() -> Result<(), evenkeel_store::Error> + Send + use<> {
+        let (checkpoints, keep, best) = (self.checkpoints(), self.keep_checkpoints, self.best(progress));
+        move || keep_newest_and(best.as_deref(), checkpoints, CHECKPOINT, keep).map(drop)
     }
 
     pub fn root(&self) -> &Path {

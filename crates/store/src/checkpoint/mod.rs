@@ -12,5 +12,5 @@ mod verify;
 mod writer;
 
 pub use reader::Checkpoint;
-pub use select::{Damaged, keep_newest, list, newest_good};
+pub use select::{Damaged, keep_newest, keep_newest_and, list, newest_good};
 pub use writer::CheckpointWriter;

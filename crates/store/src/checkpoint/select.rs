@@ -41,6 +41,16 @@ pub fn newest_good<P: AsRef<Path>>(folders: impl IntoIterator<Item = P>) -> (Opt
 /// The newest that is whole is never removed. To know which it is, the newest is read through, and if it is damaged the
 /// next, and so on. Of the others it counts that they can be opened. Where nothing is in surplus, nothing is read.
 pub fn keep_newest(parent: impl AsRef<Path>, prefix: &str, keep: usize) -> Result<Vec<Damaged>, Error> {
+    keep_newest_and(None, parent, prefix, keep)
+}
+
+/// The same, and `spared` is not removed either, however old it is.
+pub fn keep_newest_and(
+    spared: Option<&Path>,
+    parent: impl AsRef<Path>,
+    prefix: &str,
+    keep: usize,
+) -> Result<Vec<Damaged>, Error> {
     let folders = list(parent, prefix)?;
     let keep = keep.max(1);
     if folders.len() <= keep {
@@ -55,7 +65,7 @@ pub fn keep_newest(parent: impl AsRef<Path>, prefix: &str, keep: usize) -> Resul
     for folder in &folders[damaged.len() + 1..] {
         if kept < keep && Checkpoint::open(folder).is_ok() {
             kept += 1;
-        } else {
+        } else if spared != Some(folder) {
             surplus.push(folder);
         }
     }

@@ -54,15 +54,35 @@ pub struct State {
 }
 
 impl State {
+    /// What a checkpoint's manifest says; its files are not looked at.
+    pub fn of(checkpoint: &Checkpoint) -> Result<State, Error> {
+        let path = || checkpoint.path().to_owned();
+        let found = checkpoint.body().get("version").and_then(Value::as_u64).unwrap_or(0);
+        if found != u64::from(VERSION) {
+            let found = found.try_into().unwrap_or(u32::MAX);
+            return Err(Error::CheckpointVersion { path: path(), found, known: VERSION });
+        }
+        let state: State = serde_json::from_value(checkpoint.body().clone()).map_err(|error| Error::BadManifest {
+            path: path(),
+            what: "body",
+            why: error.to_string(),
+        })?;
+        state.check().map_err(|what| Error::BadState { path: path(), what })?;
+        Ok(state)
+    }
+
     /// Whether the numbers can be those of a run.
     fn check(&self) -> Result<(), &'static str> {
-        let Progress { step, tokens, seconds, warmup_share, nonfinite_in_a_row } = self.progress;
+        let Progress { step, tokens, seconds, warmup_share, nonfinite_in_a_row, best, evaluations_without_gain } =
+            self.progress;
         let checks = [
             ("step", step < MOST),
             ("tokens", tokens < MOST),
             ("seconds", (0.0..MOST as f64).contains(&seconds)),
             ("warmup_share", (0.0..=1.0).contains(&warmup_share)),
             ("nonfinite_in_a_row", nonfinite_in_a_row < u32::MAX / 2),
+            ("best", best.is_none_or(|best| best.step <= step && best.loss.is_finite())),
+            ("evaluations_without_gain", evaluations_without_gain < u32::MAX / 2),
             ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
             ("resize", self.resize.is_none_or(|periods| periods.are_sound(self.updates))),
         ];

@@ -8,7 +8,7 @@ use evenkeel_model::{Held, Move, ParamSpec, Slice, as_matrix, moves};
 use evenkeel_store::SafeTensorsFile;
 use evenkeel_store::checkpoint::Checkpoint;
 
-use super::{State, VERSION, tensor_name};
+use super::{State, tensor_name};
 use crate::Error;
 use crate::trainer::Kind;
 
@@ -27,16 +27,8 @@ pub struct Opened {
 impl Opened {
     pub fn new(checkpoint: &Checkpoint) -> Result<Opened, Error> {
         let path = checkpoint.path().to_owned();
-        let found = checkpoint.body().get("version").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        if found != u64::from(VERSION) {
-            let found = found.try_into().unwrap_or(u32::MAX);
-            return Err(Error::CheckpointVersion { path, found, known: VERSION });
-        }
-        let bad = |what: &'static str| Error::BadState { path: path.clone(), what };
+        let state = State::of(checkpoint)?;
         let damaged = |what: &'static str, why: String| Error::BadManifest { path: path.clone(), what, why };
-        let state = serde_json::from_value(checkpoint.body().clone());
-        let state: State = state.map_err(|error| damaged("body", error.to_string()))?;
-        state.check().map_err(bad)?;
         let (mut files, mut places) = (Vec::new(), BTreeMap::new());
         for (name, tensors) in &state.layout {
             let file = checkpoint.tensors(name)?;

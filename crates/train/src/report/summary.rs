@@ -20,11 +20,16 @@ pub struct Summary {
     memory_bytes: u64,
     skipped: u64,
     last_eval: Option<EvalMetrics>,
-    /// The step too.
-    best_eval: Option<(u64, EvalMetrics)>,
+    /// The step and the loss.
+    best_eval: Option<(u64, f64)>,
 }
 
 impl Summary {
+    /// Of a run that is continued, whose best evaluation so far was this.
+    pub fn after(best_step: u64, best_loss: f64) -> Summary {
+        Summary { best_eval: Some((best_step, best_loss)), ..Summary::default() }
+    }
+
     pub fn step(&mut self, metrics: &StepMetrics) {
         let first = self.first.get_or_insert(*metrics);
         self.tokens += metrics.step_tokens;
@@ -40,8 +45,8 @@ impl Summary {
 
     pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) {
         // A loss that is not a number is never better.
-        if self.best_eval.is_none_or(|(_, best)| metrics.loss < best.loss || best.loss.is_nan()) {
-            self.best_eval = Some((step, *metrics));
+        if self.best_eval.is_none_or(|(_, best)| metrics.loss < best || best.is_nan()) {
+            self.best_eval = Some((step, metrics.loss));
         }
         self.last_eval = Some(*metrics);
     }
@@ -77,8 +82,10 @@ impl Summary {
         if let Some(eval) = &self.last_eval {
             rows.push(("eval", eval.to_string()));
         }
-        if let Some((step, best)) = self.best_eval.filter(|(_, best)| Some(*best) != self.last_eval) {
-            rows.push(("best eval", format!("loss {} at step {step}", value(best.loss, 4))));
+        if let Some((step, best)) =
+            self.best_eval.filter(|(_, best)| self.last_eval.is_none_or(|last| last.loss != *best))
+        {
+            rows.push(("best eval", format!("loss {} at step {step}", value(best, 4))));
         }
         if !self.duration.is_zero() {
             let per_second = text::count((self.tokens as f64 / self.duration.as_secs_f64()) as u64);
@@ -177,6 +184,18 @@ eval            loss 1.0000, accuracy 50.0%
 speed           500 patches/s, everything included
 ";
         assert!(text.starts_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_resumed_run_knows_the_best_evaluation_of_the_whole() {
+        let mut summary = Summary::after(7, 1.5);
+        summary.step(&StepMetrics { step: 11, ..example() });
+        for (loss, best) in [(2.0, "loss 1.5000 at step 7"), (1.0, ""), (1.25, "loss 1.0000 at step 11")] {
+            summary.eval(11, &EvalMetrics { reads: Reads::Tokens, loss, accuracy: 0.5 });
+            let text = written(&summary, "as planned", &[]);
+            let row = text.lines().find_map(|line| line.strip_prefix("best eval")).unwrap_or_default();
+            assert_eq!(row.trim(), best, "{text}");
+        }
     }
 
     #[test]

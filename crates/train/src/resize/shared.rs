@@ -5,12 +5,12 @@
 //! what it has selected.
 
 use std::collections::HashMap;
-use std::hash::{Hash, Hasher};
 
 use evenkeel_balance::{Scores, Selection};
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::{Frozen, Intake, LeftOut, Model, ParamId};
+use evenkeel_store::Digest;
 
 use super::{Place, Resize, Resizer};
 
@@ -66,10 +66,8 @@ impl Resizer {
 
     /// The shares that all shards leave out, which may differ; nothing else may.
     fn agree(&self, group: &Group) -> Vec<f64> {
-        let rules = Resize::hash(Some(&Resize { gamma: 0.0, ..self.settings }));
-        let mut hasher = std::hash::DefaultHasher::new();
-        (rules, self.period, self.updates).hash(&mut hasher);
-        let found = group.exchange(hasher.finish());
+        let rules = (Resize { gamma: 0.0, ..self.settings }, self.period, self.updates);
+        let found = group.exchange(Digest::of(format!("{rules:?}").as_bytes()).short());
         let is_same = found.iter().all(|other| *other == found[0]);
         assert!(is_same, "ranks {:?} compute for one another and are resized by different rules", group.ranks());
         group.exchange(self.settings.gamma.to_bits()).into_iter().map(f64::from_bits).collect()

@@ -46,11 +46,11 @@ impl Trainer {
         if groups.is_empty() {
             return Ok(());
         }
-        let hash = Samples::hash(micros);
+        let digest = Samples::digest(micros);
         // All exchanges come before the first complaint, so that nobody waits for a rank that has complained.
-        let found: Vec<(&Group, Vec<u64>)> = groups.into_iter().map(|group| (group, group.exchange(hash))).collect();
-        let differs = found.iter().find_map(|(group, hashes)| {
-            let member = hashes.iter().position(|&hash| hash != hashes[0])?;
+        let found: Vec<(&Group, Vec<u64>)> = groups.into_iter().map(|group| (group, group.exchange(digest))).collect();
+        let differs = found.iter().find_map(|(group, digests)| {
+            let member = digests.iter().position(|&digest| digest != digests[0])?;
             Some([group.ranks()[0], group.ranks()[member]])
         });
         differs.map_or(Ok(()), |ranks| Err(Error::DifferentSamples { ranks }))

@@ -18,7 +18,7 @@ impl Trainer {
             "resized layers need their optimizer state whole: parallel.zero = 0"
         );
         if let Some(group) = self.data_group() {
-            let settings = group.exchange(Resize::hash(resize.as_ref()));
+            let settings = group.exchange(Resize::digest(resize.as_ref()));
             let is_same = settings.iter().all(|other| *other == settings[0]);
             assert!(is_same, "ranks {:?} hold the same shard and are resized differently", group.ranks());
         }
