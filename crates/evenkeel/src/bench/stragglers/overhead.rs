@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_overhead_is_that_of_pairs_and_one_that_was_disturbed_does_not_count() {
-        // The machine halves its speed meanwhile: of all watched and all plain steps, the medians would say 50 %.
+        // The machine halves its speed meanwhile, and others use it in the last turn.
         let plain_s = [1.0, 1.0, 2.0, 2.0, 2.0];
         let watched_s = [1.25, 1.25, 2.5, 2.5, 90.0];
         assert_eq!(overhead(&plain_s, &watched_s), 0.25);
