@@ -125,7 +125,13 @@ impl SgdFactors {
 
 impl Rule<0> for SgdFactors {
     #[inline(always)]
-    fn step<S: Simd>(&self, s: S, weight: S::Vector, grad: S::Vector, _: [S::Vector; 0]) -> (S::Vector, [S::Vector; 0]) {
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        _: [S::Vector; 0],
+    ) -> (S::Vector, [S::Vector; 0]) {
         let grad = self.decayed(s, weight, grad);
         (s.mul_add(grad, s.splat(self.rate), weight), [])
     }

@@ -27,8 +27,11 @@ impl Run for SquareSums {
         let rows_per_block = rows.div_ceil(MOST_BLOCKS).max(LEAST_ROWS);
         let blocks = rows.div_ceil(rows_per_block);
         let partials = stream.scratch((blocks * cols * size_of::<f32>()) as u64);
-        let shape =
-            Shape { blocks: [cols.div_ceil(32) as u32, blocks as u32, 1], threads: [32, ROWS as u32, 1], shared_bytes: 0 };
+        let shape = Shape {
+            blocks: [cols.div_ceil(32) as u32, blocks as u32, 1],
+            threads: [32, ROWS as u32, 1],
+            shared_bytes: 0,
+        };
         let arguments = arguments![rows as i64, cols as i64, x, factor, rows_per_block as i64, partials];
         // SAFETY: the arguments are the kernel's, the queue's order keeps others away from the operands, and the partials were
         // issued before they are added up.
@@ -84,7 +87,8 @@ impl Run for Adafactor {
     fn run(&self, stream: &mut Stream) {
         let views = [Some(self.factored.grad), Some(self.weight), self.copy];
         let Some(walk) = Walk::rows(&views.into_iter().flatten().collect::<Vec<_>>()) else { return };
-        let (divided, weight, copy) = (Divided::of(&self.factored), Matrix::of(&self.weight), Mixed::optional(&self.copy));
+        let (divided, weight, copy) =
+            (Divided::of(&self.factored), Matrix::of(&self.weight), Mixed::optional(&self.copy));
         let (squared_weight, squared_update) = (self.squared_weight.address, self.squared_update.address);
         let keep = (1.0 - self.lr as f64 * self.weight_decay as f64) as f32;
         let arguments = arguments![

@@ -9,6 +9,7 @@ mod command;
 mod deepspeed;
 mod explain;
 mod nearest;
+mod optimizer;
 mod raw;
 mod setting;
 mod settings;
@@ -25,8 +26,8 @@ pub use explain::explain;
 pub use raw::RawConfig;
 pub use setting::in_toml;
 pub use settings::{
-    Architecture, DataSource, DeviceKind, Dtype, Imputation, LrDecay, Parallel, RecordFormat, Schedule, Selection,
-    Settings, Units,
+    Architecture, DataSource, DeviceKind, Dtype, Imputation, LrDecay, OptimizerName, Parallel, RecordFormat, Schedule,
+    Selection, Settings, Units,
 };
 pub use straggler::Straggler;
 
