@@ -226,12 +226,14 @@ fn adafactor_divides_by_what_rows_and_columns_say() {
                 let scalar = |value: f32| queue.floats(1, 1, DType::F32, &[value]);
                 let (row_sums, col_sums) =
                     (queue.floats(1, rows, DType::F32, &of_rows), queue.floats(1, cols, DType::F32, &of_cols));
+                let grad = strided(queue, rows, cols, 3, DType::F32, &grads);
+                let [factor, row_sum, squared_weight] = [factor, row_sum, squared_weight].map(scalar);
                 let factored = Factored {
-                    grad: strided(queue, rows, cols, 3, DType::F32, &grads).view(),
-                    grad_factor: Some(scalar(factor).view()),
+                    grad: grad.view(),
+                    grad_factor: Some(factor.view()),
                     rows: (!is_vector).then(|| row_sums.view()),
                     cols: col_sums.view(),
-                    row_sum: scalar(row_sum).view(),
+                    row_sum: row_sum.view(),
                     row_count,
                     epsilon,
                 };
@@ -243,7 +245,7 @@ fn adafactor_divides_by_what_rows_and_columns_say() {
                     factored,
                     weight: weight.view(),
                     copy: copy.then(|| rounded.view()),
-                    squared_weight: scalar(squared_weight).view(),
+                    squared_weight: squared_weight.view(),
                     squared_update: squared_update.view(),
                     count,
                     lr,

@@ -180,7 +180,7 @@ fn every_rule_moves_every_parameter_as_on_the_single_rank() {
                     let is_sure: Vec<bool> = if let Rule::Lion { .. } = rule {
                         let means = whole(&single, Kind::Mean, id);
                         let most = means.iter().fold(0.0f32, |most, mean| most.max(mean.abs()));
-                        means.iter().map(|mean| mean.abs() > 1e-4 * most).collect()
+                        means.iter().map(|&mean| mean == 0.0 || mean.abs() > 1e-4 * most).collect()
                     } else {
                         vec![true; found.len()]
                     };
