@@ -43,6 +43,7 @@ class Case:
     config: PreTrainedConfig
     shard: str = "1GB"
     adamw: bool = False
+    optimizers: bool = False
     dropout: dict = None  # what config.json would say for `dropout.safetensors`
 
     def constants(self):
@@ -156,7 +157,7 @@ CASES = {
     "llama_packed": Language(LlamaConfig(**TINY), documents=(7, 1, 19, 5), dropout=dict(attention_dropout=0.3)),
     "llama_short": Language(LlamaConfig(**LLAMA2), documents=(2,)),
     "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
-    "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True)),
+    "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True), optimizers=True),
     "qwen3": Language(Qwen3Config(**TINY | dict(hidden_size=40), head_dim=16)),
     "gemma3": Language(
         Gemma3TextConfig(
@@ -221,6 +222,9 @@ def make(name, case):
     if case.adamw:
         save_file(adamw(case, model, random), folder / "adamw.safetensors")
 
+    if case.optimizers:
+        save_file(optimizers(case, folder), folder / "optimizers.safetensors")
+
     size_kib = sum(file.stat().st_size for file in folder.iterdir()) // 1024
     print(f"{name}: {size_kib} KiB")
 
@@ -268,21 +272,88 @@ def dropout(case, folder, batch):
     return {"loss": loss.detach().reshape(1), **{f"grad.{key}": gradient for key, gradient in gradients.items()}}
 
 
+def train(case, model, batches, optimizers):
+    """The loss before each update, [S]."""
+    losses = []
+    for batch in batches:
+        model.zero_grad()
+        loss = cross_entropy(case.logits(model, batch), batch["labels"].long(), ignore_index=IGNORED)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def stacked(batches):
+    return {key: torch.stack([batch[key] for batch in batches]) for key in batches[0]}  # [S, ...]
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2."""
+
+    def __init__(self, parameters, lr, betas, weight_decay):
+        super().__init__(parameters, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                direction = (beta1 * mean + (1 - beta1) * parameter.grad).sign()
+                parameter.sub_(group["lr"] * (direction + group["weight_decay"] * parameter))
+                mean.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+
+def muon(model, **options):
+    """Muon for the matrices of hidden layers, AdamW for the rest."""
+    outer = [*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters()]
+    outer = {id(parameter) for parameter in outer}
+    is_hidden = {key: p.dim() == 2 and id(p) not in outer for key, p in model.named_parameters()}
+    hidden = [parameter for key, parameter in model.named_parameters() if is_hidden[key]]
+    rest = [parameter for key, parameter in model.named_parameters() if not is_hidden[key]]
+    return [
+        torch.optim.Muon(hidden, lr=1e-3, weight_decay=0.1, momentum=0.95, **options),
+        torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),
+    ]
+
+
+OPTIMIZERS = {
+    "sgd": lambda model: [torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=0.1)],
+    "nesterov": lambda model: [
+        torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1)
+    ],
+    "lion": lambda model: [Lion(model.parameters(), lr=1e-4, betas=(0.9, 0.99), weight_decay=0.1)],
+    "adafactor": lambda model: [torch.optim.Adafactor(model.parameters(), lr=1e-2, weight_decay=0.1)],
+    "muon": lambda model: muon(model, adjust_lr_fn="match_rms_adamw"),
+    "muon_original": lambda model: muon(model, nesterov=False, adjust_lr_fn="original"),
+}
+
+
+def optimizers(case, folder):
+    """Ten steps by each of them, from the folder's weights on the same batches."""
+    random = torch.Generator().manual_seed(7)
+    batches = [case.batch(random) for _ in range(STEPS)]
+    found = {**case.constants(), **stacked(batches)}
+    # Muon makes matrices orthogonal in bf16, which would hide how exact another implementation is: here it does in f32.
+    to_bf16, torch.Tensor.bfloat16 = torch.Tensor.bfloat16, torch.Tensor.clone
+    for name, make in OPTIMIZERS.items():
+        model = case.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        found[f"losses.{name}"] = train(case, model, batches, make(model))
+        found.update({f"{name}.{key}": weight for key, weight in as_saved(model, model.state_dict()).items()})
+    torch.Tensor.bfloat16 = to_bf16
+    return found
+
+
 def adamw(case, model, random):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     batches = [case.batch(random) for _ in range(STEPS)]
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(case.logits(model, batch), batch["labels"].long(), ignore_index=IGNORED)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-
+    losses = train(case, model, batches, [optimizer])
     return {
         **case.constants(),
-        **{key: torch.stack([batch[key] for batch in batches]) for key in batches[0]},  # [S, ...]
-        "losses": torch.stack(losses),  # [S]
+        **stacked(batches),
+        "losses": losses,
         **{
             f"final.{key}": weight
             for key, weight in as_saved(model, model.state_dict()).items()

@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::DType;
-use evenkeel_device::kernel::{AdamW, ClipFactor, SquaredNorm};
+use evenkeel_device::kernel::{AdamW, ClipFactor, SquaredNorm, frozen_words};
 use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
 struct Settings {
@@ -105,7 +105,7 @@ fn frozen_elements_stay_as_they_are_bit_for_bit_and_the_others_move_as_without_t
         let is_frozen: Vec<bool> = (0..len).map(|i| i == 0 || (chances[i] as f64 + 1.0) / 2.0 < share).collect();
         let bit = |i: usize| u32::from(is_frozen.get(i) == Some(&true));
         let words: Vec<u32> =
-            (0..AdamW::frozen_words(len)).map(|word| (0..32).map(|i| bit(32 * word + i) << i).sum()).collect();
+            (0..frozen_words(len)).map(|word| (0..32).map(|i| bit(32 * word + i) << i).sum()).collect();
         let [frozen, free] = [Some(&words), None].map(|words| {
             run(|queue| {
                 let tensor = |values: &[f32]| queue.floats(1, len, DType::F32, values);

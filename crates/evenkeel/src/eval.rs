@@ -122,7 +122,7 @@ fn peak_bytes_of(shards: &[Model], settings: &Settings) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use evenkeel_device::DType;
-    use evenkeel_train::AdamWOptions;
+    use evenkeel_train::OptimizerOptions;
 
     use super::*;
 
@@ -134,7 +134,7 @@ mod tests {
         });
         let model = Model::from_json(&json).unwrap();
         let bytes_of_weights = 4 * model.parameter_count();
-        let peak = |optimizer: Option<AdamWOptions>| {
+        let peak = |optimizer: Option<OptimizerOptions>| {
             let arrangement = Arrangement::default();
             let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4, dropout_seed: 0 };
             peak_bytes(|device| {
@@ -142,7 +142,7 @@ mod tests {
                 drop(Trainer::alone(model.clone(), device.clone(), parameters, options));
             })
         };
-        let training = peak(Some(AdamWOptions::default()));
+        let training = peak(Some(OptimizerOptions::default()));
         assert!(training >= 4 * bytes_of_weights, "a trainer keeps three numbers beside each weight");
         assert!(peak(None) < bytes_of_weights * 11 / 10);
     }

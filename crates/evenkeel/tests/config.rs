@@ -196,6 +196,38 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
+            &["--set", "train.optimizer=sgd", "--set", "train.beta2=0.9", "--set", "train.muon_scale=original"],
+            &[
+                "--set: `train.beta2` is set, but `train.optimizer` is \"sgd\", which has none",
+                "hint: it is for \"adamw\", \"lion\", \"muon\"; leave it out",
+                "--set: `train.muon_scale` is set, but `train.optimizer` is \"sgd\", which has none",
+                "hint: it is for \"muon\"; leave it out",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "train.momentum=0", "--set", "train.optimizer=sgd", "--set", "train.nesterov=true"],
+            &["--set: `train.nesterov` is true, but `train.momentum` is 0", "hint: 0.9 is usual"],
+        ),
+        (
+            GOOD,
+            &[
+                "--set",
+                "train.optimizer=muon",
+                "--tp",
+                "2",
+                "--set",
+                "balance.mode=resize",
+                "--set",
+                "balance.gamma_max=0.5",
+            ],
+            &[
+                "--set: `balance.gamma_max` leaves elements out of updates, which \"muon\" makes of whole matrices",
+                "hint: set balance.gamma_max = 0, or train.optimizer = \"adamw\", \"sgd\" or \"lion\"",
+            ],
+        ),
+        (
+            GOOD,
             &["--lr", "1e-5", "--set", "train.min_lr=1e-4"],
             &["--set: `train.min_lr` is 0.0001, more than `train.lr`, 0.00001"],
         ),
@@ -394,6 +426,30 @@ fn the_resolved_configuration_is_a_configuration() {
     assert_eq!(resolved.matches("seed = 7").count(), 3);
     let again = config(resolved, &[]);
     assert_eq!(text(&again.stdout), resolved, "{}", text(&again.stderr));
+}
+
+#[test]
+fn an_optimizer_is_resolved_with_the_keys_that_it_has() {
+    let keys = ["beta1", "beta2", "epsilon", "momentum", "nesterov", "muon_scale", "weight_decay"];
+    for (name, expected) in [
+        ("adamw", "beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1"),
+        ("sgd", "momentum = 0.9, nesterov = false, weight_decay = 0.0"),
+        ("lion", "beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1"),
+        ("adafactor", "weight_decay = 0.0"),
+        (
+            "muon",
+            "beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, momentum = 0.95, nesterov = true, \
+             muon_scale = \"match_rms_adamw\", weight_decay = 0.1",
+        ),
+    ] {
+        let first = config(GOOD, &["--set", &format!("train.optimizer={name}")]);
+        let resolved = text(&first.stdout);
+        let is_of_optimizer = |line: &&str| keys.iter().any(|key| line.starts_with(&format!("{key} = ")));
+        let found: Vec<&str> = resolved.lines().filter(is_of_optimizer).collect();
+        assert_eq!(found.join(", "), expected, "{name}: {}", text(&first.stderr));
+        let again = config(resolved, &[]);
+        assert_eq!(text(&again.stdout), resolved, "{}", text(&again.stderr));
+    }
 }
 
 #[test]

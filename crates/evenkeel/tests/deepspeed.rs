@@ -177,6 +177,29 @@ fn optimizers_and_schedulers_become_settings() {
             ..PLAIN
         },
         Accepted {
+            json: r#"{"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.95, 0.98], "weight_decay": 1}}}"#,
+            settings: &[
+                "train.optimizer = \"lion\"",
+                "train.lr = 0.0001",
+                "train.beta1 = 0.95",
+                "train.beta2 = 0.98",
+                "train.weight_decay = 1.0",
+            ],
+            ..PLAIN
+        },
+        Accepted {
+            json: r#"{"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.8, "nesterov": true, "dampening": 0}}}"#,
+            settings: &[
+                "train.optimizer = \"sgd\"",
+                "train.lr = 0.1",
+                "train.momentum = 0.8",
+                "train.nesterov = true",
+                "train.weight_decay = 0.0",
+            ],
+            warnings: &["warning: ds.json: DeepSpeed's defaults are taken: train.weight_decay = 0.0"],
+            ..PLAIN
+        },
+        Accepted {
             json: r#"{"optimizer": {"type": "AdamW"}}"#,
             settings: &["train.lr = 0.001", "train.beta2 = 0.999", "train.weight_decay = 0.0"],
             warnings: &[DEFAULTS],
@@ -357,8 +380,9 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
             "",
             r#"{"optimizer": {"type": "Lamb", "params": {"max_coeff": 3}}, "scheduler": {"type": "OneCycle"}}"#,
             &[
-                "error: ds.json: `optimizer.type`: is \"Lamb\", which is not supported: only AdamW is there",
-                "  hint: use one of Adam, AdamW",
+                "error: ds.json: `optimizer.type`: is \"Lamb\", which is not supported: AdamW, Lion and SGD are \
+                 there, and train.optimizer has others",
+                "  hint: use one of Adam, AdamW, Lion, SGD",
                 "error: ds.json: `scheduler.type`: is \"OneCycle\", which is not supported: the rate rises once, then \
                  stays or falls",
                 "  hint: use one of WarmupLR, WarmupDecayLR, WarmupCosineLR",

@@ -106,6 +106,13 @@ impl Model {
         model
     }
 
+    /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
+    pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
+        let embedding = &self.units[0];
+        let outer = [embedding.entry.parameters(), embedding.body.parameters(), self.head.parameters()];
+        self.specs[id.0].shape.len() == 2 && !outer.iter().flatten().any(|&other| other == id)
+    }
+
     /// Of the whole model.
     pub fn parameter_count(&self) -> u64 {
         self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()

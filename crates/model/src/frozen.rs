@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use evenkeel_device::kernel::AdamW;
+use evenkeel_device::kernel::frozen_words;
 use evenkeel_device::{Queue, Tensor};
 
 use crate::build::Model;
@@ -29,7 +29,7 @@ impl Frozen {
         Frozen(masks.map(|(weight, mask)| (weight, queue.indices(&mask.words))).collect())
     }
 
-    /// As [`AdamW::frozen`] wants it, where anything of the parameter is frozen.
+    /// As [`AdamW::frozen`](evenkeel_device::kernel::AdamW::frozen) wants it, where anything of the parameter is frozen.
     pub fn of(&self, id: ParamId) -> Option<&Tensor> {
         self.0.get(&id)
     }
@@ -62,7 +62,7 @@ struct Mask {
 
 impl Mask {
     fn new([rows, cols]: [usize; 2]) -> Mask {
-        Mask { words: vec![0; AdamW::frozen_words(rows * cols)], cols }
+        Mask { words: vec![0; frozen_words(rows * cols)], cols }
     }
 
     /// Freezes the pruned inputs of a part that lies at one place of what is kept and at another of what is computed with.

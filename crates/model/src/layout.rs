@@ -4,6 +4,7 @@
 mod blocks;
 mod moves;
 mod overlap;
+mod rectangles;
 
 use std::ops::Range;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use blocks::{Block, blocks};
 pub use moves::{Move, moves};
 pub use overlap::Region;
+pub use rectangles::Rectangle;
 
 /// Ranges of one dim, in order and apart from each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

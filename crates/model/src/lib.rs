@@ -51,7 +51,9 @@ pub use frozen::{Frozen, LeftOut};
 pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use head::{Head, LossOptions};
 pub use intake::Intake;
-pub use layout::{Block, Held, Move, Piece, Ranges, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves};
+pub use layout::{
+    Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
+};
 pub use load::fill_slice;
 pub use loan::{Loan, Migration};
 pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch, own_stretches};

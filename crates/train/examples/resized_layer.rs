@@ -9,7 +9,7 @@ use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
     Batch, Context, Frozen, Gradients, Imputation, LeftOut, Model, Parameters, Resizing, RotaryTables, Split,
 };
-use evenkeel_train::{AdamW, AdamWOptions, Update};
+use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
 const TOKENS: usize = 1024;
 const HIDDEN: usize = 512;
@@ -23,7 +23,7 @@ struct Layer {
     gradients: Gradients,
     tables: RotaryTables,
     batch: Batch,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     /// The layer's input and its output's gradient.
     x: Tensor,
 }
@@ -48,7 +48,7 @@ impl Layer {
             gradients: Gradients::new(&parameters, queue),
             tables: RotaryTables::new(&model.config, queue, TOKENS),
             batch: Batch::tokens(queue, &[0; TOKENS], &[0; TOKENS], Segments::uniform(4, TOKENS / 4)),
-            optimizer: AdamW::new(AdamWOptions::default(), &parameters, queue),
+            optimizer: Optimizer::new(OptimizerOptions::default(), &model, &parameters, queue),
             x: queue.floats(TOKENS, HIDDEN, dtype, &numbers),
             model,
             parameters,

@@ -51,6 +51,8 @@ pub struct BalanceOptions {
     pub resize: Resize,
     /// Bytes of a number that is computed with.
     pub value_bytes: usize,
+    /// Bytes that are kept of a parameter: its master, and what the optimizer keeps beside it.
+    pub state_bytes: usize,
     /// ZeRO's stage.
     pub zero: usize,
     /// Of a part of a micro-batch: heads are shared by whole samples.
@@ -60,16 +62,13 @@ pub struct BalanceOptions {
 /// Steps after which it is said what a change was good for.
 const STEPS_TO_JUDGE: usize = 5;
 
-/// Of a parameter: its master and its moments.
-const STATE_BYTES: usize = 12;
-
 /// The token shares that every rank of an even cut has.
 const TOKEN_SHARES: usize = 64;
 
 impl Balance {
     /// For ranks that begin with these shards of a model.
     pub fn new(options: BalanceOptions, model: &Model, cut: &Cut, shards: &[Model], mesh: Mesh) -> Balance {
-        let BalanceOptions { mode, gamma_max, resize, value_bytes, .. } = options;
+        let BalanceOptions { mode, gamma_max, resize, value_bytes, state_bytes, .. } = options;
         let mut widths = Widths::of(shards.iter().map(|model| &model.shard));
         if widths.tokens.iter().all(|&share| share == 1) {
             widths.tokens.iter_mut().for_each(|share| *share = TOKEN_SHARES);
@@ -78,7 +77,7 @@ impl Balance {
         let options = Options {
             mode,
             rules: rules(model, cut, &widths, &options),
-            state_bytes: bytes(STATE_BYTES),
+            state_bytes: bytes(state_bytes),
             work_bytes: bytes(value_bytes + 4),
         };
         let balancer = Balancer::new(options, division(&widths));
@@ -320,7 +319,8 @@ mod tests {
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
         let resize = Resize { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
         let mode = Mode::Reshard;
-        let options = BalanceOptions { mode, gamma_max: 0.0, resize, value_bytes: 4, zero: 0, samples: 1 };
+        let options =
+            BalanceOptions { mode, gamma_max: 0.0, resize, value_bytes: 4, state_bytes: 12, zero: 0, samples: 1 };
         let mut balance = Balance::new(options, &model, &cut, &model.cut(&cut).unwrap(), Mesh::of_shards(2));
         let observed = |columns: &[usize]| -> Vec<Observation> {
             let of = |(slow, &columns): (f64, &usize)| {

@@ -21,6 +21,8 @@ pub enum Error {
     BadManifest { path: PathBuf, what: &'static str, why: String },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
     OtherModel { path: PathBuf, tensor: String },
+    #[error("`{}` holds the state of the optimizer \"{found}\", this run's is \"{wanted}\"", path.display())]
+    OtherOptimizer { path: PathBuf, found: String, wanted: &'static str },
     #[error(
         "loss or gradients were not finite in {steps} steps in a row, up to step {step} (loss {loss}, gradient norm \
          {grad_norm})"
@@ -41,7 +43,7 @@ impl Error {
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
-            Error::BadManifest { .. } | Error::OtherModel { .. } => false,
+            Error::BadManifest { .. } | Error::OtherModel { .. } | Error::OtherOptimizer { .. } => false,
         }
     }
 
@@ -61,6 +63,11 @@ impl Error {
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())
             }
+            Error::OtherOptimizer { .. } => Some(
+                "resume with the train.optimizer and train.momentum that it was written with, or begin a run from the \
+                 weights that `evenkeel export` takes from it"
+                    .to_owned(),
+            ),
             Error::NotFinite { .. } => Some(
                 "resume from the last checkpoint with a smaller train.lr, a longer warm-up, or train.dtype = \"f32\""
                     .to_owned(),

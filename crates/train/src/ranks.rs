@@ -10,9 +10,10 @@ use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, Widths, moves};
 
 use crate::Error;
+use crate::kind::Kind;
 use crate::resize::Resize;
 use crate::samples::Samples;
-use crate::trainer::{Evaluation, Kind, StepOutcome, Trainer};
+use crate::trainer::{Evaluation, StepOutcome, Trainer};
 
 type Job = Box<dyn FnOnce(&mut Trainer) + Send>;
 
@@ -164,7 +165,7 @@ impl Ranks {
         Ok(self.each(move |trainer| trainer.evaluate(&samples))?.swap_remove(0))
     }
 
-    /// Some rows of a whole parameter or moment, put together from the ranks' slices.
+    /// Some rows of a whole parameter, or of a kind of state that every element has, put together from the ranks' slices.
     pub fn read_rows(&self, kind: Kind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let cols = self.specs[id.0].whole[1];
         let wanted = Held::all(Slice::of_rows(rows, cols));
@@ -211,7 +212,7 @@ pub(crate) fn all_or_first_error<R>(results: Vec<Result<R, Error>>) -> Result<Ve
 /// By parameter: which elements a rank keeps, where it speaks for them.
 fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
     let ids = trainer.parameters.ids();
-    ids.map(|id| Some(trainer.kept(Kind::Weight, id).filter(|_| trainer.speaks_for(id))?.0)).collect()
+    ids.map(|id| Some(trainer.kept(Kind::Weight, id).filter(|_| trainer.speaks_for(Kind::Weight, id))?.0)).collect()
 }
 
 /// Stretches of what a rank keeps of a parameter, each with where it is to go.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device, Tensor, View};
-use evenkeel_model::{Block, Held, Model, Split, blocks, moves, own_stretches};
+use evenkeel_model::{Block, Held, Model, ParamId, ParamSpec, Slice, Split, blocks, moves, own_stretches};
 use evenkeel_step::Mesh;
 
 /// What one rank keeps of a model's state.
@@ -31,7 +31,7 @@ impl Keeping {
     }
 
     fn of(model: &Model, split: Split) -> Keeping {
-        let kept = |((bucket, stretch), spec): ((usize, Option<_>), &evenkeel_model::ParamSpec)| Kept {
+        let kept = |((bucket, stretch), spec): ((usize, Option<_>), &ParamSpec)| Kept {
             bucket,
             cols: spec.whole[1],
             own: stretch.map(|stretch: evenkeel_model::Stretch| {
@@ -40,59 +40,96 @@ impl Keeping {
         };
         Keeping(own_stretches(model, split).into_iter().zip(&model.specs).map(kept).collect())
     }
+
+    /// Of a rank that has one parameter whole, alone in the first bucket, or nothing.
+    pub fn of_one(specs: &[ParamSpec], owned: Option<ParamId>) -> Keeping {
+        let kept = |(id, spec): (usize, &ParamSpec)| {
+            let all = Held::all(Slice::whole(spec.whole));
+            let place = 0..all.len();
+            let own = (owned == Some(ParamId(id))).then_some((all, place));
+            Kept { bucket: 0, cols: spec.whole[1], own }
+        };
+        Keeping(specs.iter().enumerate().map(kept).collect())
+    }
 }
 
-/// A move of state between all ranks.
-pub(crate) struct Relocation<'a> {
-    pub from: &'a [Keeping],
-    pub to: &'a [Keeping],
-    pub everybody: &'a Group,
-    pub device: &'a Device,
+/// One rank's part in a move of state between all ranks: what it hands to whom, and what it gets from whom.
+pub(crate) struct Route {
+    sent: Vec<(usize, Spot)>,
+    received: Vec<(usize, Spot)>,
 }
 
-impl Relocation<'_> {
-    /// Fills the flats of all buckets, f32 [1, n], from those of the layout before.
-    pub fn run(&self, from: &[Tensor], to: &[Tensor]) {
-        let (mut sent, mut received) = (Vec::new(), Vec::new());
-        let me = self.everybody.rank();
-        for parameter in 0..self.to[me].0.len() {
-            for receiver in 0..self.to.len() {
-                self.parcels(parameter, receiver, |sender, block, kept_from, kept_to| {
+/// Rows in the flat of a bucket.
+struct Spot {
+    bucket: usize,
+    first: usize,
+    shape: [usize; 2],
+    stride: usize,
+}
+
+impl Route {
+    /// From what ranks keep to what they shall keep, of the parameters that are moved.
+    pub fn new(from: &[Keeping], to: &[Keeping], me: usize, is_moved: impl Fn(ParamId) -> bool) -> Route {
+        let mut route = Route { sent: Vec::new(), received: Vec::new() };
+        for parameter in (0..to[me].0.len()).filter(|&parameter| is_moved(ParamId(parameter))) {
+            for receiver in 0..to.len() {
+                parcels(from, to, parameter, receiver, |sender, block, kept_from, kept_to| {
                     if sender == me {
-                        sent.push((receiver, seen(&from[kept_from.bucket], kept_from, block.from_rows())));
+                        route.sent.push((receiver, Spot::of(kept_from, block.from_rows())));
                     }
                     if receiver == me {
-                        received.push((sender, seen(&to[kept_to.bucket], kept_to, block.to_rows())));
+                        route.received.push((sender, Spot::of(kept_to, block.to_rows())));
                     }
                 });
             }
         }
-        let (compute, comm) = (self.device.compute(), self.device.comm());
-        comm.wait(&compute.record());
-        self.everybody.redistribute(comm, &sent, &received);
-        compute.wait(&comm.record());
+        route
     }
 
-    /// What a rank is to get of a parameter: from itself what it has, the rest from the first of the others after it.
-    fn parcels(&self, parameter: usize, receiver: usize, mut parcel: impl FnMut(usize, &Block, &Kept, &Kept)) {
-        let kept_to = &self.to[receiver].0[parameter];
-        let Some((wanted, _)) = &kept_to.own else { return };
-        let ranks = self.from.len();
-        let senders = (0..ranks).map(|distance| (receiver + distance) % ranks);
-        let keepers = senders.filter_map(|rank| Some((rank, self.from[rank].0[parameter].own.as_ref()?.0.clone())));
-        let (senders, held): (Vec<usize>, Vec<Held>) = keepers.unzip();
-        let moves = moves(&held, wanted, kept_to.cols).expect("the ranks keep every element of a parameter");
-        for block in blocks(&moves) {
-            let sender = senders[block.from];
-            parcel(sender, &block, &self.from[sender].0[parameter], kept_to);
-        }
+    /// Fills flats of buckets, f32 [1, n], from those of the layout before.
+    pub fn run(&self, from: &[Option<Tensor>], to: &[Option<Tensor>], everybody: &Group, device: &Device) {
+        let seen = |spots: &[(usize, Spot)], flats: &[Option<Tensor>]| -> Vec<(usize, View)> {
+            spots.iter().map(|(peer, spot)| (*peer, spot.of_flat(flats))).collect()
+        };
+        let (compute, comm) = (device.compute(), device.comm());
+        comm.wait(&compute.record());
+        everybody.redistribute(comm, &seen(&self.sent, from), &seen(&self.received, to));
+        compute.wait(&comm.record());
     }
 }
 
-/// The rows of a block in what is kept of a parameter.
-fn seen(flat: &Tensor, kept: &Kept, (first, shape, stride): (usize, [usize; 2], usize)) -> View {
-    let (_, place) = kept.own.as_ref().expect("a block lies in something that is kept");
-    flat.view().block(place.start + first, shape, stride)
+impl Spot {
+    /// The rows of a block in what is kept of a parameter.
+    fn of(kept: &Kept, (first, shape, stride): (usize, [usize; 2], usize)) -> Spot {
+        let (_, place) = kept.own.as_ref().expect("a block lies in something that is kept");
+        Spot { bucket: kept.bucket, first: place.start + first, shape, stride }
+    }
+
+    fn of_flat(&self, flats: &[Option<Tensor>]) -> View {
+        let flat = flats[self.bucket].as_ref().expect("what is moved is there");
+        flat.view().block(self.first, self.shape, self.stride)
+    }
+}
+
+/// What a rank is to get of a parameter: from itself what it has, the rest from the first of the others after it.
+fn parcels(
+    from: &[Keeping],
+    to: &[Keeping],
+    parameter: usize,
+    receiver: usize,
+    mut parcel: impl FnMut(usize, &Block, &Kept, &Kept),
+) {
+    let kept_to = &to[receiver].0[parameter];
+    let Some((wanted, _)) = &kept_to.own else { return };
+    let ranks = from.len();
+    let senders = (0..ranks).map(|distance| (receiver + distance) % ranks);
+    let keepers = senders.filter_map(|rank| Some((rank, from[rank].0[parameter].own.as_ref()?.0.clone())));
+    let (senders, held): (Vec<usize>, Vec<Held>) = keepers.unzip();
+    let moves = moves(&held, wanted, kept_to.cols).expect("the ranks keep every element of a parameter");
+    for block in blocks(&moves) {
+        let sender = senders[block.from];
+        parcel(sender, &block, &from[sender].0[parameter], kept_to);
+    }
 }
 
 /// What it takes to hand the next rank a byte while all do.

@@ -19,9 +19,10 @@ use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
 
 use crate::Error;
+use crate::kind::Kind;
 use crate::migration::Migrated;
 use crate::observe::observation;
-use crate::optimizer::{AdamW, AdamWOptions, Update};
+use crate::optimizer::{Optimizer, OptimizerOptions, Peers, Update};
 use crate::relocation::{Keeping, exchange_s_per_byte};
 use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
@@ -31,7 +32,7 @@ use micros::Sizes;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
     /// Without one, nothing is kept for training and no step can be made.
-    pub optimizer: Option<AdamWOptions>,
+    pub optimizer: Option<OptimizerOptions>,
     pub label_smoothing: f32,
     pub arrangement: Arrangement,
     /// The longest sequence there will be.
@@ -83,31 +84,12 @@ impl Evaluation {
     }
 }
 
-/// What is kept of each parameter from step to step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Weight,
-    Mean,
-    Variance,
-}
-
-impl Kind {
-    /// What checkpoints call it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Weight => "weight",
-            Kind::Mean => "mean",
-            Kind::Variance => "variance",
-        }
-    }
-}
-
 /// One rank's shard of a model in training.
 pub struct Trainer {
     pub model: Model,
     pub device: Device,
     pub parameters: Parameters,
-    optimizer: Option<AdamW>,
+    optimizer: Option<Optimizer>,
     gradients: Gradients,
     tables: RotaryTables,
     mesh: Mesh,
@@ -149,14 +131,16 @@ impl Trainer {
         let (queue, rank) = (device.compute(), communicator.rank());
         let model = shards[mesh.shard(rank)].clone();
         let chains = Chain::all(shards, parameters.dtype(), &mesh, parameters.split.stage());
+        let keeping = Keeping::of_all(shards, &mesh, parameters.split.stage());
+        let optimizer = |options| Optimizer::new(options, &model, &parameters, queue).among(&model, &keeping, rank);
         Trainer {
-            optimizer: options.optimizer.map(|options| AdamW::new(options, &parameters, queue)),
+            optimizer: options.optimizer.map(optimizer),
             gradients: gradients(options.optimizer.is_some(), &parameters, queue),
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             program: Program::default(),
             sizes: Vec::new(),
-            keeping: Keeping::of_all(shards, &mesh, parameters.split.stage()),
+            keeping,
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             communicator: communicator.clone(),
             migrated: None,
@@ -247,7 +231,8 @@ impl Trainer {
             self.updates += 1;
             let update = Update { lr: lr as f32, step: self.updates };
             let frozen = self.resizer.as_ref().map(Resizer::frozen);
-            self.optimizer().update(queue, &self.parameters, &self.gradients, update, frozen);
+            let peers = (self.mesh.ranks() > 1).then(|| self.peers());
+            self.optimizer().update_among(peers.as_ref(), queue, &self.parameters, &self.gradients, update, frozen);
             self.gather_values();
             // The next step may be long in coming.
             queue.submit();
@@ -283,7 +268,7 @@ impl Trainer {
         &self.program
     }
 
-    fn optimizer(&self) -> &AdamW {
+    fn optimizer(&self) -> &Optimizer {
         self.optimizer.as_ref().expect("who trains has an optimizer")
     }
 
@@ -304,18 +289,23 @@ impl Trainer {
         }
     }
 
+    /// The ranks that keep the rest of the model.
+    fn peers(&self) -> Peers<'_> {
+        let split = self.data_group().filter(|_| self.parameters.split.state);
+        Peers {
+            device: &self.device,
+            keepers: self.exchanging(split),
+            everybody: &self.everybody,
+            shard: self.model.shard.index,
+        }
+    }
+
     /// The squared norm of the whole gradient, every parameter counted once, on all ranks the same.
     fn measure_norm(&self) -> &Tensor {
-        let (compute, comm) = (self.device.compute(), self.device.comm());
         let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
+        let compute = self.device.compute();
         let squared_norm = self.optimizer().measure_norm(compute, &self.parameters, &self.gradients, is_counted);
-        let split = self.data_group().filter(|_| self.parameters.split.state);
-        let groups = self.exchanging(split);
-        if !groups.is_empty() {
-            comm.wait(&compute.record());
-            groups.iter().for_each(|group| drop(group.all_reduce(comm, squared_norm)));
-            compute.wait(&comm.record());
-        }
+        self.peers().sum(squared_norm);
         squared_norm
     }
 
@@ -358,19 +348,25 @@ impl Trainer {
 
     /// What this rank keeps of a parameter: which elements of its slice, and where they lie, f32 [1, n].
     pub fn kept(&self, kind: Kind, id: ParamId) -> Option<(Held, Tensor)> {
+        if kind != Kind::Weight {
+            return self.optimizer.as_ref()?.kept(kind, id, &self.parameters);
+        }
         let Stretch { elements, place } = self.parameters.own_stretch(id)?;
-        let bucket = self.parameters.bucket_of(id);
-        let flat = match kind {
-            Kind::Weight => self.parameters.masters(bucket),
-            Kind::Mean => self.optimizer().means(bucket),
-            Kind::Variance => self.optimizer().variances(bucket),
-        };
         let slice = self.model.specs[id.0].slice.clone();
-        Some((Held { slice, range: elements }, flat.col_range(place)))
+        let masters = self.parameters.masters(self.parameters.bucket_of(id));
+        Some((Held { slice, range: elements }, masters.col_range(place)))
+    }
+
+    /// The name of the rule whose state is kept, where any is.
+    pub(crate) fn rule_name(&self) -> Option<&'static str> {
+        self.optimizer.as_ref().map(|optimizer| optimizer.rule().name())
     }
 
     /// Whether this rank speaks for what it keeps of a parameter where others keep the same.
-    pub(crate) fn speaks_for(&self, id: ParamId) -> bool {
+    pub(crate) fn speaks_for(&self, kind: Kind, id: ParamId) -> bool {
+        if kind.is_kept_by_all() {
+            return self.rank == 0;
+        }
         let is_first = self.parameters.split.state || self.mesh.share(self.rank) == 0;
         is_first && self.model.specs[id.0].is_counted_by(self.model.shard.index)
     }

@@ -8,7 +8,7 @@ use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables, Split};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{Folder, SafeTensorsFile};
-use evenkeel_train::{AdamW, AdamWOptions, Samples, Trainer, TrainerOptions, Update};
+use evenkeel_train::{AdamW, Optimizer, OptimizerOptions, Rule, Samples, Trainer, TrainerOptions, Update};
 use support::{device, golden};
 
 const STEPS: usize = 10;
@@ -46,10 +46,8 @@ fn ten_steps_follow_pytorch() {
         let model = Model::open(&folder).unwrap();
         let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
         let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
-        let optimizer = AdamWOptions {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
+        let optimizer = OptimizerOptions {
+            rule: Rule::AdamW(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 }),
             weight_decay: 0.1,
             decay_vectors: true,
             clip_norm: None,
@@ -114,15 +112,13 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
-    let clipped = AdamWOptions {
-        beta1: 0.0,
-        beta2: 0.0,
-        epsilon: 1.0,
+    let clipped = OptimizerOptions {
+        rule: Rule::AdamW(AdamW { beta1: 0.0, beta2: 0.0, epsilon: 1.0 }),
         weight_decay: 0.0,
         decay_vectors: true,
         clip_norm: Some(0.01),
     };
-    let optimizer = AdamW::new(clipped, &parameters, queue);
+    let optimizer = Optimizer::new(clipped, &model, &parameters, queue);
     let before: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
     let measured = queue.read(optimizer.measure_norm(queue, &parameters, &gradients, |_| true))[0] as f64;
     optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 }, None);

@@ -6,7 +6,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, GRAIN, Model, Parameters};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
+use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
 use support::{Topology, compare_curves, start_on, state};
 
 const MICROS: usize = 4;
@@ -21,7 +21,7 @@ fn model() -> Model {
 }
 
 fn options(arrangement: Arrangement) -> TrainerOptions {
-    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
     TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 0 }
 }
 

@@ -7,7 +7,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
-use evenkeel_train::{AdamWOptions, Ranks, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions};
 
 /// So many shares of the data, each on the shards of a cut.
 fn ranks(attention_dropout: f64, dp: usize, cut: &Cut, parts: usize, dropout_seed: u64) -> Ranks {
@@ -17,7 +17,7 @@ fn ranks(attention_dropout: f64, dp: usize, cut: &Cut, parts: usize, dropout_see
         "attention_dropout": attention_dropout,
     });
     let options = TrainerOptions {
-        optimizer: Some(AdamWOptions::default()),
+        optimizer: Some(OptimizerOptions::default()),
         label_smoothing: 0.0,
         arrangement: Arrangement { parts, ..Arrangement::default() },
         longest: 16,

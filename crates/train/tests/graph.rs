@@ -5,7 +5,7 @@ mod support;
 use evenkeel_device::{DType, Replays, cuda_attention_repeats, cudnn_report};
 use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::Arrangement;
-use evenkeel_train::{AdamWOptions, Kind, Samples, Trainer, TrainerOptions, costs};
+use evenkeel_train::{Kind, OptimizerOptions, Samples, Trainer, TrainerOptions, costs};
 use serde_json::{Value, json};
 
 /// With dropout everywhere, which is computed by our own kernels.
@@ -88,7 +88,7 @@ fn train(config: &Value, dtype: DType, graph: bool) -> (Outcome, Replays) {
 fn options() -> TrainerOptions {
     TrainerOptions {
         // Below the gradients' norm, so that they are clipped.
-        optimizer: Some(AdamWOptions { clip_norm: Some(0.1), ..AdamWOptions::default() }),
+        optimizer: Some(OptimizerOptions { clip_norm: Some(0.1), ..OptimizerOptions::default() }),
         label_smoothing: 0.0,
         arrangement: Arrangement::default(),
         longest: 64,

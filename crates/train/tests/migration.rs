@@ -8,7 +8,7 @@ use evenkeel_model::{Cut, Model, Parameters, SHARES, Shard, Widths};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_step::{Mesh, Work};
 use evenkeel_train::{
-    AdamWOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, costs, costs_migrated,
+    OptimizerOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, costs, costs_migrated,
 };
 use support::{Topology, compare_curves, compare_states, start_on, state};
 
@@ -32,7 +32,7 @@ fn gpt2() -> Model {
 }
 
 fn options(arrangement: Arrangement) -> TrainerOptions {
-    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
     TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 }
 }
 

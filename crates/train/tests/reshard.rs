@@ -5,7 +5,7 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM};
-use evenkeel_train::{AdamWOptions, Ranks, Samples, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Ranks, Samples, TrainerOptions};
 use support::{Topology, compare_curves, start_on, state};
 
 const SEQUENCE: usize = 8;
@@ -51,7 +51,7 @@ fn samples(model: &Model, step: usize) -> Samples {
 }
 
 fn start(model: &Model, topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
-    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
     let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: SEQUENCE, dropout_seed: 3 };
     start_on(model, topology, options, move |shard, split, queue| Parameters::random(shard, dtype, split, 7, queue))
 }

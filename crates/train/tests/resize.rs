@@ -6,7 +6,7 @@ use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
 use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, Split};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Kind, Ranks, Resize, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{Kind, OptimizerOptions, Ranks, Resize, Samples, Trainer, TrainerOptions};
 use support::{POLICIES, Topology, check_replicas, compare_curves, micros, start_on, vit};
 
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
@@ -32,7 +32,7 @@ fn gpt2() -> Model {
 }
 
 fn options(arrangement: Arrangement) -> TrainerOptions {
-    let optimizer = Some(AdamWOptions { clip_norm: Some(0.5), ..AdamWOptions::default() });
+    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
     TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 0 }
 }
 

@@ -11,8 +11,8 @@ use evenkeel_model::{Cut, Model};
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    AdamWOptions, Attendant, Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, Plan, Progress,
-    Ranks, Rate, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
+    Attendant, Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Plan,
+    Progress, Ranks, Rate, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
 
@@ -29,7 +29,7 @@ fn model() -> Model {
 
 fn options() -> TrainerOptions {
     TrainerOptions {
-        optimizer: Some(AdamWOptions::default()),
+        optimizer: Some(OptimizerOptions::default()),
         label_smoothing: 0.1,
         arrangement: Arrangement::default(),
         longest: SEQUENCE,

@@ -9,7 +9,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard, Widths};
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
+use evenkeel_train::{OptimizerOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
 use support::{POLICIES, Topology, compare_curves, compare_states, micros, start_on, state, vit};
 
 const TOLERANCE: f64 = 1e-5;
@@ -32,7 +32,7 @@ fn gpt2() -> Model {
 
 /// Nothing is clipped: what gradients of pruned columns are imputed as counts in their norm and nowhere else.
 fn ranks(model: &Model, topology: &Topology, arrangement: Arrangement) -> Ranks {
-    let optimizer = Some(AdamWOptions { clip_norm: None, ..AdamWOptions::default() });
+    let optimizer = Some(OptimizerOptions { clip_norm: None, ..OptimizerOptions::default() });
     let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 };
     start_on(model, topology, options, |shard, split, queue| Parameters::random(shard, DType::F32, split, 7, queue))
 }

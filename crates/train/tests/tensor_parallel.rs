@@ -14,7 +14,7 @@ use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
-    AdamWOptions, Error, Kind, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
+    Error, Kind, OptimizerOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
 };
 use support::{compare_curves, golden};
 
@@ -26,7 +26,7 @@ fn model(case: &str) -> Model {
 }
 
 fn options(clip_norm: Option<f32>) -> TrainerOptions {
-    let optimizer = AdamWOptions { clip_norm, ..AdamWOptions::default() };
+    let optimizer = OptimizerOptions { clip_norm, ..OptimizerOptions::default() };
     TrainerOptions {
         optimizer: Some(optimizer),
         label_smoothing: 0.0,

@@ -11,12 +11,14 @@ mod team;
 mod worker;
 
 mod activation;
+mod adafactor;
 mod attention;
 mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;
 mod math;
+mod muon;
 mod norm;
 mod optimizer;
 mod product;

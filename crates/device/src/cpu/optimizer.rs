@@ -1,25 +1,39 @@
-//! AdamW and the norm that clips its gradients: each a single pass over memory, which is all they cost.
+//! Updates that treat every element by itself, and the norm that clips gradients: each a single pass over memory, which is all
+//! they cost.
 
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{each_vector, load, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
+use super::team::Scratch;
 use super::{Run, Team};
-use crate::kernel::{AdamW, ClipFactor, SquaredNorm};
+use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
 use crate::{DType, View};
 
 /// Elements of a task: some tens of microseconds of memory traffic.
 const CHUNK: usize = 1 << 15;
 
+/// How an element and its state move.
+trait Rule<const STATES: usize>: Copy + Sync {
+    /// The new weight and the new state.
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        state: [S::Vector; STATES],
+    ) -> (S::Vector, [S::Vector; STATES]);
+}
+
 impl Run for AdamW {
     fn run(&self, team: &mut Team) {
-        let copy_dtype = self.copy.map_or(DType::Bf16, |copy| copy.dtype);
-        with_element!(copy_dtype, E => update::<E>(self, team));
+        let operands = Operands::of(self.weight, self.grad, [self.mean, self.variance], self.copy, self.frozen);
+        operands.update(AdamWFactors::of(self), team);
     }
 }
 
-/// What one update multiplies by, worked out once in f64.
+/// What one update of AdamW multiplies by, worked out once in f64.
 #[derive(Clone, Copy)]
-struct Factors {
+struct AdamWFactors {
     grad: f32,
     /// `1 - lr · decay`
     keep: f32,
@@ -34,14 +48,12 @@ struct Factors {
     epsilon: f32,
 }
 
-impl Factors {
-    fn of(kernel: &AdamW) -> Factors {
+impl AdamWFactors {
+    fn of(kernel: &AdamW) -> AdamWFactors {
         let (lr, beta1, beta2) = (kernel.lr as f64, kernel.beta1 as f64, kernel.beta2 as f64);
         let correction = |beta: f64| 1.0 - beta.powf(kernel.step as f64);
-        // SAFETY: one element, and the queue's order keeps its writer away.
-        let grad = kernel.grad_factor.map_or(1.0, |factor| unsafe { matrix::<f32>(&factor).at(0, 0).read() });
-        Factors {
-            grad,
+        AdamWFactors {
+            grad: factor(&kernel.grad_factor),
             keep: (1.0 - lr * kernel.weight_decay as f64) as f32,
             beta1: kernel.beta1,
             beta1_rest: (1.0 - beta1) as f32,
@@ -54,29 +66,188 @@ impl Factors {
     }
 }
 
-fn update<E: Element>(kernel: &AdamW, team: &mut Team) {
-    if kernel.weight.is_empty() {
-        return;
+impl Rule<2> for AdamWFactors {
+    #[inline(always)]
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        [mean, variance]: [S::Vector; 2],
+    ) -> (S::Vector, [S::Vector; 2]) {
+        let grad = s.mul(grad, s.splat(self.grad));
+        let mean = s.mul_add(mean, s.splat(self.beta1), s.mul(grad, s.splat(self.beta1_rest)));
+        let square = s.mul(s.mul(grad, grad), s.splat(self.beta2_rest));
+        let variance = s.mul_add(variance, s.splat(self.beta2), square);
+        let divisor = s.mul_add(s.sqrt(variance), s.splat(self.deviation), s.splat(self.epsilon));
+        let change = s.div(s.mul(mean, s.splat(-self.rate)), divisor);
+        (s.mul_add(weight, s.splat(self.keep), change), [mean, variance])
     }
-    let factors = Factors::of(kernel);
-    let [weight, grad, mean, variance] =
-        [kernel.weight, kernel.grad, kernel.mean, kernel.variance].map(|view| matrix::<f32>(&flat(view)));
-    let copy = kernel.copy.map(|copy| matrix::<E>(&flat(copy)));
-    let frozen = kernel.frozen.map(|frozen| indices(&frozen));
-    team.blocks(weight.cols, CHUNK, |range, _| {
-        let at = |matrix: Matrix<f32>| matrix.at(0, range.start);
-        vectorise(Update {
-            len: range.len(),
-            weight: at(weight),
-            grad: at(grad),
-            mean: at(mean),
-            variance: at(variance),
-            copy: copy.map(|copy| copy.at(0, range.start)),
-            // Tasks begin at whole words.
-            frozen: frozen.map(|frozen| frozen.at(0, range.start / WORD)),
-            factors,
+}
+
+impl Run for Sgd {
+    fn run(&self, team: &mut Team) {
+        let factors = SgdFactors {
+            grad: factor(&self.grad_factor),
+            rate: -self.lr,
+            beta: self.beta,
+            ahead: if self.nesterov { self.beta } else { 1.0 },
+            gradient_counts: self.nesterov,
+            decay: self.weight_decay,
+        };
+        match self.momentum {
+            Some(momentum) => {
+                Operands::of(self.weight, self.grad, [momentum], self.copy, self.frozen).update(factors, team);
+            }
+            None => Operands::of(self.weight, self.grad, [], self.copy, self.frozen).update(factors, team),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SgdFactors {
+    grad: f32,
+    /// `-lr`
+    rate: f32,
+    beta: f32,
+    /// The share of the momentum in the change, and whether the gradient is added to it.
+    ahead: f32,
+    gradient_counts: bool,
+    decay: f32,
+}
+
+impl SgdFactors {
+    #[inline(always)]
+    fn decayed<S: Simd>(&self, s: S, weight: S::Vector, grad: S::Vector) -> S::Vector {
+        s.mul_add(weight, s.splat(self.decay), s.mul(grad, s.splat(self.grad)))
+    }
+}
+
+impl Rule<0> for SgdFactors {
+    #[inline(always)]
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        _: [S::Vector; 0],
+    ) -> (S::Vector, [S::Vector; 0]) {
+        let grad = self.decayed(s, weight, grad);
+        (s.mul_add(grad, s.splat(self.rate), weight), [])
+    }
+}
+
+impl Rule<1> for SgdFactors {
+    #[inline(always)]
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        [momentum]: [S::Vector; 1],
+    ) -> (S::Vector, [S::Vector; 1]) {
+        let grad = self.decayed(s, weight, grad);
+        let momentum = s.mul_add(momentum, s.splat(self.beta), grad);
+        let beside = if self.gradient_counts { grad } else { s.splat(0.0) };
+        let change = s.mul_add(momentum, s.splat(self.ahead), beside);
+        (s.mul_add(change, s.splat(self.rate), weight), [momentum])
+    }
+}
+
+impl Run for Lion {
+    fn run(&self, team: &mut Team) {
+        let (lr, beta1, beta2) = (self.lr as f64, self.beta1 as f64, self.beta2 as f64);
+        let factors = LionFactors {
+            grad: factor(&self.grad_factor),
+            keep: (1.0 - lr * self.weight_decay as f64) as f32,
+            lr: self.lr,
+            beta1: self.beta1,
+            beta1_rest: (1.0 - beta1) as f32,
+            beta2: self.beta2,
+            beta2_rest: (1.0 - beta2) as f32,
+        };
+        Operands::of(self.weight, self.grad, [self.mean], self.copy, self.frozen).update(factors, team);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct LionFactors {
+    grad: f32,
+    /// `1 - lr · decay`
+    keep: f32,
+    lr: f32,
+    beta1: f32,
+    beta1_rest: f32,
+    beta2: f32,
+    beta2_rest: f32,
+}
+
+impl Rule<1> for LionFactors {
+    #[inline(always)]
+    fn step<S: Simd>(
+        &self,
+        s: S,
+        weight: S::Vector,
+        grad: S::Vector,
+        [mean]: [S::Vector; 1],
+    ) -> (S::Vector, [S::Vector; 1]) {
+        let grad = s.mul(grad, s.splat(self.grad));
+        let direction = s.mul_add(mean, s.splat(self.beta1), s.mul(grad, s.splat(self.beta1_rest)));
+        let zero = s.splat(0.0);
+        let change = s.select_less(zero, s.abs(direction), s.copysign(s.splat(self.lr), direction), zero);
+        let mean = s.mul_add(mean, s.splat(self.beta2), s.mul(grad, s.splat(self.beta2_rest)));
+        (s.sub(s.mul(weight, s.splat(self.keep)), change), [mean])
+    }
+}
+
+/// The clipping factor, or one.
+pub(super) fn factor(view: &Option<View>) -> f32 {
+    // SAFETY: one element, and the queue's order keeps its writer away.
+    view.map_or(1.0, |factor| unsafe { matrix::<f32>(&factor).at(0, 0).read() })
+}
+
+/// What an update reads and writes, each as one row.
+struct Operands<const STATES: usize> {
+    weight: Matrix<f32>,
+    grad: Matrix<f32>,
+    state: [Matrix<f32>; STATES],
+    copy: Option<View>,
+    frozen: Option<Matrix<u32>>,
+}
+
+impl<const STATES: usize> Operands<STATES> {
+    fn of(weight: View, grad: View, state: [View; STATES], copy: Option<View>, frozen: Option<View>) -> Self {
+        let row = |view: View| matrix::<f32>(&flat(view));
+        let frozen = frozen.map(|frozen| indices(&frozen));
+        Operands { weight: row(weight), grad: row(grad), state: state.map(row), copy: copy.map(flat), frozen }
+    }
+
+    fn update(self, rule: impl Rule<STATES>, team: &mut Team) {
+        let copy_dtype = self.copy.map_or(DType::Bf16, |copy| copy.dtype);
+        with_element!(copy_dtype, E => self.update_with::<E>(rule, team));
+    }
+
+    fn update_with<E: Element>(self, rule: impl Rule<STATES>, team: &mut Team) {
+        if self.weight.cols == 0 {
+            return;
+        }
+        let Operands { weight, grad, state, .. } = self;
+        let copy = self.copy.map(|copy| matrix::<E>(&copy));
+        let frozen = self.frozen;
+        team.blocks(weight.cols, CHUNK, |range, _| {
+            let at = |matrix: Matrix<f32>| matrix.at(0, range.start);
+            vectorise(Update {
+                len: range.len(),
+                weight: at(weight),
+                grad: at(grad),
+                state: state.map(at),
+                copy: copy.map(|copy| copy.at(0, range.start)),
+                // Tasks begin at whole words.
+                frozen: frozen.map(|frozen| frozen.at(0, range.start / WORD)),
+                rule,
+            });
         });
-    });
+    }
 }
 
 /// Elements whose bits are a word, and vectors are a half or the whole of it.
@@ -88,18 +259,17 @@ fn flat(view: View) -> View {
     view.reshaped(1, view.len())
 }
 
-struct Update<E> {
+struct Update<E, R, const STATES: usize> {
     len: usize,
     weight: *mut f32,
     grad: *mut f32,
-    mean: *mut f32,
-    variance: *mut f32,
+    state: [*mut f32; STATES],
     copy: Option<*mut E>,
     frozen: Option<*mut u32>,
-    factors: Factors,
+    rule: R,
 }
 
-impl<E: Element> Vectorised for Update<E> {
+impl<E: Element, R: Rule<STATES>, const STATES: usize> Vectorised for Update<E, R, STATES> {
     type Output = ();
 
     #[inline(always)]
@@ -109,32 +279,24 @@ impl<E: Element> Vectorised for Update<E> {
             unsafe {
                 let frozen = self.frozen.map_or(0, |words| (words.add(i / WORD).read() >> (i % WORD)) as u16);
                 if frozen != u16::MAX {
-                    let at = [self.weight, self.grad, self.mean, self.variance].map(|from| load(s, from.add(i), count));
-                    let [weight, mean, variance] = self.step(s, at);
-                    let weight = s.select_bits(frozen, at[0], weight);
-                    store(s, self.weight.add(i), weight, count);
-                    store(s, self.mean.add(i), s.select_bits(frozen, at[2], mean), count);
-                    store(s, self.variance.add(i), s.select_bits(frozen, at[3], variance), count);
+                    let weight = load(s, self.weight.add(i), count);
+                    let grad = load(s, self.grad.add(i), count);
+                    let mut state = [s.splat(0.0); STATES];
+                    for (state, from) in state.iter_mut().zip(self.state) {
+                        *state = load(s, from.add(i), count);
+                    }
+                    let (new_weight, new_state) = self.rule.step(s, weight, grad, state);
+                    let new_weight = s.select_bits(frozen, weight, new_weight);
+                    store(s, self.weight.add(i), new_weight, count);
+                    for (slot, to) in self.state.into_iter().enumerate() {
+                        store(s, to.add(i), s.select_bits(frozen, state[slot], new_state[slot]), count);
+                    }
                     if let Some(copy) = self.copy {
-                        store(s, copy.add(i), weight, count);
+                        store(s, copy.add(i), new_weight, count);
                     }
                 }
             }
         });
-    }
-}
-
-impl<E> Update<E> {
-    #[inline(always)]
-    fn step<S: Simd>(&self, s: S, [weight, grad, mean, variance]: [S::Vector; 4]) -> [S::Vector; 3] {
-        let factors = &self.factors;
-        let grad = s.mul(grad, s.splat(factors.grad));
-        let mean = s.mul_add(mean, s.splat(factors.beta1), s.mul(grad, s.splat(factors.beta1_rest)));
-        let square = s.mul(s.mul(grad, grad), s.splat(factors.beta2_rest));
-        let variance = s.mul_add(variance, s.splat(factors.beta2), square);
-        let divisor = s.mul_add(s.sqrt(variance), s.splat(factors.deviation), s.splat(factors.epsilon));
-        let change = s.div(s.mul(mean, s.splat(-factors.rate)), divisor);
-        [s.mul_add(weight, s.splat(factors.keep), change), mean, variance]
     }
 }
 
@@ -159,7 +321,7 @@ fn squared_norm<E: Element>(x: Matrix<E>, team: &mut Team) -> f64 {
     let len = x.rows * x.cols;
     let chunks = len.div_ceil(CHUNK);
     let mut common = team.take_common();
-    let partials = Partials(common.floats(2 * chunks).as_mut_ptr().cast::<f64>());
+    let partials = Partials::in_floats(&mut common, chunks);
     team.blocks(len, CHUNK, |range, _| {
         let mut sum = 0.0;
         let mut start = range.start;
@@ -180,13 +342,17 @@ fn squared_norm<E: Element>(x: Matrix<E>, team: &mut Team) -> f64 {
 
 /// The chunks' sums: f64 in memory aligned for vectors.
 #[derive(Clone, Copy)]
-struct Partials(*mut f64);
+pub(super) struct Partials(*mut f64);
 
 // SAFETY: tasks write disjoint elements.
 unsafe impl Sync for Partials {}
 
 impl Partials {
-    fn at(&self, chunk: usize) -> *mut f64 {
+    pub fn in_floats(scratch: &mut Scratch, chunks: usize) -> Partials {
+        Partials(scratch.floats(2 * chunks).as_mut_ptr().cast::<f64>())
+    }
+
+    pub fn at(&self, chunk: usize) -> *mut f64 {
         // SAFETY: `chunk` is below the number that the memory was made for.
         unsafe { self.0.add(chunk) }
     }

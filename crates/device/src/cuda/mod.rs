@@ -27,10 +27,12 @@ mod staging;
 mod stream;
 
 mod activation;
+mod adafactor;
 mod attention;
 mod elementwise;
 mod embedding;
 mod loss;
+mod muon;
 mod norm;
 mod optimizer;
 mod product;

@@ -1,15 +1,16 @@
-//! AdamW and the norm that clips its gradients.
+//! Updates that treat every element by itself, and the norm that clips gradients.
 
 use super::modules::OPTIMIZER;
 use super::rows::{Matrix, Mixed, Walk};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{AdamW, ClipFactor, SquaredNorm};
+use crate::View;
+use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
 
-/// What one update multiplies by, worked out once in f64; the kernel's `Factors`.
+/// What one update of AdamW multiplies by, worked out once in f64; the kernel's `AdamWFactors`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Factors {
+struct AdamWFactors {
     /// `1 - lr · decay`
     keep: f32,
     beta1: f32,
@@ -23,11 +24,11 @@ struct Factors {
     epsilon: f32,
 }
 
-impl Factors {
-    fn of(kernel: &AdamW) -> Factors {
+impl AdamWFactors {
+    fn of(kernel: &AdamW) -> AdamWFactors {
         let (lr, beta1, beta2) = (kernel.lr as f64, kernel.beta1 as f64, kernel.beta2 as f64);
         let correction = |beta: f64| 1.0 - beta.powf(kernel.step as f64);
-        Factors {
+        AdamWFactors {
             keep: (1.0 - lr * kernel.weight_decay as f64) as f32,
             beta1: kernel.beta1,
             beta1_rest: (1.0 - beta1) as f32,
@@ -40,41 +41,125 @@ impl Factors {
     }
 }
 
+/// The address of what may not be there.
+pub(super) fn address(view: &Option<View>) -> u64 {
+    view.map_or(0, |view| view.address)
+}
+
 impl Run for AdamW {
     fn run(&self, stream: &mut Stream) {
         let operands = [Some(self.weight), Some(self.grad), Some(self.mean), Some(self.variance), self.copy];
         let Some(walk) = Walk::flat(&operands.into_iter().flatten().collect::<Vec<_>>()) else { return };
         let [weight, grad, mean, variance] =
             [self.weight, self.grad, self.mean, self.variance].map(|view| view.address);
-        let factor = self.grad_factor.map_or(0, |factor| factor.address);
+        let (factor, frozen) = (address(&self.grad_factor), address(&self.frozen));
         let copy = Mixed::optional(&self.copy);
-        let frozen = self.frozen.map_or(0, |frozen| frozen.address);
-        let arguments = arguments![walk.cols, weight, grad, mean, variance, copy, factor, frozen, Factors::of(self)];
+        let factors = AdamWFactors::of(self);
+        let arguments = arguments![walk.cols, weight, grad, mean, variance, copy, factor, frozen, factors];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&OPTIMIZER, &walk.name("adamw"), walk.shape(), arguments) };
     }
 }
 
+/// The kernel's `SgdFactors`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SgdFactors {
+    lr: f32,
+    beta: f32,
+    decay: f32,
+    nesterov: i32,
+}
+
+impl Run for Sgd {
+    fn run(&self, stream: &mut Stream) {
+        let operands = [Some(self.weight), Some(self.grad), self.momentum, self.copy];
+        let Some(walk) = Walk::flat(&operands.into_iter().flatten().collect::<Vec<_>>()) else { return };
+        let (weight, grad, momentum) = (self.weight.address, self.grad.address, address(&self.momentum));
+        let (factor, frozen) = (address(&self.grad_factor), address(&self.frozen));
+        let copy = Mixed::optional(&self.copy);
+        let factors =
+            SgdFactors { lr: self.lr, beta: self.beta, decay: self.weight_decay, nesterov: self.nesterov as i32 };
+        let arguments = arguments![walk.cols, weight, grad, momentum, copy, factor, frozen, factors];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&OPTIMIZER, &walk.name("sgd"), walk.shape(), arguments) };
+    }
+}
+
+/// The kernel's `LionFactors`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LionFactors {
+    /// `1 - lr · decay`
+    keep: f32,
+    lr: f32,
+    beta1: f32,
+    beta1_rest: f32,
+    beta2: f32,
+    beta2_rest: f32,
+}
+
+impl Run for Lion {
+    fn run(&self, stream: &mut Stream) {
+        let operands = [Some(self.weight), Some(self.grad), Some(self.mean), self.copy];
+        let Some(walk) = Walk::flat(&operands.into_iter().flatten().collect::<Vec<_>>()) else { return };
+        let [weight, grad, mean] = [self.weight, self.grad, self.mean].map(|view| view.address);
+        let (factor, frozen) = (address(&self.grad_factor), address(&self.frozen));
+        let copy = Mixed::optional(&self.copy);
+        let factors = LionFactors {
+            keep: (1.0 - self.lr as f64 * self.weight_decay as f64) as f32,
+            lr: self.lr,
+            beta1: self.beta1,
+            beta1_rest: (1.0 - self.beta1 as f64) as f32,
+            beta2: self.beta2,
+            beta2_rest: (1.0 - self.beta2 as f64) as f32,
+        };
+        let arguments = arguments![walk.cols, weight, grad, mean, copy, factor, frozen, factors];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&OPTIMIZER, &walk.name("lion"), walk.shape(), arguments) };
+    }
+}
+
+/// Enough to fill any card, and few enough for one block to add up.
+const MOST_BLOCKS: u32 = 1024;
+
+/// Room for the partial sum of every block, f64.
+pub(super) fn partial_sums(stream: &mut Stream) -> u64 {
+    stream.scratch(MOST_BLOCKS as u64 * size_of::<f64>() as u64)
+}
+
+/// As many of a walk's blocks as there is room for the partial sums of.
+pub(super) fn summing(walk: &Walk) -> Shape {
+    let mut shape = walk.shape();
+    shape.blocks[0] = shape.blocks[0].min(MOST_BLOCKS);
+    shape
+}
+
+/// `out = Σ partials`, or `out += Σ partials`.
+///
+/// # Safety
+/// The partials are there when the stream comes to this.
+pub(super) unsafe fn add_partial_sums(blocks: u32, partials: u64, out: View, accumulate: bool, stream: &mut Stream) {
+    const THREADS: u32 = 256;
+    let arguments = arguments![blocks as i64, partials, out.address, accumulate as i32];
+    // SAFETY: the arguments are the kernel's, and the caller's promise.
+    unsafe { stream.launch(&OPTIMIZER, "squared_norm_total", Shape::linear(1, THREADS), arguments) };
+}
+
 impl Run for SquaredNorm {
     fn run(&self, stream: &mut Stream) {
-        // Enough to fill any card, and few enough for one block to add up.
-        const MOST_BLOCKS: u32 = 1024;
-        const THREADS: u32 = 256;
-        let accumulate = self.accumulate as i32;
-        let partials = stream.scratch(MOST_BLOCKS as u64 * size_of::<f64>() as u64);
-        let mut blocks = 0i64;
+        let partials = partial_sums(stream);
+        let mut blocks = 0;
         if let Some(walk) = Walk::flat(&[self.x]) {
-            let mut shape = walk.shape();
-            shape.blocks[0] = shape.blocks[0].min(MOST_BLOCKS);
-            blocks = shape.blocks[0] as i64;
+            let shape = summing(&walk);
+            blocks = shape.blocks[0];
             let name = walk.typed("squared_norm", self.x.dtype);
             let arguments = arguments![walk.rows, walk.cols, Matrix::of(&self.x), partials];
             // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
             unsafe { stream.launch(&OPTIMIZER, &name, shape, arguments) };
         }
-        let arguments = arguments![blocks, partials, self.out.address, accumulate];
-        // SAFETY: as above.
-        unsafe { stream.launch(&OPTIMIZER, "squared_norm_total", Shape::linear(1, THREADS), arguments) };
+        // SAFETY: the partials were issued before this.
+        unsafe { add_partial_sums(blocks, partials, self.out, self.accumulate, stream) };
     }
 }
 

@@ -9,11 +9,13 @@
 //! and gradients of weights are f32. Gradients of vectors and tables are added to what is there.
 
 mod activation;
+mod adafactor;
 mod attention;
 mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;
+mod muon;
 mod norm;
 mod optimizer;
 mod product;
@@ -22,13 +24,15 @@ mod rotary;
 mod selected_rows;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
+pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 pub use cached_attention::CachedAttention;
 pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
+pub use muon::{Combine, MuonMomentum, Normalize};
 pub use norm::{Norm, NormBackward, NormKind};
-pub use optimizer::{AdamW, ClipFactor, SquaredNorm};
+pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
 pub use product::{Order, Product};
 pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
@@ -81,9 +85,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Activate, ActivateBackward, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor, ColumnSum, Copy,
-    Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows, LossBackward, LossMerge, LossStats,
-    Norm, NormBackward, Product, RandomNormal, Rotary, ScatterColumns, ScatterRows, SquaredNorm,
+    Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
+    ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows, Lion,
+    LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
+    ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
 }
 
 impl Kernel {

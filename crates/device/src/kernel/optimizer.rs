@@ -20,38 +20,108 @@ pub struct AdamW {
     pub step: u32,
     /// f32 [1, 1] that every gradient is multiplied by: the clipping factor.
     pub grad_factor: Option<View>,
-    /// u32 [1, ⌈elements / 32⌉], a bit for each element, the lowest first: where it is set, weight, mean and variance stay as
-    /// they are, bit for bit.
+    /// See [`frozen_words`]: where a bit is set, weight, mean and variance stay as they are, bit for bit.
     pub frozen: Option<View>,
 }
 
-impl AdamW {
-    /// Words for the bits of so many elements.
-    pub fn frozen_words(elements: usize) -> usize {
-        elements.div_ceil(32)
-    }
+/// Words for the bits of so many elements that an update leaves as they are: u32 [1, ⌈elements / 32⌉], a bit for each element,
+/// the lowest first.
+pub fn frozen_words(elements: usize) -> usize {
+    elements.div_ceil(32)
 }
 
 impl Operation for AdamW {
     fn check(&self) {
-        assert_same_shape("AdamW", &[self.weight, self.grad, self.mean, self.variance]);
-        for view in [self.weight, self.grad, self.mean, self.variance] {
-            assert_eq!(view.dtype, DType::F32, "AdamW works on f32");
-            assert!(view.is_contiguous(), "AdamW works on whole parameters");
-        }
-        assert!(self.copy.is_none_or(|copy| copy.shape() == self.weight.shape() && copy.is_contiguous()), "AdamW copy");
-        if let Some(factor) = &self.grad_factor {
-            assert_vector("AdamW factor", factor, 1);
-        }
-        if let Some(frozen) = &self.frozen {
-            let expected = ([1, AdamW::frozen_words(self.weight.len())], DType::U32);
-            assert_eq!((frozen.shape(), frozen.dtype), expected, "AdamW frozen elements");
-        }
+        let state = [self.weight, self.grad, self.mean, self.variance];
+        check_update("AdamW", &state, &self.copy, &self.grad_factor, &self.frozen);
         assert!(self.step > 0, "AdamW steps count from 1");
     }
 
     fn bytes(&self) -> u64 {
         7 * self.weight.bytes() + optional_bytes(&self.copy) + optional_bytes(&self.frozen)
+    }
+}
+
+/// One update of SGD, on f32 masters. The decay is a part of the gradient, `g = grad + decay · weight`; then
+/// `momentum = beta · momentum + g` and `weight -= lr · momentum`, or `lr · (g + beta · momentum)` with `nesterov`, or `lr · g`
+/// where there is no momentum.
+#[derive(Clone, Copy, Debug)]
+pub struct Sgd {
+    pub weight: View,
+    pub grad: View,
+    pub momentum: Option<View>,
+    /// As [`AdamW::copy`].
+    pub copy: Option<View>,
+    pub lr: f32,
+    pub beta: f32,
+    pub nesterov: bool,
+    pub weight_decay: f32,
+    /// As [`AdamW::grad_factor`].
+    pub grad_factor: Option<View>,
+    /// As [`AdamW::frozen`].
+    pub frozen: Option<View>,
+}
+
+impl Operation for Sgd {
+    fn check(&self) {
+        let state = [Some(self.weight), Some(self.grad), self.momentum];
+        let state: Vec<View> = state.into_iter().flatten().collect();
+        check_update("Sgd", &state, &self.copy, &self.grad_factor, &self.frozen);
+    }
+
+    fn bytes(&self) -> u64 {
+        3 * self.weight.bytes()
+            + 2 * optional_bytes(&self.momentum)
+            + optional_bytes(&self.copy)
+            + optional_bytes(&self.frozen)
+    }
+}
+
+/// One update of Lion with decoupled weight decay, on f32 masters:
+/// `weight -= lr · (sign(beta1 · mean + (1 - beta1) · grad) + decay · weight)`, then
+/// `mean = beta2 · mean + (1 - beta2) · grad`. The sign of zero is zero.
+#[derive(Clone, Copy, Debug)]
+pub struct Lion {
+    pub weight: View,
+    pub grad: View,
+    pub mean: View,
+    /// As [`AdamW::copy`].
+    pub copy: Option<View>,
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub weight_decay: f32,
+    /// As [`AdamW::grad_factor`].
+    pub grad_factor: Option<View>,
+    /// As [`AdamW::frozen`].
+    pub frozen: Option<View>,
+}
+
+impl Operation for Lion {
+    fn check(&self) {
+        check_update("Lion", &[self.weight, self.grad, self.mean], &self.copy, &self.grad_factor, &self.frozen);
+    }
+
+    fn bytes(&self) -> u64 {
+        5 * self.weight.bytes() + optional_bytes(&self.copy) + optional_bytes(&self.frozen)
+    }
+}
+
+/// Of an update that treats every element by itself.
+fn check_update(name: &str, state: &[View], copy: &Option<View>, factor: &Option<View>, frozen: &Option<View>) {
+    assert_same_shape(name, state);
+    for view in state {
+        assert_eq!(view.dtype, DType::F32, "{name} works on f32");
+        assert!(view.is_contiguous(), "{name} works on whole parameters");
+    }
+    let weight = state[0];
+    assert!(copy.is_none_or(|copy| copy.shape() == weight.shape() && copy.is_contiguous()), "{name} copy");
+    if let Some(factor) = factor {
+        assert_vector(name, factor, 1);
+    }
+    if let Some(frozen) = frozen {
+        let expected = ([1, frozen_words(weight.len())], DType::U32);
+        assert_eq!((frozen.shape(), frozen.dtype), expected, "{name} frozen elements");
     }
 }
 

@@ -9,7 +9,7 @@ use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
 use evenkeel_model::{Cut, Model, Parameters, Split};
 use evenkeel_step::schedule::{Arrangement, NONE};
-use evenkeel_train::{AdamWOptions, Prepared, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
 use super::{Precision, median};
@@ -70,7 +70,7 @@ impl Preset {
 
     fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
         TrainerOptions {
-            optimizer: Some(AdamWOptions::default()),
+            optimizer: Some(OptimizerOptions::default()),
             label_smoothing: 0.0,
             arrangement: Arrangement::of(NONE),
             longest: self.batch(sizes).1.unwrap_or(1),

@@ -3,7 +3,7 @@
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, even_bounds};
 use evenkeel_step::schedule::Arrangement;
-use evenkeel_train::{AdamWOptions, Samples, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
 use super::{Precision, between};
 use crate::Mistake;
@@ -65,7 +65,7 @@ impl Llama {
     }
 
     pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
-        let optimizer = AdamWOptions { clip_norm: None, ..AdamWOptions::default() };
+        let optimizer = OptimizerOptions { clip_norm: None, ..OptimizerOptions::default() };
         TrainerOptions {
             optimizer: Some(optimizer),
             label_smoothing: 0.0,

@@ -11,7 +11,7 @@ use super::settings::{
     Architecture, DataSource, DecayForm, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
     PackingStrategy, RecordFormat, Schedule, Selection, Settings,
 };
-use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource};
+use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
 use crate::Mistakes;
 
 /// Keys that describe a new model.
@@ -40,6 +40,7 @@ impl RawConfig {
         check_data(&mut self, &settings);
         check_images(&mut self, &settings);
         check_train(&mut self, &settings);
+        optimizer::check(&mut self, &settings);
         check_eval(&mut self, &settings);
         check_best(&mut self, &settings);
         check_parallel(&mut self, &settings);
@@ -471,6 +472,7 @@ fn has_eval_data(settings: &Settings) -> bool {
 /// Fills in what follows from other keys, so that the resolved file says what will happen.
 fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     let of_images = of_images(settings);
+    optimizer::resolve(&mut settings.train);
     settings.data.packing &= !of_images;
     if settings.data.packing {
         let runs_on = settings.data.format == RecordFormat::Text;

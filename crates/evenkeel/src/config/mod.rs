@@ -9,6 +9,7 @@ mod command;
 mod deepspeed;
 mod explain;
 mod nearest;
+mod optimizer;
 mod raw;
 mod setting;
 mod settings;
@@ -26,7 +27,7 @@ pub use raw::RawConfig;
 pub use setting::in_toml;
 pub use settings::{
     Architecture, Data, DataSource, DecayForm, DeviceKind, Dtype, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
-    PackingStrategy, Parallel, RecordFormat, Schedule, Selection, Settings, Units,
+    OptimizerName, PackingStrategy, Parallel, RecordFormat, Schedule, Selection, Settings, Units,
 };
 pub use straggler::Straggler;
 

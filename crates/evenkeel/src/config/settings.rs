@@ -17,6 +17,8 @@ choices! {
     InstructionPrompt { Chat = "chat", Alpaca = "alpaca" }
     PackingStrategy { BestFit = "best-fit", Cut = "cut" }
     OnBadRecord { Stop = "stop", Skip = "skip" }
+    OptimizerName { AdamW = "adamw", Sgd = "sgd", Lion = "lion", Adafactor = "adafactor", Muon = "muon" }
+    MuonScale { MatchRmsAdamW = "match_rms_adamw", Original = "original" }
     LrDecay {
         Cosine = "cosine", Linear = "linear", Constant = "constant", CosineRestarts = "cosine-restarts",
         Polynomial = "polynomial", Wsd = "wsd"
@@ -155,14 +157,25 @@ settings! {
         lr_decay_share: Option<f64>, above(0).to(1);
         /// How it falls then; "cosine" if not set. "sqrt" is 1 - √ of what is behind.
         lr_decay_form: Option<DecayForm>;
-        /// AdamW's decay of the mean of gradients.
-        beta1: f64 = 0.9, from(0).to(0.9999999);
-        /// AdamW's decay of the mean of squared gradients.
-        beta2: f64 = 0.95, from(0).to(0.9999999);
-        /// AdamW's term against division by zero.
-        epsilon: f64 = 1e-8, from(1e-30).to(1);
-        /// AdamW's weight decay.
-        weight_decay: f64 = 0.1, from(0).to(100);
+        /// How weights follow gradients. "muon" is for the matrices of hidden layers; embeddings, head, norms and biases follow
+        /// AdamW. "adafactor" takes steps relative to a parameter's root mean square.
+        optimizer: OptimizerName = OptimizerName::AdamW;
+        /// AdamW's and Lion's decay of the mean of gradients; 0.9 if not set.
+        beta1: Option<f64>, from(0).to(0.9999999);
+        /// AdamW's decay of the mean of squared gradients, 0.95 if not set; Lion's of the mean that it keeps, 0.99 if not set.
+        beta2: Option<f64>, from(0).to(0.9999999);
+        /// AdamW's term against division by zero; 1e-8 if not set.
+        epsilon: Option<f64>, from(1e-30).to(1);
+        /// Momentum of "sgd", 0.9 if not set, and of "muon", 0.95 if not set.
+        momentum: Option<f64>, from(0).to(0.9999999);
+        /// Whether "sgd" or "muon" looks ahead along its momentum; if not set, "muon" does.
+        nesterov: Option<bool>;
+        /// How the learning rate of "muon" depends on a matrix's shape: changes as large as AdamW's, so that its learning rate
+        /// suits (if not set), or √max(1, rows / columns).
+        muon_scale: Option<MuonScale>;
+        /// Weight decay, of matrices only: lr × this in a step, but with "sgd" a part of the gradient. If not set, 0.1, and 0
+        /// with "sgd" and "adafactor".
+        weight_decay: Option<f64>, from(0).to(100);
         /// Gradients are scaled down to this global norm; 0 leaves them.
         clip_norm: f64 = 1.0, from(0).to(1_000_000);
         /// Share of the target's probability spread over the vocabulary.

@@ -8,8 +8,9 @@ use evenkeel_device::DType;
 use evenkeel_model::{Config, Cut, Input, Model};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Samples, TrainerOptions, costs};
+use evenkeel_train::{Samples, TrainerOptions, costs};
 
+use crate::config::OptimizerName;
 use crate::launch::plan;
 use crate::train::model::{open_folder, without_keys};
 use crate::{Failure, Mistake, text, warn};
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Tokens of each sequence; 1024 by default, or as many as the model has positions for.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     sequence: Option<u32>,
+    /// The optimizer to train with, as train.optimizer names it.
+    #[arg(long, default_value = "adamw", value_parser = OptimizerName::named)]
+    optimizer: OptimizerName,
     /// Ranks to cut the model over; prints who holds what.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tp: u32,
@@ -85,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 std::slice::from_ref(&model),
                 Mesh::of_shards(1),
                 0,
-                options(recompute, sequence),
+                options(arguments, recompute, sequence),
                 dtype,
                 &micros,
             )[0];
@@ -101,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         format!("hidden         {}, FFN {}", config.hidden, config.ffn),
         format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
         of_input,
-        format!("\nTo train it with AdamW, {per_step} a step:"),
+        format!("\nTo train it with {}, {per_step} a step:", arguments.optimizer.title()),
         text::table(&["dtype", "recompute", "state", "peak memory", "work per step"], &rows),
     ];
     let text = lines.join("\n");
@@ -109,16 +113,16 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Ok(text);
     }
     let shards = model.cut(&arguments.cut(&model, &json)?)?;
-    let options = options(false, sequence);
+    let options = options(arguments, false, sequence);
     let micros = [Samples::blank(config.input, batch, sequence)];
     let costs = costs(&shards, Mesh::of_shards(shards.len()), 0, options, DType::F32, &micros);
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
 }
 
-fn options(recompute: bool, longest: usize) -> TrainerOptions {
+fn options(arguments: &Arguments, recompute: bool, longest: usize) -> TrainerOptions {
     let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
     TrainerOptions {
-        optimizer: Some(AdamWOptions::default()),
+        optimizer: Some(arguments.optimizer.options()),
         label_smoothing: 0.0,
         arrangement,
         longest,

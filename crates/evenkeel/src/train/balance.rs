@@ -50,6 +50,7 @@ pub fn start(
         gamma_max: settings.balance.gamma_max,
         resize: resize(settings),
         value_bytes: device_dtype(settings.train.dtype).size_bytes(),
+        state_bytes: settings.train.optimizer_options().rule.bytes_moved_per_element(),
         zero: if settings.parallel.dp > 1 { settings.parallel.zero } else { 0 },
         samples: settings.train.batch / settings.parallel.parts.unwrap_or(1),
     };

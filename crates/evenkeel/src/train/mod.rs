@@ -19,8 +19,7 @@ use evenkeel_store::{Digest, Folder};
 use evenkeel_train::checkpoint::{Opened, Saver};
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
-    AdamWOptions, Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop,
-    TrainerOptions, checkpoint,
+    Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
 };
 
 use crate::bench::peak_flops_per_s;
@@ -53,9 +52,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    // A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
+    // A checkpoint is written from a copy of the state, and of earlier weights where their changes are watched.
     let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
-    let snapshot_bytes = (12 + watched_bytes) * input.model.parameter_count();
+    let state_bytes = settings.train.optimizer_options().rule.state_bytes(&input.model);
+    let snapshot_bytes = state_bytes + watched_bytes * input.model.parameter_count();
     let memory_hint = how_to_use_less(settings, &input.model);
     launch.check_memory(&costs, snapshot_bytes, &memory_hint)?;
     launch.crowding().iter().for_each(|crowding| warn(crowding));
@@ -179,16 +179,8 @@ impl Attending<'_> {
 
 pub fn trainer_options(settings: &Settings) -> TrainerOptions {
     let train = &settings.train;
-    let optimizer = AdamWOptions {
-        beta1: train.beta1 as f32,
-        beta2: train.beta2 as f32,
-        epsilon: train.epsilon as f32,
-        weight_decay: train.weight_decay as f32,
-        decay_vectors: false,
-        clip_norm: Some(train.clip_norm as f32).filter(|&norm| norm > 0.0),
-    };
     TrainerOptions {
-        optimizer: Some(optimizer),
+        optimizer: Some(train.optimizer_options()),
         label_smoothing: train.label_smoothing as f32,
         arrangement: arrangement(&settings.parallel),
         longest: settings.data.sequence,

@@ -136,7 +136,7 @@ fn runs(ranges: &Ranges) -> Vec<Run> {
 
 /// The rows and columns of a stretch of a matrix's elements: what is left of the row where it begins, whole rows, and the
 /// beginning of the row where it ends.
-fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize>, Range<usize>)> {
+pub(super) fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize>, Range<usize>)> {
     if range.is_empty() {
         return Vec::new();
     }

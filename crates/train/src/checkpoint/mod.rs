@@ -22,10 +22,11 @@ use snapshot::Snapshot;
 pub(crate) use snapshot::write_pieces;
 
 use crate::Error;
+use crate::kind::Kind;
 use crate::ranks::{Ranks, all_or_first_error};
 use crate::resize::{Periods, Remembered};
 use crate::run::Progress;
-use crate::trainer::{Kind, Trainer};
+use crate::trainer::Trainer;
 
 const VERSION: u32 = 3;
 /// No run takes so many steps, tokens or seconds.
@@ -38,6 +39,9 @@ pub struct State {
     version: u32,
     pub progress: Progress,
     updates: u32,
+    /// The rule whose state it holds.
+    #[serde(default = "adamw", skip_serializing_if = "is_adamw")]
+    optimizer: String,
     /// What the feed needs to go on with the next sample.
     pub feed: Value,
     /// What the run was configured as, in a few digits.
@@ -90,7 +94,16 @@ impl State {
     }
 }
 
-const KINDS: [Kind; 3] = [Kind::Weight, Kind::Mean, Kind::Variance];
+/// Older checkpoints do not say which rule they are of.
+const ADAMW: &str = "adamw";
+
+fn adamw() -> String {
+    ADAMW.to_owned()
+}
+
+fn is_adamw(name: &str) -> bool {
+    name == ADAMW
+}
 
 /// What a file calls the elements of a parameter that are of this kind.
 fn tensor_name(kind: &str, parameter: &str) -> String {
@@ -117,6 +130,7 @@ pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<State, Error>
 
 fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
     trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
+    trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     let queue = trainer.device.compute();
     for (kind, id, spec) in all(&trainer.model.specs) {
         let Some((held, kept)) = trainer.kept(kind, id) else { continue };
@@ -135,5 +149,5 @@ fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
 /// Every tensor of the state.
 fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (Kind, ParamId, &ParamSpec)> {
     let of = move |kind| specs.iter().enumerate().map(move |(index, spec)| (kind, ParamId(index), spec));
-    KINDS.into_iter().flat_map(of)
+    Kind::ALL.into_iter().flat_map(of)
 }

@@ -10,7 +10,7 @@ use evenkeel_store::checkpoint::Checkpoint;
 
 use super::{State, tensor_name};
 use crate::Error;
-use crate::trainer::Kind;
+use crate::kind::Kind;
 
 /// Values on their way from file to device at a time.
 const PIECE_ELEMENTS: usize = 4 << 20;
@@ -57,6 +57,14 @@ impl Opened {
         match self.state.shapes.get(&spec.name) {
             Some(shape) if *shape == spec.shape => Ok(()),
             _ => Err(self.other_model(&spec.name)),
+        }
+    }
+
+    /// Refuses the state of another optimizer.
+    pub fn check_rule(&self, wanted: &'static str) -> Result<(), Error> {
+        match &self.state.optimizer {
+            found if found == wanted => Ok(()),
+            found => Err(Error::OtherOptimizer { path: self.path.clone(), found: found.clone(), wanted }),
         }
     }
 

@@ -9,7 +9,7 @@ use evenkeel_store::checkpoint::CheckpointWriter;
 use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
 use serde_json::Value;
 
-use super::{KINDS, State, VERSION, all, tensor_name};
+use super::{ADAMW, State, VERSION, all, tensor_name};
 use crate::Error;
 use crate::ranks::Ranks;
 use crate::resize::Told;
@@ -31,12 +31,15 @@ type Kept = BTreeMap<String, (Held, Vec<f32>)>;
 
 impl Snapshot {
     pub fn take(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Snapshot, Error> {
-        let kept = ranks.each(|trainer| (trainer.updates, trainer.widths(), trainer.periods(), kept(trainer)))?;
+        let kept = ranks.each(|trainer| {
+            (trainer.updates, trainer.widths(), trainer.periods(), trainer.rule_name(), kept(trainer))
+        })?;
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
             version: VERSION,
             progress: *progress,
             updates: kept[0].0,
+            optimizer: kept[0].3.unwrap_or(ADAMW).to_owned(),
             feed,
             configuration,
             widths: kept[0].1.clone(),
@@ -76,12 +79,11 @@ impl Snapshot {
 fn kept(trainer: &mut Trainer) -> Kept {
     let queue = trainer.device.compute();
     let mut kept = Kept::new();
-    for (kind, id, spec) in all(&trainer.model.specs).filter(|&(_, id, _)| trainer.speaks_for(id)) {
+    for (kind, id, spec) in all(&trainer.model.specs).filter(|&(kind, id, _)| trainer.speaks_for(kind, id)) {
         if let Some((held, tensor)) = trainer.kept(kind, id) {
             kept.insert(tensor_name(kind.name(), &spec.name), (held, queue.read(&tensor)));
         }
     }
-    debug_assert!(kept.len().is_multiple_of(KINDS.len()));
     for Told { kind, spec, held, values } in trainer.told() {
         kept.insert(tensor_name(kind, &spec.name), (held, values));
     }

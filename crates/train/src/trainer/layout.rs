@@ -1,13 +1,13 @@
 //! Where state is kept and work is done, and how that changes between two steps.
 
-use evenkeel_device::{DType, Tensor};
-use evenkeel_model::{Gradients, Model, Parameters, Widths};
+use evenkeel_device::Tensor;
+use evenkeel_model::{Gradients, Model, ParamId, Parameters, Widths};
 use evenkeel_step::join;
 use evenkeel_step::schedule::Chain;
 
 use super::{Trainer, gradients};
 use crate::migration::Migrated;
-use crate::relocation::{Keeping, Relocation};
+use crate::relocation::{Keeping, Route};
 
 impl Trainer {
     /// How the model is cut now.
@@ -43,17 +43,16 @@ impl Trainer {
         let nothing = Parameters::none(dtype, split);
         let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
         self.parameters = Parameters::allocate(model, dtype, split, &compute);
-        let moved = Relocation { from: &self.keeping, to: keeping, everybody: &self.everybody, device: &self.device };
-        let new_masters: Vec<Tensor> = (0..model.buckets.len()).map(|b| self.parameters.masters(b).clone()).collect();
-        moved.run(&masters, &new_masters);
-        drop(masters);
-        let like_masters = |moments: Vec<Tensor>| {
-            let new: Vec<Tensor> =
-                new_masters.iter().map(|master| compute.tensor(1, master.len(), DType::F32)).collect();
-            moved.run(&moments, &new);
-            new
+        let moved = |is_moved: &dyn Fn(ParamId) -> bool, from: &[Option<Tensor>], to: &[Option<Tensor>]| {
+            Route::new(&self.keeping, keeping, self.rank, is_moved).run(from, to, &self.everybody, &self.device);
         };
-        self.optimizer = self.optimizer.take().map(|optimizer| optimizer.with_moments(like_masters));
+        let masters: Vec<Option<Tensor>> = masters.into_iter().map(Some).collect();
+        let new_masters: Vec<Option<Tensor>> =
+            (0..model.buckets.len()).map(|bucket| Some(self.parameters.masters(bucket).clone())).collect();
+        moved(&|_| true, &masters, &new_masters);
+        drop(masters);
+        let optimizer = self.optimizer.take().map(|optimizer| optimizer.moved(&self.parameters, &compute, moved));
+        self.optimizer = optimizer.map(|optimizer| optimizer.among(model, keeping, self.rank));
         self.parameters.refresh_copies(&compute);
         self.gradients = gradients(self.optimizer.is_some(), &self.parameters, &compute);
     }

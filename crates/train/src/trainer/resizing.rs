@@ -4,6 +4,7 @@ use evenkeel_model::{Cut, Model, Resizing, Widths};
 
 use super::Trainer;
 use crate::Error;
+use crate::optimizer::Optimizer;
 use crate::resize::{Periods, Place, Remembered, Resize, Resizer, SharedWork, Told};
 
 impl Trainer {
@@ -17,6 +18,13 @@ impl Trainer {
             0,
             "resized layers need their optimizer state whole: parallel.zero = 0"
         );
+        if let (Some(_), Some(rule)) = (resize, self.optimizer.as_ref().map(Optimizer::rule)) {
+            let name = rule.name();
+            assert!(
+                rule.is_elementwise(),
+                "resized layers need an optimizer that can leave elements out, {name} cannot"
+            );
+        }
         if let Some(group) = self.data_group() {
             let settings = group.exchange(Resize::digest(resize.as_ref()));
             let is_same = settings.iter().all(|other| *other == settings[0]);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{DType, Device, Queue};
-use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, Parameters, Sharing, Split};
+use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, ParamSpec, Parameters, Sharing, Split};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Kind, Ranks, Samples, Trainer, TrainerOptions};
 
@@ -72,12 +72,21 @@ pub fn random(model: &Model, cut: &Cut, options: TrainerOptions, dtype: DType) -
     start(model, cut, options, move |shard, queue| Parameters::random(shard, dtype, Split::NONE, 7, queue))
 }
 
-/// All parameters and moments, whole.
+/// All parameters and what the optimizer keeps beside them, whole.
 pub fn state(ranks: &Ranks) -> Vec<Vec<f32>> {
-    let whole = |kind, (index, rows)| ranks.read_rows(kind, ParamId(index), 0..rows).unwrap();
-    let sizes = || ranks.specs().iter().map(|spec| spec.whole[0]).enumerate();
-    let kinds = [Kind::Weight, Kind::Mean, Kind::Variance];
-    kinds.into_iter().flat_map(|kind| sizes().map(move |size| (kind, size))).map(|(k, size)| whole(k, size)).collect()
+    let kinds = Kind::ALL.into_iter().flat_map(|kind| ranks.specs().iter().enumerate().map(move |spec| (kind, spec)));
+    let whole = |(kind, (index, spec)): (Kind, (usize, &ParamSpec))| {
+        let id = ParamId(index);
+        let read = move |trainer: &mut Trainer| Some(trainer.device.compute().read(&trainer.kept(kind, id)?.1));
+        if !kind.is_kept_by_all() {
+            let is_kept = ranks.each(move |trainer| trainer.kept(kind, id).is_some()).unwrap().contains(&true);
+            return is_kept.then(|| ranks.read_rows(kind, id, 0..spec.whole[0]).unwrap());
+        }
+        let kept = ranks.each(read).unwrap();
+        assert!(kept.iter().all(|other| *other == kept[0]), "all ranks keep the same {kind:?} of {}", spec.name);
+        kept.into_iter().next().flatten()
+    };
+    kinds.filter_map(whole).collect()
 }
 
 /// Asserts that two curves have as many numbers, and that none is further off than `absolute` and `relative` of it allow.

@@ -13,7 +13,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evenkeel_balance::{Mode, Observation, Selection};
 use evenkeel_model::{Imputation, Model, Parameters, even_bounds};
 use evenkeel_store::write_file_atomically;
-use evenkeel_train::{BalanceOptions, Ranks, Resize};
+use evenkeel_train::{BalanceOptions, OptimizerOptions, Ranks, Resize};
 use serde::Serialize;
 
 use super::between;
@@ -247,6 +247,7 @@ impl Arguments {
                 seed: 0,
             },
             value_bytes: self.subject.dtype().size_bytes(),
+            state_bytes: OptimizerOptions::default().rule.bytes_moved_per_element(),
             zero: 0,
             samples: self.subject.batch(),
         }

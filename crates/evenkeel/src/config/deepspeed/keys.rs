@@ -257,6 +257,28 @@ pub const OPTIMIZER: Keys = &[
     ("fp32_optimizer_states", Fate::Idle),
 ];
 
+pub const LION: Keys = &[
+    ("lr", Fate::Read),
+    ("betas", Fate::Read),
+    ("weight_decay", Fate::Is("train.weight_decay")),
+    ("max_grad_norm", refused("DeepSpeed clips by another key", "set gradient_clipping")),
+    ("set_grad_none", Fate::Idle),
+    ("fp32_optimizer_states", Fate::Idle),
+];
+
+pub const SGD: Keys = &[
+    ("lr", Fate::Read),
+    ("momentum", Fate::Is("train.momentum")),
+    ("nesterov", Fate::Is("train.nesterov")),
+    ("weight_decay", Fate::Is("train.weight_decay")),
+    ("dampening", refused_unless(is_zero, "momentum is not dampened")),
+    ("maximize", refused("losses are made smaller", "")),
+    ("max_grad_norm", refused("DeepSpeed clips by another key", "set gradient_clipping")),
+    ("foreach", Fate::Idle),
+    ("fused", Fate::Idle),
+    ("differentiable", Fate::Idle),
+];
+
 const RISES_FROM_ZERO: &str = "the rate rises from 0";
 
 /// A run that is continued has its own place in the schedule.

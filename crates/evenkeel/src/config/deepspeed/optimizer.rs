@@ -9,7 +9,53 @@ use toml::Value;
 use super::keys::{self, Keys};
 use super::{Reader, Said, in_toml, show, whole};
 
-const OPTIMIZERS: [&str; 2] = ["Adam", "AdamW"];
+/// An optimizer, in DeepSpeed and here.
+struct Known {
+    name: &'static str,
+    setting: &'static str,
+    parameters: Keys,
+    /// Parameter, setting, DeepSpeed's default.
+    defaults: &'static [(&'static str, &'static str, f64)],
+}
+
+const ADAMW: Known = Known {
+    name: "AdamW",
+    setting: "adamw",
+    parameters: keys::OPTIMIZER,
+    defaults: &[
+        ("lr", "train.lr", 1e-3),
+        ("betas", "train.beta1", 0.9),
+        ("betas", "train.beta2", 0.999),
+        ("eps", "train.epsilon", 1e-8),
+        ("weight_decay", "train.weight_decay", 0.0),
+    ],
+};
+
+const OPTIMIZERS: [Known; 4] = [
+    Known { name: "Adam", ..ADAMW },
+    ADAMW,
+    Known {
+        name: "Lion",
+        setting: "lion",
+        parameters: keys::LION,
+        defaults: &[
+            ("lr", "train.lr", 1e-3),
+            ("betas", "train.beta1", 0.9),
+            ("betas", "train.beta2", 0.99),
+            ("weight_decay", "train.weight_decay", 0.0),
+        ],
+    },
+    Known {
+        name: "SGD",
+        setting: "sgd",
+        parameters: keys::SGD,
+        defaults: &[
+            ("lr", "train.lr", 1e-3),
+            ("momentum", "train.momentum", 0.0),
+            ("weight_decay", "train.weight_decay", 0.0),
+        ],
+    },
+];
 
 /// The rates of a run after its warm-up.
 #[derive(Clone, Copy, PartialEq)]
@@ -27,19 +73,12 @@ const SCHEDULERS: [(&str, Scheduler, &str, Keys); 3] = [
 ];
 
 pub fn read(reader: &mut Reader) {
-    let has_optimizer = optimizer(reader);
+    let optimizer = optimizer(reader);
     let scheduler = scheduler(reader);
     rate(reader, scheduler);
-    if has_optimizer {
-        let defaults = [
-            ("lr", "train.lr", 1e-3),
-            ("betas", "train.beta1", 0.9),
-            ("betas", "train.beta2", 0.999),
-            ("eps", "train.epsilon", 1e-8),
-            ("weight_decay", "train.weight_decay", 0.0),
-        ];
+    if let Some(Known { defaults, .. }) = optimizer {
         for (key, setting, default) in defaults {
-            give_default(reader, &format!("optimizer.params.{key}"), setting, Value::Float(default));
+            give_default(reader, &format!("optimizer.params.{key}"), setting, Value::Float(*default));
         }
         decay(reader);
     }
@@ -49,17 +88,20 @@ pub fn read(reader: &mut Reader) {
     }
 }
 
-/// Whether there is one that can be had.
-fn optimizer(reader: &mut Reader) -> bool {
+/// One that can be had.
+fn optimizer(reader: &mut Reader) -> Option<Known> {
+    const WHY: &str = "AdamW, Lion and SGD are there, and train.optimizer has others";
+    let names = OPTIMIZERS.map(|known| known.name);
     if !has_section(reader, "optimizer", &["type", "params", "legacy_fusion"]) {
-        return false;
+        return None;
     }
-    let Some(name) = type_of(reader, "optimizer", "only AdamW is there", &OPTIMIZERS) else { return false };
-    if !OPTIMIZERS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
-        note_type(reader, "optimizer", name, "only AdamW is there", &OPTIMIZERS);
-        return false;
-    }
-    walk_parameters(reader, "optimizer.params", keys::OPTIMIZER);
+    let name = type_of(reader, "optimizer", WHY, &names)?;
+    let Some(known) = OPTIMIZERS.into_iter().find(|known| known.name.eq_ignore_ascii_case(name)) else {
+        note_type(reader, "optimizer", name, WHY, &names);
+        return None;
+    };
+    reader.give("optimizer.type", "train.optimizer", Value::String(known.setting.to_owned()));
+    walk_parameters(reader, "optimizer.params", known.parameters);
     if let Said::This(betas) = reader.said("optimizer.params.betas") {
         match betas.as_array().map(Vec::as_slice) {
             Some([first, second]) => {
@@ -73,7 +115,7 @@ fn optimizer(reader: &mut Reader) -> bool {
             ),
         }
     }
-    true
+    Some(known)
 }
 
 fn scheduler(reader: &mut Reader) -> Option<Scheduler> {

@@ -1,0 +1,343 @@
+//! How weights follow gradients: one optimizer, by any [`Rule`].
+
+mod adafactor;
+mod muon;
+mod peers;
+mod rule;
+
+use std::ops::Range;
+
+use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
+use evenkeel_device::{DType, Queue, Tensor, View};
+use evenkeel_model::{Frozen, Gradients, Held, Model, ParamId, Parameters, Stretch};
+
+use crate::kind::Kind;
+use crate::relocation::Keeping;
+use adafactor::Variances;
+use muon::Round;
+pub(crate) use peers::Peers;
+pub use rule::{AdamW, MuonScale, OptimizerOptions, Rule};
+
+/// What changes from one update to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    pub lr: f32,
+    /// From 1.
+    pub step: u32,
+}
+
+/// An optimizer and its state.
+pub struct Optimizer {
+    options: OptimizerOptions,
+    /// By parameter.
+    rules: Vec<Rule>,
+    moments: Vec<Moments>,
+    /// Where variances are factored.
+    variances: Option<Variances>,
+    /// Where ranks make matrices orthogonal for one another.
+    rounds: Vec<Round>,
+    /// f32 [1, 1] each.
+    squared_norm: Tensor,
+    clip_factor: Tensor,
+}
+
+/// A number for each element, f32, of what masters are kept here.
+struct Moments {
+    kind: Kind,
+    /// By bucket, [1, n]; nothing where no parameter of the bucket has any.
+    flats: Vec<Option<Tensor>>,
+}
+
+impl Optimizer {
+    /// For the parameters of a model, or of a shard of one.
+    pub fn new(options: OptimizerOptions, model: &Model, parameters: &Parameters, queue: &Queue) -> Optimizer {
+        let rules: Vec<Rule> = parameters.ids().map(|id| options.rule.of(model, id)).collect();
+        let kinds = [Kind::Mean, Kind::Variance, Kind::Momentum].into_iter();
+        let kinds = kinds.filter(|&kind| parameters.ids().any(|id| keeps(&rules, parameters, kind, id)));
+        let scalar = || queue.zeros(1, 1, DType::F32);
+        Optimizer {
+            options,
+            moments: kinds.map(|kind| Moments { kind, flats: flats(&rules, parameters, kind, queue) }).collect(),
+            variances: (options.rule == Rule::Adafactor).then(|| Variances::new(&parameters.specs, queue)),
+            rounds: Vec::new(),
+            squared_norm: scalar(),
+            clip_factor: scalar(),
+            rules,
+        }
+    }
+
+    /// The same for one of several ranks, of which this is what they keep.
+    pub(crate) fn among(mut self, model: &Model, keeping: &[Keeping], rank: usize) -> Optimizer {
+        let is_made = |id: &ParamId| matches!(self.rules[id.0], Rule::Muon { .. });
+        let made: Vec<ParamId> = (0..self.rules.len()).map(ParamId).filter(is_made).collect();
+        self.rounds = if keeping.len() > 1 { Round::all(&model.specs, made, keeping, rank) } else { Vec::new() };
+        self
+    }
+
+    pub(crate) fn rule(&self) -> Rule {
+        self.options.rule
+    }
+
+    /// Measures the squared norm of the gradients kept here of the parameters that are counted, f32 [1, 1].
+    /// [`Optimizer::update`] clips by what is there then.
+    pub fn measure_norm(
+        &self,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        is_counted: impl Fn(ParamId) -> bool,
+    ) -> &Tensor {
+        let out = self.squared_norm.view();
+        queue.launch(Fill { out, value: 0.0 });
+        let counted = parameters.ids().filter(|&id| is_counted(id));
+        let stretches =
+            counted.filter_map(|id| Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), ())));
+        for Together { bucket, place, .. } in together(stretches) {
+            let x = gradients.own(queue, bucket).col_range(place).view();
+            queue.launch(SquaredNorm { x, out, accumulate: true });
+        }
+        &self.squared_norm
+    }
+
+    /// Updates every master kept here and its copy, but for what is frozen: that and its moments stay as they are, bit for bit.
+    /// All of the model is kept here. Gradients are spent: some rules write over them.
+    pub fn update(
+        &self,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        update: Update,
+        frozen: Option<&Frozen>,
+    ) {
+        self.update_among(None, queue, parameters, gradients, update, frozen);
+    }
+
+    /// The same where other ranks keep some of the model.
+    pub(crate) fn update_among(
+        &self,
+        peers: Option<&Peers>,
+        queue: &Queue,
+        parameters: &Parameters,
+        gradients: &Gradients,
+        update: Update,
+        frozen: Option<&Frozen>,
+    ) {
+        let rule = self.options.rule;
+        assert!(frozen.is_none() || rule.is_elementwise(), "{} moves elements together", rule.name());
+        let grad_factor = self.options.clip_norm.map(|limit| {
+            let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
+            queue.launch(ClipFactor { squared_norm, limit, out });
+            out
+        });
+        let changing = Changing { queue, parameters, gradients, update, grad_factor };
+        match rule {
+            Rule::Adafactor => return self.update_factored(&changing, peers),
+            Rule::Muon { momentum, nesterov, .. } => self.make_orthogonal(&changing, momentum, nesterov, peers),
+            Rule::AdamW(_) | Rule::Sgd { .. } | Rule::Lion { .. } => (),
+        }
+        let stretches = parameters.ids().filter_map(|id| {
+            let Stretch { place, .. } = parameters.own_stretch(id)?;
+            let (rule, spec) = (self.rules[id.0], &parameters.specs[id.0]);
+            let weight_decay = self.decay_of(parameters, id);
+            let scale = if let Rule::Muon { scale, .. } = rule { scale.of(spec.whole) } else { 1.0 };
+            // The bits of a frozen parameter are its own.
+            let frozen = frozen.filter(|frozen| frozen.of(id).is_some()).map(|_| id);
+            Some((place, parameters.bucket_of(id), Alike { rule, weight_decay, scale, frozen }))
+        });
+        for Together { bucket, place, like } in together(stretches) {
+            let frozen = like.frozen.and_then(|id| Some(frozen?.of(id)?.view()));
+            self.change(&changing, bucket, place, like, frozen);
+        }
+    }
+
+    /// Changes elements that are treated alike.
+    fn change(&self, changing: &Changing, bucket: usize, place: Range<usize>, alike: Alike, frozen: Option<View>) {
+        let Changing { queue, parameters, gradients, update: Update { lr, step }, grad_factor } = *changing;
+        let Alike { rule, weight_decay, scale, .. } = alike;
+        let of = |flat: &Tensor| flat.col_range(place.clone()).view();
+        let moment = |kind: Kind| of(self.flat(kind, bucket).expect("a rule's state is there"));
+        let weight = of(parameters.masters(bucket));
+        let grad = of(&gradients.own(queue, bucket));
+        let copy = parameters.copies(bucket).as_ref().map(of);
+        match rule {
+            Rule::AdamW(AdamW { beta1, beta2, epsilon }) => {
+                let (mean, variance) = (moment(Kind::Mean), moment(Kind::Variance));
+                queue.launch(kernel::AdamW {
+                    weight,
+                    grad,
+                    mean,
+                    variance,
+                    copy,
+                    lr,
+                    beta1,
+                    beta2,
+                    epsilon,
+                    weight_decay,
+                    step,
+                    grad_factor,
+                    frozen,
+                });
+            }
+            Rule::Sgd { momentum: beta, nesterov } => {
+                let momentum = (beta != 0.0).then(|| moment(Kind::Momentum));
+                queue.launch(kernel::Sgd {
+                    weight,
+                    grad,
+                    momentum,
+                    copy,
+                    lr,
+                    beta,
+                    nesterov,
+                    weight_decay,
+                    grad_factor,
+                    frozen,
+                });
+            }
+            Rule::Lion { beta1, beta2 } => {
+                let mean = moment(Kind::Mean);
+                queue.launch(kernel::Lion {
+                    weight,
+                    grad,
+                    mean,
+                    copy,
+                    lr,
+                    beta1,
+                    beta2,
+                    weight_decay,
+                    grad_factor,
+                    frozen,
+                });
+            }
+            // The gradient is the direction by now; the decay goes by the rate without the scale.
+            Rule::Muon { .. } => queue.launch(kernel::Sgd {
+                weight,
+                grad,
+                momentum: None,
+                copy,
+                lr: lr * scale,
+                beta: 0.0,
+                nesterov: false,
+                weight_decay: weight_decay / scale,
+                grad_factor: None,
+                frozen,
+            }),
+            Rule::Adafactor => unreachable!("it moves elements together"),
+        }
+    }
+
+    fn decay_of(&self, parameters: &Parameters, id: ParamId) -> f32 {
+        let decays = self.options.decay_vectors || !parameters.specs[id.0].is_vector();
+        if decays { self.options.weight_decay } else { 0.0 }
+    }
+
+    /// The same optimizer whose state is kept elsewhere, with these parameters: `move_flats` is told which of them have a kind of
+    /// state, and given its flats before and after. Kinds are moved one after another, so there is never more than one twice.
+    pub(crate) fn moved(
+        mut self,
+        parameters: &Parameters,
+        queue: &Queue,
+        move_flats: impl Fn(&dyn Fn(ParamId) -> bool, &[Option<Tensor>], &[Option<Tensor>]),
+    ) -> Optimizer {
+        for Moments { kind, flats: before } in &mut self.moments {
+            let after = flats(&self.rules, parameters, *kind, queue);
+            move_flats(&|id| keeps(&self.rules, parameters, *kind, id), before, &after);
+            *before = after;
+        }
+        self
+    }
+
+    /// What is kept here of a parameter beside its weight: which elements, and where they lie, f32 [1, n].
+    pub(crate) fn kept(&self, kind: Kind, id: ParamId, parameters: &Parameters) -> Option<(Held, Tensor)> {
+        let spec = &parameters.specs[id.0];
+        if kind.is_kept_by_all() {
+            let held = Held::all(kind.extent(spec.whole));
+            return Some((held, self.variances.as_ref()?.of(kind, id)?));
+        }
+        if !keeps(&self.rules, parameters, kind, id) {
+            return None;
+        }
+        let Stretch { elements, place } = parameters.own_stretch(id)?;
+        let flat = self.flat(kind, parameters.bucket_of(id))?;
+        Some((Held { slice: spec.slice.clone(), range: elements }, flat.col_range(place)))
+    }
+
+    /// A kind of state of a bucket's masters that are kept here.
+    fn flat(&self, kind: Kind, bucket: usize) -> Option<&Tensor> {
+        self.moments.iter().find(|moments| moments.kind == kind)?.flats[bucket].as_ref()
+    }
+}
+
+/// What every element is changed with.
+#[derive(Clone, Copy)]
+struct Changing<'a> {
+    queue: &'a Queue,
+    parameters: &'a Parameters,
+    gradients: &'a Gradients,
+    update: Update,
+    grad_factor: Option<View>,
+}
+
+/// How elements are treated.
+#[derive(Clone, Copy, PartialEq)]
+struct Alike {
+    rule: Rule,
+    weight_decay: f32,
+    /// Of the learning rate.
+    scale: f32,
+    frozen: Option<ParamId>,
+}
+
+/// Whether such a kind of state is kept of a parameter.
+fn keeps(rules: &[Rule], parameters: &Parameters, kind: Kind, id: ParamId) -> bool {
+    rules[id.0].kinds(&parameters.specs[id.0]).contains(&kind)
+}
+
+/// Zeros for a kind of state, by bucket.
+fn flats(rules: &[Rule], parameters: &Parameters, kind: Kind, queue: &Queue) -> Vec<Option<Tensor>> {
+    let flat = |bucket: usize| {
+        let is_used = parameters.buckets[bucket].members.iter().any(|&(id, _)| keeps(rules, parameters, kind, id));
+        is_used.then(|| queue.zeros(1, parameters.masters(bucket).len(), DType::F32))
+    };
+    (0..parameters.buckets.len()).map(flat).collect()
+}
+/// Parameters that lie side by side in a bucket and are treated alike.
+struct Together<T> {
+    bucket: usize,
+    place: Range<usize>,
+    like: T,
+}
+
+/// Joins stretches of a bucket where one begins at the end of the other: a launch for each parameter costs a small model on a
+/// card more than the work. Gaps between parameters are nobody's and end a stretch.
+fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
+    let mut found: Vec<Together<T>> = Vec::new();
+    for (place, bucket, like) in stretches {
+        let before = found.iter_mut().rev().find(|before| before.bucket == bucket);
+        match before.filter(|before| before.place.end == place.start && before.like == like) {
+            Some(before) => before.place.end = place.end,
+            None => found.push(Together { bucket, place, like }),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_that_are_treated_alike_are_joined_in_their_bucket_only() {
+        let stretches = [
+            (0..32, 0, 'a'),
+            (0..64, 1, 'a'),
+            (32..64, 0, 'a'),
+            (64..96, 0, 'b'),
+            (64..100, 1, 'a'),
+            (128..160, 1, 'a'),
+            (96..128, 0, 'a'),
+        ];
+        let found: Vec<_> = together(stretches.into_iter()).into_iter().map(|t| (t.place, t.bucket, t.like)).collect();
+        let expected = [(0..64, 0, 'a'), (0..100, 1, 'a'), (64..96, 0, 'b'), (128..160, 1, 'a'), (96..128, 0, 'a')];
+        assert_eq!(found, expected);
+    }
+}

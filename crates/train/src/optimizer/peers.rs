@@ -1,0 +1,32 @@
+//! The other ranks of a run, for rules that look at whole parameters.
+
+use evenkeel_comm::Group;
+use evenkeel_device::{Device, Tensor};
+
+use crate::relocation::Route;
+
+pub(crate) struct Peers<'a> {
+    pub device: &'a Device,
+    /// Groups whose sums, one after another, are those of all ranks that keep other elements.
+    pub keepers: Vec<&'a Group>,
+    pub everybody: &'a Group,
+    /// This rank's shard.
+    pub shard: usize,
+}
+
+impl Peers<'_> {
+    /// Every rank's tensor becomes the sum of those of all ranks that keep other elements.
+    pub fn sum(&self, tensor: &Tensor) {
+        if self.keepers.is_empty() {
+            return;
+        }
+        let (compute, comm) = (self.device.compute(), self.device.comm());
+        comm.wait(&compute.record());
+        self.keepers.iter().for_each(|group| drop(group.all_reduce(comm, tensor)));
+        compute.wait(&comm.record());
+    }
+
+    pub fn relocate(&self, route: &Route, from: &[Option<Tensor>], to: &[Option<Tensor>]) {
+        route.run(from, to, self.everybody, self.device);
+    }
+}
