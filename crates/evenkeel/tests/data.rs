@@ -155,6 +155,14 @@ fn records_that_are_cut_are_counted() {
     assert!(said.contains("records         4 cut at the length of a sequence"), "{said}");
     let said = place.stdout(&["train", "tiny.toml", "--output", "cut"]);
     assert!(!said.contains("records  "), "{said}");
+    fs::write(place.path("data.jsonl"), TASKS.repeat(3)).unwrap();
+    let short = set(&["data.format=alpaca", "data.sequence=64", "output.folder=none"]);
+    let output = place.run(&[&["train", "tiny.toml"], &short[..]].concat());
+    let said = stderr(&output);
+    assert!(
+        said.contains("; 3 were cut at the length of a sequence") && said.contains("raise data.sequence"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -78,8 +78,8 @@ pub enum Error {
 
     #[error("the data files hold no records")]
     NoChunks,
-    #[error("epoch {epoch} has no {part} record with anything in it{}", and_skipped(*skipped))]
-    NothingToRead { epoch: u64, part: Part, skipped: u64 },
+    #[error("epoch {epoch} has no {part} record with anything in it{}", left_out(*skipped, *truncated))]
+    NothingToRead { epoch: u64, part: Part, skipped: u64, truncated: u64 },
     #[error("an epoch has more than {limit} bad records; the last of them: {last}")]
     TooManyBad { limit: u64, last: Box<Error> },
     #[error("the {what} is {found}, expected {expected}")]
@@ -157,6 +157,9 @@ impl Error {
             Error::NothingToRead { skipped: 1.., .. } => {
                 "look at the records that were named; data.on_bad_record = \"stop\" ends at the first"
             }
+            Error::NothingToRead { truncated: 1.., .. } => {
+                "prompts that fill a sequence leave no room for answers; raise data.sequence"
+            }
             Error::TooManyBad { .. } => {
                 "is this the right file, and data.format what it holds? data.bad_record_limit lets more be skipped"
             }
@@ -182,8 +185,9 @@ fn is_of_record(defect: &Defect) -> bool {
     }
 }
 
-fn and_skipped(skipped: u64) -> String {
-    if skipped == 0 { String::new() } else { format!("; {skipped} bad ones were skipped") }
+fn left_out(skipped: u64, truncated: u64) -> String {
+    let told = [(skipped, "bad ones were skipped"), (truncated, "were cut at the length of a sequence")];
+    told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("; {count} {what}")).collect()
 }
 
 /// Text from data made safe to print.

@@ -257,10 +257,10 @@ pub(crate) fn assemble<A: Assemble>(
         for (number, (epoch, window)) in plan.windows().enumerate() {
             useful |= assemble_window(assembler, &inputs[number % inputs.len()], &counts, skipped, emit)?;
             if window + 1 == plan.order.windows() {
-                let Counts { skipped_in_epoch, .. } = counts.get();
+                let Counts { skipped_in_epoch: skipped, truncated, .. } = counts.get();
                 if !useful {
                     let part = plan.order.part();
-                    return Err(Error::NothingToRead { epoch, part, skipped: skipped_in_epoch }.into());
+                    return Err(Error::NothingToRead { epoch, part, skipped, truncated }.into());
                 }
                 useful = false;
                 assembler.end_epoch(at(Cursor { epoch: epoch + 1, ..Cursor::default() }), emit)?;
