@@ -3,7 +3,6 @@
 //! Each file under `kernels/` is compiled by itself, with `prelude.cuh` before it, when its first kernel is launched.
 
 use std::ffi::CString;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cudarc::nvrtc::{result as nvrtc, sys};
 
@@ -145,11 +144,9 @@ fn key(source: &Source, architecture: &str, (major, minor): (i32, i32)) -> Strin
     format!("{}-{architecture}-nvrtc{major}.{minor}-{digest:016x}", source.name.trim_end_matches(".cu"))
 }
 
-/// Not the same in every version of the standard library: another one finds nothing and compiles.
+/// The same whatever compiler built the program: the cache outlives it.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    hasher.finish()
+    xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
 /// An entry of the cache is a digest and what it was taken of: a torn or damaged file is recognised.
