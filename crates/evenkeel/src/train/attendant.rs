@@ -33,6 +33,9 @@ pub struct Attending<'a> {
     /// Emulated, and by how much each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
+    /// That micro-batches are to be cut in, and whether it was said that some are not.
+    pub parts: usize,
+    pub has_told_of_parts: bool,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -127,6 +130,25 @@ fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
+impl Attending<'_> {
+    /// Says once that a micro-batch has too few documents or images for as many parts as are wanted.
+    fn tell_of_parts(&mut self, step: u64, parts: usize) -> Result<(), Error> {
+        if parts >= self.parts || self.has_told_of_parts {
+            return Ok(());
+        }
+        self.has_told_of_parts = true;
+        let hides = if parts == 1 { "nothing hides its exchanges" } else { "less of its exchanges is hidden" };
+        let samples = if self.data.tokenizer().is_some() { "document" } else { "image" };
+        let plural = if parts == 1 { "" } else { "s" };
+        self.progress
+            .note(&format!(
+                "step {step} has a micro-batch of {parts} {samples}{plural}, which cannot be cut in parallel.parts = {}: {hides}",
+                self.parts
+            ))
+            .map_err(Error::Report)
+    }
+}
+
 impl Attendant for Attending<'_> {
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error> {
         let factors = Straggler::factors(&self.stragglers, ranks.count(), step);
@@ -150,7 +172,8 @@ impl Attendant for Attending<'_> {
         let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
-        self.progress.step(&metrics).map_err(Error::Report)
+        self.progress.step(&metrics).map_err(Error::Report)?;
+        self.tell_of_parts(report.step, report.outcome.parts)
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {

@@ -15,11 +15,12 @@ use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest, list, newest_
 use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
 use evenkeel_train::report::is_event_file_name;
 
-use crate::config::RunConfig;
+use crate::config::{RawConfig, RunConfig, Settings};
 use crate::{Failure, Mistake, warn};
 
 const CHECKPOINTS: &str = "checkpoints";
 pub const RUN_MODEL: &str = "model";
+const RUN_CONFIG: &str = "run.toml";
 /// What checkpoints are called, their step behind it.
 const CHECKPOINT: &str = "step-";
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
@@ -43,6 +44,15 @@ pub fn find_checkpoint(run: &Path, step: Option<u64>) -> Result<Checkpoint, Fail
         let what = format!("`{}` has no checkpoint", run.display());
         Mistake { what, hint: Some("give the folder of a run, its output.folder".to_owned()) }.into()
     })
+}
+
+/// What the run in a configuration's folder was configured as when it was last begun, where that can be read.
+pub fn configured_before(config: &RunConfig) -> Option<Settings> {
+    let path = config.settings.output.folder.join(RUN_CONFIG);
+    let text = read_text(&path, MOST_CONFIG_BYTES).ok()?;
+    let mut raw = RawConfig::new();
+    raw.read_file(&path.display().to_string(), &text);
+    Some(raw.check().ok()?.settings)
 }
 
 fn say_damaged(damaged: &[Damaged]) {
@@ -115,7 +125,7 @@ impl RunFolder {
     }
 
     pub fn config(&self) -> PathBuf {
-        self.root.join("run.toml")
+        self.root.join(RUN_CONFIG)
     }
 
     pub fn metrics(&self) -> PathBuf {
