@@ -217,8 +217,8 @@ fn schedules_take_what_their_overlap_promises() {
         let blocking_s = step_s(Arrangement::of(schedule).in_parts(parts).blocking(), split);
         assert!(blocking_s > 1.4 * overlapped_s, "{} in {parts}, split {split}, blocking: {blocking_s}", schedule.name);
     }
-    // Two parts leave every input of forward's bodies bare, where the stream is split.
+    // Two parts leave two exchanges of each of forward's units bare, where the stream is split; some of them come while others travel.
     let [two_s, three_s] = [2, 3].map(|parts| step_s(Arrangement::of(OASES).in_parts(parts), true));
     let bare_s = 2.0 * LAYERS as f64 * 4.0 / 6.0;
-    assert!(two_s > three_s + 0.8 * bare_s, "in two parts {two_s}, in three {three_s}");
+    assert!(two_s > three_s + bare_s / 3.0, "in two parts {two_s}, in three {three_s}");
 }
