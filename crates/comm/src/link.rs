@@ -27,17 +27,30 @@ pub struct Link {
 
 impl Link {
     pub(crate) fn duration(&self, call: &Call, members: usize) -> Duration {
+        self.duration_of(call.kind, call.bytes, members)
+    }
+
+    /// What a collective of so many bytes takes so many members.
+    pub fn duration_of(&self, kind: Kind, bytes: u64, members: usize) -> Duration {
+        let (steps, share) = kind.on_a_ring(members);
+        let transfer = Duration::try_from_secs_f64(share * bytes as f64 / self.bytes_per_s);
+        // A link without bandwidth takes for ever.
+        self.latency.saturating_mul(steps).saturating_add(transfer.unwrap_or(Duration::MAX))
+    }
+}
+
+impl Kind {
+    /// The messages that follow one another where so many members stand in a ring, and the share of the bytes that each of
+    /// them sends.
+    pub fn on_a_ring(self, members: usize) -> (u32, f64) {
         let (others, n) = (members as u32 - 1, members as f64);
-        let (steps, share) = match call.kind {
+        match self {
             Kind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
             Kind::ReduceScatter | Kind::AllGather => (others, (n - 1.0) / n),
             Kind::Reduce | Kind::Broadcast => (others, 1.0),
             Kind::Redistribute | Kind::Send | Kind::Receive => (1, 1.0),
             Kind::Barrier | Kind::Exchange => (2 * others, 0.0),
-        };
-        let transfer = Duration::try_from_secs_f64(share * call.bytes as f64 / self.bytes_per_s);
-        // A link without bandwidth takes for ever.
-        self.latency.saturating_mul(steps).saturating_add(transfer.unwrap_or(Duration::MAX))
+        }
     }
 }
 

@@ -112,7 +112,7 @@ fn peak_bytes_of(shards: &[Model], settings: &Settings) -> Vec<u64> {
         let communicator = Communicator::dry(rank, shards.len());
         peak_bytes(|device| {
             let parameters = Parameters::allocate(shard, dtype, Split::NONE, device.compute());
-            let trainer = Trainer::new(shards, mesh, &communicator, device.clone(), parameters, options(settings));
+            let mut trainer = Trainer::new(shards, mesh, &communicator, device.clone(), parameters, options(settings));
             trainer.evaluate(&samples);
         })
     };

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use evenkeel_step::schedule::Chain;
 use evenkeel_step::simulate::{Costs, simulate};
 use evenkeel_step::trace::svg;
-use evenkeel_step::{Program, Work, listing};
+use evenkeel_step::{Program, listing};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::Samples;
 
 use crate::config::Overrides;
 use crate::launch::{Launch, arrangement};
+use crate::train::arrange_steps;
 use crate::train::feed::Text;
 use crate::train::model::{ModelInput, device_dtype};
 use crate::{Failure, Mistake, text};
@@ -28,11 +29,12 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let config = arguments.overrides.read()?;
-    let settings = &config.settings;
+    let mut config = arguments.overrides.read()?;
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
-    let launch = Launch::of(settings, &input.model, &input.json)?;
+    let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
+    let said = arrange_steps(&mut config.settings, &input.model, &mut launch, None)?;
+    let settings = &config.settings;
     let shards = input.model.cut(&launch.cut)?;
     let arrangement = arrangement(&settings.parallel);
     let blank = Samples::blank(input.model.config.input, settings.train.batch, settings.data.sequence);
@@ -41,7 +43,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &micros)).collect();
     let units: Vec<String> = input.model.units.iter().map(|unit| unit.kind.to_string()).collect();
     let (schedule, parts) = (arrangement.schedule.name, micros[0].len());
-    let title = format!("schedule {schedule}, {parts} parts, {} ranks", programs.len());
+    let stream = if launch.cut.split_sequence { "split" } else { "whole" };
+    let title = format!("schedule {schedule}, {parts} parts, {} ranks, stream {stream}", programs.len());
     // Proves them sound, too.
     let timeline = simulate(&programs, &Costs::nominal(&programs)).map_err(|unsound| {
         Failure::Fault(Mistake { what: format!("the programs are unsound: {unsound}"), hint: None })
@@ -56,14 +59,16 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Err(Mistake { what, hint: None }.into());
     };
     let exchanges: Vec<u64> = program.tasks.iter().filter_map(|task| Some(task.exchange?.bytes)).collect();
-    let reductions = program.tasks.iter().filter(|task| matches!(task.work, Work::AllReduce | Work::ReduceScatter));
+    let awaited = program.awaited();
+    let bare = awaited.iter().filter(|(_, is_hidden)| !is_hidden).count();
     let summary = format!(
-        "{title}; rank {}: {} tasks, {} exchanges of {}, {} of them reductions",
+        "{title}; rank {}: {} tasks, {} exchanges of {}; {bare} of {} that somebody waits for have nothing to hide behind",
         arguments.rank,
         program.tasks.len(),
         exchanges.len(),
         text::bytes(exchanges.iter().sum()),
-        reductions.count(),
+        awaited.len(),
     );
-    Ok(format!("{summary}\n\n{}", listing(program, &units).trim_end()))
+    let said: String = said.iter().map(|line| format!("{line}\n")).collect();
+    Ok(format!("{said}{summary}\n\n{}", listing(program, &units).trim_end()))
 }

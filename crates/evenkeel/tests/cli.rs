@@ -113,26 +113,45 @@ fn bench_schedules_compares_them_and_writes_what_ran_when() {
     let folder = tempfile::tempdir().unwrap();
     let traces = folder.path().join("traces");
     let sizes = "--hidden 32 --layers 2 --heads 2 --vocab 64 --batch 4 --sequence 16 --rounds 2 --parts 1,2";
-    let line = format!("bench schedules {sizes} --whole-stream --link-gb-per-s 1 --trace {}", traces.display());
+    let line = format!("bench schedules {sizes} --link-gb-per-s 1 --trace {}", traces.display());
     let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(text.contains("emulated link") && text.contains("cross-pass"), "{text}");
+    for expected in ["emulated link", "cross-pass", "A run with schedule oases would take"] {
+        assert!(text.contains(expected), "{text}");
+    }
     for name in ["default-1.svg", "oases-2.svg", "oases-2.json"] {
         assert!(traces.join(name).metadata().unwrap().len() > 1000, "{name}");
     }
-    let line = format!("bench schedules {sizes} --whole-stream --json");
+    let line = format!("bench schedules {sizes} --whole-stream --references --json");
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&evenkeel(&line.split(' ').collect::<Vec<_>>()))).expect("one JSON object");
-    let reductions = |schedule: &str, parts: u64| {
+    let per_layer = |json: &serde_json::Value, schedule: &str, parts: u64, key: &str| {
         let mut rows = json["schedules"].as_array().expect("a list").iter();
-        rows.find(|row| row["schedule"] == schedule && row["parts"] == parts).expect("a row")["reductions_per_layer"]
-            .as_u64()
-            .expect("a number")
+        let row = rows.find(|row| row["schedule"] == schedule && row["parts"] == parts).expect("a row");
+        row[key].as_u64().expect("a number")
     };
-    let found = [("default", 1), ("saved-comm", 1), ("cross-pass", 2), ("oases", 2)]
-        .map(|(name, parts)| reductions(name, parts));
-    assert_eq!(found, [6, 4, 12, 8]);
+    let found = [
+        ("default", 1),
+        ("saved-comm", 1),
+        ("cross-pass", 2),
+        ("oases", 2),
+        ("default-reference", 1),
+        ("cross-pass-reference", 2),
+    ]
+    .map(|(name, parts)| per_layer(&json, name, parts, "reductions_per_layer"));
+    assert_eq!(found, [5, 4, 10, 8, 6, 12]);
+    // Split, what is left to others is gathered behind every reduction, and once more to compute from again.
+    let line = format!("bench schedules {sizes} --split-stream --json");
+    let split: serde_json::Value =
+        serde_json::from_str(&stdout(&evenkeel(&line.split(' ').collect::<Vec<_>>()))).expect("one JSON object");
+    let keys = ["reductions_per_layer", "gathers_per_layer", "traffic_bytes_per_layer"];
+    let of = |json, name, parts| keys.map(|key| per_layer(json, name, parts, key));
+    let stream = 32 * 4 * 4 * 16;
+    assert_eq!(of(&json, "oases", 2), [8, 0, 4 * stream]);
+    assert_eq!(of(&split, "oases", 2), [8, 12, 5 * stream]);
+    assert_eq!(of(&split, "none", 1), [4, 4, 4 * stream]);
+    assert_eq!([&json, &split].map(|json| json["stream_is_split"].as_bool()), [Some(false), Some(true)]);
 }
 
 #[test]

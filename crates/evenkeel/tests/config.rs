@@ -134,6 +134,48 @@ fn keys_that_contradict_each_other_are_refused() {
                 "`model.ffn` is missing, a new model needs it",
             ],
         ),
+        (
+            GOOD,
+            &["--set", "parallel.recompute_units=mlp"],
+            &[
+                "--set: `parallel.recompute_units` is \"mlp\", but the schedule \"none\" leaves no choice of what is computed \
+                 again",
+                "hint: schedules that do are \"oases\" (train.recompute = true) and \"saved-comm\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--tp", "2", "--set", "train.recompute=true", "--set", "parallel.ahead=true"],
+            &[
+                "--set: `parallel.ahead` is true, but a step has one micro-batch",
+                "hint: set train.accumulate, or leave parallel.ahead out",
+            ],
+        ),
+        (
+            GOOD,
+            &[
+                "--tp",
+                "2",
+                "--set",
+                "train.accumulate=2",
+                "--set",
+                "parallel.schedule=saved-comm",
+                "--set",
+                "parallel.ahead=true",
+            ],
+            &[
+                "--set: `parallel.ahead` is true, but the schedule \"saved-comm\" overlaps nothing",
+                "hint: schedules that do are \"oases\", \"cross-pass\" and \"none\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "train.accumulate=2", "--set", "parallel.ahead=true"],
+            &[
+                "--set: `parallel.ahead` is true, but there is one rank, which exchanges nothing",
+                "hint: set parallel.tp or parallel.dp, or leave parallel.ahead out",
+            ],
+        ),
         (GOOD, &["--set", "data.source=text"], &["--set: `data.source` is \"text\", but `data.paths` has no files"]),
         (
             GOOD,

@@ -91,10 +91,14 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
 fn a_runs_program_is_printed_and_drawn() {
     let place = Place::new(TINY);
     let oases = ["program", "tiny.toml", "--tp", "2", "--set", "parallel.schedule=oases"];
-    let text = place.stdout(&oases);
-    for expected in
-        ["schedule oases, 2 parts, 2 ranks", "compute  recompute attention 1, part 1", "reduce-scatter mlp 0, part 0"]
-    {
+    let cut = ["--set", "parallel.parts=2", "--set", "parallel.sequence_parallel=true"];
+    let text = place.stdout(&[&oases[..], &cut].concat());
+    for expected in [
+        "schedule oases, 2 parts, 2 ranks, stream split; rank 0",
+        "that somebody waits for have nothing to hide behind",
+        "compute  recompute attention 1, part 1",
+        "reduce-scatter mlp 0, part 0",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     let drawn = place.stdout(&[&oases[..], &["--svg", "program.svg"]].concat());
@@ -102,6 +106,66 @@ fn a_runs_program_is_printed_and_drawn() {
     assert!(fs::read_to_string(place.path("program.svg")).unwrap().contains("backward weight"));
     let output = place.run(&[&oases[..], &["--rank", "2"]].concat());
     assert!(output.status.code() == Some(2) && stderr(&output).contains("the last is 1"), "{}", stderr(&output));
+}
+
+/// Reductions over it take about as long as what is computed meanwhile.
+const SLOW_LINK: [&str; 4] = ["--set", "parallel.link_gb_per_s=0.05", "--set", "train.recompute=true"];
+
+#[test]
+fn parts_and_stream_are_chosen_by_simulation_and_kept_when_a_run_is_resumed() {
+    let place = Place::new(TINY);
+    let chosen = |run: &str| {
+        let text = fs::read_to_string(place.path(run).join("run.toml")).unwrap();
+        let value = |key: &str| text.lines().find(|line| line.starts_with(key)).map(str::to_owned);
+        [value("parts = "), value("sequence_parallel = ")].map(|value| value.expect("a choice"))
+    };
+    let train = |run: &str, extra: &[&str]| {
+        let output = place.run(&[&["train", "tiny.toml", "--output", run, "--tp", "2"], extra].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let said = train("slow", &[&SLOW_LINK[..], &["--steps", "2"]].concat());
+    assert!(said.contains("chosen by simulation, from estimated costs: "), "{said}");
+    let slow = chosen("slow");
+    assert_ne!(slow[0], "parts = 1", "a slow link has something to hide");
+    let said = train("fast", &["--set", "train.recompute=true", "--steps", "2"]);
+    assert!(said.contains("1 part, stream split"), "{said}");
+    assert_eq!(chosen("fast"), ["parts = 1", "sequence_parallel = true"].map(str::to_owned));
+    // The simulation would choose otherwise without the link, but what was begun goes on as it was.
+    let said = train("slow", &["--set", "train.recompute=true", "--steps", "4", "--resume"]);
+    assert!(!said.contains("chosen by simulation"), "{said}");
+    assert_eq!(chosen("slow"), slow);
+    // Whoever says what to do is asked nothing.
+    let said =
+        train("given", &["--steps", "1", "--set", "parallel.parts=2", "--set", "parallel.sequence_parallel=false"]);
+    assert!(!said.contains("chosen by simulation"), "{said}");
+    assert_eq!(chosen("given"), ["parts = 2", "sequence_parallel = false"].map(str::to_owned));
+}
+
+#[test]
+fn the_default_program_hides_every_exchange_of_a_layer_behind_a_slow_link() {
+    let place = Place::new(TINY);
+    let bare = |extra: &[&str]| {
+        let text = place.stdout(&[&["program", "tiny.toml", "--tp", "2"], &SLOW_LINK[..], extra].concat());
+        let line = text.lines().find(|line| line.contains("nothing to hide behind")).expect("a summary").to_owned();
+        let words: Vec<&str> = line.split(' ').collect();
+        let of = words.iter().rposition(|&word| word == "of").expect("some of all");
+        words[of - 1].parse::<usize>().expect("a number")
+    };
+    let as_it_was = bare(&["--set", "parallel.parts=2", "--set", "parallel.sequence_parallel=true"]);
+    // The embedding's output, the statistics and the head's input wait bare in any schedule.
+    assert!(bare(&[]) + 6 <= as_it_was, "{} by default, in two parts of a split stream {as_it_was}", bare(&[]));
+}
+
+#[test]
+fn a_micro_batch_of_too_few_documents_to_overlap_is_told_of_once() {
+    let place = Place::new(TINY);
+    let parts =
+        ["--tp", "2", "--set", "train.recompute=true", "--set", "parallel.parts=8", "--set", "data.packing=false"];
+    let said = stderr(&place.run(&[&["train", "tiny.toml", "--output", "run", "--steps", "3"], &parts[..]].concat()));
+    let told =
+        "has a micro-batch of 4 documents, which cannot be cut in parallel.parts = 8: less of its exchanges is hidden";
+    assert_eq!(said.matches(told).count(), 1, "{said}");
 }
 
 #[test]
@@ -114,7 +178,7 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
         ("three", vec!["--tp", "3", "--set", "parallel.tp_weights=[1, 1, 0.5]"]),
         ("whole", vec!["--tp", "2", "--set", "parallel.sequence_parallel=false", "--cores-per-rank", "1"]),
         ("linked", vec!["--tp", "2", "--set", "parallel.link_gb_per_s=10", "--set", "train.recompute=true"]),
-        ("in-parts", vec!["--tp", "2", "--set", "parallel.parts=4", "--set", "parallel.ahead=true"]),
+        ("in-parts", vec!["--tp", "2", "--set", "parallel.parts=4"]),
         ("crossed", vec!["--tp", "2", "--set", "parallel.schedule=cross-pass"]),
     ] {
         let output = place.run(&[vec!["train", "tiny.toml", "--output", run], extra].concat());

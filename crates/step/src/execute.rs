@@ -40,7 +40,19 @@ impl Executor<'_> {
         program: &Program,
         micros: &[Vec<Batch>],
         options: LossOptions,
+        recording: Option<&mut Recording>,
+    ) -> Vec<Findings> {
+        self.run_watched(program, micros, options, recording, |_| ())
+    }
+
+    /// The same; `issued` is told the place of each task once it is issued.
+    pub fn run_watched(
+        &self,
+        program: &Program,
+        micros: &[Vec<Batch>],
+        options: LossOptions,
         mut recording: Option<&mut Recording>,
+        mut issued: impl FnMut(usize),
     ) -> Vec<Findings> {
         micros.iter().flatten().for_each(|batch| batch.check(&self.model.config));
         let mut run = Run {
@@ -60,6 +72,10 @@ impl Executor<'_> {
                 Lane::Compute => self.device.compute(),
                 Lane::Comm => self.device.comm(),
             };
+            if !run.has_rows(task) {
+                run.skip(task, program.blocking);
+                continue;
+            }
             run.await_inputs(task, program.blocking);
             let start = recording.is_some().then(|| queue.stamp());
             let came = match lane {
@@ -72,6 +88,7 @@ impl Executor<'_> {
             if let (Some(recording), Some(start)) = (recording.as_deref_mut(), start) {
                 recording.add(index, start, came, queue.stamp());
             }
+            issued(index);
         }
         run.await_exchanges();
         let parts =
@@ -188,6 +205,30 @@ impl<'a> Run<'a> {
             | Work::Borrow
             | Work::Return => unreachable!("exchanges run on the comm queue"),
         }
+        self.free(task);
+    }
+
+    /// Whether there is anything to do: a program may have more chunks than a batch, of which the ranks that share it have
+    /// the same.
+    fn has_rows(&self, task: &Task) -> bool {
+        let chunk = match (task.work, task.reads.first().map(|value| value.kind)) {
+            (Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk), _) => chunk,
+            (Work::AllGather, Some(ValueKind::Stats(chunk))) => chunk,
+            _ => return true,
+        };
+        let head = &self.executor.model.head;
+        chunk.0 == 0 || head.chunks(head.rows(self.batch(task))).nth(chunk.0).is_some()
+    }
+
+    /// Waits and frees as if it were computed.
+    fn skip(&mut self, task: &Task, blocking: bool) {
+        if task.work.lane() == Lane::Compute {
+            self.await_inputs(task, blocking);
+            self.free(task);
+        }
+    }
+
+    fn free(&mut self, task: &Task) {
         for value in &task.frees {
             self.values.free(value);
             if let ValueKind::ParametersGathered(bucket) = value.kind {

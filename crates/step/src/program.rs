@@ -87,6 +87,12 @@ impl Work {
             _ => Lane::Compute,
         }
     }
+
+    /// Whether an exchange can hide behind it: norms and additions are over at once.
+    pub fn is_heavy(self) -> bool {
+        let is_light = matches!(self, Work::Enter | Work::Normalise | Work::BackwardEnter);
+        self.lane() == Lane::Compute && !is_light
+    }
 }
 
 /// What a value is, of one unit and one part of a micro-batch.
@@ -181,6 +187,23 @@ pub struct Program {
     pub groups: Vec<Members>,
     /// Compute tasks wait for every exchange before them, so nothing overlaps.
     pub blocking: bool,
+}
+
+impl Program {
+    /// The exchanges that somebody waits for, by their places, each with whether something heavy is computed before that.
+    pub fn awaited(&self) -> Vec<(usize, bool)> {
+        let exchanges = self.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_some());
+        let awaited = exchanges.filter_map(|(index, exchange)| {
+            let behind = &self.tasks[index + 1..];
+            let waits = |task: &Task| {
+                let reads = exchange.writes.iter().any(|value| task.reads.contains(value));
+                task.exchange.is_none() && (reads || self.blocking)
+            };
+            let first = behind.iter().position(waits)?;
+            Some((index, behind[..first].iter().any(|task| task.work.is_heavy())))
+        });
+        awaited.collect()
+    }
 }
 
 impl fmt::Display for Micro {

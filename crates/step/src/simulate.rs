@@ -8,6 +8,15 @@ use crate::program::{Lane, Program, Task, UnitIdx, Work};
 use crate::trace::{Span, Timeline};
 use crate::verify::{Meetings, Unsound, meetings, verify};
 
+/// Why programs cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unforeseen {
+    #[error(transparent)]
+    Unsound(#[from] Unsound),
+    #[error("rank {rank}: nothing like `{task}` was measured or estimated, so nobody knows how long it takes")]
+    NoCost { rank: usize, task: String },
+}
+
 /// What tasks take when nothing runs beside them, and how much longer when something does.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
@@ -30,16 +39,27 @@ impl Costs {
     /// Not measured: bodies, their gradients and the head's chunks take a millisecond each, entries and exchanges a part of
     /// it. For drawing programs.
     pub fn nominal(programs: &[Program]) -> Costs {
+        Costs::of_tasks(programs, |_, _, task| match task.work.lane() {
+            Lane::Comm => 0.8e-3,
+            Lane::Compute if task.work.is_heavy() => 1e-3,
+            Lane::Compute => 0.1e-3,
+        })
+    }
+
+    /// As somebody says of each rank's tasks, by their places: a unit's tasks of a kind take a part as long in every
+    /// micro-batch, and exchanges of a kind and size take as long in every group.
+    pub fn of_tasks(programs: &[Program], seconds: impl Fn(usize, usize, &Task) -> f64) -> Costs {
         let mut costs = Costs::default();
-        for (rank, task) in
-            programs.iter().enumerate().flat_map(|(rank, program)| program.tasks.iter().map(move |task| (rank, task)))
-        {
-            match task.exchange {
-                Some(exchange) => drop(costs.exchange_s.insert((exchange_name(task.work), exchange.bytes), 0.8e-3)),
-                None => {
-                    let is_light = matches!(task.work, Work::Enter | Work::Normalise | Work::BackwardEnter);
-                    let key = (rank, task.work, task.unit, task.micro.part);
-                    costs.compute_s.insert(key, if is_light { 0.1e-3 } else { 1e-3 });
+        for (rank, program) in programs.iter().enumerate() {
+            for (index, task) in program.tasks.iter().enumerate() {
+                let seconds = seconds(rank, index, task);
+                match task.exchange {
+                    Some(exchange) => {
+                        costs.exchange_s.insert((exchange_name(task.work), exchange.bytes), seconds);
+                    }
+                    None => {
+                        costs.compute_s.insert((rank, task.work, task.unit, task.micro.part), seconds);
+                    }
                 }
             }
         }
@@ -70,18 +90,14 @@ impl Costs {
     }
 
     /// Learns from steps with overlaps how much longer things take beside one another.
-    pub fn with_contention(mut self, steps: &[Timeline]) -> Costs {
-        let Some(step) = steps.first() else { return self };
+    pub fn with_contention(mut self, steps: &[Timeline]) -> Result<Costs, Unforeseen> {
+        let Some(step) = steps.first() else { return Ok(self) };
         // Medians of every task: a core that is slow for a moment is no contention.
         let overlapped = Costs::measured(steps);
         let mut longer = [0.0; 2];
         for (rank, span) in step.spans() {
-            match span.lane {
-                Lane::Compute => longer[0] += overlapped.compute(rank, span) - self.compute(rank, span),
-                Lane::Comm => {
-                    longer[1] += overlapped.exchange(span.work, span.bytes) - self.exchange(span.work, span.bytes);
-                }
-            }
+            let queue = usize::from(span.lane == Lane::Comm);
+            longer[queue] += overlapped.of(rank, span)? - self.of(rank, span)?;
         }
         let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
         let beside_s = median(steps.iter().map(beside).collect());
@@ -89,34 +105,34 @@ impl Costs {
         let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(-1.0, 0.9) } else { 0.0 };
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
-        self
+        Ok(self)
     }
 
     /// What a task takes a rank when nothing runs beside it.
-    fn of(&self, rank: usize, task: &Task) -> f64 {
-        match task.exchange {
-            Some(exchange) => self.exchange(task.work, exchange.bytes),
-            None => self.compute(rank, &Span::of(task, 0.0, 0.0, 0.0)),
-        }
-    }
-
-    fn compute(&self, rank: usize, span: &Span) -> f64 {
-        self.compute_s.get(&(rank, span.work, span.unit, span.micro.part)).copied().unwrap_or(0.0)
+    fn of(&self, rank: usize, span: &Span) -> Result<f64, Unforeseen> {
+        let Span { work, unit, micro, bytes, .. } = *span;
+        let seconds = match span.lane {
+            Lane::Compute => self.compute_s.get(&(rank, work, unit, micro.part)).copied(),
+            Lane::Comm => self.exchange(work, bytes),
+        };
+        seconds.ok_or_else(|| Unforeseen::NoCost { rank, task: format!("{work:?}({}, {micro})", unit.0) })
     }
 
     /// Sizes between those measured cost what lies between, others what the nearest one does by the byte.
-    fn exchange(&self, work: Work, bytes: u64) -> f64 {
+    fn exchange(&self, work: Work, bytes: u64) -> Option<f64> {
         let name = exchange_name(work);
         let below = self.exchange_s.range((name, 0)..=(name, bytes)).next_back();
         let above = self.exchange_s.range((name, bytes)..=(name, u64::MAX)).next();
         match (below, above) {
             (Some((&(_, low), &low_s)), Some((&(_, high), &high_s))) if high > low => {
-                low_s + (high_s - low_s) * (bytes - low) as f64 / (high - low) as f64
+                Some(low_s + (high_s - low_s) * (bytes - low) as f64 / (high - low) as f64)
             }
+            // By the byte nothing follows from an exchange of none.
+            (Some((&(_, 0), &seconds)), _) | (None, Some((&(_, 0), &seconds))) => (bytes == 0).then_some(seconds),
             (Some((&(_, size), &seconds)), _) | (None, Some((&(_, size), &seconds))) => {
-                seconds * bytes as f64 / size.max(1) as f64
+                Some(seconds * bytes as f64 / size as f64)
             }
-            (None, None) => 0.0,
+            (None, None) => None,
         }
     }
 }
@@ -149,13 +165,16 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Runs the programs of all ranks, in their order. Refuses what [`verify`](crate::verify()) refuses.
-pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unsound> {
+/// Runs the programs of all ranks, in their order. Refuses what [`verify`](crate::verify()) refuses, and tasks whose cost is
+/// not known.
+pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
     verify(programs)?;
     let meetings = meetings(programs)?;
+    let ranks = programs.iter().enumerate().map(|(rank, program)| Rank::new(rank, program, &meetings, costs));
     let mut simulation = Simulation {
-        costs,
-        ranks: programs.iter().enumerate().map(|(rank, program)| Rank::new(rank, program, &meetings)).collect(),
+        contention: costs.contention,
+        ranks: ranks.collect::<Result<_, _>>()?,
+        met: Vec::new(),
         transfers: vec![None; meetings.values().max().map_or(0, |last| last + 1)],
         now_s: 0.0,
     };
@@ -168,10 +187,12 @@ pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unsound
 }
 
 struct Simulation<'a> {
-    costs: &'a Costs,
+    contention: Contention,
     ranks: Vec<Rank<'a>>,
     /// By meeting.
     transfers: Vec<Option<Transfer>>,
+    /// The meetings that somebody has come to and that are not over.
+    met: Vec<usize>,
     now_s: f64,
 }
 
@@ -193,6 +214,8 @@ impl Transfer {
 struct Rank<'a> {
     number: usize,
     program: &'a Program,
+    /// By task, when nothing runs beside it.
+    alone_s: Vec<f64>,
     meetings: HashMap<usize, usize>,
     /// By task: which exchange writes a value that it reads, and the last exchange before it.
     awaits: Vec<Vec<usize>>,
@@ -206,13 +229,15 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(number: usize, program: &'a Program, meetings: &Meetings) -> Rank<'a> {
+    fn new(number: usize, program: &'a Program, meetings: &Meetings, costs: &Costs) -> Result<Rank<'a>, Unforeseen> {
         let tasks = &program.tasks;
+        let alone_s = tasks.iter().map(|task| costs.of(number, &Span::of(task, 0.0, 0.0, 0.0)));
         let on = |lane: Lane| (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect();
         let own = meetings.iter().filter(|((rank, _), _)| *rank == number);
-        Rank {
+        Ok(Rank {
             number,
             program,
+            alone_s: alone_s.collect::<Result<_, _>>()?,
             meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
             awaits: awaits(program),
             compute: on(Lane::Compute),
@@ -221,7 +246,7 @@ impl<'a> Rank<'a> {
             is_meeting: false,
             starts_s: vec![0.0; tasks.len()],
             spans: vec![None; tasks.len()],
-        }
+        })
     }
 
     fn task(&self, index: usize) -> &'a Task {
@@ -268,17 +293,16 @@ impl Simulation<'_> {
         (0..self.ranks.len()).for_each(|rank| self.start(rank));
         let busy: Vec<bool> = self.ranks.iter().map(|rank| rank.running.is_some()).collect();
         let mut transferring = vec![false; busy.len()];
-        for transfer in self.transfers.iter().flatten().filter(|transfer| transfer.is_running()) {
+        for transfer in self.running() {
             transfer.members.iter().for_each(|&rank| transferring[rank] = true);
         }
-        let Contention { compute, exchange } = self.costs.contention;
+        let Contention { compute, exchange } = self.contention;
         let slowness = |is_contended: bool, factor: f64| if is_contended { 1.0 + factor } else { 1.0 };
         let compute_slowness: Vec<f64> = transferring.iter().map(|&contended| slowness(contended, compute)).collect();
         let exchange_slowness =
             |transfer: &Transfer| slowness(transfer.members.iter().any(|&rank| busy[rank]), exchange);
         let computing = self.ranks.iter().filter_map(|rank| Some(rank.running?.1 * compute_slowness[rank.number]));
-        let running = self.transfers.iter().flatten().filter(|transfer| transfer.is_running());
-        let moving = running.map(|transfer| transfer.remaining_s * exchange_slowness(transfer));
+        let moving = self.running().map(|transfer| transfer.remaining_s * exchange_slowness(transfer));
         let Some(step_s) = computing.chain(moving).min_by(f64::total_cmp) else { return false };
         self.now_s += step_s;
         for rank in &mut self.ranks {
@@ -291,7 +315,8 @@ impl Simulation<'_> {
                 }
             }
         }
-        for slot in &mut self.transfers {
+        for &meeting in &self.met {
+            let slot = &mut self.transfers[meeting];
             let Some(transfer) = slot.as_mut().filter(|transfer| transfer.is_running()) else { continue };
             transfer.remaining_s -= step_s / exchange_slowness(transfer);
             if transfer.remaining_s <= ROUNDING_S {
@@ -302,11 +327,17 @@ impl Simulation<'_> {
                 *slot = None;
             }
         }
+        self.met.retain(|&meeting| self.transfers[meeting].is_some());
         true
     }
 
+    fn running(&self) -> impl Iterator<Item = &Transfer> {
+        let met = self.met.iter().filter_map(|&meeting| self.transfers[meeting].as_ref());
+        met.filter(|transfer| transfer.is_running())
+    }
+
     fn start(&mut self, rank: usize) {
-        let (costs, now_s) = (self.costs, self.now_s);
+        let now_s = self.now_s;
         let rank = &mut self.ranks[rank];
         if let Some(&task) = rank.comm.last()
             && !rank.is_meeting
@@ -315,12 +346,15 @@ impl Simulation<'_> {
             rank.comm.pop();
             rank.is_meeting = true;
             rank.starts_s[task] = now_s;
-            let transfer = self.transfers[rank.meetings[&task]].as_mut().expect("a meeting ends once");
+            let meeting = rank.meetings[&task];
+            let transfer = self.transfers[meeting].as_mut().expect("a meeting ends once");
+            if transfer.present.is_empty() {
+                self.met.push(meeting);
+            }
             transfer.present.push((rank.number, task));
             transfer.came_s = now_s;
             // Of a loan, whoever moves most says how long it takes.
-            let alone_s = costs.of(rank.number, &rank.program.tasks[task]);
-            transfer.remaining_s = transfer.remaining_s.max(alone_s);
+            transfer.remaining_s = transfer.remaining_s.max(rank.alone_s[task]);
         }
         if let Some(&task) = rank.compute.last()
             && rank.running.is_none()
@@ -328,7 +362,7 @@ impl Simulation<'_> {
         {
             rank.compute.pop();
             rank.starts_s[task] = now_s;
-            rank.running = Some((task, costs.of(rank.number, rank.task(task))));
+            rank.running = Some((task, rank.alone_s[task]));
         }
     }
 }

@@ -301,6 +301,10 @@ fn units_are_borrowed_a_body_ahead_and_returned_behind_their_last_addition() {
     for arrangement in SCHEDULES.iter().flat_map(|&of| [1, 2].map(|parts| Arrangement::of(of).in_parts(parts))) {
         let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, arrangement, &Options::default());
         let tasks = &ranks[0].program.tasks;
+        let units = 2 * case.model().config.layers.len();
+        for loan in [Work::Borrow, Work::Return] {
+            assert_eq!(tasks.iter().filter(|task| task.work == loan).count(), units, "{arrangement:?}: {loan:?}");
+        }
         for (index, task) in tasks.iter().enumerate() {
             let is_of_unit = |other: &&Task| other.unit == task.unit;
             match task.work {

@@ -6,7 +6,7 @@ use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
-use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, SAVED_COMM};
+use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, PartSize, SAVED_COMM};
 use evenkeel_step::{Executor, Mesh, Program, join, verify};
 use support::{device_of, golden, parts, sizes};
 
@@ -48,9 +48,13 @@ impl Setting {
     }
 
     fn program(&self, arrangement: Arrangement) -> Vec<evenkeel_device::Tensor> {
+        self.program_of(arrangement, sizes(&self.model, &self.micros))
+    }
+
+    fn program_of(&self, arrangement: Arrangement, sizes: Vec<Vec<PartSize>>) -> Vec<evenkeel_device::Tensor> {
         let Setting { model, device, parameters, tables, gradients, micros } = self;
         let chain = Chain::of(model, DType::F32, &Mesh::of_shards(1), 0, 0);
-        let program: Program = arrangement.write(&chain, &sizes(model, micros));
+        let program: Program = arrangement.write(&chain, &sizes);
         verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
         let groups = join(&Communicator::dry(0, 1), &chain.groups);
         let groups = &groups;
@@ -82,6 +86,24 @@ fn whole_micro_batches_in_turn_equal_the_plain_pass_bit_for_bit() {
             let program = settings[1].read(&settings[1].program(Arrangement::of(schedule)));
             assert_eq!(plain, program, "{case}, {micros} micro-batches, {}", schedule.name);
         }
+    }
+}
+
+#[test]
+fn chunks_without_rows_are_skipped_and_change_no_bit_and_no_memory() {
+    for case in CASES {
+        let settings = [(); 2].map(|()| Setting::new(case, device_of(2), 2));
+        let exact = settings[0].read(&settings[0].program(Arrangement::of(OASES)));
+        let sizes = sizes(&settings[1].model, &settings[1].micros).into_iter();
+        let padded = |size: PartSize| {
+            let chunks = size.chunk_rows.len();
+            size.in_chunks(chunks + 3)
+        };
+        let sizes = sizes.map(|parts| parts.into_iter().map(padded).collect()).collect();
+        let with_more = settings[1].read(&settings[1].program_of(Arrangement::of(OASES), sizes));
+        assert_eq!(exact, with_more, "{case}");
+        let [exact, with_more] = settings.map(|setting| setting.device.usage().peak_bytes);
+        assert_eq!(exact, with_more, "{case}");
     }
 }
 

@@ -66,6 +66,14 @@ impl Samples {
         }
     }
 
+    /// In how many parts they can be cut: nothing is cut inside a document or an image.
+    pub fn most_parts(&self) -> usize {
+        match self {
+            Samples::Tokens { segment_lengths, .. } => segment_lengths.len().max(1),
+            Samples::Images { labels, .. } => labels.len().max(1),
+        }
+    }
+
     /// The same samples in `count` parts of about the same size, or in as many as there are documents or images.
     pub(crate) fn parts(&self, count: usize) -> Vec<Samples> {
         match self {

@@ -2,6 +2,7 @@
 
 mod layout;
 mod micros;
+mod programs;
 mod resizing;
 
 use std::time::Instant;
@@ -16,7 +17,7 @@ use evenkeel_model::{
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
-use evenkeel_step::{Executor, Mesh, Program, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, join};
 
 use crate::Error;
 use crate::kind::Kind;
@@ -28,6 +29,7 @@ use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
 pub use micros::Prepared;
 use micros::Sizes;
+use programs::{Programs, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
@@ -50,6 +52,8 @@ pub struct StepOutcome {
     pub grad_norm: f64,
     /// Tokens, or patches of images.
     pub tokens: usize,
+    /// The fewest that a micro-batch of any rank was cut in; fewer than were asked for where it has as few documents or images.
+    pub parts: usize,
     /// False where loss or gradients were not finite: the parameters are as before.
     pub updated: bool,
 }
@@ -110,9 +114,8 @@ pub struct Trainer {
     options: TrainerOptions,
     /// Updates of the parameters so far.
     pub updates: u32,
-    /// The program for micro-batches of such sizes.
-    program: Program,
-    sizes: Sizes,
+    programs: Programs,
+    evaluations: Programs,
     resizer: Option<Resizer>,
     /// What a checkpoint said of the columns, for whoever resizes before the next step.
     remembered: Option<Remembered>,
@@ -138,8 +141,8 @@ impl Trainer {
             gradients: gradients(options.optimizer.is_some(), &parameters, queue),
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
-            program: Program::default(),
-            sizes: Vec::new(),
+            programs: Programs::default(),
+            evaluations: Programs::default(),
             keeping,
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             communicator: communicator.clone(),
@@ -185,7 +188,7 @@ impl Trainer {
         let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
         self.device.compute().finish();
         self.device.comm().finish();
-        let spans = recording.read(&self.program, epoch).expect("the program has run");
+        let spans = recording.read(self.program(), epoch).expect("the program has run");
         Ok((outcome, spans))
     }
 
@@ -194,7 +197,7 @@ impl Trainer {
         let (mut recording, epoch) = (Recording::default(), Instant::now());
         let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
         // The host has read the losses, which are behind everything that the program did.
-        let spans = recording.read(&self.program, epoch).unwrap_or_default();
+        let spans = recording.read(self.program(), epoch).unwrap_or_default();
         let gamma = self.resizing().map_or(0.0, Resizing::left_out);
         Ok((outcome, Observation { gamma, ..observation(&self.model, &spans) }))
     }
@@ -211,8 +214,8 @@ impl Trainer {
     fn run_step(&mut self, prepared: &mut Prepared, lr: f64, recording: Option<&mut Recording>) -> StepOutcome {
         self.remembered = None;
         self.set_noise(&mut prepared.batches);
-        let Prepared { ref batches, arrangement, ref sizes, targets, tokens } = *prepared;
-        self.schedule(arrangement, sizes);
+        let Prepared { ref batches, ref shape, ref sizes, parts, targets, tokens } = *prepared;
+        self.schedule(shape, sizes);
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
         if let Some(mut resizer) = self.resizer.take() {
@@ -220,7 +223,7 @@ impl Trainer {
             self.resizer = Some(resizer);
         }
         let resizing = self.resizing();
-        let found = Executor { resizing, ..self.step_executor() }.run(&self.program, batches, loss_options, recording);
+        let found = Executor { resizing, ..self.step_executor() }.run(self.program(), batches, loss_options, recording);
         let squared_norm = self.measure_norm();
         let queue = self.device.compute();
         let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
@@ -240,7 +243,7 @@ impl Trainer {
         if let Some(resizer) = &mut self.resizer {
             resizer.end_step(updated);
         }
-        StepOutcome { loss, grad_norm, tokens, updated }
+        StepOutcome { loss, grad_norm, tokens, parts, updated }
     }
 
     /// What it takes to hand the next rank a byte while all do.
@@ -251,7 +254,7 @@ impl Trainer {
     /// Arranges the steps from here on in another way.
     pub fn rearrange(&mut self, arrangement: Arrangement) {
         self.options.arrangement = arrangement;
-        self.sizes.clear();
+        self.programs.clear();
     }
 
     pub fn rank(&self) -> usize {
@@ -265,7 +268,12 @@ impl Trainer {
 
     /// The program of the last step.
     pub fn program(&self) -> &Program {
-        &self.program
+        self.programs.last().expect("a step was made")
+    }
+
+    /// How many programs of steps and evaluations were written and proved sound so far.
+    pub fn programs_written(&self) -> usize {
+        self.programs.written() + self.evaluations.written()
     }
 
     fn optimizer(&self) -> &Optimizer {
@@ -327,13 +335,17 @@ impl Trainer {
     }
 
     /// What one batch says. Parameters stay as they are.
-    pub fn evaluate(&self, samples: &Samples) -> Evaluation {
-        let queue = self.device.compute();
+    pub fn evaluate(&mut self, samples: &Samples) -> Evaluation {
         let batch = self.batch(samples);
-        let size = PartSize::of(&self.model, &batch);
-        let program = self.verified(&self.chains, |_, chain| evaluation(chain, &size));
+        let (shape, size) = Shape::of_evaluation(PartSize::of(&self.model, &batch));
+        let sizes = [vec![size]];
+        let mut programs = std::mem::take(&mut self.evaluations);
+        let write = |_, chain: &Chain| evaluation(chain, &sizes[0][0]);
+        let program = programs.take(shape, &self.chains, self.rank, &sizes, write);
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
-        let found = self.executor().run(&program, &[vec![batch]], options, None).remove(0);
+        let found = self.executor().run(program, &[vec![batch]], options, None).remove(0);
+        self.evaluations = programs;
+        let queue = self.device.compute();
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
         let mut evaluation = Evaluation::default();
         for ((&label, &loss), stats) in samples.labels().iter().zip(&losses).zip(stats.chunks_exact(pass::STATS)) {
@@ -398,21 +410,12 @@ impl Trainer {
         samples.batch(&self.model, self.parameters.dtype(), self.device.compute())
     }
 
-    fn schedule(&mut self, arrangement: Arrangement, sizes: &Sizes) {
-        if *sizes != self.sizes {
-            let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[self.mesh.share(rank)]);
-            let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
-            self.program = self.verified(chains, write);
-            self.sizes.clone_from(sizes);
-        }
-    }
-
-    /// This rank's program, once those of all ranks are proved sound together.
-    fn verified(&self, chains: &[Chain], write: impl Fn(usize, &Chain) -> Program) -> Program {
-        let programs = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
-        let mut programs: Vec<Program> = programs.collect();
-        verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
-        programs.swap_remove(self.rank)
+    fn schedule(&mut self, shape: &Shape, sizes: &Sizes) {
+        let (arrangement, mesh) = (self.options.arrangement, self.mesh);
+        let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
+        let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[mesh.share(rank)]);
+        self.programs.take(shape.clone(), chains, self.rank, &sizes[mesh.share(self.rank)], write);
+        self.programs.note_last(shape.clone());
     }
 }
 

@@ -168,7 +168,7 @@ fn columns_that_change_most_are_kept() {
 #[test]
 fn evaluations_equal_those_of_the_unpruned_model() {
     for model in [llama(), vit()] {
-        let (mut trainer, plain) = (alone(&model, DType::F32), alone(&model, DType::F32));
+        let (mut trainer, mut plain) = (alone(&model, DType::F32), alone(&model, DType::F32));
         let samples = micros(&model, 1).remove(0);
         trainer.resize(Some(resize(0.5, Imputation::Zero, Selection::Random)));
         assert_eq!(trainer.evaluate(&samples), plain.evaluate(&samples));

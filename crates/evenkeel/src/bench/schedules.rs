@@ -3,20 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use evenkeel_comm::Link;
+use evenkeel_comm::{Kind, Link};
 use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, SAVED_COMM};
-use evenkeel_step::simulate::{Costs, simulate};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
+use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline, perfetto, svg};
 use evenkeel_step::{Lane, Program, Work};
 use evenkeel_store::NewFolder;
-use evenkeel_train::{Ranks, Samples, Trainer, costs};
+use evenkeel_train::{Candidate, Foretold, Ranks, Samples, Trainer, costs, preferred};
 
 use super::llama::Llama;
 use super::{between, median};
 use crate::launch::{Launch, check_memory};
-use crate::{Failure, text};
+use crate::train::arrange::{parts_to_try, simulated};
+use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -34,12 +35,19 @@ pub struct Arguments {
     /// Cores to compute on; all of them by default.
     #[arg(long, value_parser = between::<1, 1024>)]
     threads: Option<usize>,
-    /// In how many parts overlapped schedules cut a step's sequences.
-    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = between::<1, 64>)]
+    /// In how many parts overlapped schedules cut a step's sequences; one, two and what a simulation of "oases" chooses by
+    /// default.
+    #[arg(long, value_delimiter = ',', value_parser = between::<1, 64>)]
     parts: Vec<usize>,
-    /// Leave the residual stream whole on every rank instead of splitting it by tokens.
-    #[arg(long)]
+    /// Leave the residual stream whole on every rank; a simulation of "oases" chooses if neither this nor the next is given.
+    #[arg(long, conflicts_with = "split_stream")]
     whole_stream: bool,
+    /// Split the residual stream by tokens.
+    #[arg(long)]
+    split_stream: bool,
+    /// Compare "default" and "cross-pass" as they were published, too: with a reduction in each layer that nobody needs.
+    #[arg(long)]
+    references: bool,
     /// Gigabytes per second of an emulated link between the ranks; their own memory if not given.
     #[arg(long, value_name = "RATE", value_parser = above_zero)]
     link_gb_per_s: Option<f64>,
@@ -70,9 +78,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let llama = &arguments.llama;
     llama.check_shares(arguments.dp)?;
     let (model, dtype) = (llama.model()?, DType::from(llama.dtype));
-    let launch = arguments.launch();
+    let chosen = arguments.chosen(&model, dtype)?;
+    let launch = arguments.launch(chosen.candidate.split_sequence);
     let shards = model.cut(&launch.cut)?;
-    let mut cases = arguments.cases(&shards, dtype);
+    let mut cases = arguments.cases(&launch, &shards, dtype, chosen.candidate.parts);
     let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
     let blank = llama.blank(&model, arguments.dp);
     let largest = costs(&shards, launch.mesh(), launch.zero, llama.trainer_options(largest.arrangement), dtype, &blank);
@@ -89,43 +98,76 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             )?);
         }
     }
-    let rows = rows(&cases);
+    let rows = rows(&cases).map_err(fault)?;
     if let Some(folder) = &arguments.trace {
         write_traces(folder, &cases, &model)?;
     }
-    Ok(if arguments.json { in_json(arguments, &rows) } else { in_words(arguments, &model, &launch, &rows) })
+    Ok(if arguments.json {
+        in_json(arguments, &launch, &chosen, &rows)
+    } else {
+        in_words(arguments, &model, &launch, &chosen, &rows)
+    })
+}
+
+fn fault(error: Unforeseen) -> Failure {
+    Failure::Fault(Mistake { what: error.to_string(), hint: None })
 }
 
 impl Arguments {
-    fn launch(&self) -> Launch {
+    fn launch(&self, split_sequence: bool) -> Launch {
         let mut launch = Launch::even(self.dp, self.tp, self.threads);
         launch.zero = self.zero;
-        launch.cut.split_sequence = self.tp > 1 && !self.whole_stream;
+        launch.cut.split_sequence = split_sequence;
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
         launch
     }
 
+    /// What a run with these sizes, this link and schedule "oases" would choose, of what the options leave open.
+    fn chosen(&self, model: &Model, dtype: DType) -> Result<Foretold, Failure> {
+        let streams = match (self.tp > 1, self.whole_stream, self.split_stream) {
+            (false, ..) | (_, true, _) => vec![false],
+            (_, _, true) => vec![true],
+            _ => vec![true, false],
+        };
+        let parts = match &self.parts[..] {
+            [] => parts_to_try(Arrangement::of(OASES), self.sequences_of_share()),
+            given => given.iter().map(|&parts| parts.min(self.sequences_of_share())).collect(),
+        };
+        let of_stream = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
+        let candidates: Vec<Candidate> = streams.into_iter().flat_map(of_stream).collect();
+        let blank = self.llama.blank(model, self.dp).swap_remove(0);
+        let launch = self.launch(true);
+        let foretold = simulated(&candidates, Arrangement::of(OASES), model, &launch, dtype, &blank).map_err(fault)?;
+        Ok(preferred(&foretold).expect("there are candidates"))
+    }
+
+    fn sequences_of_share(&self) -> usize {
+        (self.llama.batch / self.dp).max(1)
+    }
+
     /// What is compared, and before it, for every number of parts, what costs are learnt from.
-    fn cases(&self, shards: &[Model], dtype: DType) -> Vec<Case> {
-        let most = (self.llama.batch / self.dp).max(1);
-        let mut parts: Vec<usize> = self.parts.iter().map(|&parts| parts.min(most)).collect();
+    fn cases(&self, launch: &Launch, shards: &[Model], dtype: DType, chosen: usize) -> Vec<Case> {
+        let parts = if self.parts.is_empty() { vec![1, 2, chosen] } else { self.parts.clone() };
+        let mut parts: Vec<usize> = parts.into_iter().map(|parts| parts.min(self.sequences_of_share())).collect();
         parts.sort_unstable();
         parts.dedup();
         let mut arrangements = vec![Arrangement::of(DEFAULT), Arrangement::of(SAVED_COMM)];
-        for schedule in [NONE, CROSS_PASS, OASES] {
+        let references = REFERENCES.into_iter().filter(|_| self.references);
+        for schedule in [NONE, CROSS_PASS, OASES].into_iter().chain(references) {
+            let parts = if schedule.overlaps { &parts[..] } else { &[1] };
             arrangements.extend(parts.iter().map(|&parts| Arrangement::of(schedule).in_parts(parts)));
         }
         let unlisted = parts.iter().filter(|&&parts| parts > 1);
-        let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(DEFAULT).in_parts(parts)).collect();
+        let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(LEARNT_FROM).in_parts(parts)).collect();
         let case = |arrangement: Arrangement, is_listed| {
             let blank = self.llama.blank(&shards[0], self.dp);
-            let (launch, options) = (self.launch(), self.llama.trainer_options(arrangement));
+            let options = self.llama.trainer_options(arrangement);
             let costs = costs(shards, launch.mesh(), launch.zero, options, dtype, &blank);
             Case {
                 arrangement,
                 is_listed,
-                programs: self.programs(shards, dtype, arrangement),
+                programs: self.programs(launch, shards, dtype, arrangement),
                 peak_bytes: costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0),
                 steps: Vec::new(),
             }
@@ -134,14 +176,17 @@ impl Arguments {
         unlisted.chain(arrangements.into_iter().map(|arrangement| case(arrangement, true))).collect()
     }
 
-    fn programs(&self, shards: &[Model], dtype: DType, arrangement: Arrangement) -> Vec<Program> {
-        let (launch, samples) = (self.launch(), self.llama.samples(0, self.dp));
+    fn programs(&self, launch: &Launch, shards: &[Model], dtype: DType, arrangement: Arrangement) -> Vec<Program> {
+        let samples = self.llama.samples(0, self.dp);
         let sizes = |share: usize| [samples[share].part_sizes(&shards[0], arrangement.parts)];
         let chains = Chain::all(shards, dtype, &launch.mesh(), launch.zero);
         let write = |(rank, chain): (usize, &Chain)| arrangement.write(chain, &sizes(launch.mesh().share(rank)));
         chains.iter().enumerate().map(write).collect()
     }
 }
+
+/// It overlaps nothing and has every task that others have.
+const LEARNT_FROM: Schedule = SAVED_COMM;
 
 /// A schedule with its choices, and what was measured of it.
 struct Case {
@@ -217,26 +262,37 @@ struct Row {
     compute_s: f64,
     transfer_s: f64,
     peak_bytes: u64,
-    /// Reductions of a layer, and their bytes.
-    reductions: (usize, u64),
+    layer: Layer,
+    /// Exchanges that somebody waits for and that have nothing to hide behind, and all that somebody waits for.
+    bare: (usize, usize),
 }
 
-fn rows(cases: &[Case]) -> Vec<Row> {
+/// What a layer exchanges.
+#[derive(Default)]
+struct Layer {
+    reductions: usize,
+    gathers: usize,
+    /// Bytes that each rank sends, in a ring.
+    traffic_bytes: u64,
+}
+
+fn rows(cases: &[Case]) -> Result<Vec<Row>, Unforeseen> {
     let mut rows = Vec::new();
     for case in cases.iter().filter(|case| case.is_listed) {
         let parts = case.arrangement.parts;
         let with = |schedule| cases.iter().find(|case| case.arrangement == Arrangement::of(schedule).in_parts(parts));
-        let plain = with(DEFAULT).expect("costs are learnt for every number of parts");
+        let plain = with(LEARNT_FROM).expect("costs are learnt for every number of parts");
         let overlapped = with(OASES).map_or(Vec::new(), Case::timelines);
-        let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped);
+        let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped)?;
         // The machine's speed changes from minute to minute, so every step is foretold by what its own round has shown.
         let told = case.steps.iter().zip(&plain.steps).map(|(step, plain)| {
             let mut of_round = Costs::measured(std::slice::from_ref(&plain.timeline));
             of_round.contention = costs.contention;
-            let simulated = simulate(&case.programs, &of_round).expect("schedules write sound programs");
-            (simulated.duration_s() + plain.beside_s()) / step.duration_s
+            let simulated = simulate(&case.programs, &of_round)?;
+            Ok((simulated.duration_s() + plain.beside_s()) / step.duration_s)
         });
-        let told = median(told);
+        let told = median(told.collect::<Result<Vec<f64>, Unforeseen>>()?.into_iter());
+        let awaited = case.programs[0].awaited();
         let step_s = median(case.steps.iter().map(|step| step.duration_s));
         let share = |of: fn(&Timeline) -> f64| median(case.steps.iter().map(|step| of(&step.timeline)));
         rows.push(Row {
@@ -250,10 +306,11 @@ fn rows(cases: &[Case]) -> Vec<Row> {
             compute_s: share(|timeline| timeline.shares(0).compute_s),
             transfer_s: share(|timeline| timeline.shares(0).transfer_s),
             peak_bytes: case.peak_bytes,
-            reductions: reductions_per_layer(&case.programs[0]),
+            layer: Layer::of(&case.programs[0]),
+            bare: (awaited.iter().filter(|(_, is_hidden)| !is_hidden).count(), awaited.len()),
         });
     }
-    rows
+    Ok(rows)
 }
 
 impl Case {
@@ -266,13 +323,30 @@ impl Case {
     }
 }
 
-fn reductions_per_layer(program: &Program) -> (usize, u64) {
-    let head = program.tasks.iter().map(|task| task.unit.0).max().unwrap_or(0);
-    let is_reduction = |work: Work| matches!(work, Work::AllReduce | Work::ReduceScatter);
-    let of_layers = program.tasks.iter().filter(|task| is_reduction(task.work) && (1..head).contains(&task.unit.0));
-    let bytes: Vec<u64> = of_layers.filter_map(|task| Some(task.exchange?.bytes)).collect();
-    let layers = (head.saturating_sub(1) / 2).max(1);
-    (bytes.len() / layers, bytes.iter().sum::<u64>() / layers as u64)
+impl Layer {
+    fn of(program: &Program) -> Layer {
+        let head = program.tasks.iter().map(|task| task.unit.0).max().unwrap_or(0);
+        let mut all = Layer::default();
+        for task in program.tasks.iter().filter(|task| (1..head).contains(&task.unit.0)) {
+            let (kind, count) = match task.work {
+                Work::AllReduce => (Kind::AllReduce, &mut all.reductions),
+                Work::ReduceScatter => (Kind::ReduceScatter, &mut all.reductions),
+                Work::AllGather => (Kind::AllGather, &mut all.gathers),
+                _ => continue,
+            };
+            *count += 1;
+            let exchange = task.exchange.expect("an exchange moves something");
+            let (_, share) = kind.on_a_ring(program.groups[exchange.group.0].ranks.len());
+            all.traffic_bytes += (share * exchange.bytes as f64) as u64;
+        }
+        let layers = (head.saturating_sub(1) / 2).max(1);
+        let Layer { reductions, gathers, traffic_bytes } = all;
+        Layer {
+            reductions: reductions / layers,
+            gathers: gathers / layers,
+            traffic_bytes: traffic_bytes / layers as u64,
+        }
+    }
 }
 
 fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Failure> {
@@ -288,7 +362,7 @@ fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Fail
     Ok(new.commit(false)?)
 }
 
-fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row]) -> String {
+fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Foretold, rows: &[Row]) -> String {
     let llama = &arguments.llama;
     let link = match arguments.link_gb_per_s {
         Some(rate) => format!(", emulated link of {rate} GB/s and {} µs", arguments.link_latency_us),
@@ -308,7 +382,6 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
     );
     let default_s = rows[0].step_s;
     let cells = |row: &Row| {
-        let (reductions, bytes) = row.reductions;
         vec![
             row.schedule.to_owned(),
             row.parts.to_string(),
@@ -320,8 +393,10 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
             format!("{:+.1}%", 100.0 * (row.simulated_s / row.step_s - 1.0)),
             format!("{:.1} ms", 1e3 * row.bound_s),
             text::bytes(row.peak_bytes),
-            format!("{reductions}"),
-            text::bytes(bytes),
+            row.layer.reductions.to_string(),
+            row.layer.gathers.to_string(),
+            text::bytes(row.layer.traffic_bytes),
+            format!("{} of {}", row.bare.0, row.bare.1),
         ]
     };
     let header = [
@@ -336,25 +411,36 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, rows: &[Row])
         "bound",
         "memory",
         "reductions",
-        "bytes",
+        "gathers",
+        "traffic",
+        "bare",
     ];
     let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
     let legend = "Medians. exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
                   costs of single tasks in the same round; bound: the longer of computing and exchanging, and what \
-                  nothing can hide; memory: of the rank that needs most; reductions and bytes: per layer.";
-    format!("{first}\n\n{table}\n\n{legend}")
+                  nothing can hide; memory: of the rank that needs most; reductions, gathers and the traffic that \
+                  each rank sends: per layer; bare: exchanges of a step that nothing is computed beside before \
+                  somebody waits for them.";
+    let Candidate { parts, .. } = chosen.candidate;
+    let share = text::percent(chosen.exposed_share);
+    let chosen = format!(
+        "A run with schedule oases would take {parts} parts and a {stream} stream, of what the options leave open: by a \
+         simulation on estimated costs, which exposes {share}."
+    );
+    format!("{first}\n\n{table}\n\n{chosen}\n{legend}")
 }
 
-fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
+fn in_json(arguments: &Arguments, launch: &Launch, chosen: &Foretold, rows: &[Row]) -> String {
     let row = |row: &Row| {
         serde_json::json!({
             "schedule": row.schedule, "parts": row.parts, "step_s": row.step_s, "simulated_s": row.simulated_s,
             "tokens_per_s": arguments.llama.tokens() as f64 / row.step_s, "exposed_share": row.exposed_share,
             "bound_s": row.bound_s, "trace_share": row.trace_share, "compute_s": row.compute_s, "transfer_s": row.transfer_s, "peak_bytes": row.peak_bytes,
-            "reductions_per_layer": row.reductions.0, "reduced_bytes_per_layer": row.reductions.1,
+            "reductions_per_layer": row.layer.reductions, "gathers_per_layer": row.layer.gathers,
+            "traffic_bytes_per_layer": row.layer.traffic_bytes, "bare_exchanges": row.bare.0, "awaited_exchanges": row.bare.1,
         })
     };
     let is_emulated = arguments.link_gb_per_s.is_some();
     let rows: Vec<_> = rows.iter().map(row).collect();
-    serde_json::json!({ "dp": arguments.dp, "zero": arguments.zero, "tp": arguments.tp, "link_is_emulated": is_emulated, "schedules": rows }).to_string()
+    serde_json::json!({ "dp": arguments.dp, "zero": arguments.zero, "tp": arguments.tp, "link_is_emulated": is_emulated, "stream_is_split": launch.cut.split_sequence, "chosen_parts": chosen.candidate.parts, "schedules": rows }).to_string()
 }

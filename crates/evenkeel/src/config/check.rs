@@ -9,7 +9,7 @@ use evenkeel_device::MOST_PEERS;
 use super::raw::RawConfig;
 use super::settings::{
     Architecture, DataSource, DecayForm, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
-    PackingStrategy, RecordFormat, Schedule, Selection, Settings,
+    PackingStrategy, RecordFormat, Schedule, Selection, Settings, Units,
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
 use crate::Mistakes;
@@ -53,6 +53,7 @@ impl RawConfig {
         let mut warnings = std::mem::take(&mut self.notes);
         warnings.extend(shorten_warmup(&mut settings));
         warnings.extend(nothing_to_split(&settings));
+        warnings.extend(nothing_to_hide(&settings));
         warnings.extend(never_slow(&settings));
         let tokenizer = resolve(&mut settings);
         match (source, self.into_mistakes()) {
@@ -266,6 +267,20 @@ fn nothing_to_split(settings: &Settings) -> Option<String> {
         .then(|| format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there is nobody to split with"))
 }
 
+/// Cuts that nobody has anything of where no ranks share layers.
+fn nothing_to_hide(settings: &Settings) -> Vec<String> {
+    let parallel = &settings.parallel;
+    let is_idle = |is_set: bool| is_set && parallel.tp == 1;
+    let told = |key: &str| {
+        format!("`parallel.{key}` is set, but `parallel.tp` is 1: no exchange of layers is there to hide or to split")
+    };
+    let keys = [
+        ("parts", is_idle(parallel.parts.is_some_and(|parts| parts > 1))),
+        ("sequence_parallel", is_idle(parallel.sequence_parallel == Some(true))),
+    ];
+    keys.into_iter().filter(|(_, is_idle)| *is_idle).map(|(key, _)| told(key)).collect()
+}
+
 /// Stragglers that come when the run is over.
 fn never_slow(settings: &Settings) -> Vec<String> {
     let Some(steps) = settings.train.steps.map(u64::from) else { return Vec::new() };
@@ -286,6 +301,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
         let hint = "a schedule that computes again is \"oases\"";
         raw.note_contradiction(&["train.recompute", "parallel.schedule"], what, Some(hint));
     }
+    check_schedule(raw, settings);
     if parallel.link_latency_us > 0.0 && parallel.link_gb_per_s.is_none() {
         let what = "`parallel.link_latency_us` is set, but no link is emulated".to_owned();
         raw.note_contradiction(&["parallel.link_latency_us"], what, Some("set parallel.link_gb_per_s, too"));
@@ -295,6 +311,47 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
         let hint = "prompts are continued by the model that is saved";
         raw.note_contradiction(&["sample.prompts", "output.save_model"], what, Some(hint));
     }
+}
+
+/// Choices that the schedule or the rest of the run leaves nothing to choose from.
+fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
+    let (parallel, train) = (&settings.parallel, &settings.train);
+    let schedule = parallel.schedule.unwrap_or(if train.recompute { Schedule::Oases } else { Schedule::None });
+    let name = schedule.name();
+    if parallel.recompute_units != Units::All && !matches!(schedule, Schedule::SavedComm | Schedule::Oases) {
+        let what = format!(
+            "`parallel.recompute_units` is \"{}\", but the schedule \"{name}\" leaves no choice of what is computed again",
+            parallel.recompute_units.name()
+        );
+        let hint = "schedules that do are \"oases\" (train.recompute = true) and \"saved-comm\"";
+        raw.note_contradiction(&["parallel.recompute_units", "parallel.schedule", "train.recompute"], what, Some(hint));
+    }
+    if !parallel.ahead {
+        return;
+    }
+    let (why, key, hint) = if matches!(schedule, Schedule::Default | Schedule::SavedComm) {
+        (
+            format!("the schedule \"{name}\" overlaps nothing"),
+            "parallel.schedule",
+            "schedules that do are \"oases\", \"cross-pass\" and \"none\"",
+        )
+    } else if train.accumulate == 1 {
+        (
+            "a step has one micro-batch".to_owned(),
+            "train.accumulate",
+            "set train.accumulate, or leave parallel.ahead out",
+        )
+    } else if parallel.dp * parallel.tp == 1 {
+        (
+            "there is one rank, which exchanges nothing".to_owned(),
+            "parallel.tp",
+            "set parallel.tp or parallel.dp, or leave parallel.ahead out",
+        )
+    } else {
+        return;
+    };
+    let what = format!("`parallel.ahead` is true, but {why}");
+    raw.note_contradiction(&["parallel.ahead", key], what, Some(hint));
 }
 
 fn check_balance(raw: &mut RawConfig, settings: &Settings) {
@@ -503,8 +560,6 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     let schedule = if settings.train.recompute { Schedule::Oases } else { Schedule::None };
     let schedule = *parallel.schedule.get_or_insert(schedule);
     settings.train.recompute = schedule != Schedule::None;
-    let overlaps = parallel.tp > 1 && matches!(schedule, Schedule::CrossPass | Schedule::Oases);
-    parallel.parts.get_or_insert(if overlaps { 2 } else { 1 });
     if settings.output.save_model {
         settings.output.save_dtype.get_or_insert(settings.train.dtype);
     }

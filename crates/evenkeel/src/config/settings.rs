@@ -255,18 +255,19 @@ settings! {
         /// A plan of how layers are cut, JSON, of transformers' patterns; wins over the model's own and the automatic cut. Every
         /// pattern must match something.
         tp_plan: Option<PathBuf>;
-        /// Whether the residual stream and its norms are split among these ranks by tokens; true if not set, unless a plan
-        /// leaves a part of the model whole.
+        /// Whether the residual stream and its norms are split among these ranks by tokens. If not set, a simulation chooses; it
+        /// is whole where a plan leaves a part of the model whole. Whole, it takes more memory and often fewer bytes travel.
         sequence_parallel: Option<bool>;
         /// How a step's work and exchanges are arranged; "oases" with train.recompute, else "none". `evenkeel bench
         /// schedules` compares them.
         schedule: Option<Schedule>;
-        /// In how many parts a micro-batch is cut, so that one part computes while another's exchange travels; 2 if not set
-        /// where ranks share layers and the schedule overlaps and recomputes, else 1.
+        /// In how many parts a micro-batch is cut, so that one part computes while another's exchange travels. If not set, a
+        /// simulation chooses up to 4 where ranks share layers and the schedule overlaps. A run that is resumed keeps both choices.
         parts: Option<usize>, from(1).to(64);
-        /// Which sublayers are computed again, where the schedule leaves a choice.
+        /// Which sublayers are computed again, by "oases" and "saved-comm".
         recompute_units: Units = Units::All;
-        /// Whether a micro-batch begins when the one before it comes to its backward: more overlap, more memory.
+        /// Whether a micro-batch begins when the one before it comes to its backward: more overlap, more memory. For several
+        /// (train.accumulate) in schedules that overlap.
         ahead: bool = false;
         /// Cores of each rank; the machine's, shared out, if not set.
         cores_per_rank: Option<usize>, from(1).to(4096);

@@ -33,7 +33,11 @@ pub struct Attending<'a> {
     /// Emulated, and by how much each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
-    pub told_of_graphs: bool,
+    /// Whether it was said that a driver refuses graphs.
+    pub has_told_of_graphs: bool,
+    /// That micro-batches are to be cut in, and whether it was said that some are not.
+    pub parts: usize,
+    pub has_told_of_parts: bool,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -134,9 +138,26 @@ impl Attending<'_> {
         let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = refused else { return Ok(()) };
-        self.told_of_graphs = true;
+        self.has_told_of_graphs = true;
         let note = format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})");
         self.progress.note(&note).map_err(Error::Report)
+    }
+
+    /// Says once that a micro-batch has too few documents or images for as many parts as are wanted.
+    fn tell_of_parts(&mut self, step: u64, parts: usize) -> Result<(), Error> {
+        if parts >= self.parts || self.has_told_of_parts {
+            return Ok(());
+        }
+        self.has_told_of_parts = true;
+        let hides = if parts == 1 { "nothing hides its exchanges" } else { "less of its exchanges is hidden" };
+        let samples = if self.data.tokenizer().is_some() { "document" } else { "image" };
+        let plural = if parts == 1 { "" } else { "s" };
+        self.progress
+            .note(&format!(
+                "step {step} has a micro-batch of {parts} {samples}{plural}, which cannot be cut in parallel.parts = {}: {hides}",
+                self.parts
+            ))
+            .map_err(Error::Report)
     }
 }
 
@@ -147,7 +168,7 @@ impl Attendant for Attending<'_> {
             self.slowed = factors.clone();
             ranks.throttle(factors)?;
         }
-        if step.is_power_of_two() && !self.told_of_graphs {
+        if step.is_power_of_two() && !self.has_told_of_graphs {
             self.tell_of_graphs(ranks)?;
         }
         Ok(())
@@ -170,7 +191,8 @@ impl Attendant for Attending<'_> {
         let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
-        self.progress.step(&metrics).map_err(Error::Report)
+        self.progress.step(&metrics).map_err(Error::Report)?;
+        self.tell_of_parts(report.step, report.outcome.parts)
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {

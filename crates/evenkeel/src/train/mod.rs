@@ -1,5 +1,6 @@
 //! `evenkeel train CONFIG`: from a configuration to a trained model.
 
+pub mod arrange;
 mod attendant;
 mod balance;
 pub mod feed;
@@ -44,18 +45,18 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let interruption = Interruption::listen()?;
-    let config = arguments.overrides.read()?;
-    let settings = &config.settings;
+    let mut config = arguments.overrides.read()?;
     let text = Text::open(&config)?;
-    let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, settings)).transpose()?;
+    let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
-    let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
+    let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
+    let before = if arguments.resume { output::configured_before(&config) } else { None };
+    let arranged = arrange_steps(&mut config.settings, &input.model, &mut launch, before.as_ref())?;
+    let settings = &config.settings;
+    let options = trainer_options(settings);
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    // A checkpoint is written from a copy of the state, and of earlier weights where their changes are watched.
-    let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
-    let state_bytes = settings.train.optimizer_options().rule.state_bytes(&input.model);
-    let snapshot_bytes = state_bytes + watched_bytes * input.model.parameter_count();
+    let snapshot_bytes = snapshot_bytes(settings, &input.model);
     let memory_hint = how_to_use_less(settings, &input.model);
     launch.check_memory(&costs, snapshot_bytes, &memory_hint)?;
     launch.crowding().iter().for_each(|crowding| warn(crowding));
@@ -112,7 +113,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         peak_flops_per_s: peaks.iter().sum(),
         stragglers,
         slowed,
-        told_of_graphs: false,
+        has_told_of_graphs: false,
+        parts: settings.parallel.parts.unwrap_or(1),
+        has_told_of_parts: false,
     };
     let begin = match &newest {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),
@@ -124,9 +127,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         text::bytes(peak_bytes(&costs) + snapshot_bytes)
     ))?;
     let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}"));
-    for line in
-        [prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided].into_iter().flatten()
-    {
+    let begun = [prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
+    for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
         attending.say(&line)?;
     }
 
@@ -261,6 +263,26 @@ fn describe_stragglers(stragglers: &[Straggler]) -> Option<String> {
 
 fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
+}
+
+/// Decides how the steps of a run are arranged where its configuration leaves that open; see [`arrange::arrange`].
+pub fn arrange_steps(
+    settings: &mut Settings,
+    model: &Model,
+    launch: &mut Launch,
+    before: Option<&Settings>,
+) -> Result<Vec<String>, Failure> {
+    arrange::arrange(settings, model, launch, before, |settings, launch| {
+        let shards = model.cut(&launch.cut)?;
+        let costs = costs(settings, &shards, launch, trainer_options(settings));
+        Ok(launch.check_memory(&costs, snapshot_bytes(settings, model), "").is_ok())
+    })
+}
+
+/// A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
+fn snapshot_bytes(settings: &Settings, model: &Model) -> u64 {
+    let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
+    settings.train.optimizer_options().rule.state_bytes(model) + watched_bytes * model.parameter_count()
 }
 
 /// What a run that does not fit in memory can still do without.

@@ -17,7 +17,7 @@ use evenkeel_train::checkpoint::State;
 use evenkeel_train::report::is_event_file_name;
 use evenkeel_train::{Best, Progress};
 
-use crate::config::RunConfig;
+use crate::config::{RawConfig, RunConfig, Settings};
 use crate::{Failure, Mistake, warn};
 
 const CONFIG: &str = "run.toml";
@@ -76,6 +76,15 @@ fn no_best(run: &Path, best: Option<Best>) -> Mistake {
         None => format!("`{run}` has no evaluation, so no checkpoint of it is the best"),
     };
     Mistake { what, hint: Some("train with output.keep_best = true and data to evaluate on".to_owned()) }
+}
+
+/// What the run in a configuration's folder was configured as when it was last begun, where that can be read.
+pub fn configured_before(config: &RunConfig) -> Option<Settings> {
+    let path = config.settings.output.folder.join(CONFIG);
+    let text = read_text(&path, MOST_CONFIG_BYTES).ok()?;
+    let mut raw = RawConfig::new();
+    raw.read_file(&path.display().to_string(), &text);
+    Some(raw.check().ok()?.settings)
 }
 
 fn say_damaged(damaged: &[Damaged]) {

@@ -45,6 +45,11 @@ impl Arrangement {
         Arrangement { blocking: true, ..self }
     }
 
+    /// Whether anything can be computed while something is exchanged.
+    pub fn overlaps(&self) -> bool {
+        self.schedule.overlaps && !self.blocking
+    }
+
     /// The program of micro-batches in parts of these sizes.
     pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
         let request = Request { chain, micros, recompute: self.recompute, ahead: self.ahead };

@@ -4,8 +4,9 @@ use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
 use evenkeel_model::{Batch, Bucket, Migration, Model, Split, Unit, UnitKind};
 
+use super::line::TENSOR;
 use crate::mesh::Mesh;
-use crate::program::{GroupIdx, Members};
+use crate::program::{GroupIdx, Members, UnitIdx, ValueKind};
 
 /// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets and the bytes
 /// of their loans.
@@ -67,10 +68,10 @@ pub struct ChainLoan {
 }
 
 /// The size of what runs through a chain together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartSize {
     pub tokens: usize,
-    /// Rows that the head treats at a time.
+    /// Rows that the head treats at a time. Chunks without rows are skipped.
     pub chunk_rows: Vec<usize>,
 }
 
@@ -136,6 +137,22 @@ impl Chain {
         Chain { loans: migration.units.keys().map(loan).collect(), ..self }
     }
 
+    /// How many bytes of a part of this size are reduced or gathered where the tensor-parallel group exchanges such a value.
+    pub(super) fn exchanged_bytes(&self, unit: UnitIdx, sent: ValueKind, size: &PartSize) -> u64 {
+        let tensors = match sent {
+            ValueKind::Stats(chunk) => {
+                let rows = size.chunk_rows[chunk.0] * self.groups[TENSOR.0].ranks.len();
+                return rows as u64 * self.stats_bytes;
+            }
+            // An entry may normalise the stream more than once.
+            ValueKind::Normalised | ValueKind::NormalisedGradient => {
+                self.units.get(unit.0).map_or(1, |unit| unit.inputs)
+            }
+            _ => 1,
+        };
+        (size.tokens * tensors) as u64 * self.row_bytes
+    }
+
     /// The chains of all ranks of a mesh.
     pub fn all(shards: &[Model], dtype: DType, mesh: &Mesh, zero: usize) -> Vec<Chain> {
         (0..mesh.ranks()).map(|rank| Chain::of(&shards[mesh.shard(rank)], dtype, mesh, rank, zero)).collect()
@@ -150,5 +167,13 @@ impl PartSize {
 
     pub fn of(model: &Model, batch: &Batch) -> PartSize {
         PartSize::new(model, batch.token_count(), model.head.rows(batch))
+    }
+
+    /// The same with this many chunks, of which the last have no rows: programs of such sizes are alike however many rows
+    /// there are.
+    pub fn in_chunks(mut self, chunks: usize) -> PartSize {
+        assert!(chunks >= self.chunk_rows.len(), "{chunks} chunks, of which {} have rows", self.chunk_rows.len());
+        self.chunk_rows.resize(chunks, 0);
+        self
     }
 }

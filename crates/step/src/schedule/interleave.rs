@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::program::{Lane, Task, Value, Work};
+use crate::program::{Task, Value, Work};
 
 /// Merges the lines of micro-batches in order. A line is left where it would wait for an exchange, and taken up again
 /// when others have computed meanwhile. The next micro-batch begins when the one before it is through or, `ahead`, when
@@ -45,12 +45,6 @@ struct Segment {
     awaits: Vec<Value>,
 }
 
-/// Whether an exchange can hide behind it: norms and additions are over at once.
-fn is_heavy(task: &Task) -> bool {
-    let is_light = matches!(task.work, Work::Enter | Work::Normalise | Work::BackwardEnter);
-    task.work.lane() == Lane::Compute && !is_light
-}
-
 impl Line {
     fn of(tasks: Vec<Task>) -> Line {
         let mut segments = VecDeque::from([Segment::default()]);
@@ -87,7 +81,12 @@ impl Merged {
         let segment = &line.segments[0];
         let latest = segment.awaits.iter().map(|value| self.issued[value]).max();
         let is_hidden = latest.is_none_or(|issued| issued < self.heavy);
-        (!is_hidden, is_hidden && segment.tasks.iter().any(is_heavy), latest.unwrap_or(0), line.last_turn)
+        (
+            !is_hidden,
+            is_hidden && segment.tasks.iter().any(|task| task.work.is_heavy()),
+            latest.unwrap_or(0),
+            line.last_turn,
+        )
     }
 
     fn run(&mut self, line: &mut Line) {
@@ -96,7 +95,7 @@ impl Merged {
         line.last_turn = self.turns;
         line.is_in_backward |= segment.tasks.iter().any(|task| matches!(task.work, Work::Loss(_)));
         for task in segment.tasks {
-            self.heavy += usize::from(is_heavy(&task));
+            self.heavy += usize::from(task.work.is_heavy());
             if task.exchange.is_some() {
                 self.issued.extend(task.writes.iter().map(|&value| (value, self.heavy)));
             }

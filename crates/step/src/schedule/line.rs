@@ -20,8 +20,10 @@ pub enum Keep {
 pub enum Recompute {
     /// Bodies alone; what was reduced is in the stream.
     Bodies,
-    /// Whatever forward did, reductions included.
+    /// Whole layers, with the reductions between their units.
     Layers,
+    /// Whatever forward did, the layer's last reduction included, whose result nobody reads.
+    Everything,
 }
 
 /// The tensor-parallel group's place among a chain's groups.
@@ -92,15 +94,14 @@ impl Line<'_> {
 
     fn reduce_output(&mut self, unit: UnitIdx) {
         if self.chain.units[unit.0].is_partial {
-            self.reduce(unit, ValueKind::Output, ValueKind::OutputReduced, 1);
+            self.reduce(unit, ValueKind::Output, ValueKind::OutputReduced);
         }
     }
 
     /// Rows of the normalised stream that other ranks have.
     fn gather_input(&mut self, unit: UnitIdx) {
         if self.chain.splits_sequence {
-            let bytes = self.stream_bytes(self.inputs(unit));
-            self.exchange(Work::AllGather, unit, ValueKind::Normalised, ValueKind::NormalisedGathered, bytes);
+            self.exchange(Work::AllGather, unit, ValueKind::Normalised, ValueKind::NormalisedGathered);
         }
     }
 
@@ -156,9 +157,7 @@ impl Line<'_> {
         }
         let stats = self.value(Stats(chunk), head);
         self.push(Work::Logits(chunk), head, vec![input], vec![logits, stats], Vec::new());
-        let ranks = self.chain.groups[TENSOR.0].ranks.len() as u64;
-        let bytes = self.size.chunk_rows[chunk.0] as u64 * ranks * self.chain.stats_bytes;
-        self.exchange(Work::AllGather, head, Stats(chunk), StatsGathered(chunk), bytes);
+        self.exchange(Work::AllGather, head, Stats(chunk), StatsGathered(chunk));
         vec![logits, self.value(StatsGathered(chunk), head)]
     }
 
@@ -201,19 +200,21 @@ impl Line<'_> {
     }
 
     fn recompute(&mut self, first: usize, end: usize) {
-        let repeats = self.recompute == Recompute::Layers && self.chain.units[first].kind != UnitKind::Embedding;
+        let repeats_last =
+            self.recompute == Recompute::Everything && self.chain.units[first].kind != UnitKind::Embedding;
         for unit in (first..end).map(UnitIdx) {
             if unit.0 > first {
                 self.enter(unit, |_| false);
             } else if unit.0 > 0 && !self.chain.splits_sequence {
                 self.normalise(unit);
             }
-            self.body(Work::Recompute, unit, true, repeats);
-            if repeats {
+            let is_read = unit.0 + 1 < end;
+            self.body(Work::Recompute, unit, true, is_read || repeats_last);
+            if is_read || repeats_last {
                 self.reduce_output(unit);
             }
         }
-        if repeats {
+        if repeats_last {
             self.forget_output(UnitIdx(end - 1));
         }
     }
@@ -250,8 +251,7 @@ impl Line<'_> {
 
     fn reduce_gradient(&mut self, unit: UnitIdx, is_partial: bool) {
         if is_partial {
-            let inputs = self.inputs(unit);
-            self.reduce(unit, ValueKind::NormalisedGradient, ValueKind::NormalisedGradientReduced, inputs);
+            self.reduce(unit, ValueKind::NormalisedGradient, ValueKind::NormalisedGradientReduced);
         }
     }
 
@@ -266,34 +266,25 @@ impl Line<'_> {
         let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).to_vec();
         self.push(Work::BackwardEnter, unit, reads.clone(), writes, reads);
         if self.chain.splits_sequence {
-            let bytes = self.stream_bytes(1);
-            self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered, bytes);
+            self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered);
             if below.0 == 0 {
-                self.exchange(Work::AllGather, below, StreamGradient, StreamGradientGathered, bytes);
+                self.exchange(Work::AllGather, below, StreamGradient, StreamGradientGathered);
             }
         }
     }
 
     /// Sums a value over the ranks; each gets all of it, or its own rows where the stream is split.
-    fn reduce(&mut self, unit: UnitIdx, from: ValueKind, to: ValueKind, tensors: usize) {
+    fn reduce(&mut self, unit: UnitIdx, from: ValueKind, to: ValueKind) {
         let work = if self.chain.splits_sequence { Work::ReduceScatter } else { Work::AllReduce };
-        self.exchange(work, unit, from, to, self.stream_bytes(tensors));
+        self.exchange(work, unit, from, to);
     }
 
-    fn exchange(&mut self, work: Work, unit: UnitIdx, from: ValueKind, to: ValueKind, bytes: u64) {
+    fn exchange(&mut self, work: Work, unit: UnitIdx, from: ValueKind, to: ValueKind) {
+        let bytes = self.chain.exchanged_bytes(unit, from, self.size);
         let (from, to) = (self.value(from, unit), self.value(to, unit));
         self.push(work, unit, vec![from], vec![to], vec![from]);
         let task = self.tasks.last_mut().expect("just pushed");
         task.exchange = Some(Exchange { group: TENSOR, bytes });
-    }
-
-    fn stream_bytes(&self, tensors: usize) -> u64 {
-        (self.size.tokens * tensors) as u64 * self.chain.row_bytes
-    }
-
-    /// How often a unit's entry normalises the stream.
-    fn inputs(&self, unit: UnitIdx) -> usize {
-        self.chain.units.get(unit.0).map_or(1, |unit| unit.inputs)
     }
 
     fn head(&self) -> UnitIdx {

@@ -21,7 +21,7 @@ use state::{gather_parameters, reduce_gradients};
 
 use evenkeel_model::UnitKind;
 
-use crate::program::{Micro, Program, Task};
+use crate::program::{Micro, Program, Task, Work};
 
 /// What a schedule is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +60,10 @@ pub struct Schedule {
     pub name: &'static str,
     pub about: &'static str,
     pub write: fn(&Request) -> Program,
+    /// Whether parts compute while others' exchanges travel.
+    pub overlaps: bool,
+    /// Whether it leaves a choice of the units that are computed again.
+    pub chooses_units: bool,
 }
 
 impl PartialEq for Schedule {
@@ -68,24 +72,66 @@ impl PartialEq for Schedule {
     }
 }
 
-pub const NONE: Schedule = Schedule { name: "none", about: "nothing is computed again; parts overlap", write: none };
-pub const DEFAULT: Schedule =
-    Schedule { name: "default", about: "layers run again, their reductions too; nothing overlaps", write: default };
-pub const SAVED_COMM: Schedule =
-    Schedule { name: "saved-comm", about: "units run again, no reduction does; nothing overlaps", write: saved_comm };
-pub const CROSS_PASS: Schedule =
-    Schedule { name: "cross-pass", about: "layers run again, their reductions too; parts overlap", write: cross_pass };
-pub const OASES: Schedule =
-    Schedule { name: "oases", about: "units run again, no reduction does; parts overlap", write: oases };
+pub const NONE: Schedule = Schedule {
+    name: "none",
+    about: "nothing is computed again; parts overlap",
+    write: none,
+    overlaps: true,
+    chooses_units: false,
+};
+pub const DEFAULT: Schedule = Schedule {
+    name: "default",
+    about: "layers run again, the reductions inside them too; nothing overlaps",
+    write: default,
+    overlaps: false,
+    chooses_units: false,
+};
+pub const SAVED_COMM: Schedule = Schedule {
+    name: "saved-comm",
+    about: "units run again, no reduction does; nothing overlaps",
+    write: saved_comm,
+    overlaps: false,
+    chooses_units: true,
+};
+pub const CROSS_PASS: Schedule = Schedule {
+    name: "cross-pass",
+    about: "layers run again, the reductions inside them too; parts overlap",
+    write: cross_pass,
+    overlaps: true,
+    chooses_units: false,
+};
+pub const OASES: Schedule = Schedule {
+    name: "oases",
+    about: "units run again, no reduction does; parts overlap",
+    write: oases,
+    overlaps: true,
+    chooses_units: true,
+};
 
 pub const SCHEDULES: [Schedule; 5] = [NONE, DEFAULT, SAVED_COMM, CROSS_PASS, OASES];
+
+/// For comparisons alone: `default` as it was published, with a reduction in every layer whose result nobody reads.
+pub const DEFAULT_REFERENCE: Schedule = Schedule {
+    name: "default-reference",
+    about: "layers run again, all their reductions too; nothing overlaps",
+    write: default_reference,
+    ..DEFAULT
+};
+/// For comparisons alone: `cross-pass` as it was published, with a reduction in every layer whose result nobody reads.
+pub const CROSS_PASS_REFERENCE: Schedule = Schedule {
+    name: "cross-pass-reference",
+    about: "layers run again, all their reductions too; parts overlap",
+    write: cross_pass_reference,
+    ..CROSS_PASS
+};
+pub const REFERENCES: [Schedule; 2] = [DEFAULT_REFERENCE, CROSS_PASS_REFERENCE];
 
 /// Nothing is recomputed. The parts of a micro-batch overlap.
 pub fn none(request: &Request) -> Program {
     request.overlapped(request.lines(|_| Keep::Everything, Recompute::Bodies))
 }
 
-/// The input of a layer is kept, and the whole layer runs again before its backward, its reductions too.
+/// The input of a layer is kept, and the whole layer runs again before its backward, the reductions between its units too.
 pub fn default(request: &Request) -> Program {
     request.in_turn(request.lines(layer_inputs, Recompute::Layers))
 }
@@ -105,10 +151,31 @@ pub fn oases(request: &Request) -> Program {
     request.overlapped(request.lines(request.streams_of_chosen(), Recompute::Bodies))
 }
 
+fn default_reference(request: &Request) -> Program {
+    request.in_turn(request.lines(layer_inputs, Recompute::Everything))
+}
+
+fn cross_pass_reference(request: &Request) -> Program {
+    request.overlapped(request.lines(layer_inputs, Recompute::Everything))
+}
+
 /// The losses of one micro-batch, and no gradients.
 pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
     let tasks = gather_parameters(line::evaluation(chain, Micro { index: 0, part: 0 }, size), chain);
     Program { tasks, groups: chain.groups.clone(), blocking: false }
+}
+
+/// Makes a program that of parts of other sizes, in as many parts and chunks. Nothing differs but what its exchanges move, on
+/// which the ranks of a tensor-parallel group agree whatever the sizes are; so what was proved of the programs still holds.
+pub fn fit(program: &mut Program, chain: &Chain, micros: &[Vec<PartSize>]) {
+    for task in &mut program.tasks {
+        if let (Work::AllReduce | Work::ReduceScatter | Work::AllGather, Some(exchange)) =
+            (task.work, &mut task.exchange)
+        {
+            let size = &micros[task.micro.index][task.micro.part];
+            exchange.bytes = chain.exchanged_bytes(task.unit, task.reads[0].kind, size);
+        }
+    }
 }
 
 fn layer_inputs(unit: &ChainUnit) -> Keep {

@@ -32,6 +32,8 @@ pub struct Outcome {
     pub peak_bytes: u64,
     /// What it sent and received of loans.
     pub lent: Count,
+    /// All-reductions that the step asked of its groups, by their own count.
+    pub all_reductions: u64,
 }
 
 impl Outcome {
@@ -270,6 +272,7 @@ fn run(
     queue.finish();
     device.comm().finish();
     let peak_bytes = device.usage().peak_bytes;
+    let all_reductions = communicator.counts().of(Kind::AllReduce).calls;
     let spans = recording.read(&program, epoch).expect("everything has run");
 
     let chains = Chain::all(shards, dtype, &mesh, way.zero);
@@ -299,7 +302,7 @@ fn run(
     };
     let gradients = parameters.ids().map(gradient).collect();
     let lent = communicator.counts().of(Kind::Redistribute);
-    Outcome { losses, evaluated, gradients, program, spans, peak_bytes, lent }
+    Outcome { losses, evaluated, gradients, program, spans, peak_bytes, lent, all_reductions }
 }
 
 /// The part of a whole gradient that a shard holds.

@@ -79,7 +79,8 @@ impl Trainer {
         if let Some(resizer) = self.resizer.as_mut().filter(|_| was_migrated || work.is_some()) {
             resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
         }
-        self.sizes.clear();
+        self.programs.clear();
+        self.evaluations.clear();
         // From here on the peak is that of what this rank works on now.
         self.device.reset_peak();
     }

@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use evenkeel_comm::Group;
 use evenkeel_device::kernel::seed_of;
 use evenkeel_model::{Batch, Noise};
-use evenkeel_step::schedule::{Arrangement, PartSize};
+use evenkeel_step::schedule::PartSize;
 
 use super::Trainer;
+use super::programs::Shape;
 use crate::Error;
 use crate::samples::Samples;
 
@@ -17,8 +18,10 @@ pub(super) type Sizes = Vec<Vec<Vec<PartSize>>>;
 /// A step's micro-batches on a rank's device.
 pub struct Prepared {
     pub(super) batches: Vec<Vec<Batch>>,
-    pub(super) arrangement: Arrangement,
+    pub(super) shape: Shape,
     pub(super) sizes: Sizes,
+    /// The fewest that a micro-batch of any rank is cut in.
+    pub(super) parts: usize,
     /// Labels that count, and tokens, of all ranks.
     pub(super) targets: usize,
     pub(super) tokens: usize,
@@ -30,11 +33,13 @@ impl Trainer {
     pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
         self.compare_samples(micros)?;
         let shares = deal(micros, self.mesh.dp);
-        let (arrangement, sizes) = self.arranged(&shares);
+        let parts = self.parts(&shares);
+        let (shape, sizes) = Shape::of_step(self.sizes(&shares, &parts));
         Ok(Prepared {
-            batches: self.batches(&shares, arrangement.parts),
-            arrangement,
+            batches: self.batches(&shares, &parts),
+            shape,
             sizes,
+            parts: parts.iter().flatten().copied().min().unwrap_or(1),
             targets: micros.iter().map(Samples::targets).sum(),
             tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
         })
@@ -57,7 +62,7 @@ impl Trainer {
     }
 
     /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
-    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Vec<Vec<Batch>> {
+    fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>]) -> Vec<Vec<Batch>> {
         let (own, mut batches, mut first_token) = (self.mesh.share(self.rank), Vec::new(), 0);
         let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
         for (turn, share) in turns {
@@ -69,7 +74,7 @@ impl Trainer {
                     first_of_part += batch.token_count() as u64;
                     batch
                 };
-                batches.push(match parts {
+                batches.push(match parts[share][turn] {
                     1 => vec![placed(samples.as_ref())],
                     parts => samples.parts(parts).iter().map(placed).collect(),
                 });
@@ -86,26 +91,26 @@ impl Trainer {
         batches.iter_mut().flatten().filter_map(|batch| batch.noise.as_mut()).for_each(|noise| noise.seed = seed);
     }
 
-    /// How this step is arranged, and the sizes that come of it. Where state that moves during the step is split, all shares
-    /// move it in the same order; those whose micro-batches have other numbers of parts or chunks go through them whole and in
-    /// turn, as all do alike.
-    fn arranged(&self, shares: &[Vec<Cow<Samples>>]) -> (Arrangement, Sizes) {
-        let arrangement = self.options.arrangement;
-        let chunks = |part: &PartSize| part.chunk_rows.len();
-        let of_share = |share: &Vec<Vec<PartSize>>| -> Vec<Vec<usize>> {
-            share.iter().map(|parts| parts.iter().map(chunks).collect()).collect()
-        };
-        let sizes = self.sizes_in(shares, arrangement.parts);
-        let are_alike = || sizes.iter().all(|share| of_share(share) == of_share(&sizes[0]));
-        if !self.parameters.split.gradients || are_alike() {
-            return (arrangement, sizes);
+    /// By share of the data and micro-batch: in how many parts it is cut, which no document or image allows more of. Where state
+    /// that moves during the step is split, all shares move it in the same order, so that the one with the fewest decides.
+    fn parts(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<usize>> {
+        let most = self.options.arrangement.parts;
+        let own = |samples: &Cow<Samples>| samples.most_parts().min(most);
+        let mut parts: Vec<Vec<usize>> = shares.iter().map(|share| share.iter().map(own).collect()).collect();
+        if self.parameters.split.gradients {
+            for turn in 0..parts[0].len() {
+                let fewest = parts.iter().map(|share| share[turn]).min().expect("there is a share");
+                parts.iter_mut().for_each(|share| share[turn] = fewest);
+            }
         }
-        (Arrangement { parts: 1, ahead: false, ..arrangement }, self.sizes_in(shares, 1))
+        parts
     }
 
-    fn sizes_in(&self, shares: &[Vec<Cow<Samples>>], parts: usize) -> Sizes {
-        let size = |samples: &Cow<Samples>| samples.part_sizes(&self.model, parts);
-        shares.iter().map(|share| share.iter().map(size).collect()).collect()
+    fn sizes(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>]) -> Sizes {
+        let of_share = |(share, parts): (&Vec<Cow<Samples>>, &Vec<usize>)| {
+            share.iter().zip(parts).map(|(samples, &parts)| samples.part_sizes(&self.model, parts)).collect()
+        };
+        shares.iter().zip(parts).map(of_share).collect()
     }
 }
 

@@ -1,0 +1,245 @@
+//! In how many parts micro-batches are cut and whether the stream is split, where the configuration leaves that open: as an
+//! earlier part of the run did, or as a simulation of the candidates says.
+
+use std::time::Duration;
+
+use evenkeel_comm::Link;
+use evenkeel_device::{DType, DeviceKind};
+use evenkeel_model::{Cut, Model, UnitKind};
+use evenkeel_step::schedule::{Arrangement, Units};
+use evenkeel_step::simulate::{Contention, Unforeseen};
+use evenkeel_train::{Candidate, Foretold, Machine, Samples, foretell, preferred};
+
+use super::model::device_dtype;
+use crate::config::Settings;
+use crate::launch::{Launch, arrangement};
+use crate::{Failure, Mistake, text};
+
+/// More parts than these make products too small for what they hide.
+const MOST_PARTS: usize = 4;
+
+/// Fills in `parallel.parts` and `parallel.sequence_parallel`, and gives the launch its cut. `before` is what a run that goes on
+/// was configured as. Of what a simulation recommends, the best that `fits` in memory is taken. Returns what there is to say.
+pub fn arrange(
+    settings: &mut Settings,
+    model: &Model,
+    launch: &mut Launch,
+    before: Option<&Settings>,
+    fits: impl Fn(&Settings, &Launch) -> Result<bool, Failure>,
+) -> Result<Vec<String>, Failure> {
+    let mut said = Vec::new();
+    said.extend(no_choice_of_units(settings, model));
+    let parallel = &mut settings.parallel;
+    if parallel.tp == 1 {
+        parallel.parts.get_or_insert(1);
+        return Ok(said);
+    }
+    if let Some(before) = before.filter(|before| is_arranged_alike(settings, before)) {
+        let parallel = &mut settings.parallel;
+        parallel.parts = parallel.parts.or(before.parallel.parts);
+        parallel.sequence_parallel =
+            parallel.sequence_parallel.or(before.parallel.sequence_parallel).or(Some(launch.cut.split_sequence));
+    }
+    let candidates = candidates(settings, launch);
+    if let [only] = candidates[..] {
+        apply(only, settings, launch);
+        return Ok(said);
+    }
+    let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
+    let dtype = device_dtype(settings.train.dtype);
+    let mut foretold = simulated(&candidates, arrangement(&settings.parallel), model, launch, dtype, &blank)
+        .map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
+    let all = foretold.clone();
+    let mut first = None;
+    while let Some(told) = preferred(&foretold) {
+        first.get_or_insert(told);
+        apply(told.candidate, settings, launch);
+        if fits(settings, launch)? {
+            said.push(describe(&told, &all));
+            return Ok(said);
+        }
+        foretold.retain(|other| other.candidate != told.candidate);
+    }
+    // Whoever checks the memory next says what is wrong.
+    apply(first.expect("there are candidates").candidate, settings, launch);
+    Ok(said)
+}
+
+/// What each candidate would take.
+pub fn simulated(
+    candidates: &[Candidate],
+    arrangement: Arrangement,
+    model: &Model,
+    launch: &Launch,
+    dtype: DType,
+    samples: &Samples,
+) -> Result<Vec<Foretold>, Unforeseen> {
+    let machine = machine(launch, dtype);
+    let told = |candidate: &Candidate| {
+        let cut = Cut { split_sequence: candidate.split_sequence, ..launch.cut.clone() };
+        foretell(model, &cut, arrangement.in_parts(candidate.parts), dtype, samples, &machine)
+    };
+    candidates.iter().map(told).collect()
+}
+
+/// What is open, that with the least memory first: a split stream, and few parts.
+fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
+    let parallel = &settings.parallel;
+    let streams = match parallel.sequence_parallel {
+        Some(split) => vec![split],
+        None if launch.cut.uncut.is_empty() => vec![true, false],
+        None => vec![false],
+    };
+    let parts = match parallel.parts {
+        Some(parts) => vec![parts],
+        None => parts_to_try(arrangement(parallel), settings.train.batch),
+    };
+    let candidate = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
+    streams.into_iter().flat_map(candidate).collect()
+}
+
+/// A micro-batch has at least as many documents as sequences, and no more parts than those.
+pub fn parts_to_try(arrangement: Arrangement, sequences: usize) -> Vec<usize> {
+    let most = if arrangement.overlaps() { MOST_PARTS.min(sequences).max(1) } else { 1 };
+    (1..=most).collect()
+}
+
+fn apply(candidate: Candidate, settings: &mut Settings, launch: &mut Launch) {
+    settings.parallel.parts = Some(candidate.parts);
+    settings.parallel.sequence_parallel = Some(candidate.split_sequence);
+    launch.cut.split_sequence = candidate.split_sequence;
+}
+
+/// Whether what a run was arranged as before suits it now.
+fn is_arranged_alike(now: &Settings, before: &Settings) -> bool {
+    let of = |settings: &Settings| (settings.parallel.tp, settings.parallel.schedule, settings.train.batch);
+    of(now) == of(before)
+}
+
+fn describe(told: &Foretold, all: &[Foretold]) -> String {
+    let Foretold { candidate, step_s, exposed_share } = told;
+    let stream = |split: bool| if split { "stream split" } else { "stream whole" };
+    let parts = |parts: usize| if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") };
+    let slowest = all.iter().max_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("there are candidates");
+    let saved = 1.0 - step_s / slowest.step_s;
+    let than = format!("{} and a {}", parts(slowest.candidate.parts), stream(slowest.candidate.split_sequence));
+    let chosen = format!(
+        "chosen by simulation, from estimated costs: {}, {}, {} of a step exposed",
+        parts(candidate.parts),
+        stream(candidate.split_sequence),
+        text::percent(*exposed_share)
+    );
+    if saved < 0.005 { chosen } else { format!("{chosen}, {} less time than {than}", text::percent(saved)) }
+}
+
+/// Where attention and MLP are one unit, none of them is recomputed without the other.
+fn no_choice_of_units(settings: &Settings, model: &Model) -> Option<String> {
+    let chosen = arrangement(&settings.parallel).recompute;
+    let is_one = model.units.iter().any(|unit| matches!(unit.kind, UnitKind::Layer(_)));
+    (chosen != Units::All && is_one).then(|| {
+        "`parallel.recompute_units` has no effect: attention and MLP of this model are computed together".to_owned()
+    })
+}
+
+/// What the ranks of a share can do, about. Nothing is measured: which arrangement is best depends on the ratio of computing to
+/// exchanging, and only where both take about as long on how exactly that is known.
+pub fn machine(launch: &Launch, dtype: DType) -> Machine {
+    let tp = launch.mesh().tp;
+    match launch.kind {
+        DeviceKind::Cpu => {
+            let cores = launch.cores_per_rank as f64;
+            let of_core = if dtype == DType::F32 { 5e10 } else { 2e11 };
+            // An emulated link is a timer; in memory, it is cores that move the bytes.
+            let shares_cores = launch.comm.link.is_none() && launch.comm_cores == 0;
+            Machine {
+                flops_per_s: vec![cores * of_core; tp],
+                bytes_per_s: vec![cores * 1e10; tp],
+                launch: Duration::from_micros(5),
+                link: launch.comm.link.unwrap_or(Link { latency: Duration::from_micros(20), bytes_per_s: 1e10 }),
+                contention: Contention { compute: if shares_cores { 1.0 } else { 0.0 }, exchange: 0.0 },
+            }
+        }
+        DeviceKind::Cuda => {
+            const MULTIPROCESSORS: f64 = 132.0;
+            let share = |shard: usize| match launch.virtual_gpus.get(shard) {
+                Some(&multiprocessors) => f64::from(multiprocessors) / MULTIPROCESSORS,
+                None if launch.placement.is_each_on_its_own() => 1.0,
+                None => 1.0 / launch.ranks() as f64,
+            };
+            let of_card = if dtype == DType::F32 { 4e13 } else { 5e14 };
+            let of_shards = |of_card: f64| (0..tp).map(|shard| of_card * share(shard)).collect();
+            let (latency_us, bytes_per_s) = if launch.placement.is_each_on_its_own() { (40, 2e11) } else { (10, 5e11) };
+            Machine {
+                flops_per_s: of_shards(of_card),
+                bytes_per_s: of_shards(3e12),
+                launch: Duration::from_micros(3),
+                link: Link { latency: Duration::from_micros(latency_us), bytes_per_s },
+                contention: Contention { compute: 0.1, exchange: 0.1 },
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evenkeel_step::schedule::{DEFAULT, NONE, OASES};
+
+    fn model() -> Model {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 4096, "tie_word_embeddings": false,
+        });
+        Model::from_json(&config).unwrap()
+    }
+
+    /// Two ranks of one core, which such a link connects.
+    fn launch(link_gb_per_s: Option<f64>) -> Launch {
+        let mut launch = Launch::even(1, 2, Some(2));
+        launch.comm.link = link_gb_per_s.map(|rate| Link { latency: Duration::ZERO, bytes_per_s: rate * 1e9 });
+        launch
+    }
+
+    fn told(arrangement: Arrangement, link_gb_per_s: Option<f64>, sequences: usize) -> Vec<Foretold> {
+        let parts = parts_to_try(arrangement, sequences);
+        let of_stream = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
+        let candidates: Vec<Candidate> = [true, false].into_iter().flat_map(of_stream).collect();
+        let (model, launch) = (model(), launch(link_gb_per_s));
+        let samples = Samples::blank(model.config.input, sequences, 256);
+        simulated(&candidates, arrangement, &model, &launch, DType::F32, &samples).unwrap()
+    }
+
+    #[test]
+    fn the_choice_exposes_no_more_than_the_whole_stream_in_two_parts() {
+        for (arrangement, rate) in [(OASES, 0.15), (OASES, 0.3), (OASES, 1.0), (NONE, 0.15), (NONE, 0.5)]
+            .map(|(of, rate)| (Arrangement::of(of), rate))
+        {
+            let all = told(arrangement, Some(rate), 8);
+            let of = |parts: usize, split_sequence: bool| {
+                let candidate = Candidate { parts, split_sequence };
+                *all.iter().find(|told| told.candidate == candidate).unwrap()
+            };
+            let chosen = preferred(&all).unwrap();
+            let (whole, split) = (of(2, false), of(2, true));
+            assert!(chosen.exposed_share <= whole.exposed_share + 0.03, "{rate} GB/s: {chosen:?}, {whole:?}");
+            assert!(split.exposed_share > whole.exposed_share, "{rate} GB/s: {split:?}, {whole:?}");
+            assert!(chosen.step_s <= split.step_s && chosen.step_s <= 1.02 * whole.step_s, "{chosen:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_cut_where_nothing_is_to_be_hidden_or_nothing_can_be() {
+        let chosen = |arrangement, link, sequences| preferred(&told(arrangement, link, sequences)).unwrap().candidate;
+        let plain = Candidate { parts: 1, split_sequence: true };
+        assert_eq!(chosen(Arrangement::of(OASES), None, 8), plain, "in memory");
+        assert_eq!(chosen(Arrangement::of(OASES), Some(1000.0), 8), plain, "over a link that takes no time");
+        assert_eq!(chosen(Arrangement::of(DEFAULT), Some(0.3), 8).parts, 1, "a schedule that overlaps nothing");
+        assert_eq!(chosen(Arrangement::of(OASES), Some(0.3), 1).parts, 1, "a single sequence");
+    }
+
+    #[test]
+    fn the_same_input_gives_the_same_choice() {
+        let [first, second] = [(); 2].map(|()| told(Arrangement::of(OASES), Some(0.2), 4));
+        assert_eq!(first, second);
+    }
+}

@@ -1,0 +1,180 @@
+//! How long a step would take in another arrangement, before anything is measured: its programs are simulated on costs that are
+//! estimated from counts of operations and bytes. Pure: the same input, the same answer on every rank and in every run.
+
+use std::time::Duration;
+
+use evenkeel_comm::{Communicator, Kind, Link};
+use evenkeel_device::{Counts, DType, Device};
+use evenkeel_model::{Cut, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
+use evenkeel_step::schedule::{Arrangement, Chain, PartSize};
+use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
+use evenkeel_step::{Executor, Mesh, Program, Task, Work, join};
+
+use crate::samples::Samples;
+
+/// What ranks and the links between them can do, about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// By shard.
+    pub flops_per_s: Vec<f64>,
+    /// By shard, of its memory.
+    pub bytes_per_s: Vec<f64>,
+    /// What a kernel takes beside its work.
+    pub launch: Duration,
+    pub link: Link,
+    pub contention: Contention,
+}
+
+/// A way to arrange steps: in how many parts a micro-batch is cut, and whether the stream is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub parts: usize,
+    pub split_sequence: bool,
+}
+
+/// What the simulation says of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Foretold {
+    pub candidate: Candidate,
+    pub step_s: f64,
+    /// The largest share of the step that a rank exchanges and does not compute.
+    pub exposed_share: f64,
+}
+
+/// Units of a model that are looked at: layers are alike, and this many tell how they overlap.
+const MOST_UNITS: usize = 17;
+/// A candidate has to be better by more than this than one that takes less memory or fewer parts.
+const MARGIN: f64 = 0.02;
+
+/// Simulates the step of one share of the data on such a micro-batch.
+pub fn foretell(
+    model: &Model,
+    cut: &Cut,
+    arrangement: Arrangement,
+    dtype: DType,
+    samples: &Samples,
+    machine: &Machine,
+) -> Result<Foretold, Unforeseen> {
+    let mut shards = model.cut(cut).expect("a cut that the run has, too");
+    shards.iter_mut().for_each(|shard| shard.units.truncate(MOST_UNITS));
+    let mesh = Mesh::of_shards(shards.len());
+    let chains = Chain::all(&shards, dtype, &mesh, 0);
+    // Where the next micro-batch begins early, there is a next one.
+    let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];
+    let sizes: Vec<Vec<PartSize>> = micros.iter().map(|samples| samples.part_sizes(model, arrangement.parts)).collect();
+    let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
+    let mut seconds = Vec::new();
+    for (rank, program) in programs.iter().enumerate() {
+        let counts = counts(&shards[rank], &chains[rank], rank, program, arrangement.parts, &micros, dtype);
+        let of_task = |counts: &Counts| machine.compute_s(rank, counts);
+        seconds.push(counts.iter().map(of_task).collect::<Vec<f64>>());
+    }
+    let mut costs = Costs::of_tasks(&programs, |rank, index, task| match task.exchange {
+        Some(_) => machine.exchange_s(task, mesh.tp),
+        None => seconds[rank][index],
+    });
+    costs.contention = machine.contention;
+    let timeline = simulate(&programs, &costs)?;
+    let candidate = Candidate { parts: arrangement.parts, split_sequence: cut.split_sequence };
+    Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
+}
+
+/// The one to take: the first that takes hardly longer than the fastest does.
+pub fn preferred(foretold: &[Foretold]) -> Option<Foretold> {
+    let best_s = foretold.iter().map(|told| told.step_s).min_by(f64::total_cmp)?;
+    foretold.iter().find(|told| told.step_s <= best_s * (1.0 + MARGIN)).copied()
+}
+
+impl Machine {
+    fn compute_s(&self, shard: usize, counts: &Counts) -> f64 {
+        let of_kernels = counts.0.values().map(|count| {
+            let work_s = count.flops as f64 / self.flops_per_s[shard];
+            work_s.max(count.bytes as f64 / self.bytes_per_s[shard]) + count.launches as f64 * self.launch.as_secs_f64()
+        });
+        of_kernels.sum()
+    }
+
+    fn exchange_s(&self, task: &Task, members: usize) -> f64 {
+        let kind = match task.work {
+            Work::ReduceScatter => Kind::ReduceScatter,
+            Work::AllGather => Kind::AllGather,
+            _ => Kind::AllReduce,
+        };
+        let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
+        self.link.duration_of(kind, bytes, members).as_secs_f64()
+    }
+}
+
+/// What each task asks of a device, from a dry run.
+fn counts(
+    shard: &Model,
+    chain: &Chain,
+    rank: usize,
+    program: &Program,
+    parts: usize,
+    micros: &[&Samples],
+    dtype: DType,
+) -> Vec<Counts> {
+    let (device, communicator) = (Device::dry(), Communicator::dry(rank, chain.groups[0].ranks.len()));
+    let queue = device.compute();
+    let parameters = Parameters::allocate(shard, dtype, Split::NONE, queue);
+    let gradients = Gradients::new(&parameters, queue);
+    let longest = micros.iter().map(|samples| samples.tokens(shard.config.input)).max().unwrap_or(1);
+    let tables = RotaryTables::new(&shard.config, queue, longest);
+    let batches = |samples: &&Samples| samples.parts(parts).iter().map(|it| it.batch(shard, dtype, queue)).collect();
+    let batches: Vec<Vec<_>> = micros.iter().map(batches).collect();
+    let groups = join(&communicator, &chain.groups);
+    let executor = Executor {
+        model: shard,
+        device: &device,
+        parameters: &parameters,
+        tables: &tables,
+        gradients: &gradients,
+        groups: &groups,
+        migration: None,
+        resizing: None,
+    };
+    let mut before = device.counts();
+    let mut counts = vec![Counts::default(); program.tasks.len()];
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+    executor.run_watched(program, &batches, options, None, |index| {
+        let now = device.counts();
+        counts[index] = difference(&now, &before);
+        before = now;
+    });
+    counts
+}
+
+fn difference(now: &Counts, before: &Counts) -> Counts {
+    let mut counts = now.clone();
+    for (name, count) in &mut counts.0 {
+        if let Some(before) = before.0.get(name) {
+            count.launches -= before.launches;
+            count.flops -= before.flops;
+            count.bytes -= before.bytes;
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_is_hardly_slower_than_the_fastest_is_preferred() {
+        let told = |parts: usize, step_s: f64| Foretold {
+            candidate: Candidate { parts, split_sequence: true },
+            step_s,
+            exposed_share: 0.0,
+        };
+        let preferred = |steps: &[f64]| {
+            let all: Vec<Foretold> = steps.iter().enumerate().map(|(index, &step_s)| told(index + 1, step_s)).collect();
+            preferred(&all).map(|told| told.candidate.parts)
+        };
+        assert_eq!(preferred(&[1.0, 1.0, 0.5]), Some(3));
+        assert_eq!(preferred(&[1.0, 0.99, 0.985]), Some(1));
+        assert_eq!(preferred(&[1.0, 0.9, 0.89]), Some(2));
+        assert_eq!(preferred(&[]), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Programs are written and proved once for a shape, and what they compute does not depend on who was there before.
+
+mod support;
+
+use evenkeel_device::DType;
+use evenkeel_model::{Model, Parameters};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
+use evenkeel_train::{AdamWOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
+use support::{Topology, start_on, state};
+
+const STEPS: usize = 12;
+
+/// Its head has several chunks: logits of all rows would be too many at a time.
+fn model() -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "vocab_size": 1 << 18, "tie_word_embeddings": true,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn options(arrangement: Arrangement) -> TrainerOptions {
+    let optimizer = Some(AdamWOptions::default());
+    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 128, dropout_seed: 0 }
+}
+
+fn ranks(topology: &Topology, arrangement: Arrangement) -> Ranks {
+    start_on(&model(), topology, options(arrangement), |shard, split, queue| {
+        Parameters::random(shard, DType::F32, split, 7, queue)
+    })
+}
+
+fn documents(lengths: &[usize], seed: usize) -> Samples {
+    let ids: Vec<u32> = (0..lengths.iter().sum::<usize>()).map(|i| ((i + seed) * 7919 % (1 << 18)) as u32).collect();
+    Samples::Tokens { labels: ids.clone(), ids, segment_lengths: lengths.to_vec() }
+}
+
+/// As a packer fills a micro-batch of 96 tokens: with documents of any length, the last one cut off.
+fn packed(seed: usize) -> Samples {
+    const TOKENS: usize = 96;
+    let mut lengths = vec![9 + seed * 13 % 31];
+    while lengths.iter().sum::<usize>() < TOKENS {
+        let next = 5 + (seed * 7 + lengths.len() * 11) % 29;
+        lengths.push(next.min(TOKENS - lengths.iter().sum::<usize>()));
+    }
+    documents(&lengths, seed)
+}
+
+fn micros(step: usize) -> Vec<Samples> {
+    (0..4).map(|micro| packed(step * 4 + micro)).collect()
+}
+
+#[test]
+fn packed_documents_have_one_program_and_the_bits_of_programs_of_their_own() {
+    for (topology, arrangement) in [
+        (Topology::new(1, 2, 0), Arrangement::of(OASES).in_parts(2)),
+        (Topology::new(1, 2, 0), Arrangement::of(NONE).in_parts(3).ahead()),
+        (Topology::new(2, 1, 3), Arrangement::of(CROSS_PASS).in_parts(2)),
+    ] {
+        let what = format!("{topology:?}, {arrangement:?}");
+        let [kept, anew] = [(); 2].map(|()| ranks(&topology, arrangement));
+        let rows: Vec<Vec<usize>> = (0..STEPS)
+            .flat_map(micros)
+            .map(|it| it.part_sizes(&model(), 2).iter().map(|part| part.tokens).collect())
+            .collect();
+        assert!(rows.iter().any(|parts| parts[0] != rows[0][0]), "{what}: parts differ: {rows:?}");
+        for step in 0..STEPS {
+            let kept = kept.step(micros(step), 1e-3).unwrap();
+            anew.each(move |trainer: &mut Trainer| trainer.rearrange(arrangement)).unwrap();
+            let anew = anew.step(micros(step), 1e-3).unwrap();
+            assert_eq!(kept, anew, "{what}, step {step}");
+        }
+        let evaluated = [&kept, &anew].map(|ranks| [1, 2, 3].map(|seed| ranks.evaluate(packed(seed)).unwrap()));
+        assert_eq!(evaluated[0], evaluated[1], "{what}");
+        assert_eq!(state(&kept), state(&anew), "{what}");
+        let written = |ranks: &Ranks| ranks.each(|trainer| trainer.programs_written()).unwrap()[0];
+        assert_eq!([written(&kept), written(&anew)], [1 + 1, STEPS + 1], "{what}");
+    }
+}
+
+#[test]
+fn a_step_says_in_how_few_parts_a_micro_batch_was_cut() {
+    let ranks = ranks(&Topology::new(1, 2, 0), Arrangement::of(OASES).in_parts(2));
+    let parts = |micros: Vec<Samples>| ranks.step(micros, 1e-3).unwrap().parts;
+    assert_eq!(parts(vec![packed(1), packed(2)]), 2);
+    assert_eq!(parts(vec![packed(1), documents(&[96], 2)]), 1);
+    assert_eq!(parts(vec![packed(3)]), 2);
+}
+
+#[test]
+fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_where_that_was_foreseen() {
+    let (topology, arrangement) = (Topology::new(2, 2, 2), Arrangement::of(OASES).in_parts(2));
+    let ranks = ranks(&topology, arrangement);
+    // The first two micro-batches meet, and the last two: one of a single document, and one that none is missing of.
+    let uneven = vec![packed(1), documents(&[96], 2), packed(3), packed(4)];
+    let outcome = ranks.step(uneven.clone(), 1e-3).unwrap();
+    assert_eq!(outcome.parts, 1);
+    let of = |trainer: &mut Trainer| {
+        let parts = trainer.program().tasks.iter().map(|task| (task.micro.index, task.micro.part));
+        let most = |micro: usize| parts.clone().filter(|&(index, _)| index == micro).map(|(_, part)| part + 1).max();
+        ([most(0), most(1)], trainer.device.usage().peak_bytes)
+    };
+    let shards = model().cut(&topology.cut).unwrap();
+    let mesh = evenkeel_step::Mesh { dp: 2, tp: 2 };
+    let foreseen = costs(&shards, mesh, 2, options(arrangement), DType::F32, &uneven);
+    for (rank, (parts, peak_bytes)) in ranks.each(of).unwrap().into_iter().enumerate() {
+        assert_eq!(parts, [Some(1), Some(2)], "rank {rank}: the other micro-batch still overlaps");
+        assert!(peak_bytes <= foreseen[rank].peak_bytes, "rank {rank}: {peak_bytes} of {:?}", foreseen[rank]);
+    }
+}
