@@ -111,6 +111,10 @@ pub trait Attendant {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
     /// Writes everything needed to go on from here; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error>;
+    /// The same, where no step follows: the ranks may be kept waiting until it is written.
+    fn last_checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        self.checkpoint(ranks, feed, progress)
+    }
     /// Returns when all checkpoints are there.
     fn settle(&mut self) -> Result<(), Error>;
 }
@@ -141,7 +145,7 @@ pub fn run(
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
         }
-        if is_due(plan.checkpoint_every, progress.step) {
+        if is_due(plan.checkpoint_every, progress.step) && share(plan, progress, feed) < 1.0 {
             attendant.checkpoint(ranks, feed, progress)?;
             checkpointed = progress.step;
         }
@@ -159,7 +163,7 @@ pub fn run(
         _ => Ok(()),
     };
     if checkpointed != progress.step {
-        attendant.checkpoint(ranks, feed, progress)?;
+        attendant.last_checkpoint(ranks, feed, progress)?;
     }
     attendant.settle()?;
     told.and(evaluated).and(outcome)

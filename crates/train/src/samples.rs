@@ -32,6 +32,15 @@ impl Samples {
         }
     }
 
+    /// On the host.
+    pub fn bytes(&self) -> u64 {
+        let numbers = match self {
+            Samples::Tokens { ids, labels, segment_lengths } => ids.len() + labels.len() + 2 * segment_lengths.len(),
+            Samples::Images { pixels, labels } => pixels.len() + labels.len(),
+        };
+        4 * numbers as u64
+    }
+
     /// A number that other samples hardly have.
     pub(crate) fn hash(micros: &[Samples]) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();

@@ -18,7 +18,7 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
         let mut row = vec![shard.index.to_string()];
         row.extend(spans);
         row.push(format!("{} ({:.0} %)", text::count(held as u64), 100.0 * held as f64 / whole));
-        row.extend([cost.state_bytes, cost.peak_bytes].map(text::bytes));
+        row.extend([cost.state_bytes, cost.arena_bytes].map(text::bytes));
         row.extend([text::bytes(cost.exchanged_bytes as u64), text::flops(cost.flops)]);
         row
     };
@@ -32,7 +32,7 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
         classes,
         "parameters",
         "state",
-        "peak memory",
+        "tensors",
         "exchanged",
         "work",
     ];

@@ -147,7 +147,7 @@ impl Attendant for Attending<'_> {
         // A step that beats the peak shows that others used the machine while it was measured.
         self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
         let peak_share = Some(flops_per_s / self.peak_flops_per_s);
-        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
+        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::peak_bytes());
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)
@@ -168,6 +168,12 @@ impl Attendant for Attending<'_> {
     fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
         let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
         self.saver.begin(path, ranks, progress, feed.state(), &self.configuration, move || Ok(prune()?))?;
+        self.records.publish(&self.folder.curve())
+    }
+
+    fn last_checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning());
+        self.saver.save(path, ranks, progress, feed.state(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
     }
 

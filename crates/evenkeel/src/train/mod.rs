@@ -15,8 +15,10 @@ use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model, Sampling, Split};
+use evenkeel_step::Mesh;
 use evenkeel_store::Folder;
 use evenkeel_train::checkpoint::Saver;
+use evenkeel_train::data::BATCHES_READY;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
     AdamWOptions, Cost, Decay, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
@@ -25,7 +27,8 @@ use evenkeel_train::{
 use crate::bench::peak_flops_per_s;
 use crate::config::{Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::launch::{Launch, arrangement};
-use crate::{Failure, Mistake, Mistakes, device, text, warn};
+use crate::memory::Beside;
+use crate::{Failure, Mistake, Mistakes, device, process, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, device_dtype};
@@ -52,11 +55,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (launch, options) = (Launch::of(settings, &input.model, &input.json)?, trainer_options(settings));
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    // A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
-    let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
-    let snapshot_bytes = (12 + watched_bytes) * input.model.parameter_count();
-    let memory_hint = how_to_use_less(settings, &input.model);
-    launch.check_memory(&costs, snapshot_bytes, &memory_hint)?;
+    let (beside, memory_hint) = (beside(settings, &input.model), how_to_use_less(settings, &input.model));
+    let peak = launch.check_memory(&costs, beside, &memory_hint)?;
     launch.crowding().iter().for_each(|crowding| warn(crowding));
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
@@ -88,9 +88,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, &launch, options);
         match launch.kind {
-            DeviceKind::Cpu => launch.check_memory(&costs, snapshot_bytes, &memory_hint).is_ok(),
+            // By now the ranks' tensors are in the process.
+            DeviceKind::Cpu => peak.is_none_or(|peak| peak.with(&costs, launch.cores_per_rank).check(&memory_hint).is_ok()),
             // Each rank has taken its share of the card by now.
-            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.peak_bytes <= capacity),
+            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
         }
     };
     let (mut balance, divided) =
@@ -115,12 +116,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),
         None => "begins".to_owned(),
     };
-    attending.say(&format!(
-        "{title}{}, {} of memory, {begin}",
-        launch.describe(),
-        text::bytes(peak_bytes(&costs) + snapshot_bytes)
-    ))?;
-    for line in [describe_batch(settings), describe_stragglers(&attending.stragglers), divided].into_iter().flatten() {
+    let memory = match &peak {
+        Some(peak) => format!("{} of memory", text::bytes(peak.bytes())),
+        None => format!("{} of GPU memory", text::bytes(costs.iter().map(|cost| cost.arena_bytes).sum())),
+    };
+    attending.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
+    let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
+    let said = [parts, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
+    for line in said.into_iter().flatten() {
         attending.say(&line)?;
     }
 
@@ -155,6 +158,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     drop(ranks);
     let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
+    attending.summary.memory(process::peak_bytes());
     Ok(conclusion(&attending, &folder, settings, stop, &samples))
 }
 
@@ -274,8 +278,21 @@ fn costs(settings: &Settings, shards: &[Model], launch: &Launch, options: Traine
     evenkeel_train::costs(shards, launch.mesh(), launch.zero, options, device_dtype(settings.train.dtype), &micros)
 }
 
-fn peak_bytes(costs: &[Cost]) -> u64 {
-    costs.iter().map(|cost| cost.peak_bytes).sum()
+/// What the host keeps beside the ranks' tensors.
+fn beside(settings: &Settings, model: &Model) -> Beside {
+    let (every, parameters) = (settings.output.checkpoint_every, model.parameter_count());
+    // The last checkpoint is written from where the ranks keep their state.
+    let copies = every > 0 && settings.train.steps.is_none_or(|steps| steps > every);
+    // Where changes are watched, earlier weights are kept, and a checkpoint has them, too.
+    let watched_bytes = if balance::watches_changes(settings) { 8 * parameters } else { 0 };
+    let copy_bytes = watched_bytes + if copies { 12 * parameters } else { 0 };
+    let mesh = Mesh { dp: settings.parallel.dp, tp: settings.parallel.tp };
+    Beside { copy_bytes, data_bytes: samples_bytes(&blank(settings, model), micros_of_step(settings), mesh) }
+}
+
+/// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
+pub fn samples_bytes(micro: &Samples, of_step: usize, mesh: Mesh) -> u64 {
+    (of_step + mesh.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {

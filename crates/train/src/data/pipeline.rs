@@ -16,8 +16,6 @@ const BATCH_PIECES: usize = 256;
 const BATCH_BYTES: usize = 1 << 20;
 /// Batches that may wait in a worker's channel.
 pub(crate) const BATCHES_AHEAD: usize = 4;
-/// Finished items that may wait for the caller.
-pub(crate) const ITEMS_AHEAD: usize = 16;
 
 /// What a worker makes of a record.
 pub(crate) trait Decode: Send + Sync + 'static {
@@ -32,6 +30,8 @@ pub(crate) trait Decode: Send + Sync + 'static {
 pub(crate) trait Assemble: Send + 'static {
     type Piece: Send + 'static;
     type Item: Send + 'static;
+    /// Finished items that may wait for the caller.
+    const ITEMS_AHEAD: usize;
     /// Whether the piece was of use.
     fn add(&mut self, cursor: Cursor, piece: Self::Piece, emit: Emit<Self::Item>) -> Result<bool, Stop>;
     fn finish(&mut self, end: Cursor, emit: Emit<Self::Item>) -> Result<(), Stop>;
