@@ -89,7 +89,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let costs = self::costs(settings, shards, &launch, options);
         match launch.kind {
             // By now the ranks' tensors are in the process.
-            DeviceKind::Cpu => peak.is_none_or(|peak| peak.with(&costs, launch.cores_per_rank).check(&memory_hint).is_ok()),
+            DeviceKind::Cpu => {
+                peak.is_none_or(|peak| peak.with(&costs, launch.cores_per_rank).check(&memory_hint).is_ok())
+            }
             // Each rank has taken its share of the card by now.
             DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
         }

@@ -55,7 +55,10 @@ fn working_memory<E: Element, L: Level<E>>(kernel: &AttentionBackward) -> Workin
     let (tasks, shared_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count, L::KEYS);
     let keys = tasks.iter().map(|task| task.plan(&shape).keys_at_once).max();
     let of_task = keys.map_or(0, |keys| Memory::<E, L>::floats(&shape, keys));
-    WorkingMemory { common_bytes: WorkingMemory::of_team(shared_floats).common_bytes, ..WorkingMemory::of_thread(of_task) }
+    WorkingMemory {
+        common_bytes: WorkingMemory::of_team(shared_floats).common_bytes,
+        ..WorkingMemory::of_thread(of_task)
+    }
 }
 
 fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {

@@ -168,8 +168,8 @@ fn filled(segments: &Segments) -> Vec<Range<usize>> {
 mod tests {
     use half::bf16;
 
-    use super::super::{Run, Team};
     use super::super::features::{Bf16Level, bf16_level};
+    use super::super::{Run, Team};
     use super::*;
     use crate::kernel::{Attention, AttentionBackward, AttentionDropout};
     use crate::{Extent, View};

@@ -8,9 +8,9 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use super::super::{Team, WorkingMemory};
 use super::super::matrix::{Element, matrix};
 use super::super::team::{Scratch, Source};
+use super::super::{Team, WorkingMemory};
 use super::epilogue::Epilogue;
 use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product};
