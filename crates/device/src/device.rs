@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use crate::WorkingMemory;
 use crate::arena::{Arena, Usage};
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays};
@@ -105,6 +106,14 @@ impl Device {
         match &self.kind {
             Kind::Dry(backend) => backend.counts(),
             Kind::Cpu(_) | Kind::Cuda(_) => Counts::default(),
+        }
+    }
+
+    /// What the kernels that a dry device was given work with beside the arena, on this machine's CPU; nothing on others.
+    pub fn working_memory(&self) -> WorkingMemory {
+        match &self.kind {
+            Kind::Dry(backend) => backend.working_memory(),
+            Kind::Cpu(_) | Kind::Cuda(_) => WorkingMemory::default(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use crate::kernel::Kernel;
 use crate::queue::{Backend, Event, Health, HostData, Lane, Point, Stamp};
-use crate::{DType, View};
+use crate::{DType, View, WorkingMemory};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -31,16 +31,25 @@ impl Counts {
 #[derive(Default)]
 pub(crate) struct DryBackend {
     counts: Mutex<Counts>,
+    working: Mutex<WorkingMemory>,
 }
 
 impl DryBackend {
     pub(crate) fn counts(&self) -> Counts {
         self.counts.lock().expect("counting never panics").clone()
     }
+
+    pub(crate) fn working_memory(&self) -> WorkingMemory {
+        *self.working.lock().expect("counting never panics")
+    }
 }
 
 impl Backend for DryBackend {
-    fn launch(&self, _lane: Lane, kernel: Kernel) {
+    fn launch(&self, lane: Lane, kernel: Kernel) {
+        if lane == Lane::Compute {
+            let mut working = self.working.lock().expect("counting never panics");
+            *working = working.max(kernel.working_memory_on_cpu());
+        }
         let mut counts = self.counts.lock().expect("counting never panics");
         let count = counts.0.entry(kernel.name()).or_default();
         count.launches += 1;

@@ -19,7 +19,7 @@ mod queue;
 mod tensor;
 
 pub use arena::{Arena, OutOfMemory, Usage};
-pub use cpu::{CpuOptions, CpuReport, allowed_cores, cpu_report};
+pub use cpu::{CpuOptions, CpuReport, WorkingMemory, allowed_cores, cpu_report};
 pub use cuda::{
     CudaCard, CudaError, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, NcclCommunicator,
     NcclId, NcclLibrary, NcclTransfer, Replays, compile_all_kernels, cuda_attention_repeats, cuda_cards, cuda_memory,

@@ -109,6 +109,16 @@ pub(crate) enum HostData {
     Indices(Vec<u32>),
 }
 
+impl HostData {
+    pub fn bytes(&self) -> u64 {
+        let elements = match self {
+            HostData::Floats(values) => values.len(),
+            HostData::Indices(values) => values.len(),
+        };
+        4 * elements as u64
+    }
+}
+
 /// A point in a queue's work that another queue can wait for.
 #[derive(Clone, Debug)]
 pub struct Event(pub(crate) Point);

@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let settings = &config.settings;
     let launch = Launch::of(settings, &input.model, &input.json)?;
     let shards = input.model.cut(&launch.cut)?;
-    let needed = peak_bytes_of(&shards, settings);
+    let needed = peak_bytes_of(&shards, settings, &launch);
     let (what, hint) = ("an evaluation", "use a smaller train.batch or data.sequence, or a smaller model");
     match launch.kind {
         DeviceKind::Cpu => check_fit(what, needed.iter().sum(), hint)?,
@@ -105,12 +105,12 @@ fn options(settings: &Settings) -> TrainerOptions {
 }
 
 /// The memory that each rank with one of these shards takes, from dry runs.
-fn peak_bytes_of(shards: &[Model], settings: &Settings) -> Vec<u64> {
+fn peak_bytes_of(shards: &[Model], settings: &Settings, launch: &Launch) -> Vec<u64> {
     let samples = Samples::blank(shards[0].config.input, settings.train.batch, settings.data.sequence);
     let (mesh, dtype) = (Mesh::of_shards(shards.len()), device_dtype(settings.train.dtype));
     let of_rank = |(rank, shard): (usize, &Model)| {
         let communicator = Communicator::dry(rank, shards.len());
-        peak_bytes(|device| {
+        peak_bytes(launch.kind, launch.cores_per_rank, |device| {
             let parameters = Parameters::allocate(shard, dtype, Split::NONE, device.compute());
             let mut trainer = Trainer::new(shards, mesh, &communicator, device.clone(), parameters, options(settings));
             trainer.evaluate(&samples);
@@ -137,7 +137,7 @@ mod tests {
         let peak = |optimizer: Option<OptimizerOptions>| {
             let arrangement = Arrangement::default();
             let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4, dropout_seed: 0 };
-            peak_bytes(|device| {
+            peak_bytes(DeviceKind::Cuda, 1, |device| {
                 let parameters = Parameters::allocate(&model, DType::F32, Split::NONE, device.compute());
                 drop(Trainer::alone(model.clone(), device.clone(), parameters, options));
             })

@@ -165,7 +165,7 @@ fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure>
 
 /// Refuses, after a dry run, what would not fit.
 fn check_memory(kind: DeviceKind, model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Failure> {
-    let needed = peak_bytes(|device| {
+    let needed = peak_bytes(kind, evenkeel_device::cpu_report().cores, |device| {
         let queue = device.compute();
         let parameters = Parameters::allocate(model, dtype, Split::NONE, queue);
         // What it would refuse, it refuses again when it is done for real.

@@ -17,7 +17,7 @@ use evenkeel_train::{Cost, Ranks, Trainer, TrainerOptions};
 use serde_json::Value;
 
 use crate::config::{self, Parallel, Schedule, Settings};
-use crate::memory::{check_fit, check_fit_on_card};
+use crate::memory::{Beside, Peak, check_fit, check_fit_on_card};
 use crate::placement::Placement;
 use crate::{Failure, Mistake, device};
 
@@ -305,14 +305,18 @@ impl From<config::DeviceKind> for DeviceKind {
 }
 
 impl Launch {
-    /// Refuses steps that would not fit, and what the host keeps beside them.
-    pub fn check_memory(&self, costs: &[Cost], beside_bytes: u64, hint: &str) -> Result<(), Failure> {
+    /// Refuses steps that would not fit, and what the host keeps beside them. Foretells the process's peak where its ranks are on
+    /// cores.
+    pub fn check_memory(&self, costs: &[Cost], beside: Beside, hint: &str) -> Result<Option<Peak>, Failure> {
         if self.kind == DeviceKind::Cpu {
-            return Ok(check_memory(costs, beside_bytes, hint)?);
+            let peak = Peak::of(costs, self.cores_per_rank, beside);
+            peak.check(hint)?;
+            return Ok(Some(peak));
         }
-        let most = costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0);
+        let most = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0);
         self.check_fit_on_cards("a step", most, hint)?;
-        Ok(check_fit("a checkpoint's copy of the weights and moments", beside_bytes, "use a smaller model")?)
+        check_fit("a checkpoint's copy of the weights and moments", beside.copy_bytes, "use a smaller model")?;
+        Ok(None)
     }
 }
 
@@ -322,12 +326,6 @@ impl Launch {
         let ranks = self.placement.ranks_on_each();
         self.placement.cards().into_iter().try_for_each(|card| check_fit_on_card(card, ranks, what, needed_bytes, hint))
     }
-}
-
-/// Refuses what would not fit, with something beside it, in the memory that all ranks share.
-pub fn check_memory(costs: &[Cost], beside_bytes: u64, hint: &str) -> Result<(), Mistake> {
-    let needed: u64 = costs.iter().map(|cost| cost.peak_bytes).sum();
-    check_fit("a step", needed + beside_bytes, hint)
 }
 
 fn cores_per_rank(ranks: usize, wanted: Option<usize>, threads: Option<usize>) -> usize {

@@ -54,7 +54,9 @@ impl Model {
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {
             let tensor = folder.tensor(&names[id.0]).expect("matched above");
-            fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))
+            fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))?;
+            folder.release(&names[id.0]);
+            Ok::<_, Error>(())
         })?;
         Ok(parameters)
     }

@@ -53,6 +53,13 @@ impl Folder {
         let &place = self.places.get(name)?;
         self.files[place].tensor(name)
     }
+
+    /// Lets go of the memory that a tensor takes since it was read, as [`SafeTensorsFile::release`] does.
+    pub fn release(&self, name: &str) {
+        if let Some(&place) = self.places.get(name) {
+            self.files[place].release(name);
+        }
+    }
 }
 
 fn check_is_folder(path: &Path) -> Result<(), Defect> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::header::{self, Header};
 use crate::{Defect, Error, RawTensor, regular_file};
@@ -59,6 +59,15 @@ impl SafeTensorsFile {
             shape: &entry.shape,
             bytes: &self.map[entry.bytes.clone()],
         })
+    }
+
+    /// Lets go of the memory that a tensor takes since it was read. It can be read again, from the file.
+    pub fn release(&self, name: &str) {
+        let Some(entry) = self.header.tensors.get(name) else { return };
+        let (start, len) = (entry.bytes.start, entry.bytes.len());
+        // Where the system cannot, memory is all that is lost.
+        // SAFETY: the map is read-only and of a file, so pages that are dropped come back from there with the same bytes.
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
     }
 }
 

@@ -1,7 +1,9 @@
 //! What training takes, from dry runs.
 
+use std::convert::Infallible;
+
 use evenkeel_comm::Communicator;
-use evenkeel_device::{DType, Device};
+use evenkeel_device::{DType, Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Split, Widths};
 use evenkeel_step::Mesh;
 
@@ -13,7 +15,12 @@ use crate::trainer::{Trainer, TrainerOptions};
 pub struct Cost {
     /// Parameters, gradients and moments.
     pub state_bytes: u64,
+    /// The most that is in use of the arena at a time.
     pub peak_bytes: u64,
+    /// What the arena takes for that, gaps included.
+    pub arena_bytes: u64,
+    /// What kernels work with beside the arena, on a CPU.
+    pub working: WorkingMemory,
     /// Of one step.
     pub flops: u128,
     /// Of one step: the sizes of what is reduced and gathered, summed.
@@ -47,6 +54,9 @@ pub fn costs_migrated(
         let (device, communicator) = (Device::dry(), Communicator::dry(rank, mesh.ranks()));
         let split = Split::zero(zero, mesh.share(rank), mesh.dp);
         let parameters = Parameters::allocate(&shards[mesh.shard(rank)], dtype, split, device.compute());
+        // As it is loaded, for that decides where later tensors lie.
+        let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
+        filled.expect("nothing is read");
         let mut trainer = Trainer::new(shards, mesh, &communicator, device, parameters, options);
         trainer.migrate(work.cloned());
         cost(trainer, &communicator, micros)
@@ -58,6 +68,12 @@ fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
     trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
-    let counted = communicator.counts();
-    Cost { state_bytes, peak_bytes: usage.peak_bytes, flops: counts.flops() - before, exchanged_bytes: counted.bytes() }
+    Cost {
+        state_bytes,
+        peak_bytes: usage.peak_bytes,
+        arena_bytes: usage.extent_bytes,
+        working: trainer.device.working_memory(),
+        flops: counts.flops() - before,
+        exchanged_bytes: communicator.counts().bytes(),
+    }
 }

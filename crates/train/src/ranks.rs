@@ -179,7 +179,7 @@ impl Ranks {
             by_rank[keepers[from]].push((from_start..from_start + len, to_start));
         }
         let mut whole = vec![0.0; wanted.len()];
-        for (to_start, values) in self.each(move |trainer| read(trainer, kind, id, &by_rank))?.concat() {
+        for (to_start, values) in self.each(move |trainer| read(trainer, kind, id, &by_rank))?.into_iter().flatten() {
             whole[to_start..to_start + values.len()].copy_from_slice(&values);
         }
         Ok(whole)

@@ -169,6 +169,10 @@ pub trait Attendant {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
     /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
+    /// The same, where no step follows: the ranks may be kept waiting until it is written.
+    fn last_checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
+        self.checkpoint(ranks, feed, progress)
+    }
     /// Returns when all checkpoints are there.
     fn settle(&mut self) -> Result<(), Error>;
 }
@@ -208,7 +212,8 @@ pub fn run(
             Ok(false) => break Ok(Stop::DataEnded),
             Err(error) => break Err(error),
         }
-        if is_due(plan.checkpoint_every, progress.step) || (plan.keep_best && progress.is_best()) {
+        let is_wanted = is_due(plan.checkpoint_every, progress.step) || (plan.keep_best && progress.is_best());
+        if is_wanted && share(plan, progress, feed) < 1.0 {
             attendant.checkpoint(ranks, &feed_state, progress)?;
             checkpointed = progress.step;
         }
@@ -229,7 +234,7 @@ pub fn run(
     // A checkpoint of this step may be there already, but does not know of its evaluation.
     let is_outdated = *progress != before && (plan.keep_best || plan.early_stop.is_some());
     if checkpointed != progress.step || is_outdated {
-        attendant.checkpoint(ranks, &feed_state, progress)?;
+        attendant.last_checkpoint(ranks, &feed_state, progress)?;
     }
     attendant.settle()?;
     told.and(evaluated).and(outcome)

@@ -32,6 +32,15 @@ impl Samples {
         }
     }
 
+    /// On the host.
+    pub fn bytes(&self) -> u64 {
+        let numbers = match self {
+            Samples::Tokens { ids, labels, segment_lengths } => ids.len() + labels.len() + 2 * segment_lengths.len(),
+            Samples::Images { pixels, labels } => pixels.len() + labels.len(),
+        };
+        4 * numbers as u64
+    }
+
     /// A number that other samples hardly have, and the same for these on every machine.
     pub(crate) fn digest(micros: &[Samples]) -> u64 {
         Digest::of_numbers(micros.iter().flat_map(Samples::numbers)).short()

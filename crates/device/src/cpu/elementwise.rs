@@ -1,9 +1,9 @@
 //! Sums, copies, fills, and the selection of columns.
 
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
-use super::rows::{Map, Tile, column_sums, each_vector, load, map, map_mixed, store, tiles};
+use super::rows::{Map, Tile, column_sums, column_sums_floats, each_vector, load, map, map_mixed, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
-use super::{Run, Team};
+use super::{Run, Team, WorkingMemory};
 use crate::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
 use crate::{DType, Extent, View};
 
@@ -68,6 +68,10 @@ impl Run for ColumnSum {
                 vectorise(SumRows { x, rows, sums });
             });
         });
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        WorkingMemory::of_team(column_sums_floats(self.x.rows, self.x.cols, 1))
     }
 }
 

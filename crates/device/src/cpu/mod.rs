@@ -9,6 +9,7 @@ mod memory;
 mod simd;
 mod team;
 mod worker;
+mod working;
 
 mod activation;
 mod adafactor;
@@ -33,8 +34,14 @@ pub(crate) use reduction::sum;
 pub(crate) use team::Team;
 pub use worker::CpuOptions;
 pub(crate) use worker::{CpuBackend, Flag};
+pub use working::WorkingMemory;
 
 /// A kernel's computation on this device.
 pub(crate) trait Run {
     fn run(&self, team: &mut Team);
+
+    /// What the team keeps of memory for it, on this CPU.
+    fn working_memory(&self) -> WorkingMemory {
+        WorkingMemory::default()
+    }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::matrix::{Element, Matrix, matrix, with_element};
-use super::rows::{PARTS, column_sums, each_vector, load, rows_per_task, store, total};
+use super::rows::{PARTS, column_sums, column_sums_floats, each_vector, load, rows_per_task, store, total};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
-use super::{Run, Team};
+use super::{Run, Team, WorkingMemory};
 use crate::kernel::{Norm, NormBackward, NormKind};
 
 impl Run for Norm {
@@ -153,6 +153,10 @@ impl Run for NormBackward {
                 vectorise(BackwardRows { rows: block, sums, ..rows.clone() });
             });
         });
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        WorkingMemory::of_team(column_sums_floats(self.x.rows, self.x.cols, 2))
     }
 }
 

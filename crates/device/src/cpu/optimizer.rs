@@ -5,7 +5,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{each_vector, load, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::team::Scratch;
-use super::{Run, Team};
+use super::{Run, Team, WorkingMemory};
 use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
 use crate::{DType, View};
 
@@ -310,6 +310,10 @@ impl Run for SquaredNorm {
             out.write((before + total) as f32);
         }
     }
+
+    fn working_memory(&self) -> WorkingMemory {
+        WorkingMemory::of_team(partials_floats(self.x.rows * self.x.cols))
+    }
 }
 
 /// Elements summed in f32 before they join the sum in f64.
@@ -338,6 +342,11 @@ fn squared_norm<E: Element>(x: Matrix<E>, team: &mut Team) -> f64 {
     let total = (0..chunks).map(|chunk| unsafe { partials.at(chunk).read() }).sum();
     team.return_common(common);
     total
+}
+
+/// An f64 for each chunk.
+fn partials_floats(len: usize) -> usize {
+    2 * len.div_ceil(CHUNK)
 }
 
 /// The chunks' sums: f64 in memory aligned for vectors.

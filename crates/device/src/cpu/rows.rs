@@ -234,6 +234,16 @@ impl<M: Map<IN, OUT>, O: Operand, const IN: usize, const OUT: usize> Vectorised 
     }
 }
 
+/// Rows of a block with partial sums of its own.
+fn block_height(rows: usize) -> usize {
+    rows.div_ceil(MOST_BLOCKS).max(LEAST_ROWS)
+}
+
+/// The partial sums of so many vectors.
+pub(crate) fn column_sums_floats(rows: usize, cols: usize, outs: usize) -> usize {
+    rows.div_ceil(block_height(rows)) * outs * cols.next_multiple_of(LANES)
+}
+
 /// Adds sums over rows to vectors: `outs[i][c] += Σ_rows …`.
 ///
 /// `work` is given blocks of rows, each with a zeroed matrix [outs, cols] to add its sums to; those are then added up in
@@ -245,12 +255,12 @@ pub(crate) fn column_sums(
     outs: &[Option<Matrix<f32>>],
     work: impl Fn(Range<usize>, Matrix<f32>) + Sync,
 ) {
-    let height = rows.div_ceil(MOST_BLOCKS).max(LEAST_ROWS);
-    let blocks = rows.div_ceil(height);
+    let height = block_height(rows);
     let stride = cols.next_multiple_of(LANES);
     let mut common = team.take_common();
-    let address = common.floats(blocks * outs.len() * stride).as_mut_ptr() as u64;
-    let partials = View::new(address, Extent { rows: blocks * outs.len(), cols, stride, dtype: DType::F32 });
+    let address = common.floats(column_sums_floats(rows, cols, outs.len())).as_mut_ptr() as u64;
+    let all = rows.div_ceil(height) * outs.len();
+    let partials = View::new(address, Extent { rows: all, cols, stride, dtype: DType::F32 });
     team.blocks(rows, height, |block, _| {
         let first = block.start / height * outs.len();
         let sums = matrix::<f32>(&partials.row_range(first..first + outs.len()));

@@ -1,6 +1,5 @@
 //! A team: the threads of one queue, which share out the tasks of one kernel at a time.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::TypeId;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
+use memmap2::MmapMut;
+
+use super::working::PAGE_BYTES;
 use crate::View;
 
 type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
@@ -118,6 +120,16 @@ impl Team {
 
     pub fn return_common(&mut self, common: Scratch) {
         self.common = common;
+    }
+
+    /// The working memory that there is, but for that of helpers.
+    #[cfg(test)]
+    pub fn working_memory(&self) -> super::WorkingMemory {
+        super::WorkingMemory {
+            thread_bytes: self.scratch.bytes() as u64,
+            common_bytes: self.common.bytes() as u64,
+            operand_bytes: [0, 1].map(|side: usize| self.operands[side].memory.bytes() as u64),
+        }
     }
 }
 
@@ -233,50 +245,31 @@ impl PackedOperand {
     }
 }
 
-/// A thread's working memory: grows to the largest request and keeps its contents from use to use.
+/// A thread's working memory: grows to the largest request and keeps its contents from use to use. It is a map of whole pages
+/// and no part of the allocator's memory, which would round it up and keep it after it was freed.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    memory: Option<(std::ptr::NonNull<u8>, Layout)>,
+    memory: Option<MmapMut>,
 }
-
-// SAFETY: the memory belongs to this value alone.
-unsafe impl Send for Scratch {}
 
 impl Scratch {
     /// `len` numbers, aligned for vectors, holding whatever was left there.
     pub fn floats(&mut self, len: usize) -> &mut [f32] {
-        let first = self.at_least(len * size_of::<f32>()).cast::<f32>();
-        // SAFETY: the memory is at least that long, aligned, initialised, any bits are an f32, and `self` is borrowed.
+        let bytes = len * size_of::<f32>();
+        if self.bytes() < bytes || self.memory.is_none() {
+            // What there was goes first, or both would be there for a moment.
+            self.memory = None;
+            let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+            let map = MmapMut::map_anon(bytes);
+            self.memory = Some(map.unwrap_or_else(|error| panic!("{bytes} bytes of working memory: {error}")));
+        }
+        let first = self.memory.as_mut().expect("made above").as_mut_ptr().cast::<f32>();
+        // SAFETY: the map is at least that long, begins with a page, is zeroed, any bits are an f32, and `self` is borrowed.
         unsafe { std::slice::from_raw_parts_mut(first, len) }
     }
 
-    fn at_least(&mut self, bytes: usize) -> *mut u8 {
-        if let Some((memory, layout)) = self.memory
-            && layout.size() >= bytes
-        {
-            return memory.as_ptr();
-        }
-        self.release();
-        let size = bytes.next_power_of_two().max(4096);
-        let layout = Layout::from_size_align(size, 4096).expect("scratch sizes are far below the limit");
-        // SAFETY: the layout's size is not zero.
-        let memory = unsafe { alloc_zeroed(layout) };
-        let memory = std::ptr::NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout));
-        self.memory = Some((memory, layout));
-        memory.as_ptr()
-    }
-
-    fn release(&mut self) {
-        if let Some((memory, layout)) = self.memory.take() {
-            // SAFETY: allocated with this layout in `at_least`.
-            unsafe { dealloc(memory.as_ptr(), layout) };
-        }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        self.release();
+    pub fn bytes(&self) -> usize {
+        self.memory.as_ref().map_or(0, |map| map.len())
     }
 }
 

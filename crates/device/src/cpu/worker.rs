@@ -19,6 +19,8 @@ use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
 const QUEUE_DEPTH: usize = 1024;
+/// Bytes on their way to the arena before the host must wait: as many commands could hold the whole model once more.
+const STAGED_BYTES: u64 = 16 << 20;
 
 /// The cores and the memory of one CPU device.
 #[derive(Clone, Debug)]
@@ -107,6 +109,8 @@ struct Reports {
     measuring: AtomicBool,
     /// How much longer than it takes a kernel is to seem, less one, as the bits of an f64: 0 is as it is.
     throttle: AtomicU64,
+    /// Of uploads that have not run.
+    staged_bytes: AtomicU64,
     times: Mutex<Vec<KernelTime>>,
     /// Once this has failed, nothing runs on either queue.
     health: Health,
@@ -195,7 +199,13 @@ impl Backend for CpuBackend {
     }
 
     fn upload(&self, lane: Lane, view: View, data: HostData) {
+        let staged = &self.reports.staged_bytes;
+        let before = staged.fetch_add(data.bytes(), Ordering::Relaxed);
+        let is_full = before + data.bytes() > STAGED_BYTES;
         self.send(lane, Command::Upload(view, data));
+        if is_full {
+            self.finish(lane);
+        }
     }
 
     fn download(&self, lane: Lane, view: View) -> HostData {
@@ -316,7 +326,11 @@ fn execute(command: Command, team: &mut Team, reports: &Reports, measured: bool)
             reports.times.lock().expect("no panic under this lock").push(time);
         }
         Command::Launch(kernel) => kernel.run_on_cpu(team),
-        Command::Upload(view, data) => upload(view, data),
+        Command::Upload(view, data) => {
+            let bytes = data.bytes();
+            upload(view, data);
+            reports.staged_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
         Command::Download(view, reply) => drop(reply.send(download(view))),
         Command::Call(work) => work(),
         Command::Record(_) | Command::Wait(_) | Command::Stamp(_) => unreachable!("handled by the caller"),

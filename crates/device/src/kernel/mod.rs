@@ -77,6 +77,10 @@ macro_rules! kernels {
                 match self { $(Kernel::$kernel(kernel) => crate::cpu::Run::run(kernel, team)),* }
             }
 
+            pub(crate) fn working_memory_on_cpu(&self) -> crate::WorkingMemory {
+                match self { $(Kernel::$kernel(kernel) => crate::cpu::Run::working_memory(kernel)),* }
+            }
+
             pub(crate) fn run_on_cuda(&self, stream: &mut crate::cuda::Stream) {
                 match self { $(Kernel::$kernel(kernel) => crate::cuda::Run::run(kernel, stream)),* }
             }

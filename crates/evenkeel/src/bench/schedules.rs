@@ -15,7 +15,8 @@ use evenkeel_train::{Candidate, Foretold, Ranks, Samples, Trainer, costs, prefer
 
 use super::llama::Llama;
 use super::{between, median};
-use crate::launch::{Launch, check_memory};
+use crate::launch::Launch;
+use crate::memory::Beside;
 use crate::train::arrange::{parts_to_try, simulated};
 use crate::{Failure, Mistake, text};
 
@@ -85,7 +86,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
     let blank = llama.blank(&model, arguments.dp);
     let largest = costs(&shards, launch.mesh(), launch.zero, llama.trainer_options(largest.arrangement), dtype, &blank);
-    check_memory(&largest, 0, "use a smaller --batch or --sequence, or fewer --layers")?;
+    let hint = "use a smaller --batch or --sequence, or fewer --layers";
+    launch.check_memory(&largest, Beside::default(), hint)?;
     let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;

@@ -10,7 +10,8 @@ use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
 use super::llama::Llama;
 use super::{between, cuda, roofline};
 use crate::device::Kind;
-use crate::launch::{Launch, check_memory};
+use crate::launch::Launch;
+use crate::memory::Beside;
 use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
@@ -151,7 +152,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.dry {
         return Ok(most(&costs));
     }
-    check_memory(&costs, 0, HINT)?;
+    launch.check_memory(&costs, Beside::default(), HINT)?;
     let dtype = arguments.llama.dtype.into();
     let ranks = launch.start(shards, arguments.trainer_options(), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))

@@ -10,9 +10,12 @@ use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
-use crate::config::OptimizerName;
-use crate::launch::plan;
+use crate::config::{OptimizerName, TokenizerSource};
+use crate::launch::{Launch, plan};
+use crate::memory::{Beside, Peak};
+use crate::train::feed::Text;
 use crate::train::model::{open_folder, without_keys};
+use crate::train::samples_bytes;
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
@@ -31,6 +34,13 @@ pub struct Arguments {
     /// Ranks to cut the model over; prints who holds what.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tp: u32,
+    /// Shares of the data, each with ranks of its own.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    dp: u32,
+    /// What these split among them instead of keeping it each (ZeRO): 1 the optimizer's state, 2 gradients, too, 3 parameters,
+    /// too.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3))]
+    zero: u32,
     /// The share of the work that each rank gets, such as 1,1,0.5.
     #[arg(long, value_delimiter = ',', value_parser = weight)]
     tp_weights: Vec<f64>,
@@ -81,23 +91,31 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         .into());
     }
-    let mut rows = Vec::new();
+    let is_cut = arguments.tp > 1 || !arguments.tp_weights.is_empty();
+    let shards = if is_cut { model.cut(&arguments.cut(&model, &json)?)? } else { vec![model.clone()] };
+    let mesh = Mesh { dp: arguments.dp as usize, tp: shards.len() };
+    let micros = vec![Samples::blank(config.input, batch, sequence); mesh.dp];
+    let threads = Launch::even(mesh.dp, mesh.tp, None).cores_per_rank;
+    // A run has its tokenizer in memory.
+    let tokenizer = TokenizerSource::Path(folder.path().to_owned());
+    let tokenizer = matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer));
+    let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
-            let micros = [Samples::blank(config.input, batch, sequence)];
-            let cost = costs(
-                std::slice::from_ref(&model),
-                Mesh::of_shards(1),
-                0,
-                options(arguments, recompute, sequence),
-                dtype,
-                &micros,
-            )[0];
-            let row = [name, if recompute { "yes" } else { "no" }].map(str::to_owned).into_iter();
-            let bytes = [cost.state_bytes, cost.peak_bytes].map(text::bytes);
-            rows.push(row.chain(bytes).chain([text::flops(cost.flops)]).collect());
+            let options = options(arguments, recompute, sequence);
+            let costs = costs(&shards, mesh, arguments.zero as usize, options, dtype, &micros);
+            let beside = Beside { data_bytes: samples_bytes(&micros[0], mesh.dp, mesh), ..Beside::default() };
+            let peak = Peak::of(&costs, threads, beside);
+            let copying = Peak { beside: Beside { copy_bytes: arguments.optimizer.options().rule.state_bytes(&model), ..beside }, ..peak };
+            let mut row = vec![name.to_owned(), if recompute { "yes" } else { "no" }.to_owned()];
+            row.push(text::bytes(costs.iter().map(|cost| cost.state_bytes).sum()));
+            row.extend([peak, copying].map(|peak| text::mib(peak.bytes())));
+            row.push(text::flops(costs.iter().map(|cost| cost.flops).sum()));
+            rows.push(row);
+            of_ranks.push(costs);
         }
     }
+    drop(tokenizer);
     let lines = [
         format!("architecture   {} ({})", config.family.class, config.family.model_type),
         format!("parameters     {}", text::count(model.parameter_count())),
@@ -105,18 +123,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         format!("hidden         {}, FFN {}", config.hidden, config.ffn),
         format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
         of_input,
-        format!("\nTo train it with {}, {per_step} a step:", arguments.optimizer.title()),
-        text::table(&["dtype", "recompute", "state", "peak memory", "work per step"], &rows),
+        format!("\nTo train it with {}, {per_step} a step{}:", arguments.optimizer.title(), on_ranks(mesh)),
+        text::table(&["dtype", "recompute", "state", "peak memory", "with checkpoints", "work per step"], &rows),
     ];
     let text = lines.join("\n");
-    if arguments.tp == 1 && arguments.tp_weights.is_empty() {
+    if !is_cut {
         return Ok(text);
     }
-    let shards = model.cut(&arguments.cut(&model, &json)?)?;
-    let options = options(arguments, false, sequence);
-    let micros = [Samples::blank(config.input, batch, sequence)];
-    let costs = costs(&shards, Mesh::of_shards(shards.len()), 0, options, DType::F32, &micros);
-    Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &costs)))
+    Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &of_ranks[0])))
+}
+
+fn on_ranks(mesh: Mesh) -> String {
+    match (mesh.dp, mesh.tp) {
+        (1, 1) => String::new(),
+        (1, tp) => format!(", tp {tp}"),
+        (dp, 1) => format!(" and share of the data, dp {dp}"),
+        (dp, tp) => format!(" and share of the data, dp {dp} × tp {tp}"),
+    }
 }
 
 fn options(arguments: &Arguments, recompute: bool, longest: usize) -> TrainerOptions {

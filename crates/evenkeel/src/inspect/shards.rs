@@ -18,24 +18,14 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
         let mut row = vec![shard.index.to_string()];
         row.extend(spans);
         row.push(format!("{} ({:.0} %)", text::count(held as u64), 100.0 * held as f64 / whole));
-        row.extend([cost.state_bytes, cost.peak_bytes].map(text::bytes));
+        row.extend([cost.state_bytes, cost.arena_bytes].map(text::bytes));
         row.extend([text::bytes(cost.exchanged_bytes as u64), text::flops(cost.flops)]);
         row
     };
     let ranks: Vec<Vec<String>> = shards.iter().zip(costs).map(rank).collect();
     let classes = if shards[0].shard.patch_elements.is_empty() { "vocabulary" } else { "labels" };
-    let header = [
-        "rank",
-        "heads",
-        "kv heads",
-        "FFN columns",
-        classes,
-        "parameters",
-        "state",
-        "peak memory",
-        "exchanged",
-        "work",
-    ];
+    let header =
+        ["rank", "heads", "kv heads", "FFN columns", classes, "parameters", "state", "tensors", "exchanged", "work"];
     format!("{}\n\n{}", text::table(&header, &ranks), parameters(shards))
 }
 

@@ -188,7 +188,7 @@ impl Attendant for Attending<'_> {
         // A step that beats the peak shows that others used the machine while it was measured.
         self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
         let peak_share = Some(flops_per_s / self.peak_flops_per_s);
-        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::resident_bytes());
+        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::peak_bytes());
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)?;
@@ -210,6 +210,12 @@ impl Attendant for Attending<'_> {
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
         self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
+        self.records.publish(&self.folder.curve())
+    }
+
+    fn last_checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
+        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
+        self.saver.save(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
         self.records.publish(&self.folder.curve())
     }
 

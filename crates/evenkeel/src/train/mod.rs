@@ -15,9 +15,11 @@ use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model, Sampling, Split};
+use evenkeel_step::Mesh;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_store::{Digest, Folder};
 use evenkeel_train::checkpoint::{Opened, Saver};
+use evenkeel_train::data::BATCHES_READY;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
     Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
@@ -26,7 +28,8 @@ use evenkeel_train::{
 use crate::bench::peak_flops_per_s;
 use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::launch::{Launch, arrangement};
-use crate::{Failure, Mistake, Mistakes, device, text, warn};
+use crate::memory::Beside;
+use crate::{Failure, Mistake, Mistakes, device, process, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, SavedTokenizer, device_dtype};
@@ -56,9 +59,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let options = trainer_options(settings);
     let shards = input.model.cut(&launch.cut)?;
     let costs = costs(settings, &shards, &launch, options);
-    let snapshot_bytes = snapshot_bytes(settings, &input.model);
-    let memory_hint = how_to_use_less(settings, &input.model);
-    launch.check_memory(&costs, snapshot_bytes, &memory_hint)?;
+    let (beside, memory_hint) = (beside(settings, &input.model), how_to_use_less(settings, &input.model));
+    let peak = launch.check_memory(&costs, beside, &memory_hint)?;
     launch.crowding().iter().for_each(|crowding| warn(crowding));
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
@@ -91,9 +93,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, &launch, options);
         match launch.kind {
-            DeviceKind::Cpu => launch.check_memory(&costs, snapshot_bytes, &memory_hint).is_ok(),
+            // By now the ranks' tensors are in the process.
+            DeviceKind::Cpu => {
+                peak.is_none_or(|peak| peak.with(&costs, launch.cores_per_rank).check(&memory_hint).is_ok())
+            }
             // Each rank has taken its share of the card by now.
-            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.peak_bytes <= capacity),
+            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
         }
     };
     let (mut balance, divided) =
@@ -121,13 +126,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),
         None => "begins".to_owned(),
     };
-    attending.say(&format!(
-        "{title}{}, {} of memory, {begin}",
-        launch.describe(),
-        text::bytes(peak_bytes(&costs) + snapshot_bytes)
-    ))?;
+    let memory = match &peak {
+        Some(peak) => format!("{} of memory", text::bytes(peak.bytes())),
+        None => format!("{} of GPU memory", text::bytes(costs.iter().map(|cost| cost.arena_bytes).sum())),
+    };
+    attending.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
+    let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}"));
-    let begun = [prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
+    let begun = [parts, prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
     for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
         attending.say(&line)?;
     }
@@ -170,6 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     drop(ranks);
     let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
+    attending.summary.memory(process::peak_bytes());
     Ok(conclusion(&attending, &folder, settings, stop, &progress, &samples))
 }
 
@@ -275,14 +282,8 @@ pub fn arrange_steps(
     arrange::arrange(settings, model, launch, before, |settings, launch| {
         let shards = model.cut(&launch.cut)?;
         let costs = costs(settings, &shards, launch, trainer_options(settings));
-        Ok(launch.check_memory(&costs, snapshot_bytes(settings, model), "").is_ok())
+        Ok(launch.check_memory(&costs, beside(settings, model), "").is_ok())
     })
-}
-
-/// A checkpoint is written from a copy of weights and moments, and of earlier weights where their changes are watched.
-fn snapshot_bytes(settings: &Settings, model: &Model) -> u64 {
-    let watched_bytes = if balance::watches_changes(settings) { 8 } else { 0 };
-    settings.train.optimizer_options().rule.state_bytes(model) + watched_bytes * model.parameter_count()
 }
 
 /// What a run that does not fit in memory can still do without.
@@ -305,8 +306,22 @@ fn costs(settings: &Settings, shards: &[Model], launch: &Launch, options: Traine
     evenkeel_train::costs(shards, launch.mesh(), launch.zero, options, device_dtype(settings.train.dtype), &micros)
 }
 
-fn peak_bytes(costs: &[Cost]) -> u64 {
-    costs.iter().map(|cost| cost.peak_bytes).sum()
+/// What the host keeps beside the ranks' tensors.
+fn beside(settings: &Settings, model: &Model) -> Beside {
+    let every = settings.output.checkpoint_every;
+    // The last checkpoint is written from where the ranks keep their state.
+    let copies = settings.output.keep_best || (every > 0 && settings.train.steps.is_none_or(|steps| steps > every));
+    // Where changes are watched, earlier weights are kept, and a checkpoint has them, too.
+    let watched_bytes = if balance::watches_changes(settings) { 8 * model.parameter_count() } else { 0 };
+    let state_bytes = settings.train.optimizer_options().rule.state_bytes(model);
+    let copy_bytes = watched_bytes + if copies { state_bytes } else { 0 };
+    let mesh = Mesh { dp: settings.parallel.dp, tp: settings.parallel.tp };
+    Beside { copy_bytes, data_bytes: samples_bytes(&blank(settings, model), micros_of_step(settings), mesh) }
+}
+
+/// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
+pub fn samples_bytes(micro: &Samples, of_step: usize, mesh: Mesh) -> u64 {
+    (of_step + mesh.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {

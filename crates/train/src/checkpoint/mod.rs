@@ -110,9 +110,10 @@ fn tensor_name(kind: &str, parameter: &str) -> String {
     format!("{kind}.{parameter}")
 }
 
-/// Writes a checkpoint folder, and returns when it is there. It appears under its name whole, or not at all.
+/// Writes a checkpoint folder from where the ranks keep their state, and returns when it is there. It appears under its name
+/// whole, or not at all.
 pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Result<(), Error> {
-    Snapshot::take(ranks, progress, feed, String::new())?.write(path)
+    Snapshot::in_place(ranks, progress, feed, String::new())?.write(path)
 }
 
 /// Puts the ranks in the state of a checkpoint, each reading what it keeps, and says how far that was.

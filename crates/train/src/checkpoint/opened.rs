@@ -13,7 +13,7 @@ use crate::Error;
 use crate::kind::Kind;
 
 /// Values on their way from file to device at a time.
-const PIECE_ELEMENTS: usize = 4 << 20;
+const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// A checkpoint whose files have been compared with their digests.
 pub struct Opened {
@@ -97,6 +97,7 @@ impl Opened {
                 })
             })?;
         }
+        places.iter().for_each(|&(file, _)| self.files[file].release(&name));
         Ok(())
     }
 

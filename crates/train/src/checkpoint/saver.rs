@@ -29,7 +29,7 @@ impl Saver {
         then: impl FnOnce() -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         self.finish()?;
-        let snapshot = Snapshot::take(ranks, progress, feed, configuration.to_owned())?;
+        let snapshot = Snapshot::copy(ranks, progress, feed, configuration.to_owned())?;
         let write = move || {
             snapshot.write(&path)?;
             then()
@@ -37,6 +37,21 @@ impl Saver {
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.pending = Some(thread.expect("the system starts a thread"));
         Ok(())
+    }
+
+    /// Writes a checkpoint at `path` while the ranks wait, without a copy of their state, once the one before it is there.
+    pub fn save(
+        &mut self,
+        path: PathBuf,
+        ranks: &Ranks,
+        progress: &Progress,
+        feed: Value,
+        configuration: &str,
+        then: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.finish()?;
+        Snapshot::in_place(ranks, progress, feed, configuration.to_owned())?.write(&path)?;
+        then()
     }
 
     /// Waits for what is on its way.

@@ -1,38 +1,78 @@
-//! What the ranks keep at one moment, to be written while they go on.
+//! What the ranks keep at one moment: copied, to be written while they go on, or in place, where they wait for it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use evenkeel_model::{Held, ParamSpec};
+use evenkeel_model::{Held, ParamId, ParamSpec};
 use evenkeel_store::checkpoint::CheckpointWriter;
 use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
 use serde_json::Value;
 
 use super::{ADAMW, State, VERSION, all, tensor_name};
 use crate::Error;
+use crate::kind::Kind;
 use crate::ranks::Ranks;
 use crate::resize::Told;
 use crate::run::Progress;
 use crate::trainer::Trainer;
 
 /// Values that are handed on at a time.
-const PIECE_ELEMENTS: usize = 4 << 20;
+const PIECE_ELEMENTS: usize = 1 << 20;
 
-/// The state of all ranks, on the host.
-pub struct Snapshot {
+/// The state of all ranks.
+pub struct Snapshot<'ranks> {
     state: State,
     /// By file and tensor.
-    files: BTreeMap<String, BTreeMap<String, Vec<f32>>>,
+    files: BTreeMap<String, BTreeMap<String, Values<'ranks>>>,
 }
 
-/// By tensor: which elements a rank keeps and speaks for, and their values.
-type Kept = BTreeMap<String, (Held, Vec<f32>)>;
+enum Values<'ranks> {
+    Copied(Vec<f32>),
+    InPlace { ranks: &'ranks Ranks, rank: usize, place: Place },
+}
 
-impl Snapshot {
-    pub fn take(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Snapshot, Error> {
-        let kept = ranks.each(|trainer| {
-            (trainer.updates, trainer.widths(), trainer.periods(), trainer.rule_name(), kept(trainer))
+/// What of a rank's state a tensor is.
+#[derive(Clone, Copy)]
+struct Place {
+    kind: Kind,
+    id: ParamId,
+    len: usize,
+}
+
+/// By tensor: which elements a rank keeps and speaks for, and their values or where they are.
+type Kept = BTreeMap<String, (Held, Result<Vec<f32>, Place>)>;
+
+impl Snapshot<'static> {
+    /// A copy, which the ranks need not wait for.
+    pub fn copy(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Self, Error> {
+        Snapshot::take(ranks, progress, feed, configuration, true, |_, _| unreachable!("everything is copied"))
+    }
+}
+
+impl<'ranks> Snapshot<'ranks> {
+    /// What the ranks have is read as it is written. It must stay as it is so long; no other memory is taken.
+    pub fn in_place(
+        ranks: &'ranks Ranks,
+        progress: &Progress,
+        feed: Value,
+        configuration: String,
+    ) -> Result<Self, Error> {
+        let in_place = |rank, place| Values::InPlace { ranks, rank, place };
+        Snapshot::take(ranks, progress, feed, configuration, false, in_place)
+    }
+
+    fn take(
+        ranks: &Ranks,
+        progress: &Progress,
+        feed: Value,
+        configuration: String,
+        copies: bool,
+        in_place: impl Fn(usize, Place) -> Values<'ranks>,
+    ) -> Result<Self, Error> {
+        let kept = ranks.each(move |trainer| {
+            (trainer.updates, trainer.widths(), trainer.periods(), trainer.rule_name(), kept(trainer, copies))
         })?;
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
@@ -50,10 +90,13 @@ impl Snapshot {
         let mut files = BTreeMap::new();
         for (rank, (.., kept)) in kept.into_iter().enumerate().filter(|(_, (.., kept))| !kept.is_empty()) {
             let name = format!("rank-{rank:05}.safetensors");
-            let (layout, values) =
-                kept.into_iter().map(|(tensor, (held, values))| ((tensor.clone(), held), (tensor, values))).unzip();
+            let (mut layout, mut tensors) = (BTreeMap::new(), BTreeMap::new());
+            for (tensor, (held, values)) in kept {
+                layout.insert(tensor.clone(), held);
+                tensors.insert(tensor, values.map_or_else(|place| in_place(rank, place), Values::Copied));
+            }
             state.layout.insert(name.clone(), layout);
-            files.insert(name, values);
+            files.insert(name, tensors);
         }
         Ok(Snapshot { state, files })
     }
@@ -76,22 +119,47 @@ impl Snapshot {
     }
 }
 
-fn kept(trainer: &mut Trainer) -> Kept {
+impl Values<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Values::Copied(values) => values.len(),
+            Values::InPlace { place, .. } => place.len,
+        }
+    }
+
+    fn piece(&self, elements: Range<usize>) -> Result<Cow<'_, [f32]>, Error> {
+        match *self {
+            Values::Copied(ref values) => Ok(Cow::Borrowed(&values[elements])),
+            Values::InPlace { ranks, rank, place: Place { kind, id, .. } } => {
+                let read = move |trainer: &mut Trainer| {
+                    let (_, kept) = (trainer.rank() == rank).then(|| trainer.kept(kind, id))??;
+                    Some(trainer.device.compute().read(&kept.col_range(elements.clone())))
+                };
+                let read = ranks.each(read)?.swap_remove(rank);
+                Ok(Cow::Owned(read.expect("the rank keeps it")))
+            }
+        }
+    }
+}
+
+fn kept(trainer: &mut Trainer, copies: bool) -> Kept {
     let queue = trainer.device.compute();
     let mut kept = Kept::new();
     for (kind, id, spec) in all(&trainer.model.specs).filter(|&(kind, id, _)| trainer.speaks_for(kind, id)) {
         if let Some((held, tensor)) = trainer.kept(kind, id) {
-            kept.insert(tensor_name(kind.name(), &spec.name), (held, queue.read(&tensor)));
+            let place = Place { kind, id, len: held.len() };
+            let values = if copies { Ok(queue.read(&tensor)) } else { Err(place) };
+            kept.insert(tensor_name(kind.name(), &spec.name), (held, values));
         }
     }
     for Told { kind, spec, held, values } in trainer.told() {
-        kept.insert(tensor_name(kind, &spec.name), (held, values));
+        kept.insert(tensor_name(kind, &spec.name), (held, Ok(values)));
     }
     kept
 }
 
-fn write_file(writer: &CheckpointWriter, name: &str, tensors: &BTreeMap<String, Vec<f32>>) -> Result<(), Error> {
-    let entry = |(name, values): (&String, &Vec<f32>)| TensorEntry {
+fn write_file(writer: &CheckpointWriter, name: &str, tensors: &BTreeMap<String, Values>) -> Result<(), Error> {
+    let entry = |(name, values): (&String, &Values)| TensorEntry {
         name: name.clone(),
         dtype: FileDtype::F32,
         shape: vec![values.len()],
@@ -100,7 +168,10 @@ fn write_file(writer: &CheckpointWriter, name: &str, tensors: &BTreeMap<String, 
     writer.file(name, |file| -> Result<(), Error> {
         let mut writer = SafeTensorsWriter::new(file, &entries, &BTreeMap::new())?;
         for name in writer.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>() {
-            tensors[&name].chunks(PIECE_ELEMENTS).try_for_each(|piece| writer.write_f32(piece))?;
+            let values = &tensors[&name];
+            for start in (0..values.len()).step_by(PIECE_ELEMENTS) {
+                writer.write_f32(&values.piece(start..values.len().min(start + PIECE_ELEMENTS))?)?;
+            }
         }
         Ok(writer.finish()?)
     })

@@ -35,6 +35,9 @@ pub struct ImageOptions {
     pub classes: usize,
 }
 
+/// Batches that wait for the caller at most; each may have hundreds of MB.
+pub const BATCHES_READY: usize = 3;
+
 /// Turns image records into pixels.
 #[derive(Clone, Debug)]
 pub struct Images {
@@ -134,6 +137,7 @@ pub(crate) struct Batches {
 impl Assemble for Batches {
     type Piece = (Vec<f32>, u32);
     type Item = ImageBatch;
+    const ITEMS_AHEAD: usize = BATCHES_READY;
 
     fn add(&mut self, at: At, (pixels, label): (Vec<f32>, u32), emit: Emit<ImageBatch>) -> Result<bool, Stop> {
         self.batch.pixels.extend_from_slice(&pixels);

@@ -9,7 +9,7 @@ use super::error::Error;
 use super::images::{ImageBatch, Images};
 use super::order::{Counts, Order, OrderOptions, State};
 use super::packing::{Packer, Packing, Row};
-use super::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, ITEMS_AHEAD, OnBadRecord, Plan, Ready};
+use super::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, OnBadRecord, Plan, Ready};
 use super::source::Source;
 
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +117,7 @@ impl<Item: Send + 'static> Loader<Item> {
         D: Decode,
         A: Assemble<Piece = D::Piece, Item = Item>,
     {
-        let (sender, ready) = sync_channel(ITEMS_AHEAD);
+        let (sender, ready) = sync_channel(A::ITEMS_AHEAD);
         let Plan { order, start, epochs, .. } = plan;
         let skipped = Vec::new();
         let mut loader = Loader { ready: Some(ready), threads: Vec::new(), state: start, order, epochs, skipped };

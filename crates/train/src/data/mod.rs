@@ -34,7 +34,7 @@ pub use byte_files::byte_tokenizer_files;
 pub use corpus::Corpus;
 pub use encode::{Document, Encoder, Format, OPTIONAL_COLUMNS};
 pub use error::{Error, Place};
-pub use images::{Augment, ImageBatch, ImageOptions, Images};
+pub use images::{Augment, BATCHES_READY, ImageBatch, ImageOptions, Images};
 pub use loader::{Loader, LoaderOptions};
 pub use order::{Counts, Cursor, Group, Order, OrderOptions, Part, State, WINDOW_CHUNKS};
 pub use packing::{Fill, Packing, Row};

@@ -194,6 +194,7 @@ impl Packer {
 impl Assemble for Packer {
     type Piece = Document;
     type Item = Row;
+    const ITEMS_AHEAD: usize = 16;
 
     fn add(&mut self, at: At, document: Document, emit: Emit<Row>) -> Result<bool, Stop> {
         match self.packing.fill {

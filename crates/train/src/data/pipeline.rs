@@ -17,8 +17,6 @@ const BATCH_PIECES: usize = 256;
 const BATCH_BYTES: usize = 1 << 20;
 /// Batches that may wait in a worker's channel.
 pub(crate) const BATCHES_AHEAD: usize = 4;
-/// Finished items that may wait for the caller.
-pub(crate) const ITEMS_AHEAD: usize = 16;
 /// Bad records that are named; others are only counted.
 const NAMED: u64 = 5;
 
@@ -44,6 +42,8 @@ pub(crate) trait Decode: Send + Sync + 'static {
 pub(crate) trait Assemble: Send + 'static {
     type Piece: Send + 'static;
     type Item: Send + 'static;
+    /// Finished items that may wait for the caller.
+    const ITEMS_AHEAD: usize;
     /// Whether the piece was of use.
     fn add(&mut self, at: At, piece: Self::Piece, emit: Emit<Self::Item>) -> Result<bool, Stop>;
     /// An epoch is over; `next` is the beginning of the one behind it.

@@ -38,9 +38,14 @@ impl Summary {
             self.peak_share_sum += share;
             self.peak_share_count += 1;
         }
-        self.memory_bytes = self.memory_bytes.max(metrics.memory_bytes);
+        self.memory(metrics.memory_bytes);
         self.skipped += u64::from(metrics.skipped);
         self.last = Some(*metrics);
+    }
+
+    /// The process had as much at its peak so far.
+    pub fn memory(&mut self, bytes: u64) {
+        self.memory_bytes = self.memory_bytes.max(bytes);
     }
 
     pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) {
@@ -95,7 +100,7 @@ impl Summary {
             let share = text::percent(self.peak_share_sum / self.peak_share_count as f64);
             rows.push(("use of machine", format!("{share} of its peak in a step")));
         }
-        rows.push(("memory", text::bytes(self.memory_bytes)));
+        rows.push(("peak memory", text::mib(self.memory_bytes)));
         rows
     }
 }

@@ -7,6 +7,16 @@ pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
+/// `1536 MiB`: for sums, whose parts are to be compared.
+pub fn mib(bytes: u64) -> String {
+    format!("{} MiB", in_mib(bytes))
+}
+
+/// To the nearest.
+pub fn in_mib(bytes: u64) -> u64 {
+    (bytes + (1 << 19)) >> 20
+}
+
 /// `13.9 M`
 pub fn count(count: u64) -> String {
     scaled(count as f64, 1000.0, &["", "K", "M", "B", "T"])

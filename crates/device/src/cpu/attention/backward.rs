@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::super::features::{Bf16Level, bf16_level};
 use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised, vectorise};
-use super::super::{Run, Team};
+use super::super::{Run, Team, WorkingMemory};
 use super::division::{Part, Plan, Task, divide, sums_floats};
 use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored, TileRun};
@@ -35,6 +35,10 @@ impl Run for AttentionBackward {
     fn run(&self, team: &mut Team) {
         run_at(self, bf16_level(), team);
     }
+
+    fn working_memory(&self) -> WorkingMemory {
+        with_level!(self.q.view.dtype, bf16_level(), working_memory(self))
+    }
 }
 
 /// Computes bf16 with the means of the given level, which this CPU must have.
@@ -42,8 +46,23 @@ pub(super) fn run_at(kernel: &AttentionBackward, level: Bf16Level, team: &mut Te
     with_level!(kernel.q.view.dtype, level, run(kernel, team));
 }
 
+fn shape<E: Element, L: Level<E>>(kernel: &AttentionBackward) -> Shape {
+    Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS)
+}
+
+fn working_memory<E: Element, L: Level<E>>(kernel: &AttentionBackward) -> WorkingMemory {
+    let shape = shape::<E, L>(kernel);
+    let (tasks, shared_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count, L::KEYS);
+    let keys = tasks.iter().map(|task| task.plan(&shape).keys_at_once).max();
+    let of_task = keys.map_or(0, |keys| Memory::<E, L>::floats(&shape, keys));
+    WorkingMemory {
+        common_bytes: WorkingMemory::of_team(shared_floats).common_bytes,
+        ..WorkingMemory::of_thread(of_task)
+    }
+}
+
 fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
-    let shape = Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS);
+    let shape = shape::<E, L>(kernel);
     let operands = Operands::<E> {
         q: HeadRows::of(&kernel.q),
         k: HeadRows::of(&kernel.k),

@@ -7,7 +7,7 @@ use super::super::features::{Bf16Level, bf16_level};
 use super::super::math::exp;
 use super::super::matrix::{Element, Matrix, matrix};
 use super::super::simd::{LANES, Simd, Vectorised};
-use super::super::{Run, Team};
+use super::super::{Run, Team, WorkingMemory};
 use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored};
 use super::mask::{hide, keys_of, rows_seen, tiles_seen, write_bounds};
@@ -27,6 +27,10 @@ impl Run for Attention {
     fn run(&self, team: &mut Team) {
         run_at(self, bf16_level(), team);
     }
+
+    fn working_memory(&self) -> WorkingMemory {
+        with_level!(self.q.view.dtype, bf16_level(), working_memory(self))
+    }
 }
 
 /// Computes bf16 with the means of the given level, which this CPU must have.
@@ -34,8 +38,16 @@ pub(super) fn run_at(kernel: &Attention, level: Bf16Level, team: &mut Team) {
     with_level!(kernel.q.view.dtype, level, run(kernel, team));
 }
 
+fn shape<E: Element, L: Level<E>>(kernel: &Attention) -> Shape {
+    Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS)
+}
+
+fn working_memory<E: Element, L: Level<E>>(kernel: &Attention) -> WorkingMemory {
+    WorkingMemory::of_thread(Memory::<E, L>::floats(&shape::<E, L>(kernel)))
+}
+
 fn run<E: Element, L: Level<E>>(kernel: &Attention, team: &mut Team) {
-    let shape = Shape::new::<E, L>(&kernel.q, &kernel.k, kernel.mask, kernel.scale, QUERY_ROWS);
+    let shape = shape::<E, L>(kernel);
     let mut blocks = Vec::new();
     for segment in filled(&kernel.segments) {
         // The last queries of a causal segment see the most keys: they go first, so that no long task ends alone.

@@ -168,8 +168,8 @@ fn filled(segments: &Segments) -> Vec<Range<usize>> {
 mod tests {
     use half::bf16;
 
-    use super::super::Team;
     use super::super::features::{Bf16Level, bf16_level};
+    use super::super::{Run, Team};
     use super::*;
     use crate::kernel::{Attention, AttentionBackward, AttentionDropout};
     use crate::{Extent, View};
@@ -212,6 +212,31 @@ mod tests {
         let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout };
         backward::run_at(&backward, level, &mut team);
         [&queries[1], &queries[3], &keys[2], &keys[3]].map(|x| x.iter().map(|x| x.to_f32()).collect())
+    }
+
+    // Some of these segments have sums that tasks share, some are computed twice.
+    #[test]
+    fn working_memory_is_known_from_the_shape() {
+        let (heads, key_heads, scale) = (4, 2, 0.3);
+        for (dim, offsets) in [(16, vec![0, 30, 60]), (64, vec![0, 200]), (40, vec![0, 1, 500])] {
+            let segments = Segments::new(offsets);
+            let (tokens, mask) = (segments.tokens(), Mask { causal: true, window: None });
+            let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
+            let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
+            let mut sums = vec![0f32; tokens * heads];
+            let logsum = view(&mut sums, tokens);
+            let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
+            let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
+            let dropout = None;
+            let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout };
+            let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout };
+            let mut team = Team::start("test", 1, |_| ()).unwrap();
+            forward.run(&mut team);
+            assert_eq!(team.working_memory(), forward.working_memory(), "forward, dimension {dim}");
+            backward.run(&mut team);
+            let both = forward.working_memory().max(backward.working_memory());
+            assert_eq!(team.working_memory(), both, "backward, dimension {dim}");
+        }
     }
 
     // The longer segments have no room for sums in tests, so their scores are computed twice.

@@ -8,9 +8,9 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use super::super::Team;
 use super::super::matrix::{Element, matrix};
 use super::super::team::{Scratch, Source};
+use super::super::{Team, WorkingMemory};
 use super::epilogue::Epilogue;
 use super::pack::{self, Packing, SQUARE};
 use crate::kernel::{Order, Product};
@@ -130,23 +130,59 @@ impl Right {
     }
 }
 
+/// The slabs that a product is computed in, and their packed operands, by shape alone.
+struct Slabs {
+    /// Of all slabs.
+    depth: usize,
+    /// Whether the left operand is copied; if not, one slab has all rows.
+    copied: bool,
+    rows: usize,
+    cols: usize,
+    left_words: usize,
+    right_words: usize,
+}
+
+impl Slabs {
+    fn of<L: Level>(product: &Product) -> Slabs {
+        let [m, n, k] = product.dims();
+        let depth = L::Packing::words(k).next_multiple_of(L::DEPTH_STEP);
+        let slab = |of: usize, step: usize| of.min(SLAB_WORDS / depth.max(1)).next_multiple_of(step).max(step);
+        let (copied_rows, cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
+        let copied = must_copy_left::<L>(product);
+        let left_words = if copied { copied_rows * copy_stride(depth) } else { 0 };
+        let rows = if copied { copied_rows } else { m };
+        Slabs { depth, copied, rows, cols, left_words, right_words: cols * depth }
+    }
+}
+
+/// What [`run_tiles`] keeps of memory for a product.
+pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
+    let [m, n, _] = product.dims();
+    let slabs = Slabs::of::<L>(product);
+    // The last slab may be of another size, and so may its blocks.
+    let sizes = |all: usize, slab: usize| [all.min(slab), all % slab].into_iter().filter(|len| *len > 0);
+    let of_block = |(rows, cols)| {
+        let (block_rows, block_cols) = block_size::<L>(rows, cols);
+        sums_floats::<L>(rows.min(block_rows), cols.min(block_cols), slabs.depth)
+    };
+    let blocks = sizes(m, slabs.rows).flat_map(|rows| sizes(n, slabs.cols).map(move |cols| (rows, cols)));
+    WorkingMemory::of_thread(blocks.map(of_block).max().unwrap_or(0))
+        .with_operands([slabs.left_words, slabs.right_words])
+}
+
 /// # Safety
 /// The CPU has the level.
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
-    let [m, n, k] = product.dims();
-    let depth = L::Packing::words(k).next_multiple_of(L::DEPTH_STEP);
-    let slab = |of: usize, step: usize| of.min(SLAB_WORDS / depth.max(1)).next_multiple_of(step).max(step);
-    let (slab_rows, slab_cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
+    let [m, n, _] = product.dims();
+    let packing = Slabs::of::<L>(product);
+    let Slabs { depth, copied, rows: row_slab, cols: slab_cols, .. } = packing;
     let left_stride = copy_stride(depth);
-    let copied = must_copy_left::<L>(product);
 
     let [mut left_operand, mut right_operand] = team.take_operands();
     let (left_source, right_source) = sources::<L>(product);
     let (keeps_left, keeps_right) = (left_operand.is_of(&left_source), right_operand.is_of(&right_source));
-    let right = Right { first: right_operand.memory.floats(slab_cols * depth).as_mut_ptr().cast(), depth };
-    let left_words = if copied { slab_rows * left_stride } else { 0 };
-    let copy = left_operand.memory.floats(left_words).as_mut_ptr().cast::<u32>();
-    let row_slab = if copied { slab_rows } else { m };
+    let right = Right { first: right_operand.memory.floats(packing.right_words).as_mut_ptr().cast(), depth };
+    let copy = left_operand.memory.floats(packing.left_words).as_mut_ptr().cast::<u32>();
     for col in (0..n).step_by(slab_cols) {
         let cols = col..n.min(col + slab_cols);
         if !keeps_right {
@@ -298,12 +334,10 @@ impl Slab {
         epilogue: &Epilogue<O>,
         scratch: &mut Scratch,
     ) {
-        let steps = self.depth.div_ceil(L::DEPTH_BLOCK).max(1);
+        let steps = depth_steps::<L>(self.depth);
         let step = self.depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
-        let tiles = rows.len().div_ceil(L::ROWS) * cols.len().div_ceil(L::COLS);
-        // With one step every tile is finished at once, and two in turns are enough.
-        let buffers = if steps == 1 { 2 } else { tiles };
-        let sums = scratch.floats(L::ROWS * L::COLS * buffers).as_mut_ptr();
+        let floats = sums_floats::<L>(rows.len(), cols.len(), self.depth);
+        let (sums, buffers) = (scratch.floats(floats).as_mut_ptr(), floats / (L::ROWS * L::COLS));
         let mut pending = None;
         for index in 0..steps {
             let words = (index * step).min(self.depth)..((index + 1) * step).min(self.depth);
@@ -342,6 +376,16 @@ impl Slab {
             unsafe { last.finish::<L, O>(epilogue) };
         }
     }
+}
+
+fn depth_steps<L: Level>(depth: usize) -> usize {
+    depth.div_ceil(L::DEPTH_BLOCK).max(1)
+}
+
+/// The tiles that a block has in memory. With one step every tile is finished at once, and two in turns are enough.
+fn sums_floats<L: Level>(rows: usize, cols: usize, depth: usize) -> usize {
+    let tiles = rows.div_ceil(L::ROWS) * cols.div_ceil(L::COLS);
+    L::ROWS * L::COLS * if depth_steps::<L>(depth) == 1 { 2 } else { tiles }
 }
 
 /// A tile that is ready but for the epilogue.

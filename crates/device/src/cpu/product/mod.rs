@@ -23,7 +23,7 @@ mod pack;
 
 use super::features::{Bf16Level, F32Level, bf16_level, f32_level};
 use super::matrix::{Element, with_element};
-use super::{Run, Team};
+use super::{Run, Team, WorkingMemory};
 use crate::DType;
 use crate::kernel::Product;
 use epilogue::Epilogue;
@@ -31,6 +31,10 @@ use epilogue::Epilogue;
 impl Run for Product {
     fn run(&self, team: &mut Team) {
         run_at(self, f32_level(), bf16_level(), team);
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        working_memory_at(self, f32_level(), bf16_level())
     }
 }
 
@@ -60,6 +64,23 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level
     };
     // SAFETY: the CPU has the level, as `run_at` requires.
     unsafe { run(product, epilogue, team) };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+    use grid::working_memory;
+    match (product.a.dtype, f32, bf16) {
+        (DType::F32, F32Level::AmxTiles, _) => working_memory::<amx::TilesOfParts>(product),
+        (DType::F32, F32Level::Avx512, _) => working_memory::<f32::Fma>(product),
+        (DType::Bf16, _, Bf16Level::AmxTiles) => working_memory::<amx::Tiles>(product),
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => working_memory::<avx512_bf16::Dots>(product),
+        _ => WorkingMemory::of_thread(portable::task_floats(product)),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn working_memory_at(product: &Product, _: F32Level, _: Bf16Level) -> WorkingMemory {
+    WorkingMemory::of_thread(portable::task_floats(product))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -134,6 +155,47 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_products_working_memory_is_known_from_its_shape_at_every_level() {
+        for dims in [[1, 1, 1], [8, 48, 32], [33, 50, 70], [300, 130, 1100], [40, 700, 3]] {
+            let [m, n, k] = dims;
+            for order in [Order::NN, Order::NT, Order::TN] {
+                let views = |dtype| {
+                    let view = |rows, cols, dtype| View::new(0, Extent { rows, cols, stride: cols, dtype });
+                    let (rows, cols) = if order == Order::TN { (k, m) } else { (m, k) };
+                    let (b_rows, b_cols) = if order == Order::NT { (n, k) } else { (k, n) };
+                    (view(rows, cols, dtype), view(b_rows, b_cols, dtype), view(m, n, DType::F32))
+                };
+                for f32 in [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles] {
+                    if f32 <= f32_level() {
+                        let (a, b, out) = views(DType::F32);
+                        check_working_memory(Product::new(order, a, b, out), f32, Bf16Level::Widen);
+                    }
+                }
+                for bf16 in [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles] {
+                    let lacking = bf16 == Bf16Level::Avx512Bf16 && !is_x86_feature_detected!("avx512bf16");
+                    if bf16 <= bf16_level() && !lacking {
+                        let (a, b, out) = views(DType::Bf16);
+                        check_working_memory(Product::new(order, a, b, out), f32_level(), bf16);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs the product in memory of its own, and compares what the team has then with what was foretold.
+    fn check_working_memory(product: Product, f32: F32Level, bf16: Bf16Level) {
+        let memory = [product.a, product.b, product.out].map(|view| vec![0f32; view.rows * view.cols]);
+        let at = |view: View, memory: &[f32]| View::new(memory.as_ptr() as u64, *view);
+        let [a, b, out] = [(product.a, 0), (product.b, 1), (product.out, 2)].map(|(view, i)| at(view, &memory[i]));
+        let product = Product::new(product.order, a, b, out);
+        let mut team = Team::start("test", 1, |_| ()).unwrap();
+        run_at(&product, f32, bf16, &mut team);
+        let dims = product.dims();
+        let foretold = working_memory_at(&product, f32, bf16);
+        assert_eq!(team.working_memory(), foretold, "{:?} {dims:?} at {f32:?}, {bf16:?}", product.order);
     }
 
     // Numbers of many sizes, whose three parts reach far down: a part or a product of parts left out shows.

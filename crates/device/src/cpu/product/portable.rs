@@ -16,14 +16,19 @@ const BLOCK_COLS: usize = 256;
 /// How much of K is widened at a time.
 const BLOCK_DEPTH: usize = 1024;
 
+/// Of each task: its sums, and its operands where they are widened.
+pub(super) fn task_floats(product: &Product) -> usize {
+    let widened = if product.a.dtype == DType::Bf16 { (BLOCK_ROWS + BLOCK_COLS) * BLOCK_DEPTH } else { 0 };
+    BLOCK_ROWS * BLOCK_COLS + widened
+}
+
 pub(super) fn run<O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
     let [m, n, _] = product.dims();
     let (row_blocks, col_blocks) = (m.div_ceil(BLOCK_ROWS), n.div_ceil(BLOCK_COLS));
     team.tasks(row_blocks * col_blocks, |task, scratch| {
         let (row, col) = (task % row_blocks * BLOCK_ROWS, task / row_blocks * BLOCK_COLS);
         let (rows, cols) = (BLOCK_ROWS.min(m - row), BLOCK_COLS.min(n - col));
-        let widened = if product.a.dtype == DType::Bf16 { (BLOCK_ROWS + BLOCK_COLS) * BLOCK_DEPTH } else { 0 };
-        let (sums, operands) = scratch.floats(BLOCK_ROWS * BLOCK_COLS + widened).split_at_mut(BLOCK_ROWS * BLOCK_COLS);
+        let (sums, operands) = scratch.floats(task_floats(product)).split_at_mut(BLOCK_ROWS * BLOCK_COLS);
         sums[..rows * cols].fill(0.0);
         match product.a.dtype {
             DType::F32 => multiply_f32(product, (row, col), rows, cols, sums),

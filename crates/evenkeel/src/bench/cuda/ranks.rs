@@ -9,6 +9,7 @@ use serde_json::json;
 use super::{LR, Options, Preset, Sizes};
 use crate::bench::median;
 use crate::launch::Launch;
+use crate::memory::Beside;
 use crate::{Failure, text};
 
 const HINT: &str = "use fewer ranks, or a smaller --model";
@@ -20,7 +21,8 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
     let sizes = options.sizes;
     let micros = [preset.samples(&preset.config(), sizes, 0)];
-    launch.check_memory(&costs(&shards, launch.mesh(), 0, preset.trainer_options(sizes), dtype, &micros), 0, HINT)?;
+    let costs = costs(&shards, launch.mesh(), 0, preset.trainer_options(sizes), dtype, &micros);
+    launch.check_memory(&costs, Beside::default(), HINT)?;
     let ranks = launch.start(shards, preset.trainer_options(sizes), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
