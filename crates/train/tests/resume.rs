@@ -61,8 +61,8 @@ impl Feed for Numbers {
         None
     }
 
-    fn epoch(&self) -> u64 {
-        0
+    fn epoch(&self) -> f64 {
+        0.0
     }
 
     fn state(&self) -> serde_json::Value {
@@ -74,9 +74,17 @@ impl Feed for Numbers {
 struct Watch<'a> {
     folder: PathBuf,
     reports: Vec<StepReport>,
+    evaluations: Vec<u64>,
     stop_at: u64,
     interrupted: &'a AtomicBool,
     checkpoints: Cell<usize>,
+}
+
+impl Watch<'_> {
+    fn new(folder: PathBuf, stop_at: u64, interrupted: &AtomicBool) -> Watch<'_> {
+        let (reports, evaluations, checkpoints) = (Vec::new(), Vec::new(), Cell::new(0));
+        Watch { folder, reports, evaluations, stop_at, interrupted, checkpoints }
+    }
 }
 
 impl Attendant for Watch<'_> {
@@ -95,12 +103,20 @@ impl Attendant for Watch<'_> {
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
+        if self.interrupted.load(std::sync::atomic::Ordering::Relaxed) {
+            return Ok(None);
+        }
         ranks.evaluate(Numbers { next: 900, end: 901 }.next()?.unwrap()).map(Some)
     }
 
-    fn evaluated(&mut self, _: u64, evaluation: &Evaluation) -> Result<(), Error> {
+    fn is_evaluated(&self, step: u64) -> bool {
+        self.evaluations.contains(&step)
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
         assert_eq!(evaluation.labels, 2 * SEQUENCE);
         assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
+        self.evaluations.push(step);
         Ok(())
     }
 
@@ -136,16 +152,13 @@ fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Tr
         feed.next = state.feed.as_u64().unwrap();
         progress = state.progress;
     }
-    let interrupted = AtomicBool::new(false);
-    let mut watch = Watch {
-        folder: folder.to_owned(),
-        reports: vec![],
-        stop_at,
-        interrupted: &interrupted,
-        checkpoints: Cell::new(0),
-    };
+    let (begun, interrupted) = (progress.step, AtomicBool::new(false));
+    let mut watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
     let stop = run(&ranks, &mut feed, &plan(steps), None, &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
+    let is_due = |step: &u64| *step > 0 && *step != stop_at && (step.is_multiple_of(5) || *step == steps);
+    let due: Vec<u64> = (begun..=progress.step).filter(is_due).collect();
+    assert_eq!(watch.evaluations, due, "one that was interrupted is made when the run goes on");
     (stop, support::state(&ranks), watch.reports)
 }
 
@@ -202,7 +215,7 @@ fn a_run_ends_with_its_data() {
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
-    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 7 };
     let stop = run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap();
     assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
@@ -220,7 +233,7 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
-    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 1000 };
     let error =
         run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
