@@ -19,6 +19,7 @@ use crate::config::RunConfig;
 use crate::{Failure, Mistake, warn};
 
 const CHECKPOINTS: &str = "checkpoints";
+pub const RUN_CONFIG: &str = "run.toml";
 pub const RUN_MODEL: &str = "model";
 /// What checkpoints are called, their step behind it.
 const CHECKPOINT: &str = "step-";
@@ -115,7 +116,7 @@ impl RunFolder {
     }
 
     pub fn config(&self) -> PathBuf {
-        self.root.join("run.toml")
+        self.root.join(RUN_CONFIG)
     }
 
     pub fn metrics(&self) -> PathBuf {
@@ -146,6 +147,12 @@ impl RunFolder {
     pub fn pruning(&self) -> impl FnOnce() -> Result<(), evenkeel_store::Error> + Send + use<> {
         let (checkpoints, keep) = (self.checkpoints(), self.keep_checkpoints);
         move || keep_newest(checkpoints, CHECKPOINT, keep).map(drop)
+    }
+
+    /// The run's, for people.
+    pub fn name(&self) -> String {
+        let whole = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
+        whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
     pub fn root(&self) -> &Path {
