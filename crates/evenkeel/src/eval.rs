@@ -1,6 +1,7 @@
-//! `evenkeel eval CONFIG`: loss, perplexity and accuracy of a model on data it was not trained on.
+//! `evenkeel eval CONFIG`, `evenkeel eval MODEL --data FILE`: loss, perplexity and accuracy of a model on data it was not trained on.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use evenkeel_comm::Communicator;
 use evenkeel_device::DeviceKind;
@@ -15,8 +16,9 @@ use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
 use crate::memory::{check_fit, peak_bytes};
 use crate::train::feed::{Data, Text};
-use crate::train::model::{ModelInput, device_dtype};
-use crate::{Failure, Mistake};
+use crate::train::model::{ModelInput, device_dtype, open_folder};
+use crate::train::{RUN_CONFIG, RUN_MODEL};
+use crate::{Failure, Mistake, hub};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -25,13 +27,17 @@ pub struct Arguments {
     /// The model folder to evaluate; the run's own result if there is one, else the model that it begins with.
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
+    /// A file to evaluate on, all of it: text, JSONL or Parquet, or a folder of images; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    data: Vec<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let mut config = arguments.overrides.read()?;
-    let trained = config.settings.output.folder.join("model");
-    match &arguments.model {
-        Some(path) => config.source = ModelSource::Folder(path.clone()),
+    let (overrides, model) = subject(arguments)?;
+    let mut config = overrides.read_to_evaluate(model.as_deref(), &arguments.data)?;
+    let trained = config.settings.output.folder.join(RUN_MODEL);
+    match model {
+        Some(path) => config.source = ModelSource::Folder(path),
         None if exists(&trained) => config.source = ModelSource::Folder(trained),
         None if exists(config.settings.output.folder.join("checkpoints")) => {
             return Err(Mistake {
@@ -60,10 +66,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ranks = launch.start(shards, options(settings), move |shard, split, queue| {
         Ok(input.parameters(shard, seed, dtype, split, queue)?)
     })?;
-    let Some(evaluation) = data.evaluate(&ranks, config.eval_batches())? else {
+    let Some(evaluation) = data.evaluate(&ranks, config.eval_batches(), &AtomicBool::new(false))? else {
         return Err(Mistake {
             what: "there is nothing to evaluate on".to_owned(),
-            hint: Some("give data.eval_paths, or hold records out with data.holdout".to_owned()),
+            hint: Some("give --data or data.eval_paths, or hold records out with data.holdout".to_owned()),
         }
         .into());
     };
@@ -91,6 +97,29 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Reads::Images => vec![("model", model), ("images", labels), ("loss", loss), ("accuracy", accuracy)],
     };
     Ok(rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n"))
+}
+
+/// The configuration and the model that are named. Where a configuration could stand, the folder of a model or of a run may.
+fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failure> {
+    let (overrides, model) = (&arguments.overrides, arguments.model.clone());
+    let Some(path) = &overrides.file else { return Ok((overrides.clone(), model)) };
+    if path.extension().is_none_or(|extension| extension != "toml") {
+        hub::check(path)?;
+    }
+    if !exists(path.join(".")) {
+        return Ok((overrides.clone(), model));
+    }
+    let (config, trained) = (path.join(RUN_CONFIG), path.join(RUN_MODEL));
+    if exists(&config) {
+        return Ok((overrides.with_file(Some(config)), model.or_else(|| exists(&trained).then_some(trained))));
+    }
+    if let Some(other) = model {
+        let what = format!("two models are given: `{}` and --model `{}`", path.display(), other.display());
+        return Err(Mistake { what, hint: Some("leave one of them out".to_owned()) }.into());
+    }
+    // What is wrong with it is said before anything is said of data.
+    open_folder(path)?;
+    Ok((overrides.with_file(None), Some(path.clone())))
 }
 
 fn options(settings: &Settings) -> TrainerOptions {

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use evenkeel_train::checkpoint::Opened;
 
-use crate::Failure;
-use crate::config::{Dtype, Overrides};
+use crate::config::{Dtype, Overrides, names_a_file};
 use crate::train::feed::Text;
 use crate::train::model::{ModelInput, SavedTokenizer};
-use crate::train::{Which, find_checkpoint};
+use crate::train::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
+use crate::{Failure, Mistake};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -29,13 +29,16 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    if let Some((what, hint)) = arguments.output.as_deref().and_then(names_a_file) {
+        return Err(Mistake { what: format!("--output is {what}"), hint: Some(hint.to_owned()) }.into());
+    }
     let which = match arguments.step {
         _ if arguments.best => Which::Best,
         Some(step) => Which::Step(step),
         None => Which::Newest,
     };
     let checkpoint = find_checkpoint(&arguments.run, which)?;
-    let mut config = Overrides::of_file(arguments.run.join("run.toml")).read()?;
+    let mut config = Overrides::of_file(arguments.run.join(RUN_CONFIG)).read()?;
     if let Some(dtype) = arguments.dtype {
         config.settings.output.save_dtype = Some(match dtype {
             crate::bench::Precision::F32 => Dtype::F32,
@@ -49,7 +52,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     specs.iter().try_for_each(|spec| opened.check(spec))?;
     // The run's own model may be replaced, what lies elsewhere may not.
     let is_own = arguments.output.is_none();
-    let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join("model"));
+    let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join(RUN_MODEL));
     let tokenizer = text.map(|text| SavedTokenizer::of(&text, &config.settings)).transpose()?;
     input.save(
         &output,

@@ -150,7 +150,7 @@ fn from_standard_input() -> Result<String, Mistake> {
 }
 
 /// The tokenizer's own, and those of generation_config.json: a chat ends with another token than a text.
-fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+pub fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     const MOST_BYTES: u64 = 1 << 20;
     let path = folder.join("generation_config.json");
     let mut tokens: Vec<u32> = tokenizer.end().into_iter().collect();

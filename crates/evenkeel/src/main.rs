@@ -9,7 +9,9 @@ mod eval;
 mod export;
 mod failure;
 mod generate;
+mod hub;
 mod inspect;
+mod interruption;
 mod kernel_cache;
 mod launch;
 mod memory;
@@ -59,12 +61,30 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let matches = with_negative_numbers(Arguments::command()).get_matches();
+    let file_or_folder =
+        |file: clap::Arg| file.help("The run's configuration, TOML, or the folder of a run or of a model");
+    let command = Arguments::command().mut_subcommand("eval", |eval| eval.mut_arg("file", file_or_folder));
+    let matches = with_negative_numbers(command).try_get_matches().unwrap_or_else(|error| refuse(&error));
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(&arguments.command) {
         Ok(text) => print(&text),
         Err(failure) => failure.report(),
     }
+}
+
+/// Ends with clap's own words, and for a flag that is a key with how to set that.
+fn refuse(error: &clap::Error) -> ! {
+    let _ = error.print();
+    let takes_keys =
+        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "program"].contains(&&*name));
+    if let Some(clap::error::ContextValue::String(flag)) = error.get(clap::error::ContextKind::InvalidArg)
+        && error.kind() == clap::error::ErrorKind::UnknownArgument
+        && takes_keys
+        && let Some(key) = config::key_of_flag(flag)
+    {
+        eprintln!("  hint: use --set {key}=…");
+    }
+    std::process::exit(error.exit_code())
 }
 
 /// What is below zero is refused by whoever knows what the number is for, instead of being taken for an option.

@@ -404,6 +404,22 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
+            &["--output", "g.gguf"],
+            &[
+                "--output: `output.folder` is \"g.gguf\", the name of a file, expected a folder's",
+                "hint: llama.cpp's convert_hf_to_gguf.py makes a GGUF file of a folder with a model",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "output.folder=a/model.safetensors"],
+            &[
+                "--set: `output.folder` is \"a/model.safetensors\", the name of a file, expected a folder's",
+                "hint: leave out the ending; a folder with a model has its weights in it",
+            ],
+        ),
+        (
+            GOOD,
             &["--set", "output.save_model=false", "--set", "output.save_dtype=f32"],
             &["--set: `output.save_dtype` is set, but `output.save_model` is false"],
         ),
@@ -413,6 +429,83 @@ fn keys_that_contradict_each_other_are_refused() {
         let expected: Vec<String> = expected.iter().map(line).collect();
         check(file, flags, &expected.iter().map(String::as_str).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn names_of_other_trainers_are_understood() {
+    let cases = [
+        (
+            "train.warmup_ratio=0.1",
+            "unknown key `train.warmup_ratio`",
+            "set `train.warmup_steps` to the ratio times the steps of the run",
+        ),
+        ("data.max_length=512", "unknown key `data.max_length`", "did you mean `data.sequence`?"),
+        ("train.max_seq_length=512", "unknown key `train.max_seq_length`", "did you mean `data.sequence`?"),
+        (
+            "train.gradient_accumulation_steps=2",
+            "unknown key `train.gradient_accumulation_steps`",
+            "did you mean `train.accumulate`?",
+        ),
+        ("train.save_steps=2", "unknown key `train.save_steps`", "did you mean `output.checkpoint_every`?"),
+        ("train.bf16=true", "unknown key `train.bf16`", "did you mean `train.dtype`?"),
+        ("train.num_train_epochs=2", "unknown key `train.num_train_epochs`", "did you mean `train.epochs`?"),
+        (
+            "train.dtype=bfloat16",
+            "`train.dtype` is \"bfloat16\", expected one of \"f32\", \"bf16\"",
+            "did you mean \"bf16\"?",
+        ),
+        (
+            "train.dtype=float16",
+            "`train.dtype` is \"float16\", expected one of \"f32\", \"bf16\"",
+            "did you mean \"bf16\"?",
+        ),
+        (
+            "train.dtype=float32",
+            "`train.dtype` is \"float32\", expected one of \"f32\", \"bf16\"",
+            "did you mean \"f32\"?",
+        ),
+        ("device.kind=gpu", "`device.kind` is \"gpu\", expected one of \"cpu\", \"cuda\"", "did you mean \"cuda\"?"),
+    ];
+    for (set, what, hint) in cases {
+        check(GOOD, &["--set", set], &[&format!("error: --set: {what}"), &format!("  hint: {hint}")]);
+    }
+    for (flag, hint) in [
+        ("--max-length", Some("  hint: use --set data.sequence=…")),
+        ("--warmup-ratio", Some("  hint: use --set train.warmup_steps=…")),
+        ("--save-model", Some("  hint: use --set output.save_model=…")),
+        ("--zzzzzzzzz", None),
+    ] {
+        let output = config(GOOD, &[flag, "3"]);
+        assert_eq!(output.status.code(), Some(2));
+        let told = text(&output.stderr);
+        assert!(told.starts_with(&format!("error: unexpected argument '{flag}'")), "{told}");
+        assert_eq!(told.lines().find(|line| line.contains("hint")), hint, "{told}");
+    }
+}
+
+#[test]
+fn epochs_are_a_flag_and_end_a_run_that_has_steps_no_later() {
+    let output = config(&GOOD.replace("steps = 10", ""), &["--epochs", "3"]);
+    assert!(text(&output.stdout).contains("epochs = 3\n"), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+    let output = config(GOOD, &["--epochs", "3"]);
+    assert!(text(&output.stdout).contains("steps = 10\nepochs = 3\n"), "{}", text(&output.stdout));
+    let told = "warning: `train.steps` is set, too: training ends at the first of --epochs and it\n";
+    assert_eq!(text(&output.stderr), told);
+}
+
+#[test]
+fn a_file_of_another_form_is_one_mistake() {
+    let yaml = "# a run\n---\nmodel:\n  path: m\ntrain:\n  steps: 3\n";
+    let as_toml = "  hint: write `[train]` for `train:` and `lr = 1e-4` for `lr: 1e-4`; `evenkeel config --explain` lists \
+                   every key";
+    check(yaml, &[], &["error: run.toml:1: is YAML, expected TOML", as_toml]);
+    check("learning_rate: 1e-4\n", &[], &["error: run.toml:1: is YAML, expected TOML", as_toml]);
+    let deepspeed = "  hint: a DeepSpeed configuration goes behind --deepspeed, beside the run's own";
+    check("{\"train\": {\"steps\": 3}}\n", &[], &["error: run.toml:1: is JSON, expected TOML", deepspeed]);
+    // A slip in a file that is TOML is told where it is.
+    let output = config(&GOOD.replace("steps = 10", "steps: 10"), &[]);
+    assert!(text(&output.stderr).starts_with("error: run.toml:6: is not TOML: "), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -79,7 +79,19 @@ fn keys_become_settings() {
             json: r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true,
                       "offload_param": {"device": "none", "pin_memory": true}, "offload_optimizer": {}}}"#,
             flags: &["--set", "parallel.dp=2"],
-            settings: &["parallel.zero = 3", "output.save_model = true", "output.save_dtype = \"bf16\""],
+            settings: &["parallel.zero = 3", "output.save_model = true", "output.save_dtype = \"f32\""],
+            ..PLAIN
+        },
+        Accepted {
+            json: r#"{"bf16": {"enabled": true}, "zero_optimization": {"gather_16bit_weights_on_model_save": true}}"#,
+            settings: &["train.dtype = \"bf16\"", "output.save_dtype = \"bf16\""],
+            ..PLAIN
+        },
+        Accepted {
+            json: r#"{"_comment": "supported models: …", "zero_optimization": {"stage": 0, "_why": {"a": [1]}},
+                      "optimizer": {"_": 1, "type": "AdamW", "params": {"lr": 0.5, "_lr": 2, "betas": [0.9, 0.9],
+                      "eps": 1e-8, "weight_decay": 0}}}"#,
+            settings: &["train.lr = 0.5", "parallel.zero = 0"],
             ..PLAIN
         },
         Accepted {

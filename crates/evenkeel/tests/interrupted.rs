@@ -85,6 +85,49 @@ fn an_interruption_at_any_moment_can_be_continued_to_the_same_end() {
     assert!(interrupted > 0, "every run was over before it was interrupted");
 }
 
+/// A run that is in the middle of an evaluation without end after its first step, whose curve is drawn.
+#[cfg(target_os = "linux")]
+fn evaluating(place: &Place, run: &str) -> std::process::Child {
+    let endless = ["data.records=100000000", "data.holdout=2", "eval.every=1", "eval.batches=0"];
+    let mut command = place.command(&["train", "tiny.toml", "--output", run, "--steps", "2"]);
+    for set in endless {
+        command.args(["--set", set]);
+    }
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let has_drawn = || place.path(run).join("loss.svg").exists();
+    assert!(wait_for(&mut child, has_drawn), "the run makes a step and draws it");
+    child
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_that_comes_twice_is_one() {
+    let place = Place::new(TINY);
+    // Different signals, for the system would make one of two that are the same.
+    for (run, signals, code) in
+        [("first", "kill -TERM $0; kill -INT $0", 143), ("second", "kill -INT $0; kill -TERM $0", 130)]
+    {
+        let child = evaluating(&place, run);
+        let is_saved = place.path(run).join("checkpoints").exists();
+        Command::new("sh").args(["-c", signals, &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(!is_saved, "the curve is drawn before there is a checkpoint");
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(stderr(&output).contains("interrupted after step 1, which is saved"), "{}", stderr(&output));
+        assert!(place.path(run).join("checkpoints/step-00000001/manifest.json").exists());
+    }
+    // The evaluation that was given up is made when the run goes on.
+    let goes_on = ["--resume", "--set", "data.records=100000000", "--set", "data.holdout=2", "--set", "eval.every=1"];
+    place.stdout(&[&["train", "tiny.toml", "--output", "first", "--steps", "2"], &goes_on[..]].concat());
+    let metrics = metrics(&place.path("first/metrics.jsonl"));
+    let evaluated: Vec<u64> = metrics
+        .iter()
+        .filter(|line| line.get("eval_loss").is_some())
+        .filter_map(|line| line["step"].as_u64())
+        .collect();
+    assert_eq!(evaluated, [1, 2]);
+}
+
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -1,12 +1,13 @@
-//! Whole runs through the binary, as a person starts, interrupts, continues and breaks them.
+//! Whole runs through the binary, as a person starts, continues and breaks them.
 
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter, list, newest_good};
 use support::{Place, TINY, metrics, stderr};
 
 #[test]

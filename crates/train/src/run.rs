@@ -21,8 +21,8 @@ pub trait Feed {
     /// The share of the epochs that lies behind, where their number is a limit.
     fn progress(&self) -> Option<f64>;
 
-    /// The epoch that the next samples are of, from 0.
-    fn epoch(&self) -> u64;
+    /// The epochs that lie behind, such as 1.25.
+    fn epoch(&self) -> f64;
 
     /// Records that were passed over or cut before what was handed out so far.
     fn counts(&self) -> Counts {
@@ -128,7 +128,8 @@ pub enum Stop {
 pub struct StepReport {
     /// From 1.
     pub step: u64,
-    pub epoch: u64,
+    /// The epochs that lie behind, this step's samples included.
+    pub epoch: f64,
     pub lr: f64,
     pub outcome: StepOutcome,
     /// Of all steps so far.
@@ -164,9 +165,11 @@ pub trait Attendant {
     }
     /// Something was done about slow ranks.
     fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error>;
-    /// Evaluates on held-out samples; none where there are none.
+    /// Evaluates on held-out samples; none where there are none, or the run was interrupted.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
+    /// Whether the evaluation after a step is there; a run that is continued may have been interrupted in the middle of it.
+    fn is_evaluated(&self, step: u64) -> bool;
     /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
     /// The same, where no step follows: the ranks may be kept waiting until it is written.
@@ -189,10 +192,13 @@ pub fn run(
     attendant: &mut dyn Attendant,
 ) -> Result<Stop, Error> {
     let (begun, mut balance) = (Instant::now(), balance);
-    let (first, seconds_before) = (progress.step, progress.seconds);
+    let seconds_before = progress.seconds;
     let mut checkpointed = progress.step;
     // A step that fails may have had some of its samples already.
     let (mut reached, mut feed_state) = (progress.step, feed.state());
+    if is_due(plan.evaluate_every, progress.step) && !attendant.is_evaluated(progress.step) {
+        evaluate(ranks, plan, progress, attendant)?;
+    }
     let outcome = loop {
         if interrupted.load(Ordering::Relaxed) {
             break Ok(Stop::Interrupted);
@@ -225,10 +231,11 @@ pub fn run(
     if matches!(outcome, Err(Error::NotFinite { .. })) {
         return attendant.settle().and(told).and(outcome);
     }
-    let is_evaluated = is_due(plan.evaluate_every, progress.step) || progress.step == first;
     let before = *progress;
     let evaluated = match outcome {
-        Ok(Stop::Done | Stop::DataEnded) if !is_evaluated => evaluate(ranks, plan, progress, attendant),
+        Ok(Stop::Done | Stop::DataEnded) if !attendant.is_evaluated(progress.step) => {
+            evaluate(ranks, plan, progress, attendant)
+        }
         _ => Ok(()),
     };
     // A checkpoint of this step may be there already, but does not know of its evaluation.
@@ -251,7 +258,6 @@ fn step(
 ) -> Result<bool, Error> {
     attendant.stepping(ranks, progress.step + 1)?;
     let start = Instant::now();
-    let epoch = feed.epoch();
     let share = rate_share(plan, progress, feed);
     let micros = next_micros(feed, plan.micros_per_step);
     feed.take_notes().iter().try_for_each(|note| attendant.noted(note))?;
@@ -274,7 +280,7 @@ fn step(
     let share = self::share(plan, progress, feed).min(1.0);
     attendant.stepped(&StepReport {
         step: progress.step,
-        epoch,
+        epoch: feed.epoch(),
         lr,
         outcome,
         tokens: progress.tokens,

@@ -62,8 +62,8 @@ impl Feed for Numbers {
         None
     }
 
-    fn epoch(&self) -> u64 {
-        0
+    fn epoch(&self) -> f64 {
+        0.0
     }
 
     fn state(&self) -> serde_json::Value {
@@ -75,9 +75,17 @@ impl Feed for Numbers {
 struct Watch<'a> {
     folder: PathBuf,
     reports: Vec<StepReport>,
+    evaluations: Vec<u64>,
     stop_at: u64,
     interrupted: &'a AtomicBool,
     checkpoints: Cell<usize>,
+}
+
+impl Watch<'_> {
+    fn new(folder: PathBuf, stop_at: u64, interrupted: &AtomicBool) -> Watch<'_> {
+        let (reports, evaluations, checkpoints) = (Vec::new(), Vec::new(), Cell::new(0));
+        Watch { folder, reports, evaluations, stop_at, interrupted, checkpoints }
+    }
 }
 
 impl Attendant for Watch<'_> {
@@ -96,12 +104,20 @@ impl Attendant for Watch<'_> {
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
+        if self.interrupted.load(std::sync::atomic::Ordering::Relaxed) {
+            return Ok(None);
+        }
         ranks.evaluate(Numbers { next: 900, end: 901 }.next()?.unwrap()).map(Some)
     }
 
-    fn evaluated(&mut self, _: u64, evaluation: &Evaluation) -> Result<(), Error> {
+    fn is_evaluated(&self, step: u64) -> bool {
+        self.evaluations.contains(&step)
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
         assert_eq!(evaluation.labels, 2 * SEQUENCE);
         assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
+        self.evaluations.push(step);
         Ok(())
     }
 
@@ -143,16 +159,16 @@ fn train_by(plan: &Plan, folder: &Path, cut: &Cut, dtype: DType, stop_at: u64) -
         feed.next = state.feed.as_u64().unwrap();
         progress = state.progress;
     }
-    let interrupted = AtomicBool::new(false);
-    let mut watch = Watch {
-        folder: folder.to_owned(),
-        reports: vec![],
-        stop_at,
-        interrupted: &interrupted,
-        checkpoints: Cell::new(0),
-    };
+    let (begun, interrupted) = (progress.step, AtomicBool::new(false));
+    let mut watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
     let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
+    let is_due = |step: &u64| {
+        let in_turn = plan.evaluate_every.is_some_and(|every| step.is_multiple_of(every));
+        *step > 0 && *step != stop_at && (in_turn || plan.limits.steps == Some(*step))
+    };
+    let due: Vec<u64> = (begun..=progress.step).filter(is_due).collect();
+    assert_eq!(watch.evaluations, due, "one that was interrupted is made when the run goes on");
     (stop, support::state(&ranks), watch.reports)
 }
 
@@ -208,6 +224,8 @@ fn every_schedule_of_the_rate_goes_on_where_it_was() {
 struct Scripted<'a> {
     watch: Watch<'a>,
     saved: Vec<u64>,
+    /// Up to which step all evaluations were made.
+    evaluated: u64,
 }
 
 /// After steps 2, 4, …: the best counts as a gain only where it is so by more than 0.1.
@@ -232,11 +250,16 @@ impl Attendant for Scripted<'_> {
         Ok(Some(Evaluation { labels: 1, loss_sum, correct: 0 }))
     }
 
-    fn evaluated(&mut self, _: u64, _: &Evaluation) -> Result<(), Error> {
+    fn is_evaluated(&self, step: u64) -> bool {
+        step <= self.evaluated
+    }
+
+    fn evaluated(&mut self, step: u64, _: &Evaluation) -> Result<(), Error> {
+        self.evaluated = step;
         Ok(())
     }
 
-    fn checkpoint(&mut self, ranks: &Ranks, feed: &dyn Feed, progress: &Progress) -> Result<(), Error> {
+    fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
         self.saved.push(progress.step);
         self.watch.checkpoint(ranks, feed, progress)
     }
@@ -255,9 +278,8 @@ fn judged(folder: &Path, plan: &Plan, stop_at: u64) -> (Stop, Progress, Vec<u64>
         (feed.next, progress) = (state.feed.as_u64().unwrap(), state.progress);
     }
     let interrupted = AtomicBool::new(false);
-    let folder = folder.to_owned();
-    let watch = Watch { folder, reports: vec![], stop_at, interrupted: &interrupted, checkpoints: Cell::new(0) };
-    let mut scripted = Scripted { watch, saved: vec![] };
+    let watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
+    let mut scripted = Scripted { watch, saved: vec![], evaluated: progress.step };
     let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut scripted).unwrap();
     (stop, Progress { seconds: 0.0, ..progress }, scripted.saved)
 }
@@ -331,7 +353,7 @@ fn a_run_ends_with_its_data() {
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
-    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 7 };
     let stop = run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap();
     assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
@@ -349,7 +371,7 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
     let folder = temporary.path().join("run");
-    let mut watch = Watch { folder, reports: vec![], stop_at: 0, interrupted: &interrupted, checkpoints: Cell::new(0) };
+    let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 1000 };
     let error =
         run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap_err();

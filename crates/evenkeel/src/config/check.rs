@@ -1,7 +1,7 @@
 //! Keys against each other, and what is filled in from other keys.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use evenkeel_balance::Mode;
 use evenkeel_device::MOST_PEERS;
@@ -38,6 +38,7 @@ impl RawConfig {
         }
         let source = check_model(&mut self, &mut settings);
         check_data(&mut self, &settings);
+        check_output(&mut self, &settings);
         check_images(&mut self, &settings);
         check_train(&mut self, &settings);
         optimizer::check(&mut self, &settings);
@@ -46,10 +47,6 @@ impl RawConfig {
         check_parallel(&mut self, &settings);
         check_balance(&mut self, &settings);
         check_device(&mut self, &settings);
-        if settings.output.save_dtype.is_some() && !settings.output.save_model {
-            let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
-            self.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
-        }
         let mut warnings = std::mem::take(&mut self.notes);
         warnings.extend(shorten_warmup(&mut settings));
         warnings.extend(nothing_to_split(&settings));
@@ -89,8 +86,11 @@ fn check_model(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSour
         raw.note_contradiction(&["model.ignore_keys"], what, Some("set model.path or model.config, or leave it out"));
     }
     if sizes.is_empty() {
-        let hint = "set model.path, model.config, or model.hidden, layers, heads and ffn";
-        let what = "there is no model to train".to_owned();
+        let (what, hint) = match raw.evaluates {
+            false => ("train", "set model.path, model.config, or model.hidden, layers, heads and ffn"),
+            true => ("evaluate", "name its folder: evenkeel eval FOLDER --data FILE"),
+        };
+        let what = format!("there is no model to {what}");
         raw.note_contradiction(&["model.path", "model.config"], what, Some(hint));
         return None;
     }
@@ -137,9 +137,11 @@ fn check_data(raw: &mut RawConfig, settings: &Settings) {
     let source = data.source.name();
     let synthetic = data.source == DataSource::Synthetic;
     let of_records = matches!(data.source, DataSource::Jsonl | DataSource::Json | DataSource::Parquet);
-    if !synthetic && data.paths.is_empty() {
+    let has_files = !data.paths.is_empty() || raw.evaluates && !data.eval_paths.is_empty();
+    if !synthetic && !has_files {
         let what = format!("`data.source` is \"{source}\", but `data.paths` has no files");
-        raw.note_contradiction(&["data.source", "data.paths"], what, None);
+        let hint = raw.evaluates.then_some("name them: --data FILE");
+        raw.note_contradiction(&["data.source", "data.paths"], what, hint);
     }
     let useless = [
         ("data.paths", synthetic && !data.paths.is_empty(), "reads no files"),
@@ -193,6 +195,31 @@ fn check_prompts(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
+fn check_output(raw: &mut RawConfig, settings: &Settings) {
+    let output = &settings.output;
+    if output.save_dtype.is_some() && !output.save_model {
+        let what = "`output.save_dtype` is set, but `output.save_model` is false".to_owned();
+        raw.note_contradiction(&["output.save_dtype", "output.save_model"], what, None);
+    }
+    if let Some((what, hint)) = names_a_file(&output.folder) {
+        raw.note_contradiction(&["output.folder"], format!("`output.folder` is {what}"), Some(hint));
+    }
+}
+
+/// What is wrong with a folder that is called as files of weights are, and what was probably wanted.
+pub fn names_a_file(folder: &Path) -> Option<(String, &'static str)> {
+    const OF_WEIGHTS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "onnx"];
+    let extension = folder.extension()?.to_str()?.to_lowercase();
+    let hint = match extension.as_str() {
+        "gguf" => "llama.cpp's convert_hf_to_gguf.py makes a GGUF file of a folder with a model",
+        extension if OF_WEIGHTS.contains(&extension) => {
+            "leave out the ending; a folder with a model has its weights in it"
+        }
+        _ => return None,
+    };
+    Some((format!("{folder:?}, the name of a file, expected a folder's"), hint))
+}
+
 fn of_images(settings: &Settings) -> bool {
     matches!(settings.data.source, DataSource::Images | DataSource::Cifar10)
 }
@@ -221,7 +248,9 @@ fn check_images(raw: &mut RawConfig, settings: &Settings) {
 
 fn check_train(raw: &mut RawConfig, settings: &Settings) {
     let train = &settings.train;
-    if train.steps.is_none() && train.epochs.is_none() && train.tokens.is_none() && train.minutes.is_none() {
+    let is_endless =
+        train.steps.is_none() && train.epochs.is_none() && train.tokens.is_none() && train.minutes.is_none();
+    if is_endless && !raw.evaluates {
         let what = "training has no end".to_owned();
         let hint = "set train.steps, train.epochs, train.tokens or train.minutes";
         let keys = ["train.steps", "train.epochs", "train.tokens", "train.minutes"];

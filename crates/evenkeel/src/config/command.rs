@@ -1,8 +1,10 @@
 //! `evenkeel config`, and the flags that every command with a configuration takes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{RawConfig, RunConfig, deepspeed, explain};
+use toml::Value;
+
+use super::{DataSource, RawConfig, RunConfig, deepspeed, explain};
 use crate::{Failure, warn};
 
 #[derive(clap::Args)]
@@ -15,13 +17,16 @@ pub struct Arguments {
 }
 
 /// A file and what the command line changes in it. Values are read as `--set` reads them, so they have the same bounds.
-#[derive(Default, clap::Args)]
+#[derive(Clone, Default, clap::Args)]
 pub struct Overrides {
     /// The run's configuration, TOML.
-    file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
     /// Steps to train (train.steps).
     #[arg(long, value_name = "N")]
     steps: Option<String>,
+    /// Times to go through the data (train.epochs).
+    #[arg(long, value_name = "N")]
+    epochs: Option<String>,
     /// Learning rate after the warmup (train.lr).
     #[arg(long, value_name = "RATE")]
     lr: Option<String>,
@@ -63,8 +68,48 @@ impl Overrides {
         Overrides { file: Some(file), ..Overrides::default() }
     }
 
+    /// The same flags beside another file, or none.
+    pub fn with_file(&self, file: Option<PathBuf>) -> Overrides {
+        Overrides { file, ..self.clone() }
+    }
+
     /// The configuration that a run has, or everything that is wrong with it.
     pub fn read(&self) -> Result<RunConfig, Failure> {
+        checked(self.raw()?)
+    }
+
+    /// The configuration of an evaluation, in which nothing need be said of training. `model` is the one to be evaluated
+    /// where the rest names none, and `data` are the files to evaluate on, if any are given.
+    pub fn read_to_evaluate(&self, model: Option<&Path>, data: &[PathBuf]) -> Result<RunConfig, Failure> {
+        let mut raw = self.raw()?;
+        raw.evaluates = true;
+        if let Some(model) = model.filter(|_| !raw.names_a_model()) {
+            raw.give_by_flag("--model", "model.path", in_words(model));
+        }
+        if let [first, ..] = data {
+            // They are all there is to read, whatever the run was trained on.
+            ["data.records", "data.holdout", "data.eval_paths"].iter().for_each(|setting| raw.forget(setting));
+            raw.give_by_flag("--data", "data.paths", Value::Array(data.iter().map(|path| in_words(path)).collect()));
+            if !raw.is_given_by_flag("data.source") {
+                raw.give_by_flag("--data", "data.source", Value::String(source_of(first).name().to_owned()));
+            }
+        }
+        let is_all_meant = self.file.is_none() || !data.is_empty();
+        if is_all_meant && !raw.is_given_by_flag("eval.batches") {
+            raw.give_by_flag("--data", "eval.batches", Value::Integer(0));
+        }
+        let mut config = checked(raw)?;
+        let files = &mut config.settings.data;
+        if files.paths.is_empty() {
+            files.paths = files.eval_paths.clone();
+        } else if is_all_meant && files.holdout == 0 && files.eval_paths.is_empty() {
+            files.eval_paths = files.paths.clone();
+        }
+        Ok(config)
+    }
+
+    /// Everything that was given, in the file and beside it.
+    fn raw(&self) -> Result<RawConfig, Failure> {
         const MOST_BYTES: u64 = 1 << 20;
         let mut raw = RawConfig::new();
         if let Some(file) = &self.file {
@@ -76,8 +121,9 @@ impl Overrides {
                 }
             }
         }
-        let flags: [(&'static str, &Option<String>, &[&str]); 10] = [
+        let flags: [(&'static str, &Option<String>, &[&str]); 11] = [
             ("--steps", &self.steps, &["train.steps"]),
+            ("--epochs", &self.epochs, &["train.epochs"]),
             ("--lr", &self.lr, &["train.lr"]),
             ("--batch", &self.batch, &["train.batch"]),
             ("--sequence", &self.sequence, &["data.sequence"]),
@@ -104,9 +150,30 @@ impl Overrides {
                 Err(error) => raw.note_unreadable(&error, "--deepspeed takes a DeepSpeed configuration, JSON"),
             }
         }
-        let config = raw.check()?;
-        config.warnings.iter().for_each(|warning| warn(warning));
-        Ok(config)
+        if self.epochs.is_some() && raw.is_given("train.steps") {
+            raw.notes.push("`train.steps` is set, too: training ends at the first of --epochs and it".to_owned());
+        }
+        Ok(raw)
+    }
+}
+
+fn checked(raw: RawConfig) -> Result<RunConfig, Failure> {
+    let config = raw.check()?;
+    config.warnings.iter().for_each(|warning| warn(warning));
+    Ok(config)
+}
+
+fn in_words(path: &Path) -> Value {
+    Value::String(path.to_string_lossy().into_owned())
+}
+
+/// What a file holds, by its name; a folder holds images.
+fn source_of(path: &Path) -> DataSource {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("jsonl" | "ndjson" | "json") => DataSource::Jsonl,
+        Some("parquet") => DataSource::Parquet,
+        _ if evenkeel_store::exists(path.join(".")) => DataSource::Images,
+        _ => DataSource::Text,
     }
 }
 

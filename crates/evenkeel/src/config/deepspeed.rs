@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Models are always saved whole; this asks for 16 bits.
+    /// Models are always saved whole, in what is computed in: in 16 bits where DeepSpeed would have 16 to gather.
     fn saved_model(&mut self) {
         let names = [
             "stage3_gather_16bit_weights_on_model_save",
@@ -170,7 +170,6 @@ impl<'a> Reader<'a> {
         for key in names.map(|name| within("zero_optimization", name)) {
             if self.flag(&key) == Some(true) {
                 self.give(&key, "output.save_model", Value::Boolean(true));
-                self.give(&key, "output.save_dtype", Value::String("bf16".to_owned()));
             }
         }
     }
@@ -232,6 +231,10 @@ impl<'a> Reader<'a> {
     }
 
     fn note_unknown(&mut self, section: &str, key: &str, known: impl Iterator<Item = &'static str>) {
+        // A comment, as LLaMA-Factory's files have them.
+        if key.starts_with('_') {
+            return;
+        }
         let here = nearest(key, known).map(|meant| within(section, meant));
         let meant = here.or_else(|| keys::elsewhere(key));
         let hint = meant.map_or(String::new(), |meant| format!("did you mean `{meant}`?"));

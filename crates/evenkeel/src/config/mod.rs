@@ -8,6 +8,7 @@ mod check;
 mod command;
 mod deepspeed;
 mod explain;
+mod foreign;
 mod nearest;
 mod optimizer;
 mod raw;
@@ -21,9 +22,10 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
+pub use check::names_a_file;
 pub use command::{Arguments, Overrides, run};
 pub use explain::explain;
-pub use raw::RawConfig;
+pub use raw::{RawConfig, key_of_flag};
 pub use setting::in_toml;
 pub use settings::{
     Architecture, Data, DataSource, DecayForm, DeviceKind, Dtype, Imputation, InstructionPrompt, LrDecay, OnBadRecord,

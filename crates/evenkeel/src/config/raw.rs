@@ -7,10 +7,10 @@ use std::ops::Range;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
-use super::Settings;
 use super::nearest::nearest;
 use super::setting::{Bounds, Kind, Setting, in_toml};
 use super::table::{Section, Source, UnlessGiven};
+use super::{Settings, foreign};
 use crate::Mistake;
 
 /// Values as they were given, not yet checked against each other. Later ones replace earlier ones.
@@ -25,6 +25,8 @@ pub struct RawConfig {
     pub(super) incomplete: bool,
     /// What may not be as the user thinks.
     pub(super) notes: Vec<String>,
+    /// A model is only evaluated, so nothing need be said of training.
+    pub(super) evaluates: bool,
 }
 
 struct Given {
@@ -58,12 +60,18 @@ impl RawConfig {
     pub fn new() -> RawConfig {
         let (given, unread) = (BTreeMap::new(), BTreeSet::new());
         let (findings, notes) = (Vec::new(), Vec::new());
-        RawConfig { sections: Settings::sections(), given, unread, findings, incomplete: false, notes }
+        let sections = Settings::sections();
+        RawConfig { sections, given, unread, findings, incomplete: false, notes, evaluates: false }
     }
 
     /// Takes everything from a file that can be understood and notes the rest. `name` is for messages.
     pub fn read_file(&mut self, name: &str, text: &str) {
         let (document, errors) = DeTable::parse_recoverable(text);
+        if let Some((form, hint)) = other_form(name, text).filter(|_| !errors.is_empty()) {
+            self.incomplete = true;
+            let place = Place::File { name: name.to_owned(), line: 1 };
+            return self.note(place, format!("is {form}, expected TOML"), Some(hint.to_owned()));
+        }
         let line_ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
         let line_of = |span: Range<usize>| line_ends.partition_point(|&end| end < span.start) + 1;
         let mut broken_lines = BTreeSet::new();
@@ -131,6 +139,26 @@ impl RawConfig {
                 self.note(place, what, Some(hint));
             }
         }
+    }
+
+    /// Replaces what was given.
+    pub(super) fn give_by_flag(&mut self, flag: &'static str, setting: &str, value: Value) {
+        self.unread.remove(setting);
+        self.given.insert(setting.to_owned(), Given { value, place: Place::Flag(flag) });
+    }
+
+    /// As if it had not been given.
+    pub(super) fn forget(&mut self, setting: &str) {
+        self.given.remove(setting);
+    }
+
+    pub(super) fn names_a_model(&self) -> bool {
+        self.given.keys().any(|key| key.starts_with("model.") && key != "model.seed")
+    }
+
+    /// Whether the command line says it, which no file can change.
+    pub(super) fn is_given_by_flag(&self, setting: &str) -> bool {
+        matches!(self.given.get(setting), Some(Given { place: Place::Flag(_), .. }))
     }
 
     /// What was given for a setting, or its default, if it is a number.
@@ -229,9 +257,12 @@ impl RawConfig {
             keys.into_iter().find(|&(_, key)| key == name)
         };
         let elsewhere = of(None).into_iter().find(|&(_, name)| name == key);
-        let hint = match meant(section).filter(|_| section.is_some()).or(elsewhere).or_else(|| meant(None)) {
-            Some((section, key)) => format!("did you mean `{section}.{key}`?"),
-            None => "`evenkeel config --explain` lists every key".to_owned(),
+        let ours = meant(section).filter(|_| section.is_some()).or(elsewhere).or_else(|| meant(None));
+        let ours = ours.map(|(section, key)| format!("{section}.{key}"));
+        let hint = match (key, foreign::key(key).map(str::to_owned).or(ours)) {
+            ("warmup_ratio", Some(meant)) => format!("set `{meant}` to the ratio times the steps of the run"),
+            (_, Some(meant)) => format!("did you mean `{meant}`?"),
+            (_, None) => "`evenkeel config --explain` lists every key".to_owned(),
         };
         let name = section.map_or(key.to_owned(), |section| format!("{section}.{key}"));
         self.note(place, format!("unknown key `{}`", printable(&name)), Some(hint));
@@ -275,6 +306,39 @@ impl fmt::Display for Place {
     }
 }
 
+/// The key that an unknown flag such as `--max-length` probably stands for.
+pub fn key_of_flag(flag: &str) -> Option<String> {
+    let name = flag.trim_start_matches('-').replace('-', "_");
+    let sections = Settings::sections();
+    let keys = || sections.iter().flat_map(|section| section.keys.iter().map(move |key| (section.name, key.name)));
+    let ours = || {
+        let meant = nearest(&name, keys().map(|(_, key)| key))?;
+        keys().find(|&(_, key)| key == meant).map(|(section, key)| format!("{section}.{key}"))
+    };
+    foreign::key(&name).map(str::to_owned).or_else(ours)
+}
+
+/// What a file that is no TOML is written in, and what to do with it.
+fn other_form(name: &str, text: &str) -> Option<(&'static str, &'static str)> {
+    let is_named = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let first =
+        text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#') && *line != "---")?;
+    let is_key = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
+    let begins_as_yaml = first
+        .split_once(':')
+        .is_some_and(|(key, value)| is_key(key.trim()) && (value.is_empty() || value.starts_with(' ')));
+    if first.starts_with('{') {
+        Some(("JSON", "a DeepSpeed configuration goes behind --deepspeed, beside the run's own"))
+    } else if is_named(&[".yaml", ".yml"]) || begins_as_yaml {
+        Some((
+            "YAML",
+            "write `[train]` for `train:` and `lr = 1e-4` for `lr: 1e-4`; `evenkeel config --explain` lists every key",
+        ))
+    } else {
+        None
+    }
+}
+
 /// How a value of the wrong type or name may have come about.
 fn misreading(kind: Kind, value: &Value) -> Option<String> {
     if let (Kind::Numbers(_), Some([Value::String(text)])) = (kind, value.as_array().map(Vec::as_slice)) {
@@ -282,8 +346,10 @@ fn misreading(kind: Kind, value: &Value) -> Option<String> {
     }
     let text = value.as_str()?;
     match kind {
-        Kind::Choice(names) if text == "gpu" && names.contains(&"cuda") => Some("did you mean \"cuda\"?".to_owned()),
-        Kind::Choice(names) => nearest(text, names.iter().copied()).map(|meant| format!("did you mean \"{meant}\"?")),
+        Kind::Choice(names) => {
+            let meant = foreign::value(text, names).or_else(|| nearest(text, names.iter().copied()));
+            meant.map(|meant| format!("did you mean \"{meant}\"?"))
+        }
         Kind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
         Kind::Whole(_) | Kind::Number(_) if text.parse::<f64>().is_ok() => Some("write it without quotes".to_owned()),
         Kind::Texts | Kind::Paths | Kind::Numbers(_) => Some("put it in brackets".to_owned()),

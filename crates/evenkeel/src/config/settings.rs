@@ -228,10 +228,12 @@ settings! {
         overwrite: bool = false;
     }
 
-    /// Texts that the model continues at the end.
+    /// Texts that the model continues, or questions that it answers, at the end.
     [sample] Sample {
-        /// Beginnings of the texts.
+        /// Beginnings of the texts, or the questions.
         prompts: Vec<String> = Vec::new();
+        /// Whether the prompts are asked by the chat template, as what a user says; if not set, where the model has one.
+        chat: Option<bool>;
         /// Tokens to continue with.
         tokens: usize = 64, from(1).to(1 << 20);
         /// How far to stray from the likeliest token; 0 never strays.

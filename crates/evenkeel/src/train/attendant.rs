@@ -1,8 +1,8 @@
 //! What goes on beside the steps: progress, metrics, evaluations, samples and checkpoints.
 
 use std::io::Stderr;
-use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
 use evenkeel_train::checkpoint::Saver;
@@ -15,15 +15,15 @@ use serde_json::Value;
 
 use super::feed::Data;
 use super::output::RunFolder;
-use super::sample::Prompts;
 use crate::config::Straggler;
+use crate::interruption::Interruption;
 
 pub struct Attending<'a> {
     pub folder: &'a RunFolder,
+    pub interruption: &'a Interruption,
     pub data: &'a Data,
     /// Micro-batches of an evaluation; all of them without it.
     pub eval_batches: Option<u64>,
-    pub prompts: Prompts<'a>,
     pub progress: ProgressLine<Stderr>,
     pub records: Records,
     pub summary: Summary,
@@ -48,6 +48,31 @@ pub struct Records {
     metrics: LogFile,
     events: Option<EventWriter<LogFile>>,
     curve: Curve,
+    /// Where the curve goes.
+    drawing: PathBuf,
+    pace: Pace,
+    /// The step of the last evaluation.
+    evaluated: Option<u64>,
+}
+
+/// When what is shown of a run is brought up to date: not all the time, and the less often the longer it takes.
+#[derive(Default)]
+struct Pace {
+    due: Option<Instant>,
+}
+
+impl Pace {
+    const LEAST: Duration = Duration::from_secs(5);
+    /// A slow disk costs a run 2 % of its time at most.
+    const REST: u32 = 50;
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due.is_none_or(|due| now >= due)
+    }
+
+    fn done(&mut self, began: Instant, ended: Instant) {
+        self.due = Some(ended + Pace::LEAST.max(Pace::REST * ended.saturating_duration_since(began)));
+    }
 }
 
 /// Of a file of records; millions of steps take so much.
@@ -58,7 +83,7 @@ impl Records {
     pub fn open(folder: &RunFolder, title: &str, step: u64, tensorboard: bool) -> Result<Records, Error> {
         let path = folder.metrics();
         let before = if step > 0 && exists(&path) { read_text(&path, MOST_BYTES)? } else { String::new() };
-        let mut curve = Curve::new(title);
+        let (mut curve, mut evaluated) = (Curve::new(title), None);
         let mut kept = String::new();
         for line in before.lines() {
             let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
@@ -69,6 +94,9 @@ impl Records {
             if let Some(loss) = value["eval_loss"].as_f64() {
                 curve.add_eval(at, loss);
             }
+            if value.get("eval_loss").is_some() {
+                evaluated = Some(at);
+            }
             kept.extend([line, "\n"]);
         }
         write_file_atomically(&path, |file| file.put(kept.as_bytes()))?;
@@ -77,35 +105,41 @@ impl Records {
             cut_events(&path, step)?;
         }
         let events = if tensorboard { Some(open_events(folder)?) } else { None };
-        Ok(Records { metrics, events, curve })
+        Ok(Records { metrics, events, curve, drawing: folder.curve(), pace: Pace::default(), evaluated })
     }
 
     fn step(&mut self, metrics: &StepMetrics, ranks: &[RankReport]) -> Result<(), Error> {
         self.curve.add(metrics.step, metrics.loss);
         write_step_metrics(&mut self.metrics, metrics, ranks).map_err(|error| self.metrics.failure(error))?;
         self.metrics.publish()?;
-        match &mut self.events {
-            Some(events) => events.step(now_s(), metrics).map_err(event_failure),
-            None => Ok(()),
+        if let Some(events) = &mut self.events {
+            events.step(now_s(), metrics).map_err(event_failure)?;
         }
+        if self.pace.is_due(Instant::now()) { self.publish() } else { Ok(()) }
     }
 
     fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> Result<(), Error> {
         self.curve.add_eval(step, metrics.loss);
         write_eval_metrics(&mut self.metrics, step, metrics).map_err(|error| self.metrics.failure(error))?;
         self.metrics.publish()?;
-        match &mut self.events {
-            Some(events) => events.eval(now_s(), step, metrics).map_err(event_failure),
-            None => Ok(()),
+        self.evaluated = Some(step);
+        if let Some(events) = &mut self.events {
+            events.eval(now_s(), step, metrics).map_err(event_failure)?;
         }
+        self.publish()
     }
 
     /// Draws the curve as it is now and hands the events to the system.
-    pub fn publish(&mut self, curve: &Path) -> Result<(), Error> {
+    fn publish(&mut self) -> Result<(), Error> {
+        let began = Instant::now();
         let mut svg = Vec::new();
         self.curve.write_svg(&mut svg).expect("memory takes all bytes");
-        write_file_atomically(curve, |file| file.put(&svg))?;
-        self.events.as_mut().map_or(Ok(()), |events| events.flush().map_err(event_failure))
+        write_file_atomically(&self.drawing, |file| file.put(&svg))?;
+        if let Some(events) = &mut self.events {
+            events.flush().map_err(event_failure)?;
+        }
+        self.pace.done(began, Instant::now());
+        Ok(())
     }
 }
 
@@ -133,6 +167,15 @@ fn now_s() -> f64 {
 }
 
 impl Attending<'_> {
+    /// A signal waits for a checkpoint that is being written; behind it old ones go.
+    fn when_saved(&self, progress: &Progress) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
+        let (saving, prune) = (self.interruption.saving(), self.folder.pruning(progress));
+        move || {
+            drop(saving);
+            Ok(prune()?)
+        }
+    }
+
     /// Says if a card's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
@@ -196,30 +239,55 @@ impl Attendant for Attending<'_> {
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
-        self.data.evaluate(ranks, self.eval_batches)
+        self.data.evaluate(ranks, self.eval_batches, self.interruption.is_asked())
+    }
+
+    fn is_evaluated(&self, step: u64) -> bool {
+        self.records.evaluated == Some(step)
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
         let metrics = EvalMetrics::new(evaluation, self.data.reads());
         self.summary.eval(step, &metrics);
         self.records.eval(step, &metrics)?;
-        self.records.publish(&self.folder.curve())?;
         self.progress.eval(step, &metrics).map_err(Error::Report)
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
-        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
-        self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
-        self.records.publish(&self.folder.curve())
+        let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
+        self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, then)?;
+        self.records.publish()
     }
 
     fn last_checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
-        let (path, prune) = (self.folder.checkpoint(progress.step), self.folder.pruning(progress));
-        self.saver.save(path, ranks, progress, feed.clone(), &self.configuration, move || Ok(prune()?))?;
-        self.records.publish(&self.folder.curve())
+        let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
+        self.saver.save(path, ranks, progress, feed.clone(), &self.configuration, then)?;
+        self.records.publish()
     }
 
     fn settle(&mut self) -> Result<(), Error> {
         self.saver.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_is_drawn_at_first_then_now_and_then_and_seldom_on_a_slow_disk() {
+        let start = Instant::now();
+        let drawn = |took: Duration| {
+            let mut pace = Pace::default();
+            assert!(pace.is_due(start));
+            pace.done(start, start + took);
+            pace
+        };
+        let millisecond = Duration::from_millis(1);
+        for (took, rest) in [(millisecond, Pace::LEAST), (Duration::from_secs(1), Duration::from_secs(50))] {
+            let pace = drawn(took);
+            assert!(!pace.is_due(start + took + rest - millisecond), "{took:?}");
+            assert!(pace.is_due(start + took + rest), "{took:?}");
+        }
     }
 }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{
     self, DataSource, InstructionPrompt, PackingStrategy, RecordFormat, RunConfig, Settings, TokenizerSource,
 };
-use crate::{Failure, Mistake, warn};
+use crate::{Failure, Mistake, hub, warn};
 use fingerprint::Fingerprint;
 
 /// A tokenizer and what was written beside it.
@@ -83,6 +83,7 @@ impl Text {
             let (config, json) = (TokenizerConfig::default(), String::new());
             return Ok(Text { tokenizer: Tokenizer::Bytes, config, files: None, json });
         };
+        hub::check(path)?;
         let is_file = path.extension().is_some_and(|extension| extension == "json");
         let folder = if is_file { path.parent().unwrap_or(Path::new("")).to_owned() } else { path.clone() };
         let file = if is_file { path.clone() } else { folder.join("tokenizer.json") };
@@ -258,14 +259,23 @@ impl Data {
         self.feed(source, options, None, false).map(Some)
     }
 
-    /// What the model makes of the held-out samples, of at most so many micro-batches; none where nothing is held out.
-    pub fn evaluate(&self, ranks: &Ranks, batches: Option<u64>) -> Result<Option<Evaluation>, Error> {
+    /// What the model makes of the held-out samples, of at most so many micro-batches; none where nothing is held out, and
+    /// where it is given up for an interruption.
+    pub fn evaluate(
+        &self,
+        ranks: &Ranks,
+        batches: Option<u64>,
+        interrupted: &AtomicBool,
+    ) -> Result<Option<Evaluation>, Error> {
         let Some(mut feed) = self.evaluation()? else { return Ok(None) };
         let mut evaluation = Evaluation::default();
         let mut left = batches.unwrap_or(u64::MAX);
         while left > 0
             && let Some(samples) = feed.next()?
         {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             evaluation.add(&ranks.evaluate(samples)?);
             left -= 1;
         }
@@ -428,7 +438,7 @@ where
         self.loader.progress()
     }
 
-    fn epoch(&self) -> u64 {
+    fn epoch(&self) -> f64 {
         self.loader.epoch()
     }
 
@@ -452,7 +462,7 @@ pub struct Primed {
     feed: Box<dyn Feed>,
     /// Before the first samples.
     progress: Option<f64>,
-    epoch: u64,
+    epoch: f64,
     state: serde_json::Value,
 }
 
@@ -475,7 +485,7 @@ impl Feed for Primed {
         if self.first.is_some() { self.progress } else { self.feed.progress() }
     }
 
-    fn epoch(&self) -> u64 {
+    fn epoch(&self) -> f64 {
         if self.first.is_some() { self.epoch } else { self.feed.epoch() }
     }
 

@@ -10,14 +10,13 @@ mod sample;
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
-use evenkeel_model::{Input, Model, Sampling, Split};
+use evenkeel_model::{Input, Model};
 use evenkeel_step::Mesh;
+use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
-use evenkeel_store::{Digest, Folder};
 use evenkeel_train::checkpoint::{Opened, Saver};
 use evenkeel_train::data::BATCHES_READY;
 use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
@@ -27,15 +26,15 @@ use evenkeel_train::{
 
 use crate::bench::peak_flops_per_s;
 use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
+use crate::interruption::Interruption;
 use crate::launch::{Launch, arrangement};
 use crate::memory::Beside;
-use crate::{Failure, Mistake, Mistakes, device, process, text, warn};
+use crate::{Failure, Mistake, process, text, warn};
 use attendant::{Attending, Records};
 use feed::{Data, Primed, Text};
 use model::{ModelInput, SavedTokenizer, device_dtype};
 use output::RunFolder;
-pub use output::{Which, find_checkpoint};
-use sample::Prompts;
+pub use output::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -51,6 +50,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read()?;
     let text = Text::open(&config)?;
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
+    let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
     let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
     let before = if arguments.resume { output::configured_before(&config) } else { None };
@@ -105,11 +105,16 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
     let mut attending = Attending {
         folder: &folder,
+        interruption: &interruption,
         data: &data,
         eval_batches: config.eval_batches(),
-        prompts: prompts(settings, &data),
         progress: ProgressLine::new(stderr(), progress_options(settings)),
-        records: Records::open(&folder, &title, progress.step, settings.output.tensorboard)?,
+        records: Records::open(
+            &folder,
+            &format!("{}: {title}", folder.name()),
+            progress.step,
+            settings.output.tensorboard,
+        )?,
         summary: progress.best.map_or_else(Summary::default, |Best { step, loss }| Summary::after(step, loss)),
         saver: Saver::default(),
         configuration,
@@ -144,7 +149,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         &plan(settings),
         balance.as_mut(),
         &mut progress,
-        &interruption.asked,
+        interruption.is_asked(),
         &mut attending,
     );
     attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
@@ -175,9 +180,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         )?;
     }
     drop(ranks);
-    let samples = if attending.prompts.texts.is_empty() { Vec::new() } else { samples(&folder, settings, &attending)? };
+    let samples = match settings.sample.prompts[..] {
+        [] => Vec::new(),
+        _ => sample::samples(&folder.model(), settings, is_chat)?,
+    };
     attending.summary.memory(process::peak_bytes());
-    Ok(conclusion(&attending, &folder, settings, stop, &progress, &samples))
+    Ok(conclusion(&attending, &folder, settings, stop, &progress, &samples, is_chat))
 }
 
 impl Attending<'_> {
@@ -333,58 +341,6 @@ fn progress_options(settings: &Settings) -> ProgressOptions {
     ProgressOptions { style, total_steps, log_every: settings.output.log_every.into() }
 }
 
-fn prompts<'a>(settings: &'a Settings, data: &'a Data) -> Prompts<'a> {
-    let sample = &settings.sample;
-    let sampling = Sampling {
-        temperature: sample.temperature as f32,
-        top_k: None,
-        top_p: sample.top_p as f32,
-        seed: settings.train.seed,
-    };
-    Prompts { tokenizer: data.tokenizer(), texts: &sample.prompts, tokens: sample.tokens, sampling }
-}
-
-/// What signals have asked for.
-struct Interruption {
-    asked: Arc<AtomicBool>,
-    signal: Arc<AtomicUsize>,
-}
-
-impl Interruption {
-    /// The first signal lets the step end and a checkpoint be written; the second ends the process at once.
-    fn listen() -> Result<Interruption, Mistakes> {
-        use signal_hook::consts::{SIGINT, SIGTERM};
-        use signal_hook::flag::{register, register_conditional_shutdown, register_usize};
-        let listened = Interruption { asked: Arc::default(), signal: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
-            let registered = register_conditional_shutdown(signal, 128 + signal, listened.asked.clone())
-                .and_then(|_| register(signal, listened.asked.clone()))
-                .and_then(|_| register_usize(signal, listened.signal.clone(), signal as usize));
-            registered.map_err(|error| Mistake { what: format!("signals cannot be caught: {error}"), hint: None })?;
-        }
-        Ok(listened)
-    }
-
-    /// As shells number it.
-    fn exit_code(&self) -> u8 {
-        128 + self.signal.load(Ordering::Relaxed) as u8
-    }
-}
-
-/// What the saved model, on all cores, makes of the prompts.
-fn samples(folder: &RunFolder, settings: &Settings, attending: &Attending) -> Result<Vec<String>, Failure> {
-    let saved = Folder::open(folder.model())?;
-    let kind = settings.device.kind.into();
-    let model = Model::open(&saved)?.for_device(kind);
-    let device = match (kind, &settings.device.cards[..]) {
-        (DeviceKind::Cuda, [card, ..]) => device::start_cuda(*card as usize)?,
-        _ => device::start_kind(kind, settings.device.threads)?,
-    };
-    device.replay_graphs(settings.device.graph.unwrap_or(true));
-    let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
-    Ok(attending.prompts.continue_all(&model, &parameters, device.compute()))
-}
-
 fn not_a_state(path: &std::path::Path) -> Mistake {
     Mistake {
         what: format!("`{}` says nothing of the data's place", path.display()),
@@ -429,6 +385,7 @@ fn conclusion(
     stop: Stop,
     progress: &Progress,
     samples: &[String],
+    is_chat: bool,
 ) -> String {
     let ended = match stop {
         Stop::Done => "as planned".to_owned(),
@@ -450,14 +407,17 @@ fn conclusion(
     attending.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
-        lines.push("\nWhat it writes:".to_owned());
+        let how = if is_chat { "answers, asked by its chat template" } else { "writes" };
+        lines.push(format!("\nWhat it {how}:"));
         lines.extend(samples.iter().map(|sample| format!("  {}", sample.trim_end().replace('\n', "\n  "))));
     }
     if settings.output.save_model {
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
-        if let Some(prompt) = settings.sample.prompts.first() {
-            lines.push(format!("  evenkeel generate {model} --prompt {prompt:?}"));
+        if attending.data.tokenizer().is_some() {
+            let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
+            let chat = if is_chat { " --chat" } else { "" };
+            lines.push(format!("  evenkeel generate {model}{chat} --prompt {prompt:?}"));
         }
         lines.push(format!("  evenkeel inspect {model}"));
     }

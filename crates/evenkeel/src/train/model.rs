@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::output::RUN_MODEL;
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
-use crate::{Failure, Mistake, warn};
+use crate::{Failure, Mistake, hub, warn};
 
 /// A model, where its weights come from, and the config.json that goes with it.
 pub struct ModelInput {
@@ -31,6 +31,7 @@ const CONFIG_BYTES: u64 = 16 << 20;
 
 /// A model's folder. Whoever names a run's is told where its model is.
 pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
+    hub::check(path)?;
     let inside = path.join(RUN_MODEL);
     if !exists(path.join("config.json")) && exists(inside.join("config.json")) {
         let what = format!("{path:?} is the folder of a run, expected one of a model");

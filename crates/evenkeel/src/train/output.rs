@@ -20,10 +20,10 @@ use evenkeel_train::{Best, Progress};
 use crate::config::{RawConfig, RunConfig, Settings};
 use crate::{Failure, Mistake, warn};
 
-const CONFIG: &str = "run.toml";
 const METRICS: &str = "metrics.jsonl";
 const CURVE: &str = "loss.svg";
 const CHECKPOINTS: &str = "checkpoints";
+pub const RUN_CONFIG: &str = "run.toml";
 pub const RUN_MODEL: &str = "model";
 /// What checkpoints are called, their step behind it.
 const CHECKPOINT: &str = "step-";
@@ -80,7 +80,7 @@ fn no_best(run: &Path, best: Option<Best>) -> Mistake {
 
 /// What the run in a configuration's folder was configured as when it was last begun, where that can be read.
 pub fn configured_before(config: &RunConfig) -> Option<Settings> {
-    let path = config.settings.output.folder.join(CONFIG);
+    let path = config.settings.output.folder.join(RUN_CONFIG);
     let text = read_text(&path, MOST_CONFIG_BYTES).ok()?;
     let mut raw = RawConfig::new();
     raw.read_file(&path.display().to_string(), &text);
@@ -102,7 +102,7 @@ fn is_checkpoint_name(name: &str) -> bool {
 }
 
 fn is_file_of_a_run(name: &str) -> bool {
-    [CONFIG, METRICS, CURVE, CHECKPOINTS, RUN_MODEL].contains(&name) || is_event_file_name(name)
+    [RUN_CONFIG, METRICS, CURVE, CHECKPOINTS, RUN_MODEL].contains(&name) || is_event_file_name(name)
 }
 
 impl RunFolder {
@@ -172,7 +172,7 @@ impl RunFolder {
     }
 
     pub fn config(&self) -> PathBuf {
-        self.root.join(CONFIG)
+        self.root.join(RUN_CONFIG)
     }
 
     pub fn metrics(&self) -> PathBuf {
@@ -221,6 +221,12 @@ impl RunFolder {
     pub fn pruning(&self, progress: &Progress) -> impl FnOnce() -> Result<(), evenkeel_store::Error> + Send + use<> {
         let (checkpoints, keep, best) = (self.checkpoints(), self.keep_checkpoints, self.best(progress));
         move || keep_newest_and(best.as_deref(), checkpoints, CHECKPOINT, keep).map(drop)
+    }
+
+    /// The run's, for people.
+    pub fn name(&self) -> String {
+        let whole = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
+        whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
     pub fn root(&self) -> &Path {

@@ -1,44 +1,104 @@
-//! Texts that a model continues, to be looked at.
+//! What a saved model makes of a run's prompts, to be looked at.
 
-use evenkeel_device::Queue;
-use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling};
+use std::path::Path;
+
+use evenkeel_device::{Device, DeviceKind};
+use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, Split};
+use evenkeel_store::Folder;
 use evenkeel_train::Error;
-use evenkeel_train::data::Tokenizer;
+use evenkeel_train::data::Template;
+use serde_json::json;
 
-pub struct Prompts<'a> {
-    /// Absent for images.
-    pub tokenizer: Option<&'a Tokenizer>,
-    pub texts: &'a [String],
-    pub tokens: usize,
-    pub sampling: Sampling,
+use super::feed::{Text, start_of_day};
+use super::model::device_dtype;
+use crate::config::{Settings, TokenizerSource};
+use crate::generate::end_tokens;
+use crate::{Failure, Mistake, device};
+
+/// Whether prompts are asked by a chat template. A broken one that nobody asked for is as good as none.
+pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure> {
+    let is_wanted = settings.sample.chat;
+    let Some(text) = text.filter(|_| is_wanted != Some(false)) else { return Ok(false) };
+    let has_template = settings.data.chat_template.is_some()
+        || match text.template(start_of_day()) {
+            Ok(template) => template.is_some(),
+            Err(failure) if is_wanted.is_some() => return Err(failure),
+            Err(_) => false,
+        };
+    if is_wanted.is_some() && !has_template {
+        let what = "`sample.chat` is true, but the tokenizer has no chat template".to_owned();
+        let hint = "leave it out, or add chat_template.jinja to the model's folder".to_owned();
+        return Err(Mistake { what, hint: Some(hint) }.into());
+    }
+    Ok(has_template)
 }
 
-impl Prompts<'_> {
-    /// Each prompt with what the model makes of it, or why it makes nothing: a finished run does not fail for it.
-    pub fn continue_all(&self, model: &Model, parameters: &Parameters, queue: &Queue) -> Vec<String> {
-        let Some(tokenizer) = self.tokenizer else { return Vec::new() };
-        let continued = |text: &String| {
-            let outcome = self.continued(text, tokenizer, model, parameters, queue);
-            outcome.unwrap_or_else(|error| format!("{text} ({error})"))
-        };
-        self.texts.iter().map(continued).collect()
-    }
+/// What the model in a folder, on all cores, makes of each prompt: the prompt and its continuation, or, of a chat, the prompt
+/// and the answer below it.
+pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<String>, Failure> {
+    let saved = Folder::open(folder)?;
+    let kind = settings.device.kind.into();
+    let model = Model::open(&saved)?.for_device(kind);
+    let device = start(kind, settings)?;
+    let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
+    let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()))?;
+    let template = if is_chat { text.template(start_of_day())? } else { None };
+    let options = GenerateOptions {
+        sampling: Sampling {
+            temperature: settings.sample.temperature as f32,
+            top_k: None,
+            top_p: settings.sample.top_p as f32,
+            seed: settings.train.seed,
+        },
+        max_tokens: settings.sample.tokens,
+        end_tokens: end_tokens(folder, &text.tokenizer)?,
+        vocabulary: Some(text.tokenizer.vocabulary()),
+    };
+    let sampler = Sampler { model: &model, parameters: &parameters, device: &device, text, template, options };
+    let sample = |prompt: &String| {
+        let between = if sampler.template.is_some() { "\n" } else { "" };
+        match sampler.after(prompt) {
+            Ok(words) => format!("{prompt}{between}{words}"),
+            // A finished run does not fail for it.
+            Err(error) => format!("{prompt} ({error})"),
+        }
+    };
+    Ok(settings.sample.prompts.iter().map(sample).collect())
+}
 
-    fn continued(
-        &self,
-        text: &str,
-        tokenizer: &Tokenizer,
-        model: &Model,
-        parameters: &Parameters,
-        queue: &Queue,
-    ) -> Result<String, Error> {
-        let prompt = tokenizer.encode(text, true)?;
-        let mut generator = Generator::new(model, parameters, queue, 1, prompt.len() + self.tokens)?;
-        let end_tokens: Vec<u32> = tokenizer.end().into_iter().collect();
-        let vocabulary = Some(tokenizer.vocabulary());
-        let options = GenerateOptions { sampling: self.sampling, max_tokens: self.tokens, end_tokens, vocabulary };
-        let generated = generator.generate(&[prompt], &options, |_, _| ())?.remove(0);
+fn start(kind: DeviceKind, settings: &Settings) -> Result<Device, Failure> {
+    let device = match (kind, &settings.device.cards[..]) {
+        (DeviceKind::Cuda, [card, ..]) => device::start_cuda(*card as usize)?,
+        _ => device::start_kind(kind, settings.device.threads)?,
+    };
+    device.replay_graphs(settings.device.graph.unwrap_or(true));
+    Ok(device)
+}
+
+struct Sampler<'a> {
+    model: &'a Model,
+    parameters: &'a Parameters,
+    device: &'a Device,
+    text: Text,
+    template: Option<Template>,
+    options: GenerateOptions,
+}
+
+impl Sampler<'_> {
+    fn after(&self, prompt: &str) -> Result<String, Error> {
+        let Sampler { model, parameters, device, text, template, options } = self;
+        let tokenizer = &text.tokenizer;
+        let tokens = match template {
+            Some(template) => {
+                let asked = [json!({ "role": "user", "content": prompt })];
+                tokenizer.encode(&template.render(&asked, true)?, false)?
+            }
+            None => tokenizer.encode(prompt, true)?,
+        };
+        let capacity = tokens.len() + options.max_tokens;
+        let mut generator = Generator::new(model, parameters, device.compute(), 1, capacity)?;
+        let generated = generator.generate(&[tokens], options, |_, _| ())?.remove(0);
         let kept = generated.tokens.iter().copied().filter(|token| !options.end_tokens.contains(token));
-        Ok(format!("{text}{}", tokenizer.decode(&kept.collect::<Vec<_>>())?))
+        Ok(tokenizer.decode(&kept.collect::<Vec<_>>())?)
     }
 }

@@ -100,16 +100,16 @@ impl<Item: Send + 'static> Loader<Item> {
         self.state
     }
 
-    /// The epoch that the next item begins in.
-    pub fn epoch(&self) -> u64 {
-        self.order.epoch(&self.state).0
+    /// The epochs that lie behind, such as 1.25. A function of the state alone.
+    pub fn epoch(&self) -> f64 {
+        let (epoch, share) = self.order.epoch(&self.state);
+        epoch as f64 + share
     }
 
     /// The share of the epochs that lies behind, where their number is limited. A function of the state alone.
     pub fn progress(&self) -> Option<f64> {
         let epochs = self.epochs?;
-        let (epoch, share) = self.order.epoch(&self.state);
-        Some(if epoch < epochs { (epoch as f64 + share) / epochs as f64 } else { 1.0 })
+        Some((self.epoch() / epochs as f64).min(1.0))
     }
 
     fn start<D, A>(source: Arc<dyn Source>, decode: Arc<D>, mut assembler: A, plan: Plan) -> Result<Loader<Item>, Error>

@@ -13,6 +13,15 @@ const RIGHT: f64 = WIDTH - 24.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = HEIGHT - 56.0;
 
+/// The line below the title, and the room that a letter in it has.
+const LEGEND: f64 = 52.0;
+const LETTER: f64 = 8.4;
+/// As many letters as find room on one line.
+const LONGEST_TITLE: usize = 90;
+
+const TRAIN: &str = "#1f77b4";
+const EVAL: &str = "#d95f02";
+
 /// More points than the picture has columns are never kept.
 const MOST_POINTS: usize = 2048;
 
@@ -51,16 +60,18 @@ impl Curve {
     fn svg(&self) -> String {
         let (train, eval) = (self.train.points(), self.eval.points());
         let plot = Plot::around(train.iter().chain(&eval));
+        let title = shortened(&self.title, LONGEST_TITLE);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
              height=\"{HEIGHT}\" font-family=\"sans-serif\" font-size=\"14\" fill=\"#444\">\n\
-             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n"
+             <title>{}</title>\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n",
+            escaped(&title)
         );
-        svg += &text(LEFT, 32.0, "font-size=\"18\" fill=\"#111\"", &self.title);
+        svg += &text(LEFT, 28.0, "font-size=\"18\" fill=\"#111\"", &title);
         if self.not_finite > 0 {
             let (steps, are) = if self.not_finite == 1 { ("step", "is") } else { ("steps", "are") };
             let note = format!("{} {steps} without a finite loss {are} left out", self.not_finite);
-            svg += &text(LEFT, 52.0, "font-size=\"12\" fill=\"#b00020\"", &note);
+            svg += &text(LEFT, LEGEND, "font-size=\"12\" fill=\"#b00020\"", &note);
         }
         svg += &plot.axes();
         if train.is_empty() && eval.is_empty() {
@@ -68,31 +79,35 @@ impl Curve {
             svg += &text(middle.0, middle.1, "text-anchor=\"middle\"", "no finite loss yet");
         }
         let smooth = smoothed(&train);
-        svg += &plot.line(&train, "#1f77b4", "stroke-width=\"1\" stroke-opacity=\"0.35\"");
-        svg += &plot.line(&smooth, "#1f77b4", "stroke-width=\"2.5\"");
-        svg += &plot.line(&eval, "#d95f02", "stroke-width=\"1.5\" stroke-dasharray=\"5 4\"");
-        svg += &plot.dots(&eval, "#d95f02");
-        svg += &self.legend(&smooth, &eval);
+        if smooth.is_some() {
+            svg += &plot.line(&train, TRAIN, "stroke-width=\"1\" stroke-opacity=\"0.35\"");
+        }
+        let (name, shown) = match &smooth {
+            Some(smooth) => ("train, smoothed", smooth),
+            None => ("train", &train),
+        };
+        svg += &plot.line(shown, TRAIN, "stroke-width=\"2.5\"");
+        svg += &plot.line(&eval, EVAL, "stroke-width=\"1.5\" stroke-dasharray=\"5 4\"");
+        svg += &plot.dots(&eval, EVAL);
+        svg += &legend(&[(name, TRAIN, shown.last()), ("eval", EVAL, eval.last())]);
         svg + "</svg>\n"
     }
+}
 
-    /// Names and last values, at the top on the right.
-    fn legend(&self, smooth: &[Point], eval: &[Point]) -> String {
-        let entries = [("train, smoothed", "#1f77b4", smooth.last()), ("eval", "#d95f02", eval.last())];
-        let entries = entries.into_iter().filter_map(|(name, color, last)| Some((name, color, last?.y)));
-        let entry = |(row, (name, color, last)): (usize, (&str, &str, f64))| {
-            let y = TOP + 20.0 + 20.0 * row as f64;
-            let swatch = format!(
-                "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"{color}\" stroke-width=\"3\"/>\n",
-                RIGHT - 36.0,
-                y - 5.0,
-                RIGHT - 12.0,
-                y - 5.0
-            );
-            swatch + &text(RIGHT - 44.0, y, "text-anchor=\"end\"", &format!("{name} {last:.4}"))
-        };
-        entries.enumerate().map(entry).collect()
+/// Names and last values, above the plot on the right, where no curve comes.
+fn legend(entries: &[(&str, &str, Option<&Point>)]) -> String {
+    let (mut svg, mut right) = (String::new(), RIGHT);
+    for (name, color, last) in entries.iter().rev() {
+        let Some(last) = last else { continue };
+        let (words, left, y) = (format!("{name} {:.4}", last.y), right - 24.0, LEGEND - 5.0);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{left:.1}\" y1=\"{y}\" x2=\"{right:.1}\" y2=\"{y}\" stroke=\"{color}\" stroke-width=\"3\"/>"
+        );
+        svg += &text(left - 8.0, LEGEND, "text-anchor=\"end\"", &words);
+        right = left - 8.0 - LETTER * words.chars().count() as f64 - 16.0;
     }
+    svg
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,8 +157,9 @@ impl Series {
     }
 }
 
-/// Each point's mean with its neighbours, a fiftieth of the curve to both sides, fewer at the ends.
-fn smoothed(points: &[Point]) -> Vec<Point> {
+/// Each point's mean with its neighbours, a fiftieth of the curve to both sides, fewer at the ends; none of a curve that is
+/// too short to have any.
+fn smoothed(points: &[Point]) -> Option<Vec<Point>> {
     let reach = points.len() / 50;
     let mean = |index: usize| {
         let before = reach.min(index);
@@ -152,7 +168,7 @@ fn smoothed(points: &[Point]) -> Vec<Point> {
         let near = &points[index - before..=index + after];
         Point { x: points[index].x, y: near.iter().map(|point| point.y).sum::<f64>() / near.len() as f64 }
     };
-    (0..points.len()).map(mean).collect()
+    (reach > 0).then(|| (0..points.len()).map(mean).collect())
 }
 
 /// Where values lie on the picture.
@@ -219,6 +235,10 @@ impl Plot {
 }
 
 fn text(x: f64, y: f64, style: &str, words: &str) -> String {
+    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{}</text>\n", escaped(words))
+}
+
+fn escaped(words: &str) -> String {
     let escape = |c: char| match c {
         '<' => "&lt;".to_owned(),
         '>' => "&gt;".to_owned(),
@@ -226,7 +246,14 @@ fn text(x: f64, y: f64, style: &str, words: &str) -> String {
         c if c.is_control() => " ".to_owned(),
         c => c.to_string(),
     };
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{}</text>\n", words.chars().map(escape).collect::<String>())
+    words.chars().map(escape).collect()
+}
+
+fn shortened(words: &str, longest: usize) -> String {
+    match words.char_indices().nth(longest) {
+        Some((end, _)) => format!("{}…", &words[..end]),
+        None => words.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -241,7 +268,7 @@ mod tests {
 
     /// The points of the first line, or none.
     fn places(svg: &str) -> Vec<(f64, f64)> {
-        let line = svg.lines().find(|line| line.contains("stroke-opacity")).unwrap_or_default();
+        let line = svg.lines().find(|line| line.contains("stroke-linejoin")).unwrap_or_default();
         let path = line.split('"').nth(1).unwrap_or_default().split(['M', 'L']).filter(|place| !place.is_empty());
         let number = |text: &str| text.parse().expect("a number");
         path.map(|place| place.split_once(' ').map(|(x, y)| (number(x), number(y))).expect("two numbers")).collect()
@@ -262,6 +289,59 @@ mod tests {
         let places = places(&svg);
         assert_eq!((places.len(), places[999].0), (1000, RIGHT), "the last step is at the right edge");
         assert!(places.is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1), "a falling loss falls");
+    }
+
+    /// The box around each upright text, by the wider letters of a usual font: left, top, right, bottom.
+    fn boxes(svg: &str) -> Vec<[f64; 4]> {
+        let bounds = |line: &str| {
+            let attribute = |name: &str| line.split_once(&format!(" {name}=\""))?.1.split('"').next();
+            let number = |name: &str| attribute(name)?.parse::<f64>().ok();
+            let (x, y) = (number("x").expect("a place"), number("y").expect("a place"));
+            let size = number("font-size").unwrap_or(14.0);
+            let words = line.split_once('>').and_then(|(_, rest)| rest.split_once('<')).expect("words").0;
+            let width = 0.6 * size * words.chars().count() as f64;
+            let left = match attribute("text-anchor") {
+                Some("end") => x - width,
+                Some("middle") => x - width / 2.0,
+                _ => x,
+            };
+            [left, y - size, left + width, y]
+        };
+        let texts = svg.lines().filter(|line| line.starts_with("<text") && !line.contains("rotate"));
+        texts.map(bounds).collect()
+    }
+
+    #[test]
+    fn names_stand_clear_of_each_other_and_of_every_curve() {
+        let mut curve = Curve::new(format!("{}: LlamaForCausalLM, 999.9 M parameters", "a".repeat(300)));
+        for step in 1..=1000 {
+            // It ends at its highest, where a legend inside the plot would be.
+            curve.add(step, 1000.0 + step as f64);
+            curve.add_eval(step, 1000.0 + 2.0 * step as f64);
+        }
+        (0..999_999).for_each(|_| curve.add(1000, f64::NAN));
+        let svg = drawn(&curve);
+        let boxes = boxes(&svg);
+        let meet = |a: &[f64; 4], b: &[f64; 4]| a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+        for (index, one) in boxes.iter().enumerate() {
+            assert!(one[0] >= 0.0 && one[2] <= WIDTH && one[1] >= 0.0 && one[3] <= HEIGHT, "{one:?} of\n{svg}");
+            assert_eq!(boxes[..index].iter().find(|other| meet(one, other)), None, "{one:?} of\n{svg}");
+            assert!(!meet(one, &[LEFT, TOP, RIGHT, BOTTOM]), "{one:?} of\n{svg}");
+        }
+        assert!(svg.contains("smoothed 1990") && svg.contains("eval 3000.0000"), "{svg}");
+    }
+
+    #[test]
+    fn a_short_run_has_one_line_and_its_last_loss() {
+        let mut curve = Curve::new("short");
+        (1..50).for_each(|step| curve.add(step, f64::from(step as u32 % 2) + 0.5));
+        let svg = drawn(&curve);
+        assert!(svg.contains(">train 1.5000<") && !svg.contains("smoothed"), "{svg}");
+        assert_eq!(svg.matches("stroke-linejoin").count(), 1, "{svg}");
+        curve.add(50, 0.5);
+        let svg = drawn(&curve);
+        assert!(svg.contains(">train, smoothed 1.0000<"), "{svg}");
+        assert_eq!(svg.matches("stroke-linejoin").count(), 2, "{svg}");
     }
 
     #[test]
@@ -305,8 +385,8 @@ mod tests {
     #[test]
     fn smoothing_keeps_a_straight_line_and_calms_a_restless_one() {
         let straight: Vec<Point> = (0..500).map(|x| Point { x: f64::from(x), y: f64::from(x) }).collect();
-        assert!(smoothed(&straight)[..490].iter().all(|point| (point.x - point.y).abs() < 1e-9));
+        assert!(smoothed(&straight).unwrap()[..490].iter().all(|point| (point.x - point.y).abs() < 1e-9));
         let restless: Vec<Point> = (0..500).map(|x| Point { x: f64::from(x), y: f64::from(x % 2) }).collect();
-        assert!(smoothed(&restless)[10..].iter().all(|point| (point.y - 0.5).abs() < 0.05));
+        assert!(smoothed(&restless).unwrap()[10..].iter().all(|point| (point.y - 0.5).abs() < 0.05));
     }
 }

@@ -15,7 +15,7 @@ pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: 
     let some = |count: u64| (count > 0).then(|| count.to_string());
     let fields = [
         ("step", Some(metrics.step.to_string())),
-        ("epoch", Some(metrics.epoch.to_string())),
+        ("epoch", Some(number(metrics.epoch))),
         ("loss", Some(number(metrics.loss))),
         ("lr", Some(number(metrics.lr))),
         ("grad_norm", Some(number(metrics.grad_norm))),
@@ -103,19 +103,19 @@ mod tests {
         let cases = [
             (
                 example(),
-                "{\"step\":120,\"epoch\":0,\"loss\":3.4521,\"lr\":0.0003,\"grad_norm\":1.2345,\"tokens\":983040,\
+                "{\"step\":120,\"epoch\":0.25,\"loss\":3.4521,\"lr\":0.0003,\"grad_norm\":1.2345,\"tokens\":983040,\
                  \"tokens_per_s\":12345.6,\"peak_share\":0.4142,\"memory_bytes\":1610612736,\"elapsed_s\":80.0,\
                  \"skipped\":false}\n",
             ),
             (
                 broken,
-                "{\"step\":120,\"epoch\":0,\"loss\":\"NaN\",\"lr\":0.0003,\"grad_norm\":\"Infinity\",\
+                "{\"step\":120,\"epoch\":0.25,\"loss\":\"NaN\",\"lr\":0.0003,\"grad_norm\":\"Infinity\",\
                  \"tokens\":983040,\"tokens_per_s\":12345.6,\"peak_share\":0.4142,\"memory_bytes\":1610612736,\
                  \"elapsed_s\":80.0,\"skipped\":true}\n",
             ),
             (
                 bare,
-                "{\"step\":120,\"epoch\":0,\"loss\":\"-Infinity\",\"lr\":1e-9,\"grad_norm\":1.2345,\
+                "{\"step\":120,\"epoch\":0.25,\"loss\":\"-Infinity\",\"lr\":1e-9,\"grad_norm\":1.2345,\
                  \"tokens\":983040,\"tokens_per_s\":12345.6,\"memory_bytes\":1610612736,\"elapsed_s\":80.0,\
                  \"skipped\":false,\"records_skipped\":3,\"records_truncated\":7}\n",
             ),

@@ -48,8 +48,8 @@ pub struct StepMetrics {
     pub reads: Reads,
     /// From 1.
     pub step: u64,
-    /// From 0.
-    pub epoch: u64,
+    /// The epochs that lie behind, such as 1.25.
+    pub epoch: f64,
     /// The mean over the step's labels.
     pub loss: f64,
     pub lr: f64,
@@ -138,7 +138,7 @@ fn example() -> StepMetrics {
     StepMetrics {
         reads: Reads::Tokens,
         step: 120,
-        epoch: 0,
+        epoch: 0.25,
         loss: 3.4521,
         lr: 3e-4,
         grad_norm: 1.2345,

@@ -34,7 +34,7 @@ impl<W: Write> EventWriter<W> {
             ("train/loss", metrics.loss),
             ("train/lr", metrics.lr),
             ("train/grad_norm", metrics.grad_norm),
-            ("train/epoch", metrics.epoch as f64),
+            ("train/epoch", metrics.epoch),
             ("train/skipped", f64::from(u8::from(metrics.skipped))),
             ("speed/tokens_per_s", metrics.tokens_per_s),
             ("memory/gib", metrics.memory_bytes as f64 / (1u64 << 30) as f64),

@@ -1,0 +1,194 @@
+//! Signals that end a run.
+//!
+//! The first lets the step end and its state be saved. Others that come within [`ECHO`] of it say the same thing twice:
+//! `timeout`, for one, signals its child and then the group that the child is in. The next signal ends the process at once,
+//! but not before a checkpoint that is being written is whole; the one after that waits for nothing.
+
+use std::io::{IsTerminal, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::{Failure, Mistake};
+
+const ECHO: Duration = Duration::from_secs(2);
+
+/// Listens while it lives.
+pub struct Interruption {
+    shared: Arc<Shared>,
+    signals: Handle,
+    listener: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_asked: AtomicBool,
+    heard: Mutex<Heard>,
+}
+
+/// A checkpoint is being written while this lives.
+pub struct Saving(Arc<Shared>);
+
+/// What was heard so far, and what the process is in the middle of.
+#[derive(Default)]
+struct Heard {
+    /// The last signal that was no echo, and when it came.
+    last: Option<(i32, Instant)>,
+    saves_under_way: usize,
+    ends_when_saved: bool,
+}
+
+#[derive(Debug, PartialEq)]
+enum Response {
+    GoOn,
+    StopAfterStep,
+    EndNow,
+}
+
+impl Interruption {
+    pub fn listen() -> Result<Interruption, Failure> {
+        let unheard = |error| Mistake { what: format!("signals cannot be caught: {error}"), hint: None };
+        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(unheard)?;
+        let (handle, shared) = (signals.handle(), Arc::new(Shared::default()));
+        let of_thread = shared.clone();
+        let listen = move || signals.forever().for_each(|signal| of_thread.hear(signal));
+        let listener = std::thread::Builder::new().name("signals".to_owned()).spawn(listen);
+        let listener = Some(listener.expect("the system starts a thread"));
+        Ok(Interruption { shared, signals: handle, listener })
+    }
+
+    /// Set by the first signal.
+    pub fn is_asked(&self) -> &AtomicBool {
+        &self.shared.is_asked
+    }
+
+    pub fn saving(&self) -> Saving {
+        self.shared.heard().saves_under_way += 1;
+        Saving(self.shared.clone())
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        self.shared.heard().exit_code()
+    }
+}
+
+impl Drop for Interruption {
+    fn drop(&mut self) {
+        self.signals.close();
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+    }
+}
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        let mut heard = self.0.heard();
+        if heard.saved() {
+            end(&heard, "interrupted twice, and ended when the checkpoint was written");
+        }
+    }
+}
+
+impl Shared {
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self, signal: i32) {
+        let mut heard = self.heard();
+        match heard.hear(signal, Instant::now()) {
+            Response::GoOn => (),
+            Response::StopAfterStep => self.is_asked.store(true, Ordering::Relaxed),
+            Response::EndNow => end(&heard, "interrupted twice, and ended at once"),
+        }
+    }
+}
+
+impl Heard {
+    fn hear(&mut self, signal: i32, now: Instant) -> Response {
+        let before = self.last.map(|(_, at)| at);
+        if before.is_some_and(|at| now.saturating_duration_since(at) < ECHO) {
+            return Response::GoOn;
+        }
+        self.last = Some((signal, now));
+        if before.is_none() {
+            return Response::StopAfterStep;
+        }
+        if self.ends_when_saved || self.saves_under_way == 0 {
+            return Response::EndNow;
+        }
+        self.ends_when_saved = true;
+        Response::GoOn
+    }
+
+    /// One of the saves is over; whether the process has waited for it to end.
+    fn saved(&mut self) -> bool {
+        self.saves_under_way -= 1;
+        self.saves_under_way == 0 && self.ends_when_saved
+    }
+
+    /// As shells number it.
+    fn exit_code(&self) -> u8 {
+        128 + self.last.map_or(0, |(signal, _)| signal as u8)
+    }
+}
+
+/// Ends the process without a word to its other threads, which may be in the middle of a step.
+fn end(heard: &Heard, what: &str) {
+    if stderr().is_terminal() {
+        // The progress line has no end yet.
+        eprintln!();
+    }
+    eprintln!("error: {what}\n  hint: the same command with --resume continues from the newest checkpoint");
+    signal_hook::low_level::exit(heard.exit_code().into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Response::{EndNow, GoOn, StopAfterStep};
+
+    const ONE: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn signals_within_two_seconds_are_one_and_the_second_ends_at_once() {
+        let cases: [&[(Duration, Response)]; 4] = [
+            &[(Duration::ZERO, StopAfterStep), (Duration::ZERO, GoOn), (ECHO - ONE, GoOn), (ECHO, EndNow)],
+            &[(Duration::ZERO, StopAfterStep), (ECHO, EndNow)],
+            // An echo makes the two seconds no longer: who presses a key again and again is heard.
+            &[(Duration::ZERO, StopAfterStep), (ECHO - ONE, GoOn), (ECHO + ONE, EndNow)],
+            &[(100 * ECHO, StopAfterStep), (101 * ECHO - ONE, GoOn), (200 * ECHO, EndNow)],
+        ];
+        let start = Instant::now();
+        for case in cases {
+            let mut heard = Heard::default();
+            for (after, response) in case {
+                assert_eq!(heard.hear(SIGTERM, start + *after), *response, "{after:?} of {case:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_being_written_is_waited_for_once() {
+        let start = Instant::now();
+        let waiting = || {
+            let mut heard = Heard { saves_under_way: 2, ..Heard::default() };
+            assert_eq!(heard.hear(SIGINT, start), StopAfterStep);
+            assert_eq!(heard.hear(SIGTERM, start + ECHO), GoOn);
+            assert_eq!(heard.hear(SIGTERM, start + ECHO + ONE), GoOn, "an echo of the second");
+            heard
+        };
+        let mut heard = waiting();
+        assert_eq!((heard.saved(), heard.saved()), (false, true));
+        assert_eq!(heard.exit_code(), 143);
+        assert_eq!(waiting().hear(SIGINT, start + 2 * ECHO), EndNow);
+        let mut unhurried = Heard { saves_under_way: 1, ..Heard::default() };
+        assert_eq!(unhurried.hear(SIGINT, start), StopAfterStep);
+        assert!(!unhurried.saved());
+    }
+}

@@ -1,0 +1,149 @@
+//! Models before and after a run: where they come from, what they answer, how they are evaluated and handed on.
+
+mod support;
+
+use std::fs;
+
+use support::{Place, TINY, metrics, stderr};
+
+/// `TINY` with a model from a folder.
+fn from_folder(place: &Place, name: &str, folder: &str) {
+    let sizes = "hidden = 32\nlayers = 2\nheads = 2\nffn = 48\ntied = true";
+    assert!(TINY.contains(sizes));
+    fs::write(place.path(name), TINY.replace(sizes, &format!("path = {folder:?}"))).unwrap();
+}
+
+/// Ways to put a model's folder and a file together that ask for nothing else.
+#[test]
+fn a_folder_is_evaluated_on_a_file_without_a_word_of_training() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "3", "--set", "sample.prompts=[]"]);
+    let records: String = (0..600).map(|n| format!("{{\"text\": \"{n} and {n} are {}\"}}\n", n + n)).collect();
+    fs::write(place.path("held.jsonl"), &records).unwrap();
+    fs::write(place.path("held.txt"), &records).unwrap();
+    let told = |arguments: &[&str]| place.stdout(&[&["eval"], arguments, &["--sequence", "64"]].concat());
+    let labels = |told: &str| -> u64 {
+        let line = told.lines().find_map(|line| line.strip_prefix("labels"));
+        line.and_then(|line| line.trim().parse().ok()).unwrap_or_else(|| panic!("{told}"))
+    };
+    let named = told(&["run/model", "--data", "held.jsonl"]);
+    assert!(named.starts_with("model       run/model\n"), "{named}");
+    const SIXTEEN_BATCHES: u64 = 16 * 8 * 64;
+    assert!(labels(&named) > SIXTEEN_BATCHES, "all of the file: {named}");
+    let batches = told(&["run/model", "--data", "held.jsonl", "--set", "eval.batches=1"]);
+    assert!(labels(&batches) < labels(&named), "{batches}");
+    for files in ["data.eval_paths=held.jsonl", "data.paths=held.jsonl"] {
+        let by_keys = told(&["--model", "run/model", "--set", "data.source=jsonl", "--set", files]);
+        assert_eq!(by_keys, named, "{files}");
+    }
+    // A configuration's data give way, and a run's folder is its configuration.
+    for subject in ["tiny.toml", "run"] {
+        assert_eq!(told(&[subject, "--data", "held.jsonl"]), named, "{subject}");
+    }
+    assert!(labels(&told(&["run/model", "--data", "held.txt"])) > labels(&named), "of text, the braces count, too");
+    assert_eq!(told(&["run"]), told(&["tiny.toml"]));
+
+    let mistakes: [(&[&str], &str); 5] = [
+        (&["run/model"], "`data.source` is missing"),
+        (&["run/model", "--set", "data.source=jsonl"], "hint: name them: --data FILE"),
+        (&["--data", "held.jsonl"], "hint: name its folder: evenkeel eval FOLDER --data FILE"),
+        (&["run/model", "--model", "run/model", "--data", "held.jsonl"], "two models are given"),
+        (&["nobody/nothing", "--data", "held.jsonl"], "`hf download nobody/nothing --local-dir nothing`"),
+    ];
+    for (arguments, expected) in mistakes {
+        let output = place.run(&[&["eval"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = stderr(&output);
+        assert!(said.contains(expected) && !said.contains("training"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_name_of_the_hub_is_told_how_it_becomes_a_folder() {
+    let place = Place::new(TINY);
+    from_folder(&place, "hub.toml", "Qwen/Qwen2.5-0.5B");
+    let said = |arguments: &[&str]| {
+        let output = place.command(arguments).env("HF_HOME", place.path("cache")).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        stderr(&output)
+    };
+    let commands: [&[&str]; 4] = [
+        &["train", "hub.toml"],
+        &["eval", "tiny.toml", "--model", "Qwen/Qwen2.5-0.5B"],
+        &["generate", "Qwen/Qwen2.5-0.5B", "--prompt", "a"],
+        &["inspect", "Qwen/Qwen2.5-0.5B"],
+    ];
+    let cached = place.path("cache/hub/models--Qwen--Qwen2.5-0.5B");
+    for command in commands {
+        let said = said(command);
+        assert!(said.starts_with("error: `Qwen/Qwen2.5-0.5B`: does not exist\n"), "{said}");
+        assert!(said.contains("`hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B`"), "{said}");
+        assert!(said.contains(&format!("it would be in `{}`", cached.display())), "{said}");
+    }
+    let snapshot = cached.join("snapshots/0123");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(snapshot.join("config.json"), "{}").unwrap();
+    for command in commands {
+        let said = said(command);
+        assert!(said.contains(&format!("has this one: `{}`", snapshot.display())), "{said}");
+    }
+}
+
+#[test]
+fn samples_of_a_chat_model_are_answers() {
+    let place = Place::new(TINY);
+    let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\
+                    {% if add_generation_prompt %}[assistant: {% endif %}";
+    place.stdout(&["train", "tiny.toml", "--steps", "3"]);
+    fs::rename(place.path("run"), place.path("base")).unwrap();
+    fs::write(place.path("base/model/chat_template.jinja"), template).unwrap();
+    from_folder(&place, "chat.toml", "base/model");
+    let greedy = ["train", "chat.toml", "--steps", "2", "--set", "sample.temperature=0"];
+    let generate = |arguments: &[&str]| {
+        place.stdout(&[&["generate", "run/model", "--greedy", "--tokens", "8"], arguments].concat())
+    };
+    let told = place.stdout(&greedy);
+    let answer = generate(&["--chat", "--prompt", "1 + 1 ="]);
+    let answer = answer.trim_end().replace('\n', "\n  ");
+    let expected = format!("What it answers, asked by its chat template:\n  1 + 1 =\n  {answer}");
+    assert!(told.contains(expected.trim_end()), "{told}\nshould have\n{expected}");
+    assert!(told.contains("evenkeel generate run/model --chat --prompt \"1 + 1 =\""), "{told}");
+
+    let again = [&greedy[..], &["--set", "output.overwrite=true"]].concat();
+    let told = place.stdout(&[&again[..], &["--set", "sample.chat=false"]].concat());
+    let continued = generate(&["--prompt", "1 + 1 ="]);
+    let continued = continued.trim_end().replace('\n', "\n  ");
+    assert!(told.contains(&format!("What it writes:\n  {continued}")), "{told}");
+    assert!(told.contains("evenkeel generate run/model --prompt"), "{told}");
+
+    fs::write(place.path("base/model/chat_template.jinja"), "{% broken").unwrap();
+    assert!(place.stdout(&again).contains("What it writes:"), "text can be trained on beside a broken template");
+    fs::remove_file(place.path("base/model/chat_template.jinja")).unwrap();
+    let output = place.run(&[&again[..], &["--set", "sample.chat=true"]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("has no chat template"), "{}", stderr(&output));
+}
+
+#[test]
+fn weights_are_exported_to_a_folder_and_not_under_the_name_of_a_file() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]"]);
+    let output = place.run(&["export", "run", "--output", "g.gguf"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("hint: llama.cpp's convert_hf_to_gguf.py"), "{}", stderr(&output));
+    assert!(!place.path("g.gguf").exists());
+    place.stdout(&["export", "run", "--output", "v1.5"]);
+}
+
+#[test]
+fn epochs_in_metrics_grow_with_every_step() {
+    let place = Place::new(TINY);
+    let data = ["--set", "data.records=100", "--set", "train.steps=100000", "--epochs", "2"];
+    let output = place.run(&[&["train", "tiny.toml", "--set", "sample.prompts=[]"], &data[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let metrics = metrics(&place.path("run/metrics.jsonl"));
+    let epochs: Vec<f64> = metrics.iter().filter_map(|line| line["epoch"].as_f64()).collect();
+    assert!(epochs.len() > 4 && epochs[0] > 0.0 && epochs[0] < 1.0, "{epochs:?}");
+    assert!(epochs.is_sorted_by(|a, b| a < b), "{epochs:?}");
+    assert_eq!(epochs.last(), Some(&2.0));
+}
