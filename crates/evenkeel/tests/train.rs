@@ -4,10 +4,9 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 
-use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter, list, newest_good};
+use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use support::{Place, TINY, metrics, stderr};
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_train::{AdamWOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
+use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
 use support::{Topology, start_on, state};
 
 const STEPS: usize = 12;
@@ -20,7 +20,7 @@ fn model() -> Model {
 }
 
 fn options(arrangement: Arrangement) -> TrainerOptions {
-    let optimizer = Some(AdamWOptions::default());
+    let optimizer = Some(OptimizerOptions::default());
     TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 128, dropout_seed: 0 }
 }
 

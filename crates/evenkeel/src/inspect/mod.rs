@@ -106,7 +106,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             let costs = costs(&shards, mesh, arguments.zero as usize, options, dtype, &micros);
             let beside = Beside { data_bytes: samples_bytes(&micros[0], mesh.dp, mesh), ..Beside::default() };
             let peak = Peak::of(&costs, threads, beside);
-            let copying = Peak { beside: Beside { copy_bytes: arguments.optimizer.options().rule.state_bytes(&model), ..beside }, ..peak };
+            let copying = Peak {
+                beside: Beside { copy_bytes: arguments.optimizer.options().rule.state_bytes(&model), ..beside },
+                ..peak
+            };
             let mut row = vec![name.to_owned(), if recompute { "yes" } else { "no" }.to_owned()];
             row.push(text::bytes(costs.iter().map(|cost| cost.state_bytes).sum()));
             row.extend([peak, copying].map(|peak| text::mib(peak.bytes())));
