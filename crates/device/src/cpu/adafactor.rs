@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::matrix::{Element, Matrix, matrix, with_element};
 use super::optimizer::{Partials, factor};
-use super::rows::{Tile, column_sums, each_vector, load, rows_per_task, store, tiles, total};
+use super::rows::{Tile, column_sums, column_sums_floats, each_vector, load, rows_per_task, store, tiles, total};
 use super::simd::{Simd, Vectorised, vectorise};
-use super::{Run, Team};
+use super::{Run, Team, WorkingMemory};
 use crate::DType;
 use crate::kernel::{Adafactor, AdafactorNorm, Factored, SquareSums};
 
@@ -18,6 +18,10 @@ impl Run for SquareSums {
         column_sums(team, x.rows, x.cols, &[Some(matrix(&self.cols))], |rows, col_sums| {
             vectorise(Squares { x, rows, factor, row_sums, col_sums, row_scale, col_scale });
         });
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        WorkingMemory::of_team(column_sums_floats(self.x.rows, self.x.cols, 1))
     }
 }
 
@@ -120,6 +124,11 @@ impl Run for AdafactorNorm {
         let out = matrix::<f32>(&self.out).at(0, 0);
         // SAFETY: one element, and the queue's order keeps others away.
         unsafe { out.write((out.read() as f64 + sum) as f32) };
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        let [rows, cols] = self.factored.grad.shape();
+        WorkingMemory::of_team(Partials::floats(rows.div_ceil(rows_per_task(cols))))
     }
 }
 

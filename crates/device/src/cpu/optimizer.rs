@@ -312,7 +312,7 @@ impl Run for SquaredNorm {
     }
 
     fn working_memory(&self) -> WorkingMemory {
-        WorkingMemory::of_team(partials_floats(self.x.rows * self.x.cols))
+        WorkingMemory::of_team(Partials::floats((self.x.rows * self.x.cols).div_ceil(CHUNK)))
     }
 }
 
@@ -344,11 +344,6 @@ fn squared_norm<E: Element>(x: Matrix<E>, team: &mut Team) -> f64 {
     total
 }
 
-/// An f64 for each chunk.
-fn partials_floats(len: usize) -> usize {
-    2 * len.div_ceil(CHUNK)
-}
-
 /// The chunks' sums: f64 in memory aligned for vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Partials(*mut f64);
@@ -358,7 +353,12 @@ unsafe impl Sync for Partials {}
 
 impl Partials {
     pub fn in_floats(scratch: &mut Scratch, chunks: usize) -> Partials {
-        Partials(scratch.floats(2 * chunks).as_mut_ptr().cast::<f64>())
+        Partials(scratch.floats(Partials::floats(chunks)).as_mut_ptr().cast::<f64>())
+    }
+
+    /// An f64 for each chunk.
+    pub fn floats(chunks: usize) -> usize {
+        2 * chunks
     }
 
     pub fn at(&self, chunk: usize) -> *mut f64 {
