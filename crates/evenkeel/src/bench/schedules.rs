@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use evenkeel_comm::{Kind, Link};
-use evenkeel_device::DType;
+use evenkeel_comm::Link;
+use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
@@ -15,6 +15,7 @@ use evenkeel_train::{Candidate, Foretold, Ranks, Samples, Trainer, costs, prefer
 
 use super::llama::Llama;
 use super::{between, median};
+use crate::device::Kind;
 use crate::launch::Launch;
 use crate::memory::Beside;
 use crate::train::arrange::{parts_to_try, simulated};
@@ -55,6 +56,12 @@ pub struct Arguments {
     /// Microseconds that every message takes on the emulated link.
     #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = not_negative)]
     link_latency_us: f64,
+    /// What to compute on: cores, or cards that the ranks have or share.
+    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
+    device: Kind,
+    /// With --device cuda: the multiprocessors that each rank has for itself, such as 64,56; all share all by default.
+    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
+    virtual_gpus: Vec<u32>,
     /// Times that every schedule has its turn.
     #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
     rounds: usize,
@@ -78,7 +85,9 @@ fn above_zero(text: &str) -> Result<f64, String> {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let llama = &arguments.llama;
     llama.check_shares(arguments.dp)?;
-    let (model, dtype) = (llama.model()?, DType::from(llama.dtype));
+    arguments.check_device()?;
+    let model = llama.model()?.for_device(arguments.device.into());
+    let dtype = DType::from(llama.dtype);
     let chosen = arguments.chosen(&model, dtype)?;
     let launch = arguments.launch(chosen.candidate.split_sequence);
     let shards = model.cut(&launch.cut)?;
@@ -122,7 +131,27 @@ impl Arguments {
         launch.cut.split_sequence = split_sequence;
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
-        launch
+        if self.device == Kind::Cuda { launch.on_cards(&self.virtual_gpus) } else { launch }
+    }
+
+    fn check_device(&self) -> Result<(), Mistake> {
+        let mistake = |what: &str, hint: &str| Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
+        let on_card = self.device == Kind::Cuda;
+        match self.virtual_gpus.len() {
+            0 => (),
+            _ if !on_card => return mistake("--virtual-gpus are parts of a card", "use --device cuda, too"),
+            count if count != self.dp * self.tp => {
+                return mistake(&format!("--virtual-gpus has {count} numbers"), "give one for each rank");
+            }
+            _ => (),
+        }
+        if on_card && self.link_gb_per_s.is_some() {
+            return mistake("links between cards are not emulated", "leave out --link-gb-per-s");
+        }
+        if on_card && self.threads.is_some() {
+            return mistake("--threads are a CPU's", "leave it out, or use --device cpu");
+        }
+        Ok(())
     }
 
     /// What a run with these sizes, this link and schedule "oases" would choose, of what the options leave open.
@@ -331,9 +360,9 @@ impl Layer {
         let mut all = Layer::default();
         for task in program.tasks.iter().filter(|task| (1..head).contains(&task.unit.0)) {
             let (kind, count) = match task.work {
-                Work::AllReduce => (Kind::AllReduce, &mut all.reductions),
-                Work::ReduceScatter => (Kind::ReduceScatter, &mut all.reductions),
-                Work::AllGather => (Kind::AllGather, &mut all.gathers),
+                Work::AllReduce => (evenkeel_comm::Kind::AllReduce, &mut all.reductions),
+                Work::ReduceScatter => (evenkeel_comm::Kind::ReduceScatter, &mut all.reductions),
+                Work::AllGather => (evenkeel_comm::Kind::AllGather, &mut all.gathers),
                 _ => continue,
             };
             *count += 1;
@@ -371,8 +400,13 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Fore
         None => String::new(),
     };
     let stream = if launch.cut.split_sequence { "split" } else { "whole" };
+    let device = match (launch.kind, &launch.virtual_gpus[..]) {
+        (DeviceKind::Cpu, _) => format!(" × {} cores", launch.cores_per_rank),
+        (DeviceKind::Cuda, []) => " on cards".to_owned(),
+        (DeviceKind::Cuda, parts) => format!(" on {parts:?} multiprocessors"),
+    };
     let first = format!(
-        "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {} × {} cores, stream {stream}{link}",
+        "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {}{device}, stream {stream}{link}",
         text::count(model.parameter_count()),
         llama.dtype.name(),
         llama.batch,
@@ -380,7 +414,6 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Fore
         arguments.dp,
         arguments.zero,
         arguments.tp,
-        launch.cores_per_rank,
     );
     let default_s = rows[0].step_s;
     let cells = |row: &Row| {
