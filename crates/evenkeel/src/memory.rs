@@ -31,14 +31,14 @@ pub struct Beside {
     pub data_bytes: u64,
 }
 
-/// What the process comes to have later on: stacks of threads, what the allocator keeps, pieces of a file on their way. It was
-/// between 12 and 37 MiB in runs of 0.4 to 1 GiB.
+/// What the process comes to have later on for each rank: stacks of threads, what the allocator keeps, pieces of a file on their
+/// way. It was between 12 and 30 MiB in runs of 0.4 to 2 GiB.
 const LATER_BYTES: u64 = 16 << 20;
 
 impl Peak {
     /// Of this process, with ranks of so many threads each on this machine's cores.
     pub fn of(costs: &[Cost], threads: usize, beside: Beside) -> Peak {
-        let process_bytes = process::resident_bytes() + LATER_BYTES;
+        let process_bytes = process::resident_bytes() + costs.len() as u64 * LATER_BYTES;
         Peak { beside, process_bytes, ..Peak::default() }.with(costs, threads)
     }
 

@@ -78,7 +78,7 @@ fn inspect(place: &Place, options: &[&str]) -> [f64; 2] {
     let row = text.lines().find(|line| line.starts_with("f32")).expect("a row of f32").to_owned();
     let numbers: Vec<f64> = row.split(" MiB").filter_map(|cell| cell.split_whitespace().last()?.parse().ok()).collect();
     match numbers[..] {
-        [.., peak, copying, _] => [peak, copying],
+        [.., peak, copying] => [peak, copying],
         _ => panic!("{text}"),
     }
 }
