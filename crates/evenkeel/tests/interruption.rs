@@ -117,16 +117,14 @@ fn evaluating(place: &Place, run: &str) -> std::process::Child {
 #[cfg(target_os = "linux")]
 fn a_signal_that_comes_twice_is_one() {
     let place = Place::new(TINY);
-    // Different signals, for the system would make one of two that are the same.
-    for (run, signals, code) in
-        [("first", "kill -TERM $0; kill -INT $0", 143), ("second", "kill -INT $0; kill -TERM $0", 130)]
-    {
+    // Different signals, for the system would make one of two that are the same. Either may be heard first.
+    for (run, signals) in [("first", "kill -TERM $0; kill -INT $0"), ("second", "kill -INT $0; kill -TERM $0")] {
         let child = evaluating(&place, run);
         let is_saved = place.path(run).join("checkpoints").exists();
         Command::new("sh").args(["-c", signals, &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
         assert!(!is_saved, "the curve is drawn before there is a checkpoint");
-        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(matches!(output.status.code(), Some(130 | 143)), "{}", stderr(&output));
         assert!(stderr(&output).contains("interrupted after step 1, which is saved"), "{}", stderr(&output));
         assert!(place.path(run).join("checkpoints/step-00000001/manifest.json").exists());
     }

@@ -88,8 +88,11 @@ impl Overrides {
         }
         if let [first, ..] = data {
             // They are all there is to read, whatever the run was trained on.
-            ["data.records", "data.holdout", "data.eval_paths"].iter().for_each(|setting| raw.forget(setting));
-            raw.give_by_flag("--data", "data.paths", Value::Array(data.iter().map(|path| in_words(path)).collect()));
+            ["data.records", "data.holdout"].iter().for_each(|setting| raw.forget(setting));
+            let files = Value::Array(data.iter().map(|path| in_words(path)).collect());
+            ["data.paths", "data.eval_paths"]
+                .iter()
+                .for_each(|setting| raw.give_by_flag("--data", setting, files.clone()));
             if !raw.is_given_by_flag("data.source") {
                 raw.give_by_flag("--data", "data.source", Value::String(source_of(first).name().to_owned()));
             }

@@ -17,7 +17,7 @@ const BOTTOM: f64 = HEIGHT - 56.0;
 const LEGEND: f64 = 52.0;
 const LETTER: f64 = 8.4;
 /// As many letters as find room on one line.
-const LONGEST_TITLE: usize = 90;
+const LONGEST_TITLE: usize = 80;
 
 const TRAIN: &str = "#1f77b4";
 const EVAL: &str = "#d95f02";
