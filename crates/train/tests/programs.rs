@@ -8,13 +8,13 @@ use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
 use support::{Topology, start_on, state};
 
-const STEPS: usize = 5;
+const STEPS: usize = 3;
 
-/// Its head has several chunks: logits of all rows would be too many at a time.
+/// Its head treats few rows at a time, so that a part has several chunks.
 fn model() -> Model {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 16, "vocab_size": 1 << 16, "tie_word_embeddings": true,
+        "intermediate_size": 16, "vocab_size": 1 << 18, "tie_word_embeddings": true,
     });
     Model::from_json(&config).unwrap()
 }
@@ -31,7 +31,7 @@ fn ranks(topology: &Topology, arrangement: Arrangement) -> Ranks {
 }
 
 fn documents(lengths: &[usize], seed: usize) -> Samples {
-    let ids: Vec<u32> = (0..lengths.iter().sum::<usize>()).map(|i| ((i + seed) * 7919 % (1 << 16)) as u32).collect();
+    let ids: Vec<u32> = (0..lengths.iter().sum::<usize>()).map(|i| ((i + seed) * 7919 % (1 << 18)) as u32).collect();
     Samples::Tokens { labels: ids.clone(), ids, segment_lengths: lengths.to_vec() }
 }
 
@@ -47,7 +47,7 @@ fn packed(seed: usize) -> Samples {
 }
 
 fn micros(step: usize) -> Vec<Samples> {
-    (0..4).map(|micro| packed(step * 4 + micro)).collect()
+    (0..2).map(|micro| packed(step * 2 + micro)).collect()
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn packed_documents_have_one_program_and_the_bits_of_programs_of_their_own() {
             let anew = anew.step(micros(step), 1e-3).unwrap();
             assert_eq!(kept, anew, "{what}, step {step}");
         }
-        let evaluated = [&kept, &anew].map(|ranks| [1, 2, 3].map(|seed| ranks.evaluate(packed(seed)).unwrap()));
+        let evaluated = [&kept, &anew].map(|ranks| [1, 2].map(|seed| ranks.evaluate(packed(seed)).unwrap()));
         assert_eq!(evaluated[0], evaluated[1], "{what}");
         assert_eq!(state(&kept), state(&anew), "{what}");
         let written = |ranks: &Ranks| ranks.each(|trainer| trainer.programs_written()).unwrap()[0];

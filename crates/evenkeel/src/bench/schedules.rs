@@ -322,7 +322,7 @@ fn rows(cases: &[Case]) -> Result<Vec<Row>, Unforeseen> {
             let simulated = simulate(&case.programs, &of_round)?;
             Ok((simulated.duration_s() + plain.beside_s()) / step.duration_s)
         });
-        let told = median(told.collect::<Result<Vec<f64>, Unforeseen>>()?.into_iter());
+        let told = median(told.collect::<Result<Vec<f64>, Unforeseen>>()?);
         let awaited = case.programs[0].awaited();
         let step_s = median(case.steps.iter().map(|step| step.duration_s));
         let share = |of: fn(&Timeline) -> f64| median(case.steps.iter().map(|step| of(&step.timeline)));
