@@ -230,7 +230,7 @@ fn a_model_that_does_not_fit_is_refused_before_it_is_loaded() {
         assert!(said.contains(what) && said.contains("of memory, this machine has"), "{arguments:?}: {said}");
     };
     fitted(&[&["eval", "tiny.toml"], &huge[..]].concat(), "an evaluation needs ");
-    fitted(&[&["train", "tiny.toml"], &huge[..]].concat(), "a step needs ");
+    fitted(&[&["train", "tiny.toml"], &huge[..]].concat(), "training needs ");
     // A file of a terabyte of which nothing is on the disk.
     let shape = [1u64 << 24, 1 << 14];
     let sizes =

@@ -61,7 +61,8 @@ pub fn foretell(
     let chains = Chain::all(&shards, dtype, &mesh, 0);
     // Where the next micro-batch begins early, there is a next one.
     let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];
-    let sizes: Vec<Vec<PartSize>> = micros.iter().map(|samples| samples.part_sizes(model, arrangement.parts)).collect();
+    let sizes: Vec<Vec<PartSize>> =
+        micros.iter().map(|samples| samples.part_sizes(&shards[0], arrangement.parts)).collect();
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
     let mut seconds = Vec::new();
     for (rank, program) in programs.iter().enumerate() {

@@ -316,13 +316,13 @@ fn a_run_that_no_longer_gains_ends_at_the_same_step_however_often_it_was_resumed
 
 #[test]
 fn the_evaluation_at_the_end_is_in_the_last_checkpoint() {
-    // Checkpointed after step 4 and only then evaluated, for 4 is no multiple of 3.
+    // Step 4 is the last, and evaluated before it is checkpointed, for 4 is no multiple of 3.
     let usual = plan(4);
     let plan = Plan { evaluate_every: Some(3), checkpoint_every: Some(4), keep_best: true, ..usual };
     let temporary = tempfile::tempdir().unwrap();
     let folder = temporary.path().join("run");
     let (_, progress, saved) = judged(&folder, &plan, 0);
-    assert_eq!((progress.best, saved), (Some(Best { step: 4, loss: 2.0 }), vec![3, 4, 4]));
+    assert_eq!((progress.best, saved), (Some(Best { step: 4, loss: 2.0 }), vec![3, 4]));
     let state = checkpoint::State::of(&Checkpoint::open(&folder).unwrap()).unwrap();
     assert_eq!(state.progress.best, progress.best);
     let plain = Plan { keep_best: false, ..plan };

@@ -314,6 +314,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.context.make_current();
+        let _alone = self.context.changing();
         // SAFETY: the streams that used it have ended. Others on the card may have begun to use it for a collective that this
         // device gave up; those end by themselves, and are waited for.
         unsafe {

@@ -36,6 +36,7 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<&'static str, LoadedModule>>,
     events: [Arc<EventPool>; 2],
     products: Mutex<Products>,
+    changing: Mutex<()>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -171,6 +172,7 @@ impl Context {
             modules: Mutex::new(HashMap::new()),
             events: [EventPool::new(raw, false), EventPool::new(raw, true)],
             products: Mutex::new(Products::new(&properties)?),
+            changing: Mutex::new(()),
             properties,
         })
     }
@@ -192,6 +194,12 @@ impl Context {
 
     pub fn products(&self) -> MutexGuard<'_, Products> {
         lock(&self.products)
+    }
+
+    /// Held while streams and what they keep come or go, and while all of them are waited for: the driver has crashed where
+    /// one thread waited for the whole context and another let a stream go.
+    pub fn changing(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changing)
     }
 
     /// Held while a product's algorithm is chosen: devices on a card choose alike and one at a time, and a card of the same kind finds

@@ -88,6 +88,7 @@ impl Stream {
         graph: bool,
     ) -> Result<Stream, super::CudaError> {
         let mut raw = std::ptr::null_mut();
+        let alone = context.changing();
         match &part {
             Some(part) => raw = part.stream()?,
             None => {
@@ -96,6 +97,7 @@ impl Stream {
                 succeed("creating a stream", made)?;
             }
         }
+        drop(alone);
         Ok(Stream {
             raw,
             part,
@@ -250,6 +252,7 @@ impl Drop for Stream {
                 let _ = sys::cuMemFreeAsync(self.scratch, self.raw);
                 let _ = sys::cuStreamSynchronize(self.raw);
             }
+            let _alone = self.context.changing();
             // Graphs name plans of cuDNN, whose handle names the stream.
             self.replay = Replay::new(false);
             self.cudnn = Cudnn::default();

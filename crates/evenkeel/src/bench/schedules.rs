@@ -169,6 +169,7 @@ impl Arguments {
         let candidates: Vec<Candidate> = streams.into_iter().flat_map(of_stream).collect();
         let blank = self.llama.blank(model, self.dp).swap_remove(0);
         let launch = self.launch(true);
+        model.cut(&launch.cut)?;
         let foretold = simulated(&candidates, Arrangement::of(OASES), model, &launch, dtype, &blank).map_err(fault)?;
         Ok(preferred(&foretold).expect("there are candidates"))
     }

@@ -156,7 +156,7 @@ eval            loss 2.0000, perplexity 7.39, accuracy 50.0%
 best eval       loss 1.0000 at step 4
 speed           500 tokens/s, everything included
 use of machine  30.0% of its peak in a step
-memory          5.0 MiB
+peak memory     5 MiB
 model           run/model
 curve           run/loss.svg
 ";

@@ -9,13 +9,19 @@ pub(super) struct Graph {
     _captured: Captured,
     executable: Executable,
     /// The nodes of our own kernels, by command.
-    nodes: Vec<Option<sys::CUgraphNode>>,
+    nodes: Vec<Option<Node>>,
     /// What it does as it is now.
     commands: Commands,
 }
 
 // SAFETY: the driver's handles may be used from any thread, one at a time.
 unsafe impl Send for Graph {}
+
+/// A kernel's node, and what it was captured with: in a part of a card its function is the part's own.
+struct Node {
+    raw: sys::CUgraphNode,
+    captured: sys::CUDA_KERNEL_NODE_PARAMS,
+}
 
 struct Captured(sys::CUgraph);
 
@@ -80,10 +86,10 @@ impl Graph {
                 continue;
             }
             let mut pointers = commands.pointers(new);
-            let parameters = new.node_parameters(&mut pointers);
+            let parameters = new.node_parameters(&node.captured, &mut pointers);
             // SAFETY: the node is the graph's, its kernel the same; arguments are copied before this returns. Launches that are
             // under way keep theirs.
-            let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, *node, &parameters) };
+            let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, node.raw, &parameters) };
             told(result, || "changing a graph".to_owned())?;
             changed += 1;
         }
@@ -98,7 +104,7 @@ impl Graph {
 ///
 /// # Safety
 /// The stream lives.
-unsafe fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, String> {
+unsafe fn last_node(stream: sys::CUstream) -> Result<Node, String> {
     let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut number, mut graph, mut nodes) = (0, std::ptr::null_mut(), std::ptr::null());
     let (mut edges, mut count) = (std::ptr::null(), 0);
@@ -114,9 +120,12 @@ unsafe fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, String> {
             &mut count,
         );
         told(asked, || "asking for a captured kernel".to_owned())?;
-        match count {
-            1 => Ok(*nodes),
-            count => Err(format!("a captured kernel is followed from {count} nodes, expected 1")),
+        if count != 1 {
+            return Err(format!("a captured kernel is followed from {count} nodes, expected 1"));
         }
+        let (raw, mut captured) = (*nodes, std::mem::zeroed());
+        let asked = sys::cuGraphKernelNodeGetParams_v2(raw, &mut captured);
+        told(asked, || "asking what a kernel was captured with".to_owned())?;
+        Ok(Node { raw, captured })
     }
 }
