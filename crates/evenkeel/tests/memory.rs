@@ -19,7 +19,7 @@ source = "synthetic"
 sequence = 128
 
 [train]
-steps = 3
+steps = 2
 batch = 4
 
 [output]
@@ -97,7 +97,7 @@ fn the_peak_is_foretold_and_told_as_the_system_counts_it() {
         (
             "dp 2, ZeRO 2, checkpoints",
             "saved.toml",
-            &["parallel.dp=2", "parallel.zero=2", "output.checkpoint_every=2"],
+            &["parallel.dp=2", "parallel.zero=2", "output.checkpoint_every=1"],
             &["--dp", "2", "--zero", "2"],
             true,
         ),
