@@ -20,7 +20,7 @@ use crate::{DType, View};
 /// Commands a queue holds before the host must wait.
 const QUEUE_DEPTH: usize = 1024;
 /// Bytes on their way to the arena before the host must wait: as many commands could hold the whole model once more.
-const STAGED_BYTES: u64 = 16 << 20;
+const STAGED_BYTES: u64 = 4 << 20;
 
 /// The cores and the memory of one CPU device.
 #[derive(Clone, Debug)]
