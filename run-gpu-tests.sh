@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of a bundle (see bundle.sh) on this machine's GPU. Arguments choose programs by name; none means all.
-# LOGS names a folder for their output, LIMIT_S how long a program may take. `run-gpu-tests.sh -- COMMAND …` runs a command with
+# LOGS names a folder for their output, LIMIT_S how long a program may take, JOBS how many run at a time. `run-gpu-tests.sh -- COMMAND …` runs a command with
 # the same libraries instead.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,16 +36,20 @@ copy_nccl() {
 }
 
 mkdir -p "$logs"
-failed=0
+failed=$(mktemp)
 # A program and the name of its log.
 run() {
+    while [ "$(jobs -r | wc -l)" -ge "${JOBS:-1}" ]; do wait -n; done
+    run_program "$@" &
+}
+run_program() {
     local begin code verdict
     begin=$(date +%s%N)
     (cd "$here/crates/model" && timeout "${LIMIT_S:-600}" "$1" --test-threads "${THREADS:-8}") > "$logs/$2.log" 2>&1
     code=$?
     verdict=$(grep -E '^test result|^skipped' "$logs/$2.log" | tail -1)
     printf '%-34s %6d ms  rc %d  %s\n' "$2" $((($(date +%s%N) - begin) / 1000000)) $code "$verdict"
-    [ $code -eq 0 ] || failed=1
+    [ $code -eq 0 ] || echo "$2" >> "$failed"
     grep -E '^test .*FAILED' "$logs/$2.log"
 }
 for program in "$here"/tests/*/*; do
@@ -67,4 +71,5 @@ for program in "$here"/tests/*/*; do
             ;;
     esac
 done
-exit $failed
+wait
+[ ! -s "$failed" ]

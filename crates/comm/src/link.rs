@@ -30,7 +30,7 @@ impl Link {
         self.duration_of(call.kind, call.bytes, members)
     }
 
-    /// What a collective of so many bytes takes so many members.
+    /// Duration of a collective of `bytes` among `members` ranks.
     pub fn duration_of(&self, kind: Kind, bytes: u64, members: usize) -> Duration {
         let (steps, share) = kind.on_a_ring(members);
         let transfer = Duration::try_from_secs_f64(share * bytes as f64 / self.bytes_per_s);

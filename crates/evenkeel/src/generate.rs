@@ -62,7 +62,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = open_folder(&arguments.model)?;
     let kind = DeviceKind::from(arguments.device);
-    let (json, _) = without_keys(folder.config(), &arguments.ignore_keys);
+    let json = without_keys(folder.config(), &arguments.ignore_keys, "--ignore-keys");
     let model = Model::from_json(&json)?.for_device(kind);
     model.check(&folder)?;
     if let Input::Images { .. } = model.config.input {

@@ -1,8 +1,8 @@
 //! Signals that end a run.
 //!
 //! The first lets the step end and its state be saved. Others that come within [`ECHO`] of it say the same thing twice:
-//! `timeout`, for one, signals its child and then the group that the child is in. The next signal ends the process at once,
-//! but not before a checkpoint that is being written is whole; the one after that waits for nothing.
+//! `timeout`, for one, signals its child and then the group that the child is in. The next signal ends the process at once if
+//! every step is saved, else as soon as they are; the one after that waits for nothing.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,12 @@ struct Shared {
 }
 
 /// A checkpoint is being written while this lives.
-pub struct Saving(Arc<Shared>);
+pub struct Saving {
+    shared: Arc<Shared>,
+    /// Steps that the checkpoint has.
+    steps: u64,
+    is_written: bool,
+}
 
 /// What was heard so far, and what the process is in the middle of.
 #[derive(Default)]
@@ -39,13 +44,19 @@ struct Heard {
     /// The last signal that was no echo, and when it came.
     last: Option<(i32, Instant)>,
     saves_under_way: usize,
+    /// Steps that were made, and how many of them are saved.
+    steps: u64,
+    steps_saved: u64,
     ends_when_saved: bool,
+    /// From here on a signal ends the process, with these words.
+    released: Option<&'static str>,
 }
 
 #[derive(Debug, PartialEq)]
 enum Response {
     GoOn,
     StopAfterStep,
+    EndWhenSaved,
     EndNow,
 }
 
@@ -66,9 +77,25 @@ impl Interruption {
         &self.shared.is_asked
     }
 
+    /// A step was made.
+    pub fn stepped(&self) {
+        self.shared.heard().steps += 1;
+    }
+
+    /// A checkpoint of all steps so far is about to be written.
     pub fn saving(&self) -> Saving {
-        self.shared.heard().saves_under_way += 1;
-        Saving(self.shared.clone())
+        let mut heard = self.shared.heard();
+        heard.saves_under_way += 1;
+        Saving { shared: self.shared.clone(), steps: heard.steps, is_written: false }
+    }
+
+    /// Nothing is left that a signal would have to wait for: one that came or comes ends the process, with these words.
+    pub fn release(&self, what: &'static str) {
+        let mut heard = self.shared.heard();
+        heard.released = Some(what);
+        if heard.last.is_some() {
+            end(&heard, what);
+        }
     }
 
     pub fn exit_code(&self) -> u8 {
@@ -85,11 +112,19 @@ impl Drop for Interruption {
     }
 }
 
+impl Saving {
+    /// The checkpoint is there.
+    pub fn done(mut self) {
+        self.is_written = true;
+    }
+}
+
 impl Drop for Saving {
     fn drop(&mut self) {
-        let mut heard = self.0.heard();
-        if heard.saved() {
-            end(&heard, "interrupted twice, and ended when the checkpoint was written");
+        let mut heard = self.shared.heard();
+        let saved = self.is_written.then_some(self.steps);
+        if heard.save_ended(saved) {
+            end(&heard, "interrupted twice, and ended when the last step was saved");
         }
     }
 }
@@ -104,7 +139,10 @@ impl Shared {
         match heard.hear(signal, Instant::now()) {
             Response::GoOn => (),
             Response::StopAfterStep => self.is_asked.store(true, Ordering::Relaxed),
-            Response::EndNow => end(&heard, "interrupted twice, and ended at once"),
+            Response::EndWhenSaved => {
+                eprintln!("the run ends as soon as its steps are saved; one more signal ends it at once");
+            }
+            Response::EndNow => end(&heard, heard.released.unwrap_or("interrupted again, and ended at once")),
         }
     }
 }
@@ -116,20 +154,28 @@ impl Heard {
             return Response::GoOn;
         }
         self.last = Some((signal, now));
+        if self.released.is_some() {
+            return Response::EndNow;
+        }
         if before.is_none() {
             return Response::StopAfterStep;
         }
-        if self.ends_when_saved || self.saves_under_way == 0 {
+        if self.ends_when_saved || self.is_saved() {
             return Response::EndNow;
         }
         self.ends_when_saved = true;
-        Response::GoOn
+        Response::EndWhenSaved
     }
 
-    /// One of the saves is over; whether the process has waited for it to end.
-    fn saved(&mut self) -> bool {
+    fn is_saved(&self) -> bool {
+        self.saves_under_way == 0 && self.steps_saved == self.steps
+    }
+
+    /// One of the saves is over, and so many steps are saved by it. Returns whether the process has waited for that to end.
+    fn save_ended(&mut self, steps: Option<u64>) -> bool {
         self.saves_under_way -= 1;
-        self.saves_under_way == 0 && self.ends_when_saved
+        self.steps_saved = self.steps_saved.max(steps.unwrap_or(0));
+        self.ends_when_saved && self.is_saved()
     }
 
     /// As shells number it.
@@ -151,7 +197,7 @@ fn end(heard: &Heard, what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Response::{EndNow, GoOn, StopAfterStep};
+    use Response::{EndNow, EndWhenSaved, GoOn, StopAfterStep};
 
     const ONE: Duration = Duration::from_millis(1);
 
@@ -173,22 +219,32 @@ mod tests {
         }
     }
 
+    /// Two steps, the first of which is saved, and two signals.
+    fn waiting(saves_under_way: usize, start: Instant) -> Heard {
+        let mut heard = Heard { saves_under_way, steps: 2, steps_saved: 1, ..Heard::default() };
+        assert_eq!(heard.hear(SIGINT, start), StopAfterStep);
+        assert_eq!(heard.hear(SIGTERM, start + ECHO), EndWhenSaved);
+        assert_eq!(heard.hear(SIGTERM, start + ECHO + ONE), GoOn, "an echo of the second");
+        heard
+    }
+
     #[test]
-    fn a_checkpoint_that_is_being_written_is_waited_for_once() {
+    fn the_second_signal_waits_until_every_step_is_saved_and_the_third_for_nothing() {
         let start = Instant::now();
-        let waiting = || {
-            let mut heard = Heard { saves_under_way: 2, ..Heard::default() };
-            assert_eq!(heard.hear(SIGINT, start), StopAfterStep);
-            assert_eq!(heard.hear(SIGTERM, start + ECHO), GoOn);
-            assert_eq!(heard.hear(SIGTERM, start + ECHO + ONE), GoOn, "an echo of the second");
-            heard
-        };
-        let mut heard = waiting();
-        assert_eq!((heard.saved(), heard.saved()), (false, true));
+        let mut heard = waiting(2, start);
+        assert!(!heard.save_ended(Some(1)), "of an earlier step");
+        assert!(heard.save_ended(Some(2)));
         assert_eq!(heard.exit_code(), 143);
-        assert_eq!(waiting().hear(SIGINT, start + 2 * ECHO), EndNow);
-        let mut unhurried = Heard { saves_under_way: 1, ..Heard::default() };
+        assert!(!waiting(1, start).save_ended(None), "a checkpoint that could not be written");
+        assert_eq!(waiting(0, start).hear(SIGINT, start + 2 * ECHO), EndNow);
+        let mut unhurried = Heard { saves_under_way: 1, steps: 1, ..Heard::default() };
         assert_eq!(unhurried.hear(SIGINT, start), StopAfterStep);
-        assert!(!unhurried.saved());
+        assert!(!unhurried.save_ended(Some(1)));
+    }
+
+    #[test]
+    fn a_signal_ends_a_process_that_has_nothing_left_to_save() {
+        let mut heard = Heard { steps: 3, released: Some("the model is saved"), ..Heard::default() };
+        assert_eq!(heard.hear(SIGINT, Instant::now()), EndNow);
     }
 }

@@ -36,6 +36,8 @@ pub struct Launch {
     pub comm: Options,
     /// The card's multiprocessors that each rank has for itself; none where all share it.
     pub virtual_gpus: Vec<u32>,
+    /// The memory that each rank takes of its card; equal shares of what is free where there are none.
+    pub arena_bytes: Vec<u64>,
     /// Whether a card replays work as CUDA graphs.
     pub graph: bool,
     pub placement: Placement,
@@ -80,6 +82,7 @@ impl Launch {
             comm_cores: parallel.comm_cores,
             comm: Options { deadline, link: link(parallel), ..Options::default() },
             virtual_gpus,
+            arena_bytes: Vec::new(),
             graph: settings.device.graph.unwrap_or(true),
             placement,
         })
@@ -91,7 +94,20 @@ impl Launch {
         let cores_per_rank = cores_per_rank(dp * tp, None, threads);
         let (kind, comm, virtual_gpus) = (DeviceKind::Cpu, Options::default(), Vec::new());
         let placement = Placement::default();
-        Launch { kind, cut, dp, zero: 0, cores_per_rank, comm_cores: 0, comm, virtual_gpus, graph: true, placement }
+        let arena_bytes = Vec::new();
+        Launch {
+            kind,
+            cut,
+            dp,
+            zero: 0,
+            cores_per_rank,
+            comm_cores: 0,
+            comm,
+            virtual_gpus,
+            arena_bytes,
+            graph: true,
+            placement,
+        }
     }
 
     /// The same on cards: a card for each where there are as many, else one that all share, whole or in parts.
@@ -178,7 +194,7 @@ impl Launch {
         if self.placement.is_each_on_its_own() {
             // Missing, it is told before any rank starts.
             NcclLibrary::find().map_err(device::fault)?;
-            return Ok(Some(Card { parts: Vec::new(), memory_bytes: None }));
+            return Ok(Some(Card { parts: Vec::new(), share_bytes: None }));
         }
         let number = self.placement.card_of(0);
         let parts = match &self.virtual_gpus[..] {
@@ -191,15 +207,15 @@ impl Launch {
         // Each takes its share, whoever comes first. A lone rank takes what is free.
         let shared = self.ranks() > 1;
         let memory = if shared { Some(cuda_memory(number).map_err(device::fault)?) } else { None };
-        Ok(Some(Card { parts, memory_bytes: memory.map(|memory| memory.arena_bytes_of(self.ranks())) }))
+        Ok(Some(Card { parts, share_bytes: memory.map(|memory| memory.arena_bytes_of(self.ranks())) }))
     }
 
     fn device(&self, rank: usize, card: Option<&Card>) -> Result<Device, Failure> {
-        if let Some(Card { parts, memory_bytes }) = card {
+        if let Some(Card { parts, share_bytes }) = card {
             let (name, part) = (format!("rank{rank}"), parts.get(rank).cloned());
             return device::start_cuda_with(CudaOptions {
                 name,
-                memory_bytes: *memory_bytes,
+                memory_bytes: self.arena_bytes.get(rank).copied().or(*share_bytes),
                 part,
                 graph: self.graph,
                 ..CudaOptions::new(self.placement.card_of(rank))
@@ -222,8 +238,8 @@ impl Launch {
 struct Card {
     /// By rank; none where all share all multiprocessors.
     parts: Vec<CudaPart>,
-    /// Of each rank's arena; what is free where it is alone.
-    memory_bytes: Option<u64>,
+    /// Each rank's share of its memory; what is free where it is alone.
+    share_bytes: Option<u64>,
 }
 
 /// Ranks that compute the same must come to the same bits, or what they hold of it would drift apart.

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
 fn refuse(error: &clap::Error) -> ! {
     let _ = error.print();
     let takes_keys =
-        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "program"].contains(&&*name));
+        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "data", "program"].contains(&&*name));
     if let Some(clap::error::ContextValue::String(flag)) = error.get(clap::error::ContextKind::InvalidArg)
         && error.kind() == clap::error::ErrorKind::UnknownArgument
         && takes_keys

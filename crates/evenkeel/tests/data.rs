@@ -83,9 +83,12 @@ fn the_first_sample_is_shown_with_its_prompt_and_the_tokens_that_count() {
 #[test]
 fn a_model_that_was_taught_stanfords_prompt_is_asked_by_it() {
     let place = place(&TASKS.repeat(8));
-    let output = place.run(&[&["train", "tiny.toml"], &set(&["data.format=alpaca"])[..]].concat());
+    let keys = ["data.format=alpaca", "sample.prompts=[\"Add.\"]"];
+    let output = place.run(&[&["train", "tiny.toml"], &set(&keys)[..]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("instructions are asked by Stanford Alpaca's prompt"), "{}", stderr(&output));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("asked by its chat template") && said.contains("--chat --prompt \"Add.\""), "{said}");
     let template = fs::read_to_string(place.path("run/model/chat_template.jinja")).unwrap();
     assert!(template.contains("### Response:"), "{template}");
     place.stdout(&["generate", "run/model", "--chat", "--prompt", "Add.", "--tokens", "2", "--greedy"]);

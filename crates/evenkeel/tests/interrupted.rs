@@ -126,6 +126,24 @@ fn a_signal_that_comes_twice_is_one() {
     assert_eq!(evaluated, [1, 2]);
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn a_second_signal_ends_a_run_at_once_where_nothing_is_lost_by_it() {
+    let place = Place::new(TINY);
+    // The first step has no end that anybody waits for.
+    let mut command = place.command(&["train", "tiny.toml", "--output", "run", "--set", "train.accumulate=20000"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let process = child.id();
+    assert!(wait_for(&mut child, || listens(process)), "the run begins");
+    let signal = || Command::new("kill").args(["-TERM", &process.to_string()]).status().unwrap();
+    signal();
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    signal();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted again, and ended at once"), "{}", stderr(&output));
+}
+
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -42,6 +42,15 @@ fn a_folder_is_evaluated_on_a_file_without_a_word_of_training() {
     }
     assert!(labels(&told(&["run/model", "--data", "held.txt"])) > labels(&named), "of text, the braces count, too");
     assert_eq!(told(&["run"]), told(&["tiny.toml"]));
+    // A list is known by how it begins.
+    let list = format!("[{}]", records.trim_end().replace('\n', ",\n"));
+    fs::write(place.path("list.json"), list).unwrap();
+    assert_eq!(labels(&told(&["run/model", "--data", "list.json"])), labels(&named));
+    let config = place.path("run/model/config.json");
+    let strange = fs::read_to_string(&config).unwrap().replacen('{', "{\"mystery\": 2,", 1);
+    fs::write(&config, strange).unwrap();
+    let ignoring = ["--set", "model.ignore_keys=[\"mystery\"]"];
+    assert_eq!(told(&[&["run/model", "--data", "held.jsonl"], &ignoring[..]].concat()), named);
 
     let mistakes: [(&[&str], &str); 5] = [
         (&["run/model"], "`data.source` is missing"),

@@ -45,7 +45,7 @@ impl Error {
             Error::UnknownArchitecture { .. } | Error::Unsupported { .. } => None,
             Error::OtherClass { .. } => Some("one of the two was changed: take the model's own config.json".into()),
             Error::NotUnderstood { .. } => {
-                Some("if the model computes the same without it, name it in model.ignore_keys".into())
+                Some("if the model computes the same without it, name it in model.ignore_keys, or --ignore-keys of inspect and generate".into())
             }
             Error::BadConfig { .. } | Error::MissingKey { .. } => {
                 Some("is the folder complete and from transformers?".into())

@@ -251,6 +251,8 @@ pub static FAMILIES: [Family; 8] = [
         },
         own_keys: &[
             "n_ctx",
+            "n_special",
+            "predict_special_tokens",
             "reorder_and_upcast_attn",
             "scale_attn_by_inverse_layer_idx",
             "scale_attn_weights",

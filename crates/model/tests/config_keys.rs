@@ -160,6 +160,7 @@ fn ordinary_folders_are_understood() {
                 "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
             }),
         ),
+        ("gpt2", "", json!({"n_special": 0, "predict_special_tokens": true, "n_ctx": 1024, "resid_pdrop": 0.1})),
         ("llama", "", json!({"unsloth_version": "2025.1", "unsloth_fixed": true, "quantization_config": null})),
         ("mistral", "rope_parameters", json!({"rope_theta": 10000.0, "sliding_window": null, "head_dim": null})),
         (

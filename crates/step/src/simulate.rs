@@ -46,7 +46,7 @@ impl Costs {
         })
     }
 
-    /// As somebody says of each rank's tasks, by their places: a unit's tasks of a kind take a part as long in every
+    /// Costs given by a function of rank, task index and task. A unit's tasks of a kind take a part as long in every
     /// micro-batch, and exchanges of a kind and size take as long in every group.
     pub fn of_tasks(programs: &[Program], seconds: impl Fn(usize, usize, &Task) -> f64) -> Costs {
         let mut costs = Costs::default();

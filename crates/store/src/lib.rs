@@ -30,7 +30,7 @@ mod text_file;
 mod write;
 
 pub use convert::Element;
-pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec};
+pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec, is_json_list};
 pub use digest::Digest;
 #[cfg(feature = "faults")]
 pub use disk::faults;

@@ -67,7 +67,7 @@ pub struct Plan {
 pub struct EarlyStop {
     /// Evaluations in a row that may be no better than the best before them.
     pub patience: u32,
-    /// What is better is so by more than this.
+    /// An evaluation counts as better only if its loss is lower by more than this.
     pub min_delta: f64,
 }
 
@@ -93,11 +93,15 @@ pub struct Progress {
     /// Evaluations in a row that were no better than the best before them.
     #[serde(default)]
     pub evaluations_without_gain: u32,
+    /// The step of the last evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluated: Option<u64>,
 }
 
 impl Progress {
     /// Takes an evaluation's loss into account. One that is not a number is never better.
     fn judge(&mut self, loss: f64, min_delta: f64) {
+        self.evaluated = Some(self.step);
         let is_gain = self.best.map_or(loss.is_finite(), |best| best.loss - loss > min_delta);
         self.evaluations_without_gain = if is_gain { 0 } else { self.evaluations_without_gain + 1 };
         if loss.is_finite() && self.best.is_none_or(|best| loss < best.loss) {
@@ -168,8 +172,6 @@ pub trait Attendant {
     /// Evaluates on held-out samples; none where there are none, or the run was interrupted.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
-    /// Whether the evaluation after a step is there; a run that is continued may have been interrupted in the middle of it.
-    fn is_evaluated(&self, step: u64) -> bool;
     /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
     /// The same, where no step follows: the ranks may be kept waiting until it is written.
@@ -196,7 +198,8 @@ pub fn run(
     let mut checkpointed = progress.step;
     // A step that fails may have had some of its samples already.
     let (mut reached, mut feed_state) = (progress.step, feed.state());
-    if is_due(plan.evaluate_every, progress.step) && !attendant.is_evaluated(progress.step) {
+    // A run that is continued may have been interrupted in the middle of an evaluation.
+    if is_due(plan.evaluate_every, progress.step) && progress.evaluated != Some(progress.step) {
         evaluate(ranks, plan, progress, attendant)?;
     }
     let outcome = loop {
@@ -233,14 +236,13 @@ pub fn run(
     }
     let before = *progress;
     let evaluated = match outcome {
-        Ok(Stop::Done | Stop::DataEnded) if !attendant.is_evaluated(progress.step) => {
+        Ok(Stop::Done | Stop::DataEnded) if progress.evaluated != Some(progress.step) => {
             evaluate(ranks, plan, progress, attendant)
         }
         _ => Ok(()),
     };
     // A checkpoint of this step may be there already, but does not know of its evaluation.
-    let is_outdated = *progress != before && (plan.keep_best || plan.early_stop.is_some());
-    if checkpointed != progress.step || is_outdated {
+    if checkpointed != progress.step || *progress != before {
         attendant.last_checkpoint(ranks, &feed_state, progress)?;
     }
     attendant.settle()?;

@@ -110,10 +110,6 @@ impl Attendant for Watch<'_> {
         ranks.evaluate(Numbers { next: 900, end: 901 }.next()?.unwrap()).map(Some)
     }
 
-    fn is_evaluated(&self, step: u64) -> bool {
-        self.evaluations.contains(&step)
-    }
-
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
         assert_eq!(evaluation.labels, 2 * SEQUENCE);
         assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
@@ -224,8 +220,6 @@ fn every_schedule_of_the_rate_goes_on_where_it_was() {
 struct Scripted<'a> {
     watch: Watch<'a>,
     saved: Vec<u64>,
-    /// Up to which step all evaluations were made.
-    evaluated: u64,
 }
 
 /// After steps 2, 4, …: the best counts as a gain only where it is so by more than 0.1.
@@ -250,12 +244,7 @@ impl Attendant for Scripted<'_> {
         Ok(Some(Evaluation { labels: 1, loss_sum, correct: 0 }))
     }
 
-    fn is_evaluated(&self, step: u64) -> bool {
-        step <= self.evaluated
-    }
-
-    fn evaluated(&mut self, step: u64, _: &Evaluation) -> Result<(), Error> {
-        self.evaluated = step;
+    fn evaluated(&mut self, _: u64, _: &Evaluation) -> Result<(), Error> {
         Ok(())
     }
 
@@ -279,7 +268,7 @@ fn judged(folder: &Path, plan: &Plan, stop_at: u64) -> (Stop, Progress, Vec<u64>
     }
     let interrupted = AtomicBool::new(false);
     let watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
-    let mut scripted = Scripted { watch, saved: vec![], evaluated: progress.step };
+    let mut scripted = Scripted { watch, saved: vec![] };
     let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut scripted).unwrap();
     (stop, Progress { seconds: 0.0, ..progress }, scripted.saved)
 }

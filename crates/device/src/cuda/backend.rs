@@ -314,13 +314,10 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        let _alone = self.context.changing();
         // SAFETY: the streams that used it have ended. Others on the card may have begun to use it for a collective that this
-        // device gave up; those end by themselves, and are waited for.
-        unsafe {
-            let _ = sys::cuCtxSynchronize();
-            let _ = sys::cuMemFree_v2(self.address);
-        }
+        // device gave up; freeing waits for them. (cuCtxSynchronize would break the graphs that other ranks capture meanwhile, and
+        // has crashed.)
+        let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
 }
 

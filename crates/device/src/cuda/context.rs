@@ -36,7 +36,6 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<&'static str, LoadedModule>>,
     events: [Arc<EventPool>; 2],
     products: Mutex<Products>,
-    changing: Mutex<()>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -172,13 +171,16 @@ impl Context {
             modules: Mutex::new(HashMap::new()),
             events: [EventPool::new(raw, false), EventPool::new(raw, true)],
             products: Mutex::new(Products::new(&properties)?),
-            changing: Mutex::new(()),
             properties,
         })
     }
 
     pub fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    pub fn raw(&self) -> sys::CUcontext {
+        self.raw
     }
 
     /// The driver's calls are about the calling thread's current context.
@@ -194,12 +196,6 @@ impl Context {
 
     pub fn products(&self) -> MutexGuard<'_, Products> {
         lock(&self.products)
-    }
-
-    /// Held while streams and what they keep come or go, and while all of them are waited for: the driver has crashed where
-    /// one thread waited for the whole context and another let a stream go.
-    pub fn changing(&self) -> MutexGuard<'_, ()> {
-        lock(&self.changing)
     }
 
     /// Held while a product's algorithm is chosen: devices on a card choose alike and one at a time, and a card of the same kind finds

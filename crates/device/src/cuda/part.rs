@@ -91,6 +91,8 @@ pub(super) unsafe fn groups(
 /// A part in use: its streams are made here.
 pub(crate) struct GreenContext {
     raw: sys::CUgreenCtx,
+    /// The same, as something that can be made current.
+    as_context: sys::CUcontext,
     multiprocessors: u32,
     context: Arc<Context>,
 }
@@ -103,7 +105,9 @@ unsafe impl Sync for GreenContext {}
 impl GreenContext {
     pub fn new(context: Arc<Context>, part: &CudaPart) -> Result<GreenContext, CudaError> {
         let mut joined = context.groups()?[part.groups.clone()].to_vec();
-        let (mut description, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut description = std::ptr::null_mut();
+        let mut raw = std::ptr::null_mut();
+        let mut as_context = std::ptr::null_mut();
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
         // SAFETY: the groups are those of one division of this card, whose context is open.
         unsafe {
@@ -113,7 +117,16 @@ impl GreenContext {
             let creates = sys::cuGreenCtxCreate(&mut raw, description, context.device(), flags);
             succeed("taking a part of the card", creates)?;
         }
-        Ok(GreenContext { raw, multiprocessors: part.multiprocessors, context })
+        let mut part = GreenContext { raw, as_context, multiprocessors: part.multiprocessors, context };
+        // SAFETY: the green context lives.
+        let converts = unsafe { sys::cuCtxFromGreenCtx(&mut as_context, raw) };
+        succeed("entering a part of the card", converts)?;
+        part.as_context = as_context;
+        Ok(part)
+    }
+
+    pub fn as_context(&self) -> sys::CUcontext {
+        self.as_context
     }
 
     pub fn multiprocessors(&self) -> u32 {

@@ -88,7 +88,6 @@ impl Stream {
         graph: bool,
     ) -> Result<Stream, super::CudaError> {
         let mut raw = std::ptr::null_mut();
-        let alone = context.changing();
         match &part {
             Some(part) => raw = part.stream()?,
             None => {
@@ -97,17 +96,8 @@ impl Stream {
                 succeed("creating a stream", made)?;
             }
         }
-        drop(alone);
-        Ok(Stream {
-            raw,
-            part,
-            context,
-            defects,
-            scratch: 0,
-            scratch_bytes: 0,
-            replay: Replay::new(graph),
-            cudnn: Cudnn::default(),
-        })
+        let replay = Replay::new(graph, part.as_ref().map_or(context.raw(), |part| part.as_context()));
+        Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0, replay, cudnn: Cudnn::default() })
     }
 
     /// How many multiprocessors its kernels run on, where that is a part of the card.
@@ -252,9 +242,8 @@ impl Drop for Stream {
                 let _ = sys::cuMemFreeAsync(self.scratch, self.raw);
                 let _ = sys::cuStreamSynchronize(self.raw);
             }
-            let _alone = self.context.changing();
             // Graphs name plans of cuDNN, whose handle names the stream.
-            self.replay = Replay::new(false);
+            self.replay.forget();
             self.cudnn = Cudnn::default();
             let _ = sys::cuStreamDestroy_v2(self.raw);
         }

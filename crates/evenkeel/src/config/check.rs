@@ -1,5 +1,7 @@
 //! Keys against each other, and what is filled in from other keys.
 
+mod data;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -8,11 +10,12 @@ use evenkeel_device::MOST_PEERS;
 
 use super::raw::RawConfig;
 use super::settings::{
-    Architecture, DataSource, DecayForm, DeviceKind, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
-    PackingStrategy, RecordFormat, Schedule, Selection, Settings, Units,
+    Architecture, DataSource, DecayForm, DeviceKind, Imputation, LrDecay, OnBadRecord, PackingStrategy, RecordFormat,
+    Schedule, Selection, Settings, Units,
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
 use crate::Mistakes;
+use data::{check_data, check_images, of_images};
 
 /// Keys that describe a new model.
 const SIZES: [&str; 8] = [
@@ -132,69 +135,6 @@ fn check_sizes(raw: &mut RawConfig, settings: &mut Settings) -> Option<ModelSour
     }))
 }
 
-fn check_data(raw: &mut RawConfig, settings: &Settings) {
-    let data = &settings.data;
-    let source = data.source.name();
-    let synthetic = data.source == DataSource::Synthetic;
-    let of_records = matches!(data.source, DataSource::Jsonl | DataSource::Json | DataSource::Parquet);
-    let has_files = !data.paths.is_empty() || raw.evaluates && !data.eval_paths.is_empty();
-    if !synthetic && !has_files {
-        let what = format!("`data.source` is \"{source}\", but `data.paths` has no files");
-        let hint = raw.evaluates.then_some("name them: --data FILE");
-        raw.note_contradiction(&["data.source", "data.paths"], what, hint);
-    }
-    let useless = [
-        ("data.paths", synthetic && !data.paths.is_empty(), "reads no files"),
-        ("data.eval_paths", synthetic && !data.eval_paths.is_empty(), "reads no files"),
-        ("data.records", !synthetic && data.records.is_some(), "has as many records as its files"),
-        ("data.separator", data.source != DataSource::Text && data.separator.is_some(), "needs no separator"),
-        ("data.format", !of_records && data.format != RecordFormat::Text, "has no records of several columns"),
-    ];
-    for (key, useless, why) in useless {
-        if useless {
-            let what = format!("`{key}` is set, but the source \"{source}\" {why}");
-            raw.note_contradiction(&[key, "data.source"], what, None);
-        }
-    }
-    if data.separator.as_deref() == Some("") {
-        let what = "`data.separator` is empty, expected a text".to_owned();
-        let hint = "leave it out to make each file one record";
-        raw.note_contradiction(&["data.separator"], what, Some(hint));
-    }
-    check_prompts(raw, settings);
-    if data.packing_strategy.is_some() && !data.packing {
-        let what = "`data.packing_strategy` is set, but `data.packing` is false".to_owned();
-        raw.note_contradiction(&["data.packing_strategy", "data.packing"], what, None);
-    }
-    if data.bad_record_limit.is_some() && data.on_bad_record == OnBadRecord::Stop {
-        let what = "`data.bad_record_limit` is set, but `data.on_bad_record` is \"stop\"".to_owned();
-        let hint = "set data.on_bad_record = \"skip\", too";
-        raw.note_contradiction(&["data.bad_record_limit", "data.on_bad_record"], what, Some(hint));
-    }
-    if data.tokenizer.as_deref() == Some("") {
-        let what = "`data.tokenizer` is empty, expected \"bytes\" or a path".to_owned();
-        raw.note_contradiction(&["data.tokenizer"], what, None);
-    }
-}
-
-fn check_prompts(raw: &mut RawConfig, settings: &Settings) {
-    let data = &settings.data;
-    let format = data.format.name();
-    if data.chat_template.is_some() && data.format == RecordFormat::Text {
-        let what = format!("`data.chat_template` is set, but `data.format` is \"{format}\"");
-        let hint = "a template is for formats \"messages\" and \"alpaca\"";
-        raw.note_contradiction(&["data.chat_template", "data.format"], what, Some(hint));
-    }
-    if data.instruction_prompt.is_some() && data.format != RecordFormat::Alpaca {
-        let what = format!("`data.instruction_prompt` is set, but `data.format` is \"{format}\"");
-        let hint = "it is for format \"alpaca\"";
-        raw.note_contradiction(&["data.instruction_prompt", "data.format"], what, Some(hint));
-    } else if data.instruction_prompt == Some(InstructionPrompt::Alpaca) && data.chat_template.is_some() {
-        let what = "`data.chat_template` is set, but `data.instruction_prompt` is \"alpaca\"".to_owned();
-        raw.note_contradiction(&["data.chat_template", "data.instruction_prompt"], what, None);
-    }
-}
-
 fn check_output(raw: &mut RawConfig, settings: &Settings) {
     let output = &settings.output;
     if output.save_dtype.is_some() && !output.save_model {
@@ -218,32 +158,6 @@ pub fn names_a_file(folder: &Path) -> Option<(String, &'static str)> {
         _ => return None,
     };
     Some((format!("{folder:?}, the name of a file, expected a folder's"), hint))
-}
-
-fn of_images(settings: &Settings) -> bool {
-    matches!(settings.data.source, DataSource::Images | DataSource::Cifar10)
-}
-
-fn check_images(raw: &mut RawConfig, settings: &Settings) {
-    if !of_images(settings) {
-        return;
-    }
-    let data = &settings.data;
-    let sizes = SIZES.into_iter().find(|key| raw.is_given(key));
-    let useless = [
-        ("data.packing", raw.is_given("data.packing") && data.packing),
-        ("data.packing_strategy", data.packing_strategy.is_some() && data.packing),
-        ("data.label_beyond_cut", data.label_beyond_cut),
-        ("data.tokenizer", data.tokenizer.is_some()),
-        ("sample.prompts", !settings.sample.prompts.is_empty()),
-    ];
-    let keys = useless.into_iter().filter_map(|(key, set)| set.then_some(key)).chain(sizes);
-    for key in keys.collect::<Vec<_>>() {
-        let what = format!("`{key}` is for text, but `data.source` is \"{}\"", data.source.name());
-        let hint = sizes.filter(|&sizes| sizes == key);
-        let hint = hint.map(|_| "a model of images comes from model.path or model.config");
-        raw.note_contradiction(&[key, "data.source"], what, hint);
-    }
 }
 
 fn check_train(raw: &mut RawConfig, settings: &Settings) {
@@ -296,7 +210,7 @@ fn nothing_to_split(settings: &Settings) -> Option<String> {
         .then(|| format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there is nobody to split with"))
 }
 
-/// Cuts that nobody has anything of where no ranks share layers.
+/// Warns about `parts` and `sequence_parallel` with tp = 1, where they have no effect.
 fn nothing_to_hide(settings: &Settings) -> Vec<String> {
     let parallel = &settings.parallel;
     let is_idle = |is_set: bool| is_set && parallel.tp == 1;

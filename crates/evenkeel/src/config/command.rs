@@ -173,6 +173,7 @@ fn in_words(path: &Path) -> Value {
 /// What a file holds, by its name; a folder holds images.
 fn source_of(path: &Path) -> DataSource {
     match path.extension().and_then(|extension| extension.to_str()) {
+        Some("json") if evenkeel_store::is_json_list(path) => DataSource::Json,
         Some("jsonl" | "ndjson" | "json") => DataSource::Jsonl,
         Some("parquet") => DataSource::Parquet,
         _ if evenkeel_store::exists(path.join(".")) => DataSource::Images,

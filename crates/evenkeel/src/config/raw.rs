@@ -153,7 +153,8 @@ impl RawConfig {
     }
 
     pub(super) fn names_a_model(&self) -> bool {
-        self.given.keys().any(|key| key.starts_with("model.") && key != "model.seed")
+        const OF_ANY_MODEL: [&str; 2] = ["model.seed", "model.ignore_keys"];
+        self.given.keys().any(|key| key.starts_with("model.") && !OF_ANY_MODEL.contains(&key.as_str()))
     }
 
     /// Whether the command line says it, which no file can change.

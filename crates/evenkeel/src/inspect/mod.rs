@@ -65,7 +65,7 @@ const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = open_folder(&arguments.model)?;
-    let (json, _) = without_keys(folder.config(), &arguments.ignore_keys);
+    let json = without_keys(folder.config(), &arguments.ignore_keys, "--ignore-keys");
     let model = Model::from_json(&json)?;
     model.check(&folder)?;
     let config = &model.config;

@@ -62,7 +62,7 @@ pub fn arrange(
         }
         foretold.retain(|other| other.candidate != told.candidate);
     }
-    // Whoever checks the memory next says what is wrong.
+    // Nothing fits: the first choice is kept, and the memory check that follows reports it.
     apply(first.expect("there are candidates").candidate, settings, launch);
     Ok(said)
 }
@@ -84,7 +84,7 @@ pub fn simulated(
     candidates.iter().map(told).collect()
 }
 
-/// What is open, that with the least memory first: a split stream, and few parts.
+/// The open candidates, least memory first: a split stream before a whole one, fewer parts before more.
 fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
     let parallel = &settings.parallel;
     let streams = match parallel.sequence_parallel {
@@ -187,9 +187,9 @@ mod tests {
     use super::*;
     use evenkeel_step::schedule::{DEFAULT, NONE, OASES};
 
-    fn model() -> Model {
+    fn model(layers: usize) -> Model {
         let config = serde_json::json!({
-            "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "model_type": "llama", "hidden_size": 512, "num_hidden_layers": layers, "num_attention_heads": 8,
             "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 4096, "tie_word_embeddings": false,
         });
         Model::from_json(&config).unwrap()
@@ -203,10 +203,14 @@ mod tests {
     }
 
     fn told(arrangement: Arrangement, link_gb_per_s: Option<f64>, sequences: usize) -> Vec<Foretold> {
+        told_of(4, arrangement, link_gb_per_s, sequences)
+    }
+
+    fn told_of(layers: usize, arrangement: Arrangement, link_gb_per_s: Option<f64>, sequences: usize) -> Vec<Foretold> {
         let parts = parts_to_try(arrangement, sequences);
         let of_stream = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
         let candidates: Vec<Candidate> = [true, false].into_iter().flat_map(of_stream).collect();
-        let (model, launch) = (model(), launch(link_gb_per_s));
+        let (model, launch) = (model(layers), launch(link_gb_per_s));
         let samples = Samples::blank(model.config.input, sequences, 256);
         simulated(&candidates, arrangement, &model, &launch, DType::F32, &samples).unwrap()
     }
@@ -237,6 +241,16 @@ mod tests {
         assert_eq!(chosen(Arrangement::of(OASES), Some(1000.0), 8), plain, "over a link that takes no time");
         assert_eq!(chosen(Arrangement::of(DEFAULT), Some(0.3), 8).parts, 1, "a schedule that overlaps nothing");
         assert_eq!(chosen(Arrangement::of(OASES), Some(0.3), 1).parts, 1, "a single sequence");
+    }
+
+    #[test]
+    fn deep_models_are_arranged_as_their_first_layers_are() {
+        for rate in [0.15, 0.5] {
+            let chosen = |layers| preferred(&told_of(layers, Arrangement::of(OASES), Some(rate), 8)).unwrap();
+            let (few, many) = (chosen(8), chosen(32));
+            assert_eq!(few.candidate, many.candidate, "{rate} GB/s");
+            assert!((few.exposed_share - many.exposed_share).abs() < 0.02, "{rate} GB/s: {few:?}, {many:?}");
+        }
     }
 
     #[test]

@@ -35,8 +35,9 @@ pub struct Attending<'a> {
     pub slowed: Vec<f64>,
     /// Whether it was said that a driver refuses graphs.
     pub has_told_of_graphs: bool,
-    /// That micro-batches are to be cut in, and whether it was said that some are not.
+    /// Parts that each micro-batch should be cut into.
     pub parts: usize,
+    /// Whether the user was told that some have fewer.
     pub has_told_of_parts: bool,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
@@ -51,8 +52,6 @@ pub struct Records {
     /// Where the curve goes.
     drawing: PathBuf,
     pace: Pace,
-    /// The step of the last evaluation.
-    evaluated: Option<u64>,
 }
 
 /// When what is shown of a run is brought up to date: not all the time, and the less often the longer it takes.
@@ -79,23 +78,25 @@ impl Pace {
 const MOST_BYTES: u64 = 1 << 30;
 
 impl Records {
-    /// Continues the records of a run at a step; what was written after it is dropped.
-    pub fn open(folder: &RunFolder, title: &str, step: u64, tensorboard: bool) -> Result<Records, Error> {
+    /// Continues the records of a run that has come so far; what was written after that is dropped.
+    pub fn open(folder: &RunFolder, title: &str, progress: &Progress, tensorboard: bool) -> Result<Records, Error> {
+        let step = progress.step;
         let path = folder.metrics();
         let before = if step > 0 && exists(&path) { read_text(&path, MOST_BYTES)? } else { String::new() };
-        let (mut curve, mut evaluated) = (Curve::new(title), None);
+        let mut curve = Curve::new(title);
         let mut kept = String::new();
         for line in before.lines() {
             let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
             let Some(at) = value["step"].as_u64().filter(|&at| at <= step) else { continue };
+            // The evaluation after this step is made once more, unless the checkpoint knows it.
+            if value.get("eval_loss").is_some() && at == step && progress.evaluated != Some(at) {
+                continue;
+            }
             if let Some(loss) = value["loss"].as_f64() {
                 curve.add(at, loss);
             }
             if let Some(loss) = value["eval_loss"].as_f64() {
                 curve.add_eval(at, loss);
-            }
-            if value.get("eval_loss").is_some() {
-                evaluated = Some(at);
             }
             kept.extend([line, "\n"]);
         }
@@ -105,7 +106,7 @@ impl Records {
             cut_events(&path, step)?;
         }
         let events = if tensorboard { Some(open_events(folder)?) } else { None };
-        Ok(Records { metrics, events, curve, drawing: folder.curve(), pace: Pace::default(), evaluated })
+        Ok(Records { metrics, events, curve, drawing: folder.curve(), pace: Pace::default() })
     }
 
     fn step(&mut self, metrics: &StepMetrics, ranks: &[RankReport]) -> Result<(), Error> {
@@ -122,7 +123,6 @@ impl Records {
         self.curve.add_eval(step, metrics.loss);
         write_eval_metrics(&mut self.metrics, step, metrics).map_err(|error| self.metrics.failure(error))?;
         self.metrics.publish()?;
-        self.evaluated = Some(step);
         if let Some(events) = &mut self.events {
             events.eval(now_s(), step, metrics).map_err(event_failure)?;
         }
@@ -171,7 +171,7 @@ impl Attending<'_> {
     fn when_saved(&self, progress: &Progress) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
         let (saving, prune) = (self.interruption.saving(), self.folder.pruning(progress));
         move || {
-            drop(saving);
+            saving.done();
             Ok(prune()?)
         }
     }
@@ -232,6 +232,7 @@ impl Attendant for Attending<'_> {
         self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
         let peak_share = Some(flops_per_s / self.peak_flops_per_s);
         let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::peak_bytes());
+        self.interruption.stepped();
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)?;
@@ -240,10 +241,6 @@ impl Attendant for Attending<'_> {
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
         self.data.evaluate(ranks, self.eval_batches, self.interruption.is_asked())
-    }
-
-    fn is_evaluated(&self, step: u64) -> bool {
-        self.records.evaluated == Some(step)
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {

@@ -469,8 +469,14 @@ pub struct Primed {
 impl Primed {
     pub fn new(mut feed: Box<dyn Feed>) -> Result<Primed, Error> {
         let (progress, epoch, state) = (feed.progress(), feed.epoch(), feed.state());
-        Ok(Primed { first: feed.next()?, feed, progress, epoch, state })
+        let first = first_of(&mut *feed)?;
+        Ok(Primed { first, feed, progress, epoch, state })
     }
+}
+
+/// The first samples. If there are none for an error, what was noted before it is said.
+pub fn first_of(feed: &mut dyn Feed) -> Result<Option<Samples>, Error> {
+    feed.next().inspect_err(|_| feed.take_notes().iter().for_each(|note| warn(note)))
 }
 
 impl Feed for Primed {

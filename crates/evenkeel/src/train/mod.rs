@@ -31,7 +31,7 @@ use crate::launch::{Launch, arrangement};
 use crate::memory::Beside;
 use crate::{Failure, Mistake, process, text, warn};
 use attendant::{Attending, Records};
-use feed::{Data, Primed, Text};
+use feed::{Data, Primed, Text, first_of};
 use model::{ModelInput, SavedTokenizer, device_dtype};
 use output::RunFolder;
 pub use output::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         records: Records::open(
             &folder,
             &format!("{}: {title}", folder.name()),
-            progress.step,
+            &progress,
             settings.output.tensorboard,
         )?,
         summary: progress.best.map_or_else(Summary::default, |Best { step, loss }| Summary::after(step, loss)),
@@ -180,6 +180,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         )?;
     }
     drop(ranks);
+    interruption.release("interrupted when the model was saved, before all samples were made");
     let samples = match settings.sample.prompts[..] {
         [] => Vec::new(),
         _ => sample::samples(&folder.model(), settings, is_chat)?,
@@ -244,7 +245,7 @@ fn check_evaluation(data: &Data) -> Result<(), Failure> {
         hint: Some("lower data.holdout, give data.eval_paths, or set data.holdout = 0".to_owned()),
     };
     match data.evaluation()? {
-        Some(mut feed) => Ok(feed.next()?.map(drop).ok_or_else(nothing)?),
+        Some(mut feed) => Ok(first_of(&mut *feed)?.map(drop).ok_or_else(nothing)?),
         None => Ok(()),
     }
 }
@@ -343,7 +344,7 @@ fn progress_options(settings: &Settings) -> ProgressOptions {
 
 fn not_a_state(path: &std::path::Path) -> Mistake {
     Mistake {
-        what: format!("`{}` says nothing of the data's place", path.display()),
+        what: format!("`{}` has no dataset position", path.display()),
         hint: Some("the checkpoint was written by another version, or changed".to_owned()),
     }
 }

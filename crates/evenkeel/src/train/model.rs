@@ -20,8 +20,6 @@ pub struct ModelInput {
     pub model: Model,
     /// config.json, without the keys that are ignored.
     pub json: Value,
-    /// Keys that are to be ignored and that it does not have.
-    never_there: Vec<String>,
     folder: Option<Folder>,
     /// The names of the classes of the run's images, by label.
     classes: Vec<String>,
@@ -40,25 +38,27 @@ pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
     Ok(Folder::open(path)?)
 }
 
-/// config.json without keys that are to be ignored; `a.b` is key b of object a. Those that it does not have are told, too.
-pub fn without_keys(json: &Value, ignored: &[String]) -> (Value, Vec<String>) {
+/// config.json without keys that are to be ignored; `a.b` is key b of object a. Warns of those that it does not have: `option` is
+/// where the user named them.
+pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
     fn take(json: &mut Value, key: &str) -> bool {
         let Some(object) = json.as_object_mut() else { return false };
         let inside = |(outer, inner)| object.get_mut(outer).is_some_and(|object| take(object, inner));
         key.split_once('.').is_some_and(inside) || object.remove(key).is_some()
     }
     let mut json = json.clone();
-    let missing = ignored.iter().filter(|key| !take(&mut json, key)).cloned().collect();
-    (json, missing)
+    for key in ignored {
+        if !take(&mut json, key) {
+            warn(&format!("`{option}` names `{key}`, which config.json does not have"));
+        }
+    }
+    json
 }
 
 impl ModelInput {
     /// To train: says what may not be as the user thinks.
     pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let input = ModelInput::read(config, tokenizer)?;
-        for key in &input.never_there {
-            warn(&format!("`model.ignore_keys` names `{key}`, which config.json does not have"));
-        }
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }
@@ -75,13 +75,13 @@ impl ModelInput {
                 (new_config(sizes, tokenizer, config.settings.data.sequence), None)
             }
         };
-        let (json, never_there) = without_keys(&json, &config.settings.model.ignore_keys);
+        let json = without_keys(&json, &config.settings.model.ignore_keys, "model.ignore_keys");
         let model = Model::from_json(&json)?.for_device(config.settings.device.kind.into());
         if let Some(folder) = &folder {
             model.check(folder)?;
         }
         let classes = classes(&config.settings)?;
-        Ok(ModelInput { model, json, never_there, folder, classes })
+        Ok(ModelInput { model, json, folder, classes })
     }
 
     /// The weights that a shard of the model begins with.

@@ -19,7 +19,7 @@ use crate::{Failure, Mistake, device};
 pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure> {
     let is_wanted = settings.sample.chat;
     let Some(text) = text.filter(|_| is_wanted != Some(false)) else { return Ok(false) };
-    let has_template = settings.data.chat_template.is_some()
+    let has_template = text.template_to_save(&settings.data)?.is_some()
         || match text.template(start_of_day()) {
             Ok(template) => template.is_some(),
             Err(failure) if is_wanted.is_some() => return Err(failure),

@@ -33,7 +33,8 @@ impl Held {
     }
 }
 
-/// What two ranges have in common, where it is held and in the whole, where the second of them begins at `whole`.
+/// Intersects two held ranges. Returns the intersection in held coordinates and in those of the whole matrix, where `b` starts at
+/// `whole`.
 fn common(a: &Range<usize>, b: &Range<usize>, whole: usize) -> Option<(Range<usize>, Range<usize>)> {
     let held = a.start.max(b.start)..a.end.min(b.end);
     let first = whole + held.start.checked_sub(b.start)?;

@@ -27,7 +27,7 @@ pub(super) struct Pattern {
 }
 
 impl DataFile {
-    fn new(path: PathBuf) -> Result<DataFile, Error> {
+    pub fn new(path: PathBuf) -> Result<DataFile, Error> {
         let metadata = fs::metadata(&path).map_err(|error| regular_file::absence_of_any(&path, error).of(&path))?;
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&path))?;
         Ok(DataFile { size_bytes: metadata.len(), path, newlines: Arc::default() })

@@ -82,6 +82,11 @@ pub(super) fn object(file: &DataFile, begin: u64, text: &str) -> Result<Record, 
     Err(file.fail(Defect::RecordNotObject { place: Place::of_byte(file, begin), found }))
 }
 
+/// Whether a file seems to be one JSON list. One that cannot be read does not.
+pub fn is_json_list(path: &Path) -> bool {
+    DataFile::new(path.to_owned()).and_then(|file| begins_with(&file, b'[')).unwrap_or(false)
+}
+
 /// Whether the first byte of a file that is no white space is this one.
 pub(super) fn begins_with(file: &DataFile, first: u8) -> Result<bool, Error> {
     Ok(skip_space(&mut View::new(file, 0)?)?.is_some_and(|(_, byte)| byte == first))

@@ -70,7 +70,7 @@ impl Chunks for JsonlChunks {
     }
 }
 
-/// What is wrong with a file that is one list is that, and not its first line.
+/// A file that is one JSON list is reported as such, not as a bad first line.
 fn list_or(file: &DataFile, error: Error) -> Error {
     match begins_with(file, b'[') {
         Ok(true) => file.fail(Defect::ListNotLines),

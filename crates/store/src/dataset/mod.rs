@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
+pub use json::is_json_list;
 pub use place::{Origin, Place};
 
 /// What files of data hold.

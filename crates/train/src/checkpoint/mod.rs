@@ -77,8 +77,16 @@ impl State {
 
     /// Whether the numbers can be those of a run.
     fn check(&self) -> Result<(), &'static str> {
-        let Progress { step, tokens, seconds, warmup_share, nonfinite_in_a_row, best, evaluations_without_gain } =
-            self.progress;
+        let Progress {
+            step,
+            tokens,
+            seconds,
+            warmup_share,
+            nonfinite_in_a_row,
+            best,
+            evaluations_without_gain,
+            evaluated,
+        } = self.progress;
         let checks = [
             ("step", step < MOST),
             ("tokens", tokens < MOST),
@@ -87,6 +95,7 @@ impl State {
             ("nonfinite_in_a_row", nonfinite_in_a_row < u32::MAX / 2),
             ("best", best.is_none_or(|best| best.step <= step && best.loss.is_finite())),
             ("evaluations_without_gain", evaluations_without_gain < u32::MAX / 2),
+            ("evaluated", evaluated.is_none_or(|evaluated| evaluated <= step)),
             ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
             ("resize", self.resize.is_none_or(|periods| periods.are_sound(self.updates))),
         ];

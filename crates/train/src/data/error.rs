@@ -80,8 +80,8 @@ pub enum Error {
     NoChunks,
     #[error("epoch {epoch} has no {part} record with anything in it{}", left_out(*skipped, *truncated))]
     NothingToRead { epoch: u64, part: Part, skipped: u64, truncated: u64 },
-    #[error("an epoch has more than {limit} bad records; the last of them: {last}")]
-    TooManyBad { limit: u64, last: Box<Error> },
+    #[error("an epoch has more than {limit} bad records; the first of them: {first}")]
+    TooManyBad { limit: u64, first: String },
     #[error("the {what} is {found}, expected {expected}")]
     BadOption { what: &'static str, found: String, expected: String },
     #[error("the state to continue from was taken with other data or options")]

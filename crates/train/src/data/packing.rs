@@ -79,7 +79,7 @@ pub(crate) struct Packer {
     /// Documents that wait to be packed together, each with the state before it.
     group: Vec<(State, Document)>,
     group_tokens: usize,
-    /// Of what was counted before the first of them.
+    /// Counts before the group's first document.
     group_counts: Counts,
     /// Where a run continues: so many tokens of the document there, or rows of the group, were handed out already.
     resume: Option<State>,
@@ -164,7 +164,7 @@ impl Packer {
             let mut row = Row::default();
             for &member in members {
                 let document = &documents[member].1;
-                // What was cut off is gone, and its label was seen to.
+                // `alone` already cut the document and removed the label at the cut.
                 row.push(document, 0..document.ids.len(), true);
             }
             row.pad(self.padding, self.packing.sequence);

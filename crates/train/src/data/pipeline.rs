@@ -250,7 +250,8 @@ pub(crate) fn assemble<A: Assemble>(
             let state = State { order: plan.start.order, counts: counts.get(), ..state };
             out.send(Ready::Item(item, state)).map_err(|_| Stop::Gone)
         };
-        let skipped = &mut |error| skip(plan, &counts, error, out);
+        let mut first_bad = None;
+        let skipped = &mut |error| skip(plan, &counts, &mut first_bad, error, out);
         let at = |cursor| At { cursor, window_records: 0, counts: &counts };
         // An epoch of which nothing is of use would otherwise be read for ever. One that is continued may be at its end.
         let mut useful = plan.start != plan.order.start();
@@ -277,14 +278,22 @@ pub(crate) fn assemble<A: Assemble>(
     let _ = out.send(last);
 }
 
-/// Counts a bad record, names it if it is one of the first, and ends the run if there are too many.
-fn skip<Item>(plan: &Plan, counts: &Cell<Counts>, error: Error, out: &SyncSender<Ready<Item>>) -> Result<(), Stop> {
+/// Counts a bad record, names it if it is one of the first, and ends the run if there are too many. `first` is the first of all:
+/// later ones may not say where they are.
+fn skip<Item>(
+    plan: &Plan,
+    counts: &Cell<Counts>,
+    first: &mut Option<String>,
+    error: Error,
+    out: &SyncSender<Ready<Item>>,
+) -> Result<(), Stop> {
+    let first = first.get_or_insert_with(|| error.to_string());
     let before = counts.get();
     let Counts { skipped, skipped_in_epoch, .. } = before;
     counts.set(Counts { skipped: skipped + 1, skipped_in_epoch: skipped_in_epoch + 1, ..before });
     let OnBadRecord::Skip { most_in_epoch } = plan.on_bad_record else { return Err(error.into()) };
     if skipped_in_epoch >= most_in_epoch {
-        return Err(Error::TooManyBad { limit: most_in_epoch, last: Box::new(error) }.into());
+        return Err(Error::TooManyBad { limit: most_in_epoch, first: first.clone() }.into());
     }
     if skipped < NAMED {
         out.send(Ready::Skipped(error)).map_err(|_| Stop::Gone)?;

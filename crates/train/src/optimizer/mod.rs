@@ -300,6 +300,7 @@ fn flats(rules: &[Rule], parameters: &Parameters, kind: Kind, queue: &Queue) -> 
     };
     (0..parameters.buckets.len()).map(flat).collect()
 }
+
 /// Parameters that lie side by side in a bucket and are treated alike.
 struct Together<T> {
     bucket: usize,

@@ -45,15 +45,11 @@ pub(super) struct KernelCall {
 unsafe impl Send for KernelCall {}
 
 impl KernelCall {
-    /// A kernel as a graph's node, which was captured with others, is told about it, with [`pointers`](Commands::pointers), which
-    /// must live as long as it is used.
-    pub fn node_parameters(
-        &self,
-        captured: &sys::CUDA_KERNEL_NODE_PARAMS,
-        pointers: &mut [*mut c_void; MOST_ARGUMENTS],
-    ) -> sys::CUDA_KERNEL_NODE_PARAMS {
+    /// A kernel as a graph's node is told about it, with [`pointers`](Commands::pointers), which must live as long as it is used.
+    pub fn node_parameters(&self, pointers: &mut [*mut c_void; MOST_ARGUMENTS]) -> sys::CUDA_KERNEL_NODE_PARAMS {
         let ([gx, gy, gz], [tx, ty, tz]) = (self.shape.blocks, self.shape.threads);
         sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
             gridDimX: gx,
             gridDimY: gy,
             gridDimZ: gz,
@@ -63,7 +59,8 @@ impl KernelCall {
             sharedMemBytes: self.shape.shared_bytes,
             kernelParams: pointers.as_mut_ptr(),
             extra: std::ptr::null_mut(),
-            ..*captured
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
         }
     }
 }

@@ -9,19 +9,15 @@ pub(super) struct Graph {
     _captured: Captured,
     executable: Executable,
     /// The nodes of our own kernels, by command.
-    nodes: Vec<Option<Node>>,
+    nodes: Vec<Option<sys::CUgraphNode>>,
+    /// The stream's context. It must be the current one for a node to be changed.
+    context: sys::CUcontext,
     /// What it does as it is now.
     commands: Commands,
 }
 
 // SAFETY: the driver's handles may be used from any thread, one at a time.
 unsafe impl Send for Graph {}
-
-/// A kernel's node, and what it was captured with: in a part of a card its function is the part's own.
-struct Node {
-    raw: sys::CUgraphNode,
-    captured: sys::CUDA_KERNEL_NODE_PARAMS,
-}
 
 struct Captured(sys::CUgraph);
 
@@ -45,8 +41,12 @@ impl Graph {
     /// Captures what the commands issue; nothing of it runs. An error leaves the stream as it was.
     ///
     /// # Safety
-    /// What the commands name lives, the stream too, and its context is current.
-    pub unsafe fn capture(commands: &Commands, stream: sys::CUstream) -> Result<Graph, String> {
+    /// What the commands name lives, the stream too, and the card's context is current. `context` is the stream's.
+    pub unsafe fn capture(
+        commands: &Commands,
+        stream: sys::CUstream,
+        context: sys::CUcontext,
+    ) -> Result<Graph, String> {
         use sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as MODE;
         let mut nodes = Vec::with_capacity(commands.len());
         // SAFETY: the caller's promise; what was begun is ended.
@@ -66,7 +66,7 @@ impl Graph {
             let made = sys::cuGraphInstantiateWithFlags(&mut executable, captured.0, 0);
             told(made, || format!("making a graph of {} commands", commands.len()))?;
             let executable = Executable(executable);
-            Ok(Graph { _captured: captured, executable, nodes, commands: commands.clone() })
+            Ok(Graph { _captured: captured, executable, nodes, context, commands: commands.clone() })
         }
     }
 
@@ -79,17 +79,23 @@ impl Graph {
         assert_eq!(self.commands.identity().len(), commands.identity().len(), "other commands than the graph's");
         let mut changed = 0;
         for (index, node) in self.nodes.iter().enumerate() {
-            let (Some(node), Some(old), Some(new)) = (node, self.commands.kernel(index), commands.kernel(index)) else {
+            let (&Some(node), Some(old), Some(new)) = (node, self.commands.kernel(index), commands.kernel(index))
+            else {
                 continue;
             };
             if self.commands.is_unchanged(old, commands, new) {
                 continue;
             }
             let mut pointers = commands.pointers(new);
-            let parameters = new.node_parameters(&node.captured, &mut pointers);
+            let parameters = new.node_parameters(&mut pointers);
             // SAFETY: the node is the graph's, its kernel the same; arguments are copied before this returns. Launches that are
             // under way keep theirs.
-            let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, node.raw, &parameters) };
+            let result = unsafe {
+                told(sys::cuCtxPushCurrent_v2(self.context), || "entering a stream's context".to_owned())?;
+                let result = sys::cuGraphExecKernelNodeSetParams_v2(self.executable.0, node, &parameters);
+                sys::cuCtxPopCurrent_v2(&mut std::ptr::null_mut());
+                result
+            };
             told(result, || "changing a graph".to_owned())?;
             changed += 1;
         }
@@ -104,7 +110,7 @@ impl Graph {
 ///
 /// # Safety
 /// The stream lives.
-unsafe fn last_node(stream: sys::CUstream) -> Result<Node, String> {
+unsafe fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, String> {
     let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut number, mut graph, mut nodes) = (0, std::ptr::null_mut(), std::ptr::null());
     let (mut edges, mut count) = (std::ptr::null(), 0);
@@ -123,9 +129,6 @@ unsafe fn last_node(stream: sys::CUstream) -> Result<Node, String> {
         if count != 1 {
             return Err(format!("a captured kernel is followed from {count} nodes, expected 1"));
         }
-        let (raw, mut captured) = (*nodes, std::mem::zeroed());
-        let asked = sys::cuGraphKernelNodeGetParams_v2(raw, &mut captured);
-        told(asked, || "asking what a kernel was captured with".to_owned())?;
-        Ok(Node { raw, captured })
+        Ok(*nodes)
     }
 }

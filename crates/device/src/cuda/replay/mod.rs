@@ -67,6 +67,8 @@ pub(super) struct Replay {
     /// Counts passages that were handed on.
     turn: u64,
     counts: Replays,
+    /// The one that the stream belongs to: the card's, or that of a part of it.
+    context: sys::CUcontext,
 }
 
 struct Passage {
@@ -78,7 +80,7 @@ struct Passage {
 
 impl Replay {
     /// One that is off issues every command at once.
-    pub fn new(is_on: bool) -> Replay {
+    pub fn new(is_on: bool, context: sys::CUcontext) -> Replay {
         Replay {
             held: Commands::default(),
             most_held: if is_on { FIRST_COMMANDS } else { 1 },
@@ -87,7 +89,14 @@ impl Replay {
             remembered: 0,
             turn: 0,
             counts: Replays::default(),
+            context,
         }
+    }
+
+    /// Destroys all graphs.
+    pub fn forget(&mut self) {
+        self.passages.clear();
+        self.remembered = 0;
     }
 
     /// Turns it on or off from here on; what was seen stays known. After a refusal it stays off.
@@ -212,7 +221,7 @@ impl Replay {
             none => {
                 self.counts.captured += 1;
                 // SAFETY: the caller's promise.
-                none.insert(unsafe { Graph::capture(held, stream)? })
+                none.insert(unsafe { Graph::capture(held, stream, self.context)? })
             }
         };
         // SAFETY: the caller's promise.

@@ -12,17 +12,20 @@ use crate::launch::Launch;
 use crate::memory::Beside;
 use crate::{Failure, text};
 
+const SPARE_BYTES: u64 = 256 << 20;
 const HINT: &str = "use fewer ranks, or a smaller --model";
 
 pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (model, tp) = (preset.model()?, options.cut.weights.len());
-    let launch = Launch { cut: options.cut.clone(), graph: options.graph, ..Launch::even(1, tp, None) }
+    let mut launch = Launch { cut: options.cut.clone(), graph: options.graph, ..Launch::even(1, tp, None) }
         .on_cards(&options.virtual_gpus);
     let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
     let sizes = options.sizes;
     let micros = [preset.samples(&preset.config(), sizes, 0)];
     let costs = costs(&shards, launch.mesh(), 0, preset.trainer_options(sizes), dtype, &micros);
     launch.check_memory(&costs, Beside::default(), HINT)?;
+    // Others may need what a step does not. Beside it, a second batch is kept ready.
+    launch.arena_bytes = costs.iter().map(|cost| cost.arena_bytes + SPARE_BYTES).collect();
     let ranks = launch.start(shards, preset.trainer_options(sizes), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;

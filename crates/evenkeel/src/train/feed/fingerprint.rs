@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DataSource, Settings, in_toml};
@@ -33,8 +34,9 @@ const KEYS: [&str; 17] = [
 const OF_TOKENS: [&str; 3] = ["sequence", "tools_column", "label_beyond_cut"];
 
 /// What runs did before there were these keys.
-const BEFORE: [(&str, &str); 3] =
-    [("data.tools_column", "\"tools\""), ("data.packing_strategy", "\"cut\""), ("data.label_beyond_cut", "true")];
+const BEFORE: [(&str, &str); 2] = [("data.packing_strategy", "\"cut\""), ("data.label_beyond_cut", "true")];
+/// Only conversations have tools, which were dropped before there was this key.
+const TOOLS: (&str, &str) = ("data.tools_column", "\"tools\"");
 
 /// Names and values; part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,8 +61,8 @@ impl Fingerprint {
         let value = match names.len() {
             0..=SHOWN => shown,
             count => {
-                let digest = names.iter().fold(SEED, |sum, name| digest(digest(sum, name.as_bytes()), b"\0"));
-                format!("{shown} and {} more files ({digest:016x})", count - SHOWN)
+                let parts: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+                format!("{shown} and {} more files ({})", count - SHOWN, digest(&parts))
             }
         };
         self.0.insert("data.paths".to_owned(), value);
@@ -72,14 +74,15 @@ impl Fingerprint {
 
     /// What a file holds, or the parts of several.
     pub fn add_contents(&mut self, name: &str, parts: &[&[u8]]) {
-        let digest = parts.iter().fold(SEED, |sum, part| digest(digest(sum, part), b"\0"));
-        self.0.insert(name.to_owned(), format!("{digest:016x}"));
+        self.0.insert(name.to_owned(), digest(parts));
     }
 
     /// What is not as it was, a phrase each.
     pub fn differences(&self, before: &Fingerprint) -> Vec<String> {
         let mut before = before.clone();
-        for (name, value) in BEFORE.into_iter().filter(|(name, _)| self.0.contains_key(*name)) {
+        let has_tools = self.0.get("data.format").is_some_and(|format| format == "\"messages\"");
+        let defaults = BEFORE.into_iter().chain((!has_tools).then_some(TOOLS));
+        for (name, value) in defaults.filter(|(name, _)| self.0.contains_key(*name)) {
             before.0.entry(name.to_owned()).or_insert(value.to_owned());
         }
         let names: BTreeSet<&String> = self.0.keys().chain(before.0.keys()).collect();
@@ -99,11 +102,10 @@ fn shorten(value: &str) -> String {
     shown
 }
 
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// FNV-1a. It tells files apart that differ by accident; nobody gains by two that agree.
-fn digest(sum: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(sum, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// Lengths keep parts apart.
+fn digest(parts: &[&[u8]]) -> String {
+    let of_part = |part: &&[u8]| [&part.len().to_le_bytes(), *part].concat();
+    Digest::of(&parts.iter().flat_map(of_part).collect::<Vec<u8>>()).to_string()
 }
 
 #[cfg(test)]
