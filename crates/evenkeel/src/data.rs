@@ -18,9 +18,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let config = arguments.overrides.read()?;
+    let mut config = arguments.overrides.read()?;
     let text = Text::open(&config)?;
-    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let Some(tokenizer) = data.tokenizer() else {
         return Err(Mistake { what: "the data are images, which have no tokens".to_owned(), hint: None }.into());

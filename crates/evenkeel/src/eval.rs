@@ -27,7 +27,7 @@ pub struct Arguments {
     /// The model folder to evaluate; the run's own result if there is one, else the model that it begins with.
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
-    /// A file to evaluate on, all of it: text, JSONL or Parquet, or a folder of images; may be repeated.
+    /// A file to evaluate on, all of it: text, JSONL, JSON or Parquet, or a folder of images; may be repeated.
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
 }
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // Nothing is updated, so there is nothing to share but the layers.
     (config.settings.parallel.dp, config.settings.parallel.zero) = (1, 0);
     let text = Text::open(&config)?;
-    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
     let launch = Launch::of(settings, &input.model, &input.json)?;

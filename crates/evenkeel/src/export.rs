@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use evenkeel_store::exists;
 use evenkeel_train::checkpoint::Opened;
 
 use crate::config::{Dtype, Overrides, names_a_file};
@@ -23,6 +24,9 @@ pub struct Arguments {
     /// Where the model goes; `model` in the run's folder if not given.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+    /// Replaces a folder that is there already.
+    #[arg(long)]
+    overwrite: bool,
     /// Of the written weights; the run's if not given.
     #[arg(long, value_enum)]
     dtype: Option<crate::bench::Precision>,
@@ -38,6 +42,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => Which::Newest,
     };
     let checkpoint = find_checkpoint(&arguments.run, which)?;
+    let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join(RUN_MODEL));
+    if exists(&output) && !arguments.overwrite {
+        let what = format!("`{}` exists already", output.display());
+        return Err(Mistake { what, hint: Some("choose another --output, or --overwrite it".to_owned()) }.into());
+    }
     let mut config = Overrides::of_file(arguments.run.join(RUN_CONFIG)).read()?;
     if let Some(dtype) = arguments.dtype {
         config.settings.output.save_dtype = Some(match dtype {
@@ -46,13 +55,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         });
     }
     let text = Text::open(&config)?;
-    let input = ModelInput::read(&config, text.as_ref().map(|text| &text.tokenizer))?;
+    let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let opened = Opened::new(&checkpoint)?;
     let specs = &input.model.specs;
     specs.iter().try_for_each(|spec| opened.check(spec))?;
-    // The run's own model may be replaced, what lies elsewhere may not.
-    let is_own = arguments.output.is_none();
-    let output = arguments.output.clone().unwrap_or_else(|| arguments.run.join(RUN_MODEL));
     let tokenizer = text.map(|text| SavedTokenizer::of(&text, &config.settings)).transpose()?;
     input.save(
         &output,
@@ -60,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         tokenizer.as_ref(),
         specs,
         |id, rows| opened.read_rows(&specs[id.0], rows),
-        is_own,
+        arguments.overwrite,
     )?;
     Ok(format!("step {} of `{}` is now in `{}`", opened.state.progress.step, arguments.run.display(), output.display()))
 }

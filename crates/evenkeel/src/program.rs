@@ -31,7 +31,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read()?;
     let tokenizer = Text::open(&config)?;
-    let input = ModelInput::read(&config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
+    let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
     let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
     let said = arrange_steps(&mut config.settings, &input.model, &mut launch, None)?;
     let settings = &config.settings;

@@ -98,7 +98,7 @@ fn a_model_that_was_taught_stanfords_prompt_is_asked_by_it() {
     fs::write(place.path("more.toml"), TINY.replace(new, "path = \"run/model\"")).unwrap();
     let output = place.run(&[&["train", "more.toml"], &set(&more)[..]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("instructions are asked by the chat template"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("instructions are asked by Stanford Alpaca's prompt"), "{}", stderr(&output));
 }
 
 #[test]

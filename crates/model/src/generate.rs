@@ -63,7 +63,7 @@ pub enum GenerateError {
     NotText { model_type: &'static str },
     #[error("a cache for {sequences} sequences of {capacity} tokens; expected 1 to {LARGEST_CACHE} tokens in all")]
     CacheSize { sequences: usize, capacity: usize },
-    #[error("a cache for {capacity} tokens; the model has positions for {positions}")]
+    #[error("{capacity} tokens, those of the prompt included; the model has positions for {positions}")]
     Positions { capacity: usize, positions: usize },
     #[error("{found} lists of tokens for {expected} sequences")]
     WrongCount { found: usize, expected: usize },

@@ -322,7 +322,10 @@ fn bad_requests_are_errors_that_name_them_and_change_nothing() {
         Generator::new(&loaded.model, &loaded.parameters, queue, sequences, capacity).err().expect("an error")
     };
     assert_eq!(new(&vit, 1, 8).to_string(), "a `vit` model reads images and generates no text");
-    assert_eq!(new(&gpt2, 1, 33).to_string(), "a cache for 33 tokens; the model has positions for 32");
+    assert_eq!(
+        new(&gpt2, 1, 33).to_string(),
+        "33 tokens, those of the prompt included; the model has positions for 32"
+    );
     for (sequences, capacity) in [(0, 8), (8, 0), (usize::MAX, 2), (1 << 20, 1 << 20)] {
         assert_eq!(new(&llama, sequences, capacity), GenerateError::CacheSize { sequences, capacity });
     }

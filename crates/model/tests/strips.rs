@@ -21,6 +21,9 @@ const TOLERANCE: f64 = 1e-5;
 const FLOOR: f64 = 1e-6;
 const BF16_TOLERANCE: f64 = 2e-2;
 
+/// Cases that are built differently.
+const ARCHITECTURES: [&str; 4] = ["llama2", "gpt2", "gpt_neox", "vit"];
+
 fn golden(case: &str) -> Folder {
     Folder::open(support::golden().join(case)).expect("golden folders are sound")
 }
@@ -245,12 +248,14 @@ fn check(case: &str, dtype: DType, tolerance: f64) {
 
 #[test]
 fn what_shards_compute_of_shared_heads_adds_up_to_the_whole() {
-    CASES.iter().for_each(|case| check(case, DType::F32, TOLERANCE));
+    // On a card each new shape of a product costs a choice of its algorithm.
+    let cases = if support::on_cuda() { &ARCHITECTURES[..] } else { &CASES[..] };
+    cases.iter().for_each(|case| check(case, DType::F32, TOLERANCE));
 }
 
 #[test]
 fn shared_heads_add_up_in_bf16() {
-    ["llama2", "gpt2", "gpt_neox", "vit"].iter().for_each(|case| check(case, DType::Bf16, BF16_TOLERANCE));
+    ARCHITECTURES.iter().for_each(|case| check(case, DType::Bf16, BF16_TOLERANCE));
 }
 
 #[test]

@@ -29,7 +29,8 @@ fn every_schedule_gives_the_losses_and_gradients_of_the_single_rank_with_dropout
         assert_ne!(whole.losses, on_one_rank(case, DType::F32).losses, "{case} drops something");
         for (ranks, split_sequence) in [(1, false), (2, false), (2, true), (4, false), (4, true)] {
             let cut = Cut { split_sequence, ..Cut::even(ranks) };
-            for arrangement in all_arrangements() {
+            // Two ranks see every number of parts; more ranks do the same with shorter slices.
+            for arrangement in all_arrangements().filter(|it| if ranks == 2 { it.parts < 4 } else { it.parts == 2 }) {
                 let outcomes = on_ranks(&origin, &cut, DType::F32, arrangement, &Options::default());
                 let what = format!("{case}, {ranks} ranks, split {split_sequence}, {arrangement:?}");
                 compare(&what, &whole, &outcomes, TOLERANCE);

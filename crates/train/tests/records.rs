@@ -178,6 +178,15 @@ fn the_template_of_stanfords_prompt_writes_the_tokens_that_were_trained_on() {
                 {"role": "user", "content": "Add.", "input": input}, {"role": "assistant", "content": "3 hello"},
             ]);
             assert_eq!(chat.encode(&record(json!({"messages": turns}))).unwrap().unwrap(), trained, "{input}");
+            if !input.is_empty() {
+                let said = format!("Add.\n\n### Input:\n{input}");
+                let turns = json!([{"role": "user", "content": said}, {"role": "assistant", "content": "3 hello"}]);
+                assert_eq!(
+                    chat.encode(&record(json!({"messages": turns}))).unwrap().unwrap(),
+                    trained,
+                    "in the content"
+                );
+            }
             let asked = template().render(&turns.as_array().unwrap()[..1], true).unwrap();
             let asked = make().encode(&asked, false).unwrap();
             assert_eq!(asked, trained.ids[..asked.len()]);

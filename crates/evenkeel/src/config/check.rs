@@ -56,8 +56,11 @@ impl RawConfig {
         warnings.extend(nothing_to_hide(&settings));
         warnings.extend(never_slow(&settings));
         let tokenizer = resolve(&mut settings);
+        let has_sequence = self.is_given("data.sequence");
         match (source, self.into_mistakes()) {
-            (Some(source), mistakes) if mistakes.is_empty() => Ok(RunConfig { source, tokenizer, settings, warnings }),
+            (Some(source), mistakes) if mistakes.is_empty() => {
+                Ok(RunConfig { source, tokenizer, settings, has_sequence, warnings })
+            }
             (_, mistakes) => Err(mistakes.into()),
         }
     }

@@ -153,8 +153,12 @@ impl Overrides {
                 Err(error) => raw.note_unreadable(&error, "--deepspeed takes a DeepSpeed configuration, JSON"),
             }
         }
-        if self.epochs.is_some() && raw.is_given("train.steps") {
-            raw.notes.push("`train.steps` is set, too: training ends at the first of --epochs and it".to_owned());
+        for (flag, other, is_given) in
+            [("--epochs", "train.steps", self.epochs.is_some()), ("--steps", "train.epochs", self.steps.is_some())]
+        {
+            if is_given && raw.is_given(other) {
+                raw.notes.push(format!("`{other}` is set, too: training ends at the first of {flag} and it"));
+            }
         }
         Ok(raw)
     }

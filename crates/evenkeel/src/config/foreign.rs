@@ -56,6 +56,10 @@ const VALUES: &[(&str, &str)] = &[
     ("float32", "f32"),
     ("float", "f32"),
     ("gpu", "cuda"),
+    ("sharegpt", "messages"),
+    ("chatml", "messages"),
+    ("openai", "messages"),
+    ("chat", "messages"),
 ];
 
 /// `section.key` of what another trainer calls so.

@@ -40,6 +40,8 @@ pub struct RunConfig {
     /// None for images.
     pub tokenizer: Option<TokenizerSource>,
     pub settings: Settings,
+    /// Whether the user said how long sequences are.
+    has_sequence: bool,
     /// What was changed, or may not be as the user thinks.
     pub warnings: Vec<String>,
 }
@@ -78,6 +80,12 @@ impl RunConfig {
     /// Micro-batches of an evaluation; all there are without it.
     pub fn eval_batches(&self) -> Option<u64> {
         Some(self.settings.eval.batches).filter(|&batches| batches > 0)
+    }
+
+    /// Sequences are no longer than a model has positions, where the user did not say how long they are.
+    pub fn fit_sequence(&mut self, positions: Option<usize>) {
+        let sequence = &mut self.settings.data.sequence;
+        *sequence = positions.filter(|_| !self.has_sequence).map_or(*sequence, |positions| positions.min(*sequence));
     }
 
     /// The file that gives this configuration again.

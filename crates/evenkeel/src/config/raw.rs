@@ -280,7 +280,8 @@ impl Source for RawConfig {
             }
             if !self.incomplete {
                 let what = format!("`{name}` is missing, expected {}", kind.expected());
-                self.note(Place::Nowhere, what, None);
+                let hint = self.evaluates && name == "data.source";
+                self.note(Place::Nowhere, what, hint.then(|| "name a file to evaluate on: --data FILE".to_owned()));
             }
             self.unread.insert(name);
             return T::placeholder();

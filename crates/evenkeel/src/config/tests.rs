@@ -30,9 +30,20 @@ fn the_resolved_file_gives_the_same_configuration() {
     {
         let first = read(&format!("{model}{rest}"), &[]);
         let again = read(&first.to_toml(), &[]);
-        assert_eq!(first, again);
+        assert_eq!(RunConfig { has_sequence: again.has_sequence, ..first.clone() }, again);
         assert_eq!(first.to_toml(), again.to_toml());
     }
+}
+
+#[test]
+fn a_model_limits_sequences_unless_their_length_is_given() {
+    let fitted = |sets: &[&str], positions| {
+        let mut config = read(&format!("{NEW}{SYNTHETIC}"), sets);
+        config.fit_sequence(positions);
+        config.settings.data.sequence
+    };
+    assert_eq!([fitted(&[], None), fitted(&[], Some(256)), fitted(&[], Some(4096))], [1024, 256, 1024]);
+    assert_eq!(fitted(&["data.sequence=512"], Some(256)), 512);
 }
 
 #[test]

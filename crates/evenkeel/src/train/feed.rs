@@ -53,20 +53,24 @@ impl Text {
     }
 
     /// What a run asks its instructions by; none where it has no instructions.
-    pub fn instruction_prompt(&self, data: &config::Data) -> Result<Option<InstructionPrompt>, Mistake> {
+    pub fn instruction_prompt(&self, data: &config::Data) -> Result<Option<InstructionPrompt>, Failure> {
         if data.format != RecordFormat::Alpaca {
             return Ok(None);
         }
-        let has_template = self.config.chat_template.is_some();
-        match data.instruction_prompt {
-            Some(InstructionPrompt::Chat) if !has_template => Err(Mistake {
-                what: "`data.instruction_prompt` is \"chat\", but the tokenizer has no chat template".to_owned(),
-                hint: Some("give one with data.chat_template, or use \"alpaca\"".to_owned()),
-            }),
-            Some(prompt) => Ok(Some(prompt)),
-            None if has_template => Ok(Some(InstructionPrompt::Chat)),
-            None => Ok(Some(InstructionPrompt::Alpaca)),
-        }
+        let template = self.config.chat_template.as_ref();
+        Ok(Some(match (data.instruction_prompt, template) {
+            (Some(InstructionPrompt::Chat), None) => {
+                let what = "`data.instruction_prompt` is \"chat\", but the tokenizer has no chat template".to_owned();
+                let hint = Some("give one with data.chat_template, or use \"alpaca\"".to_owned());
+                return Err(Mistake { what, hint }.into());
+            }
+            (Some(prompt), _) => prompt,
+            // A model that was taught Stanford's prompt has it as a template, which knows an input only by its place.
+            (None, Some(template)) if *template != alpaca_template(&self.tokenizer, &self.config)? => {
+                InstructionPrompt::Chat
+            }
+            (None, _) => InstructionPrompt::Alpaca,
+        }))
     }
 
     /// The chat template that goes with a trained model, where it is not the tokenizer's own: the run's, or the prompt that the model
@@ -96,6 +100,9 @@ impl Text {
         if exists(&template) {
             config.chat_template = Some(read_text(&template, TOKENIZER_BYTES)?);
             config.tool_template = None;
+        }
+        if !exists(&file) {
+            return Err(no_tokenizer(&file, &folder).into());
         }
         let json = read_text(&file, TOKENIZER_BYTES)?;
         let tokenizer = Tokenizer::hugging_face(json.as_bytes(), &config)?;
@@ -158,8 +165,7 @@ impl Data {
             held_out_every.map(|_| (source.clone(), OrderOptions { part: Part::HeldOut, ..order }))
         };
         let reader = match (model.config.input, text) {
-            (Input::Tokens { learned_positions }, Some(text)) => {
-                check_positions(data.sequence, learned_positions)?;
+            (Input::Tokens { .. }, Some(text)) => {
                 text_reader(settings, model, text, instruction_prompt, &clock, &mut fingerprint)?
             }
             (Input::Images { size, channels, .. }, None) => {
@@ -401,14 +407,13 @@ pub fn start_of_day() -> u64 {
     now - now % DAY
 }
 
-fn check_positions(sequence: usize, learned: Option<usize>) -> Result<(), Mistake> {
-    match learned {
-        Some(positions) if positions < sequence => Err(Mistake {
-            what: format!("data.sequence is {sequence}, this model has {positions} positions"),
-            hint: Some(format!("use data.sequence = {positions} or less")),
-        }),
-        _ => Ok(()),
-    }
+fn no_tokenizer(file: &Path, folder: &Path) -> Mistake {
+    let hint = if exists(folder.join("adapter_config.json")) {
+        "the folder has an adapter: merge it with its model first, with PEFT's `merge_and_unload`".to_owned()
+    } else {
+        format!("transformers makes one: `AutoTokenizer.from_pretrained({folder:?}).save_pretrained({folder:?})`")
+    };
+    Mistake { what: format!("`{}` does not exist", file.display()), hint: Some(hint) }
 }
 
 fn mismatch(reads: &str, data: &str) -> Mistake {

@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let text = Text::open(&config)?;
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
-    let input = Arc::new(ModelInput::open(&config, text.as_ref().map(|text| &text.tokenizer))?);
+    let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
     let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
     let before = if arguments.resume { output::configured_before(&config) } else { None };
     let arranged = arrange_steps(&mut config.settings, &input.model, &mut launch, before.as_ref())?;
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     // Bad data show themselves before an earlier run is replaced.
     let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
-    check_evaluation(&data)?;
+    check_evaluation(&data, |error| ended_by_data(error, progress.step, &folder))?;
     folder.claim(&config, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
@@ -239,13 +239,13 @@ fn plan(settings: &Settings) -> Plan {
     }
 }
 
-fn check_evaluation(data: &Data) -> Result<(), Failure> {
+fn check_evaluation(data: &Data, ended: impl Fn(evenkeel_train::Error) -> Failure) -> Result<(), Failure> {
     let nothing = || Mistake {
         what: "no record is held out to evaluate on".to_owned(),
         hint: Some("lower data.holdout, give data.eval_paths, or set data.holdout = 0".to_owned()),
     };
     match data.evaluation()? {
-        Some(mut feed) => Ok(first_of(&mut *feed)?.map(drop).ok_or_else(nothing)?),
+        Some(mut feed) => Ok(first_of(&mut *feed).map_err(ended)?.map(drop).ok_or_else(nothing)?),
         None => Ok(()),
     }
 }
@@ -368,6 +368,14 @@ fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) ->
     Failure::new(error.is_fault(), format!("{error}; {saved}"), hint)
 }
 
+/// As a shell takes it.
+fn quoted(text: &str) -> String {
+    if !text.contains(['\n', '"', '$', '`', '\\', '!']) {
+        return format!("\"{text}\"");
+    }
+    format!("$'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
+}
+
 fn describe_no_gain(progress: &Progress) -> String {
     let count = progress.evaluations_without_gain;
     let evaluations =
@@ -418,7 +426,7 @@ fn conclusion(
         if attending.data.tokenizer().is_some() {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
             let chat = if is_chat { " --chat" } else { "" };
-            lines.push(format!("  evenkeel generate {model}{chat} --prompt {prompt:?}"));
+            lines.push(format!("  evenkeel generate {model}{chat} --prompt {}", quoted(prompt)));
         }
         lines.push(format!("  evenkeel inspect {model}"));
     }

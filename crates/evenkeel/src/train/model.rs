@@ -55,15 +55,26 @@ pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
     json
 }
 
+fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
+    if sequence <= positions {
+        return Ok(());
+    }
+    Err(Mistake {
+        what: format!("data.sequence is {sequence}, this model has {positions} positions"),
+        hint: Some(format!("use data.sequence = {positions} or less")),
+    })
+}
+
 impl ModelInput {
     /// To train: says what may not be as the user thinks.
-    pub fn open(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
+    pub fn open(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let input = ModelInput::read(config, tokenizer)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }
 
-    pub fn read(config: &RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
+    /// Where the configuration does not say how long sequences are, the model limits them.
+    pub fn read(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let (json, folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = open_folder(path)?;
@@ -79,6 +90,10 @@ impl ModelInput {
         let model = Model::from_json(&json)?.for_device(config.settings.device.kind.into());
         if let Some(folder) = &folder {
             model.check(folder)?;
+        }
+        config.fit_sequence(model.config.positions);
+        if let Input::Tokens { learned_positions: Some(positions) } = model.config.input {
+            check_positions(config.settings.data.sequence, positions)?;
         }
         let classes = classes(&config.settings)?;
         Ok(ModelInput { model, json, folder, classes })

@@ -147,9 +147,13 @@ pub fn on_working_ranks(
 ) -> Vec<Outcome> {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
     let outcomes = run_ranks(way.dp * shards.len(), options, |communicator| {
-        run(&shards, work, origin, &communicator, &device(communicator.rank()), dtype, way)
+        let device = device(communicator.rank());
+        (run(&shards, work, origin, &communicator, &device, dtype, way), device)
     });
-    outcomes.expect("no rank fails")
+    // A card's memory is freed when nothing runs on the card any more. Freed earlier, it would hold up ranks that NCCL's kernels of
+    // others wait for, if all share one card.
+    let (outcomes, _devices): (Vec<Outcome>, Vec<Device>) = outcomes.expect("no rank fails").into_iter().unzip();
+    outcomes
 }
 
 /// What a rank's step needs of memory, from a dry run.

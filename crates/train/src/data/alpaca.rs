@@ -8,18 +8,21 @@ const WITHOUT_INPUT: &str = "Below is an instruction that describes a task. \
 const WITH_INPUT: &str = "Below is an instruction that describes a task, paired with an input that provides further context. \
      Write a response that appropriately completes the request.\n\n";
 
+/// What stands between an instruction and its input.
+const INPUT: &str = "\n\n### Input:\n";
+
 /// The text that the answer follows at once.
 pub(super) fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     match input {
         None => format!("{WITHOUT_INPUT}### Instruction:\n{instruction}\n\n### Response:"),
         Some(input) => {
-            format!("{WITH_INPUT}### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:")
+            format!("{WITH_INPUT}### Instruction:\n{instruction}{INPUT}{input}\n\n### Response:")
         }
     }
 }
 
-/// The same as a chat template, for a model that was taught it and has none of its own. What the user says is the instruction; a
-/// message may have an `input` beside its `content`.
+/// The same as a chat template, for a model that was taught it and has none of its own. What the user says is the instruction. An
+/// input follows it behind [`INPUT`], as in the prompt itself, or is the message's `input` beside its `content`.
 pub fn alpaca_template(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Result<String, Error> {
     // Whatever a tokenizer puts before a text by itself, a template has to write.
     let added = tokenizer.encode("", true)?;
@@ -27,7 +30,8 @@ pub fn alpaca_template(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Resul
         Some(token) if !added.is_empty() && added.starts_with(&tokenizer.encode(token, false)?) => "{{- bos_token }}",
         _ => "",
     };
-    let [without_input, with_input] = [WITHOUT_INPUT, WITH_INPUT].map(|text| text.replace('\n', "\\n"));
+    let [without_input, with_input, before_input] =
+        [WITHOUT_INPUT, WITH_INPUT, INPUT].map(|text| text.replace('\n', "\\n"));
     Ok(format!(
         "{begin}
 {{%- for message in messages %}}
@@ -38,16 +42,16 @@ pub fn alpaca_template(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Resul
     {{%- elif message.role == 'user' %}}
         {{%- if not loop.first and loop.previtem.role == 'assistant' %}}
             {{{{- '\\n\\n' }}}}
-        {{%- elif message.input %}}
+        {{%- elif message.input or '{before_input}' in message.content %}}
             {{{{- '{with_input}' }}}}
         {{%- else %}}
             {{{{- '{without_input}' }}}}
         {{%- endif %}}
-        {{{{- '### Instruction:\\n' + message.content + '\\n\\n' }}}}
+        {{{{- '### Instruction:\\n' + message.content }}}}
         {{%- if message.input %}}
-            {{{{- '### Input:\\n' + message.input + '\\n\\n' }}}}
+            {{{{- '{before_input}' + message.input }}}}
         {{%- endif %}}
-        {{{{- '### Response:' }}}}
+        {{{{- '\\n\\n### Response:' }}}}
     {{%- else %}}
         {{{{- raise_exception('there is no role ' + message.role + ' in the prompt of Alpaca') }}}}
     {{%- endif %}}

@@ -19,6 +19,7 @@ pub(super) fn messages(messages: &[Value], template: &Template) -> Result<Vec<Va
 fn message(index: usize, message: &Value, template: &Template) -> Result<Value, Error> {
     let wrong = |expected, value| Error::WrongMessage { message: index, expected, found: kind(value) };
     let keys = message.as_object().ok_or_else(|| wrong("a table with `role` and `content`", message))?;
+    let keys = &*with_role(keys);
     match keys.get("role") {
         Some(Value::String(_)) => (),
         Some(role) => return Err(wrong("a table whose `role` is a text", role)),
@@ -36,6 +37,24 @@ fn message(index: usize, message: &Value, template: &Template) -> Result<Value, 
         }
     }
     Ok(Value::Object(kept))
+}
+
+/// ShareGPT has `from` and `value` in the place of `role` and `content`, and names of its own for who speaks.
+fn with_role(keys: &Map<String, Value>) -> Cow<'_, Map<String, Value>> {
+    let (Some(Value::String(from)), Some(value), None) = (keys.get("from"), keys.get("value"), keys.get("role")) else {
+        return Cow::Borrowed(keys);
+    };
+    let role = match from.as_str() {
+        "human" => "user",
+        "gpt" => "assistant",
+        "observation" => "tool",
+        other => other,
+    };
+    let mut renamed = keys.clone();
+    renamed.retain(|key, _| key != "from" && key != "value");
+    renamed.insert("role".to_owned(), role.into());
+    renamed.insert("content".to_owned(), value.clone());
+    Cow::Owned(renamed)
 }
 
 /// A part is `{"type": "text", "text": …}`, or a text as it is.

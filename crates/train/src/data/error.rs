@@ -148,9 +148,12 @@ impl Error {
                  use another template or a text column"
             }
             Error::MissingColumn { .. } | Error::WrongColumn { .. } => {
-                "set data.format to what the records hold, or name their columns: data.text_column and its like"
+                "set data.format to what the records hold, or name their columns: data.text_column, data.messages_column, \
+                 data.instruction_column, data.input_column, data.output_column"
             }
-            Error::NoTemplate { .. } => "tokenizer_config.json has no chat_template, give one or use a text column",
+            Error::NoTemplate { .. } => {
+                "the tokenizer has no chat template: give one with data.chat_template, or use data.format = \"text\""
+            }
             Error::NothingToRead { part: Part::HeldOut, .. } => {
                 "lower data.holdout, which holds back one record of so many, or give data.eval_paths"
             }
