@@ -22,7 +22,7 @@ pub(super) fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
 }
 
 /// The same as a chat template, for a model that was taught it and has none of its own. What the user says is the instruction. An
-/// input follows it behind [`INPUT`], as in the prompt itself, or is the message's `input` beside its `content`.
+/// input follows it behind `### Input:`, as in the prompt itself, or is the message's `input` beside its `content`.
 pub fn alpaca_template(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Result<String, Error> {
     // Whatever a tokenizer puts before a text by itself, a template has to write.
     let added = tokenizer.encode("", true)?;
