@@ -154,7 +154,9 @@ fn a_file_of_other_records_is_not_skipped_in_silence() {
 #[test]
 fn records_that_are_cut_are_counted() {
     let place = place(&format!("{{\"text\": \"{}\"}}\n{{\"text\": \"short\"}}\n", "long ".repeat(100)));
-    let said = place.stdout(&[&["train", "tiny.toml"], &set(&["data.packing=false"])[..]].concat());
+    let output = place.run(&[&["train", "tiny.toml"], &set(&["data.packing=false"])[..]].concat());
+    let (told, said) = (stderr(&output), String::from_utf8_lossy(&output.stdout));
+    assert_eq!(told.matches("cut at data.sequence tokens so far").count(), 1, "{told}");
     assert!(said.contains("records         4 cut at the length of a sequence"), "{said}");
     let said = place.stdout(&["train", "tiny.toml", "--output", "cut"]);
     assert!(!said.contains("records  "), "{said}");

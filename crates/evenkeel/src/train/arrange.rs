@@ -34,7 +34,7 @@ pub fn arrange(
         parallel.parts.get_or_insert(1);
         return Ok(said);
     }
-    // What cannot be cut is said before anything is simulated.
+    // The simulation takes a cut that the model allows.
     model.cut(&launch.cut)?;
     if let Some(before) = before.filter(|before| is_arranged_alike(settings, before)) {
         let parallel = &mut settings.parallel;

@@ -33,15 +33,23 @@ pub struct Attending<'a> {
     /// Emulated, and by how much each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
-    /// Whether it was said that a driver refuses graphs.
-    pub has_told_of_graphs: bool,
     /// Parts that each micro-batch should be cut into.
     pub parts: usize,
-    /// Whether the user was told that some have fewer.
-    pub has_told_of_parts: bool,
+    pub told: Told,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
+}
+
+/// Things that the user is told once in a run.
+#[derive(Default)]
+pub struct Told {
+    /// A driver refuses graphs.
+    graphs: bool,
+    /// Some micro-batches have fewer parts than was wanted.
+    parts: bool,
+    /// Some records are longer than a sequence.
+    truncation: bool,
 }
 
 /// What is written down of each step and evaluation.
@@ -181,17 +189,17 @@ impl Attending<'_> {
         let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = refused else { return Ok(()) };
-        self.has_told_of_graphs = true;
+        self.told.graphs = true;
         let note = format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})");
         self.progress.note(&note).map_err(Error::Report)
     }
 
     /// Says once that a micro-batch has too few documents or images for as many parts as are wanted.
     fn tell_of_parts(&mut self, step: u64, parts: usize) -> Result<(), Error> {
-        if parts >= self.parts || self.has_told_of_parts {
+        if parts >= self.parts || self.told.parts {
             return Ok(());
         }
-        self.has_told_of_parts = true;
+        self.told.parts = true;
         let hides = if parts == 1 { "nothing hides its exchanges" } else { "less of its exchanges is hidden" };
         let samples = if self.data.tokenizer().is_some() { "document" } else { "image" };
         let plural = if parts == 1 { "" } else { "s" };
@@ -202,6 +210,16 @@ impl Attending<'_> {
             ))
             .map_err(Error::Report)
     }
+
+    fn tell_of_truncation(&mut self, records: u64) -> Result<(), Error> {
+        if records == 0 || self.told.truncation {
+            return Ok(());
+        }
+        self.told.truncation = true;
+        let were = if records == 1 { "record was" } else { "records were" };
+        let note = format!("{records} {were} cut at data.sequence tokens so far; a larger data.sequence keeps more of their ends");
+        self.progress.note(&note).map_err(Error::Report)
+    }
 }
 
 impl Attendant for Attending<'_> {
@@ -211,7 +229,7 @@ impl Attendant for Attending<'_> {
             self.slowed = factors.clone();
             ranks.throttle(factors)?;
         }
-        if step.is_power_of_two() && !self.has_told_of_graphs {
+        if step.is_power_of_two() && !self.told.graphs {
             self.tell_of_graphs(ranks)?;
         }
         Ok(())
@@ -236,6 +254,7 @@ impl Attendant for Attending<'_> {
         self.summary.step(&metrics);
         self.records.step(&metrics, &report.ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)?;
+        self.tell_of_truncation(metrics.counts.truncated)?;
         self.tell_of_parts(report.step, report.outcome.parts)
     }
 

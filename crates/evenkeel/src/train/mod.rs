@@ -30,7 +30,7 @@ use crate::interruption::Interruption;
 use crate::launch::{Launch, arrangement};
 use crate::memory::Beside;
 use crate::{Failure, Mistake, process, text, warn};
-use attendant::{Attending, Records};
+use attendant::{Attending, Records, Told};
 use feed::{Data, Primed, Text, first_of};
 use model::{ModelInput, SavedTokenizer, device_dtype};
 use output::RunFolder;
@@ -123,9 +123,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         peak_flops_per_s: peaks.iter().sum(),
         stragglers,
         slowed,
-        has_told_of_graphs: false,
         parts: settings.parallel.parts.unwrap_or(1),
-        has_told_of_parts: false,
+        told: Told::default(),
     };
     let begin = match &newest {
         Some(newest) => format!("resumes from `{}`", newest.path().display()),

@@ -73,7 +73,7 @@ impl ModelInput {
         Ok(input)
     }
 
-    /// Where the configuration does not say how long sequences are, the model limits them.
+    /// The model limits the length of sequences if the configuration does not give it.
     pub fn read(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let (json, folder) = match &config.source {
             ModelSource::Folder(path) => {

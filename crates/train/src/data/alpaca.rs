@@ -8,7 +8,7 @@ const WITHOUT_INPUT: &str = "Below is an instruction that describes a task. \
 const WITH_INPUT: &str = "Below is an instruction that describes a task, paired with an input that provides further context. \
      Write a response that appropriately completes the request.\n\n";
 
-/// What stands between an instruction and its input.
+/// Separates an instruction from its input.
 const INPUT: &str = "\n\n### Input:\n";
 
 /// The text that the answer follows at once.

@@ -104,8 +104,12 @@ fn shorten(value: &str) -> String {
 
 /// Lengths keep parts apart.
 fn digest(parts: &[&[u8]]) -> String {
-    let of_part = |part: &&[u8]| [&part.len().to_le_bytes(), *part].concat();
-    Digest::of(&parts.iter().flat_map(of_part).collect::<Vec<u8>>()).to_string()
+    let mut bytes = Vec::new();
+    for part in parts {
+        bytes.extend_from_slice(&part.len().to_le_bytes());
+        bytes.extend_from_slice(part);
+    }
+    Digest::of(&bytes).to_string()
 }
 
 #[cfg(test)]
