@@ -78,7 +78,7 @@ impl fmt::Display for Call {
         if !matches!(self.kind, Kind::Barrier | Kind::Exchange) {
             self.fmt_operand(f)?;
         }
-        self.card.map_or(Ok(()), |card| write!(f, " on card {card}"))
+        self.card.map_or(Ok(()), |card| write!(f, " on GPU {card}"))
     }
 }
 

@@ -62,7 +62,7 @@ fn a_link_between_ranks_on_a_card_is_refused() {
         communicator.group("tp", &[0, 1]).barrier(device.comm());
     });
     let message = failure.expect_err("it is refused").to_string();
-    assert!(message.contains("tp: barrier on card 0 over an emulated link"), "{message}");
+    assert!(message.contains("tp: barrier on GPU 0 over an emulated link"), "{message}");
 }
 
 /// What a collective takes on its queue: time, and computing time.

@@ -12,7 +12,7 @@ use crate::{Failure, Mistake};
 pub struct Arguments {
     #[command(flatten)]
     overrides: Overrides,
-    /// How many samples.
+    /// Samples to show.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     samples: u32,
 }
@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Err(Mistake { what: "the data are images, which have no tokens".to_owned(), hint: None }.into());
     };
     let rows = data.first_samples(arguments.samples as usize)?;
-    let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}\n\n"));
+    let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}\n\n"));
     let shown: Vec<String> = rows.iter().enumerate().map(|(number, row)| show(number, row, tokenizer)).collect();
     Ok(format!("{}{}", prompt.unwrap_or_default(), shown.join("\n\n")))
 }

@@ -24,7 +24,7 @@ use crate::{Failure, Mistake, hub};
 pub struct Arguments {
     #[command(flatten)]
     overrides: Overrides,
-    /// The model folder to evaluate; the run's own result if there is one, else the model that it begins with.
+    /// The model folder to evaluate; by default the model that the run saved, else the one that it starts from.
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
     /// A file to evaluate on, all of it: text, JSONL, JSON or Parquet, or a folder of images; may be repeated.

@@ -18,16 +18,16 @@ pub struct Arguments {
     /// The step of the checkpoint; the newest if not given.
     #[arg(long)]
     step: Option<u64>,
-    /// The checkpoint with the lowest loss in an evaluation (output.keep_best).
+    /// The checkpoint with the lowest evaluation loss (output.keep_best).
     #[arg(long, conflicts_with = "step")]
     best: bool,
-    /// Where the model goes; `model` in the run's folder if not given.
+    /// Folder for the model; `model` in the run's folder if not given.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Replaces a folder that is there already.
+    /// Replaces an existing folder.
     #[arg(long)]
     overwrite: bool,
-    /// Of the written weights; the run's if not given.
+    /// Dtype of the written weights; the run's if not given.
     #[arg(long, value_enum)]
     dtype: Option<crate::bench::Precision>,
 }

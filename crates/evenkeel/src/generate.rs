@@ -22,19 +22,19 @@ pub struct Arguments {
     /// The beginning of the text, or "-" to read it from the standard input, without the newline at its end.
     #[arg(long, short, allow_hyphen_values = true, required_unless_present = "message")]
     prompt: Option<String>,
-    /// Asks by the model's chat template, with the prompt as what the user says, and prints the answer.
+    /// Sends the prompt through the model's chat template, as the user's message, and prints the answer.
     #[arg(long)]
     chat: bool,
-    /// Something said before the prompt: system=…, user=…, assistant=…; may be repeated.
+    /// A message before the prompt: system=…, user=…, assistant=…; may be repeated.
     #[arg(long, value_name = "ROLE=CONTENT", requires = "chat", value_parser = message)]
     message: Vec<Value>,
-    /// New tokens at most.
+    /// Most tokens to generate.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     tokens: u32,
-    /// How far to stray from the likeliest token; 0 never strays.
+    /// Sampling temperature; 0 always takes the likeliest token.
     #[arg(long, default_value_t = 0.8)]
     temperature: f32,
-    /// Draw from the likeliest tokens that have this probability together.
+    /// Draw from the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 0.95)]
     top_p: f32,
     /// Draw from this many of the likeliest tokens.
@@ -43,9 +43,10 @@ pub struct Arguments {
     /// Always take the likeliest token.
     #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k"])]
     greedy: bool,
+    /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// What is computed in.
+    /// Compute dtype.
     #[arg(long, value_enum, default_value = "f32")]
     dtype: crate::bench::Precision,
     /// What computes: the machine's cores, or its first NVIDIA GPU.
@@ -54,7 +55,7 @@ pub struct Arguments {
     /// A folder with tokenizer.json, or "bytes"; the model's own by default.
     #[arg(long)]
     tokenizer: Option<String>,
-    /// Keys of config.json that are ignored though they are not understood.
+    /// Keys of config.json to ignore although Evenkeel does not understand them.
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     ignore_keys: Vec<String>,
 }
@@ -66,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = Model::from_json(&json)?.for_device(kind);
     model.check(&folder)?;
     if let Input::Images { .. } = model.config.input {
-        let what = format!("the model in {:?} tells what is in images, and makes no text", arguments.model);
+        let what = format!("the model in {:?} classifies images and generates no text", arguments.model);
         return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());
     }
     let text = Text::from_source(&match arguments.tokenizer.as_deref() {

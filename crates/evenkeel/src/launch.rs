@@ -63,7 +63,7 @@ impl Launch {
             && let Ok(found) = evenkeel_device::cuda_cards()
             && let Some(card) = wanted.iter().find(|card| **card as usize >= found)
         {
-            let what = format!("`device.cards` names card {card}, but the driver shows {found}, counted from 0");
+            let what = format!("`device.cards` names GPU {card}, but the driver shows {found}, counted from 0");
             return Err(Mistake { what, hint: Some("see `nvidia-smi` and CUDA_VISIBLE_DEVICES".to_owned()) }.into());
         }
         if kind == DeviceKind::Cuda {

@@ -37,25 +37,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Says what this machine offers and what of it is used.
+    /// Shows the hardware and libraries of this machine, and which of them are used.
     Doctor,
-    /// Says what a model folder holds and what it takes to train it.
+    /// Describes a model folder and what training it takes.
     Inspect(inspect::Arguments),
-    /// Trains a model as a configuration says.
+    /// Trains a model from a configuration.
     Train(train::Arguments),
     /// Evaluates a model on held-out data.
     Eval(eval::Arguments),
     /// Writes a checkpoint as a Hugging Face folder.
     Export(export::Arguments),
-    /// Continues a text.
+    /// Generates text with a model.
     Generate(generate::Arguments),
     /// Checks a run's configuration and prints it with every default filled in.
     Config(config::Arguments),
     /// Shows the first samples that a run trains on, token by token, and which tokens the loss counts.
     Data(data::Arguments),
-    /// Prints or draws what a run's step does, in which order, on every rank.
+    /// Prints or draws the tasks of a run's step, in order, on every rank.
     Program(program::Arguments),
-    /// Measures this machine.
+    /// Runs benchmarks on this machine.
     #[command(subcommand)]
     Bench(bench::Command),
 }

@@ -99,7 +99,7 @@ fn check_card(ranks: usize, what: &str, needed_bytes: u64, card: &CudaMemory, hi
     let what =
         format!("{what} needs {needed} of memory, {name} has {usable} to give{of_rank}: {free} of {total} are free");
     let is_busy = needed_bytes <= card.total_bytes / 20 * 19 / ranks as u64;
-    let others = if is_busy { "; or end what else uses the card, see `nvidia-smi`" } else { "" };
+    let others = if is_busy { "; or end what else uses the GPU, see `nvidia-smi`" } else { "" };
     Err(Mistake { what, hint: Some(format!("{hint}{others}")) })
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let told = |needed: u64, free: u64| check_card(1, "a step", needed * GIB, &card(free), "train less");
         assert_eq!(told(70, 78), Ok(()));
         let expected = "a step needs 70.0 GiB of memory, a card has 26.0 GiB to give: 30.0 GiB of 80.0 GiB are free";
-        let hint = "train less; or end what else uses the card, see `nvidia-smi`";
+        let hint = "train less; or end what else uses the GPU, see `nvidia-smi`";
         assert_eq!(told(70, 30), Err(Mistake { what: expected.to_owned(), hint: Some(hint.to_owned()) }));
         let expected = "a step needs 90.0 GiB of memory, a card has 74.0 GiB to give: 78.0 GiB of 80.0 GiB are free";
         assert_eq!(told(90, 78), Err(Mistake { what: expected.to_owned(), hint: Some("train less".to_owned()) }));

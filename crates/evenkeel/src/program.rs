@@ -20,10 +20,10 @@ use crate::{Failure, Mistake, text};
 pub struct Arguments {
     #[command(flatten)]
     overrides: Overrides,
-    /// Whose program to print.
+    /// The rank whose program to print.
     #[arg(long, default_value_t = 0)]
     rank: usize,
-    /// Draw all ranks' programs to this file instead, every task as long as others of its kind.
+    /// Draw the programs of all ranks to this file, SVG, instead; lengths show the kind of a task, not its time.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let awaited = program.awaited();
     let bare = awaited.iter().filter(|(_, is_hidden)| !is_hidden).count();
     let summary = format!(
-        "{title}; rank {}: {} tasks, {} exchanges of {}; {bare} of {} that somebody waits for have nothing to hide behind",
+        "{title}; rank {}: {} tasks, {} exchanges of {}; {bare} of {} that a task waits for overlap no computation",
         arguments.rank,
         program.tasks.len(),
         exchanges.len(),

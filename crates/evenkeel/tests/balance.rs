@@ -134,7 +134,7 @@ fn a_rank_that_may_leave_something_out_does_and_says_so() {
     let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
     let output = place.run(&[vec!["train", "tiny.toml", "--output", "run"], set].concat());
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("rank 1 leaves out 50 %"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("rank 1 prunes 50 %"), "{}", stderr(&output));
     let left_out = |step: &serde_json::Value| step["ranks"][1]["left_out"].as_f64().unwrap();
     let steps = steps(&place, "run");
     assert!(left_out(&steps[0]) == 0.0 && steps.iter().any(|step| left_out(step) > 0.45), "{}", stderr(&output));
@@ -156,7 +156,7 @@ fn a_rank_that_may_do_both_is_relieved_and_keeps_to_its_limit() {
     assert!(output.status.success(), "{said}");
     // How much of each it does is a matter of timing.
     let is_relieved =
-        |line: &str| line.contains("rank 1 computes") && (line.contains("lent") || line.contains("leaves out"));
+        |line: &str| line.contains("rank 1 computes") && (line.contains("lent") || line.contains("prunes"));
     assert!(said.lines().any(is_relieved), "{said}");
     let steps = steps(&place, "run");
     let left_out = |step: &serde_json::Value| step["ranks"][1]["left_out"].as_f64().unwrap();
@@ -188,10 +188,10 @@ fn a_run_that_ends_soon_after_a_change_says_what_is_known_of_it() {
 fn settings_that_contradict_each_other_are_told() {
     let place = Place::new(TINY);
     for (extra, expected) in [
-        (&["balance.mode=auto", "parallel.tp=1", "balance.stragglers=[]"][..], "nobody to share work with"),
+        (&["balance.mode=auto", "parallel.tp=1", "balance.stragglers=[]"][..], "no other rank to share work with"),
         (&["balance.mode=resize"], "gamma_max"),
-        (&["balance.gamma_max=0.5"], "leaves nothing out"),
-        (&["balance.mode=auto", "balance.selection=random"], "lets nothing be left out"),
+        (&["balance.gamma_max=0.5"], "prunes nothing"),
+        (&["balance.mode=auto", "balance.selection=random"], "is 0, which prunes nothing"),
         (&["balance.stragglers=[\"5:2\"]"], "ranks are 0 to 1"),
         (&["balance.stragglers=[\"1x2\"]"], "is no straggler"),
         (&["balance.mode=migrate", "parallel.dp=2", "parallel.zero=2"], "works with `parallel.zero` <= 1 only"),

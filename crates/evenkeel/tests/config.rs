@@ -138,9 +138,8 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "parallel.recompute_units=mlp"],
             &[
-                "--set: `parallel.recompute_units` is \"mlp\", but the schedule \"none\" leaves no choice of what is computed \
-                 again",
-                "hint: schedules that do are \"oases\" (train.recompute = true) and \"saved-comm\"",
+                "--set: `parallel.recompute_units` is \"mlp\", but the schedule \"none\" cannot choose what to recompute",
+                "hint: schedules that can are \"oases\" (train.recompute = true) and \"saved-comm\"",
             ],
         ),
         (
@@ -240,9 +239,9 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "train.optimizer=sgd", "--set", "train.beta2=0.9", "--set", "train.muon_scale=original"],
             &[
-                "--set: `train.beta2` is set, but `train.optimizer` is \"sgd\", which has none",
+                "--set: `train.beta2` is set, but `train.optimizer` is \"sgd\", which does not use it",
                 "hint: it is for \"adamw\", \"lion\", \"muon\"; leave it out",
-                "--set: `train.muon_scale` is set, but `train.optimizer` is \"sgd\", which has none",
+                "--set: `train.muon_scale` is set, but `train.optimizer` is \"sgd\", which does not use it",
                 "hint: it is for \"muon\"; leave it out",
             ],
         ),
@@ -264,7 +263,7 @@ fn keys_that_contradict_each_other_are_refused() {
                 "balance.gamma_max=0.5",
             ],
             &[
-                "--set: `balance.gamma_max` leaves elements out of updates, which \"muon\" makes of whole matrices",
+                "--set: `balance.gamma_max` prunes elements of updates, but \"muon\" updates whole matrices",
                 "hint: set balance.gamma_max = 0, or train.optimizer = \"adamw\", \"sgd\" or \"lion\"",
             ],
         ),

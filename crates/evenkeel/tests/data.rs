@@ -67,12 +67,12 @@ fn the_first_sample_is_shown_with_its_prompt_and_the_tokens_that_count() {
         (said.lines().next().unwrap().to_owned(), shown(&said))
     };
     let (prompt, (counted, all)) = data(&[]);
-    assert_eq!(prompt, "instructions are asked by Stanford Alpaca's prompt");
+    assert_eq!(prompt, "instructions use Stanford Alpaca's prompt");
     assert!(all.starts_with("Below is an instruction that describes a task, paired with an input"), "{all}");
     assert!(all.ends_with("### Response:3<|end|>"), "{all}");
     assert_eq!(counted, "3<|end|>");
     let (prompt, (counted, all)) = data(&["data.chat_template=chat.jinja"]);
-    assert_eq!(prompt, "instructions are asked by the chat template");
+    assert_eq!(prompt, "instructions use the chat template");
     assert_eq!((&*counted, &*all), ("3\n<|end|>", "<user>Add.\n1 2\n<assistant>3\n<|end|>"));
     let said = place
         .run(&[&["data", "tiny.toml"], &set(&["data.format=alpaca", "data.instruction_prompt=chat"])[..]].concat());
@@ -86,9 +86,9 @@ fn a_model_that_was_taught_stanfords_prompt_is_asked_by_it() {
     let keys = ["data.format=alpaca", "sample.prompts=[\"Add.\"]"];
     let output = place.run(&[&["train", "tiny.toml"], &set(&keys)[..]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("instructions are asked by Stanford Alpaca's prompt"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("instructions use Stanford Alpaca's prompt"), "{}", stderr(&output));
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("asked by its chat template") && said.contains("--chat --prompt \"Add.\""), "{said}");
+    assert!(said.contains("through its chat template") && said.contains("--chat --prompt \"Add.\""), "{said}");
     let template = fs::read_to_string(place.path("run/model/chat_template.jinja")).unwrap();
     assert!(template.contains("### Response:"), "{template}");
     place.stdout(&["generate", "run/model", "--chat", "--prompt", "Add.", "--tokens", "2", "--greedy"]);
@@ -98,7 +98,7 @@ fn a_model_that_was_taught_stanfords_prompt_is_asked_by_it() {
     fs::write(place.path("more.toml"), TINY.replace(new, "path = \"run/model\"")).unwrap();
     let output = place.run(&[&["train", "more.toml"], &set(&more)[..]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("instructions are asked by Stanford Alpaca's prompt"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("instructions use Stanford Alpaca's prompt"), "{}", stderr(&output));
 }
 
 #[test]

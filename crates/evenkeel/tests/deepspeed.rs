@@ -378,13 +378,12 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
             r#"{"zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"},
                 "zero_quantized_gradients": true}}"#,
             &[
-                "error: ds.json: `zero_optimization.offload_optimizer`: is not supported: nothing is kept in another \
-                 memory than the one it is computed with",
+                "error: ds.json: `zero_optimization.offload_optimizer`: is not supported: there is no \
+                 offloading",
                 "  hint: parallel.zero, parallel.tp and train.recompute save memory",
-                "error: ds.json: `zero_optimization.offload_param`: is not supported: nothing is kept in another memory \
-                 than the one it is computed with",
+                "error: ds.json: `zero_optimization.offload_param`: is not supported: there is no offloading",
                 "  hint: parallel.zero, parallel.tp and train.recompute save memory",
-                "error: ds.json: `zero_optimization.zero_quantized_gradients`: is not supported: what is exchanged is not \
+                "error: ds.json: `zero_optimization.zero_quantized_gradients`: is not supported: communication is not \
                  quantised",
             ],
         ),
@@ -393,7 +392,7 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
             r#"{"optimizer": {"type": "Lamb", "params": {"max_coeff": 3}}, "scheduler": {"type": "OneCycle"}}"#,
             &[
                 "error: ds.json: `optimizer.type`: is \"Lamb\", which is not supported: AdamW, Lion and SGD are \
-                 there, and train.optimizer has others",
+                 supported, and train.optimizer has others",
                 "  hint: use one of Adam, AdamW, Lion, SGD",
                 "error: ds.json: `scheduler.type`: is \"OneCycle\", which is not supported: the rate rises once, then \
                  stays or falls",
@@ -405,8 +404,8 @@ fn what_cannot_be_had_is_refused_with_the_reason() {
             r#"{"optimizer": {"type": "Adam", "params": {"lr": "auto", "betas": [0.9], "eps": "auto",
                 "weight_decay": 0.1, "adam_w_mode": false, "amsgrad": true}}}"#,
             &[
-                "error: ds.json: `optimizer.params.adam_w_mode`: is not supported: weights decay by themselves, not \
-                 through the gradient",
+                "error: ds.json: `optimizer.params.adam_w_mode`: is not supported: weight decay is decoupled \
+                 from the gradient",
                 "  hint: set it to true, or optimizer.params.weight_decay to 0",
                 "error: ds.json: `optimizer.params.amsgrad`: is not supported: the largest variance so far is not kept",
                 "error: ds.json: `optimizer.params.betas`: is [0.9], expected a list of two numbers",

@@ -114,7 +114,7 @@ fn samples_of_a_chat_model_are_answers() {
     let told = place.stdout(&greedy);
     let answer = generate(&["--chat", "--prompt", "1 + 1 ="]);
     let answer = answer.trim_end().replace('\n', "\n  ");
-    let expected = format!("What it answers, asked by its chat template:\n  1 + 1 =\n  {answer}");
+    let expected = format!("What it answers through its chat template:\n  1 + 1 =\n  {answer}");
     assert!(told.contains(expected.trim_end()), "{told}\nshould have\n{expected}");
     assert!(told.contains("evenkeel generate run/model --chat --prompt \"1 + 1 =\""), "{told}");
 

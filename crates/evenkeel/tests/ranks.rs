@@ -54,7 +54,7 @@ fn shares_of_the_data_give_the_run_with_as_large_a_batch() {
     // On another mesh than it was begun with, from the checkpoint in the middle.
     fs::remove_dir_all(place.path("zero-3/checkpoints/step-00000012")).unwrap();
     let said = stderr(&place.run(&["train", "tiny.toml", "--output", "zero-3", "--resume", "--dp", "2"]));
-    assert!(said.contains("resumes from") && said.contains("other settings") && said.contains("zero = 0"), "{said}");
+    assert!(said.contains("resumes from") && said.contains("changed settings") && said.contains("zero = 0"), "{said}");
     compare_curves("resumed", &losses(&place, "zero-3"), &alone, [1e-4, 0.0]);
     // A checkpoint is the model that its run saved.
     let text = place.stdout(&["export", "zero-3", "--output", "exported"]);
@@ -95,7 +95,7 @@ fn a_runs_program_is_printed_and_drawn() {
     let text = place.stdout(&[&oases[..], &cut].concat());
     for expected in [
         "schedule oases, 2 parts, 2 ranks, stream split; rank 0",
-        "that somebody waits for have nothing to hide behind",
+        "that a task waits for overlap no computation",
         "compute  recompute attention 1, part 1",
         "reduce-scatter mlp 0, part 0",
     ] {
@@ -147,7 +147,7 @@ fn the_default_program_hides_every_exchange_of_a_layer_behind_a_slow_link() {
     let place = Place::new(TINY);
     let bare = |extra: &[&str]| {
         let text = place.stdout(&[&["program", "tiny.toml", "--tp", "2"], &SLOW_LINK[..], extra].concat());
-        let line = text.lines().find(|line| line.contains("nothing to hide behind")).expect("a summary").to_owned();
+        let line = text.lines().find(|line| line.contains("overlap no computation")).expect("a summary").to_owned();
         let words: Vec<&str> = line.split(' ').collect();
         let of = words.iter().rposition(|&word| word == "of").expect("some of all");
         words[of - 1].parse::<usize>().expect("a number")

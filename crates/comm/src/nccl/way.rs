@@ -52,7 +52,7 @@ pub(crate) fn needs_nccl(visit: &Visit<'_>, posts: &[Post]) -> bool {
     cards.dedup();
     assert!(
         cards.len() == 1 || cards.len() == posts.len(),
-        "{}: its {} members are on cards {cards:?}\n  hint: all members share a card, or each has its own",
+        "{}: its {} members are on GPUs {cards:?}\n  hint: all members share a GPU, or each has its own",
         visit.group,
         posts.len()
     );
@@ -93,7 +93,7 @@ impl Way {
             return end.clone();
         }
         let library = visit.world.nccl_library(visit.rank()).unwrap_or_else(|error| fail(error.to_string()));
-        let connecting = format!("{}: connecting the cards of ranks {:?}", visit.group, visit.ranks);
+        let connecting = format!("{}: connecting the GPUs of ranks {:?}", visit.group, visit.ranks);
         let made = self.id(&library).and_then(|id| {
             NcclCommunicator::begin(library.clone(), queue, id, visit.ranks.len(), visit.me, SCRATCH_BYTES)
         });
@@ -177,7 +177,7 @@ impl End {
             let deadline_ms = deadline.as_millis();
             format!(
                 "{what} has not ended {deadline_ms} ms after all members had come to it\n  \
-                 hint: a card or a link between cards is stuck or slower than the deadline; NCCL_DEBUG=INFO says how they are \
+                 hint: a GPU or a link between GPUs is stuck or slower than the deadline; NCCL_DEBUG=INFO says how they are \
                  connected"
             )
         })

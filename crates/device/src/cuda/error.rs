@@ -70,7 +70,7 @@ impl fmt::Display for CudaError {
                     f,
                     "NCCL ({file}) cannot be loaded: {error}; it was looked for in {folders}\n  hint: install NCCL 2.18 or later \
                      (NVIDIA's package libnccl2, or pip's nvidia-nccl-cu12 or -cu13) and add its folder to LD_LIBRARY_PATH; or \
-                     have all ranks share a card with device.cards"
+                     have all ranks share a GPU with device.cards"
                 )
             }
             CudaError::TooOld { what, found, needed } => {
@@ -86,7 +86,7 @@ impl fmt::Display for CudaError {
             ),
             CudaError::ShortOfMemory { planned_bytes, free_bytes, total_bytes } => write!(
                 f,
-                "out of device memory: {:.2} GiB planned, {:.2} of {:.2} GiB free\n  hint: end what else uses the card \
+                "out of device memory: {:.2} GiB planned, {:.2} of {:.2} GiB free\n  hint: end what else uses the GPU \
                  (see `nvidia-smi`), or plan less: a smaller micro-batch, recomputation, more ranks",
                 *planned_bytes as f64 / GIB,
                 *free_bytes as f64 / GIB,
@@ -123,7 +123,7 @@ pub(super) fn describe(result: CUresult) -> String {
     let text = error.error_string().map(std::ffi::CStr::to_string_lossy).unwrap_or_default();
     let words = format!("{name} ({text})");
     let hint = match result {
-        CUDA_ERROR_OUT_OF_MEMORY => "the card has too little memory left beside the arena; plan less memory for it",
+        CUDA_ERROR_OUT_OF_MEMORY => "the GPU has too little memory left beside the arena; plan less memory for it",
         CUDA_ERROR_ILLEGAL_ADDRESS
         | CUDA_ERROR_ILLEGAL_INSTRUCTION
         | CUDA_ERROR_MISALIGNED_ADDRESS
@@ -137,7 +137,7 @@ pub(super) fn describe(result: CUresult) -> String {
         | CUDA_ERROR_HARDWARE_STACK_ERROR
         | CUDA_ERROR_UNKNOWN
         | CUDA_ERROR_SYSTEM_NOT_READY => {
-            "the card is lost: see `dmesg` for Xid errors, then resume from the last checkpoint on another one"
+            "the GPU is lost: see `dmesg` for Xid errors, then resume from the last checkpoint on another one"
         }
         _ => return words,
     };

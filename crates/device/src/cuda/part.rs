@@ -82,7 +82,7 @@ pub(super) unsafe fn groups(
         let mut groups: Vec<sys::CUdevResource> = vec![std::mem::zeroed(); count as usize];
         let (first, mut rest) = (groups.as_mut_ptr(), std::mem::zeroed());
         let split = sys::cuDevSmResourceSplitByCount(first, &mut count, &whole, &mut rest, 0, least);
-        succeed("cutting the card in groups of multiprocessors", split)?;
+        succeed("cutting the GPU in groups of multiprocessors", split)?;
         groups.truncate(count as usize);
         Ok(groups)
     }
@@ -115,12 +115,12 @@ impl GreenContext {
             let joins = sys::cuDevResourceGenerateDesc(&mut description, joined.as_mut_ptr(), count);
             succeed("joining groups of multiprocessors", joins)?;
             let creates = sys::cuGreenCtxCreate(&mut raw, description, context.device(), flags);
-            succeed("taking a part of the card", creates)?;
+            succeed("taking a part of the GPU", creates)?;
         }
         let mut part = GreenContext { raw, as_context, multiprocessors: part.multiprocessors, context };
         // SAFETY: the green context lives.
         let converts = unsafe { sys::cuCtxFromGreenCtx(&mut as_context, raw) };
-        succeed("entering a part of the card", converts)?;
+        succeed("entering a part of the GPU", converts)?;
         part.as_context = as_context;
         Ok(part)
     }

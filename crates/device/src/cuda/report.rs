@@ -87,7 +87,7 @@ impl fmt::Display for CudaReport {
             let gib = card.memory_bytes as f64 / (1u64 << 30) as f64;
             let CudaCard { name, capability: (major, minor), multiprocessors, .. } = card;
             let facts = format!("{gib:.1} GiB, {multiprocessors} multiprocessors, compute {major}.{minor}");
-            writeln!(f, "CUDA card {ordinal}    {name}, {facts}")?;
+            writeln!(f, "CUDA GPU {ordinal}     {name}, {facts}")?;
         }
         let libraries: Vec<String> = self.libraries.iter().map(|(name, version)| format!("{name} {version}")).collect();
         let libraries = if libraries.is_empty() { "none found".to_owned() } else { libraries.join(", ") };

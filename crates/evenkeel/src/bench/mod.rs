@@ -46,12 +46,12 @@ pub enum Command {
     Step(step::Arguments),
     /// Compares the schedules of a training step of a random Llama.
     Schedules(schedules::Arguments),
-    /// Compares what can be done about slow ranks.
+    /// Compares the modes of balancing, with slow ranks.
     Stragglers(stragglers::Arguments),
-    /// Keeps a core busy: a neighbour to be slowed down by.
+    /// Keeps a core busy, to slow down a rank on it.
     #[command(hide = true)]
     Busy(busy::Arguments),
-    /// Times sums over the ranks of one process.
+    /// Times all-reduces between the ranks of one process.
     AllReduce(all_reduce::Arguments),
 }
 

@@ -25,13 +25,13 @@ use crate::{Failure, Mistake, text};
 pub struct Arguments {
     #[command(flatten)]
     llama: Llama,
-    /// Shares of a step's sequences, each computed by ranks of its own.
+    /// Replicas (data parallelism), each on ranks of its own.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     dp: usize,
-    /// What these split among them: 1 the optimizer's state, 2 gradients, too, 3 parameters, too.
+    /// ZeRO stage, what replicas split: 1 optimizer state, 2 gradients too, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = between::<0, 3>)]
     zero: usize,
-    /// Ranks that share every layer.
+    /// Ranks that share every layer (tensor parallelism).
     #[arg(long, default_value_t = 2, value_parser = between::<1, 64>)]
     tp: usize,
     /// Cores to compute on; all of them by default.
@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Split the residual stream by tokens.
     #[arg(long)]
     split_stream: bool,
-    /// Compare "default" and "cross-pass" as they were published, too: with a reduction in each layer that nobody needs.
+    /// Compare "default" and "cross-pass" as they were published, too: with a useless reduction in each layer.
     #[arg(long)]
     references: bool,
     /// Gigabytes per second of an emulated link between the ranks; their own memory if not given.
@@ -56,13 +56,13 @@ pub struct Arguments {
     /// Microseconds that every message takes on the emulated link.
     #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = not_negative)]
     link_latency_us: f64,
-    /// What to compute on: cores, or cards that the ranks have or share.
+    /// What to compute on: cores, or GPUs, one for each rank or one for all.
     #[arg(long, value_enum, default_value_t = Kind::Cpu)]
     device: Kind,
-    /// With --device cuda: the multiprocessors that each rank has for itself, such as 64,56; all share all by default.
+    /// With --device cuda: multiprocessors that each rank has for itself, such as 64,56; by default all ranks share all.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     virtual_gpus: Vec<u32>,
-    /// Times that every schedule has its turn.
+    /// Rounds; every schedule runs once in each.
     #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
     rounds: usize,
     /// Write what ran when to this folder: drawn as SVG, and for ui.perfetto.dev.
@@ -139,14 +139,14 @@ impl Arguments {
         let on_card = self.device == Kind::Cuda;
         match self.virtual_gpus.len() {
             0 => (),
-            _ if !on_card => return mistake("--virtual-gpus are parts of a card", "use --device cuda, too"),
+            _ if !on_card => return mistake("--virtual-gpus are parts of a GPU", "use --device cuda, too"),
             count if count != self.dp * self.tp => {
                 return mistake(&format!("--virtual-gpus has {count} numbers"), "give one for each rank");
             }
             _ => (),
         }
         if on_card && self.link_gb_per_s.is_some() {
-            return mistake("links between cards are not emulated", "leave out --link-gb-per-s");
+            return mistake("links between GPUs are not emulated", "leave out --link-gb-per-s");
         }
         if on_card && self.threads.is_some() {
             return mistake("--threads are a CPU's", "leave it out, or use --device cpu");
@@ -403,7 +403,7 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Fore
     let stream = if launch.cut.split_sequence { "split" } else { "whole" };
     let device = match (launch.kind, &launch.virtual_gpus[..]) {
         (DeviceKind::Cpu, _) => format!(" × {} cores", launch.cores_per_rank),
-        (DeviceKind::Cuda, []) => " on cards".to_owned(),
+        (DeviceKind::Cuda, []) => " on GPUs".to_owned(),
         (DeviceKind::Cuda, parts) => format!(" on {parts:?} multiprocessors"),
     };
     let first = format!(
@@ -455,8 +455,8 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Fore
     let legend = "Medians. exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
                   costs of single tasks in the same round; bound: the longer of computing and exchanging, and what \
                   nothing can hide; memory: of the rank that needs most; reductions, gathers and the traffic that \
-                  each rank sends: per layer; bare: exchanges of a step that nothing is computed beside before \
-                  somebody waits for them.";
+                  each rank sends: per layer; bare: exchanges of a step that overlap no \
+                  computation before a task waits for them.";
     let Candidate { parts, .. } = chosen.candidate;
     let share = text::percent(chosen.exposed_share);
     let chosen = format!(

@@ -26,28 +26,28 @@ pub struct Arguments {
     /// Steps before those that are timed.
     #[arg(long, default_value_t = 3, value_parser = between::<0, 1000000>)]
     warmup: usize,
-    /// Shares of a step's sequences, each computed by ranks of its own.
+    /// Replicas (data parallelism), each on ranks of its own.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     dp: usize,
-    /// What these split among them: 1 the optimizer's state, 2 gradients, too, 3 parameters, too.
+    /// ZeRO stage, what replicas split: 1 optimizer state, 2 gradients too, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = between::<0, 3>)]
     zero: usize,
-    /// Ranks that share every layer, each with its part of the threads.
+    /// Ranks that share every layer (tensor parallelism), each with its part of the threads.
     #[arg(long, default_value_t = 1, value_parser = between::<1, 64>)]
     tp: usize,
-    /// The share of the work that each of these ranks gets, such as 2,1; equal by default.
+    /// Relative share of the work of each tensor-parallel rank, such as 2,1; equal by default.
     #[arg(long, value_delimiter = ',', value_name = "WEIGHT")]
     tp_weights: Vec<f64>,
-    /// With --device cuda: the multiprocessors that each of these ranks has for itself, such as 64,56; all share all by default.
+    /// With --device cuda: multiprocessors that each tensor-parallel rank has for itself, such as 64,56; by default all ranks share all.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     virtual_gpus: Vec<u32>,
     /// Leave the residual stream whole on every rank instead of splitting it by tokens.
     #[arg(long)]
     whole_stream: bool,
-    /// Keep only the residual stream of the forward pass and compute the rest again.
+    /// Keep only the residual stream of the forward pass and recompute the rest.
     #[arg(long)]
     recompute: bool,
-    /// Compute nothing: print, as JSON, the most that a step takes any rank.
+    /// Compute nothing; print the largest memory, work and traffic of any rank, as JSON.
     #[arg(long)]
     dry: bool,
     /// Print one JSON object instead of text.
@@ -56,7 +56,7 @@ pub struct Arguments {
     /// Time every kernel and compare it with what this machine reaches on it alone.
     #[arg(long, conflicts_with = "json")]
     roofline: bool,
-    /// What to compute on. A card runs the models of --model, in the precision of --dtype.
+    /// What to compute on. A GPU runs the models of --model, in the precision of --dtype.
     #[arg(long, value_enum, default_value_t = Kind::Cpu)]
     device: Kind,
     /// With --device cuda: which models to train; all of them by default.
@@ -96,7 +96,7 @@ impl Arguments {
             return mistake(format!("--tp-weights are {:?}", self.tp_weights), "use numbers above 0");
         }
         if !on_card && !self.virtual_gpus.is_empty() {
-            return mistake("--virtual-gpus are parts of a card".to_owned(), "use --device cuda, too");
+            return mistake("--virtual-gpus are parts of a GPU".to_owned(), "use --device cuda, too");
         }
         let of_cards = [
             ("--model", !self.model.is_empty()),
@@ -106,7 +106,7 @@ impl Arguments {
         ];
         if let Some((name, _)) = of_cards.into_iter().find(|(_, is_given)| *is_given && !on_card) {
             return mistake(
-                format!("{name} is about a card"),
+                format!("{name} is for a GPU"),
                 "use --device cuda, too; cores have --batch and --sequence",
             );
         }
@@ -114,10 +114,10 @@ impl Arguments {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
         }
         if on_card && self.roofline && (self.tp > 1 || !self.virtual_gpus.is_empty()) {
-            return mistake("--roofline is of a card with one rank".to_owned(), "leave out --tp and --virtual-gpus");
+            return mistake("--roofline measures a GPU with one rank".to_owned(), "leave out --tp and --virtual-gpus");
         }
         if on_card && self.tp > MOST_PEERS {
-            let what = format!("--tp is {}, a card is shared by {MOST_PEERS} ranks at most", self.tp);
+            let what = format!("--tp is {}, at most {MOST_PEERS} ranks share a GPU", self.tp);
             return mistake(what, "use fewer");
         }
         Ok(())

@@ -209,8 +209,9 @@ fn shorten_warmup(settings: &mut Settings) -> Option<String> {
 
 fn nothing_to_split(settings: &Settings) -> Option<String> {
     let (zero, dp) = (settings.parallel.zero, settings.parallel.dp);
-    (zero > 0 && dp == 1)
-        .then(|| format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there is nobody to split with"))
+    (zero > 0 && dp == 1).then(|| {
+        format!("`parallel.zero` is {zero}, but `parallel.dp` is 1: there are no other replicas to split with")
+    })
 }
 
 /// Warns about `parts` and `sequence_parallel` with tp = 1, where they have no effect.
@@ -218,7 +219,7 @@ fn nothing_to_hide(settings: &Settings) -> Vec<String> {
     let parallel = &settings.parallel;
     let is_idle = |is_set: bool| is_set && parallel.tp == 1;
     let told = |key: &str| {
-        format!("`parallel.{key}` is set, but `parallel.tp` is 1: no exchange of layers is there to hide or to split")
+        format!("`parallel.{key}` is set, but `parallel.tp` is 1: one rank has no communication to hide or split")
     };
     let keys = [
         ("parts", is_idle(parallel.parts.is_some_and(|parts| parts > 1))),
@@ -244,7 +245,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     }
     if settings.train.recompute && parallel.schedule == Some(Schedule::None) {
         let what = "`train.recompute` is true, but `parallel.schedule` is \"none\"".to_owned();
-        let hint = "a schedule that computes again is \"oases\"";
+        let hint = "a schedule that recomputes is \"oases\"";
         raw.note_contradiction(&["train.recompute", "parallel.schedule"], what, Some(hint));
     }
     check_schedule(raw, settings);
@@ -266,10 +267,10 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     let name = schedule.name();
     if parallel.recompute_units != Units::All && !matches!(schedule, Schedule::SavedComm | Schedule::Oases) {
         let what = format!(
-            "`parallel.recompute_units` is \"{}\", but the schedule \"{name}\" leaves no choice of what is computed again",
+            "`parallel.recompute_units` is \"{}\", but the schedule \"{name}\" cannot choose what to recompute",
             parallel.recompute_units.name()
         );
-        let hint = "schedules that do are \"oases\" (train.recompute = true) and \"saved-comm\"";
+        let hint = "schedules that can are \"oases\" (train.recompute = true) and \"saved-comm\"";
         raw.note_contradiction(&["parallel.recompute_units", "parallel.schedule", "train.recompute"], what, Some(hint));
     }
     if !parallel.ahead {
@@ -304,7 +305,8 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     let (balance, parallel) = (&settings.balance, &settings.parallel);
     let mode = balance.mode.name();
     if balance.mode != Mode::Off && parallel.tp == 1 {
-        let what = format!("`balance.mode` is \"{mode}\", but `parallel.tp` is 1: there is nobody to share work with");
+        let what =
+            format!("`balance.mode` is \"{mode}\", but `parallel.tp` is 1: there is no other rank to share work with");
         raw.note_contradiction(
             &["balance.mode", "parallel.tp"],
             what,
@@ -312,11 +314,11 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         );
     }
     if balance.mode == Mode::Resize && balance.gamma_max == 0.0 {
-        let what = "`balance.mode` is \"resize\", but `balance.gamma_max` lets nothing be left out".to_owned();
-        raw.note_contradiction(&["balance.mode", "balance.gamma_max"], what, Some("0.5 leaves out half at most"));
+        let what = "`balance.mode` is \"resize\", but `balance.gamma_max` is 0, which prunes nothing".to_owned();
+        raw.note_contradiction(&["balance.mode", "balance.gamma_max"], what, Some("0.5 prunes half at most"));
     }
     if balance.gamma_max > 0.0 && !balance.mode.resizes() {
-        let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" leaves nothing out");
+        let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" prunes nothing");
         let hint = "modes that do are \"resize\", \"semi\" and \"auto\"";
         raw.note_contradiction(&["balance.gamma_max", "balance.mode"], what, Some(hint));
     }
@@ -326,8 +328,8 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
             ("balance.selection", balance.selection != Selection::Priority),
         ];
         for (key, _) in how.into_iter().filter(|(_, is_set)| *is_set) {
-            let what = format!("`{key}` is set, but `balance.gamma_max` lets nothing be left out");
-            let hint = "set it, too, with mode \"resize\", \"semi\" or \"auto\"; 0.5 leaves out half at most";
+            let what = format!("`{key}` is set, but `balance.gamma_max` is 0, which prunes nothing");
+            let hint = "set it, too, with mode \"resize\", \"semi\" or \"auto\"; 0.5 prunes half at most";
             raw.note_contradiction(&[key, "balance.gamma_max"], what, Some(hint));
         }
     }

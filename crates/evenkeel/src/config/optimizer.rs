@@ -24,7 +24,7 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
     let (train, name) = (&settings.train, settings.train.optimizer.name());
     for (key, optimizers) in KEYS {
         if raw.is_given(key) && !optimizers.contains(&train.optimizer) {
-            let what = format!("`{key}` is set, but `train.optimizer` is \"{name}\", which has none");
+            let what = format!("`{key}` is set, but `train.optimizer` is \"{name}\", which does not use it");
             let quoted: Vec<String> = optimizers.iter().map(|of| format!("\"{}\"", of.name())).collect();
             let hint = format!("it is for {}; leave it out", quoted.join(", "));
             raw.note_contradiction(&[key, "train.optimizer"], what, Some(&hint));
@@ -36,8 +36,7 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
     }
     let moves_together = matches!(train.optimizer, Adafactor | Muon);
     if moves_together && settings.balance.gamma_max > 0.0 {
-        let what =
-            format!("`balance.gamma_max` leaves elements out of updates, which \"{name}\" makes of whole matrices");
+        let what = format!("`balance.gamma_max` prunes elements of updates, but \"{name}\" updates whole matrices");
         let hint = "set balance.gamma_max = 0, or train.optimizer = \"adamw\", \"sgd\" or \"lion\"";
         raw.note_contradiction(&["balance.gamma_max", "train.optimizer"], what, Some(hint));
     }

@@ -22,7 +22,7 @@ use crate::{Failure, Mistake, text, warn};
 pub struct Arguments {
     /// A Hugging Face model folder.
     model: PathBuf,
-    /// Sequences (or images) of the training step to measure.
+    /// Sequences (or images) of the training step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
     /// Tokens of each sequence; 1024 by default, or as many as the model has positions for.
@@ -31,26 +31,25 @@ pub struct Arguments {
     /// The optimizer to train with, as train.optimizer names it.
     #[arg(long, default_value = "adamw", value_parser = OptimizerName::named)]
     optimizer: OptimizerName,
-    /// Ranks to cut the model over; prints who holds what.
+    /// Ranks to shard the model over; prints what each holds.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tp: u32,
-    /// Shares of the data, each with ranks of its own.
+    /// Replicas of the model (data parallelism), each on ranks of its own.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     dp: u32,
-    /// What these split among them instead of keeping it each (ZeRO): 1 the optimizer's state, 2 gradients, too, 3 parameters,
-    /// too.
+    /// ZeRO stage, what replicas split: 1 optimizer state, 2 gradients too, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: u32,
-    /// The share of the work that each rank gets, such as 1,1,0.5.
+    /// Relative share of the work of each tensor-parallel rank, such as 1,1,0.5.
     #[arg(long, value_delimiter = ',', value_parser = weight)]
     tp_weights: Vec<f64>,
-    /// A plan of how layers are cut, JSON; wins over config.json's and the automatic one.
+    /// A sharding plan, JSON; wins over config.json's and the automatic one.
     #[arg(long)]
     tp_plan: Option<PathBuf>,
-    /// Whether the residual stream is split among the ranks by tokens; if not given, it is where all parts are cut.
+    /// Whether ranks split the residual stream by tokens; by default they do, unless a plan leaves a part of the model whole.
     #[arg(long)]
     sequence_parallel: Option<bool>,
-    /// Keys of config.json that are ignored though they are not understood.
+    /// Keys of config.json to ignore although Evenkeel does not understand them.
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     ignore_keys: Vec<String>,
 }
@@ -140,8 +139,8 @@ fn on_ranks(mesh: Mesh) -> String {
     match (mesh.dp, mesh.tp) {
         (1, 1) => String::new(),
         (1, tp) => format!(", tp {tp}"),
-        (dp, 1) => format!(" and share of the data, dp {dp}"),
-        (dp, tp) => format!(" and share of the data, dp {dp} × tp {tp}"),
+        (dp, 1) => format!(" and replica, dp {dp}"),
+        (dp, tp) => format!(" and replica, dp {dp} × tp {tp}"),
     }
 }
 

@@ -217,7 +217,9 @@ impl Attending<'_> {
         }
         self.told.truncation = true;
         let were = if records == 1 { "record was" } else { "records were" };
-        let note = format!("{records} {were} cut at data.sequence tokens so far; a larger data.sequence keeps more of their ends");
+        let note = format!(
+            "{records} {were} cut at data.sequence tokens so far; a larger data.sequence keeps more of their ends"
+        );
         self.progress.note(&note).map_err(Error::Report)
     }
 }

@@ -174,7 +174,7 @@ pub fn describe(balanced: &Balanced) -> String {
         _ => String::new(),
     };
     moved.last_mut().into_iter().for_each(|last: &mut String| last.push_str(&from));
-    let leaves_out = |(rank, gamma): (usize, &f64)| format!("{who} {rank} leaves out {:.0} %", 100.0 * gamma);
+    let leaves_out = |(rank, gamma): (usize, &f64)| format!("{who} {rank} prunes {:.0} %", 100.0 * gamma);
     let all = [("moved", moved), ("lent", lent), ("took back", took_back)];
     let mut done: Vec<String> = all
         .iter()
@@ -183,7 +183,7 @@ pub fn describe(balanced: &Balanced) -> String {
         .collect();
     done.extend(now.gammas.iter().enumerate().filter(|(_, gamma)| **gamma > 0.0).map(leaves_out));
     let stops = |&rank: &usize| before.gammas[rank] > 0.0 && now.gammas[rank] == 0.0;
-    done.extend((0..mesh.tp).filter(stops).map(|rank| format!("{who} {rank} leaves out nothing any more")));
+    done.extend((0..mesh.tp).filter(stops).map(|rank| format!("{who} {rank} prunes nothing any more")));
     let steps = |seconds: f64| (1000.0 * seconds).round();
     format!(
         "{slow} since step {}; after step {step} {}; step {} → {} ms{} (optimum {})",
@@ -191,7 +191,7 @@ pub fn describe(balanced: &Balanced) -> String {
         if done.is_empty() { "work is divided anew".to_owned() } else { done.join(", ") },
         steps(prospect.now_s),
         steps(after.as_secs_f64()),
-        if *steps_after == 0 { " as foretold" } else { "" },
+        if *steps_after == 0 { " as predicted" } else { "" },
         steps(prospect.optimum_s),
     )
 }
@@ -243,9 +243,9 @@ mod tests {
             })
         };
         let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns, \
-                        rank 1 leaves out";
+                        rank 1 prunes";
         assert_eq!(line([0.0, 0.25], 291, 3), format!("{expected} 25 %; step 412 → 291 ms (optimum 284)"));
-        assert_eq!(line([0.0, 0.25], 300, 0), format!("{expected} 25 %; step 412 → 300 ms as foretold (optimum 284)"));
+        assert_eq!(line([0.0, 0.25], 300, 0), format!("{expected} 25 %; step 412 → 300 ms as predicted (optimum 284)"));
         assert_eq!(line([0.5, 0.0], 291, 3), format!("{expected} nothing any more; step 412 → 291 ms (optimum 284)"));
     }
 

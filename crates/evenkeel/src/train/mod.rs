@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     attending.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
-    let prompt = data.describe_prompt().map(|prompt| format!("instructions are asked by {prompt}"));
+    let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
     let begun = [parts, prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
     for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
         attending.say(&line)?;
@@ -356,10 +356,10 @@ fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) ->
         step => format!("the run ends after step {step}, which is saved in `{}`", folder.root().display()),
     };
     let go_on = match (error.is_of_record(), step) {
-        (true, 0) => Some("to pass over such records, add --set data.on_bad_record=skip"),
-        (true, _) => Some(
-            "to pass over such records and go on, give the same command with --resume --set data.on_bad_record=skip",
-        ),
+        (true, 0) => Some("to skip such records, add --set data.on_bad_record=skip"),
+        (true, _) => {
+            Some("to skip such records and go on, give the same command with --resume --set data.on_bad_record=skip")
+        }
         (false, _) => None,
     };
     let hints: Vec<String> = error.hint().into_iter().chain(go_on.map(str::to_owned)).collect();
@@ -415,7 +415,7 @@ fn conclusion(
     attending.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
-        let how = if is_chat { "answers, asked by its chat template" } else { "writes" };
+        let how = if is_chat { "answers through its chat template" } else { "writes" };
         lines.push(format!("\nWhat it {how}:"));
         lines.extend(samples.iter().map(|sample| format!("  {}", sample.trim_end().replace('\n', "\n  "))));
     }

@@ -160,7 +160,7 @@ impl RunFolder {
         let (before, now) = (settings_in(&before), settings_in(&config.to_toml()));
         let changed: Vec<&str> = now.iter().filter(|line| !before.contains(line)).map(String::as_str).collect();
         if !changed.is_empty() {
-            warn(&format!("the run goes on with other settings than it was begun with: {}", changed.join(", ")));
+            warn(&format!("the run continues with changed settings: {}", changed.join(", ")));
         }
         Ok(())
     }

@@ -84,11 +84,11 @@ pub enum Error {
     TooManyBad { limit: u64, first: String },
     #[error("the {what} is {found}, expected {expected}")]
     BadOption { what: &'static str, found: String, expected: String },
-    #[error("the state to continue from was taken with other data or options")]
+    #[error("the saved dataset position is of other data or options")]
     OtherOrder,
-    #[error("the run to continue had other data: {}", differences.join("; "))]
+    #[error("the run to resume had other data: {}", differences.join("; "))]
     OtherData { differences: Vec<String> },
-    #[error("the state to continue from is at {cursor}, {detail}")]
+    #[error("the saved dataset position is {cursor}, {detail}")]
     BadState { cursor: Cursor, detail: String },
     #[error("cannot start the thread `{name}`: {detail}")]
     Thread { name: String, detail: String },
@@ -166,12 +166,12 @@ impl Error {
             Error::TooManyBad { .. } => {
                 "is this the right file, and data.format what it holds? data.bad_record_limit lets more be skipped"
             }
-            Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's turn?",
+            Error::NothingToRead { .. } => "is every record empty, held out, or without an assistant's message?",
             Error::OtherData { .. } => {
                 "give it the data and the options that it had, or begin another run in another --output"
             }
             Error::OtherOrder => "seed, shuffling, held-out share and files must stay the same to continue",
-            Error::BadState { .. } => "the data or the tokenizer changed since the state was saved",
+            Error::BadState { .. } => "the data or the tokenizer changed since the checkpoint was written",
             _ => return None,
         };
         Some(hint.to_owned())

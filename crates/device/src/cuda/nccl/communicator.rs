@@ -24,7 +24,7 @@ impl NcclId {
         // SAFETY: room for an id.
         match unsafe { (library.functions.get_unique_id)(&mut id) } {
             SUCCESS => Ok(NcclId(id)),
-            result => Err(failure("beginning to connect cards", library, result, std::ptr::null_mut())),
+            result => Err(failure("beginning to connect GPUs", library, result, std::ptr::null_mut())),
         }
     }
 }
@@ -83,7 +83,7 @@ impl NcclCommunicator {
         // SAFETY: the card's context is current, which is how NCCL knows the card; the pointers are to variables of their types.
         let result = unsafe { (library.functions.init)(&mut raw, members as c_int, id.0, me as c_int, &mut config) };
         if !matches!(result, SUCCESS | IN_PROGRESS) {
-            return Err(failure(&format!("connecting card {ordinal}"), &library, result, std::ptr::null_mut()));
+            return Err(failure(&format!("connecting GPU {ordinal}"), &library, result, std::ptr::null_mut()));
         }
         Ok(NcclCommunicator { library, context, raw: Mutex::new(Some(Handle(raw))), scratch })
     }
@@ -138,7 +138,7 @@ impl NcclCommunicator {
             if matches!(result, SUCCESS | IN_PROGRESS) { ended } else { result }
         };
         if !matches!(result, SUCCESS | IN_PROGRESS) {
-            panic!("moving bytes between cards: {}", self.library.words(result, raw));
+            panic!("moving bytes between GPUs: {}", self.library.words(result, raw));
         }
     }
 
@@ -199,7 +199,7 @@ impl Scratch {
         let mut address = 0;
         // SAFETY: the context is current.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1) as usize) };
-        succeed("taking working memory for transfers between cards", result)?;
+        succeed("taking working memory for transfers between GPUs", result)?;
         Ok(Scratch { context, address, bytes })
     }
 }

@@ -42,7 +42,7 @@ impl Products {
         let version = cublaslt_version()?;
         let handle = lt::create_handle().map_err(|error| CudaError::Call {
             what: "starting cuBLASLt".to_owned(),
-            error: format!("{error}\n  hint: is enough of the card's memory free?"),
+            error: format!("{error}\n  hint: is enough of the GPU's memory free?"),
         })?;
         Ok(Products { handle, version: format!("{}-{version}", card.name), plans: HashMap::new() })
     }

@@ -50,8 +50,8 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         return Ok(json.to_string());
     }
     let parts = match &launch.virtual_gpus[..] {
-        [] if launch.placement.is_each_on_its_own() => format!("cards {:?}", launch.placement.cards()),
-        [] => "the whole card".to_owned(),
+        [] if launch.placement.is_each_on_its_own() => format!("GPUs {:?}", launch.placement.cards()),
+        [] => "the whole GPU".to_owned(),
         parts => format!("{parts:?} multiprocessors"),
     };
     let peaks: Vec<String> = peaks.into_iter().map(text::bytes).collect();

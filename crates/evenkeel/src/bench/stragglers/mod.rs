@@ -25,10 +25,10 @@ use subject::Subject;
 pub struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// Ranks that share every layer, each with its cores.
+    /// Ranks that share every layer (tensor parallelism), each with its cores.
     #[arg(long, default_value_t = 2, value_parser = between::<2, 64>)]
     tp: usize,
-    /// Simulate so many ranks from compute times measured on one core, instead of running --tp of them.
+    /// Simulate this many ranks from compute times measured on one core, instead of running --tp of them.
     #[arg(long, value_name = "RANKS", conflicts_with = "tp", value_parser = between::<2, 64>)]
     simulate: Option<usize>,
     /// How many times as long each rank takes, such as 1,2; may be given several times. One rank at 2 by default, and with
@@ -38,13 +38,13 @@ pub struct Arguments {
     /// Modes to compare with "off".
     #[arg(long, value_delimiter = ',', value_parser = mode(), default_value = "reshard,migrate,auto")]
     modes: Vec<Mode>,
-    /// The most that "resize" and "semi" leave out.
+    /// The largest fraction that "resize" and "semi" prune.
     #[arg(long, default_value_t = 0.5, value_parser = share)]
     gamma_max: f64,
     /// Steps before a straggler comes, with it, and after it has gone.
     #[arg(long, default_value_t = 40, value_parser = between::<10, 100000>)]
     steps: usize,
-    /// How often every mode has its turn; the run whose slowdown is in the middle is shown.
+    /// Rounds; every mode runs once in each, and its median run is shown.
     #[arg(long, default_value_t = 1, conflicts_with = "simulate", value_parser = between::<1, 99>)]
     rounds: usize,
     /// Slow ranks down with a busy process on their cores instead of an emulated throttle; each then has half of them.
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Let the straggler change places with the first rank every so many steps instead of leaving.
     #[arg(long, value_name = "STEPS", conflicts_with = "simulate", value_parser = between::<5, 100000>)]
     switch_every: Option<usize>,
-    /// Tell what watching costs instead, where no rank is slow.
+    /// Measure the overhead of watching the ranks instead; no rank is slow.
     #[arg(long, conflicts_with_all = ["simulate", "neighbour", "switch_every", "cases", "modes", "rounds", "svg"])]
     overhead: bool,
     /// Draw the results to this file.

@@ -71,9 +71,9 @@ fn names_no_device(value: &Json) -> bool {
     }
 }
 
-const NO_OFFLOAD: &str = "nothing is kept in another memory than the one it is computed with";
+const NO_OFFLOAD: &str = "there is no offloading";
 const NO_OFFLOAD_HINT: &str = "parallel.zero, parallel.tp and train.recompute save memory";
-const EXACT_EXCHANGES: &str = "what is exchanged is not quantised";
+const EXACT_EXCHANGES: &str = "communication is not quantised";
 
 pub const KEYS: Keys = &[
     ("train_batch_size", Fate::Read),
@@ -93,19 +93,19 @@ pub const KEYS: Keys = &[
     ("activation_checkpointing", Fate::Section(CHECKPOINTING)),
     ("tensorboard", Fate::Section(TENSORBOARD)),
     ("seed", refused("DeepSpeed has no such key", "use --seed")),
-    ("pipeline", refused("there are no pipelines", "set parallel.tp or parallel.dp")),
-    ("sequence_parallel_size", refused_unless(at_most_one, "attention is not split by tokens")),
+    ("pipeline", refused("there is no pipeline parallelism", "set parallel.tp or parallel.dp")),
+    ("sequence_parallel_size", refused_unless(at_most_one, "attention is not split along the sequence")),
     ("sparse_attention", refused("attention is dense", "")),
     ("sparse_gradients", Fate::Idle),
-    ("progressive_layer_drop", refused("no layer is left out", "")),
+    ("progressive_layer_drop", refused("no layer is dropped", "")),
     ("curriculum_learning", refused("sequences have one length for the whole run", "")),
-    ("data_efficiency", refused("samples are neither chosen by difficulty nor is a token dropped", "")),
+    ("data_efficiency", refused("there is no data sampling by difficulty and no token dropping", "")),
     ("compression_training", refused("weights are neither pruned nor quantised", "")),
     ("quantize_training", refused("weights are not quantised", "")),
     ("elasticity", refused("the batch is fixed", "a checkpoint resumes on any number of ranks")),
-    ("autotuning", refused("nothing is tried out before a run", "")),
+    ("autotuning", refused("there is no autotuning", "")),
     ("hybrid_engine", refused("a run does not generate between steps", "")),
-    ("eigenvalue", refused("curvature is not measured", "")),
+    ("eigenvalue", refused("eigenvalues are not computed", "")),
     ("zero_allow_untested_optimizer", Fate::Idle),
     ("zero_force_ds_cpu_optimizer", Fate::Idle),
     ("wall_clock_breakdown", Fate::Idle),
@@ -225,8 +225,11 @@ const TENSOR_PARALLEL: Keys = &[
     ("replace_with_kernel_inject", Fate::Idle),
     ("kernel_inject", Fate::Idle),
     ("tp", refused("it is for inference", "set tensor_parallel.autotp_size")),
-    ("partition_config", refused("a cut by patterns comes from a plan of transformers", "set parallel.tp_plan")),
-    ("injection_policy_tuple", refused("a cut by patterns comes from a plan of transformers", "set parallel.tp_plan")),
+    ("partition_config", refused("sharding by patterns comes from a plan of transformers", "set parallel.tp_plan")),
+    (
+        "injection_policy_tuple",
+        refused("sharding by patterns comes from a plan of transformers", "set parallel.tp_plan"),
+    ),
 ];
 
 const CHECKPOINTING: Keys = &[
@@ -272,7 +275,7 @@ pub const SGD: Keys = &[
     ("nesterov", Fate::Is("train.nesterov")),
     ("weight_decay", Fate::Is("train.weight_decay")),
     ("dampening", refused_unless(is_zero, "momentum is not dampened")),
-    ("maximize", refused("losses are made smaller", "")),
+    ("maximize", refused("losses are minimised", "")),
     ("max_grad_norm", refused("DeepSpeed clips by another key", "set gradient_clipping")),
     ("foreach", Fate::Idle),
     ("fused", Fate::Idle),

@@ -90,7 +90,7 @@ pub fn read(reader: &mut Reader) {
 
 /// One that can be had.
 fn optimizer(reader: &mut Reader) -> Option<Known> {
-    const WHY: &str = "AdamW, Lion and SGD are there, and train.optimizer has others";
+    const WHY: &str = "AdamW, Lion and SGD are supported, and train.optimizer has others";
     let names = OPTIMIZERS.map(|known| known.name);
     if !has_section(reader, "optimizer", &["type", "params", "legacy_fusion"]) {
         return None;
@@ -171,7 +171,7 @@ fn decay(reader: &mut Reader) {
     let is_adam = name.is_some_and(|name| name.eq_ignore_ascii_case("Adam"));
     match reader.flag(KEY) {
         Some(false) if is_adam && reader.raw.number("train.weight_decay") != Some(0.0) => {
-            let what = "is not supported: weights decay by themselves, not through the gradient".to_owned();
+            let what = "is not supported: weight decay is decoupled from the gradient".to_owned();
             reader.note(KEY, what, "set it to true, or optimizer.params.weight_decay to 0");
         }
         Some(_) => reader.idle.push(format!("`{KEY}`")),
