@@ -4,14 +4,17 @@ use std::path::{Path, PathBuf};
 
 use toml::Value;
 
-use super::{DataSource, RawConfig, RunConfig, deepspeed, explain};
+use super::{DataSource, RawConfig, RunConfig, deepspeed, explain, explain_in_markdown};
 use crate::{Failure, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Lists every key: its type, default and meaning.
+    /// Lists every key with its default, type and meaning.
     #[arg(long, conflicts_with = "file")]
     explain: bool,
+    /// Writes the list as a page of Markdown: docs/configuration.md.
+    #[arg(long, requires = "explain")]
+    markdown: bool,
     #[command(flatten)]
     overrides: Overrides,
 }
@@ -24,7 +27,7 @@ pub struct Overrides {
     /// Steps to train (train.steps).
     #[arg(long, value_name = "N")]
     steps: Option<String>,
-    /// Times to go through the data (train.epochs).
+    /// Passes over the data (train.epochs).
     #[arg(long, value_name = "N")]
     epochs: Option<String>,
     /// Learning rate after the warmup (train.lr).
@@ -36,28 +39,28 @@ pub struct Overrides {
     /// Tokens of a sequence (data.sequence).
     #[arg(long, value_name = "N")]
     sequence: Option<String>,
-    /// What is computed in, f32 or bf16 (train.dtype).
+    /// Compute dtype, f32 or bf16 (train.dtype).
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<String>,
-    /// Folder of everything that is written (output.folder).
+    /// Folder for everything that the run writes (output.folder).
     #[arg(long, value_name = "FOLDER")]
     output: Option<String>,
     /// Seed of weights, data and training (model.seed, data.seed, train.seed).
     #[arg(long, value_name = "N")]
     seed: Option<String>,
-    /// Shares of the data that are computed side by side (parallel.dp).
+    /// Replicas of the model, for data parallelism (parallel.dp).
     #[arg(long, value_name = "N")]
     dp: Option<String>,
-    /// Ranks that share every layer of the model (parallel.tp).
+    /// Ranks that share every layer, for tensor parallelism (parallel.tp).
     #[arg(long, value_name = "N")]
     tp: Option<String>,
     /// Cores of each rank (parallel.cores_per_rank).
     #[arg(long, value_name = "N")]
     cores_per_rank: Option<String>,
-    /// A DeepSpeed configuration, JSON, for what the run's own leaves open.
+    /// A DeepSpeed configuration, JSON; sets what the run's own file leaves open.
     #[arg(long, value_name = "FILE")]
     deepspeed: Option<PathBuf>,
-    /// Changes any key; may be repeated, and comes after the other flags.
+    /// Sets any key; may be repeated; applied after the other flags.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
 }
@@ -120,7 +123,7 @@ impl Overrides {
                 Ok(text) => raw.read_file(&file.display().to_string(), &text),
                 Err(error) if error.is_fault() => return Err(error.into()),
                 Err(error) => {
-                    raw.note_unreadable(&error, "`evenkeel config --explain` says what a configuration can hold");
+                    raw.note_unreadable(&error, "`evenkeel config --explain` lists every key of a configuration");
                 }
             }
         }
@@ -186,6 +189,9 @@ fn source_of(path: &Path) -> DataSource {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
+    if arguments.markdown {
+        return Ok(explain_in_markdown());
+    }
     if arguments.explain {
         return Ok(explain());
     }

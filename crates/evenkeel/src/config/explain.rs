@@ -1,4 +1,4 @@
-//! `evenkeel config --explain`: every key there is.
+//! `evenkeel config --explain`: every key there is, as a table for the terminal or as docs/configuration.md.
 
 use super::Settings;
 use super::setting::in_toml;
@@ -7,6 +7,9 @@ use super::table::{Key, UnlessGiven};
 /// Columns of the type and of the meaning; longer ones go on in the next line.
 const KIND_WIDTH: usize = 34;
 const MEANING_WIDTH: usize = 47;
+
+/// Columns of a line of Markdown.
+const PAGE_WIDTH: usize = 130;
 
 pub fn explain() -> String {
     let sections = Settings::sections();
@@ -26,6 +29,54 @@ pub fn explain() -> String {
         "Columns: key, default (`-` is not set), type, meaning. Paths are relative to the current folder.".to_owned(),
     );
     lines.join("\n")
+}
+
+/// docs/configuration.md, without the newline at its end.
+pub fn explain_in_markdown() -> String {
+    let sections = Settings::sections();
+    let names: Vec<String> = sections
+        .iter()
+        .flat_map(|section| section.keys.iter().map(move |key| format!("{}.{}", section.name, key.name)))
+        .collect();
+    let mut lines = wrap(MARKDOWN_HEAD, PAGE_WIDTH);
+    lines.splice(0..0, ["# Configuration".to_owned(), String::new()]);
+    for section in &sections {
+        lines.extend([String::new(), format!("## [{}]", section.name), String::new()]);
+        lines.extend(wrap(&mark_keys(&section.meaning, &names), PAGE_WIDTH));
+        lines.push(String::new());
+        for key in &section.keys {
+            lines.extend(item(section.name, key, &names));
+        }
+    }
+    lines.join("\n")
+}
+
+const MARKDOWN_HEAD: &str = "`evenkeel config --explain --markdown` writes this page from the table of keys in the program. \
+    A configuration is a TOML file; each heading below is one of its sections. Every key can also be set on the command line: \
+    `--set section.key=value`. Paths are relative to the current folder. `evenkeel config FILE` prints a configuration with \
+    every default filled in, or all of its mistakes.";
+
+/// `` - `section.key` = `default` (type): meaning ``
+fn item(section: &str, key: &Key, names: &[String]) -> Vec<String> {
+    let (default, note) = match &key.unless_given {
+        UnlessGiven::Default(value) => (format!(" = `{}`", in_toml(value)), ""),
+        UnlessGiven::Unset => (String::new(), ", optional"),
+        UnlessGiven::Required => (String::new(), ", required"),
+    };
+    let meaning = mark_keys(&key.meaning, names);
+    let text = format!("- `{section}.{}`{default} ({}{note}): {meaning}", key.name, key.kind);
+    let indented = |(row, line): (usize, String)| if row == 0 { line } else { format!("  {line}") };
+    wrap(&text, PAGE_WIDTH - 2).into_iter().enumerate().map(indented).collect()
+}
+
+/// The names of keys in a text, set as code.
+fn mark_keys(text: &str, names: &[String]) -> String {
+    let mark = |word: &str| {
+        let name = word.trim_end_matches([',', '.', ';', ':', ')']);
+        let is_key = names.iter().any(|known| known == name);
+        if is_key { format!("`{name}`{}", &word[name.len()..]) } else { word.to_owned() }
+    };
+    text.split(' ').map(mark).collect::<Vec<_>>().join(" ")
 }
 
 fn unless_given(key: &Key) -> String {

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 pub use check::names_a_file;
 pub use command::{Arguments, Overrides, run};
-pub use explain::explain;
+pub use explain::{explain, explain_in_markdown};
 pub use raw::{RawConfig, key_of_flag};
 pub use setting::in_toml;
 pub use settings::{

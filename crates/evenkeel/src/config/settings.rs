@@ -44,7 +44,7 @@ settings! {
         path: Option<PathBuf>;
         /// A config.json to pre-train from random weights.
         config: Option<PathBuf>;
-        /// Architecture of a new model; "llama" where sizes are given.
+        /// Architecture of a new model; "llama" if sizes are given.
         architecture: Option<Architecture>;
         /// Width of the residual stream of a new model.
         hidden: Option<usize>, from(1).to(MOST_SIZE);
@@ -58,15 +58,15 @@ settings! {
         ffn: Option<usize>, from(1).to(MOST_SIZE);
         /// Vocabulary of a new model; the tokenizer's if not set.
         vocab: Option<usize>, from(2).to(MOST_SIZE);
-        /// Whether a new model's head is its embedding; false if not set.
+        /// Whether a new model's head shares its embedding's weights; false if not set.
         tied: Option<bool>;
         /// Seed of random weights.
         seed: u64 = 0, from(0);
-        /// Keys of config.json that are ignored though they are not understood. The model is trained, and saved, without them.
+        /// Keys of config.json to ignore although Evenkeel does not understand them. The model is trained and saved without them.
         ignore_keys: Vec<String> = Vec::new();
     }
 
-    /// What it is trained on.
+    /// What the model is trained on.
     [data] Data {
         /// Where records come from.
         source: DataSource;
@@ -86,11 +86,11 @@ settings! {
         output_column: String = "output".to_owned();
         /// Column of the conversation, in format "messages".
         messages_column: String = "messages".to_owned();
-        /// Column of the tools that may be called in a conversation, a list of JSON schemas or JSON text of one, in format
-        /// "messages". It may be missing if it has this name.
+        /// Column of the tools that a conversation may call, in format "messages": a list of JSON schemas, or JSON text of one.
+        /// The column "tools" may be missing, any other must be there.
         tools_column: String = "tools".to_owned();
-        /// What format "alpaca" asks by: the chat template, with the instruction and, in a line of its own, the input as what the user
-        /// says, or Stanford Alpaca's prompt. "chat" if not set and there is a template, else "alpaca".
+        /// Prompt of format "alpaca". "chat" renders the chat template, with the instruction and, on a line of its own, the input
+        /// as the user's message; "alpaca" is Stanford Alpaca's prompt. If not set, "chat" if there is a template, else "alpaca".
         instruction_prompt: Option<InstructionPrompt>;
         /// "bytes", a tokenizer.json, or a folder with one; model.path if not set, else "bytes".
         tokenizer: Option<String>;
@@ -98,28 +98,30 @@ settings! {
         chat_template: Option<PathBuf>;
         /// Tokens of a sequence.
         sequence: usize = 1024, from(2).to(1 << 20);
-        /// Whether records share sequences; if not, a record fills one sequence and what is longer is cut off. Not for images.
+        /// Whether records share sequences. If not, each record gets a sequence of its own and loses what does not fit. Not for
+        /// images.
         packing: bool = true;
-        /// How records share sequences: whole, each where it leaves the least free, and the end of what is longer than a sequence is
-        /// cut off; or run on from one sequence to the next. If not set, "cut" for plain text and else "best-fit".
+        /// How records share sequences. "best-fit" keeps records whole, puts each where it leaves the least room, and cuts off
+        /// the end of a record longer than a sequence; "cut" continues a record in the next sequence. If not set, "cut" for plain
+        /// text, else "best-fit".
         packing_strategy: Option<PackingStrategy>;
-        /// Whether the last token before a cut predicts the first one behind it. It does not in transformers.
+        /// Whether the last token before a cut is trained to predict the first one after it. transformers does not do so.
         label_beyond_cut: bool = false;
-        /// What a record that cannot be read does: "stop" ends the run, "skip" passes it over and counts it.
+        /// What to do with a record that cannot be read: "stop" ends the run, "skip" skips the record and counts it.
         on_bad_record: OnBadRecord = OnBadRecord::Stop;
-        /// Bad records that an epoch may have; with more, the run ends although they are skipped. 100 if not set and they are.
+        /// Bad records allowed in an epoch; with more, the run ends even with "skip". 100 if not set and bad records are skipped.
         bad_record_limit: Option<u64>, from(1);
         /// Whether training mirrors every other image.
         flip: bool = true;
         /// Pixels by which training shifts images at random, each way.
         crop: usize = 4, from(0).to(1024);
-        /// Whether records come in a new order every epoch.
+        /// Whether each epoch reads the records in a new order.
         shuffle: bool = true;
         /// Seed of the order and of synthetic records.
         seed: u64 = 0, from(0);
         /// Threads that prepare records.
         workers: usize = 1, from(1).to(256);
-        /// One record in this many is kept for evaluation; 0 keeps none.
+        /// Keeps one record in this many for evaluation; 0 keeps none.
         holdout: u64 = 0, from(0);
         /// Files to evaluate on.
         eval_paths: Vec<PathBuf> = Vec::new();
@@ -127,7 +129,7 @@ settings! {
         records: Option<u64>, from(1).to(A_BILLION);
     }
 
-    /// How it is trained. Training ends at the first of steps, epochs, tokens and minutes; one of them is needed.
+    /// How the model is trained. Training ends at the first of steps, epochs, tokens and minutes; set at least one.
     [train] Train {
         /// Sequences (or images) of a micro-batch.
         batch: usize = 8, from(1).to(65536);
@@ -135,7 +137,7 @@ settings! {
         accumulate: usize = 1, from(1).to(65536);
         /// Steps to train.
         steps: Option<u32>, from(1).to(A_BILLION);
-        /// Times to go through the data.
+        /// Passes over the data.
         epochs: Option<u32>, from(1).to(1_000_000);
         /// Tokens to train on.
         tokens: Option<u64>, from(1);
@@ -147,173 +149,174 @@ settings! {
         min_lr: f64 = 0.0, from(0).to(100);
         /// Steps over which the learning rate rises.
         warmup_steps: u32 = 0, from(0).to(A_BILLION);
-        /// How the learning rate falls after the warmup. "wsd" leaves it at train.lr until the end is near.
+        /// How the learning rate falls after the warmup. "wsd" keeps it at train.lr until near the end.
         lr_decay: LrDecay = LrDecay::Cosine;
-        /// Cosines of "cosine-restarts", each from train.lr down; 1 if not set.
+        /// Cycles of "cosine-restarts", each starting at train.lr; 1 if not set.
         lr_cycles: Option<u32>, from(1).to(1_000_000);
         /// Exponent of "polynomial"; 1 if not set, which is linear.
         lr_power: Option<f64>, above(0).to(100);
-        /// Share of the run, at its end, in which the learning rate of "wsd" falls; 0.1 if not set.
+        /// Fraction of the run, at its end, over which "wsd" lowers the learning rate; 0.1 if not set.
         lr_decay_share: Option<f64>, above(0).to(1);
-        /// How it falls then; "cosine" if not set. "sqrt" is 1 - √ of what is behind.
+        /// Form of the "wsd" decay; "cosine" if not set. "sqrt" is 1 - √x after a fraction x of the decay.
         lr_decay_form: Option<DecayForm>;
-        /// How weights follow gradients. "muon" is for the matrices of hidden layers; embeddings, head, norms and biases follow
-        /// AdamW. "adafactor" takes steps relative to a parameter's root mean square.
+        /// The optimizer. "muon" updates the matrices of hidden layers; embeddings, head, norms and biases use AdamW. "adafactor"
+        /// takes steps relative to a parameter's root mean square.
         optimizer: OptimizerName = OptimizerName::AdamW;
-        /// AdamW's and Lion's decay of the mean of gradients; 0.9 if not set.
+        /// Decay of the mean of gradients, of AdamW and Lion; 0.9 if not set.
         beta1: Option<f64>, from(0).to(0.9999999);
-        /// AdamW's decay of the mean of squared gradients, 0.95 if not set; Lion's of the mean that it keeps, 0.99 if not set.
+        /// AdamW's decay of the mean of squared gradients, 0.95 if not set; Lion's decay of its momentum, 0.99 if not set.
         beta2: Option<f64>, from(0).to(0.9999999);
         /// AdamW's term against division by zero; 1e-8 if not set.
         epsilon: Option<f64>, from(1e-30).to(1);
         /// Momentum of "sgd", 0.9 if not set, and of "muon", 0.95 if not set.
         momentum: Option<f64>, from(0).to(0.9999999);
-        /// Whether "sgd" or "muon" looks ahead along its momentum; if not set, "muon" does.
+        /// Whether "sgd" or "muon" uses Nesterov momentum; if not set, "muon" does.
         nesterov: Option<bool>;
-        /// How the learning rate of "muon" depends on a matrix's shape: changes as large as AdamW's, so that its learning rate
-        /// suits (if not set), or √max(1, rows / columns).
+        /// How "muon" scales the learning rate by a matrix's shape. "match_rms_adamw", if not set, makes updates as large as
+        /// AdamW's, so that its learning rate suits; "original" multiplies by √max(1, rows / columns).
         muon_scale: Option<MuonScale>;
-        /// Weight decay, of matrices only: lr × this in a step, but with "sgd" a part of the gradient. If not set, 0.1, and 0
-        /// with "sgd" and "adafactor".
+        /// Weight decay, for matrices only: a step subtracts lr × this × the weight; "sgd" adds it to the gradient instead. If
+        /// not set, 0.1, and 0 with "sgd" and "adafactor".
         weight_decay: Option<f64>, from(0).to(100);
-        /// Gradients are scaled down to this global norm; 0 leaves them.
+        /// Gradients are scaled down to this global norm; 0 does not clip.
         clip_norm: f64 = 1.0, from(0).to(1_000_000);
         /// Share of the target's probability spread over the vocabulary.
         label_smoothing: f64 = 0.0, from(0).below(1);
-        /// What is computed in; weights and sums are kept in f32.
+        /// Compute dtype; master weights and sums are f32.
         dtype: Dtype = Dtype::F32;
-        /// Whether activations are computed again in backward, to save memory.
+        /// Whether backward recomputes activations, to save memory.
         recompute: bool = false;
-        /// Seed of what is random in a step.
+        /// Seed of what is random in a step, such as dropout.
         seed: u64 = 0, from(0);
-        /// Steps in a row whose loss or gradients are not finite, after which a run ends; they change no weight.
+        /// The run ends after this many steps in a row whose loss or gradients are not finite. Such steps change no weight.
         nonfinite_limit: u32 = 10, from(1).to(A_BILLION);
     }
 
-    /// Evaluation on records that are not trained on.
+    /// Evaluation on records that training does not see.
     [eval] Eval {
         /// Steps between evaluations; 100 if not set and there is something to evaluate on.
         every: Option<u32>, from(1).to(A_BILLION);
-        /// Micro-batches of one evaluation, each of train.batch sequences or images; 0 takes all there are.
+        /// Micro-batches of one evaluation, each of train.batch sequences or images; 0 takes all.
         batches: u64 = 16, from(0);
-        /// Evaluations in a row that may be no better than the best before them; then training ends. It never does so early if not
-        /// set.
+        /// Training ends after this many evaluations in a row that are no better than the best before them; if not set, it never
+        /// ends early.
         patience: Option<u32>, from(1).to(1_000_000);
-        /// By how much the loss of an evaluation must be below the best for eval.patience to begin anew; 0 if not set.
+        /// How far below the best loss an evaluation must be to reset eval.patience; 0 if not set.
         min_delta: Option<f64>, from(0).to(1_000_000);
     }
 
     /// What a run writes.
     [output] Output {
-        /// Folder of everything that is written.
+        /// Folder for everything that the run writes.
         folder: PathBuf = PathBuf::from("run");
         /// Steps between checkpoints; 0 writes one at the end only.
         checkpoint_every: u32 = 500, from(0).to(A_BILLION);
-        /// Checkpoints that are kept; older ones are removed.
+        /// Checkpoints to keep; older ones are removed.
         keep_checkpoints: usize = 2, from(1).to(1_000_000);
-        /// Whether a checkpoint is written after each evaluation with a lower loss than all before it, and the last of those kept
-        /// beside output.keep_checkpoints.
+        /// Whether to write a checkpoint after each evaluation with a new lowest loss, and to keep the last of these beside
+        /// output.keep_checkpoints.
         keep_best: bool = false;
-        /// Whether the trained model is written as a Hugging Face folder.
+        /// Whether to write the trained model as a Hugging Face folder.
         save_model: bool = true;
-        /// Whether that model is the one with the lowest loss in an evaluation, not that of the last step; sets output.keep_best.
+        /// Whether that model is the one with the lowest evaluation loss, not that of the last step; sets output.keep_best.
         save_best: bool = false;
         /// Dtype of the written model; train.dtype if not set.
         save_dtype: Option<Dtype>;
         /// Steps between printed lines.
         log_every: u32 = 10, from(1).to(A_BILLION);
-        /// Whether TensorBoard's event files are written.
+        /// Whether to write TensorBoard event files.
         tensorboard: bool = false;
-        /// Whether an earlier run in the folder is replaced.
+        /// Whether to replace an earlier run in the folder.
         overwrite: bool = false;
     }
 
-    /// Texts that the model continues, or questions that it answers, at the end.
+    /// Texts that the model continues, or questions that it answers, when the run ends.
     [sample] Sample {
         /// Beginnings of the texts, or the questions.
         prompts: Vec<String> = Vec::new();
-        /// Whether the prompts are asked by the chat template, as what a user says; if not set, where the model has one.
+        /// Whether the chat template turns each prompt into a user's message; if not set, it does where the model has one.
         chat: Option<bool>;
-        /// Tokens to continue with.
+        /// Most tokens to generate.
         tokens: usize = 64, from(1).to(1 << 20);
-        /// How far to stray from the likeliest token; 0 never strays.
+        /// Sampling temperature; 0 always takes the likeliest token.
         temperature: f64 = 0.8, from(0).to(100);
-        /// Tokens are drawn from the likeliest that have this probability together.
+        /// Tokens are drawn from the likeliest ones that together have this probability.
         top_p: f64 = 0.95, above(0).to(1);
     }
 
-    /// How the work is shared among ranks, each with cores of its own.
+    /// How ranks share the work.
     [parallel] Parallel {
-        /// Shares of the data that are computed side by side, each by ranks of its own (data parallelism). A step's batch is
+        /// Replicas of the model, each on ranks of its own and on its part of the batch (data parallelism). A step's batch is
         /// train.batch × train.accumulate × parallel.dp.
         dp: usize = 1, from(1).to(1024);
-        /// What these ranks split among them instead of keeping it each (ZeRO): 1 the optimizer's state, 2 gradients, too, 3
-        /// parameters, too.
+        /// ZeRO stage, what replicas split instead of each keeping a copy: 1 optimizer state, 2 gradients too, 3 parameters too.
         zero: usize = 0, from(0).to(3);
         /// Ranks that share every layer of the model (tensor parallelism).
         tp: usize = 1, from(1).to(1024);
-        /// The share of the work that each of these ranks gets, such as [1, 1, 0.5]; equal if not set.
+        /// Relative share of the work of each tensor-parallel rank, such as [1, 1, 0.5]; equal if not set.
         tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
-        /// A plan of how layers are cut, JSON, of transformers' patterns; wins over the model's own and the automatic cut. Every
-        /// pattern must match something.
+        /// A sharding plan, JSON, in transformers' patterns; wins over the model's own and over automatic sharding. Every pattern
+        /// must match something.
         tp_plan: Option<PathBuf>;
-        /// Whether the residual stream and its norms are split among these ranks by tokens. If not set, a simulation chooses; it
-        /// is whole where a plan leaves a part of the model whole. Whole, it takes more memory and often fewer bytes travel.
+        /// Whether tensor-parallel ranks split the residual stream and its norms by tokens. If not set, a simulation chooses; the
+        /// stream stays whole where a plan leaves a part of the model whole. A whole stream takes more memory and often moves
+        /// fewer bytes.
         sequence_parallel: Option<bool>;
-        /// How a step's work and exchanges are arranged; "oases" with train.recompute, else "none". `evenkeel bench
+        /// How a step's computation and communication are arranged; "oases" with train.recompute, else "none". `evenkeel bench
         /// schedules` compares them.
         schedule: Option<Schedule>;
-        /// In how many parts a micro-batch is cut, so that one part computes while another's exchange travels. If not set, a
-        /// simulation chooses up to 4 where ranks share layers and the schedule overlaps. A run that is resumed keeps both choices.
+        /// Parts that a micro-batch is cut in, so that one part computes while another communicates. If not set, a simulation
+        /// chooses up to 4 where ranks share layers and the schedule overlaps. A resumed run keeps what was chosen.
         parts: Option<usize>, from(1).to(64);
-        /// Which sublayers are computed again, by "oases" and "saved-comm".
+        /// Sublayers that "oases" and "saved-comm" recompute.
         recompute_units: Units = Units::All;
-        /// Whether a micro-batch begins when the one before it comes to its backward: more overlap, more memory. For several
-        /// (train.accumulate) in schedules that overlap.
+        /// Whether a micro-batch begins while the one before it is in its backward: more overlap, more memory. Needs
+        /// train.accumulate above 1 and a schedule that overlaps.
         ahead: bool = false;
-        /// Cores of each rank; the machine's, shared out, if not set.
+        /// Cores of each rank; if not set, ranks divide the machine's cores.
         cores_per_rank: Option<usize>, from(1).to(4096);
-        /// Cores of each rank, beside those, that exchanges have to themselves; they share the others if 0.
+        /// More cores of each rank, for communication alone; with 0, communication shares the compute cores.
         comm_cores: usize = 0, from(0).to(64);
         /// Seconds that a rank waits for another before the run ends.
         timeout_s: f64 = 300.0, above(0).to(1_000_000);
-        /// Gigabytes per second of an emulated link between ranks, to study slow ones; not emulated if not set.
+        /// Bandwidth of an emulated link between ranks in gigabytes per second, to study slow links; not emulated if not set.
         link_gb_per_s: Option<f64>, above(0).to(1_000_000);
-        /// Microseconds that every message takes on the emulated link.
+        /// Latency of every message on the emulated link in microseconds.
         link_latency_us: f64 = 0.0, from(0).to(1_000_000);
     }
 
-    /// What is done where a rank is slower than the others of its tensor-parallel group.
+    /// What to do when a rank is slower than the others of its tensor-parallel group.
     [balance] Balance {
-        /// "reshard" moves weights and their state to faster ranks for good, "migrate" has those do a part of the work in every
-        /// step, "resize" has slow ranks leave out a part of their products, "semi" does both of the last two at once, "auto"
-        /// takes what pays. With balance.gamma_max = 0 all leave the results as they are.
+        /// "reshard" moves weights and their optimizer state to faster ranks; "migrate" moves a part of the work in every step;
+        /// "resize" prunes a part of a slow rank's products; "semi" migrates and prunes; "auto" takes what pays. With
+        /// balance.gamma_max = 0, no mode changes the results.
         mode: Mode = Mode::Off;
-        /// The largest share of its products that a slow rank may leave out: accuracy for speed. "resize" needs it.
+        /// The largest fraction of its products that a slow rank may prune: accuracy for speed. "resize" needs it.
         gamma_max: f64 = 0.0, from(0).below(1);
-        /// What takes the place of gradients that were left out.
+        /// What replaces the gradients of pruned columns.
         imputation: Imputation = Imputation::Zero;
-        /// Which columns are left out: those that change least, or any.
+        /// Which columns are pruned: those that change least, or random ones.
         selection: Selection = Selection::Priority;
-        /// Steps after which they are chosen anew.
+        /// Steps between two selections of columns.
         period: u32 = 20, from(1).to(A_BILLION);
-        /// Whether ranks are timed before the first step, so that it is divided by their speed already.
+        /// Whether to time ranks before the first step, so that it already divides the work by their speed.
         calibrate: bool = true;
-        /// Emulated slow ranks, to try all this: "RANK:FACTOR", or "RANK:FACTOR@FIRST-LAST" for some steps only.
+        /// Emulated slow ranks, to try balancing: "RANK:FACTOR", or "RANK:FACTOR@FIRST-LAST" for some steps only.
         stragglers: Vec<String> = Vec::new();
     }
 
-    /// The machine.
+    /// What computes.
     [device] Device {
-        /// What computes: the machine's cores, or NVIDIA GPUs: one for each rank, or one that up to 16 ranks share.
+        /// "cpu" computes on the machine's cores; "cuda" on NVIDIA GPUs: one for each rank, or one that up to 16 ranks share.
         kind: DeviceKind = DeviceKind::Cpu;
-        /// The number of each rank's GPU, such as [0, 1, 2, 3]; a single one is for all ranks. If not set, each rank has its own where
-        /// there are as many, and else all share the first. Ranks on different GPUs exchange through NCCL.
+        /// Number of each rank's GPU, such as [0, 1, 2, 3]; a single number is for all ranks. If not set, each rank has its own
+        /// GPU where there are as many, else all share the first. Ranks on different GPUs communicate through NCCL.
         cards: Vec<u32> = Vec::new(), from(0).to(1023);
-        /// The multiprocessors of the GPU that each rank has for itself, such as [40, 40, 24, 16]; all ranks share all of them if
-        /// not set. Of an H200, multiples of 8 that are 120 together at most.
+        /// Multiprocessors of the GPU that each rank has for itself, such as [40, 40, 24, 16]; if not set, all ranks share all of
+        /// them. On an H200: multiples of 8, at most 120 in total.
         virtual_gpus: Vec<u32> = Vec::new(), from(1).to(65536);
-        /// Whether a GPU replays work that repeats as CUDA graphs; true if not set. It computes the same, with less of the host's time.
+        /// Whether a GPU replays repeated work as CUDA graphs; true if not set. The results are the same, and the host has less
+        /// to do.
         graph: Option<bool>;
         /// Threads that compute; all cores if not set.
         threads: Option<usize>, from(1).to(4096);
