@@ -4,19 +4,19 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use evenkeel_comm::Communicator;
-use evenkeel_device::DeviceKind;
-use evenkeel_model::{Model, Parameters, Split};
-use evenkeel_step::Mesh;
+use evenkeel_model::{Model, Parameters, ZeroSharding};
 use evenkeel_step::schedule::Arrangement;
+use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::exists;
 use evenkeel_train::report::Reads;
 use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, Settings};
 use crate::launch::Launch;
-use crate::memory::{check_fit, peak_bytes};
+use crate::memory::{check_fit, check_fit_on_gpus, peak_bytes};
+use crate::strategy::strategy;
 use crate::train::feed::{Data, Text};
-use crate::train::model::{ModelInput, device_dtype, open_folder};
+use crate::train::model::{ModelInput, open_folder};
 use crate::train::{RUN_CONFIG, RUN_MODEL};
 use crate::{Failure, Mistake, hub};
 
@@ -54,18 +54,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;
     let settings = &config.settings;
-    let launch = Launch::of(settings, &input.model, &input.json)?;
-    let shards = input.model.cut(&launch.cut)?;
-    let needed = peak_bytes_of(&shards, settings, &launch);
+    let strategy = strategy(settings, &input.model, &input.json)?.arranged(Arrangement::default());
+    let shards = input.model.cut(&strategy.cut)?;
+    let needed = peak_bytes_of(&shards, settings, &strategy);
     let (what, hint) = ("an evaluation", "use a smaller train.batch or data.sequence, or a smaller model");
-    match launch.kind {
-        DeviceKind::Cpu => check_fit(what, needed.iter().sum(), hint)?,
-        DeviceKind::Cuda => launch.check_fit_on_cards(what, needed.into_iter().max().unwrap_or(0), hint)?,
+    match &strategy.devices {
+        Devices::Cpu { .. } => check_fit(what, needed.iter().sum(), hint)?,
+        Devices::Cuda { gpus, .. } => check_fit_on_gpus(gpus, what, needed.into_iter().max().unwrap_or(0), hint)?,
     }
-    let (dtype, seed) = (device_dtype(settings.train.dtype), settings.model.seed);
-    let ranks = launch.start(shards, options(settings), move |shard, split, queue| {
-        Ok(input.parameters(shard, seed, dtype, split, queue)?)
-    })?;
+    let (dtype, seed) = (strategy.dtype, settings.model.seed);
+    let ranks =
+        Launch::new(strategy, &settings.parallel).start(shards, options(settings), move |shard, split, queue| {
+            Ok(input.parameters(shard, seed, dtype, split, queue)?)
+        })?;
     let Some(evaluation) = data.evaluate(&ranks, config.eval_batches(), &AtomicBool::new(false))? else {
         return Err(Mistake {
             what: "there is nothing to evaluate on".to_owned(),
@@ -123,25 +124,18 @@ fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failur
 }
 
 fn options(settings: &Settings) -> TrainerOptions {
-    let longest = settings.data.sequence;
-    TrainerOptions {
-        optimizer: None,
-        label_smoothing: 0.0,
-        arrangement: Arrangement::default(),
-        longest,
-        dropout_seed: 0,
-    }
+    TrainerOptions { optimizer: None, label_smoothing: 0.0, longest: settings.data.sequence, dropout_seed: 0 }
 }
 
 /// The memory that each rank with one of these shards takes, from dry runs.
-fn peak_bytes_of(shards: &[Model], settings: &Settings, launch: &Launch) -> Vec<u64> {
+fn peak_bytes_of(shards: &[Model], settings: &Settings, strategy: &Strategy) -> Vec<u64> {
     let samples = Samples::blank(shards[0].config.input, settings.train.batch, settings.data.sequence);
-    let (mesh, dtype) = (Mesh::of_shards(shards.len()), device_dtype(settings.train.dtype));
     let of_rank = |(rank, shard): (usize, &Model)| {
         let communicator = Communicator::dry(rank, shards.len());
-        peak_bytes(launch.kind, launch.cores_per_rank, |device| {
-            let parameters = Parameters::allocate(shard, dtype, Split::NONE, device.compute());
-            let mut trainer = Trainer::new(shards, mesh, &communicator, device.clone(), parameters, options(settings));
+        peak_bytes(strategy.devices.kind(), strategy.devices.cores_per_rank(), |device| {
+            let parameters = Parameters::allocate(shard, strategy.dtype, ZeroSharding::NONE, device.compute());
+            let mut trainer =
+                Trainer::new(shards, strategy, &communicator, device.clone(), parameters, options(settings));
             trainer.evaluate(&samples);
         })
     };
@@ -150,7 +144,7 @@ fn peak_bytes_of(shards: &[Model], settings: &Settings, launch: &Launch) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use evenkeel_device::DType;
+    use evenkeel_device::{DType, DeviceKind};
     use evenkeel_train::OptimizerOptions;
 
     use super::*;
@@ -164,10 +158,9 @@ mod tests {
         let model = Model::from_json(&json).unwrap();
         let bytes_of_weights = 4 * model.parameter_count();
         let peak = |optimizer: Option<OptimizerOptions>| {
-            let arrangement = Arrangement::default();
-            let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 4, dropout_seed: 0 };
+            let options = TrainerOptions { optimizer, label_smoothing: 0.0, longest: 4, dropout_seed: 0 };
             peak_bytes(DeviceKind::Cuda, 1, |device| {
-                let parameters = Parameters::allocate(&model, DType::F32, Split::NONE, device.compute());
+                let parameters = Parameters::allocate(&model, DType::F32, ZeroSharding::NONE, device.compute());
                 drop(Trainer::alone(model.clone(), device.clone(), parameters, options));
             })
         };

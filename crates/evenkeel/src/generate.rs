@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, Split};
+use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::{exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         warn(&warning);
     }
     let device = device::start_kind(kind, None)?;
-    let parameters = model.load(&folder, dtype, Split::NONE, device.compute())?;
+    let parameters = model.load(&folder, dtype, ZeroSharding::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
     let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
     put(&shown);
@@ -168,7 +168,7 @@ pub fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Fail
 fn check_memory(kind: DeviceKind, model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Failure> {
     let needed = peak_bytes(kind, evenkeel_device::cpu_report().cores, |device| {
         let queue = device.compute();
-        let parameters = Parameters::allocate(model, dtype, Split::NONE, queue);
+        let parameters = Parameters::allocate(model, dtype, ZeroSharding::NONE, queue);
         // What it would refuse, it refuses again when it is done for real.
         if let Ok(mut generator) = Generator::new(model, &parameters, queue, 1, capacity) {
             let _ = generator.prefill(&[prompt]);

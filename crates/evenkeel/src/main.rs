@@ -18,6 +18,7 @@ mod memory;
 mod placement;
 mod process;
 mod program;
+mod strategy;
 mod train;
 
 use std::io::Write;

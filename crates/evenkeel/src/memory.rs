@@ -5,10 +5,10 @@
 //! let go of at once, so they are no part of it.
 
 use evenkeel_device::{CudaMemory, Device, DeviceKind, cuda_memory};
-
+use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::Cost;
 
-use crate::{Failure, Mistake, device, process, text};
+use crate::{Failure, Mistake, device, placement, process, text};
 
 /// The peak memory of a process that trains, foretold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,17 +74,41 @@ impl Peak {
     }
 }
 
+/// Refuses steps that would not fit, and what the host keeps beside them. Foretells the process's peak if its ranks are on cores.
+pub fn check_steps(strategy: &Strategy, costs: &[Cost], beside: Beside, hint: &str) -> Result<Option<Peak>, Failure> {
+    match &strategy.devices {
+        Devices::Cpu { cores_per_rank, .. } => {
+            let peak = Peak::of(costs, *cores_per_rank, beside);
+            peak.check(hint)?;
+            Ok(Some(peak))
+        }
+        Devices::Cuda { gpus, .. } => {
+            let most = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0);
+            check_fit_on_gpus(gpus, "a step", most, hint)?;
+            check_fit("a checkpoint's copy of the weights and moments", beside.copy_bytes, "use a smaller model")?;
+            Ok(None)
+        }
+    }
+}
+
+/// Refuses what one of the ranks, which are on these GPUs, has too little memory for.
+pub fn check_fit_on_gpus(gpus: &[usize], what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
+    let different = placement::different(gpus);
+    let ranks = if different.len() > 1 { 1 } else { gpus.len() };
+    different.into_iter().try_for_each(|gpu| check_fit_on_gpu(gpu, ranks, what, needed_bytes, hint))
+}
+
 /// Refuses what a device of this kind has too little memory for.
 pub fn check_fit_on(kind: DeviceKind, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
     match kind {
         DeviceKind::Cpu => Ok(check_fit(what, needed_bytes, hint)?),
-        DeviceKind::Cuda => check_fit_on_card(0, 1, what, needed_bytes, hint),
+        DeviceKind::Cuda => check_fit_on_gpu(0, 1, what, needed_bytes, hint),
     }
 }
 
-/// Refuses what one of so many ranks that share a card has too little memory for.
-pub fn check_fit_on_card(card: usize, ranks: usize, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
-    Ok(check_card(ranks, what, needed_bytes, &cuda_memory(card).map_err(device::fault)?, hint)?)
+/// Refuses what one of so many ranks that share a GPU has too little memory for.
+fn check_fit_on_gpu(gpu: usize, ranks: usize, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
+    Ok(check_card(ranks, what, needed_bytes, &cuda_memory(gpu).map_err(device::fault)?, hint)?)
 }
 
 /// A part of a card's memory is left to libraries and compiled kernels.

@@ -10,10 +10,11 @@ use evenkeel_store::write_file_atomically;
 use evenkeel_train::Samples;
 
 use crate::config::Overrides;
-use crate::launch::{Launch, arrangement};
+use crate::launch::Launch;
+use crate::strategy::strategy;
 use crate::train::arrange_steps;
 use crate::train::feed::Text;
-use crate::train::model::{ModelInput, device_dtype};
+use crate::train::model::ModelInput;
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -32,18 +33,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read()?;
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
-    let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
+    let strategy = strategy(&config.settings, &input.model, &input.json)?;
+    let mut launch = Launch::new(strategy, &config.settings.parallel);
     let said = arrange_steps(&mut config.settings, &input.model, &mut launch, None)?;
-    let settings = &config.settings;
-    let shards = input.model.cut(&launch.cut)?;
-    let arrangement = arrangement(&settings.parallel);
+    let (settings, strategy) = (&config.settings, &launch.strategy);
+    let shards = input.model.cut(&strategy.cut)?;
+    let arrangement = strategy.arrangement;
     let blank = Samples::blank(input.model.config.input, settings.train.batch, settings.data.sequence);
     let micros = vec![blank.part_sizes(&input.model, arrangement.parts); settings.train.accumulate];
-    let chains = Chain::all(&shards, device_dtype(settings.train.dtype), &launch.mesh(), launch.zero);
+    let chains = Chain::all(&shards, strategy);
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &micros)).collect();
     let units: Vec<String> = input.model.units.iter().map(|unit| unit.kind.to_string()).collect();
     let (schedule, parts) = (arrangement.schedule.name, micros[0].len());
-    let stream = if launch.cut.split_sequence { "split" } else { "whole" };
+    let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
     let title = format!("schedule {schedule}, {parts} parts, {} ranks, stream {stream}", programs.len());
     // Proves them sound, too.
     let timeline = simulate(&programs, &Costs::nominal(&programs)).map_err(|unsound| {

@@ -56,7 +56,9 @@ pub use layout::{
 };
 pub use load::fill_slice;
 pub use loan::{Loan, Migration};
-pub use parameters::{Gradients, Init, ParamId, ParamSpec, Parameters, Split, Stretch, own_stretches};
+pub use parameters::{
+    Gradients, Init, ParamId, ParamSpec, Parameters, Stretch, ZeroSharding, ZeroStage, own_stretches,
+};
 pub use plan::Plan;
 pub use resize::{Imputation, Resizing};
 pub use rotary::RotaryTables;

@@ -10,7 +10,7 @@ use evenkeel_store::Folder;
 use crate::build::Model;
 use crate::error::Error;
 use crate::layout::Piece;
-use crate::parameters::{ParamSpec, Parameters, Split};
+use crate::parameters::{ParamSpec, Parameters, ZeroSharding};
 
 /// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
 /// else of it is read.
@@ -49,7 +49,7 @@ impl Model {
     }
 
     /// Loads this shard's part of the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
-    pub fn load(&self, folder: &Folder, dtype: DType, split: Split, queue: &Queue) -> Result<Parameters, Error> {
+    pub fn load(&self, folder: &Folder, dtype: DType, split: ZeroSharding, queue: &Queue) -> Result<Parameters, Error> {
         let names = self.match_names(folder)?;
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
 use evenkeel_device::{DType, Queue, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::bucket::Bucket;
 use crate::build::Model;
@@ -62,42 +63,83 @@ pub enum Init {
     Constant(f32),
 }
 
-/// Which part of what is kept of every bucket is this one's, and what is split at all: ZeRO's stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Split {
-    pub part: usize,
-    pub parts: usize,
-    /// Masters and the optimizer's state, from stage 1 on.
-    pub state: bool,
-    /// Gradients, from stage 2 on.
-    pub gradients: bool,
-    /// What is computed with, in stage 3.
-    pub values: bool,
+/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. A stage splits all that those
+/// before it do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum ZeroStage {
+    #[default]
+    Nothing,
+    /// Masters and the optimizer's state.
+    State,
+    Gradients,
+    /// The copies that are computed with.
+    Values,
 }
 
-impl Split {
-    /// Nothing is split.
-    pub const NONE: Split = Split { part: 0, parts: 1, state: false, gradients: false, values: false };
+impl ZeroStage {
+    pub const ALL: [ZeroStage; 4] = [ZeroStage::Nothing, ZeroStage::State, ZeroStage::Gradients, ZeroStage::Values];
 
-    pub fn zero(stage: usize, part: usize, parts: usize) -> Split {
-        let from = |least: usize| stage >= least && parts > 1;
-        Split { part, parts, state: from(1), gradients: from(2), values: from(3) }
+    /// Its number in ZeRO's paper.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+impl From<ZeroStage> for u8 {
+    fn from(stage: ZeroStage) -> u8 {
+        stage.number()
+    }
+}
+
+impl TryFrom<u8> for ZeroStage {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<ZeroStage, String> {
+        let stage = ZeroStage::ALL.get(usize::from(number)).copied();
+        stage.ok_or_else(|| format!("ZeRO has no stage {number}, only 0 to 3"))
+    }
+}
+
+/// The part of every bucket's state that one replica keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroSharding {
+    /// [`ZeroStage::Nothing`] if there is one replica.
+    stage: ZeroStage,
+    replica: usize,
+    replicas: usize,
+}
+
+impl ZeroSharding {
+    /// Nothing is split.
+    pub const NONE: ZeroSharding = ZeroSharding { stage: ZeroStage::Nothing, replica: 0, replicas: 1 };
+
+    pub fn new(stage: ZeroStage, replica: usize, replicas: usize) -> ZeroSharding {
+        let stage = if replicas > 1 { stage } else { ZeroStage::Nothing };
+        ZeroSharding { stage, replica, replicas }
     }
 
-    /// ZeRO's.
-    pub fn stage(&self) -> usize {
-        [self.state, self.gradients, self.values].into_iter().filter(|is_split| *is_split).count()
+    pub fn splits_state(&self) -> bool {
+        self.stage >= ZeroStage::State
+    }
+
+    pub fn splits_gradients(&self) -> bool {
+        self.stage >= ZeroStage::Gradients
+    }
+
+    pub fn splits_values(&self) -> bool {
+        self.stage >= ZeroStage::Values
     }
 
     /// The elements of a bucket whose masters and moments are kept here.
     pub fn own_state(&self, bucket: &Bucket) -> Range<usize> {
-        if self.state { self.own(bucket) } else { 0..bucket.len }
+        if self.splits_state() { self.own(bucket) } else { 0..bucket.len }
     }
 
-    /// The elements of a bucket that are this part's.
+    /// The elements of a bucket that are this replica's.
     pub fn own(&self, bucket: &Bucket) -> Range<usize> {
-        let bounds = bucket.bounds(self.parts);
-        bounds[self.part]..bounds[self.part + 1]
+        let bounds = bucket.bounds(self.replicas);
+        bounds[self.replica]..bounds[self.replica + 1]
     }
 
     /// What is kept here of the state of `len` elements that begin at `start` in a bucket: one stretch, or none.
@@ -111,11 +153,11 @@ impl Split {
     }
 
     pub fn splits_values_of(&self, bucket: &Bucket) -> bool {
-        self.values && bucket.is_of_one_place()
+        self.splits_values() && bucket.is_of_one_place()
     }
 
     pub fn splits_gradients_of(&self, bucket: &Bucket) -> bool {
-        self.gradients && bucket.is_of_one_place()
+        self.splits_gradients() && bucket.is_of_one_place()
     }
 }
 
@@ -138,7 +180,7 @@ fn places(model: &Model) -> Vec<(usize, usize)> {
 }
 
 /// By parameter: its bucket, and the elements of it whose masters and moments are kept where the state is split so.
-pub fn own_stretches(model: &Model, split: Split) -> Vec<(usize, Option<Stretch>)> {
+pub fn own_stretches(model: &Model, split: ZeroSharding) -> Vec<(usize, Option<Stretch>)> {
     let own = |((bucket, start), spec): ((usize, usize), &ParamSpec)| {
         (bucket, split.own_stretch(&model.buckets[bucket], start, spec.len()))
     };
@@ -149,7 +191,7 @@ pub fn own_stretches(model: &Model, split: Split) -> Vec<(usize, Option<Stretch>
 pub struct Parameters {
     pub specs: Vec<ParamSpec>,
     pub buckets: Vec<Bucket>,
-    pub split: Split,
+    pub split: ZeroSharding,
     dtype: DType,
     /// By parameter: its bucket and where it begins there.
     places: Vec<(usize, usize)>,
@@ -165,7 +207,7 @@ pub struct Parameters {
 
 impl Parameters {
     /// Room for the parameters, contents undefined.
-    pub fn allocate(model: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    pub fn allocate(model: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         let buckets = model.buckets.clone();
         let places = places(model);
         let (mut masters, mut values, mut own_values) = (Vec::new(), Vec::new(), Vec::new());
@@ -191,7 +233,7 @@ impl Parameters {
     }
 
     /// Of nothing, while others take their place.
-    pub fn none(dtype: DType, split: Split) -> Parameters {
+    pub fn none(dtype: DType, split: ZeroSharding) -> Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (values, borrowed) = (RefCell::default(), RefCell::default());
@@ -199,7 +241,7 @@ impl Parameters {
     }
 
     /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
-    pub fn random(model: &Model, dtype: DType, split: Split, seed: u64, queue: &Queue) -> Parameters {
+    pub fn random(model: &Model, dtype: DType, split: ZeroSharding, seed: u64, queue: &Queue) -> Parameters {
         let parameters = Parameters::allocate(model, dtype, split, queue);
         let drawn = parameters.fill(queue, |_, spec, whole| -> Result<(), std::convert::Infallible> {
             match spec.init {
@@ -301,7 +343,7 @@ impl Parameters {
 
     /// A whole master, [rows, columns], where nothing is split.
     pub fn master(&self, id: ParamId) -> Tensor {
-        assert!(!self.split.state, "masters are split");
+        assert!(!self.split.splits_state(), "masters are split");
         let (bucket, start) = self.places[id.0];
         let [rows, cols] = self.specs[id.0].matrix;
         self.masters[bucket].col_range(start..start + rows * cols).reshaped(rows, cols)
@@ -353,7 +395,7 @@ fn hash_name(name: &str) -> u64 {
 pub struct Gradients {
     specs: Vec<[usize; 2]>,
     buckets: Vec<Bucket>,
-    split: Split,
+    split: ZeroSharding,
     places: Vec<(usize, usize)>,
     /// By parameter: nothing has been added to what is here whole.
     cleared: Vec<Cell<bool>>,
@@ -396,7 +438,7 @@ impl Gradients {
     pub fn none() -> Gradients {
         let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (whole, borrowed) = (RefCell::default(), RefCell::default());
-        Gradients { specs, buckets, split: Split::NONE, places, cleared, whole, own, borrowed }
+        Gradients { specs, buckets, split: ZeroSharding::NONE, places, cleared, whole, own, borrowed }
     }
 
     pub fn clear(&self) {
@@ -445,7 +487,7 @@ impl Gradients {
     /// From here on gradients of a part of these dims are added up, until [`Gradients::give_back`]: beside those of the part
     /// that is kept, or, `in_place`, as a part of them.
     pub fn borrow(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
-        assert!(!self.split.gradients, "gradients that are split cannot be borrowed");
+        assert!(!self.split.splits_gradients(), "gradients that are split cannot be borrowed");
         let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
         let is_cleared = in_place.is_none() || self.cleared[id.0].get();
         let before = self.borrowed.borrow_mut()[id.0].replace(BorrowedGradient { matrix, tensor, is_cleared });

@@ -15,20 +15,24 @@ use crate::error::Error;
 use crate::strip::groups_of;
 
 /// How a model is to be cut.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cut {
     /// One for each shard: the share of the work that it gets.
     pub weights: Vec<f64>,
     /// What each gets, where that is known already; then the weights say no more than how many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub widths: Option<Widths>,
     /// The residual stream and its norms are split by tokens.
     pub split_sequence: bool,
     /// What every shard holds whole.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub uncut: BTreeSet<Part>,
 }
 
 /// What can be cut or left whole; layers by their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Part {
     Embedding,
     Attention(usize),

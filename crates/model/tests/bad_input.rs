@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use evenkeel_device::{CpuOptions, DType, Device};
-use evenkeel_model::{Config, Error, Model, Split};
+use evenkeel_model::{Config, Error, Model, ZeroSharding};
 use evenkeel_store::Folder;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ fn load_changed(config: Value, change: impl Fn(&mut Tensors)) -> Result<(), Erro
     write_folder(folder.path(), &config, &tensors);
     let folder = Folder::open(folder.path())?;
     let device = Device::cpu(&CpuOptions { memory_bytes: 1 << 24, ..CpuOptions::with_threads(1) }).unwrap();
-    Model::open(&folder)?.load(&folder, DType::Bf16, Split::NONE, device.compute()).map(drop)
+    Model::open(&folder)?.load(&folder, DType::Bf16, ZeroSharding::NONE, device.compute()).map(drop)
 }
 
 const QUERY: &str = "model.layers.0.self_attn.q_proj.weight";
@@ -171,7 +171,8 @@ fn a_config_of_absurd_size_allocates_nothing_before_the_files_are_compared() {
     write_folder(folder.path(), &huge, &tensors(&Model::from_json(&small).unwrap()));
     let folder = Folder::open(folder.path()).unwrap();
     let device = Device::dry();
-    let error = Model::open(&folder).unwrap().load(&folder, DType::F32, Split::NONE, device.compute()).err().unwrap();
+    let error =
+        Model::open(&folder).unwrap().load(&folder, DType::F32, ZeroSharding::NONE, device.compute()).err().unwrap();
     assert!(matches!(error, Error::WrongShape { .. }), "{error}");
     assert_eq!(device.usage().peak_bytes, 0);
 }

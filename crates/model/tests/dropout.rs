@@ -10,7 +10,7 @@ use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     Batch, Config, Context, Dropouts, Gradients, Images, Input, LossOptions, Model, Noise, Parameters, RotaryTables,
-    Split,
+    ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use serde_json::{Value, json};
@@ -141,7 +141,7 @@ fn train(
     let (queue, data) = (device.compute(), Data::read(case));
     let folder = Folder::open(golden(case)).expect("golden folders are sound");
     let model = model(&folder, changes);
-    let parameters = model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
+    let parameters = model.load(&folder, dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
     let gradients = Gradients::new(&parameters, queue);
     let targets = data.labels.iter().filter(|&&label| label != IGNORE).count();
     let tables = RotaryTables::new(&model.config, queue, data.labels.len().max(16));

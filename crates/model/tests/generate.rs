@@ -10,7 +10,7 @@ use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
     Batch, Context, Finish, GenerateError, GenerateOptions, Generated, Generator, Model, Parameters, RotaryTables,
-    Sampling, Split, pass,
+    Sampling, ZeroSharding, pass,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 
@@ -59,7 +59,7 @@ impl Loaded {
     fn golden(case: &str, dtype: DType, queue: &Queue) -> Loaded {
         let folder = folder(case);
         let model = Model::open(&folder).expect("a known architecture");
-        let parameters = model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
+        let parameters = model.load(&folder, dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
         Loaded { model, parameters }
     }
 
@@ -69,7 +69,7 @@ impl Loaded {
         let mut config = folder.config().clone();
         config[key] = value;
         let model = Model::from_json(&config).expect("still a sound config");
-        let parameters = model.load(&folder, DType::F32, Split::NONE, queue).expect("golden weights fit");
+        let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).expect("golden weights fit");
         Loaded { model, parameters }
     }
 

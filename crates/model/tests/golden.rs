@@ -11,7 +11,9 @@ use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables, Split};
+use evenkeel_model::{
+    Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables, ZeroSharding,
+};
 use evenkeel_store::{Folder, SafeTensorsFile};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -86,7 +88,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
     let queue = device.compute();
     let folder = Folder::open(golden(case)).expect("golden folders are sound");
     let model = Model::open(&folder).expect("a known architecture");
-    let parameters = model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
+    let parameters = model.load(&folder, dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
     let batch = Expected::open(case).batch(&model, dtype, queue);
     outcome(&model, &parameters, &batch, queue, keep)
 }
@@ -210,7 +212,7 @@ fn gradients_add_up_over_batches() {
     let queue = device.compute();
     let folder = Folder::open(golden("qwen3")).unwrap();
     let model = Model::open(&folder).unwrap();
-    let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
+    let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
     let batch = Expected::open("qwen3").batch(&model, DType::F32, queue);
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };

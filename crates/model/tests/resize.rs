@@ -8,7 +8,7 @@ use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Resizing,
-    RotaryTables, Split,
+    RotaryTables, ZeroSharding,
 };
 use evenkeel_store::Folder;
 
@@ -40,7 +40,7 @@ struct Setting {
 impl Setting {
     fn new(case: &str, dtype: DType, device: Device) -> Setting {
         let (queue, model) = (device.compute(), model(case));
-        let parameters = model.load(&golden(case), dtype, Split::NONE, queue).expect("golden weights fit");
+        let parameters = model.load(&golden(case), dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
         let batches = [0, 1].map(|micro: usize| match model.config.input {
             Input::Tokens { .. } => {
                 let ids: Vec<u32> = (0..20).map(|i| i * 7 % 90 + micro as u32).collect();

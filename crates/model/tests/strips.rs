@@ -10,7 +10,7 @@ use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue, Tensor};
 use evenkeel_model::{
     Batch, Config, Context, Cut, Generator, Gradients, Images, Input, Model, Noise, Parameters, RotaryTables, SHARES,
-    Shard, Sharing, Split, Unit, UnitKind, Widths,
+    Shard, Sharing, Unit, UnitKind, Widths, ZeroSharding,
 };
 use evenkeel_store::Folder;
 use serde_json::{Value, json};
@@ -221,7 +221,7 @@ fn compare(what: &str, model: &Model, whole: &Outcome, shards: &[Model], outcome
 fn check(case: &str, dtype: DType, tolerance: f64) {
     let (device, folder, model) = (device(), golden(case), dropping(case));
     let queue = device.compute();
-    let load = |model: &Model| model.load(&folder, dtype, Split::NONE, queue).expect("golden weights fit");
+    let load = |model: &Model| model.load(&folder, dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
     let parameters = load(&model);
     let whole = Runner::new(&model, &parameters, queue);
     for head_shares in cuts(model.config.kv_heads, model.config.heads.min(model.config.classes)) {
@@ -264,7 +264,7 @@ fn no_product_and_no_attention_is_computed_twice() {
         let model = dropping(case);
         let flops = |model: &Model, index: usize, lengths: &[&[usize]]| {
             let device = Device::dry();
-            let parameters = Parameters::allocate(model, DType::F32, Split::NONE, device.compute());
+            let parameters = Parameters::allocate(model, DType::F32, ZeroSharding::NONE, device.compute());
             Runner::new(model, &parameters, device.compute()).step(&model.units[index], lengths, 0);
             device.counts().flops()
         };
@@ -289,7 +289,7 @@ fn a_dry_run_of_a_shared_shard_takes_the_same_memory_as_a_real_one() {
             let devices = [device(), Device::dry()];
             let peaks = devices.each_ref().map(|device| {
                 let queue = device.compute();
-                let parameters = Parameters::random(&shard, DType::Bf16, Split::NONE, 1, queue);
+                let parameters = Parameters::random(&shard, DType::Bf16, ZeroSharding::NONE, 1, queue);
                 let runner = Runner::new(&shard, &parameters, queue);
                 attentions(&shard).for_each(|(_, unit)| drop(runner.step(unit, STEPS[0], 0)));
                 device.usage().peak_bytes
@@ -405,6 +405,6 @@ fn parameters_of_shared_shards_lie_in_the_same_buckets_as_those_of_whole_groups(
 fn nothing_is_generated_on_shared_heads() {
     let (device, model) = (Device::dry(), dropping("llama2"));
     let shards = model.cut(&cut(&model.config, &[171, 85])).expect("enough heads");
-    let parameters = Parameters::allocate(&shards[0], DType::F32, Split::NONE, device.compute());
+    let parameters = Parameters::allocate(&shards[0], DType::F32, ZeroSharding::NONE, device.compute());
     let _ = Generator::new(&shards[0], &parameters, device.compute(), 1, 8);
 }

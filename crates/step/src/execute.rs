@@ -305,7 +305,7 @@ impl<'a> Run<'a> {
         let bounds = parameters.buckets[bucket.0].grain_bounds(group.size());
         let Some((whole, own, has_sums)) = gradients.take(compute, bucket.0) else {
             let whole = gradients.whole(compute, bucket.0);
-            if !split.state {
+            if !split.splits_state() {
                 return group.all_reduce(comm, &whole);
             }
             let whole = in_grains(&whole);

@@ -1,6 +1,6 @@
 //! A training step is a program: a list of tasks over named values, plain data.
 //!
-//! [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they run, an [`Executor`] runs one on a
+//! A [`Strategy`] says how a model is run. [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they run, an [`Executor`] runs one on a
 //! device, [`simulate`] runs them on a table of costs, and [`trace`] says what ran when. A new technique is a new function
 //! in `schedule`; the others need not know it.
 //!
@@ -13,6 +13,7 @@ mod mesh;
 mod program;
 pub mod schedule;
 pub mod simulate;
+mod strategy;
 pub mod trace;
 mod verify;
 
@@ -23,4 +24,5 @@ pub use mesh::Mesh;
 pub use program::{
     BucketIdx, Chunk, Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Value, ValueKind, Work,
 };
+pub use strategy::{Devices, Strategy};
 pub use verify::{Unsound, verify};

@@ -1,39 +1,70 @@
-//! Where ranks stand: which share of the data and which shard of the model each has.
+//! The named axes of a run's ranks.
 
-/// `dp` shares of the data times `tp` shards of the model. Ranks of one share are neighbours.
+/// `pp` stages of the model × `dp` replicas of the data × `tp` shards of every layer. The ranks of a replica are neighbours, and
+/// so are the replicas of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
+    pub pp: usize,
     pub dp: usize,
     pub tp: usize,
 }
 
 impl Mesh {
-    /// One share of the data over so many shards.
+    /// One replica over so many shards.
     pub fn of_shards(tp: usize) -> Mesh {
-        Mesh { dp: 1, tp }
+        Mesh { pp: 1, dp: 1, tp }
     }
 
     pub fn ranks(&self) -> usize {
-        self.dp * self.tp
+        self.pp * self.dp * self.tp
     }
 
-    /// Which share of the data a rank computes on.
-    pub fn share(&self, rank: usize) -> usize {
-        rank / self.tp
+    /// The stage of the model that a rank computes.
+    pub fn stage(&self, rank: usize) -> usize {
+        rank / (self.dp * self.tp)
     }
 
-    /// Which shard of the model a rank computes with.
+    /// The replica of the data that a rank computes on.
+    pub fn replica(&self, rank: usize) -> usize {
+        rank / self.tp % self.dp
+    }
+
+    /// The shard of every layer that a rank computes with.
     pub fn shard(&self, rank: usize) -> usize {
         rank % self.tp
     }
 
-    /// The ranks that compute on the same share of the data as this one, by their shards.
-    pub fn tensor_ranks(&self, rank: usize) -> Vec<usize> {
-        (0..self.tp).map(|shard| self.share(rank) * self.tp + shard).collect()
+    fn rank(&self, stage: usize, replica: usize, shard: usize) -> usize {
+        (stage * self.dp + replica) * self.tp + shard
     }
 
-    /// The ranks that compute with the same shard as this one, by their shares.
+    /// The ranks of this one's stage and replica, by their shards.
+    pub fn tensor_ranks(&self, rank: usize) -> Vec<usize> {
+        (0..self.tp).map(|shard| self.rank(self.stage(rank), self.replica(rank), shard)).collect()
+    }
+
+    /// The ranks of this one's stage and shard, by their replicas.
     pub fn data_ranks(&self, rank: usize) -> Vec<usize> {
-        (0..self.dp).map(|share| share * self.tp + self.shard(rank)).collect()
+        (0..self.dp).map(|replica| self.rank(self.stage(rank), replica, self.shard(rank))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_is_once_in_a_group_of_each_axis() {
+        let mesh = Mesh { pp: 2, dp: 3, tp: 4 };
+        assert_eq!(mesh.ranks(), 24);
+        for rank in 0..mesh.ranks() {
+            let place = (mesh.stage(rank), mesh.replica(rank), mesh.shard(rank));
+            assert_eq!(mesh.rank(place.0, place.1, place.2), rank);
+            assert_eq!(mesh.tensor_ranks(rank)[place.2], rank);
+            assert_eq!(mesh.data_ranks(rank)[place.1], rank);
+        }
+        assert_eq!(mesh.tensor_ranks(17), [16, 17, 18, 19]);
+        assert_eq!(mesh.data_ranks(17), [13, 17, 21]);
+        assert_eq!(mesh.stage(17), 1);
     }
 }

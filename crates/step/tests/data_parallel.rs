@@ -5,7 +5,7 @@ mod support;
 use evenkeel_comm::Options;
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Batch, Cut, Model, Parameters, Split};
+use evenkeel_model::{Batch, Cut, Model, Parameters, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
 use support::golden;
 use support::ranks::{Origin, TOLERANCE, Way, compare_gradients, dry_peak_bytes, kept_elements, on_one_rank, on_ranks};
@@ -64,7 +64,7 @@ impl Origin for Deep {
         Model::from_json(&config).unwrap()
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         Parameters::random(shard, dtype, split, 3, queue)
     }
 

@@ -12,12 +12,12 @@ use evenkeel_device::kernel::{Fill, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{
     Batch, Cut, Gradients, Loan, LossOptions, Migration, Model, ParamId, Parameters, RotaryTables, SHARES, Shard,
-    Slice, Split, Widths,
+    Slice, Widths, ZeroSharding,
 };
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, SCHEDULES};
 use evenkeel_step::trace::Span;
 use evenkeel_step::{
-    Exchange, Executor, GroupIdx, Lane, Mesh, Micro, Program, Task, UnitIdx, Value, ValueKind, Work, join, listing,
+    Exchange, Executor, GroupIdx, Lane, Micro, Program, Strategy, Task, UnitIdx, Value, ValueKind, Work, join, listing,
 };
 use support::ranks::{
     Origin, TOLERANCE, Way, compare, compare_gradients, compare_rank_by_rank, dropping, dry_working_peak_bytes,
@@ -248,7 +248,7 @@ impl Origin for Wide {
         Model::from_json(&config).unwrap()
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         Parameters::random(shard, dtype, split, 3, queue)
     }
 
@@ -361,9 +361,9 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
     let home: Vec<&Slice> = shards.iter().map(|shard| &shard.specs[id.0].slice).collect();
     let slices = work.clone().map(|rows| Slice::of_rows(rows, 8));
     let found = run_ranks(3, &Options::default(), |communicator| {
-        let (me, device, mesh) = (communicator.rank(), device(communicator.rank()), Mesh::of_shards(3));
+        let (me, device) = (communicator.rank(), device(communicator.rank()));
         let (model, queue) = (&shards[me], device.compute());
-        let parameters = Parameters::random(model, DType::F32, Split::NONE, 3, queue);
+        let parameters = Parameters::random(model, DType::F32, ZeroSharding::NONE, 3, queue);
         let (gradients, tables) = (Gradients::new(&parameters, queue), RotaryTables::new(&model.config, queue, 4));
         // What an earlier step left there is not to be added to.
         let (left, _) = gradients.overwrite_or_add(queue, id);
@@ -371,7 +371,7 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         gradients.clear();
         let loan = Loan::new(id, false, &home, &slices.each_ref(), me);
         let migration = Migration { units: [(2, vec![loan])].into() };
-        let groups = join(&communicator, &Chain::of(model, DType::F32, &mesh, me, 0).groups);
+        let groups = join(&communicator, &Chain::of(model, &Strategy::of(Cut::even(3)), me).groups);
         let run = |kind: Work| {
             let (device, parameters, tables, gradients) = (&device, &parameters, &tables, &gradients);
             let (groups, loans, resizing) = (&groups[..], Some(&migration), None);

@@ -5,9 +5,9 @@ mod support;
 use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
+use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, PartSize, SAVED_COMM};
-use evenkeel_step::{Executor, Mesh, Program, join, verify};
+use evenkeel_step::{Executor, Program, Strategy, join, verify};
 use support::{device_of, golden, parts, sizes};
 
 const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
@@ -27,7 +27,7 @@ impl Setting {
     fn new(case: &str, device: Device, micros: usize) -> Setting {
         let (queue, folder) = (device.compute(), golden(case));
         let model = Model::open(&folder).expect("a known architecture");
-        let parameters = model.load(&folder, DType::F32, Split::NONE, queue).expect("golden weights fit");
+        let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).expect("golden weights fit");
         Setting {
             tables: RotaryTables::new(&model.config, queue, 64),
             gradients: Gradients::new(&parameters, queue),
@@ -53,7 +53,7 @@ impl Setting {
 
     fn program_of(&self, arrangement: Arrangement, sizes: Vec<Vec<PartSize>>) -> Vec<evenkeel_device::Tensor> {
         let Setting { model, device, parameters, tables, gradients, micros } = self;
-        let chain = Chain::of(model, DType::F32, &Mesh::of_shards(1), 0, 0);
+        let chain = Chain::of(model, &Strategy::alone(DType::F32), 0);
         let program: Program = arrangement.write(&chain, &sizes);
         verify(std::slice::from_ref(&program)).expect("a schedule of ours is sound");
         let groups = join(&Communicator::dry(0, 1), &chain.groups);

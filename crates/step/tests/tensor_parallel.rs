@@ -8,7 +8,7 @@ use cases::CASES;
 use evenkeel_comm::Options;
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Batch, Cut, Model, Parameters, Split};
+use evenkeel_model::{Batch, Cut, Model, Parameters, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use support::golden;
 use support::ranks::{Origin, TOLERANCE, compare, dropping, on_one_rank, on_ranks};
@@ -29,7 +29,7 @@ impl Origin for Random {
         Model::from_json(&config).unwrap()
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         Parameters::random(shard, dtype, split, 3, queue)
     }
 

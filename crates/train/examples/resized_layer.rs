@@ -7,7 +7,7 @@ use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
-    Batch, Context, Frozen, Gradients, Imputation, LeftOut, Model, Parameters, Resizing, RotaryTables, Split,
+    Batch, Context, Frozen, Gradients, Imputation, LeftOut, Model, Parameters, Resizing, RotaryTables, ZeroSharding,
 };
 use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
@@ -42,7 +42,7 @@ impl Layer {
         let options = CpuOptions { memory_bytes: 1 << 30, ..CpuOptions::with_threads(1) };
         let device = Device::cpu(&options).expect("a CPU device starts");
         let queue = device.compute();
-        let parameters = Parameters::random(&model, dtype, Split::NONE, 1, queue);
+        let parameters = Parameters::random(&model, dtype, ZeroSharding::NONE, 1, queue);
         let numbers: Vec<f32> = (0..TOKENS * HIDDEN).map(|i| (i * 7919 % 1999) as f32 / 1000.0 - 1.0).collect();
         Layer {
             gradients: Gradients::new(&parameters, queue),

@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 
 use evenkeel_comm::Communicator;
-use evenkeel_device::{DType, Device, WorkingMemory};
-use evenkeel_model::{Model, Parameters, Split, Widths};
-use evenkeel_step::Mesh;
+use evenkeel_device::{Device, WorkingMemory};
+use evenkeel_model::{Model, Parameters, Widths};
+use evenkeel_step::Strategy;
 
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
@@ -27,41 +27,31 @@ pub struct Cost {
     pub exchanged_bytes: u128,
 }
 
-/// What steps on such micro-batches take each rank of a mesh with these shards of a model, in this stage of ZeRO, from dry
-/// runs.
-pub fn costs(
-    shards: &[Model],
-    mesh: Mesh,
-    zero: usize,
-    options: TrainerOptions,
-    dtype: DType,
-    micros: &[Samples],
-) -> Vec<Cost> {
-    costs_migrated(shards, mesh, zero, options, dtype, micros, None)
+/// The cost to each rank of steps on such micro-batches, from dry runs. `shards` are those of the strategy's cut.
+pub fn costs(shards: &[Model], strategy: &Strategy, options: TrainerOptions, micros: &[Samples]) -> Vec<Cost> {
+    costs_migrated(shards, strategy, options, micros, None)
 }
 
 /// The same where ranks compute with these widths and keep their shards.
 pub fn costs_migrated(
     shards: &[Model],
-    mesh: Mesh,
-    zero: usize,
+    strategy: &Strategy,
     options: TrainerOptions,
-    dtype: DType,
     micros: &[Samples],
     work: Option<&Widths>,
 ) -> Vec<Cost> {
     let cost = |rank: usize| {
-        let (device, communicator) = (Device::dry(), Communicator::dry(rank, mesh.ranks()));
-        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
-        let parameters = Parameters::allocate(&shards[mesh.shard(rank)], dtype, split, device.compute());
+        let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
+        let shard = &shards[strategy.mesh().shard(rank)];
+        let parameters = Parameters::allocate(shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
         // As it is loaded, for that decides where later tensors lie.
         let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
         filled.expect("nothing is read");
-        let mut trainer = Trainer::new(shards, mesh, &communicator, device, parameters, options);
+        let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);
         trainer.migrate(work.cloned());
         cost(trainer, &communicator, micros)
     };
-    (0..mesh.ranks()).map(cost).collect()
+    (0..strategy.ranks()).map(cost).collect()
 }
 
 fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -> Cost {

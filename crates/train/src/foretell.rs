@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use evenkeel_comm::{Communicator, Kind, Link};
 use evenkeel_device::{Counts, DType, Device};
-use evenkeel_model::{Cut, Gradients, LossOptions, Model, Parameters, RotaryTables, Split};
-use evenkeel_step::schedule::{Arrangement, Chain, PartSize};
+use evenkeel_model::{Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding, ZeroStage};
+use evenkeel_step::schedule::{Chain, PartSize};
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
-use evenkeel_step::{Executor, Mesh, Program, Task, Work, join};
+use evenkeel_step::{Executor, Program, Strategy, Task, Work, join};
 
 use crate::samples::Samples;
 
@@ -46,19 +46,18 @@ const MOST_UNITS: usize = 17;
 /// A candidate has to be better by more than this than one that takes less memory or fewer parts.
 const MARGIN: f64 = 0.02;
 
-/// Simulates the step of one share of the data on such a micro-batch.
+/// Simulates the step of one replica on such a micro-batch.
 pub fn foretell(
     model: &Model,
-    cut: &Cut,
-    arrangement: Arrangement,
-    dtype: DType,
+    strategy: &Strategy,
     samples: &Samples,
     machine: &Machine,
 ) -> Result<Foretold, Unforeseen> {
+    let (cut, dtype, arrangement) = (&strategy.cut, strategy.dtype, strategy.arrangement);
     let mut shards = model.cut(cut).expect("a cut that the run has, too");
     shards.iter_mut().for_each(|shard| shard.units.truncate(MOST_UNITS));
-    let mesh = Mesh::of_shards(shards.len());
-    let chains = Chain::all(&shards, dtype, &mesh, 0);
+    let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing);
+    let chains = Chain::all(&shards, &replica);
     // Where the next micro-batch begins early, there is a next one.
     let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];
     let sizes: Vec<Vec<PartSize>> =
@@ -71,7 +70,7 @@ pub fn foretell(
         seconds.push(counts.iter().map(of_task).collect::<Vec<f64>>());
     }
     let mut costs = Costs::of_tasks(&programs, |rank, index, task| match task.exchange {
-        Some(_) => machine.exchange_s(task, mesh.tp),
+        Some(_) => machine.exchange_s(task, shards.len()),
         None => seconds[rank][index],
     });
     costs.contention = machine.contention;
@@ -118,7 +117,7 @@ fn counts(
 ) -> Vec<Counts> {
     let (device, communicator) = (Device::dry(), Communicator::dry(rank, chain.groups[0].ranks.len()));
     let queue = device.compute();
-    let parameters = Parameters::allocate(shard, dtype, Split::NONE, queue);
+    let parameters = Parameters::allocate(shard, dtype, ZeroSharding::NONE, queue);
     let gradients = Gradients::new(&parameters, queue);
     let longest = micros.iter().map(|samples| samples.tokens(shard.config.input)).max().unwrap_or(1);
     let tables = RotaryTables::new(&shard.config, queue, longest);

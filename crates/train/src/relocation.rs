@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device, Tensor, View};
-use evenkeel_model::{Block, Held, Model, ParamId, ParamSpec, Slice, Split, blocks, moves, own_stretches};
-use evenkeel_step::Mesh;
+use evenkeel_model::{Block, Held, Model, ParamId, ParamSpec, Slice, ZeroSharding, blocks, moves, own_stretches};
+use evenkeel_step::Strategy;
 
 /// What one rank keeps of a model's state.
 #[derive(PartialEq)]
@@ -23,14 +23,13 @@ struct Kept {
 }
 
 impl Keeping {
-    /// Of all ranks of a mesh, in their order.
-    pub fn of_all(shards: &[Model], mesh: &Mesh, zero: usize) -> Vec<Keeping> {
-        (0..mesh.ranks())
-            .map(|rank| Keeping::of(&shards[mesh.shard(rank)], Split::zero(zero, mesh.share(rank), mesh.dp)))
-            .collect()
+    /// Of all ranks, in their order.
+    pub fn of_all(shards: &[Model], strategy: &Strategy) -> Vec<Keeping> {
+        let shard = |rank: usize| &shards[strategy.mesh().shard(rank)];
+        (0..strategy.ranks()).map(|rank| Keeping::of(shard(rank), strategy.zero_sharding(rank))).collect()
     }
 
-    fn of(model: &Model, split: Split) -> Keeping {
+    fn of(model: &Model, split: ZeroSharding) -> Keeping {
         let kept = |((bucket, stretch), spec): ((usize, Option<_>), &ParamSpec)| Kept {
             bucket,
             cols: spec.whole[1],

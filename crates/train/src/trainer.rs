@@ -17,7 +17,7 @@ use evenkeel_model::{
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
-use evenkeel_step::{Executor, Mesh, Program, join};
+use evenkeel_step::{Executor, Mesh, Program, Strategy, join};
 
 use crate::Error;
 use crate::kind::Kind;
@@ -36,7 +36,6 @@ pub struct TrainerOptions {
     /// Without one, nothing is kept for training and no step can be made.
     pub optimizer: Option<OptimizerOptions>,
     pub label_smoothing: f32,
-    pub arrangement: Arrangement,
     /// The longest sequence there will be.
     pub longest: usize,
     /// Of what training drops at random, where the model's config asks for it.
@@ -96,7 +95,7 @@ pub struct Trainer {
     optimizer: Option<Optimizer>,
     gradients: Gradients,
     tables: RotaryTables,
-    mesh: Mesh,
+    strategy: Strategy,
     rank: usize,
     /// Of the mesh, in their order.
     shards: Vec<Model>,
@@ -122,19 +121,21 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// `shards` are those of the mesh, whose ranks are the communicator's.
+    /// `shards` are those of the strategy's cut, whose ranks are the communicator's.
     pub fn new(
         shards: &[Model],
-        mesh: Mesh,
+        strategy: &Strategy,
         communicator: &Communicator,
         device: Device,
         parameters: Parameters,
         options: TrainerOptions,
     ) -> Trainer {
         let (queue, rank) = (device.compute(), communicator.rank());
-        let model = shards[mesh.shard(rank)].clone();
-        let chains = Chain::all(shards, parameters.dtype(), &mesh, parameters.split.stage());
-        let keeping = Keeping::of_all(shards, &mesh, parameters.split.stage());
+        let kept = (parameters.dtype(), parameters.split);
+        assert_eq!(kept, (strategy.dtype, strategy.zero_sharding(rank)), "parameters are kept as the strategy says");
+        let model = shards[strategy.mesh().shard(rank)].clone();
+        let chains = Chain::all(shards, strategy);
+        let keeping = Keeping::of_all(shards, strategy);
         let optimizer = |options| Optimizer::new(options, &model, &parameters, queue).among(&model, &keeping, rank);
         Trainer {
             optimizer: options.optimizer.map(optimizer),
@@ -153,7 +154,7 @@ impl Trainer {
             groups: join(communicator, &chains[rank].groups),
             model,
             device,
-            mesh,
+            strategy: strategy.clone(),
             rank,
             chains,
             parameters,
@@ -163,7 +164,8 @@ impl Trainer {
 
     /// A whole model on one rank.
     pub fn alone(model: Model, device: Device, parameters: Parameters, options: TrainerOptions) -> Trainer {
-        Trainer::new(&[model], Mesh::of_shards(1), &Communicator::dry(0, 1), device, parameters, options)
+        let strategy = Strategy::alone(parameters.dtype());
+        Trainer::new(&[model], &strategy, &Communicator::dry(0, 1), device, parameters, options)
     }
 
     /// Computes the gradients of all micro-batches together and updates the parameters once. The micro-batches are those of
@@ -234,7 +236,7 @@ impl Trainer {
             self.updates += 1;
             let update = Update { lr: lr as f32, step: self.updates };
             let frozen = self.resizer.as_ref().map(Resizer::frozen);
-            let peers = (self.mesh.ranks() > 1).then(|| self.peers());
+            let peers = (self.mesh().ranks() > 1).then(|| self.peers());
             self.optimizer().update_among(peers.as_ref(), queue, &self.parameters, &self.gradients, update, frozen);
             self.gather_values();
             // The next step may be long in coming.
@@ -253,12 +255,21 @@ impl Trainer {
 
     /// Arranges the steps from here on in another way.
     pub fn rearrange(&mut self, arrangement: Arrangement) {
-        self.options.arrangement = arrangement;
+        self.strategy.arrangement = arrangement;
         self.programs.clear();
     }
 
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// How the model is run now.
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.strategy.mesh()
     }
 
     /// Its place among the ranks of the run.
@@ -299,7 +310,7 @@ impl Trainer {
 
     /// The ranks that keep the rest of the model.
     fn peers(&self) -> Peers<'_> {
-        let split = self.data_group().filter(|_| self.parameters.split.state);
+        let split = self.data_group().filter(|_| self.parameters.split.splits_state());
         Peers {
             device: &self.device,
             keepers: self.exchanging(split),
@@ -319,7 +330,7 @@ impl Trainer {
 
     /// Everybody gets the values whose masters others keep, but for those that are gathered as they are used.
     pub(crate) fn gather_values(&self) {
-        let (Some(group), true) = (self.data_group(), self.parameters.split.state) else { return };
+        let (Some(group), true) = (self.data_group(), self.parameters.split.splits_state()) else { return };
         let (compute, comm) = (self.device.compute(), self.device.comm());
         comm.wait(&compute.record());
         for (index, bucket) in self.parameters.buckets.iter().enumerate() {
@@ -379,7 +390,7 @@ impl Trainer {
         if kind.is_kept_by_all() {
             return self.rank == 0;
         }
-        let is_first = self.parameters.split.state || self.mesh.share(self.rank) == 0;
+        let is_first = self.parameters.split.splits_state() || self.mesh().replica(self.rank) == 0;
         is_first && self.model.specs[id.0].is_counted_by(self.model.shard.index)
     }
 
@@ -411,10 +422,10 @@ impl Trainer {
     }
 
     fn schedule(&mut self, shape: &Shape, sizes: &Sizes) {
-        let (arrangement, mesh) = (self.options.arrangement, self.mesh);
+        let (arrangement, mesh) = (self.strategy.arrangement, self.mesh());
         let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
-        let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[mesh.share(rank)]);
-        self.programs.take(shape.clone(), chains, self.rank, &sizes[mesh.share(self.rank)], write);
+        let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[mesh.replica(rank)]);
+        self.programs.take(shape.clone(), chains, self.rank, &sizes[mesh.replica(self.rank)], write);
         self.programs.note_last(shape.clone());
     }
 }

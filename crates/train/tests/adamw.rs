@@ -5,8 +5,7 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables, Split};
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{AdamW, Optimizer, OptimizerOptions, Rule, Samples, Trainer, TrainerOptions, Update};
 use support::{device, golden};
@@ -44,7 +43,7 @@ fn ten_steps_follow_pytorch() {
         let queue = device.compute();
         let folder = Folder::open(golden(case)).unwrap();
         let model = Model::open(&folder).unwrap();
-        let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
+        let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
         let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
         let optimizer = OptimizerOptions {
             rule: Rule::AdamW(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 }),
@@ -52,13 +51,7 @@ fn ten_steps_follow_pytorch() {
             decay_vectors: true,
             clip_norm: None,
         };
-        let options = TrainerOptions {
-            optimizer: Some(optimizer),
-            label_smoothing: 0.0,
-            arrangement: Arrangement::default(),
-            longest: 64,
-            dropout_seed: 0,
-        };
+        let options = TrainerOptions { optimizer: Some(optimizer), label_smoothing: 0.0, longest: 64, dropout_seed: 0 };
         let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, options);
         let losses = floats(&expected, "losses");
         let labels = indices(&expected, "labels");
@@ -104,7 +97,7 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let queue = device.compute();
     let folder = Folder::open(golden("llama2")).unwrap();
     let model = Model::open(&folder).unwrap();
-    let parameters = model.load(&folder, DType::Bf16, Split::NONE, queue).unwrap();
+    let parameters = model.load(&folder, DType::Bf16, ZeroSharding::NONE, queue).unwrap();
     let gradients = Gradients::new(&parameters, queue);
     let ids: Vec<u32> = (0..32).collect();
     let batch = Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 16));

@@ -4,10 +4,9 @@ mod support;
 
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, GRAIN, Model, Parameters};
-use evenkeel_step::Mesh;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
-use support::{Topology, compare_curves, start_on, state};
+use support::{Strategy, compare_curves, spread, start_on, state};
 
 const MICROS: usize = 4;
 const STEPS: usize = 6;
@@ -20,13 +19,13 @@ fn model() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn options(arrangement: Arrangement) -> TrainerOptions {
+fn options() -> TrainerOptions {
     let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 0 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 0 }
 }
 
-fn ranks(topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
-    start_on(&model(), topology, options(arrangement), move |shard, split, queue| {
+fn ranks(topology: &Strategy, arrangement: Arrangement, dtype: DType) -> Ranks {
+    start_on(&model(), &topology.clone().arranged(arrangement), options(), move |shard, split, queue| {
         Parameters::random(shard, dtype, split, 7, queue)
     })
 }
@@ -54,7 +53,7 @@ fn losses(ranks: &Ranks, steps: std::ops::Range<usize>) -> Vec<f64> {
 
 #[test]
 fn every_mesh_stage_and_schedule_has_the_curve_of_the_single_rank() {
-    let single = losses(&ranks(&Topology::new(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
+    let single = losses(&ranks(&spread(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
     assert!(single[STEPS - 1] < single[0], "{single:?}");
     let arrangements = [
         Arrangement::of(NONE),
@@ -67,7 +66,7 @@ fn every_mesh_stage_and_schedule_has_the_curve_of_the_single_rank() {
         for zero in 0..=3 {
             let arrangement = arrangements[combinations % arrangements.len()];
             let what = format!("dp {dp}, tp {tp}, stage {zero}, {arrangement:?}");
-            let ours = losses(&ranks(&Topology::new(dp, tp, zero), arrangement, DType::F32), 0..STEPS);
+            let ours = losses(&ranks(&spread(dp, tp, zero), arrangement, DType::F32), 0..STEPS);
             compare_curves(&what, &ours, &single, [0.0, 1e-5]);
             combinations += 1;
         }
@@ -78,28 +77,28 @@ fn every_mesh_stage_and_schedule_has_the_curve_of_the_single_rank() {
 
 #[test]
 fn uneven_shards_are_split_like_others_and_bf16_keeps_f32_masters() {
-    let single = losses(&ranks(&Topology::new(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
-    let uneven = |zero| Topology { cut: Cut::weighted(vec![1.0, 2.0]), ..Topology::new(2, 2, zero) };
+    let single = losses(&ranks(&spread(1, 1, 0), Arrangement::default(), DType::F32), 0..STEPS);
+    let uneven = |zero| Strategy { cut: Cut::weighted(vec![1.0, 2.0]), ..spread(2, 2, zero) };
     for zero in 0..=3 {
         let ours = losses(&ranks(&uneven(zero), Arrangement::default(), DType::F32), 0..STEPS);
         compare_curves(&format!("uneven, stage {zero}"), &ours, &single, [0.0, 1e-5]);
     }
-    let bf16 = |topology: &Topology| losses(&ranks(topology, Arrangement::default(), DType::Bf16), 0..STEPS);
-    let whole = bf16(&Topology::new(2, 1, 0));
+    let bf16 = |topology: &Strategy| losses(&ranks(topology, Arrangement::default(), DType::Bf16), 0..STEPS);
+    let whole = bf16(&spread(2, 1, 0));
     for zero in 1..=3 {
-        compare_curves(&format!("bf16, stage {zero}"), &bf16(&Topology::new(2, 1, zero)), &whole, [0.0, 1e-6]);
+        compare_curves(&format!("bf16, stage {zero}"), &bf16(&spread(2, 1, zero)), &whole, [0.0, 1e-6]);
     }
 }
 
 #[test]
 fn micro_batches_that_do_not_come_out_even_are_all_learnt_from() {
-    let step = |topology: &Topology| {
+    let step = |topology: &Strategy| {
         let ranks = ranks(topology, Arrangement::default(), DType::F32);
         let outcomes = [3, 1].map(|count| ranks.step(micros(0, count), 1e-3).unwrap());
         outcomes.map(|outcome| (outcome.loss, outcome.grad_norm, outcome.tokens))
     };
-    let single = step(&Topology::new(1, 1, 0));
-    for topology in [Topology::new(2, 1, 0), Topology::new(2, 1, 3), Topology::new(4, 1, 2)] {
+    let single = step(&spread(1, 1, 0));
+    for topology in [spread(2, 1, 0), spread(2, 1, 3), spread(4, 1, 2)] {
         for ((loss, norm, tokens), (expected_loss, expected_norm, expected_tokens)) in
             step(&topology).into_iter().zip(single)
         {
@@ -124,19 +123,19 @@ fn shares_of_other_numbers_of_documents_and_chunks_split_their_state_alike() {
     };
     // One chunk and one part against several of both.
     let micros = vec![documents(&[3]), documents(&[15; 6]), documents(&[12, 11, 10, 9]), documents(&[16; 4])];
-    let found = |topology: &Topology, arrangement: Arrangement| {
-        let ranks = start_on(&model, topology, options(arrangement), |shard, split, queue| {
+    let found = |topology: &Strategy, arrangement: Arrangement| {
+        let ranks = start_on(&model, &topology.clone().arranged(arrangement), options(), |shard, split, queue| {
             Parameters::random(shard, DType::F32, split, 7, queue)
         });
         let outcome = ranks.step(micros.clone(), 1e-3).unwrap();
         [outcome.loss, outcome.grad_norm]
     };
-    let single = found(&Topology::new(1, 1, 0), Arrangement::default());
+    let single = found(&spread(1, 1, 0), Arrangement::default());
     for (topology, arrangement) in [
-        (Topology::new(2, 1, 3), Arrangement::default()),
-        (Topology::new(2, 2, 3), Arrangement::of(OASES).in_parts(2)),
-        (Topology::new(2, 1, 2), Arrangement::of(NONE).in_parts(2).ahead()),
-        (Topology::new(4, 1, 3), Arrangement::of(CROSS_PASS).in_parts(4)),
+        (spread(2, 1, 3), Arrangement::default()),
+        (spread(2, 2, 3), Arrangement::of(OASES).in_parts(2)),
+        (spread(2, 1, 2), Arrangement::of(NONE).in_parts(2).ahead()),
+        (spread(4, 1, 3), Arrangement::of(CROSS_PASS).in_parts(4)),
     ] {
         let what = format!("{topology:?}, {arrangement:?}");
         compare_curves(&what, &found(&topology, arrangement), &single, [0.0, 1e-5]);
@@ -145,16 +144,16 @@ fn shares_of_other_numbers_of_documents_and_chunks_split_their_state_alike() {
 
 #[test]
 fn a_checkpoint_resumes_on_any_other_topology() {
-    let uneven = Topology { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..Topology::new(2, 3, 1) };
+    let uneven = Strategy { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..spread(2, 3, 1) };
     let topologies = [
-        Topology::new(1, 1, 0),
-        Topology::new(2, 1, 1),
-        Topology::new(2, 2, 3),
-        Topology::new(4, 1, 2),
-        Topology::new(1, 4, 0),
+        spread(1, 1, 0),
+        spread(2, 1, 1),
+        spread(2, 2, 3),
+        spread(4, 1, 2),
+        spread(1, 4, 0),
         uneven,
-        Topology::new(3, 1, 3),
-        Topology::new(2, 2, 0),
+        spread(3, 1, 3),
+        spread(2, 2, 0),
     ];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
@@ -179,11 +178,12 @@ fn a_checkpoint_resumes_on_any_other_topology() {
 
 #[test]
 fn state_takes_what_the_stage_leaves_of_it() {
-    let (model, options) = (model(), options(Arrangement::default()));
+    let (model, options) = (model(), options());
     let micros: Vec<Samples> = micros(0, 4);
     for dp in [2, 4] {
         for zero in 0..=3 {
-            let cost = costs(std::slice::from_ref(&model), Mesh { dp, tp: 1 }, zero, options, DType::Bf16, &micros)[0];
+            let strategy = Strategy { dtype: DType::Bf16, ..spread(dp, 1, zero) };
+            let cost = costs(std::slice::from_ref(&model), &strategy, options, &micros)[0];
             let mut expected = 0;
             for bucket in &model.buckets {
                 let part = (bucket.len / GRAIN).div_ceil(dp) * GRAIN;

@@ -2,12 +2,11 @@
 
 mod support;
 
-use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Model, Parameters, Split};
-use evenkeel_step::Mesh;
+use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::Arrangement;
-use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Ranks, Samples, TrainerOptions};
+use support::{Strategy, start_on};
 
 /// So many shares of the data, each on the shards of a cut.
 fn ranks(attention_dropout: f64, dp: usize, cut: &Cut, parts: usize, dropout_seed: u64) -> Ranks {
@@ -16,22 +15,12 @@ fn ranks(attention_dropout: f64, dp: usize, cut: &Cut, parts: usize, dropout_see
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 50, "initializer_range": 0.2,
         "attention_dropout": attention_dropout,
     });
-    let options = TrainerOptions {
-        optimizer: Some(OptimizerOptions::default()),
-        label_smoothing: 0.0,
-        arrangement: Arrangement { parts, ..Arrangement::default() },
-        longest: 16,
-        dropout_seed,
-    };
-    let shards = Model::from_json(&config).unwrap().cut(cut).unwrap();
-    let mesh = Mesh { dp, tp: shards.len() };
-    Ranks::start(mesh.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
-        let device = support::device(1);
-        let shard = &shards[mesh.shard(communicator.rank())];
-        let parameters = Parameters::random(shard, DType::F32, Split::NONE, 7, device.compute());
-        Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))
+    let optimizer = Some(OptimizerOptions::default());
+    let options = TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed };
+    let strategy = Strategy { dp, ..Strategy::of(cut.clone()).arranged(Arrangement::default().in_parts(parts)) };
+    start_on(&Model::from_json(&config).unwrap(), &strategy, options, |shard, split, queue| {
+        Parameters::random(shard, DType::F32, split, 7, queue)
     })
-    .unwrap()
 }
 
 fn samples() -> Samples {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use evenkeel_device::DType;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_model::{Batch, Context, Model, RotaryTables, Split, pass};
+use evenkeel_model::{Batch, Context, Model, RotaryTables, ZeroSharding, pass};
 use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile};
 use evenkeel_train::save_weights;
 
@@ -19,7 +19,7 @@ fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again
     let queue = device.compute();
     let folder = Folder::open(&golden).unwrap();
     let model = Model::open(&folder).unwrap();
-    let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
+    let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
 
     let recorded = SafeTensorsFile::open(golden.join("logits.safetensors")).unwrap();
     let ids = recorded.tensor("input_ids").unwrap();

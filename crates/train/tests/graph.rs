@@ -3,8 +3,7 @@
 mod support;
 
 use evenkeel_device::{DType, Replays, cuda_attention_repeats, cudnn_report};
-use evenkeel_model::{Cut, Model, Parameters, Split};
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
 use evenkeel_train::{Kind, OptimizerOptions, Samples, Trainer, TrainerOptions, costs};
 use serde_json::{Value, json};
 
@@ -67,7 +66,7 @@ fn train(config: &Value, dtype: DType, graph: bool) -> (Outcome, Replays) {
     let device = support::device(1);
     device.replay_graphs(graph);
     let model = Model::from_json(config).unwrap().for_device(device.kind());
-    let parameters = Parameters::random(&model, dtype, Split::NONE, 7, device.compute());
+    let parameters = Parameters::random(&model, dtype, ZeroSharding::NONE, 7, device.compute());
     let mut trainer = Trainer::alone(model, device.clone(), parameters, options());
     let (mut steps, mut evaluations) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
@@ -90,7 +89,6 @@ fn options() -> TrainerOptions {
         // Below the gradients' norm, so that they are clipped.
         optimizer: Some(OptimizerOptions { clip_norm: Some(0.1), ..OptimizerOptions::default() }),
         label_smoothing: 0.0,
-        arrangement: Arrangement::default(),
         longest: 64,
         dropout_seed: 5,
     }
@@ -125,9 +123,8 @@ fn a_step_of_graphs_takes_the_memory_that_was_foretold() {
     let device = support::device(1);
     let model = Model::from_json(&gpt2()).unwrap().for_device(device.kind());
     let micros = micros(0);
-    let cost =
-        costs(std::slice::from_ref(&model), evenkeel_step::Mesh::of_shards(1), 0, options(), DType::Bf16, &micros);
-    let parameters = Parameters::random(&model, DType::Bf16, Split::NONE, 7, device.compute());
+    let cost = costs(std::slice::from_ref(&model), &evenkeel_step::Strategy::alone(DType::Bf16), options(), &micros);
+    let parameters = Parameters::random(&model, DType::Bf16, ZeroSharding::NONE, 7, device.compute());
     let mut trainer = Trainer::alone(model, device.clone(), parameters, options());
     device.reset_peak();
     for _ in 0..6 {

@@ -5,12 +5,12 @@ mod support;
 use evenkeel_comm::RankFailure;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Shard, Widths};
+use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_step::{Mesh, Work};
 use evenkeel_train::{
     OptimizerOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, costs, costs_migrated,
 };
-use support::{Topology, compare_curves, compare_states, start_on, state};
+use support::{Strategy, compare_curves, compare_states, spread, start_on, state};
 
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-5;
@@ -31,13 +31,13 @@ fn gpt2() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn options(arrangement: Arrangement) -> TrainerOptions {
+fn options() -> TrainerOptions {
     let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 5 }
 }
 
-fn ranks(model: &Model, topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
-    start_on(model, topology, options(arrangement), move |shard, split, queue| {
+fn ranks(model: &Model, topology: &Strategy, arrangement: Arrangement, dtype: DType) -> Ranks {
+    start_on(model, &topology.clone().arranged(arrangement), options(), move |shard, split, queue| {
         Parameters::random(shard, dtype, split, 7, queue)
     })
 }
@@ -54,7 +54,7 @@ fn micros(step: usize) -> Vec<Samples> {
 }
 
 /// Groups of heads and columns of the FFN; what ranks have of the vocabulary stays.
-fn widths(model: &Model, topology: &Topology, head_groups: &[usize], ffn: &[usize]) -> Widths {
+fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usize]) -> Widths {
     let home = Widths::of(&Shard::cut(&model.config, &topology.cut).unwrap());
     Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn: ffn.to_vec(), ..home }
 }
@@ -93,7 +93,7 @@ fn the_curve_is_that_without_migration_whatever_the_work_layouts() {
             (2, 2, 0, Arrangement::of(CROSS_PASS).in_parts(2).ahead()),
             (2, 2, 1, Arrangement::of(OASES)),
         ] {
-            let topology = Topology::new(dp, tp, zero);
+            let topology = spread(dp, tp, zero);
             let what = format!("{:?}, {topology:?}, {arrangement:?}", model.config.family.names.embed);
             let without = ranks(&model, &topology, arrangement, DType::F32);
             let expected = curve(&without, &[]);
@@ -122,13 +122,13 @@ fn the_curve_is_that_without_migration_whatever_the_work_layouts() {
 #[test]
 fn a_home_without_heads_or_columns_learns_saves_and_resumes() {
     let model = llama();
-    let expected = curve(&ranks(&model, &Topology::new(1, 1, 0), Arrangement::default(), DType::F32), &[]);
+    let expected = curve(&ranks(&model, &spread(1, 1, 0), Arrangement::default(), DType::F32), &[]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
     for (dp, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
-        let even = Topology::new(dp, 3, zero);
+        let even = spread(dp, 3, zero);
         let home = widths(&model, &even, &[0, 3, 1], &[20, 28, 0]);
-        let topology = Topology { cut: Cut { widths: Some(home), ..even.cut.clone() }, ..even.clone() };
+        let topology = Strategy { cut: Cut { widths: Some(home), ..even.cut.clone() }, ..even.clone() };
         let without = ranks(&model, &topology, Arrangement::default(), DType::F32);
         assert_close(&format!("{topology:?}"), &curve(&without, &[]), &expected);
         let progress = Progress { step: STEPS as u64, ..Progress::default() };
@@ -145,7 +145,7 @@ fn train(ranks: &Ranks, steps: std::ops::Range<usize>) {
 
 #[test]
 fn a_checkpoint_taken_while_work_is_elsewhere_continues_bitwise() {
-    let (model, topology) = (llama(), Topology::new(2, 2, 1));
+    let (model, topology) = (llama(), spread(2, 2, 1));
     let work = Some(widths(&model, &topology, &[1, 3], &[11, 37]));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
@@ -168,11 +168,12 @@ fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
         for (dp, zero, arrangement) in
             [(1, 0, Arrangement::of(NONE)), (2, 1, Arrangement::of(OASES).in_parts(2)), (2, 0, Arrangement::of(OASES))]
         {
-            let topology = Topology::new(dp, 2, zero);
+            let topology = spread(dp, 2, zero);
             let work = widths(&model, &topology, &[1, 3], &ffn);
-            let (shards, mesh) = (model.cut(&topology.cut).unwrap(), Mesh { dp, tp: 2 });
+            let shards = model.cut(&topology.cut).unwrap();
             for dtype in [DType::F32, DType::Bf16] {
-                let (options, micros) = (options(arrangement), micros(0));
+                let (options, micros) = (options(), micros(0));
+                let strategy = Strategy { dtype, ..topology.clone().arranged(arrangement) };
                 let ranks = ranks(&model, &topology, arrangement, dtype);
                 migrate(&ranks, Some(&work)).unwrap();
                 let of_step = {
@@ -187,10 +188,10 @@ fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
                         trainer.device.usage().peak_bytes
                     })
                 };
-                let dry = costs_migrated(&shards, mesh, zero, options, dtype, &micros, Some(&work));
+                let dry = costs_migrated(&shards, &strategy, options, &micros, Some(&work));
                 let peaks: Vec<u64> = dry.iter().map(|cost| cost.peak_bytes).collect();
                 assert_eq!(of_step.unwrap(), peaks, "dp {dp}, stage {zero}, {dtype:?}");
-                let home = costs(&shards, mesh, zero, options, dtype, &micros);
+                let home = costs(&shards, &strategy, options, &micros);
                 assert!(dry[1].peak_bytes > home[1].peak_bytes, "who computes for another needs room for it");
                 if model.config.family.names.embed == llama().config.family.names.embed {
                     // One rectangle of every matrix: what is left to compute is used, and its gradients added up, in place.
@@ -205,12 +206,12 @@ fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
 #[test]
 fn what_cannot_be_migrated_is_refused_with_a_reason() {
     let model = llama();
-    let failure = |model: &Model, topology: &Topology, work: &Widths| {
+    let failure = |model: &Model, topology: &Strategy, work: &Widths| {
         let ranks = ranks(model, topology, Arrangement::default(), DType::F32);
         migrate(&ranks, Some(work)).unwrap_err().message
     };
-    let two = Topology::new(1, 2, 0);
-    let stage_2 = Topology::new(2, 2, 2);
+    let two = spread(1, 2, 0);
+    let stage_2 = spread(2, 2, 2);
     let work = widths(&model, &two, &[1, 3], &[20, 28]);
     assert!(failure(&model, &stage_2, &work).contains("expected stage 0 or 1 of ZeRO, found 2"));
     let too_wide = Widths { ffn: vec![20, 29], ..work.clone() };
@@ -218,13 +219,13 @@ fn what_cannot_be_migrated_is_refused_with_a_reason() {
     let other_classes = Widths { classes: vec![30, 34], ..work.clone() };
     assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns are lent"));
     let uncut = Cut { uncut: [evenkeel_model::Part::Mlp(0)].into(), ..Cut::even(2) };
-    let partly = Topology { cut: uncut, dp: 1, zero: 0 };
+    let partly = Strategy::of(uncut);
     assert!(failure(&model, &partly, &work).contains("what every shard holds whole cannot be lent"));
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 8,
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64,
     });
-    let (few, four) = (Model::from_json(&config).unwrap(), Topology::new(1, 4, 0));
+    let (few, four) = (Model::from_json(&config).unwrap(), spread(1, 4, 0));
     let work = Widths { head_shares: vec![0; 4], ..widths(&few, &four, &[0; 4], &[12, 12, 4, 20]) };
     assert!(failure(&few, &four, &work).contains("2 key and value heads over 4 shards"));
 }

@@ -4,15 +4,13 @@ mod support;
 
 use evenkeel_device::DType;
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_model::{Cut, GRAIN, Model, ParamId, Parameters, Split};
-use evenkeel_step::Mesh;
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_model::{Cut, GRAIN, Model, ParamId, Parameters, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
     AdamW, Error, Kind, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, Trainer, TrainerOptions,
     checkpoint, costs,
 };
-use support::{Topology, device, golden, micros, start_on, state};
+use support::{Strategy, device, golden, micros, spread, start_on, state};
 
 const SGD: Rule = Rule::Sgd { momentum: 0.9, nesterov: false };
 const NESTEROV: Rule = Rule::Sgd { momentum: 0.9, nesterov: true };
@@ -30,13 +28,7 @@ fn rules() -> [Rule; 5] {
 
 fn options(rule: Rule) -> TrainerOptions {
     let optimizer = OptimizerOptions { rule, weight_decay: 0.1, decay_vectors: false, clip_norm: Some(0.5) };
-    TrainerOptions {
-        optimizer: Some(optimizer),
-        label_smoothing: 0.0,
-        arrangement: Arrangement::default(),
-        longest: 64,
-        dropout_seed: 0,
-    }
+    TrainerOptions { optimizer: Some(optimizer), label_smoothing: 0.0, longest: 64, dropout_seed: 0 }
 }
 
 /// Key and value heads that four shards share, and a tied head.
@@ -56,13 +48,13 @@ fn gpt2() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn ranks_in(model: &Model, topology: &Topology, rule: Rule, dtype: DType) -> Ranks {
+fn ranks_in(model: &Model, topology: &Strategy, rule: Rule, dtype: DType) -> Ranks {
     start_on(model, topology, options(rule), move |shard, split, queue| {
         Parameters::random(shard, dtype, split, 7, queue)
     })
 }
 
-fn ranks(model: &Model, topology: &Topology, rule: Rule) -> Ranks {
+fn ranks(model: &Model, topology: &Strategy, rule: Rule) -> Ranks {
     ranks_in(model, topology, rule, DType::F32)
 }
 
@@ -128,7 +120,7 @@ fn ten_steps_follow_pytorch_by_every_rule() {
         let device = device(2);
         let queue = device.compute();
         let model = Model::open(&folder).unwrap();
-        let parameters = model.load(&folder, DType::F32, Split::NONE, queue).unwrap();
+        let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
         let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
         let optimizer = OptimizerOptions { rule, weight_decay: 0.1, decay_vectors: true, clip_norm: None };
         let options = TrainerOptions { optimizer: Some(optimizer), ..options(rule) };
@@ -152,10 +144,10 @@ fn ten_steps_follow_pytorch_by_every_rule() {
 }
 
 /// Meshes in which every rule is compared with the single rank.
-fn topologies() -> Vec<Topology> {
-    let uneven = Topology { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..Topology::new(1, 3, 0) };
+fn topologies() -> Vec<Strategy> {
+    let uneven = Strategy { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..spread(1, 3, 0) };
     let meshes = [(1, 2, 0), (1, 4, 0), (2, 1, 0), (2, 1, 1), (3, 1, 2), (2, 1, 3), (2, 2, 1), (2, 2, 3)];
-    meshes.into_iter().map(|(dp, tp, zero)| Topology::new(dp, tp, zero)).chain([uneven]).collect()
+    meshes.into_iter().map(|(dp, tp, zero)| spread(dp, tp, zero)).chain([uneven]).collect()
 }
 
 #[test]
@@ -163,7 +155,7 @@ fn every_rule_moves_every_parameter_as_on_the_single_rank() {
     const STEPS: usize = 3;
     for (name, model) in [("llama", llama()), ("gpt2", gpt2())] {
         for rule in rules() {
-            let single = ranks(&model, &Topology::new(1, 1, 0), rule);
+            let single = ranks(&model, &spread(1, 1, 0), rule);
             let start = weights(&single);
             // The sign of what is nothing but rounding differs: one step, and without such elements.
             let steps = if matches!(rule, Rule::Lion { .. }) { 1 } else { STEPS };
@@ -202,9 +194,8 @@ fn every_rule_moves_every_parameter_as_on_the_single_rank() {
 #[test]
 fn a_checkpoint_of_every_rule_resumes_on_any_other_topology() {
     let model = llama();
-    let uneven = Topology { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..Topology::new(2, 3, 1) };
-    let topologies =
-        [Topology::new(1, 1, 0), Topology::new(2, 2, 3), uneven, Topology::new(2, 1, 2), Topology::new(1, 4, 0)];
+    let uneven = Strategy { cut: Cut::weighted(vec![1.0, 2.0, 1.0]), ..spread(2, 3, 1) };
+    let topologies = [spread(1, 1, 0), spread(2, 2, 3), uneven, spread(2, 1, 2), spread(1, 4, 0)];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
     for (which, rule) in rules().into_iter().enumerate() {
@@ -232,7 +223,7 @@ fn a_checkpoint_of_every_rule_resumes_on_any_other_topology() {
 
 #[test]
 fn the_state_of_another_rule_is_refused_with_both_names() {
-    let (model, alone) = (llama(), Topology::new(1, 1, 0));
+    let (model, alone) = (llama(), spread(1, 1, 0));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
     let all: Vec<Rule> = rules().into_iter().chain([Rule::AdamW(AdamW::default())]).collect();
@@ -256,7 +247,7 @@ fn the_state_of_another_rule_is_refused_with_both_names() {
 fn the_state_of_every_rule_moves_with_a_reshard() {
     let model = llama();
     for (rule, (dp, tp, zero)) in rules().into_iter().zip([(1, 2, 0), (2, 2, 0), (2, 2, 3), (2, 2, 1), (2, 2, 3)]) {
-        let topology = Topology::new(dp, tp, zero);
+        let topology = spread(dp, tp, zero);
         let shards = |weights: &[f64]| {
             let cut = Cut { weights: weights.to_vec(), ..topology.cut.clone() };
             model.cut(&cut).unwrap()
@@ -280,7 +271,7 @@ fn the_state_of_every_rule_moves_with_a_reshard() {
 fn ranks_that_hold_the_same_keep_the_same_bits() {
     let model = llama();
     for rule in rules() {
-        for topology in [Topology::new(1, 4, 0), Topology::new(2, 2, 0)] {
+        for topology in [spread(1, 4, 0), spread(2, 2, 0)] {
             let ranks = ranks_in(&model, &topology, rule, DType::Bf16);
             train(&model, &ranks, rule, 0..3);
             support::check_replicas(&format!("{rule:?}"), &ranks, |trainer| {
@@ -315,9 +306,7 @@ fn state_takes_what_a_rule_keeps() {
         (muon, hidden + 2 * (all - hidden)),
         (adafactor, rows_and_columns as u64),
     ] {
-        let cost =
-            costs(std::slice::from_ref(&model), Mesh::of_shards(1), 0, options(rule), DType::F32, &micros(&model, 0))
-                [0];
+        let cost = costs(std::slice::from_ref(&model), &spread(1, 1, 0), options(rule), &micros(&model, 0))[0];
         // Masters and gradients; scalars, tables and padding beside them.
         let expected = 4 * (2 * all + kept);
         let beside = cost.state_bytes.checked_sub(expected);

@@ -6,7 +6,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
-use support::{Topology, start_on, state};
+use support::{Strategy, spread, start_on, state};
 
 const STEPS: usize = 3;
 
@@ -19,13 +19,13 @@ fn model() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn options(arrangement: Arrangement) -> TrainerOptions {
+fn options() -> TrainerOptions {
     let optimizer = Some(OptimizerOptions::default());
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 128, dropout_seed: 0 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest: 128, dropout_seed: 0 }
 }
 
-fn ranks(topology: &Topology, arrangement: Arrangement) -> Ranks {
-    start_on(&model(), topology, options(arrangement), |shard, split, queue| {
+fn ranks(topology: &Strategy, arrangement: Arrangement) -> Ranks {
+    start_on(&model(), &topology.clone().arranged(arrangement), options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     })
 }
@@ -53,9 +53,9 @@ fn micros(step: usize) -> Vec<Samples> {
 #[test]
 fn packed_documents_have_one_program_and_the_bits_of_programs_of_their_own() {
     for (topology, arrangement) in [
-        (Topology::new(1, 2, 0), Arrangement::of(OASES).in_parts(2)),
-        (Topology::new(1, 2, 0), Arrangement::of(NONE).in_parts(3).ahead()),
-        (Topology::new(2, 1, 3), Arrangement::of(CROSS_PASS).in_parts(2)),
+        (spread(1, 2, 0), Arrangement::of(OASES).in_parts(2)),
+        (spread(1, 2, 0), Arrangement::of(NONE).in_parts(3).ahead()),
+        (spread(2, 1, 3), Arrangement::of(CROSS_PASS).in_parts(2)),
     ] {
         let what = format!("{topology:?}, {arrangement:?}");
         let [kept, anew] = [(); 2].map(|()| ranks(&topology, arrangement));
@@ -81,7 +81,7 @@ fn packed_documents_have_one_program_and_the_bits_of_programs_of_their_own() {
 
 #[test]
 fn a_step_says_in_how_few_parts_a_micro_batch_was_cut() {
-    let ranks = ranks(&Topology::new(1, 2, 0), Arrangement::of(OASES).in_parts(2));
+    let ranks = ranks(&spread(1, 2, 0), Arrangement::of(OASES).in_parts(2));
     let parts = |micros: Vec<Samples>| ranks.step(micros, 1e-3).unwrap().parts;
     assert_eq!(parts(vec![packed(1), packed(2)]), 2);
     assert_eq!(parts(vec![packed(1), documents(&[96], 2)]), 1);
@@ -90,7 +90,7 @@ fn a_step_says_in_how_few_parts_a_micro_batch_was_cut() {
 
 #[test]
 fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_where_that_was_foreseen() {
-    let (topology, arrangement) = (Topology::new(2, 2, 2), Arrangement::of(OASES).in_parts(2));
+    let (topology, arrangement) = (spread(2, 2, 2), Arrangement::of(OASES).in_parts(2));
     let ranks = ranks(&topology, arrangement);
     // The first two micro-batches meet, and the last two: one of a single document, and one that none is missing of.
     let uneven = vec![packed(1), documents(&[96], 2), packed(3), packed(4)];
@@ -102,8 +102,7 @@ fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_
         ([most(0), most(1)], trainer.device.usage().peak_bytes)
     };
     let shards = model().cut(&topology.cut).unwrap();
-    let mesh = evenkeel_step::Mesh { dp: 2, tp: 2 };
-    let foreseen = costs(&shards, mesh, 2, options(arrangement), DType::F32, &uneven);
+    let foreseen = costs(&shards, &topology.arranged(arrangement), options(), &uneven);
     for (rank, (parts, peak_bytes)) in ranks.each(of).unwrap().into_iter().enumerate() {
         assert_eq!(parts, [Some(1), Some(2)], "rank {rank}: the other micro-batch still overlaps");
         assert!(peak_bytes <= foreseen[rank].peak_bytes, "rank {rank}: {peak_bytes} of {:?}", foreseen[rank]);

@@ -6,7 +6,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM};
 use evenkeel_train::{OptimizerOptions, Ranks, Samples, TrainerOptions};
-use support::{Topology, compare_curves, start_on, state};
+use support::{Strategy, compare_curves, spread, start_on, state};
 
 const SEQUENCE: usize = 8;
 const SAMPLES: usize = 4;
@@ -50,10 +50,12 @@ fn samples(model: &Model, step: usize) -> Samples {
     Samples::Tokens { ids, labels, segment_lengths: vec![SEQUENCE; SAMPLES] }
 }
 
-fn start(model: &Model, topology: &Topology, arrangement: Arrangement, dtype: DType) -> Ranks {
+fn start(model: &Model, topology: &Strategy, arrangement: Arrangement, dtype: DType) -> Ranks {
     let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
-    let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: SEQUENCE, dropout_seed: 3 };
-    start_on(model, topology, options, move |shard, split, queue| Parameters::random(shard, dtype, split, 7, queue))
+    let options = TrainerOptions { optimizer, label_smoothing: 0.0, longest: SEQUENCE, dropout_seed: 3 };
+    start_on(model, &topology.clone().arranged(arrangement), options, move |shard, split, queue| {
+        Parameters::random(shard, dtype, split, 7, queue)
+    })
 }
 
 /// Widths that follow these weights and none of the grains that a cut by weights prefers.
@@ -88,7 +90,7 @@ fn tours(tp: usize) -> Vec<Vec<usize>> {
     }
 }
 
-fn curve(model: &Model, topology: &Topology, arrangement: Arrangement, moves: &[Vec<usize>]) -> Vec<f64> {
+fn curve(model: &Model, topology: &Strategy, arrangement: Arrangement, moves: &[Vec<usize>]) -> Vec<f64> {
     let ranks = start(model, topology, arrangement, DType::F32);
     let mut losses = Vec::new();
     for step in 0..2 * moves.len().max(5) {
@@ -116,7 +118,7 @@ fn a_curve_with_five_reshards_equals_the_one_without() {
     let mut which = 0;
     for (name, model) in [("llama", llama()), ("gpt2", gpt2()), ("vit", vit())] {
         let meshes = [(1, 2, 0), (1, 3, 0), (1, 4, 0), (2, 2, 0), (2, 2, 3)];
-        for topology in meshes.map(|(dp, tp, zero)| Topology::new(dp, tp, zero)) {
+        for topology in meshes.map(|(dp, tp, zero)| spread(dp, tp, zero)) {
             let arrangement = arrangements[which % arrangements.len()];
             which += 1;
             let tour = tours(topology.cut.weights.len());
@@ -133,7 +135,7 @@ fn weights_and_moments_arrive_bitwise_in_every_stage_and_dtype() {
     let model = llama();
     for (dp, tp, zero) in [(1, 2, 0), (1, 3, 0), (2, 2, 0), (2, 2, 1), (2, 2, 2), (2, 3, 3)] {
         for dtype in [DType::F32, DType::Bf16] {
-            let topology = Topology::new(dp, tp, zero);
+            let topology = spread(dp, tp, zero);
             let ranks = start(&model, &topology, Arrangement::default(), dtype);
             let step = |number| ranks.step(vec![samples(&model, number); dp], 3e-3).unwrap().loss;
             step(0);

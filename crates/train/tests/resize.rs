@@ -4,10 +4,10 @@ mod support;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
-use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, Split};
+use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
 use evenkeel_train::{Kind, OptimizerOptions, Ranks, Resize, Samples, Trainer, TrainerOptions};
-use support::{POLICIES, Topology, check_replicas, compare_curves, micros, start_on, vit};
+use support::{POLICIES, Strategy, check_replicas, compare_curves, micros, spread, start_on, vit};
 
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
 
@@ -31,19 +31,19 @@ fn gpt2() -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn options(arrangement: Arrangement) -> TrainerOptions {
+fn options() -> TrainerOptions {
     let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
-    TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 0 }
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 0 }
 }
 
 fn alone(model: &Model, dtype: DType) -> Trainer {
     let device = support::device(1);
-    let parameters = Parameters::random(model, dtype, Split::NONE, 7, device.compute());
-    Trainer::alone(model.clone(), device, parameters, options(Arrangement::default()))
+    let parameters = Parameters::random(model, dtype, ZeroSharding::NONE, 7, device.compute());
+    Trainer::alone(model.clone(), device, parameters, options())
 }
 
 fn ranks(model: &Model, dp: usize, tp: usize, arrangement: Arrangement) -> Ranks {
-    start_on(model, &Topology::new(dp, tp, 0), options(arrangement), |shard, split, queue| {
+    start_on(model, &spread(dp, tp, 0).clone().arranged(arrangement), options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     })
 }
@@ -341,7 +341,7 @@ fn shares_resized_differently_and_split_state_are_refused() {
     };
     let failure = ranks(&llama(), 2, 1, Arrangement::default()).each(of_rank).unwrap_err();
     assert!(failure.message.contains("ranks [0, 1] hold the same shard"), "{failure}");
-    let split = start_on(&llama(), &Topology::new(2, 1, 1), options(Arrangement::default()), |shard, split, queue| {
+    let split = start_on(&llama(), &spread(2, 1, 1), options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     });
     let failure =
@@ -352,8 +352,8 @@ fn shares_resized_differently_and_split_state_are_refused() {
 #[test]
 fn cuts_without_a_split_stream_can_be_resized_too() {
     let cut = Cut { split_sequence: false, ..Cut::weighted(vec![2.0, 1.0]) };
-    let topology = Topology { cut, dp: 1, zero: 0 };
-    let ranks = start_on(&llama(), &topology, options(Arrangement::default()), |shard, split, queue| {
+    let topology = Strategy::of(cut);
+    let ranks = start_on(&llama(), &topology, options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     });
     let ours = curve(&ranks, &llama(), Some(resize(0.5, Imputation::Zero, Selection::Priority)), 20);

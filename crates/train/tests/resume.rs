@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicBool;
 
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
-use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
     Attendant, Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Plan,
@@ -31,7 +30,6 @@ fn options() -> TrainerOptions {
     TrainerOptions {
         optimizer: Some(OptimizerOptions::default()),
         label_smoothing: 0.1,
-        arrangement: Arrangement::default(),
         longest: SEQUENCE,
         dropout_seed: 5,
     }

@@ -10,7 +10,7 @@ use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard,
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
-use support::{POLICIES, Topology, compare_curves, compare_states, micros, start_on, state, vit};
+use support::{POLICIES, Strategy, compare_curves, compare_states, micros, spread, start_on, state, vit};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -31,14 +31,16 @@ fn gpt2() -> Model {
 }
 
 /// Nothing is clipped: what gradients of pruned columns are imputed as counts in their norm and nowhere else.
-fn ranks(model: &Model, topology: &Topology, arrangement: Arrangement) -> Ranks {
+fn ranks(model: &Model, topology: &Strategy, arrangement: Arrangement) -> Ranks {
     let optimizer = Some(OptimizerOptions { clip_norm: None, ..OptimizerOptions::default() });
-    let options = TrainerOptions { optimizer, label_smoothing: 0.0, arrangement, longest: 16, dropout_seed: 5 };
-    start_on(model, topology, options, |shard, split, queue| Parameters::random(shard, DType::F32, split, 7, queue))
+    let options = TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 5 };
+    start_on(model, &topology.clone().arranged(arrangement), options, |shard, split, queue| {
+        Parameters::random(shard, DType::F32, split, 7, queue)
+    })
 }
 
 /// Groups of heads and columns of the FFN; what ranks have of the rest stays.
-fn widths(model: &Model, topology: &Topology, head_groups: &[usize], ffn: &[usize]) -> Widths {
+fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usize]) -> Widths {
     let home = Widths::of(&Shard::cut(&model.config, &topology.cut).unwrap());
     Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn: ffn.to_vec(), ..home }
 }
@@ -78,14 +80,14 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
     for model in [llama(), gpt2(), vit()] {
         for (tp, heads, ffn, gammas) in layouts() {
             for (imputation, schedule) in POLICIES.into_iter().zip([NONE, OASES, CROSS_PASS]) {
-                let (topology, arrangement) = (Topology::new(1, tp, 0), Arrangement::of(schedule));
+                let (topology, arrangement) = (spread(1, tp, 0), Arrangement::of(schedule));
                 let what = format!("{} {heads:?} {ffn:?} {gammas:?} {imputation:?}", model.config.family.names.embed);
                 let work = widths(&model, &topology, heads, ffn);
                 let ours = ranks(&model, &topology, arrangement);
                 ours.migrate(Some(work.clone())).unwrap();
                 // The twin keeps what ours computes with.
                 let cut = Cut { widths: Some(work), ..topology.cut.clone() };
-                let twin = ranks(&model, &Topology { cut, ..topology }, arrangement);
+                let twin = ranks(&model, &Strategy { cut, ..topology }, arrangement);
                 for ranks in [&ours, &twin] {
                     resize(ranks, gammas, imputation, Selection::Random);
                 }
@@ -107,7 +109,7 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
 fn leaving_out_nothing_is_bit_identical_to_migration() {
     for model in [llama(), gpt2(), vit()] {
         for (tp, heads, ffn, _) in layouts() {
-            let topology = Topology::new(1, tp, 0);
+            let topology = spread(1, tp, 0);
             let work = widths(&model, &topology, heads, ffn);
             let run = |selection: Option<Selection>| {
                 let ranks = ranks(&model, &topology, Arrangement::of(OASES));
@@ -160,7 +162,7 @@ fn what_others_leave_out_of_what_a_rank_keeps_stays_bitwise_and_the_rest_moves()
             for (selection, imputation) in
                 [(Selection::Random, Imputation::Average), (Selection::Priority, Imputation::Zero)]
             {
-                let topology = Topology::new(1, tp, 0);
+                let topology = spread(1, tp, 0);
                 let work = widths(&model, &topology, heads, ffn);
                 let ranks = ranks(&model, &topology, Arrangement::default());
                 resize(&ranks, &vec![0.0; tp], imputation, selection);
@@ -215,7 +217,7 @@ fn columns_of(model: &Model, weight: ParamId) -> Vec<usize> {
 #[test]
 fn columns_that_change_least_are_left_out_wherever_they_are_kept() {
     const GAMMAS: [f64; 4] = [0.0, 0.0, 0.4, 0.5];
-    let (model, topology) = (llama(), Topology::new(1, 4, 0));
+    let (model, topology) = (llama(), spread(1, 4, 0));
     let widths = widths(&model, &topology, &[2, 1, 1, 0], &[20, 16, 5, 7]);
     let work = model.cut(&Cut { widths: Some(widths.clone()), ..topology.cut.clone() }).unwrap();
     let home = model.cut(&topology.cut).unwrap();
@@ -274,7 +276,7 @@ fn columns_that_change_least_are_left_out_wherever_they_are_kept() {
 
 #[test]
 fn shares_of_the_data_agree_on_what_is_left_out_of_what() {
-    let (model, topology) = (llama(), Topology::new(2, 2, 0));
+    let (model, topology) = (llama(), spread(2, 2, 0));
     let ranks = ranks(&model, &topology, Arrangement::default());
     ranks.migrate(Some(widths(&model, &topology, &[3, 1], &[40, 8]))).unwrap();
     resize(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
@@ -293,7 +295,7 @@ fn shares_of_the_data_agree_on_what_is_left_out_of_what() {
 
 #[test]
 fn work_that_comes_home_is_evaluated_and_left_out_as_if_it_had_never_been_away() {
-    let (model, topology) = (llama(), Topology::new(1, 2, 0));
+    let (model, topology) = (llama(), spread(1, 2, 0));
     let work = widths(&model, &topology, &[3, 1], &[40, 8]);
     let run = |is_away: bool| {
         let ranks = ranks(&model, &topology, Arrangement::default());
@@ -310,7 +312,7 @@ fn work_that_comes_home_is_evaluated_and_left_out_as_if_it_had_never_been_away()
 
 #[test]
 fn ranks_that_are_resized_by_other_rules_cannot_compute_for_one_another() {
-    let (model, topology) = (llama(), Topology::new(1, 2, 0));
+    let (model, topology) = (llama(), spread(1, 2, 0));
     let ranks = ranks(&model, &topology, Arrangement::default());
     ranks.migrate(Some(widths(&model, &topology, &[3, 1], &[40, 8]))).unwrap();
     let resize = |period_steps| {
@@ -335,9 +337,9 @@ fn pruned(ranks: &Ranks) -> Vec<Vec<Vec<u32>>> {
 fn a_run_that_is_continued_leaves_out_the_same_columns_and_has_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     for (model, dp, work) in [(llama(), 1, None), (gpt2(), 2, None), (llama(), 1, Some(([3, 1], [33, 15])))] {
-        let topology = Topology::new(dp, 2, 0);
+        let topology = spread(dp, 2, 0);
         let home = widths(&model, &topology, &[1, 3], &[20, 28]);
-        let uneven = Topology { cut: Cut { widths: Some(home), ..topology.cut.clone() }, ..topology.clone() };
+        let uneven = Strategy { cut: Cut { widths: Some(home), ..topology.cut.clone() }, ..topology.clone() };
         let work = work.map(|(heads, ffn)| widths(&model, &topology, &heads, &ffn));
         // In the middle of a period, at its end, and before there are scores.
         for (selection, saved_at) in
@@ -383,7 +385,7 @@ fn a_run_that_is_continued_leaves_out_the_same_columns_and_has_the_same_bits() {
 #[test]
 fn what_a_checkpoint_says_of_columns_is_for_the_next_step_or_for_nobody() {
     let folder = tempfile::tempdir().unwrap();
-    let (model, topology, path) = (llama(), Topology::new(1, 2, 0), folder.path().join("checkpoint"));
+    let (model, topology, path) = (llama(), spread(1, 2, 0), folder.path().join("checkpoint"));
     let before = ranks(&model, &topology, Arrangement::default());
     resize(&before, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
     steps(&before, &model, 0..5);

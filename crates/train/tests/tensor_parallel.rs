@@ -9,9 +9,8 @@ use std::path::Path;
 use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, Split};
-use evenkeel_step::Mesh;
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, ZeroSharding};
+use evenkeel_step::Strategy;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
     Error, Kind, OptimizerOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
@@ -27,20 +26,14 @@ fn model(case: &str) -> Model {
 
 fn options(clip_norm: Option<f32>) -> TrainerOptions {
     let optimizer = OptimizerOptions { clip_norm, ..OptimizerOptions::default() };
-    TrainerOptions {
-        optimizer: Some(optimizer),
-        label_smoothing: 0.0,
-        arrangement: Arrangement::default(),
-        longest: 64,
-        dropout_seed: 0,
-    }
+    TrainerOptions { optimizer: Some(optimizer), label_smoothing: 0.0, longest: 64, dropout_seed: 0 }
 }
 
 /// Ranks with the case's own weights.
 fn loaded(case: &str, cut: &Cut, dtype: DType, options: TrainerOptions) -> Ranks {
     let path = golden(case);
     support::start(&model(case), cut, options, move |shard, queue| {
-        shard.load(&Folder::open(&path).unwrap(), dtype, Split::NONE, queue).unwrap()
+        shard.load(&Folder::open(&path).unwrap(), dtype, ZeroSharding::NONE, queue).unwrap()
     })
 }
 
@@ -290,7 +283,7 @@ fn what_a_plan_leaves_whole_is_computed_whole_on_every_rank() {
 fn loading_touches_only_a_ranks_own_slices() {
     let model = llama(4, 2, 8, 400, true);
     let device = support::device(1);
-    let parameters = Parameters::random(&model, DType::F32, Split::NONE, 3, device.compute());
+    let parameters = Parameters::random(&model, DType::F32, ZeroSharding::NONE, 3, device.compute());
     let shards = model.cut(&Cut::even(2)).unwrap();
     let queue = device.compute();
     for (id, spec) in parameters.ids().zip(&model.specs) {
@@ -328,7 +321,7 @@ fn a_rank_that_panics_or_fails_while_it_is_made_is_an_error() {
             (1, how) => Err(RankFailure { rank: 1, message: how.to_owned() }),
             _ => {
                 let (model, device) = (model("llama3"), support::device(1));
-                let parameters = Parameters::random(&model, DType::F32, Split::NONE, 0, device.compute());
+                let parameters = Parameters::random(&model, DType::F32, ZeroSharding::NONE, 0, device.compute());
                 Ok(Trainer::alone(model, device, parameters, options(None)))
             }
         }
@@ -350,8 +343,9 @@ fn a_checkpoint_that_one_rank_cannot_load_is_an_error() {
     let mixed = [small.cut(&Cut::even(2)).unwrap().remove(0), large.cut(&Cut::even(2)).unwrap().remove(1)];
     let ranks = Ranks::start(2, &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let device = support::device(1);
-        let parameters = Parameters::random(&mixed[communicator.rank()], DType::F32, Split::NONE, 0, device.compute());
-        Ok(Trainer::new(&mixed, Mesh::of_shards(2), communicator, device, parameters, options(None)))
+        let parameters =
+            Parameters::random(&mixed[communicator.rank()], DType::F32, ZeroSharding::NONE, 0, device.compute());
+        Ok(Trainer::new(&mixed, &Strategy::of(Cut::even(2)), communicator, device, parameters, options(None)))
     });
     let error = checkpoint::load(&folder, &ranks.unwrap()).unwrap_err();
     assert!(matches!(error, Error::OtherModel { .. }), "{error}");

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
-use evenkeel_model::{Cut, Model, Parameters, Split};
-use evenkeel_step::schedule::{Arrangement, NONE};
+use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
 use evenkeel_train::{OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
@@ -72,7 +71,6 @@ impl Preset {
         TrainerOptions {
             optimizer: Some(OptimizerOptions::default()),
             label_smoothing: 0.0,
-            arrangement: Arrangement::of(NONE),
             longest: self.batch(sizes).1.unwrap_or(1),
             dropout_seed: 0,
         }
@@ -151,7 +149,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let device = device::start_cuda(0)?;
     device.replay_graphs(false);
     let (count, sequence) = preset.batch(options.sizes);
-    let parameters = Parameters::random(&model, options.precision.into(), Split::NONE, 0, device.compute());
+    let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
     // Two batches in turn, on the card beforehand, as PyTorch's are: loading data is not what is timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));

@@ -2,11 +2,12 @@
 
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, even_bounds};
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_step::Strategy;
 use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
 use super::{Precision, between};
 use crate::Mistake;
+use crate::strategy::on_cores;
 
 /// Its sizes, and those of a step.
 #[derive(Clone, clap::Args)]
@@ -64,15 +65,14 @@ impl Llama {
         Err(Mistake { what, hint: Some("use a larger --batch".to_owned()) })
     }
 
-    pub fn trainer_options(&self, arrangement: Arrangement) -> TrainerOptions {
-        let optimizer = OptimizerOptions { clip_norm: None, ..OptimizerOptions::default() };
-        TrainerOptions {
-            optimizer: Some(optimizer),
-            label_smoothing: 0.0,
-            arrangement,
-            longest: self.sequence,
-            dropout_seed: 0,
-        }
+    pub fn trainer_options(&self) -> TrainerOptions {
+        let optimizer = Some(OptimizerOptions { clip_norm: None, ..OptimizerOptions::default() });
+        TrainerOptions { optimizer, label_smoothing: 0.0, longest: self.sequence, dropout_seed: 0 }
+    }
+
+    /// Equal ranks on cores that compute these sequences in steps of one micro-batch for each replica.
+    pub fn strategy(&self, dp: usize, tp: usize, threads: Option<usize>) -> Strategy {
+        Strategy { dtype: self.dtype.into(), micro_batch: self.batch.div_ceil(dp), ..on_cores(dp, tp, threads) }
     }
 
     pub fn tokens(&self) -> usize {

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use evenkeel_comm::Link;
-use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::{Model, Parameters};
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline, perfetto, svg};
-use evenkeel_step::{Lane, Program, Work};
+use evenkeel_step::{Devices, Lane, Program, Strategy, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Candidate, Foretold, Ranks, Samples, Trainer, costs, preferred};
 
@@ -17,7 +17,8 @@ use super::llama::Llama;
 use super::{between, median};
 use crate::device::Kind;
 use crate::launch::Launch;
-use crate::memory::Beside;
+use crate::memory::{Beside, check_steps};
+use crate::strategy::{on_gpus, zero_stage};
 use crate::train::arrange::{parts_to_try, simulated};
 use crate::{Failure, Mistake, text};
 
@@ -88,16 +89,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     arguments.check_device()?;
     let model = llama.model()?.for_device(arguments.device.into());
     let dtype = DType::from(llama.dtype);
-    let chosen = arguments.chosen(&model, dtype)?;
+    let chosen = arguments.chosen(&model)?;
     let launch = arguments.launch(chosen.candidate.split_sequence);
-    let shards = model.cut(&launch.cut)?;
-    let mut cases = arguments.cases(&launch, &shards, dtype, chosen.candidate.parts);
+    let shards = model.cut(&launch.strategy.cut)?;
+    let mut cases = arguments.cases(&launch.strategy, &shards, chosen.candidate.parts);
     let largest = cases.iter().max_by_key(|case| case.peak_bytes).expect("there are schedules");
     let blank = llama.blank(&model, arguments.dp);
-    let largest = costs(&shards, launch.mesh(), launch.zero, llama.trainer_options(largest.arrangement), dtype, &blank);
+    let largest = launch.strategy.clone().arranged(largest.arrangement);
+    let costs = costs(&shards, &largest, llama.trainer_options(), &blank);
     let hint = "use a smaller --batch or --sequence, or fewer --layers";
-    launch.check_memory(&largest, Beside::default(), hint)?;
-    let ranks = launch.start(shards, llama.trainer_options(Arrangement::default()), move |shard, split, queue| {
+    check_steps(&largest, &costs, Beside::default(), hint)?;
+    let ranks = launch.start(shards, llama.trainer_options(), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
     for round in 0..arguments.rounds as u64 {
@@ -114,9 +116,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         write_traces(folder, &cases, &model)?;
     }
     Ok(if arguments.json {
-        in_json(arguments, &launch, &chosen, &rows)
+        in_json(arguments, &launch.strategy, &chosen, &rows)
     } else {
-        in_words(arguments, &model, &launch, &chosen, &rows)
+        in_words(arguments, &model, &launch.strategy, &chosen, &rows)
     })
 }
 
@@ -126,12 +128,14 @@ fn fault(error: Unforeseen) -> Failure {
 
 impl Arguments {
     fn launch(&self, split_sequence: bool) -> Launch {
-        let mut launch = Launch::even(self.dp, self.tp, self.threads);
-        launch.zero = self.zero;
-        launch.cut.split_sequence = split_sequence;
+        let strategy = self.llama.strategy(self.dp, self.tp, self.threads);
+        let cut = Cut { split_sequence, ..strategy.cut };
+        let strategy = Strategy { cut, zero: zero_stage(self.zero), ..strategy };
+        let on_gpus = |strategy| on_gpus(strategy, &self.virtual_gpus, true);
+        let mut launch = Launch::from(if self.device == Kind::Cuda { on_gpus(strategy) } else { strategy });
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
-        if self.device == Kind::Cuda { launch.on_cards(&self.virtual_gpus) } else { launch }
+        launch
     }
 
     fn check_device(&self) -> Result<(), Mistake> {
@@ -155,7 +159,7 @@ impl Arguments {
     }
 
     /// What a run with these sizes, this link and schedule "oases" would choose, of what the options leave open.
-    fn chosen(&self, model: &Model, dtype: DType) -> Result<Foretold, Failure> {
+    fn chosen(&self, model: &Model) -> Result<Foretold, Failure> {
         let streams = match (self.tp > 1, self.whole_stream, self.split_stream) {
             (false, ..) | (_, true, _) => vec![false],
             (_, _, true) => vec![true],
@@ -168,9 +172,10 @@ impl Arguments {
         let of_stream = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
         let candidates: Vec<Candidate> = streams.into_iter().flat_map(of_stream).collect();
         let blank = self.llama.blank(model, self.dp).swap_remove(0);
-        let launch = self.launch(true);
-        model.cut(&launch.cut)?;
-        let foretold = simulated(&candidates, Arrangement::of(OASES), model, &launch, dtype, &blank).map_err(fault)?;
+        let mut launch = self.launch(true);
+        launch.strategy.arrangement = Arrangement::of(OASES);
+        model.cut(&launch.strategy.cut)?;
+        let foretold = simulated(&candidates, model, &launch, &blank).map_err(fault)?;
         Ok(preferred(&foretold).expect("there are candidates"))
     }
 
@@ -179,7 +184,7 @@ impl Arguments {
     }
 
     /// What is compared, and before it, for every number of parts, what costs are learnt from.
-    fn cases(&self, launch: &Launch, shards: &[Model], dtype: DType, chosen: usize) -> Vec<Case> {
+    fn cases(&self, strategy: &Strategy, shards: &[Model], chosen: usize) -> Vec<Case> {
         let parts = if self.parts.is_empty() { vec![1, 2, chosen] } else { self.parts.clone() };
         let mut parts: Vec<usize> = parts.into_iter().map(|parts| parts.min(self.sequences_of_share())).collect();
         parts.sort_unstable();
@@ -194,12 +199,12 @@ impl Arguments {
         let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(LEARNT_FROM).in_parts(parts)).collect();
         let case = |arrangement: Arrangement, is_listed| {
             let blank = self.llama.blank(&shards[0], self.dp);
-            let options = self.llama.trainer_options(arrangement);
-            let costs = costs(shards, launch.mesh(), launch.zero, options, dtype, &blank);
+            let strategy = strategy.clone().arranged(arrangement);
+            let costs = costs(shards, &strategy, self.llama.trainer_options(), &blank);
             Case {
                 arrangement,
                 is_listed,
-                programs: self.programs(launch, shards, dtype, arrangement),
+                programs: self.programs(&strategy, shards),
                 peak_bytes: costs.iter().map(|cost| cost.peak_bytes).max().unwrap_or(0),
                 steps: Vec::new(),
             }
@@ -208,11 +213,11 @@ impl Arguments {
         unlisted.chain(arrangements.into_iter().map(|arrangement| case(arrangement, true))).collect()
     }
 
-    fn programs(&self, launch: &Launch, shards: &[Model], dtype: DType, arrangement: Arrangement) -> Vec<Program> {
-        let samples = self.llama.samples(0, self.dp);
-        let sizes = |share: usize| [samples[share].part_sizes(&shards[0], arrangement.parts)];
-        let chains = Chain::all(shards, dtype, &launch.mesh(), launch.zero);
-        let write = |(rank, chain): (usize, &Chain)| arrangement.write(chain, &sizes(launch.mesh().share(rank)));
+    fn programs(&self, strategy: &Strategy, shards: &[Model]) -> Vec<Program> {
+        let (samples, arrangement) = (self.llama.samples(0, self.dp), strategy.arrangement);
+        let sizes = |replica: usize| [samples[replica].part_sizes(&shards[0], arrangement.parts)];
+        let chains = Chain::all(shards, strategy);
+        let write = |(rank, chain): (usize, &Chain)| arrangement.write(chain, &sizes(strategy.mesh().replica(rank)));
         chains.iter().enumerate().map(write).collect()
     }
 }
@@ -394,17 +399,17 @@ fn write_traces(folder: &Path, cases: &[Case], model: &Model) -> Result<(), Fail
     Ok(new.commit(false)?)
 }
 
-fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Foretold, rows: &[Row]) -> String {
+fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &Foretold, rows: &[Row]) -> String {
     let llama = &arguments.llama;
     let link = match arguments.link_gb_per_s {
         Some(rate) => format!(", emulated link of {rate} GB/s and {} µs", arguments.link_latency_us),
         None => String::new(),
     };
-    let stream = if launch.cut.split_sequence { "split" } else { "whole" };
-    let device = match (launch.kind, &launch.virtual_gpus[..]) {
-        (DeviceKind::Cpu, _) => format!(" × {} cores", launch.cores_per_rank),
-        (DeviceKind::Cuda, []) => " on GPUs".to_owned(),
-        (DeviceKind::Cuda, parts) => format!(" on {parts:?} multiprocessors"),
+    let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
+    let device = match &strategy.devices {
+        Devices::Cpu { cores_per_rank, .. } => format!(" × {cores_per_rank} cores"),
+        Devices::Cuda { multiprocessors, .. } if multiprocessors.is_empty() => " on GPUs".to_owned(),
+        Devices::Cuda { multiprocessors, .. } => format!(" on {multiprocessors:?} multiprocessors"),
     };
     let first = format!(
         "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {}{device}, stream {stream}{link}",
@@ -466,7 +471,7 @@ fn in_words(arguments: &Arguments, model: &Model, launch: &Launch, chosen: &Fore
     format!("{first}\n\n{table}\n\n{chosen}\n{legend}")
 }
 
-fn in_json(arguments: &Arguments, launch: &Launch, chosen: &Foretold, rows: &[Row]) -> String {
+fn in_json(arguments: &Arguments, strategy: &Strategy, chosen: &Foretold, rows: &[Row]) -> String {
     let row = |row: &Row| {
         serde_json::json!({
             "schedule": row.schedule, "parts": row.parts, "step_s": row.step_s, "simulated_s": row.simulated_s,
@@ -478,5 +483,5 @@ fn in_json(arguments: &Arguments, launch: &Launch, chosen: &Foretold, rows: &[Ro
     };
     let is_emulated = arguments.link_gb_per_s.is_some();
     let rows: Vec<_> = rows.iter().map(row).collect();
-    serde_json::json!({ "dp": arguments.dp, "zero": arguments.zero, "tp": arguments.tp, "link_is_emulated": is_emulated, "stream_is_split": launch.cut.split_sequence, "chosen_parts": chosen.candidate.parts, "schedules": rows }).to_string()
+    serde_json::json!({ "dp": arguments.dp, "zero": arguments.zero, "tp": arguments.tp, "link_is_emulated": is_emulated, "stream_is_split": strategy.cut.split_sequence, "chosen_parts": chosen.candidate.parts, "schedules": rows }).to_string()
 }

@@ -1,18 +1,20 @@
 //! `evenkeel bench step`: forward, backward and AdamW of a random Llama on random tokens.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use evenkeel_device::MOST_PEERS;
 use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_step::Strategy;
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
-use evenkeel_train::{Cost, Ranks, Samples, Trainer, TrainerOptions, costs};
+use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::llama::Llama;
 use super::{between, cuda, roofline};
 use crate::device::Kind;
 use crate::launch::Launch;
-use crate::memory::Beside;
-use crate::{Failure, Mistake, process, text};
+use crate::memory::{Beside, check_steps};
+use crate::{Failure, Mistake, process, strategy, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -74,13 +76,14 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn trainer_options(&self) -> TrainerOptions {
-        self.llama.trainer_options(Arrangement::of(if self.recompute { OASES } else { NONE }))
+    fn cut(&self) -> Cut {
+        strategy::cut(self.tp, &self.tp_weights, BTreeSet::new(), Some(self.tp > 1 && !self.whole_stream))
     }
 
-    fn cut(&self) -> Cut {
-        let weights = if self.tp_weights.is_empty() { vec![1.0; self.tp] } else { self.tp_weights.clone() };
-        Cut { split_sequence: self.tp > 1 && !self.whole_stream, ..Cut::weighted(weights) }
+    fn strategy(&self) -> Strategy {
+        let arrangement = Arrangement::of(if self.recompute { OASES } else { NONE });
+        let (cut, zero) = (self.cut(), strategy::zero_stage(self.zero));
+        Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.threads) }
     }
 
     /// What is given for each rank is given for all.
@@ -142,27 +145,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     arguments.llama.check_shares(arguments.dp)?;
     let model = arguments.llama.model()?;
-    let mut launch = Launch::even(arguments.dp, arguments.tp, arguments.threads);
-    launch.cut = arguments.cut();
-    launch.zero = arguments.zero;
-    let shards = model.cut(&launch.cut)?;
+    let (strategy, options) = (arguments.strategy(), arguments.llama.trainer_options());
+    let shards = model.cut(&strategy.cut)?;
     let blank = arguments.llama.blank(&model, arguments.dp);
-    let costs =
-        costs(&shards, launch.mesh(), launch.zero, arguments.trainer_options(), arguments.llama.dtype.into(), &blank);
+    let costs = costs(&shards, &strategy, options, &blank);
     if arguments.dry {
         return Ok(most(&costs));
     }
-    launch.check_memory(&costs, Beside::default(), HINT)?;
-    let dtype = arguments.llama.dtype.into();
-    let ranks = launch.start(shards, arguments.trainer_options(), move |shard, split, queue| {
-        Ok(Parameters::random(shard, dtype, split, 0, queue))
-    })?;
+    check_steps(&strategy, &costs, Beside::default(), HINT)?;
+    let (dtype, cores_per_rank) = (strategy.dtype, strategy.devices.cores_per_rank());
+    let ranks = Launch::from(strategy)
+        .start(shards, options, move |shard, split, queue| Ok(Parameters::random(shard, dtype, split, 0, queue)))?;
     let mut run = Run { arguments, ranks, steps: 0 };
     for _ in 0..arguments.warmup {
         run.step()?;
     }
     let steps = (0..arguments.steps).map(|_| run.step()).collect::<Result<Vec<Step>, Failure>>()?;
-    let mut text = report(arguments, &model, &run.ranks, launch.cores_per_rank, &steps)?;
+    let mut text = report(arguments, &model, &run.ranks, cores_per_rank, &steps)?;
     if arguments.roofline {
         let first = run.steps;
         let (llama, dp) = (arguments.llama.clone(), arguments.dp);

@@ -5,13 +5,15 @@ mod data;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use evenkeel_balance::Mode;
-use evenkeel_device::MOST_PEERS;
+use evenkeel_balance::{Mode, Selection};
+use evenkeel_device::{DeviceKind, MOST_PEERS};
+use evenkeel_model::Imputation;
+use evenkeel_step::schedule::{NONE, OASES, Units};
 
 use super::raw::RawConfig;
+use super::setting::Setting;
 use super::settings::{
-    Architecture, DataSource, DecayForm, DeviceKind, Imputation, LrDecay, OnBadRecord, PackingStrategy, RecordFormat,
-    Schedule, Selection, Settings, Units,
+    Architecture, DataSource, DecayForm, LrDecay, OnBadRecord, PackingStrategy, RecordFormat, Settings,
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
 use crate::Mistakes;
@@ -243,7 +245,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
         let what = format!("`parallel.tp_weights` has {weights} numbers, `parallel.tp` is {}", parallel.tp);
         raw.note_contradiction(&["parallel.tp_weights", "parallel.tp"], what, Some("give one for each rank"));
     }
-    if settings.train.recompute && parallel.schedule == Some(Schedule::None) {
+    if settings.train.recompute && parallel.schedule == Some(NONE) {
         let what = "`train.recompute` is true, but `parallel.schedule` is \"none\"".to_owned();
         let hint = "a schedule that recomputes is \"oases\"";
         raw.note_contradiction(&["train.recompute", "parallel.schedule"], what, Some(hint));
@@ -263,12 +265,12 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
 /// Choices that the schedule or the rest of the run leaves nothing to choose from.
 fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, train) = (&settings.parallel, &settings.train);
-    let schedule = parallel.schedule.unwrap_or(if train.recompute { Schedule::Oases } else { Schedule::None });
-    let name = schedule.name();
-    if parallel.recompute_units != Units::All && !matches!(schedule, Schedule::SavedComm | Schedule::Oases) {
+    let schedule = parallel.schedule.unwrap_or(if train.recompute { OASES } else { NONE });
+    let name = schedule.name;
+    if parallel.recompute_units != Units::All && !schedule.chooses_units {
         let what = format!(
-            "`parallel.recompute_units` is \"{}\", but the schedule \"{name}\" cannot choose what to recompute",
-            parallel.recompute_units.name()
+            "`parallel.recompute_units` is {}, but the schedule \"{name}\" cannot choose what to recompute",
+            parallel.recompute_units.write().expect("it has a name")
         );
         let hint = "schedules that can are \"oases\" (train.recompute = true) and \"saved-comm\"";
         raw.note_contradiction(&["parallel.recompute_units", "parallel.schedule", "train.recompute"], what, Some(hint));
@@ -276,7 +278,7 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     if !parallel.ahead {
         return;
     }
-    let (why, key, hint) = if matches!(schedule, Schedule::Default | Schedule::SavedComm) {
+    let (why, key, hint) = if !schedule.overlaps {
         (
             format!("the schedule \"{name}\" overlaps nothing"),
             "parallel.schedule",
@@ -505,9 +507,9 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
         }
     }
     let parallel = &mut settings.parallel;
-    let schedule = if settings.train.recompute { Schedule::Oases } else { Schedule::None };
+    let schedule = if settings.train.recompute { OASES } else { NONE };
     let schedule = *parallel.schedule.get_or_insert(schedule);
-    settings.train.recompute = schedule != Schedule::None;
+    settings.train.recompute = schedule != NONE;
     if settings.output.save_model {
         settings.output.save_dtype.get_or_insert(settings.train.dtype);
     }

@@ -28,8 +28,8 @@ pub use explain::{explain, explain_in_markdown};
 pub use raw::{RawConfig, key_of_flag};
 pub use setting::in_toml;
 pub use settings::{
-    Architecture, Data, DataSource, DecayForm, DeviceKind, Dtype, Imputation, InstructionPrompt, LrDecay, OnBadRecord,
-    OptimizerName, PackingStrategy, Parallel, RecordFormat, Schedule, Selection, Settings, Units,
+    Architecture, Data, DataSource, DecayForm, Dtype, InstructionPrompt, LrDecay, OnBadRecord, OptimizerName,
+    PackingStrategy, Parallel, RecordFormat, Settings,
 };
 pub use straggler::Straggler;
 

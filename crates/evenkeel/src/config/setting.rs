@@ -341,4 +341,33 @@ macro_rules! choices {
     )+};
 }
 
-pub(super) use choices;
+/// Types of other crates whose values have one name each.
+macro_rules! named {
+    ($($type:ident { $first:expr => $first_name:literal $(, $other:expr => $name:literal)* })+) => {$(
+        impl $crate::config::setting::Setting for $type {
+            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::Kind {
+                $crate::config::setting::Kind::Choice(&[$first_name $(, $name)*])
+            }
+
+            fn read(value: &toml::Value, _: $crate::config::setting::Bounds) -> Option<$type> {
+                match value.as_str()? {
+                    $first_name => Some($first),
+                    $($name => Some($other),)*
+                    _ => None,
+                }
+            }
+
+            fn write(&self) -> Option<toml::Value> {
+                let names = [($first, $first_name) $(, ($other, $name))*];
+                let name = names.into_iter().find_map(|(value, name)| (value == *self).then_some(name));
+                name.map(|name| toml::Value::String(name.to_owned()))
+            }
+
+            fn placeholder() -> $type {
+                $first
+            }
+        }
+    )+};
+}
+
+pub(super) use {choices, named};

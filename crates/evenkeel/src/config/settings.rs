@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use evenkeel_balance::Mode;
+use evenkeel_balance::{Mode, Selection};
+use evenkeel_device::DeviceKind;
+use evenkeel_model::Imputation;
+use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
-use super::setting::{above, choices, from};
+use super::setting::{above, choices, from, named};
 use super::table::settings;
 
 choices! {
@@ -24,14 +27,17 @@ choices! {
         Polynomial = "polynomial", Wsd = "wsd"
     }
     DecayForm { Cosine = "cosine", Linear = "linear", Sqrt = "sqrt" }
-    Schedule {
-        None = "none", Default = "default", SavedComm = "saved-comm", CrossPass = "cross-pass", Oases = "oases"
-    }
-    Units { All = "all", Attention = "attention", Mlp = "mlp" }
-    Imputation { Zero = "zero", Average = "average", Same = "same" }
-    Selection { Priority = "priority", Random = "random" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
-    DeviceKind { Cpu = "cpu", Cuda = "cuda" }
+}
+
+named! {
+    Schedule {
+        NONE => "none", DEFAULT => "default", SAVED_COMM => "saved-comm", CROSS_PASS => "cross-pass", OASES => "oases"
+    }
+    Units { Units::All => "all", Units::Attention => "attention", Units::Mlp => "mlp" }
+    Imputation { Imputation::Zero => "zero", Imputation::Average => "average", Imputation::Same => "same" }
+    Selection { Selection::Priority => "priority", Selection::Random => "random" }
+    DeviceKind { DeviceKind::Cpu => "cpu", DeviceKind::Cuda => "cuda" }
 }
 
 const MOST_SIZE: u32 = 1 << 24;

@@ -2,17 +2,18 @@
 
 mod shards;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use evenkeel_device::DType;
-use evenkeel_model::{Config, Cut, Input, Model};
-use evenkeel_step::Mesh;
+use evenkeel_model::{Config, Input, Model};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
+use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
 use crate::config::{OptimizerName, TokenizerSource};
-use crate::launch::{Launch, plan};
 use crate::memory::{Beside, Peak};
+use crate::strategy::{cut, on_cores, plan, zero_stage};
 use crate::train::feed::Text;
 use crate::train::model::{open_folder, without_keys};
 use crate::train::samples_bytes;
@@ -90,21 +91,20 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         .into());
     }
-    let is_cut = arguments.tp > 1 || !arguments.tp_weights.is_empty();
-    let shards = if is_cut { model.cut(&arguments.cut(&model, &json)?)? } else { vec![model.clone()] };
-    let mesh = Mesh { dp: arguments.dp as usize, tp: shards.len() };
-    let micros = vec![Samples::blank(config.input, batch, sequence); mesh.dp];
-    let threads = Launch::even(mesh.dp, mesh.tp, None).cores_per_rank;
+    let strategy = arguments.strategy(&model, &json)?;
+    let shards = model.cut(&strategy.cut)?;
+    let micros = vec![Samples::blank(config.input, batch, sequence); strategy.micros_per_step()];
     // A run has its tokenizer in memory.
     let tokenizer = TokenizerSource::Path(folder.path().to_owned());
     let tokenizer = matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer));
     let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
-            let options = options(arguments, recompute, sequence);
-            let costs = costs(&shards, mesh, arguments.zero as usize, options, dtype, &micros);
-            let beside = Beside { data_bytes: samples_bytes(&micros[0], mesh.dp, mesh), ..Beside::default() };
-            let peak = Peak::of(&costs, threads, beside);
+            let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
+            let strategy = Strategy { dtype, arrangement, ..strategy.clone() };
+            let costs = costs(&shards, &strategy, options(arguments, sequence), &micros);
+            let beside = Beside { data_bytes: samples_bytes(&micros[0], &strategy), ..Beside::default() };
+            let peak = Peak::of(&costs, strategy.devices.cores_per_rank(), beside);
             let copying = Peak {
                 beside: Beside { copy_bytes: arguments.optimizer.options().rule.state_bytes(&model), ..beside },
                 ..peak
@@ -125,11 +125,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         format!("hidden         {}, FFN {}", config.hidden, config.ffn),
         format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
         of_input,
-        format!("\nTo train it with {}, {per_step} a step{}:", arguments.optimizer.title(), on_ranks(mesh)),
+        format!("\nTo train it with {}, {per_step} a step{}:", arguments.optimizer.title(), on_ranks(strategy.mesh())),
         text::table(&["dtype", "recompute", "state", "peak memory", "with checkpoints", "work per step"], &rows),
     ];
     let text = lines.join("\n");
-    if !is_cut {
+    if shards.len() == 1 {
         return Ok(text);
     }
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &of_ranks[0])))
@@ -144,29 +144,25 @@ fn on_ranks(mesh: Mesh) -> String {
     }
 }
 
-fn options(arguments: &Arguments, recompute: bool, longest: usize) -> TrainerOptions {
-    let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
-    TrainerOptions {
-        optimizer: Some(arguments.optimizer.options()),
-        label_smoothing: 0.0,
-        arrangement,
-        longest,
-        dropout_seed: 0,
-    }
+fn options(arguments: &Arguments, longest: usize) -> TrainerOptions {
+    let optimizer = Some(arguments.optimizer.options());
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest, dropout_seed: 0 }
 }
 
 impl Arguments {
-    fn cut(&self, model: &Model, config: &serde_json::Value) -> Result<Cut, Failure> {
-        let weights = match (self.tp as usize, &self.tp_weights[..]) {
-            (ranks, []) => vec![1.0; ranks],
-            (ranks, weights) if ranks == 1 || ranks == weights.len() => weights.to_vec(),
+    fn strategy(&self, model: &Model, config: &serde_json::Value) -> Result<Strategy, Failure> {
+        let tp = match (self.tp as usize, self.tp_weights.len()) {
+            (1, weights) if weights > 0 => weights,
+            (ranks, weights) if weights == 0 || weights == ranks => ranks,
             (ranks, weights) => {
-                let what = format!("--tp-weights has {} numbers, --tp is {ranks}", weights.len());
+                let what = format!("--tp-weights has {weights} numbers, --tp is {ranks}");
                 return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) }.into());
             }
         };
-        let uncut = plan(self.tp_plan.as_deref(), config)?.uncut(model)?;
-        Ok(Cut { split_sequence: self.sequence_parallel.unwrap_or(uncut.is_empty()), uncut, ..Cut::weighted(weights) })
+        let uncut = if tp == 1 { BTreeSet::new() } else { plan(self.tp_plan.as_deref(), config)?.uncut(model)? };
+        let strategy = on_cores(self.dp as usize, tp, None);
+        let cut = cut(tp, &self.tp_weights, uncut, self.sequence_parallel);
+        Ok(Strategy { cut, micro_batch: self.batch as usize, zero: zero_stage(self.zero as usize), ..strategy })
     }
 }
 

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use evenkeel_comm::Link;
-use evenkeel_device::{DType, DeviceKind};
+use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, UnitKind};
 use evenkeel_step::schedule::{Arrangement, Units};
 use evenkeel_step::simulate::{Contention, Unforeseen};
+use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Candidate, Foretold, Machine, Samples, foretell, preferred};
 
-use super::model::device_dtype;
 use crate::config::Settings;
-use crate::launch::{Launch, arrangement};
+use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 
 /// More parts than these make products too small for what they hide.
@@ -25,22 +25,24 @@ pub fn arrange(
     model: &Model,
     launch: &mut Launch,
     before: Option<&Settings>,
-    fits: impl Fn(&Settings, &Launch) -> Result<bool, Failure>,
+    fits: impl Fn(&Settings, &Strategy) -> Result<bool, Failure>,
 ) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
-    said.extend(no_choice_of_units(settings, model));
+    said.extend(no_choice_of_units(&launch.strategy, model));
     let parallel = &mut settings.parallel;
     if parallel.tp == 1 {
         parallel.parts.get_or_insert(1);
         return Ok(said);
     }
     // The simulation takes a cut that the model allows.
-    model.cut(&launch.cut)?;
+    model.cut(&launch.strategy.cut)?;
     if let Some(before) = before.filter(|before| is_arranged_alike(settings, before)) {
         let parallel = &mut settings.parallel;
         parallel.parts = parallel.parts.or(before.parallel.parts);
-        parallel.sequence_parallel =
-            parallel.sequence_parallel.or(before.parallel.sequence_parallel).or(Some(launch.cut.split_sequence));
+        parallel.sequence_parallel = parallel
+            .sequence_parallel
+            .or(before.parallel.sequence_parallel)
+            .or(Some(launch.strategy.cut.split_sequence));
     }
     let candidates = candidates(settings, launch);
     if let [only] = candidates[..] {
@@ -48,15 +50,14 @@ pub fn arrange(
         return Ok(said);
     }
     let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
-    let dtype = device_dtype(settings.train.dtype);
-    let mut foretold = simulated(&candidates, arrangement(&settings.parallel), model, launch, dtype, &blank)
+    let mut foretold = simulated(&candidates, model, launch, &blank)
         .map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
     let all = foretold.clone();
     let mut first = None;
     while let Some(told) = preferred(&foretold) {
         first.get_or_insert(told);
         apply(told.candidate, settings, launch);
-        if fits(settings, launch)? {
+        if fits(settings, &launch.strategy)? {
             said.push(describe(&told, &all));
             return Ok(said);
         }
@@ -70,17 +71,12 @@ pub fn arrange(
 /// What each candidate would take.
 pub fn simulated(
     candidates: &[Candidate],
-    arrangement: Arrangement,
     model: &Model,
     launch: &Launch,
-    dtype: DType,
     samples: &Samples,
 ) -> Result<Vec<Foretold>, Unforeseen> {
-    let machine = machine(launch, dtype);
-    let told = |candidate: &Candidate| {
-        let cut = Cut { split_sequence: candidate.split_sequence, ..launch.cut.clone() };
-        foretell(model, &cut, arrangement.in_parts(candidate.parts), dtype, samples, &machine)
-    };
+    let machine = machine(launch);
+    let told = |&candidate: &Candidate| foretell(model, &with(&launch.strategy, candidate), samples, &machine);
     candidates.iter().map(told).collect()
 }
 
@@ -89,12 +85,12 @@ fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
     let parallel = &settings.parallel;
     let streams = match parallel.sequence_parallel {
         Some(split) => vec![split],
-        None if launch.cut.uncut.is_empty() => vec![true, false],
+        None if launch.strategy.cut.uncut.is_empty() => vec![true, false],
         None => vec![false],
     };
     let parts = match parallel.parts {
         Some(parts) => vec![parts],
-        None => parts_to_try(arrangement(parallel), settings.train.batch),
+        None => parts_to_try(launch.strategy.arrangement, settings.train.batch),
     };
     let candidate = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
     streams.into_iter().flat_map(candidate).collect()
@@ -109,7 +105,12 @@ pub fn parts_to_try(arrangement: Arrangement, sequences: usize) -> Vec<usize> {
 fn apply(candidate: Candidate, settings: &mut Settings, launch: &mut Launch) {
     settings.parallel.parts = Some(candidate.parts);
     settings.parallel.sequence_parallel = Some(candidate.split_sequence);
-    launch.cut.split_sequence = candidate.split_sequence;
+    launch.strategy = with(&launch.strategy, candidate);
+}
+
+fn with(strategy: &Strategy, Candidate { parts, split_sequence }: Candidate) -> Strategy {
+    let cut = Cut { split_sequence, ..strategy.cut.clone() };
+    Strategy { cut, arrangement: strategy.arrangement.in_parts(parts), ..strategy.clone() }
 }
 
 /// Whether what a run was arranged as before suits it now.
@@ -135,8 +136,8 @@ fn describe(told: &Foretold, all: &[Foretold]) -> String {
 }
 
 /// Where attention and MLP are one unit, none of them is recomputed without the other.
-fn no_choice_of_units(settings: &Settings, model: &Model) -> Option<String> {
-    let chosen = arrangement(&settings.parallel).recompute;
+fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
+    let chosen = strategy.arrangement.recompute;
     let is_one = model.units.iter().any(|unit| matches!(unit.kind, UnitKind::Layer(_)));
     (chosen != Units::All && is_one).then(|| {
         "`parallel.recompute_units` has no effect: attention and MLP of this model are computed together".to_owned()
@@ -145,14 +146,15 @@ fn no_choice_of_units(settings: &Settings, model: &Model) -> Option<String> {
 
 /// What the ranks of a share can do, about. Nothing is measured: which arrangement is best depends on the ratio of computing to
 /// exchanging, and only where both take about as long on how exactly that is known.
-pub fn machine(launch: &Launch, dtype: DType) -> Machine {
-    let tp = launch.mesh().tp;
-    match launch.kind {
-        DeviceKind::Cpu => {
-            let cores = launch.cores_per_rank as f64;
+pub fn machine(launch: &Launch) -> Machine {
+    let strategy = &launch.strategy;
+    let (tp, dtype) = (strategy.mesh().tp, strategy.dtype);
+    match &strategy.devices {
+        &Devices::Cpu { cores_per_rank, comm_cores } => {
+            let cores = cores_per_rank as f64;
             let of_core = if dtype == DType::F32 { 5e10 } else { 2e11 };
             // An emulated link is a timer; in memory, it is cores that move the bytes.
-            let shares_cores = launch.comm.link.is_none() && launch.comm_cores == 0;
+            let shares_cores = launch.comm.link.is_none() && comm_cores == 0;
             Machine {
                 flops_per_s: vec![cores * of_core; tp],
                 bytes_per_s: vec![cores * 1e10; tp],
@@ -161,16 +163,16 @@ pub fn machine(launch: &Launch, dtype: DType) -> Machine {
                 contention: Contention { compute: if shares_cores { 1.0 } else { 0.0 }, exchange: 0.0 },
             }
         }
-        DeviceKind::Cuda => {
+        devices @ Devices::Cuda { multiprocessors, .. } => {
             const MULTIPROCESSORS: f64 = 132.0;
-            let share = |shard: usize| match launch.virtual_gpus.get(shard) {
+            let share = |shard: usize| match multiprocessors.get(shard) {
                 Some(&multiprocessors) => f64::from(multiprocessors) / MULTIPROCESSORS,
-                None if launch.placement.is_each_on_its_own() => 1.0,
-                None => 1.0 / launch.ranks() as f64,
+                None if devices.are_separate_gpus() => 1.0,
+                None => 1.0 / strategy.ranks() as f64,
             };
             let of_card = if dtype == DType::F32 { 4e13 } else { 5e14 };
             let of_shards = |of_card: f64| (0..tp).map(|shard| of_card * share(shard)).collect();
-            let (latency_us, bytes_per_s) = if launch.placement.is_each_on_its_own() { (40, 2e11) } else { (10, 5e11) };
+            let (latency_us, bytes_per_s) = if devices.are_separate_gpus() { (40, 2e11) } else { (10, 5e11) };
             Machine {
                 flops_per_s: of_shards(of_card),
                 bytes_per_s: of_shards(3e12),
@@ -187,6 +189,8 @@ mod tests {
     use super::*;
     use evenkeel_step::schedule::{DEFAULT, NONE, OASES};
 
+    use crate::strategy::on_cores;
+
     fn model(layers: usize) -> Model {
         let config = serde_json::json!({
             "model_type": "llama", "hidden_size": 512, "num_hidden_layers": layers, "num_attention_heads": 8,
@@ -197,7 +201,7 @@ mod tests {
 
     /// Two ranks of one core, which such a link connects.
     fn launch(link_gb_per_s: Option<f64>) -> Launch {
-        let mut launch = Launch::even(1, 2, Some(2));
+        let mut launch = Launch::from(on_cores(1, 2, Some(2)));
         launch.comm.link = link_gb_per_s.map(|rate| Link { latency: Duration::ZERO, bytes_per_s: rate * 1e9 });
         launch
     }
@@ -210,9 +214,10 @@ mod tests {
         let parts = parts_to_try(arrangement, sequences);
         let of_stream = |split_sequence| parts.iter().map(move |&parts| Candidate { parts, split_sequence });
         let candidates: Vec<Candidate> = [true, false].into_iter().flat_map(of_stream).collect();
-        let (model, launch) = (model(layers), launch(link_gb_per_s));
+        let (model, mut launch) = (model(layers), launch(link_gb_per_s));
+        launch.strategy.arrangement = arrangement;
         let samples = Samples::blank(model.config.input, sequences, 256);
-        simulated(&candidates, arrangement, &model, &launch, DType::F32, &samples).unwrap()
+        simulated(&candidates, &model, &launch, &samples).unwrap()
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
 use evenkeel_balance::{Dim, Division, Mode, Selection};
-use evenkeel_model::{Cut, Imputation, Model, SHARES, Widths};
+use evenkeel_model::{Cut, Model, SHARES, Widths};
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
-use crate::config::{self, Settings};
+use crate::config::Settings;
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
@@ -27,7 +27,7 @@ pub fn start(
     if mode == Mode::Off {
         return Ok((None, None));
     }
-    let mut cut = launch.cut.clone();
+    let mut cut = launch.strategy.cut.clone();
     let mut said = None;
     match resumed {
         Some(widths) if widths.fit(&model.config, cut.weights.len()) && !widths.is_shared_by_samples() => {
@@ -61,7 +61,7 @@ pub fn start(
             "it needs a key and value head for each rank and a plan that leaves nothing whole; \"reshard\" does not";
         return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
     }
-    let mut balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.mesh());
+    let mut balance = Balance::new(options, model, &cut, &model.cut(&cut)?, launch.strategy.mesh());
     balance.start(ranks)?;
     Ok((Some(balance), said))
 }
@@ -69,22 +69,15 @@ pub fn start(
 /// Whether ranks keep earlier weights to see which columns change least.
 pub fn watches_changes(settings: &Settings) -> bool {
     let balance = &settings.balance;
-    balance.mode.resizes() && balance.gamma_max > 0.0 && balance.selection == config::Selection::Priority
+    balance.mode.resizes() && balance.gamma_max > 0.0 && balance.selection == Selection::Priority
 }
 
 fn resize(settings: &Settings) -> Resize {
     let balance = &settings.balance;
     Resize {
         gamma: 0.0,
-        imputation: match balance.imputation {
-            config::Imputation::Zero => Imputation::Zero,
-            config::Imputation::Average => Imputation::Average,
-            config::Imputation::Same => Imputation::Same,
-        },
-        selection: match balance.selection {
-            config::Selection::Priority => Selection::Priority,
-            config::Selection::Random => Selection::Random,
-        },
+        imputation: balance.imputation,
+        selection: balance.selection,
         period_steps: balance.period,
         seed: settings.train.seed,
     }
@@ -99,7 +92,7 @@ fn calibrate(
     flops_per_s: &[f64],
     fits: &dyn Fn(&[Model]) -> bool,
 ) -> Result<Option<String>, Failure> {
-    let mesh = launch.mesh();
+    let mesh = launch.strategy.mesh();
     let of_shard = |shard: usize| {
         let own = (0..mesh.ranks()).filter(|&rank| mesh.shard(rank) == shard);
         own.map(|rank| flops_per_s[rank]).fold(f64::INFINITY, f64::min)

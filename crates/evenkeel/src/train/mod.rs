@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
-use evenkeel_step::Mesh;
+use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, Saver};
@@ -27,12 +27,13 @@ use evenkeel_train::{
 use crate::bench::peak_flops_per_s;
 use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::interruption::Interruption;
-use crate::launch::{Launch, arrangement};
-use crate::memory::Beside;
+use crate::launch::Launch;
+use crate::memory::{Beside, check_steps};
+use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
 use attendant::{Attending, Records, Told};
 use feed::{Data, Primed, Text, first_of};
-use model::{ModelInput, SavedTokenizer, device_dtype};
+use model::{ModelInput, SavedTokenizer};
 use output::RunFolder;
 pub use output::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
 
@@ -52,20 +53,21 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
-    let mut launch = Launch::of(&config.settings, &input.model, &input.json)?;
+    let strategy = strategy(&config.settings, &input.model, &input.json)?;
+    let mut launch = Launch::new(strategy, &config.settings.parallel);
     let before = if arguments.resume { output::configured_before(&config) } else { None };
     let arranged = arrange_steps(&mut config.settings, &input.model, &mut launch, before.as_ref())?;
-    let settings = &config.settings;
+    let (settings, strategy) = (&config.settings, &launch.strategy);
     let options = trainer_options(settings);
-    let shards = input.model.cut(&launch.cut)?;
-    let costs = costs(settings, &shards, &launch, options);
-    let (beside, memory_hint) = (beside(settings, &input.model), how_to_use_less(settings, &input.model));
-    let peak = launch.check_memory(&costs, beside, &memory_hint)?;
+    let shards = input.model.cut(&strategy.cut)?;
+    let costs = costs(settings, &shards, strategy);
+    let (beside, memory_hint) = (beside(settings, &input.model, strategy), how_to_use_less(settings, &input.model));
+    let peak = check_steps(strategy, &costs, beside, &memory_hint)?;
     launch.crowding().iter().for_each(|crowding| warn(crowding));
     let data = Data::open(&config, &input.model, text)?;
     let (folder, newest) = RunFolder::open(&config, arguments.resume)?;
 
-    let (dtype, seed, weights) = (device_dtype(settings.train.dtype), settings.model.seed, input.clone());
+    let (dtype, seed, weights) = (strategy.dtype, settings.model.seed, input.clone());
     let ranks = launch
         .start(shards, options, move |shard, split, queue| Ok(weights.parameters(shard, seed, dtype, split, queue)?))?;
     let stragglers: Vec<Straggler> =
@@ -86,16 +88,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     folder.claim(&config, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
-    let slowed = Straggler::factors(&stragglers, launch.ranks(), progress.step + 1);
+    let slowed = Straggler::factors(&stragglers, strategy.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
     let capacities = ranks.each(|trainer| trainer.device.usage().capacity_bytes)?;
     let fits = |shards: &[Model]| {
-        let costs = self::costs(settings, shards, &launch, options);
-        match launch.kind {
+        let costs = self::costs(settings, shards, strategy);
+        match strategy.devices.kind() {
             // By now the ranks' tensors are in the process.
             DeviceKind::Cpu => {
-                peak.is_none_or(|peak| peak.with(&costs, launch.cores_per_rank).check(&memory_hint).is_ok())
+                let threads = strategy.devices.cores_per_rank();
+                peak.is_none_or(|peak| peak.with(&costs, threads).check(&memory_hint).is_ok())
             }
             // Each rank has taken its share of the card by now.
             DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
@@ -119,11 +122,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         saver: Saver::default(),
         configuration,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
-            / tokens_of_step(settings, &input.model) as f64,
+            / tokens_of_step(settings, &input.model, strategy) as f64,
         peak_flops_per_s: peaks.iter().sum(),
         stragglers,
         slowed,
-        parts: settings.parallel.parts.unwrap_or(1),
+        parts: strategy.arrangement.parts,
         told: Told::default(),
     };
     let begin = match &newest {
@@ -137,7 +140,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     attending.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, prompt, describe_batch(settings), describe_stragglers(&attending.stragglers), divided];
+    let begun = [parts, prompt, describe_batch(strategy), describe_stragglers(&attending.stragglers), divided];
     for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
         attending.say(&line)?;
     }
@@ -145,7 +148,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let stop = evenkeel_train::run(
         &ranks,
         &mut feed,
-        &plan(settings),
+        &plan(settings, strategy),
         balance.as_mut(),
         &mut progress,
         interruption.is_asked(),
@@ -199,13 +202,12 @@ pub fn trainer_options(settings: &Settings) -> TrainerOptions {
     TrainerOptions {
         optimizer: Some(train.optimizer_options()),
         label_smoothing: train.label_smoothing as f32,
-        arrangement: arrangement(&settings.parallel),
         longest: settings.data.sequence,
         dropout_seed: train.seed,
     }
 }
 
-fn plan(settings: &Settings) -> Plan {
+fn plan(settings: &Settings, strategy: &Strategy) -> Plan {
     let train = &settings.train;
     let form = match train.lr_decay_form {
         None | Some(DecayForm::Cosine) => Form::Cosine,
@@ -229,7 +231,7 @@ fn plan(settings: &Settings) -> Plan {
             tokens: train.tokens,
             duration: train.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         },
-        micros_per_step: micros_of_step(settings),
+        micros_per_step: strategy.micros_per_step(),
         evaluate_every: settings.eval.every.map(u64::from),
         checkpoint_every: every(settings.output.checkpoint_every),
         nonfinite_limit: train.nonfinite_limit,
@@ -249,20 +251,14 @@ fn check_evaluation(data: &Data, ended: impl Fn(evenkeel_train::Error) -> Failur
     }
 }
 
-fn tokens_of_step(settings: &Settings, model: &Model) -> usize {
-    let micro = blank(settings, model);
-    micros_of_step(settings) * micro.tokens(model.config.input)
-}
-
-/// Of all shares of the data.
-fn micros_of_step(settings: &Settings) -> usize {
-    settings.train.accumulate * settings.parallel.dp
+fn tokens_of_step(settings: &Settings, model: &Model, strategy: &Strategy) -> usize {
+    strategy.micros_per_step() * blank(settings, model).tokens(model.config.input)
 }
 
 /// Where a step's batch is made of several.
-fn describe_batch(settings: &Settings) -> Option<String> {
-    let (batch, accumulate, dp) = (settings.train.batch, settings.train.accumulate, settings.parallel.dp);
-    let whole = batch * accumulate * dp;
+fn describe_batch(strategy: &Strategy) -> Option<String> {
+    let Strategy { micro_batch: batch, accumulate, dp, .. } = *strategy;
+    let whole = batch * strategy.micros_per_step();
     (whole > batch).then(|| format!("a step's batch: {batch} × {accumulate} accumulated × dp {dp} = {whole}"))
 }
 
@@ -287,10 +283,9 @@ pub fn arrange_steps(
     launch: &mut Launch,
     before: Option<&Settings>,
 ) -> Result<Vec<String>, Failure> {
-    arrange::arrange(settings, model, launch, before, |settings, launch| {
-        let shards = model.cut(&launch.cut)?;
-        let costs = costs(settings, &shards, launch, trainer_options(settings));
-        Ok(launch.check_memory(&costs, beside(settings, model), "").is_ok())
+    arrange::arrange(settings, model, launch, before, |settings, strategy| {
+        let costs = costs(settings, &model.cut(&strategy.cut)?, strategy);
+        Ok(check_steps(strategy, &costs, beside(settings, model, strategy), "").is_ok())
     })
 }
 
@@ -308,14 +303,14 @@ fn how_to_use_less(settings: &Settings, model: &Model) -> String {
     format!("use {}", ways.join(" or "))
 }
 
-/// What each rank's steps take, from dry runs.
-fn costs(settings: &Settings, shards: &[Model], launch: &Launch, options: TrainerOptions) -> Vec<Cost> {
-    let micros = vec![blank(settings, &shards[0]); micros_of_step(settings)];
-    evenkeel_train::costs(shards, launch.mesh(), launch.zero, options, device_dtype(settings.train.dtype), &micros)
+/// The costs of a step to each rank, from dry runs.
+fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<Cost> {
+    let micros = vec![blank(settings, &shards[0]); strategy.micros_per_step()];
+    evenkeel_train::costs(shards, strategy, trainer_options(settings), &micros)
 }
 
 /// What the host keeps beside the ranks' tensors.
-fn beside(settings: &Settings, model: &Model) -> Beside {
+fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
     let every = settings.output.checkpoint_every;
     // The last checkpoint is written from where the ranks keep their state.
     let copies = settings.output.keep_best || (every > 0 && settings.train.steps.is_none_or(|steps| steps > every));
@@ -323,13 +318,12 @@ fn beside(settings: &Settings, model: &Model) -> Beside {
     let watched_bytes = if balance::watches_changes(settings) { 8 * model.parameter_count() } else { 0 };
     let state_bytes = settings.train.optimizer_options().rule.state_bytes(model);
     let copy_bytes = watched_bytes + if copies { state_bytes } else { 0 };
-    let mesh = Mesh { dp: settings.parallel.dp, tp: settings.parallel.tp };
-    Beside { copy_bytes, data_bytes: samples_bytes(&blank(settings, model), micros_of_step(settings), mesh) }
+    Beside { copy_bytes, data_bytes: samples_bytes(&blank(settings, model), strategy) }
 }
 
 /// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
-pub fn samples_bytes(micro: &Samples, of_step: usize, mesh: Mesh) -> u64 {
-    (of_step + mesh.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
+pub fn samples_bytes(micro: &Samples, strategy: &Strategy) -> u64 {
+    (strategy.micros_per_step() + strategy.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {

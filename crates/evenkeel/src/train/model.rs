@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Input, Model, ParamId, ParamSpec, Parameters, Split};
+use evenkeel_model::{Input, Model, ParamId, ParamSpec, Parameters, ZeroSharding};
 use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
 use evenkeel_train::data::Tokenizer;
 use evenkeel_train::save_weights;
@@ -105,7 +105,7 @@ impl ModelInput {
         shard: &Model,
         seed: u64,
         dtype: DType,
-        split: Split,
+        split: ZeroSharding,
         queue: &Queue,
     ) -> Result<Parameters, evenkeel_model::Error> {
         Ok(match &self.folder {

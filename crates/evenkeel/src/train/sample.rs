@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use evenkeel_device::{Device, DeviceKind};
-use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, Split};
+use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::Folder;
 use evenkeel_train::Error;
 use evenkeel_train::data::Template;
@@ -40,7 +40,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
     let kind = settings.device.kind.into();
     let model = Model::open(&saved)?.for_device(kind);
     let device = start(kind, settings)?;
-    let parameters = model.load(&saved, device_dtype(settings.train.dtype), Split::NONE, device.compute())?;
+    let parameters = model.load(&saved, device_dtype(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
     let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()))?;
     let template = if is_chat { text.template(start_of_day())? } else { None };
     let options = GenerateOptions {

@@ -13,7 +13,7 @@ use super::{Imputation, Resizing};
 use crate::body::{Body, Context, Slot, Slots};
 use crate::intake::Intake;
 use crate::op::Op;
-use crate::{Batch, Cut, Gradients, Images, Input, Model, ParamId, Parameters, RotaryTables, Split};
+use crate::{Batch, Cut, Gradients, Images, Input, Model, ParamId, Parameters, RotaryTables, ZeroSharding};
 
 const GAMMA: f64 = 0.4;
 /// Relative by norm, of what both sides sum in different orders.
@@ -130,7 +130,7 @@ impl Setting {
         let options = CpuOptions { memory_bytes: 1 << 28, ..CpuOptions::with_threads(1) };
         let device = Device::cpu(&options).expect("a CPU device starts");
         let queue = device.compute();
-        let [parameters, masked] = [(); 2].map(|()| Parameters::allocate(model, way.dtype, Split::NONE, queue));
+        let [parameters, masked] = [(); 2].map(|()| Parameters::allocate(model, way.dtype, ZeroSharding::NONE, queue));
         Setting {
             tables: RotaryTables::new(&model.config, queue, 64),
             gradients: Gradients::new(&parameters, queue),

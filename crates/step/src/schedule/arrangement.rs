@@ -1,5 +1,7 @@
 //! How a run arranges its steps: a schedule and its choices.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Chain, NONE, PartSize, Request, Schedule, Units};
 use crate::program::Program;
 
@@ -10,7 +12,8 @@ use crate::program::Program;
 /// let arrangement = Arrangement::of(OASES).in_parts(2).recomputing(Units::Mlp);
 /// assert_eq!(arrangement.parts, 2);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Arrangement {
     pub schedule: Schedule,
     /// In how many parts each micro-batch is cut, if it has so many samples.
@@ -20,6 +23,7 @@ pub struct Arrangement {
     /// Whether a micro-batch begins when the one before it comes to its backward.
     pub ahead: bool,
     /// Whether nothing is computed while something is exchanged, for comparison.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blocking: bool,
 }
 

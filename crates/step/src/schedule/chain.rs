@@ -2,11 +2,11 @@
 
 use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
-use evenkeel_model::{Batch, Bucket, Migration, Model, Split, Unit, UnitKind};
+use evenkeel_model::{Batch, Bucket, Migration, Model, Unit, UnitKind};
 
 use super::line::TENSOR;
-use crate::mesh::Mesh;
 use crate::program::{GroupIdx, Members, UnitIdx, ValueKind};
+use crate::strategy::Strategy;
 
 /// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets and the bytes
 /// of their loans.
@@ -76,9 +76,9 @@ pub struct PartSize {
 }
 
 impl Chain {
-    /// The chain of a rank that computes with this shard of a model, and keeps its part of the state in this stage of ZeRO.
-    pub fn of(model: &Model, dtype: DType, mesh: &Mesh, rank: usize, zero: usize) -> Chain {
-        let shard = &model.shard;
+    /// The chain of a rank that computes with this shard of a model.
+    pub fn of(model: &Model, strategy: &Strategy, rank: usize) -> Chain {
+        let (shard, dtype, mesh) = (&model.shard, strategy.dtype, strategy.mesh());
         assert_eq!((shard.index, shard.count), (mesh.shard(rank), mesh.tp), "ranks have the shards of their places");
         let tensor_ranks = mesh.tensor_ranks(rank);
         let mut groups = vec![Members { name: "tp".to_owned(), ranks: tensor_ranks.clone() }];
@@ -86,7 +86,7 @@ impl Chain {
             groups.push(Members { name: "dp".to_owned(), ranks: mesh.data_ranks(rank) });
             GroupIdx(groups.len() - 1)
         });
-        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
+        let split = strategy.zero_sharding(rank);
         let mut kv_group = None;
         let bucket = |bucket: &Bucket| {
             let value_dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
@@ -153,9 +153,10 @@ impl Chain {
         (size.tokens * tensors) as u64 * self.row_bytes
     }
 
-    /// The chains of all ranks of a mesh.
-    pub fn all(shards: &[Model], dtype: DType, mesh: &Mesh, zero: usize) -> Vec<Chain> {
-        (0..mesh.ranks()).map(|rank| Chain::of(&shards[mesh.shard(rank)], dtype, mesh, rank, zero)).collect()
+    /// The chains of all ranks that run these shards of a model.
+    pub fn all(shards: &[Model], strategy: &Strategy) -> Vec<Chain> {
+        let chain = |rank: usize| Chain::of(&shards[strategy.mesh().shard(rank)], strategy, rank);
+        (0..strategy.ranks()).map(chain).collect()
     }
 }
 

@@ -20,6 +20,8 @@ use loans::borrow_and_return;
 use state::{gather_parameters, reduce_gradients};
 
 use evenkeel_model::UnitKind;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::program::{Micro, Program, Task, Work};
 
@@ -36,7 +38,8 @@ pub struct Request<'a> {
 }
 
 /// Some of a chain's units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Units {
     #[default]
     All,
@@ -69,6 +72,25 @@ pub struct Schedule {
 impl PartialEq for Schedule {
     fn eq(&self, other: &Schedule) -> bool {
         self.name == other.name
+    }
+}
+
+impl Schedule {
+    pub fn named(name: &str) -> Option<Schedule> {
+        SCHEDULES.into_iter().chain(REFERENCES).find(|schedule| schedule.name == name)
+    }
+}
+
+impl Serialize for Schedule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Schedule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Schedule, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Schedule::named(&name).ok_or_else(|| D::Error::custom(format!("there is no schedule `{name}`")))
     }
 }
 

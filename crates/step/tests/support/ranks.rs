@@ -7,11 +7,11 @@ use evenkeel_comm::{Communicator, Count, Kind, Options, run_ranks};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
     Batch, Cut, Gradients, LossOptions, Migration, Model, Noise, ParamId, ParamSpec, Parameters, RotaryTables, Sharing,
-    Split, Stretch, Widths,
+    Stretch, Widths, ZeroSharding, ZeroStage,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
-use evenkeel_step::{Executor, Mesh, Program, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, Strategy, join, verify};
 
 use super::{device, device_of, golden, on_cuda, parts, sizes};
 
@@ -46,7 +46,7 @@ impl Outcome {
 /// Where a model's weights come from, and what it reads.
 pub trait Origin: Sync {
     fn model(&self) -> Model;
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters;
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters;
     /// Micro-batches in so many parts.
     fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>>;
 }
@@ -56,7 +56,7 @@ impl Origin for str {
         Model::open(&golden(self)).expect("a known architecture")
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         shard.load(&golden(self), dtype, split, queue).expect("golden weights fit")
     }
 
@@ -79,7 +79,7 @@ impl Origin for Dropping {
         Model::from_json(&config).unwrap()
     }
 
-    fn parameters(&self, shard: &Model, dtype: DType, split: Split, queue: &Queue) -> Parameters {
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
         self.case.parameters(shard, dtype, split, queue)
     }
 
@@ -114,6 +114,13 @@ pub struct Way {
     pub dp: usize,
     pub zero: usize,
     pub arrangement: Arrangement,
+}
+
+impl Way {
+    fn strategy(&self, tp: usize, dtype: DType) -> Strategy {
+        let strategy = Strategy::of(Cut::even(tp)).with_replicas(self.dp, ZeroStage::ALL[self.zero]);
+        Strategy { dtype, ..strategy.arranged(self.arrangement) }
+    }
 }
 
 impl From<Arrangement> for Way {
@@ -169,11 +176,10 @@ pub fn dry_working_peak_bytes(
     way: impl Into<Way>,
 ) -> u64 {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
-    let mesh = Mesh { dp: way.dp, tp: shards.len() };
-    let communicator = Communicator::dry(rank, mesh.ranks());
-    let device = Device::dry();
-    let split = Split::zero(way.zero, mesh.share(rank), mesh.dp);
-    let parameters = Parameters::allocate(&shards[mesh.shard(rank)], DType::F32, split, device.compute());
+    let strategy = way.strategy(shards.len(), DType::F32);
+    let communicator = Communicator::dry(rank, strategy.ranks());
+    let (device, split) = (Device::dry(), strategy.zero_sharding(rank));
+    let parameters = Parameters::allocate(&shards[strategy.mesh().shard(rank)], DType::F32, split, device.compute());
     step(&shards, work, &communicator, &device, &parameters, origin, way);
     device.usage().peak_bytes
 }
@@ -227,8 +233,9 @@ fn step(
     origin: &(impl Origin + ?Sized),
     way: Way,
 ) -> Step {
-    let (rank, queue, mesh) = (communicator.rank(), device.compute(), Mesh { dp: way.dp, tp: shards.len() });
-    let chains = Chain::all(shards, parameters.dtype(), &mesh, way.zero);
+    let (rank, queue) = (communicator.rank(), device.compute());
+    let strategy = way.strategy(shards.len(), parameters.dtype());
+    let (chains, mesh) = (Chain::all(shards, &strategy), strategy.mesh());
     let (model, migration, chains) = &working(shards, work, chains, &mesh, rank, parameters.dtype());
     let tables = RotaryTables::new(&model.config, queue, 64);
     let gradients = Gradients::new(parameters, queue);
@@ -236,8 +243,8 @@ fn step(
     let micros = origin.micros(model, way.arrangement.parts, parameters.dtype(), queue);
     micros.into_iter().enumerate().for_each(|(micro, parts)| shares[micro % way.dp].push(parts));
     let sizes: Vec<_> = shares.iter().map(|micros| sizes(model, micros)).collect();
-    let program = verified(chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.share(rank)]));
-    let micros = shares.swap_remove(mesh.share(rank));
+    let program = verified(chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.replica(rank)]));
+    let micros = shares.swap_remove(mesh.replica(rank));
     drop(shares);
     let groups = join(communicator, &chains[rank].groups);
     let (groups, migration) = (&groups[..], migration.as_ref());
@@ -266,9 +273,10 @@ fn run(
     dtype: DType,
     way: Way,
 ) -> Outcome {
-    let (rank, queue, mesh) = (communicator.rank(), device.compute(), Mesh { dp: way.dp, tp: shards.len() });
-    let model = &shards[mesh.shard(rank)];
-    let parameters = origin.parameters(model, dtype, Split::zero(way.zero, mesh.share(rank), mesh.dp), queue);
+    let (rank, queue) = (communicator.rank(), device.compute());
+    let strategy = way.strategy(shards.len(), dtype);
+    let model = &shards[strategy.mesh().shard(rank)];
+    let parameters = origin.parameters(model, dtype, strategy.zero_sharding(rank), queue);
     device.reset_peak();
     let epoch = Instant::now();
     let Step { gradients, tables, micros, losses, program, recording } =
@@ -279,7 +287,7 @@ fn run(
     let all_reductions = communicator.counts().of(Kind::AllReduce).calls;
     let spans = recording.read(&program, epoch).expect("everything has run");
 
-    let chains = Chain::all(shards, dtype, &mesh, way.zero);
+    let chains = Chain::all(shards, &strategy);
     let groups = join(communicator, &chains[rank].groups);
     let executor = Executor {
         model,

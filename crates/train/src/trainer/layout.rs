@@ -21,16 +21,17 @@ impl Trainer {
     pub fn reshard(&mut self, shards: &[Model]) {
         let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
         assert!(whole, "heads that ranks share by samples are kept by nobody");
-        let keeping = Keeping::of_all(shards, &self.mesh, self.parameters.split.stage());
-        let model = shards[self.mesh.shard(self.rank)].clone();
+        let keeping = Keeping::of_all(shards, &self.strategy);
+        let model = shards[self.mesh().shard(self.rank)].clone();
         if keeping != self.keeping {
             self.relocate(&model, &keeping);
             self.resizer = None;
         }
-        self.chains = Chain::all(shards, self.parameters.dtype(), &self.mesh, self.parameters.split.stage());
+        self.chains = Chain::all(shards, &self.strategy);
         self.groups = join(&self.communicator, &self.chains[self.rank].groups);
         (self.model, self.keeping) = (model, keeping);
         self.shards = shards.to_vec();
+        self.strategy.cut.widths = Some(self.widths());
         self.gather_values();
         self.compute_with(None);
     }
@@ -61,14 +62,14 @@ impl Trainer {
     /// widths, with what they keep. All ranks do so together, between two steps.
     pub fn migrate(&mut self, work: Option<Widths>) {
         assert!(
-            work.is_none() || !self.parameters.split.gradients,
+            work.is_none() || !self.parameters.split.splits_gradients(),
             "what ranks compute for one another with split gradients: expected stage 0 or 1 of ZeRO, found {}",
-            self.parameters.split.stage()
+            self.strategy.zero.number()
         );
         let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
         assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
         self.compute_with(
-            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh, work, dtype, shard)),
+            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh(), work, dtype, shard)),
         );
     }
 

@@ -32,7 +32,7 @@ impl Trainer {
     /// this trainer as it is arranged now.
     pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
         self.compare_samples(micros)?;
-        let shares = deal(micros, self.mesh.dp);
+        let shares = deal(micros, self.mesh().dp);
         let parts = self.parts(&shares);
         let (shape, sizes) = Shape::of_step(self.sizes(&shares, &parts));
         Ok(Prepared {
@@ -63,7 +63,7 @@ impl Trainer {
 
     /// This rank's micro-batches in their parts, each with the first of its tokens among those of the whole step.
     fn batches(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>]) -> Vec<Vec<Batch>> {
-        let (own, mut batches, mut first_token) = (self.mesh.share(self.rank), Vec::new(), 0);
+        let (own, mut batches, mut first_token) = (self.mesh().replica(self.rank), Vec::new(), 0);
         let turns = (0..shares[own].len()).flat_map(|turn| (0..shares.len()).map(move |share| (turn, share)));
         for (turn, share) in turns {
             let samples = &shares[share][turn];
@@ -94,10 +94,10 @@ impl Trainer {
     /// By share of the data and micro-batch: in how many parts it is cut, which no document or image allows more of. Where state
     /// that moves during the step is split, all shares move it in the same order, so that the one with the fewest decides.
     fn parts(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<usize>> {
-        let most = self.options.arrangement.parts;
+        let most = self.strategy.arrangement.parts;
         let own = |samples: &Cow<Samples>| samples.most_parts().min(most);
         let mut parts: Vec<Vec<usize>> = shares.iter().map(|share| share.iter().map(own).collect()).collect();
-        if self.parameters.split.gradients {
+        if self.parameters.split.splits_gradients() {
             for turn in 0..parts[0].len() {
                 let fewest = parts.iter().map(|share| share[turn]).min().expect("there is a share");
                 parts.iter_mut().for_each(|share| share[turn] = fewest);

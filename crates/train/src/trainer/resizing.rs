@@ -13,9 +13,8 @@ impl Trainer {
     /// the same time; and where ranks compute for one another, all are resized, by shares of their own. Evaluations compute with
     /// all columns.
     pub fn resize(&mut self, resize: Option<Resize>) {
-        assert_eq!(
-            self.parameters.split.stage(),
-            0,
+        assert!(
+            !self.parameters.split.splits_state(),
             "resized layers need their optimizer state whole: parallel.zero = 0"
         );
         if let (Some(_), Some(rule)) = (resize, self.optimizer.as_ref().map(Optimizer::rule)) {
@@ -33,7 +32,7 @@ impl Trainer {
         self.resizer = resize.map(|resize| {
             let before = self.resizer.take();
             let resizer = before.unwrap_or_else(|| {
-                let resizer = Resizer::new(&self.model, resize, self.mesh.share(self.rank) == 0);
+                let resizer = Resizer::new(&self.model, resize, self.mesh().replica(self.rank) == 0);
                 let mut resizer = resizer.restored(self.remembered.take(), &self.widths());
                 if let Some(migrated) = &self.migrated {
                     resizer.compute_with(migrated.model(), false);
@@ -56,7 +55,7 @@ impl Trainer {
 
     /// The same of this rank's columns, where it speaks for them.
     pub(crate) fn told(&self) -> Vec<Told<'_>> {
-        let resizer = self.resizer.as_ref().filter(|_| self.mesh.share(self.rank) == 0);
+        let resizer = self.resizer.as_ref().filter(|_| self.mesh().replica(self.rank) == 0);
         resizer.map_or_else(Vec::new, |resizer| resizer.told(&self.model))
     }
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{DType, Device, Queue};
-use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, ParamSpec, Parameters, Sharing, Split};
-use evenkeel_step::Mesh;
+use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, ParamSpec, Parameters, Sharing, ZeroSharding, ZeroStage};
+pub use evenkeel_step::Strategy;
 use evenkeel_train::{Kind, Ranks, Samples, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
@@ -23,36 +23,28 @@ pub fn golden(case: &str) -> PathBuf {
     Path::new(&package).join("../../golden").join(case)
 }
 
-/// Where ranks stand and what of their state is split.
-#[derive(Clone, Debug)]
-pub struct Topology {
-    pub cut: Cut,
-    pub dp: usize,
-    pub zero: usize,
+/// Ranks on these axes, with a split stream and in this stage of ZeRO.
+pub fn spread(dp: usize, tp: usize, zero: usize) -> Strategy {
+    let cut = Cut { split_sequence: tp > 1, ..Cut::even(tp) };
+    Strategy::of(cut).with_replicas(dp, ZeroStage::ALL[zero])
 }
 
-impl Topology {
-    pub fn new(dp: usize, tp: usize, zero: usize) -> Topology {
-        Topology { cut: Cut { split_sequence: tp > 1, ..Cut::even(tp) }, dp, zero }
-    }
-}
-
-/// Ranks that train a model, with the parameters that `parameters` makes for a shard.
+/// Ranks that train a model, with the parameters that `parameters` makes for a shard; they compute in their dtype.
 pub fn start_on(
     model: &Model,
-    topology: &Topology,
+    strategy: &Strategy,
     options: TrainerOptions,
-    parameters: impl Fn(&Model, Split, &Queue) -> Parameters + Send + Sync + 'static,
+    parameters: impl Fn(&Model, ZeroSharding, &Queue) -> Parameters + Send + Sync + 'static,
 ) -> Ranks {
-    let (shards, zero) = (model.cut(&topology.cut).unwrap(), topology.zero);
-    let mesh = Mesh { dp: topology.dp, tp: shards.len() };
-    let threads = 3 - mesh.ranks().min(2);
-    Ranks::start(mesh.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
+    let (shards, strategy) = (model.cut(&strategy.cut).unwrap(), strategy.clone());
+    let threads = 3 - strategy.ranks().min(2);
+    Ranks::start(strategy.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let rank = communicator.rank();
         let device = under_test::device_of_rank(rank, threads, 1 << 30);
-        let split = Split::zero(zero, mesh.share(rank), mesh.dp);
-        let parameters = parameters(&shards[mesh.shard(rank)], split, device.compute());
-        Ok(Trainer::new(&shards, mesh, communicator, device, parameters, options))
+        let shard = &shards[strategy.mesh().shard(rank)];
+        let parameters = parameters(shard, strategy.zero_sharding(rank), device.compute());
+        let strategy = Strategy { dtype: parameters.dtype(), ..strategy.clone() };
+        Ok(Trainer::new(&shards, &strategy, communicator, device, parameters, options))
     })
     .unwrap()
 }
@@ -64,12 +56,11 @@ pub fn start(
     options: TrainerOptions,
     parameters: impl Fn(&Model, &Queue) -> Parameters + Send + Sync + 'static,
 ) -> Ranks {
-    let topology = Topology { cut: cut.clone(), dp: 1, zero: 0 };
-    start_on(model, &topology, options, move |shard, _, queue| parameters(shard, queue))
+    start_on(model, &Strategy::of(cut.clone()), options, move |shard, _, queue| parameters(shard, queue))
 }
 
 pub fn random(model: &Model, cut: &Cut, options: TrainerOptions, dtype: DType) -> Ranks {
-    start(model, cut, options, move |shard, queue| Parameters::random(shard, dtype, Split::NONE, 7, queue))
+    start(model, cut, options, move |shard, queue| Parameters::random(shard, dtype, ZeroSharding::NONE, 7, queue))
 }
 
 /// All parameters and what the optimizer keeps beside them, whole.

@@ -3,27 +3,31 @@
 use std::time::{Duration, Instant};
 
 use evenkeel_model::Parameters;
+use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Trainer, costs};
 use serde_json::json;
 
 use super::{LR, Options, Preset, Sizes};
 use crate::bench::median;
 use crate::launch::Launch;
-use crate::memory::Beside;
-use crate::{Failure, text};
+use crate::memory::{Beside, check_steps};
+use crate::strategy::on_gpus;
+use crate::{Failure, placement, text};
 
 const SPARE_BYTES: u64 = 256 << 20;
 const HINT: &str = "use fewer ranks, or a smaller --model";
 
 pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (model, tp) = (preset.model()?, options.cut.weights.len());
-    let mut launch = Launch { cut: options.cut.clone(), graph: options.graph, ..Launch::even(1, tp, None) }
-        .on_cards(&options.virtual_gpus);
-    let (shards, dtype) = (model.cut(&launch.cut)?, options.precision.into());
-    let sizes = options.sizes;
+    let (sizes, dtype) = (options.sizes, options.precision.into());
+    let (micro_batch, cut) = (preset.batch(sizes).0, options.cut.clone());
+    let strategy = Strategy { micro_batch, dtype, ..Strategy::of(cut) };
+    let mut launch = Launch::from(on_gpus(strategy, &options.virtual_gpus, options.graph));
+    let strategy = launch.strategy.clone();
+    let shards = model.cut(&strategy.cut)?;
     let micros = [preset.samples(&preset.config(), sizes, 0)];
-    let costs = costs(&shards, launch.mesh(), 0, preset.trainer_options(sizes), dtype, &micros);
-    launch.check_memory(&costs, Beside::default(), HINT)?;
+    let costs = costs(&shards, &strategy, preset.trainer_options(sizes), &micros);
+    check_steps(&strategy, &costs, Beside::default(), HINT)?;
     // Others may need what a step does not. Beside it, a second batch is kept ready.
     launch.arena_bytes = costs.iter().map(|cost| cost.arena_bytes + SPARE_BYTES).collect();
     let ranks = launch.start(shards, preset.trainer_options(sizes), move |shard, split, queue| {
@@ -40,17 +44,21 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let unit = if sequence.is_some() { "tokens" } else { "images" };
     let peaks: Vec<u64> = ran.iter().map(|ran| ran.peak_bytes).collect();
     let [first_loss, last_loss] = ran[0].losses;
+    let gpus = match &strategy.devices {
+        Devices::Cuda { gpus, .. } => placement::different(gpus),
+        Devices::Cpu { .. } => unreachable!("they were put on GPUs"),
+    };
     if options.json {
         let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
         let json = json!({
-            "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": launch.cut.weights,
-            "virtual_gpus": launch.virtual_gpus, "cards": launch.placement.cards(), "median_step_s": median,
+            "model": preset.name(), "dtype": options.precision.name(), "tp": tp, "tp_weights": strategy.cut.weights,
+            "virtual_gpus": options.virtual_gpus, "cards": gpus, "median_step_s": median,
             "min_step_s": fastest, "per_s": per_s, "unit": unit, "peak_bytes": peaks, "first_loss": first_loss, "last_loss": last_loss,
         });
         return Ok(json.to_string());
     }
-    let parts = match &launch.virtual_gpus[..] {
-        [] if launch.placement.is_each_on_its_own() => format!("GPUs {:?}", launch.placement.cards()),
+    let parts = match &options.virtual_gpus[..] {
+        [] if gpus.len() > 1 => format!("GPUs {gpus:?}"),
         [] => "the whole GPU".to_owned(),
         parts => format!("{parts:?} multiprocessors"),
     };
@@ -59,7 +67,7 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         "{:8} {:9.2} ms/step {per_s:10.0} {unit}/s  tp {tp} by {:?} on {parts}  peak {}  loss {first_loss:.3} → {last_loss:.3}",
         preset.name(),
         median * 1e3,
-        launch.cut.weights,
+        strategy.cut.weights,
         peaks.join(" + "),
     ))
 }

@@ -18,10 +18,10 @@ const DECIDING_RANKS: usize = 64;
 
 /// Steps with and without watching take turns, so that a machine whose speed changes does so to both.
 pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
-    let launch = Launch::even(1, arguments.tp, None);
-    let shards = model.cut(&launch.cut)?;
+    let launch = Launch::from(arguments.subject.strategy(arguments.tp));
+    let shards = model.cut(&launch.strategy.cut)?;
     let options = arguments.balance(Mode::Auto);
-    let mut balance = Balance::new(options, model, &launch.cut, &shards, launch.mesh());
+    let mut balance = Balance::new(options, model, &launch.strategy.cut, &shards, launch.strategy.mesh());
     let ranks = arguments.start(&launch, shards)?;
     balance.start(&ranks)?;
     let (mut plain_s, mut watched_s) = (Vec::new(), Vec::new());

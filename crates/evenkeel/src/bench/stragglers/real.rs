@@ -18,11 +18,11 @@ use crate::launch::Launch;
 use crate::{Failure, Mistake};
 
 pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Result<Outcome, Failure> {
-    let launch = Launch::even(1, arguments.tp, None);
-    let shards = model.cut(&launch.cut)?;
+    let launch = Launch::from(arguments.subject.strategy(arguments.tp));
+    let shards = model.cut(&launch.strategy.cut)?;
     let mut course = Course {
         arguments,
-        balance: Balance::new(arguments.balance(mode), model, &launch.cut, &shards, launch.mesh()),
+        balance: Balance::new(arguments.balance(mode), model, &launch.strategy.cut, &shards, launch.strategy.mesh()),
         ranks: arguments.start(&launch, shards.clone())?,
         undisturbed: arguments.start(&launch, shards)?,
         undisturbed_s: Vec::new(),

@@ -3,7 +3,7 @@
 use evenkeel_balance::{Class, Dim, Division, Mode, Observation};
 use evenkeel_comm::Communicator;
 use evenkeel_device::{CpuOptions, Device};
-use evenkeel_model::{Cut, Model, Parameters, SHARES, Split, Widths};
+use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths, ZeroSharding};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Balance, Trainer};
 
@@ -92,9 +92,10 @@ fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation
     let device = Device::cpu(&CpuOptions::with_threads(1)).map_err(|error| {
         Failure::Fault(Mistake { what: format!("a device cannot be started: {error}"), hint: None })
     })?;
-    let parameters = Parameters::random(&shards[0], subject.dtype(), Split::NONE, 0, device.compute());
-    let (mesh, communicator) = (Mesh::of_shards(ranks), Communicator::dry(0, ranks));
-    let mut trainer = Trainer::new(shards, mesh, &communicator, device, parameters, subject.options());
+    let parameters = Parameters::random(&shards[0], subject.dtype(), ZeroSharding::NONE, 0, device.compute());
+    let strategy = subject.strategy(ranks);
+    let mut trainer =
+        Trainer::new(shards, &strategy, &Communicator::dry(0, ranks), device, parameters, subject.options());
     let samples = subject.samples(0);
     let mut observed = Vec::new();
     for _ in 0..=STEPS {

@@ -2,7 +2,7 @@
 
 use evenkeel_device::DType;
 use evenkeel_model::Model;
-use evenkeel_step::schedule::Arrangement;
+use evenkeel_step::Strategy;
 use evenkeel_train::{Samples, TrainerOptions};
 
 use crate::Mistake;
@@ -45,8 +45,12 @@ impl Subject {
         self.llama.dtype.into()
     }
 
+    pub fn strategy(&self, tp: usize) -> Strategy {
+        self.llama.strategy(1, tp, None)
+    }
+
     pub fn options(&self) -> TrainerOptions {
-        self.llama.trainer_options(Arrangement::default())
+        self.llama.trainer_options()
     }
 
     pub fn samples(&self, step: u64) -> Vec<Samples> {
