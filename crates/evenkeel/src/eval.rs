@@ -11,13 +11,13 @@ use evenkeel_store::exists;
 use evenkeel_train::report::Reads;
 use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
-use crate::config::{ModelSource, Overrides, Settings};
+use crate::config::{ModelSource, Overrides, RUN_CONFIG, Settings};
 use crate::launch::Launch;
 use crate::memory::{check_fit, check_fit_on_gpus, peak_bytes};
 use crate::strategy::strategy;
+use crate::train::RUN_MODEL;
 use crate::train::feed::{Data, Text};
 use crate::train::model::{ModelInput, open_folder};
-use crate::train::{RUN_CONFIG, RUN_MODEL};
 use crate::{Failure, Mistake, hub};
 
 #[derive(clap::Args)]

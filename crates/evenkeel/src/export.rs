@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use evenkeel_store::exists;
 use evenkeel_train::checkpoint::Opened;
 
-use crate::config::{Dtype, Overrides, names_a_file};
+use crate::config::{Dtype, Overrides, RUN_CONFIG, names_a_file};
 use crate::train::feed::Text;
 use crate::train::model::{ModelInput, SavedTokenizer};
-use crate::train::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
+use crate::train::{RUN_MODEL, Which, find_checkpoint};
 use crate::{Failure, Mistake};
 
 #[derive(clap::Args)]

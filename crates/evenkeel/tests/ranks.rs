@@ -202,6 +202,26 @@ fn a_run_on_several_ranks_is_the_run_on_one() {
 }
 
 #[test]
+fn a_run_and_its_checkpoints_tell_the_same_strategy() {
+    let place = Place::new(TINY);
+    let of_ranks = ["--dp", "2", "--tp", "2", "--set", "parallel.tp_weights=[2, 1]", "--set", "parallel.zero=1"];
+    place.stdout(&[&["train", "tiny.toml", "--output", "run"], &of_ranks[..]].concat());
+    let written: toml::Table = fs::read_to_string(place.path("run/run.toml")).unwrap().parse().unwrap();
+    let strategy = serde_json::to_value(&written["strategy"]).unwrap();
+    assert_eq!(strategy["dp"], 2);
+    assert_eq!(strategy["zero"], 1);
+    assert_eq!(strategy["cut"]["weights"], serde_json::json!([2.0, 1.0]));
+    let manifest = fs::read(place.path("run/checkpoints/step-00000012/manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    assert_eq!(manifest["body"]["strategy"], strategy, "{manifest}");
+    // The file of a run is a configuration; elsewhere the section would be taken for one that decides something.
+    place.stdout(&["config", "run/run.toml"]);
+    fs::copy(place.path("run/run.toml"), place.path("copy.toml")).unwrap();
+    let refused = stderr(&place.run(&["config", "copy.toml"]));
+    assert!(refused.contains("unknown section `strategy`"), "{refused}");
+}
+
+#[test]
 fn inspect_shows_who_holds_what() {
     let place = Place::new(TINY);
     place.stdout(&["train", "tiny.toml", "--output", "run", "--steps", "1"]);

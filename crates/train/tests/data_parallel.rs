@@ -165,7 +165,8 @@ fn a_checkpoint_resumes_on_any_other_topology() {
         checkpoint::save(&path, &before, &Progress { step: 3, ..Progress::default() }, serde_json::Value::Null)
             .unwrap();
         let after = ranks(to, Arrangement::of(OASES), DType::F32);
-        checkpoint::load(&path, &after).unwrap();
+        let told = checkpoint::load(&path, &after).unwrap().strategy;
+        assert_eq!(told.as_ref(), Some(from), "a checkpoint tells the strategy of the ranks that wrote it");
         assert_eq!(state(&before), state(&after), "{what}");
         compare_curves(&what, &losses(&after, 3..STEPS), &losses(&before, 3..STEPS), [0.0, 1e-5]);
         // On the same one, bit for bit.

@@ -33,6 +33,11 @@ pub use settings::{
 };
 pub use straggler::Straggler;
 
+/// The file in a run's folder that has its configuration.
+pub const RUN_CONFIG: &str = "run.toml";
+/// The section of that file that a run writes and nobody reads back.
+pub const RUN_STRATEGY: &str = "strategy";
+
 /// A configuration without mistakes, every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {

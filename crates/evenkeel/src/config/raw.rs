@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 
 use toml::Value;
 use toml::de::{DeTable, DeValue};
@@ -10,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::nearest::nearest;
 use super::setting::{Bounds, Kind, Setting, in_toml};
 use super::table::{Section, Source, UnlessGiven};
-use super::{Settings, foreign};
+use super::{RUN_CONFIG, RUN_STRATEGY, Settings, foreign};
 use crate::Mistake;
 
 /// Values as they were given, not yet checked against each other. Later ones replace earlier ones.
@@ -56,6 +57,11 @@ struct Finding {
     hint: Option<String>,
 }
 
+/// Whether a run wrote this section of its run.toml to tell what followed from the others.
+fn is_run_strategy(file: &str, section: &str) -> bool {
+    section == RUN_STRATEGY && Path::new(file).file_name().is_some_and(|name| name == RUN_CONFIG)
+}
+
 impl RawConfig {
     pub fn new() -> RawConfig {
         let (given, unread) = (BTreeMap::new(), BTreeSet::new());
@@ -98,6 +104,7 @@ impl RawConfig {
                         self.give(section_name, key.get_ref(), place, value);
                     }
                 }
+                DeValue::Table(_) if is_run_strategy(name, section_name) => (),
                 DeValue::Table(_) => self.note_unknown_section(section_place, section_name),
                 _ if matches!(&section_place, Place::File { line, .. } if broken_lines.contains(line)) => (),
                 value if known => {

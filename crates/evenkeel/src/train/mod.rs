@@ -35,7 +35,7 @@ use attendant::{Attending, Records, Told};
 use feed::{Data, Primed, Text, first_of};
 use model::{ModelInput, SavedTokenizer};
 use output::RunFolder;
-pub use output::{RUN_CONFIG, RUN_MODEL, Which, find_checkpoint};
+pub use output::{RUN_MODEL, Which, find_checkpoint};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // Bad data show themselves before an earlier run is replaced.
     let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
     check_evaluation(&data, |error| ended_by_data(error, progress.step, &folder))?;
-    folder.claim(&config, newest.is_some())?;
+    folder.claim(&config, strategy, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
     let slowed = Straggler::factors(&stragglers, strategy.ranks(), progress.step + 1);

@@ -1,7 +1,7 @@
 //! A run's folder.
 //!
 //! ```text
-//! run.toml        the resolved configuration
+//! run.toml        the resolved configuration, and the strategy that follows from it
 //! metrics.jsonl   a line for each step and each evaluation
 //! loss.svg        the loss curve
 //! events.out…     TensorBoard's, if wanted
@@ -9,21 +9,22 @@
 //! model/          the trained model, a Hugging Face folder
 //! ```
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest_and, list, newest_good};
 use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
 use evenkeel_train::checkpoint::State;
 use evenkeel_train::report::is_event_file_name;
 use evenkeel_train::{Best, Progress};
 
-use crate::config::{RawConfig, RunConfig, Settings};
+use crate::config::{RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};
 use crate::{Failure, Mistake, warn};
 
 const METRICS: &str = "metrics.jsonl";
 const CURVE: &str = "loss.svg";
 const CHECKPOINTS: &str = "checkpoints";
-pub const RUN_CONFIG: &str = "run.toml";
 pub const RUN_MODEL: &str = "model";
 /// What checkpoints are called, their step behind it.
 const CHECKPOINT: &str = "step-";
@@ -143,12 +144,13 @@ impl RunFolder {
     }
 
     /// Makes the folder this run's: what an earlier one left is removed, unless it is continued.
-    pub fn claim(&self, config: &RunConfig, resume: bool) -> Result<(), Failure> {
+    pub fn claim(&self, config: &RunConfig, strategy: &Strategy, resume: bool) -> Result<(), Failure> {
         if !resume {
             let left = [self.checkpoints(), self.metrics(), self.curve(), self.model()];
             left.into_iter().chain(self.event_files()?).try_for_each(remove)?;
         }
-        Ok(write_file_atomically(self.config(), |file| file.put(config.to_toml().as_bytes()))?)
+        let text = format!("{}\n{}", config.to_toml(), in_section(strategy));
+        Ok(write_file_atomically(self.config(), |file| file.put(text.as_bytes()))?)
     }
 
     /// Where a run is continued with other settings than it was begun with, says which.
@@ -232,6 +234,12 @@ impl RunFolder {
     pub fn root(&self) -> &Path {
         &self.root
     }
+}
+
+/// For those who read it, and programs: the settings above decide.
+fn in_section(strategy: &Strategy) -> String {
+    let section = BTreeMap::from([(RUN_STRATEGY, strategy)]);
+    format!("# What follows from the above.\n{}", toml::to_string(&section).expect("a strategy has a form in TOML"))
 }
 
 /// What a run's configuration sets, a line each, with the names that `--set` takes.

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use evenkeel_model::{Held, ParamId, ParamSpec, Widths};
+use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::Checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -46,6 +47,9 @@ pub struct State {
     pub feed: Value,
     /// What the run was configured as, in a few digits.
     pub configuration: String,
+    /// How the model was run when it was written; older checkpoints do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<Strategy>,
     /// How the model was cut among the ranks that wrote it, for those who go on with as many.
     pub widths: Widths,
     /// Where ranks may leave something out, how far the periods of their selections have come.

@@ -74,6 +74,7 @@ impl<'ranks> Snapshot<'ranks> {
         let kept = ranks.each(move |trainer| {
             (trainer.updates, trainer.widths(), trainer.periods(), trainer.rule_name(), kept(trainer, copies))
         })?;
+        let strategy = ranks.each(|trainer| trainer.strategy().clone())?.swap_remove(0);
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = State {
             version: VERSION,
@@ -82,6 +83,7 @@ impl<'ranks> Snapshot<'ranks> {
             optimizer: kept[0].3.unwrap_or(ADAMW).to_owned(),
             feed,
             configuration,
+            strategy: Some(strategy),
             widths: kept[0].1.clone(),
             resize: kept[0].2,
             shapes: ranks.specs().iter().map(shape).collect(),
