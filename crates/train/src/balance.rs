@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_balance::{Balancer, Decision, Dim, Division, Mode, Observation, Options, Prospect, Rules, Target};
 use evenkeel_device::{DeviceKind, Usage};
-use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths};
+use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths, ZeroStage};
 use evenkeel_step::Mesh;
 
 use crate::Error;
@@ -54,7 +54,7 @@ pub struct BalanceOptions {
     /// Bytes that are kept of a parameter: its master, and what the optimizer keeps beside it.
     pub state_bytes: usize,
     /// ZeRO's stage.
-    pub zero: usize,
+    pub zero: ZeroStage,
     /// Of a part of a micro-batch: heads are shared by whole samples.
     pub samples: usize,
 }
@@ -250,8 +250,8 @@ fn division(widths: &Widths) -> Division {
 }
 
 /// Whether work can be done elsewhere than its state is kept.
-pub fn may_migrate(model: &Model, cut: &Cut, zero: usize) -> bool {
-    zero <= 1 && cut.uncut.is_empty() && model.config.kv_heads >= cut.weights.len()
+pub fn may_migrate(model: &Model, cut: &Cut, zero: ZeroStage) -> bool {
+    zero <= ZeroStage::State && cut.uncut.is_empty() && model.config.kv_heads >= cut.weights.len()
 }
 
 fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) -> Rules {
@@ -319,8 +319,15 @@ mod tests {
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
         let resize = Resize { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
         let mode = Mode::Reshard;
-        let options =
-            BalanceOptions { mode, gamma_max: 0.0, resize, value_bytes: 4, state_bytes: 12, zero: 0, samples: 1 };
+        let options = BalanceOptions {
+            mode,
+            gamma_max: 0.0,
+            resize,
+            value_bytes: 4,
+            state_bytes: 12,
+            zero: ZeroStage::Nothing,
+            samples: 1,
+        };
         let mut balance = Balance::new(options, &model, &cut, &model.cut(&cut).unwrap(), Mesh::of_shards(2));
         let observed = |columns: &[usize]| -> Vec<Observation> {
             let of = |(slow, &columns): (f64, &usize)| {

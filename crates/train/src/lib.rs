@@ -35,4 +35,4 @@ pub use rate::{Decay, Form, Rate};
 pub use resize::Resize;
 pub use run::{Attendant, Best, EarlyStop, Feed, Limits, Plan, Progress, RankReport, StepReport, Stop, run};
 pub use samples::Samples;
-pub use trainer::{Evaluation, Prepared, StepOutcome, Trainer, TrainerOptions};
+pub use trainer::{Evaluation, Observe, Prepared, Step, StepOutcome, Trainer, TrainerOptions};

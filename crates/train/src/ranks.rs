@@ -13,7 +13,7 @@ use crate::Error;
 use crate::kind::Kind;
 use crate::resize::Resize;
 use crate::samples::Samples;
-use crate::trainer::{Evaluation, StepOutcome, Trainer};
+use crate::trainer::{Evaluation, Observe, StepOutcome, Trainer};
 
 type Job = Box<dyn FnOnce(&mut Trainer) + Send>;
 
@@ -129,9 +129,12 @@ impl Ranks {
 
     /// The same, and what each rank computed.
     pub fn observed_step(&self, micros: Vec<Samples>, lr: f64) -> Result<(StepOutcome, Vec<Observation>), Error> {
-        let outcomes = all_or_first_error(self.each(move |trainer| trainer.observed_step(&micros, lr))?)?;
-        let (outcomes, observed): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
-        Ok((outcomes[0], observed))
+        let step = move |trainer: &mut Trainer| {
+            let mut prepared = trainer.prepare(&micros)?;
+            Ok(trainer.step_on(&mut prepared, lr, Observe::Work))
+        };
+        let steps = all_or_first_error(self.each(step)?)?;
+        Ok((steps[0].outcome, steps.into_iter().map(|step| step.work).collect()))
     }
 
     /// Has every rank's kernels take so many times as long, by working for nothing behind them; see

@@ -42,8 +42,28 @@ pub struct TrainerOptions {
     pub dropout_seed: u64,
 }
 
+/// What to find out about a step beside its outcome.
+#[derive(Clone, Copy, Debug)]
+pub enum Observe {
+    Nothing,
+    /// How long this rank computed, by class of work.
+    Work,
+    /// When each task of the program ran, in seconds from `epoch` on.
+    Tasks {
+        epoch: Instant,
+    },
+}
+
+/// A step, and what was asked about it.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    pub outcome: StepOutcome,
+    pub work: Observation,
+    pub spans: Vec<Span>,
+}
+
 /// What one step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepOutcome {
     /// Mean over the labels of all micro-batches.
     pub loss: f64,
@@ -169,48 +189,33 @@ impl Trainer {
     }
 
     /// Computes the gradients of all micro-batches together and updates the parameters once. The micro-batches are those of
-    /// all shares of the data, which take turns; all ranks are given the same ones.
+    /// all replicas, which take turns; all ranks are given the same ones.
     pub fn step(&mut self, micros: &[Samples], lr: f64) -> Result<StepOutcome, Error> {
-        self.recorded_step(micros, lr, None)
+        Ok(self.step_on(&mut self.prepare(micros)?, lr, Observe::Nothing).outcome)
     }
 
-    /// A step on what was prepared; see [`Trainer::step`].
-    pub fn prepared_step(&mut self, prepared: &mut Prepared, lr: f64) -> StepOutcome {
-        self.run_step(prepared, lr, None)
-    }
-
-    /// A step, and what of its program ran when, in seconds from `epoch` on.
-    pub fn traced_step(
-        &mut self,
-        micros: &[Samples],
-        lr: f64,
-        epoch: Instant,
-    ) -> Result<(StepOutcome, Vec<Span>), Error> {
+    /// A step on samples that were prepared, and what was asked about it; see [`Trainer::step`].
+    pub fn step_on(&mut self, prepared: &mut Prepared, lr: f64, observe: Observe) -> Step {
         let mut recording = Recording::default();
-        let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
-        self.device.compute().finish();
-        self.device.comm().finish();
-        let spans = recording.read(self.program(), epoch).expect("the program has run");
-        Ok((outcome, spans))
-    }
-
-    /// A step, and what this rank computed in it.
-    pub fn observed_step(&mut self, micros: &[Samples], lr: f64) -> Result<(StepOutcome, Observation), Error> {
-        let (mut recording, epoch) = (Recording::default(), Instant::now());
-        let outcome = self.recorded_step(micros, lr, Some(&mut recording))?;
-        // The host has read the losses, which are behind everything that the program did.
-        let spans = recording.read(self.program(), epoch).unwrap_or_default();
-        let gamma = self.resizing().map_or(0.0, Resizing::left_out);
-        Ok((outcome, Observation { gamma, ..observation(&self.model, &spans) }))
-    }
-
-    fn recorded_step(
-        &mut self,
-        micros: &[Samples],
-        lr: f64,
-        recording: Option<&mut Recording>,
-    ) -> Result<StepOutcome, Error> {
-        Ok(self.run_step(&mut self.prepare(micros)?, lr, recording))
+        let mut recorded = |trainer: &mut Trainer| trainer.run_step(prepared, lr, Some(&mut recording));
+        match observe {
+            Observe::Nothing => Step { outcome: self.run_step(prepared, lr, None), ..Step::default() },
+            Observe::Work => {
+                let (epoch, outcome) = (Instant::now(), recorded(self));
+                // The host has read the losses, which are behind everything that the program did.
+                let spans = recording.read(self.program(), epoch).unwrap_or_default();
+                let gamma = self.resizing().map_or(0.0, Resizing::left_out);
+                let work = Observation { gamma, ..observation(&self.model, &spans) };
+                Step { outcome, work, ..Step::default() }
+            }
+            Observe::Tasks { epoch } => {
+                let outcome = recorded(self);
+                self.device.compute().finish();
+                self.device.comm().finish();
+                let spans = recording.read(self.program(), epoch).expect("the program has run");
+                Step { outcome, spans, ..Step::default() }
+            }
+        }
     }
 
     fn run_step(&mut self, prepared: &mut Prepared, lr: f64, recording: Option<&mut Recording>) -> StepOutcome {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
 use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
-use evenkeel_train::{OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{Observe, OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
 use super::{Precision, median};
@@ -158,7 +158,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let mut step = || -> Result<(Duration, f64), Failure> {
         let start = Instant::now();
         number += 1;
-        let outcome = trainer.prepared_step(&mut prepared[number % 2], LR);
+        let outcome = trainer.step_on(&mut prepared[number % 2], LR, Observe::Nothing).outcome;
         // The update is still on its way when the loss is known.
         device.compute().finish();
         Ok((start.elapsed(), outcome.loss))

@@ -11,7 +11,7 @@ use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline, perfetto, svg};
 use evenkeel_step::{Devices, Lane, Program, Strategy, Work};
 use evenkeel_store::NewFolder;
-use evenkeel_train::{Candidate, Foretold, Ranks, Samples, Trainer, costs, preferred};
+use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, costs, preferred};
 
 use super::llama::Llama;
 use super::{between, median};
@@ -274,7 +274,8 @@ fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Sample
         trainer.step(&second, LR)?;
         trainer.device.compute().finish();
         let untraced = start.elapsed();
-        let (_, spans) = trainer.traced_step(&second, LR, epoch)?;
+        let mut prepared = trainer.prepare(&second)?;
+        let spans = trainer.step_on(&mut prepared, LR, Observe::Tasks { epoch }).spans;
         Ok(([start.elapsed() - untraced, untraced], spans))
     };
     type Measured = ([Duration; 2], Vec<Span>);

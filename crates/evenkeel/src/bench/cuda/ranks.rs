@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_model::Parameters;
 use evenkeel_step::{Devices, Strategy};
-use evenkeel_train::{Trainer, costs};
+use evenkeel_train::{Observe, Trainer, costs};
 use serde_json::json;
 
 use super::{LR, Options, Preset, Sizes};
@@ -93,7 +93,7 @@ fn run(
     let (mut times, mut losses) = (Vec::new(), [0.0; 2]);
     for number in 0..warmup + steps {
         let start = Instant::now();
-        let outcome = trainer.prepared_step(&mut prepared[number % 2], LR);
+        let outcome = trainer.step_on(&mut prepared[number % 2], LR, Observe::Nothing).outcome;
         // The update is still on its way when the loss is known.
         trainer.device.compute().finish();
         times.push(start.elapsed());

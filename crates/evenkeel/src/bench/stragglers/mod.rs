@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evenkeel_balance::{Mode, Observation, Selection};
-use evenkeel_model::{Imputation, Model, Parameters, even_bounds};
+use evenkeel_model::{Imputation, Model, Parameters, ZeroStage, even_bounds};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{BalanceOptions, OptimizerOptions, Ranks, Resize};
 use serde::Serialize;
@@ -248,7 +248,7 @@ impl Arguments {
             },
             value_bytes: self.subject.dtype().size_bytes(),
             state_bytes: OptimizerOptions::default().rule.bytes_moved_per_element(),
-            zero: 0,
+            zero: ZeroStage::Nothing,
             samples: self.subject.batch(),
         }
     }

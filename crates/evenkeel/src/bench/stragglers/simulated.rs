@@ -5,7 +5,7 @@ use evenkeel_comm::Communicator;
 use evenkeel_device::{CpuOptions, Device};
 use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths, ZeroSharding};
 use evenkeel_step::Mesh;
-use evenkeel_train::{Balance, Trainer};
+use evenkeel_train::{Balance, Observe, Trainer};
 
 use super::subject::Subject;
 use super::{Arguments, Case, Outcome, settled, settled_after};
@@ -99,7 +99,8 @@ fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation
     let samples = subject.samples(0);
     let mut observed = Vec::new();
     for _ in 0..=STEPS {
-        observed.push(trainer.observed_step(&samples, 0.0)?.1);
+        let mut prepared = trainer.prepare(&samples)?;
+        observed.push(trainer.step_on(&mut prepared, 0.0, Observe::Work).work);
     }
     // The first one touched its memory for the first time; of the others the fastest had the core most to itself.
     let fastest =
