@@ -23,7 +23,6 @@ cargo test --locked --profile "$profile" -p evenkeel $(printf -- '-p evenkeel-%s
         case $package/${name%-*} in
             *-device/cuda_sources | *-device/host | *-model/moves | *-model/bad_input) continue ;;
             *-step/drawing | *-step/simulate | *-step/verify) continue ;;
-            *-train/files | *-train/images | *-train/loader | *-train/records | *-train/template*) continue ;;
         esac
         case $package in
             evenkeel) if [ "$name" = evenkeel ]; then strip -o "$folder/bin/evenkeel" "$program"; fi ;;

@@ -6,7 +6,6 @@
 mod balance;
 pub mod checkpoint;
 mod cost;
-pub mod data;
 mod error;
 mod export;
 mod foretell;

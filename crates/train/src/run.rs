@@ -7,11 +7,11 @@ use evenkeel_balance::Observation;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
-use crate::data::Counts;
 use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;
 use crate::trainer::{Evaluation, StepOutcome};
+use evenkeel_data::Counts;
 
 /// Where micro-batches come from.
 pub trait Feed {

@@ -87,7 +87,7 @@ fn number(value: f64) -> String {
 mod tests {
     use super::super::{Reads, example};
     use super::*;
-    use crate::data::Counts;
+    use evenkeel_data::Counts;
 
     fn written(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
         let mut out = Vec::new();

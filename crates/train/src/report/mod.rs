@@ -22,8 +22,8 @@ pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
 pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
 
-use crate::data::Counts;
 use crate::{Evaluation, StepReport};
+use evenkeel_data::Counts;
 
 /// What a model reads, and so the words for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

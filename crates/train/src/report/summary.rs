@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::progress::value;
 use super::{EvalMetrics, StepMetrics, text};
-use crate::data::Counts;
+use evenkeel_data::Counts;
 
 /// Collects over a run what is said at its end.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,7 +8,7 @@
 //! Everything is a function of the seed and the place in the data. The number of workers changes nothing, and a
 //! [`State`] taken after any row continues with the next one, bit for bit.
 //!
-//! No file is opened here: contents come in as bytes, or through a [`Source`].
+//! This crate knows no models, devices or ranks. It opens no file: contents come in as bytes, or through a [`Source`].
 
 mod alpaca;
 mod best_fit;
@@ -42,3 +42,6 @@ pub use pipeline::OnBadRecord;
 pub use source::{Record, Source};
 pub use template::{Clock, Template, Turns};
 pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig};
+
+/// The label of a token whose successor no loss counts.
+pub const IGNORE: u32 = u32::MAX;

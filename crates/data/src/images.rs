@@ -2,11 +2,11 @@
 //!
 //! Shapes: a picture from a source is u8 [height, width, 3]; what a model reads is f32 [channels, size, size].
 
-use super::error::Error;
-use super::order::Cursor;
-use super::pipeline::{Assemble, At, Decode, Emit, Stop};
-use super::random::Random;
-use super::source::Record;
+use crate::error::Error;
+use crate::order::Cursor;
+use crate::pipeline::{Assemble, At, Decode, Emit, Stop};
+use crate::random::Random;
+use crate::source::Record;
 
 /// What the key is for, so that no other use shares its random numbers.
 const AUGMENT: u64 = 0x696d_6167_6573;

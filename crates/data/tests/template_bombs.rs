@@ -3,7 +3,7 @@
 mod chat;
 
 use chat::{config, messages};
-use evenkeel_train::data::{Error, Template};
+use evenkeel_data::{Error, Template};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

@@ -31,18 +31,18 @@ thread_local! {
 }
 
 /// Begins a rendering.
-pub(super) fn begin() {
+pub(crate) fn begin() {
     MADE.set(0);
     WRITTEN.set(0);
 }
 
 /// The limit that the last [`ErrorKind::WriteFailure`] of this thread was about.
-pub(super) fn exceeded() -> usize {
+pub(crate) fn exceeded() -> usize {
     EXCEEDED.get()
 }
 
 /// Counts what is about to be written, and refuses too much.
-pub(super) fn write(value: &Value) -> Result<(), Error> {
+pub(crate) fn write(value: &Value) -> Result<(), Error> {
     WRITTEN.set(WRITTEN.get().saturating_add(printed_bytes(value, WRITTEN_BYTES)?));
     if WRITTEN.get() <= WRITTEN_BYTES { Ok(()) } else { Err(refuse(WRITTEN_BYTES)) }
 }
@@ -62,7 +62,7 @@ fn refuse(limit_bytes: usize) -> Error {
 }
 
 /// Has a template's operators call the functions that [`install`] adds.
-pub(super) fn replace_operators(instructions: &mut Instructions<'_>) {
+pub(crate) fn replace_operators(instructions: &mut Instructions<'_>) {
     let mut at = 0;
     while let Some(instruction) = instructions.get_mut(at) {
         let function = match instruction {
@@ -80,10 +80,10 @@ pub(super) fn replace_operators(instructions: &mut Instructions<'_>) {
 }
 
 /// Goes on after a `*`.
-pub(super) const TIMES_ONE: &str = " evenkeel_one *";
+pub(crate) const TIMES_ONE: &str = " evenkeel_one *";
 
 /// Adds what [`replace_operators`] and [`TIMES_ONE`] name.
-pub(super) fn install(environment: &mut Environment<'static>) {
+pub(crate) fn install(environment: &mut Environment<'static>) {
     environment.add_global("evenkeel_one", 1);
     environment.add_function("~", concatenated);
     environment.add_function("+", |a: Value, b: Value| {

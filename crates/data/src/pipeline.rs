@@ -8,9 +8,9 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use super::error::{Error, Place};
-use super::order::{Counts, Cursor, Order, State};
-use super::source::{Record, Source};
+use crate::error::{Error, Place};
+use crate::order::{Counts, Cursor, Order, State};
+use crate::source::{Record, Source};
 
 /// Pieces travel together, so that a channel is not used for each.
 const BATCH_PIECES: usize = 256;

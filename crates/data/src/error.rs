@@ -5,7 +5,7 @@ use std::fmt;
 
 use evenkeel_store::Defect;
 
-use super::order::{Cursor, Part};
+use crate::order::{Cursor, Part};
 
 /// A record's place in its source, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

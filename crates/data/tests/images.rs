@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evenkeel_train::data::*;
+use evenkeel_data::*;
 
 const ORDER: OrderOptions = OrderOptions { seed: 2, shuffle: true, held_out_every: None, part: Part::Train };
 

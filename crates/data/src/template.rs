@@ -16,10 +16,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, context};
 
-use super::error::{Error, printable};
-use super::meter;
-use super::python::{check_depth, strftime, to_json};
-use super::tokenizer::TokenizerConfig;
+use crate::error::{Error, printable};
+use crate::meter;
+use crate::python::{check_depth, strftime, to_json};
+use crate::tokenizer::TokenizerConfig;
 
 /// Real templates take about a hundred steps a message.
 const STEPS: u64 = 200_000;

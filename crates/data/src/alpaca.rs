@@ -1,7 +1,7 @@
 //! Stanford Alpaca's prompt, as its authors published it.
 
-use super::error::Error;
-use super::tokenizer::{Tokenizer, TokenizerConfig};
+use crate::error::Error;
+use crate::tokenizer::{Tokenizer, TokenizerConfig};
 
 const WITHOUT_INPUT: &str = "Below is an instruction that describes a task. \
      Write a response that appropriately completes the request.\n\n";
@@ -12,7 +12,7 @@ const WITH_INPUT: &str = "Below is an instruction that describes a task, paired 
 const INPUT: &str = "\n\n### Input:\n";
 
 /// The text that the answer follows at once.
-pub(super) fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
+pub(crate) fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     match input {
         None => format!("{WITHOUT_INPUT}### Instruction:\n{instruction}\n\n### Response:"),
         Some(input) => {

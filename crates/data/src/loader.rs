@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use super::encode::Encoder;
-use super::error::Error;
-use super::images::{ImageBatch, Images};
-use super::order::{Counts, Order, OrderOptions, State};
-use super::packing::{Packer, Packing, Row};
-use super::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, OnBadRecord, Plan, Ready};
-use super::source::Source;
+use crate::encode::Encoder;
+use crate::error::Error;
+use crate::images::{ImageBatch, Images};
+use crate::order::{Counts, Order, OrderOptions, State};
+use crate::packing::{Packer, Packing, Row};
+use crate::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, OnBadRecord, Plan, Ready};
+use crate::source::Source;
 
 #[derive(Clone, Copy, Debug)]
 pub struct LoaderOptions {

@@ -57,7 +57,7 @@ fn letters() -> Vec<char> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Tokenizer, TokenizerConfig};
+    use crate::{Tokenizer, TokenizerConfig};
 
     #[test]
     fn the_files_give_the_ids_of_the_built_in_tokenizer() {

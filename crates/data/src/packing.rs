@@ -1,12 +1,11 @@
 //! Documents to rows of tokens.
 
-use evenkeel_device::kernel::IGNORE;
-
-use super::best_fit::best_fit;
-use super::encode::Document;
-use super::error::Error;
-use super::order::{Counts, Cursor, Group, State};
-use super::pipeline::{Assemble, At, Emit, Stop};
+use crate::IGNORE;
+use crate::best_fit::best_fit;
+use crate::encode::Document;
+use crate::error::Error;
+use crate::order::{Counts, Cursor, Group, State};
+use crate::pipeline::{Assemble, At, Emit, Stop};
 
 /// How documents become rows of up to `sequence` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

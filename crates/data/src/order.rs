@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{Error, Place};
-use super::random::{Random, hash, permuted};
+use crate::error::{Error, Place};
+use crate::random::{Random, hash, permuted};
 
 /// Chunks whose records are shuffled together.
 pub const WINDOW_CHUNKS: usize = 8;

@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::IGNORE;
 use serde_json::{Map, Value, json};
 
-use super::alpaca::alpaca_prompt;
-use super::conversation;
-use super::error::Error;
-use super::order::Cursor;
-use super::pipeline::Decode;
-use super::source::Record;
-use super::template::Template;
-use super::tokenizer::{Tokenizer, kind};
+use crate::IGNORE;
+use crate::alpaca::alpaca_prompt;
+use crate::conversation;
+use crate::error::Error;
+use crate::order::Cursor;
+use crate::pipeline::Decode;
+use crate::source::Record;
+use crate::template::Template;
+use crate::tokenizer::{Tokenizer, kind};
 
 /// What a record's columns hold.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use evenkeel_data::*;
 use evenkeel_store::SourceSpec;
-use evenkeel_train::data::*;
 
 const OPTIONS: LoaderOptions = LoaderOptions {
     order: OrderOptions { seed: 5, shuffle: true, held_out_every: None, part: Part::Train },

@@ -2,7 +2,7 @@
 
 pub use evenkeel_store::Record;
 
-use super::error::Place;
+use crate::error::Place;
 
 /// Records in numbered chunks. Reading a chunk again gives the same records.
 pub trait Source: Send + Sync {

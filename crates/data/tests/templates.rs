@@ -3,7 +3,7 @@
 mod chat;
 
 use chat::{CHATML, HEADERS, config, messages};
-use evenkeel_train::data::{Error, Template, TokenizerConfig};
+use evenkeel_data::{Error, Template, TokenizerConfig};
 use serde_json::{Value, json};
 
 /// 29 February 2024.

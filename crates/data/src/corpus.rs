@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
-use super::random::Random;
-use super::source::{Record, Source};
+use crate::random::Random;
+use crate::source::{Record, Source};
 
 const CHUNK_RECORDS: usize = 1024;
 /// Chunks of an endless corpus, about 10¹⁵ records.

@@ -13,7 +13,7 @@ const DEEPEST: usize = 64;
 const JSON_BYTES: usize = 16 << 20;
 
 /// The filter `tojson`: `json.dumps(value, ensure_ascii=False, indent=indent)`.
-pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+pub(crate) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     check_depth(value)?;
     let mut out = Bounded { bytes: Vec::new(), limit: JSON_BYTES };
@@ -29,7 +29,7 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
 }
 
 /// Refuses lists and tables nested too deep to print.
-pub(super) fn check_depth(value: &Value) -> Result<(), Error> {
+pub(crate) fn check_depth(value: &Value) -> Result<(), Error> {
     let mut level = vec![value.clone()];
     for _ in 0..DEEPEST {
         let nested = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
@@ -108,7 +108,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
 /// `strftime` for a time in seconds since 1970, UTC. `None` for a directive that is not known.
-pub(super) fn strftime(seconds: u64, format: &str) -> Option<String> {
+pub(crate) fn strftime(seconds: u64, format: &str) -> Option<String> {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute) = (second / 3600, second / 60 % 60);

@@ -1,4 +1,4 @@
-//! How fast data becomes rows: `cargo bench -p evenkeel-train --bench data`.
+//! How fast data becomes rows: `cargo bench -p evenkeel-data --bench data`.
 //!
 //! A round takes a tenth of a second, and one that shares its cores with others can be five times slower. So each case
 //! is run in several rounds, in turn with the others, and the spread is printed with the median.
@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_train::data::*;
+use evenkeel_data::*;
 
 const ROUNDS: usize = 15;
 const ROWS: usize = 5000;

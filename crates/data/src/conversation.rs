@@ -4,15 +4,15 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::error::{Error, printable};
-use super::template::Template;
-use super::tokenizer::kind;
+use crate::error::{Error, printable};
+use crate::template::Template;
+use crate::tokenizer::kind;
 
 /// Messages with their roles. Contents that are lists of parts stay so for templates that read them, and become text for others.
 ///
 /// Keys that are null are left out, but for the content: a table has a column for every key that any message has, and templates
 /// ask whether a message has the key.
-pub(super) fn messages(messages: &[Value], template: &Template) -> Result<Vec<Value>, Error> {
+pub(crate) fn messages(messages: &[Value], template: &Template) -> Result<Vec<Value>, Error> {
     messages.iter().enumerate().map(|(index, message)| self::message(index, message, template)).collect()
 }
 
@@ -81,7 +81,7 @@ fn missing(message: usize, key: &'static str, keys: &Map<String, Value>) -> Erro
 }
 
 /// A list of JSON schemas; it, or each of them, may be JSON in a text, as tables have it. An empty text is no list.
-pub(super) fn tools(column: &str, value: &Value) -> Result<Option<Value>, Error> {
+pub(crate) fn tools(column: &str, value: &Value) -> Result<Option<Value>, Error> {
     const EXPECTED: &str = "a list of tools, each a JSON schema, or JSON of that";
     let wrong = |found| Error::WrongColumn { column: column.to_owned(), expected: EXPECTED, found };
     let parsed = |value: &Value| match value {
@@ -103,6 +103,6 @@ pub(super) fn tools(column: &str, value: &Value) -> Result<Option<Value>, Error>
 }
 
 /// What the user says for an instruction: the input, where there is one, in a line of its own.
-pub(super) fn instruction<'a>(instruction: &'a str, input: Option<&str>) -> Cow<'a, str> {
+pub(crate) fn instruction<'a>(instruction: &'a str, input: Option<&str>) -> Cow<'a, str> {
     input.map_or(Cow::Borrowed(instruction), |input| Cow::Owned(format!("{instruction}\n{input}")))
 }

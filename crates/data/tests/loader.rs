@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evenkeel_train::data::*;
+use evenkeel_data::*;
 use serde_json::{Map, Value};
 
 /// Texts in chunks of uneven size; every text is different. Chunk `broken`, if any, holds a record without text.

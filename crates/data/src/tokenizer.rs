@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 
-use super::error::{Error, printable};
+use crate::error::{Error, printable};
 
 const BYTES_END: u32 = 256;
 const BYTES_PADDING: u32 = 257;

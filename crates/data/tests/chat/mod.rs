@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
-use evenkeel_train::data::{Tokenizer, TokenizerConfig};
+use evenkeel_data::{Tokenizer, TokenizerConfig};
 use serde_json::{Value, json};
 
 pub const SPECIALS: [&str; 6] =

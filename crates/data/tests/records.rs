@@ -3,9 +3,8 @@
 mod chat;
 
 use chat::{CHATML, HEADERS, config, messages, tokenizer, tokenizer_json};
-use evenkeel_device::kernel::IGNORE;
-use evenkeel_train::data::{
-    Document, Encoder, Error, Format, Record, Template, Tokenizer, TokenizerConfig, alpaca_template,
+use evenkeel_data::{
+    Document, Encoder, Error, Format, IGNORE, Record, Template, Tokenizer, TokenizerConfig, alpaca_template,
 };
 use serde_json::{Value, json};
 

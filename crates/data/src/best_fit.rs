@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// Best fit, the longest first: each piece goes to the row in which it leaves the least free. Rows hold up to `room`, and so does each
 /// piece. A row has its pieces in their order, and rows come in the order of their first pieces.
-pub(super) fn best_fit(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
+pub(crate) fn best_fit(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
     let mut longest_first: Vec<usize> = (0..lengths.len()).collect();
     longest_first.sort_by_key(|&piece| (Reverse(lengths[piece]), piece));
     let mut rows: Vec<Vec<usize>> = Vec::new();
@@ -40,8 +40,8 @@ fn take_last(rows_with: &mut BTreeMap<usize, Vec<usize>>, free: usize) -> usize 
 
 #[cfg(test)]
 mod tests {
-    use super::super::random::Random;
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn every_piece_is_in_one_row_that_holds_it() {
