@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicBool;
 use evenkeel_comm::Communicator;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Model, Parameters, Split};
+use evenkeel_report::Reads;
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_store::exists;
-use evenkeel_train::report::Reads;
 use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, Settings};

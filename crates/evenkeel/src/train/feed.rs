@@ -13,8 +13,8 @@ use evenkeel_data::{
     TokenizerConfig, alpaca_template,
 };
 use evenkeel_model::{Input, Model};
+use evenkeel_report::Reads;
 use evenkeel_store::{exists, read_text};
-use evenkeel_train::report::Reads;
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 

@@ -1,11 +1,10 @@
 //! Timelines as Chrome trace events, which ui.perfetto.dev opens.
 
+use evenkeel_step::Lane;
+use evenkeel_step::trace::{Span, Timeline, Words};
 use serde_json::{Value, json};
 
 use super::sensible::sensible;
-use super::words::Words;
-use super::{Span, Timeline};
-use crate::program::Lane;
 
 const MICROSECONDS: f64 = 1e6;
 const LANES: [(Lane, &str); 2] = [(Lane::Compute, "compute"), (Lane::Comm, "comm")];

@@ -1,15 +1,16 @@
 //! What a run writes and shows: metrics, event files, the loss curve, the progress line and the summary.
 //!
-//! Everything here turns numbers into text or bytes on a [`Write`](std::io::Write). It opens no file, asks no clock and
-//! looks for no terminal: who calls it knows them.
+//! Everything here turns plain numbers into text or bytes on a [`Write`](std::io::Write). It opens no file, asks no clock and
+//! looks for no terminal: who calls it knows them. No other crate of the workspace is known here. [`svg`] is what every
+//! drawing is made of, those of other crates too.
 
 mod curve;
 mod metrics;
 mod progress;
 mod summary;
+pub mod svg;
 mod tensorboard;
 pub mod text;
-mod ticks;
 
 use std::fmt;
 use std::time::Duration;
@@ -17,13 +18,10 @@ use std::time::Duration;
 use progress::value;
 
 pub use curve::Curve;
-pub use metrics::{write_eval_metrics, write_step_metrics};
+pub use metrics::{RankMetrics, write_eval_metrics, write_step_metrics};
 pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
 pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
-
-use crate::{Evaluation, StepReport};
-use evenkeel_data::Counts;
 
 /// What a model reads, and so the words for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,34 +68,13 @@ pub struct StepMetrics {
     pub share: f64,
     /// The step changed no weight, because its loss or gradients were not finite.
     pub skipped: bool,
-    /// Records that were passed over or cut in all steps so far.
-    pub counts: Counts,
+    /// Bad records that were passed over in all steps so far.
+    pub records_skipped: u64,
+    /// Records that lost their end, being longer than a row, in all steps so far.
+    pub records_truncated: u64,
 }
 
 impl StepMetrics {
-    /// `peak_share` and `memory_bytes` come from who knows the device.
-    pub fn new(report: &StepReport, reads: Reads, peak_share: Option<f64>, memory_bytes: u64) -> StepMetrics {
-        let seconds = report.duration.as_secs_f64().max(1e-9);
-        StepMetrics {
-            reads,
-            step: report.step,
-            epoch: report.epoch,
-            loss: report.outcome.loss,
-            lr: report.lr,
-            grad_norm: report.outcome.grad_norm,
-            tokens: report.tokens,
-            step_tokens: report.outcome.tokens as u64,
-            step_duration: report.duration,
-            tokens_per_s: report.outcome.tokens as f64 / seconds,
-            peak_share,
-            memory_bytes,
-            elapsed: report.elapsed,
-            share: report.share,
-            skipped: !report.outcome.updated,
-            counts: report.counts,
-        }
-    }
-
     /// At the speed so far.
     pub fn left(&self) -> Option<Duration> {
         let seconds = self.elapsed.as_secs_f64() * (1.0 - self.share) / self.share;
@@ -115,10 +92,6 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
-    pub fn new(evaluation: &Evaluation, reads: Reads) -> EvalMetrics {
-        EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() }
-    }
-
     /// Of a text; a label of an image has none.
     pub fn perplexity(&self) -> Option<f64> {
         (self.reads == Reads::Tokens).then(|| self.loss.exp())
@@ -151,6 +124,7 @@ fn example() -> StepMetrics {
         elapsed: Duration::from_secs(80),
         share: 0.25,
         skipped: false,
-        counts: Counts::default(),
+        records_skipped: 0,
+        records_truncated: 0,
     }
 }

@@ -11,7 +11,7 @@
 
 use std::io::{self, Write};
 
-use super::{EvalMetrics, StepMetrics};
+use crate::{EvalMetrics, StepMetrics};
 
 /// Writes one event file. TensorBoard finds it by its name, see [`event_file_name`].
 pub struct EventWriter<W: Write> {
@@ -175,8 +175,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Reads;
     use super::*;
+    use crate::Reads;
 
     #[test]
     fn checksums_are_those_of_the_standard() {
@@ -237,7 +237,7 @@ mod tests {
     fn steps_and_evaluations_are_points_of_named_curves() {
         let mut out = Vec::new();
         let mut events = EventWriter::new(&mut out, 0.0).expect("memory can be written");
-        events.step(1.0, &super::super::example()).expect("memory can be written");
+        events.step(1.0, &crate::example()).expect("memory can be written");
         events
             .eval(2.0, 120, &EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 })
             .expect("memory can be written");

@@ -1,9 +1,11 @@
 //! Timelines as trace events and as pictures.
 
-use evenkeel_step::trace::{Span, Timeline, perfetto, svg};
+use evenkeel_step::trace::{Span, Timeline};
 use evenkeel_step::{BucketIdx, Chunk, Lane, Micro, UnitIdx, Work};
 use roxmltree::{Document, Node};
 use serde_json::Value;
+
+use super::{perfetto, svg};
 
 const LAYERS: usize = 4;
 const PARTS: usize = 2;

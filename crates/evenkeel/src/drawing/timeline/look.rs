@@ -1,6 +1,6 @@
 //! The kinds of work that a drawing tells apart, and how each looks.
 
-use crate::program::{Lane, Work};
+use evenkeel_step::{Lane, Work};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -87,7 +87,7 @@ impl Edges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{BucketIdx, Chunk};
+    use evenkeel_step::{BucketIdx, Chunk};
 
     /// What reading small text takes, by the Web Content Accessibility Guidelines.
     const LEAST_CONTRAST: f64 = 4.5;

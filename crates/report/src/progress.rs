@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::{EvalMetrics, StepMetrics, text};
+use crate::{EvalMetrics, StepMetrics, text};
 
 /// More often than this nobody can read, and a terminal over a network would slow the run.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -126,7 +126,7 @@ fn line(metrics: &StepMetrics, total_steps: Option<u64>) -> String {
 }
 
 /// Numbers that are not finite say so; very large ones stay short.
-pub(super) fn value(value: f64, decimals: usize) -> String {
+pub(crate) fn value(value: f64, decimals: usize) -> String {
     if value.is_nan() {
         "NaN".to_owned()
     } else if value.abs() >= 1e6 && value.is_finite() {
@@ -138,8 +138,8 @@ pub(super) fn value(value: f64, decimals: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reads, example};
     use super::*;
+    use crate::{Reads, example};
 
     fn shown(style: Style, log_every: u64, act: impl Fn(&mut ProgressLine<&mut Vec<u8>>) -> io::Result<()>) -> String {
         let mut out = Vec::new();

@@ -39,6 +39,19 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
+/// `45.60 ms`, finer where there is less of it.
+pub fn milliseconds(seconds: f64) -> String {
+    // Rounded before it is looked at, or 9.9999 would be written as 10.000.
+    // Sums that should cancel may leave less than nothing; adding zero takes the sign off it.
+    let value = (seconds * 1e6).round() / 1e3 + 0.0;
+    let decimals = match value.abs() {
+        size if size < 10.0 => 3,
+        size if size < 100.0 => 2,
+        _ => 1,
+    };
+    format!("{value:.decimals$} ms")
+}
+
 /// `41.4%`
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
@@ -94,6 +107,21 @@ mod tests {
             assert_eq!(duration(Duration::from_secs(seconds)), expected);
         }
         assert_eq!(percent(0.4142), "41.4%");
+    }
+
+    #[test]
+    fn times_have_the_decimals_they_need() {
+        let cases = [
+            (0.0, "0.000 ms"),
+            (-1e-18, "0.000 ms"),
+            (0.001_234_6, "1.235 ms"),
+            (0.009_999_999_9, "10.00 ms"),
+            (0.0456, "45.60 ms"),
+            (1.5, "1500.0 ms"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(milliseconds(seconds), expected, "{seconds}");
+        }
     }
 
     #[test]

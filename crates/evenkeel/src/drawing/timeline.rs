@@ -3,17 +3,18 @@
 mod axis;
 mod boxes;
 mod look;
-mod markup;
+
+use evenkeel_report::svg::colour::{FAINT_INK, GRID};
+use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
+use evenkeel_step::Lane;
+use evenkeel_step::trace::{Shares, Span, Timeline, Words};
 
 use axis::Axis;
 use boxes::{Piece, pieces};
 use look::{Edges, HATCH_FIELD, HATCH_LINE, HATCH_NAME, Kind, LOOKS, Look};
-use markup::{Rect, elided, escaped, text, width};
 
 use super::sensible::sensible;
-use super::words::{Words, milliseconds};
-use super::{Shares, Span, Timeline};
-use crate::program::Lane;
+use crate::text::milliseconds;
 
 const MARGIN: f64 = 20.0;
 /// The plot's left edge, behind the names of ranks and rows.
@@ -61,9 +62,6 @@ const EDGE_HEIGHT: f64 = 3.0;
 
 const BACKGROUND: &str = "#f5f4f1";
 const ROW_FILL: &str = "#fffefc";
-const GRID: &str = "#e3e1db";
-const INK: &str = "#1f1f1f";
-const FAINT_INK: &str = "#5c5b57";
 const EDGE_FILL: &str = "#000000";
 const EDGE_OPACITY: f64 = 0.55;
 
@@ -71,11 +69,12 @@ const EDGE_OPACITY: f64 = 0.55;
 pub fn svg(timeline: &Timeline, units: &[String], title: &str) -> String {
     let timeline = &sensible(timeline);
     let right = LEFT + plot_width(timeline);
-    let page = Page { timeline, words: Words::of(timeline, units), axis: Axis::over(timeline, LEFT, right), right };
-    page.markup(title)
+    let drawing =
+        Drawing { timeline, words: Words::of(timeline, units), axis: Axis::over(timeline, LEFT, right), right };
+    drawing.markup(title)
 }
 
-struct Page<'a> {
+struct Drawing<'a> {
     timeline: &'a Timeline,
     words: Words<'a>,
     axis: Axis,
@@ -92,22 +91,15 @@ fn plot_width(timeline: &Timeline) -> f64 {
     (USUAL_BOX * boxes(Lane::Compute).max(boxes(Lane::Comm)) as f64).clamp(least, most)
 }
 
-impl Page<'_> {
+impl Drawing<'_> {
     fn markup(&self, title: &str) -> String {
         let (width, height) = (self.right + MARGIN, self.ranks_bottom() + AXIS_HEIGHT);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
-             height=\"{height}\" font-family=\"sans-serif\" font-size=\"{FONT_SIZE}\" fill=\"{INK}\" role=\"img\" \
-             aria-label=\"{}\">\n",
-            escaped(title)
-        );
-        svg += &hatch();
-        svg += &format!("<rect width=\"{width}\" height=\"{height}\" fill=\"{BACKGROUND}\"/>\n");
+        let mut svg = hatch();
         svg += &self.header(title);
         svg += &self.legend();
         svg += &self.ticks();
         svg.extend((0..self.timeline.ranks.len()).map(|rank| self.rank(rank)));
-        svg + "</svg>\n"
+        Page { width, height, font_size: FONT_SIZE, background: BACKGROUND, title }.markup(&svg)
     }
 
     fn ranks_bottom(&self) -> f64 {

@@ -1,4 +1,6 @@
-//! Text and rectangles as SVG, and how wide text is.
+//! Pages, text and rectangles as SVG, and how wide text is.
+
+use super::colour::INK;
 
 /// Widths of characters in font sizes, none below that of DejaVu Sans, a wide one of the fonts that "sans-serif" means.
 const NARROW: f64 = 0.42;
@@ -6,7 +8,32 @@ const USUAL: f64 = 0.64;
 const BROAD: f64 = 0.84;
 const WIDE: f64 = 1.0;
 
-pub(super) struct Rect {
+/// A picture of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Page<'a> {
+    pub width: f64,
+    pub height: f64,
+    pub font_size: f64,
+    pub background: &'a str,
+    /// What it shows, for those who cannot see it.
+    pub title: &'a str,
+}
+
+impl Page<'_> {
+    /// `inside` is markup.
+    pub fn markup(&self, inside: &str) -> String {
+        let Page { width, height, font_size, background, title } = *self;
+        let title = escaped(title);
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+             height=\"{height}\" font-family=\"sans-serif\" font-size=\"{font_size}\" fill=\"{INK}\" role=\"img\" \
+             aria-label=\"{title}\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"{background}\"/>\n{inside}</svg>\n"
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rect {
     pub x: f64,
     pub y: f64,
     pub width: f64,
@@ -15,7 +42,7 @@ pub(super) struct Rect {
 
 impl Rect {
     /// `attributes` and `inside` are markup.
-    pub(super) fn markup(&self, attributes: &str, inside: &str) -> String {
+    pub fn markup(&self, attributes: &str, inside: &str) -> String {
         let Rect { x, y, width, height } = self;
         let place = format!("x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"");
         if inside.is_empty() {
@@ -25,12 +52,12 @@ impl Rect {
     }
 }
 
-pub(super) fn text(x: f64, y: f64, attributes: &str, words: &str) -> String {
+pub fn text(x: f64, y: f64, attributes: &str, words: &str) -> String {
     format!("<text x=\"{x:.2}\" y=\"{y:.2}\" {attributes}>{}</text>\n", escaped(words))
 }
 
 /// Words as they may stand in text and attributes. What XML has no way to write becomes a space.
-pub(super) fn escaped(words: &str) -> String {
+pub fn escaped(words: &str) -> String {
     let mut markup = String::with_capacity(words.len());
     for character in words.chars() {
         match character {
@@ -46,8 +73,8 @@ pub(super) fn escaped(words: &str) -> String {
     markup
 }
 
-/// Rather too wide than too narrow.
-pub(super) fn width(words: &str, font_size: f64) -> f64 {
+/// How wide text is, rather too wide than too narrow.
+pub fn width(words: &str, font_size: f64) -> f64 {
     words.chars().map(character_width).sum::<f64>() * font_size
 }
 
@@ -62,7 +89,7 @@ fn character_width(character: char) -> f64 {
 }
 
 /// As much of the words as there is room for.
-pub(super) fn elided(words: &str, font_size: f64, room: f64) -> String {
+pub fn elided(words: &str, font_size: f64, room: f64) -> String {
     if width(words, font_size) <= room {
         return words.to_owned();
     }

@@ -1,6 +1,6 @@
 //! What of a timeline can be drawn.
 
-use super::{Span, Timeline};
+use evenkeel_step::trace::{Span, Timeline};
 
 /// Thirty years: no step is further from its beginning, and sums of such times stay finite.
 const FURTHEST_S: f64 = 1e9;

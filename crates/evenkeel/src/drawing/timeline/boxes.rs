@@ -1,8 +1,9 @@
 //! The boxes of one lane.
 
+use evenkeel_step::Lane;
+use evenkeel_step::trace::Span;
+
 use super::look::Kind;
-use crate::program::Lane;
-use crate::trace::Span;
 
 /// A span, the waiting or the transfer of an exchange, or several narrow ones.
 pub(super) struct Piece<'a> {

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use super::ticks::Ticks;
+use crate::svg::colour::{ALARM, AXIS, FAINT_INK, GRID, WHITE};
+use crate::svg::{Page, Scale, elided, text};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 540.0;
@@ -16,8 +17,7 @@ const BOTTOM: f64 = HEIGHT - 56.0;
 /// The line below the title, and the room that a letter in it has.
 const LEGEND: f64 = 52.0;
 const LETTER: f64 = 8.4;
-/// As many letters as find room on one line.
-const LONGEST_TITLE: usize = 80;
+const TITLE_SIZE: f64 = 18.0;
 
 const TRAIN: &str = "#1f77b4";
 const EVAL: &str = "#d95f02";
@@ -60,18 +60,12 @@ impl Curve {
     fn svg(&self) -> String {
         let (train, eval) = (self.train.points(), self.eval.points());
         let plot = Plot::around(train.iter().chain(&eval));
-        let title = shortened(&self.title, LONGEST_TITLE);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-             height=\"{HEIGHT}\" font-family=\"sans-serif\" font-size=\"14\" fill=\"#444\">\n\
-             <title>{}</title>\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n",
-            escaped(&title)
-        );
-        svg += &text(LEFT, 28.0, "font-size=\"18\" fill=\"#111\"", &title);
+        let style = format!("font-size=\"{TITLE_SIZE}\" font-weight=\"bold\"");
+        let mut svg = text(LEFT, 28.0, &style, &elided(&self.title, TITLE_SIZE, RIGHT - LEFT));
         if self.not_finite > 0 {
             let (steps, are) = if self.not_finite == 1 { ("step", "is") } else { ("steps", "are") };
             let note = format!("{} {steps} without a finite loss {are} left out", self.not_finite);
-            svg += &text(LEFT, LEGEND, "font-size=\"12\" fill=\"#b00020\"", &note);
+            svg += &text(LEFT, LEGEND, &format!("font-size=\"12\" fill=\"{ALARM}\""), &note);
         }
         svg += &plot.axes();
         if train.is_empty() && eval.is_empty() {
@@ -90,7 +84,7 @@ impl Curve {
         svg += &plot.line(&eval, EVAL, "stroke-width=\"1.5\" stroke-dasharray=\"5 4\"");
         svg += &plot.dots(&eval, EVAL);
         svg += &legend(&[(name, TRAIN, shown.last()), ("eval", EVAL, eval.last())]);
-        svg + "</svg>\n"
+        Page { width: WIDTH, height: HEIGHT, font_size: 14.0, background: WHITE, title: &self.title }.markup(&svg)
     }
 }
 
@@ -173,8 +167,8 @@ fn smoothed(points: &[Point]) -> Option<Vec<Point>> {
 
 /// Where values lie on the picture.
 struct Plot {
-    x: (f64, f64),
-    y: (f64, f64),
+    x: Scale,
+    y: Scale,
 }
 
 impl Plot {
@@ -183,34 +177,40 @@ impl Plot {
         let widen = |range: (f64, f64), value: f64| (range.0.min(value), range.1.max(value));
         let (x, y) = points.fold(nothing, |(x, y), point| (widen(x, point.x), widen(y, point.y)));
         if x.0 > x.1 {
-            return Plot { x: (0.0, 1.0), y: (0.0, 1.0) };
+            return Plot::over((0.0, 1.0), (0.0, 1.0));
         }
         let margin = if y.1 > y.0 { 0.05 * (y.1 - y.0) } else { 0.05 * y.0.abs().max(1.0) };
-        Plot { x: (0.0, x.1.max(1.0)), y: (y.0 - margin, y.1 + margin) }
+        Plot::over((0.0, x.1.max(1.0)), (y.0 - margin, y.1 + margin))
+    }
+
+    fn over(x: (f64, f64), y: (f64, f64)) -> Plot {
+        Plot { x: Scale { values: x, pixels: (LEFT, RIGHT) }, y: Scale { values: y, pixels: (BOTTOM, TOP) } }
     }
 
     fn place(&self, point: Point) -> (f64, f64) {
-        let share = |value: f64, (low, high): (f64, f64)| (value - low) / (high - low);
-        (LEFT + share(point.x, self.x) * (RIGHT - LEFT), BOTTOM - share(point.y, self.y) * (BOTTOM - TOP))
+        (self.x.place(point.x), self.y.place(point.y))
     }
 
     fn axes(&self) -> String {
         let mut svg = String::new();
-        let (steps, losses) = (Ticks::between(self.x.0, self.x.1, 8), Ticks::between(self.y.0, self.y.1, 6));
+        let faint = |anchor: &str| format!("text-anchor=\"{anchor}\" fill=\"{FAINT_INK}\"");
+        let losses = self.y.ticks(6);
         for &value in &losses.values {
-            let (_, y) = self.place(Point { x: 0.0, y: value });
-            let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#e4e4e4\"/>");
-            svg += &text(LEFT - 8.0, y + 5.0, "text-anchor=\"end\"", &losses.label(value));
+            let y = self.y.place(value);
+            let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"{GRID}\"/>");
+            svg += &text(LEFT - 8.0, y + 5.0, &faint("end"), &losses.label(value));
         }
+        let steps = self.x.ticks(8);
         for &value in &steps.values {
-            let (x, _) = self.place(Point { x: value, y: 0.0 });
-            let _ = writeln!(svg, "<path d=\"M{x:.1} {BOTTOM}v5\" stroke=\"#888\"/>");
-            svg += &text(x, BOTTOM + 22.0, "text-anchor=\"middle\"", &steps.label(value));
+            let x = self.x.place(value);
+            let _ = writeln!(svg, "<path d=\"M{x:.1} {BOTTOM}v5\" stroke=\"{AXIS}\"/>");
+            svg += &text(x, BOTTOM + 22.0, &faint("middle"), &steps.label(value));
         }
-        let _ = writeln!(svg, "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}\" fill=\"none\" stroke=\"#888\"/>");
+        let _ = writeln!(svg, "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}\" fill=\"none\" stroke=\"{AXIS}\"/>");
         let middle = (TOP + BOTTOM) / 2.0;
-        svg += &text((LEFT + RIGHT) / 2.0, HEIGHT - 12.0, "text-anchor=\"middle\"", "step");
-        svg + &text(18.0, middle, &format!("text-anchor=\"middle\" transform=\"rotate(-90 18 {middle})\""), "loss")
+        let turned = format!("{} transform=\"rotate(-90 18 {middle})\"", faint("middle"));
+        svg += &text((LEFT + RIGHT) / 2.0, HEIGHT - 12.0, &faint("middle"), "step");
+        svg + &text(18.0, middle, &turned, "loss")
     }
 
     fn line(&self, points: &[Point], color: &str, style: &str) -> String {
@@ -231,28 +231,6 @@ impl Plot {
             format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{color}\"/>\n")
         };
         points.iter().map(dot).collect()
-    }
-}
-
-fn text(x: f64, y: f64, style: &str, words: &str) -> String {
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{}</text>\n", escaped(words))
-}
-
-fn escaped(words: &str) -> String {
-    let escape = |c: char| match c {
-        '<' => "&lt;".to_owned(),
-        '>' => "&gt;".to_owned(),
-        '&' => "&amp;".to_owned(),
-        c if c.is_control() => " ".to_owned(),
-        c => c.to_string(),
-    };
-    words.chars().map(escape).collect()
-}
-
-fn shortened(words: &str, longest: usize) -> String {
-    match words.char_indices().nth(longest) {
-        Some((end, _)) => format!("{}…", &words[..end]),
-        None => words.to_owned(),
     }
 }
 

@@ -2,16 +2,31 @@
 
 use std::io::{self, Write};
 
-use evenkeel_balance::{Class, Observation};
+use crate::{EvalMetrics, StepMetrics};
 
-use super::{EvalMetrics, StepMetrics};
-use crate::RankReport;
+/// What one rank did in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankMetrics {
+    /// Of all classes of work.
+    pub compute_s: f64,
+    /// By the names of classes of work.
+    pub by_class_s: Vec<(&'static str, f64)>,
+    pub late_s: f64,
+    pub wait_s: f64,
+    /// The share of its products that it left out.
+    pub left_out: f64,
+    pub migrated_bytes: u64,
+    pub migration_s: f64,
+    /// What it worked on: groups of heads and FFN columns.
+    pub head_groups: f64,
+    pub columns: usize,
+}
 
 /// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values
 /// are all of one kind.
 ///
 /// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
-pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankReport]) -> io::Result<()> {
+pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankMetrics]) -> io::Result<()> {
     let some = |count: u64| (count > 0).then(|| count.to_string());
     let fields = [
         ("step", Some(metrics.step.to_string())),
@@ -25,8 +40,8 @@ pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: 
         ("memory_bytes", Some(metrics.memory_bytes.to_string())),
         ("elapsed_s", Some(number(metrics.elapsed.as_secs_f64()))),
         ("skipped", Some(metrics.skipped.to_string())),
-        ("records_skipped", some(metrics.counts.skipped)),
-        ("records_truncated", some(metrics.counts.truncated)),
+        ("records_skipped", some(metrics.records_skipped)),
+        ("records_truncated", some(metrics.records_truncated)),
         ("ranks", (!watched.is_empty()).then(|| ranks(watched))),
     ];
     write_object(out, &fields)
@@ -44,20 +59,18 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
 }
 
 /// What each rank computed, all in all and by class, and waited for, and what it worked on: enough to replay what was decided.
-fn ranks(ranks: &[RankReport]) -> String {
-    let rank = |rank: &RankReport| {
-        let Observation { late_s, wait_s, gamma, migrated_bytes, migration_s, .. } = rank.observed;
-        let classes = Class::ALL.iter().filter(|&&class| rank.observed.of(class) > 0.0);
+fn ranks(ranks: &[RankMetrics]) -> String {
+    let rank = |rank: &RankMetrics| {
         let classes: Vec<String> =
-            classes.map(|&class| format!("\"{}\":{}", class.name(), number(rank.observed.of(class)))).collect();
+            rank.by_class_s.iter().map(|(class, seconds)| format!("\"{class}\":{}", number(*seconds))).collect();
         let fields = [
-            ("compute_s", number(rank.observed.total_s())),
+            ("compute_s", number(rank.compute_s)),
             ("by_class_s", format!("{{{}}}", classes.join(","))),
-            ("late_s", number(late_s)),
-            ("wait_s", number(wait_s)),
-            ("left_out", number(gamma)),
-            ("migrated_bytes", migrated_bytes.to_string()),
-            ("migration_s", number(migration_s)),
+            ("late_s", number(rank.late_s)),
+            ("wait_s", number(rank.wait_s)),
+            ("left_out", number(rank.left_out)),
+            ("migrated_bytes", rank.migrated_bytes.to_string()),
+            ("migration_s", number(rank.migration_s)),
             ("head_groups", number(rank.head_groups)),
             ("columns", rank.columns.to_string()),
         ];
@@ -85,9 +98,8 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reads, example};
     use super::*;
-    use evenkeel_data::Counts;
+    use crate::{Reads, example};
 
     fn written(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
         let mut out = Vec::new();
@@ -98,8 +110,14 @@ mod tests {
     #[test]
     fn a_step_is_one_line_of_json() {
         let broken = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..example() };
-        let counts = Counts { skipped: 3, truncated: 7, ..Counts::default() };
-        let bare = StepMetrics { peak_share: None, lr: 1e-9, loss: f64::NEG_INFINITY, counts, ..example() };
+        let bare = StepMetrics {
+            peak_share: None,
+            lr: 1e-9,
+            loss: f64::NEG_INFINITY,
+            records_skipped: 3,
+            records_truncated: 7,
+            ..example()
+        };
         let cases = [
             (
                 example(),

@@ -3,9 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::progress::value;
-use super::{EvalMetrics, StepMetrics, text};
-use evenkeel_data::Counts;
+use crate::progress::value;
+use crate::{EvalMetrics, StepMetrics, text};
 
 /// Collects over a run what is said at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -81,7 +80,7 @@ impl Summary {
         rows.push(("steps", format!("{steps}{skipped}")));
         rows.push((last.reads.unit(), and_part(text::count(last.tokens), text::count(self.tokens))));
         rows.push(("time", and_part(text::duration(last.elapsed), text::duration(self.duration))));
-        rows.extend(records(&last.counts).map(|records| ("records", records)));
+        rows.extend(records(last).map(|records| ("records", records)));
         let loss = format!("{} → {}", value(first.loss, 4), value(last.loss, 4));
         rows.push(("loss", format!("{loss}{}", since.unwrap_or_default())));
         if let Some(eval) = &self.last_eval {
@@ -106,8 +105,9 @@ impl Summary {
 }
 
 /// Those that were not read as they are; none where all were.
-fn records(counts: &Counts) -> Option<String> {
-    let told = [(counts.skipped, "bad ones skipped"), (counts.truncated, "cut at the length of a sequence")];
+fn records(metrics: &StepMetrics) -> Option<String> {
+    let told =
+        [(metrics.records_skipped, "bad ones skipped"), (metrics.records_truncated, "cut at the length of a sequence")];
     let told: Vec<String> =
         told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
     (!told.is_empty()).then(|| told.join(", "))
@@ -115,8 +115,8 @@ fn records(counts: &Counts) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reads, example};
     use super::*;
+    use crate::{Reads, example};
 
     fn written(summary: &Summary, ended: &str, files: &[(&str, String)]) -> String {
         let mut out = Vec::new();
@@ -137,7 +137,8 @@ mod tests {
                 peak_share: Some(0.1 * step as f64),
                 memory_bytes: (6 - step) << 20,
                 skipped: step == 3,
-                counts: Counts { skipped: step / 5, truncated: 2 * step, ..Counts::default() },
+                records_skipped: step / 5,
+                records_truncated: 2 * step,
                 ..example()
             });
         }

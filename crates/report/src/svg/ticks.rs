@@ -11,18 +11,14 @@ pub struct Ticks {
 impl Ticks {
     /// About `wanted` multiples of 1, 2 or 5 times a power of ten, all between `low` and `high`.
     pub fn between(low: f64, high: f64, wanted: usize) -> Ticks {
-        let rough = (high - low) / wanted.max(1) as f64;
-        if !(rough.is_finite() && rough > 0.0) {
+        let Some((step, decimals)) = round_step((high - low) / wanted.max(1) as f64) else {
             return Ticks { values: vec![low], decimals: 2 };
-        }
-        let power = 10f64.powf(rough.log10().floor());
-        let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= rough).unwrap_or(10.0);
-        let step = round * power;
+        };
         // Half a thousandth of a step forgives what rounding does to the ends.
         let (first, last) = ((low / step - 5e-4).ceil(), (high / step + 5e-4).floor());
         let count = ((last - first).max(0.0) as usize).min(2 * wanted) + 1;
         let values = (0..count).map(|index| (first + index as f64) * step).collect();
-        Ticks { values, decimals: (-step.log10().floor()).clamp(0.0, 12.0) as usize }
+        Ticks { values, decimals }
     }
 
     pub fn label(&self, value: f64) -> String {
@@ -38,6 +34,18 @@ impl Ticks {
         }
         format!("{}{unit}", value / scale)
     }
+}
+
+/// The least of 1, 2 and 5 times a power of ten that is not less than `least`, and the decimals it needs.
+pub fn round_step(least: f64) -> Option<(f64, usize)> {
+    if !(least.is_finite() && least > 0.0) {
+        return None;
+    }
+    let exponent = least.log10().floor();
+    let candidates = [(1.0, exponent), (2.0, exponent), (5.0, exponent), (1.0, exponent + 1.0)];
+    let steps =
+        candidates.map(|(factor, exponent)| (factor * 10f64.powf(exponent), (-exponent).clamp(0.0, 12.0) as usize));
+    steps.into_iter().find(|&(step, _)| step >= least)
 }
 
 #[cfg(test)]
@@ -61,6 +69,31 @@ mod tests {
             let ticks = Ticks::between(low, high, 5);
             let labels: Vec<String> = ticks.values.iter().map(|&value| ticks.label(value)).collect();
             assert_eq!(labels, expected, "{low} to {high}");
+        }
+    }
+
+    #[test]
+    fn steps_are_round() {
+        let cases = [
+            (0.11, Some((0.2, 1))),
+            (0.5, Some((0.5, 1))),
+            (0.7, Some((1.0, 0))),
+            (1.0, Some((1.0, 0))),
+            (3.4, Some((5.0, 0))),
+            (81.0, Some((100.0, 0))),
+            (0.0021, Some((0.005, 3))),
+            (0.0, None),
+            (-1.0, None),
+            (f64::NAN, None),
+            (f64::INFINITY, None),
+        ];
+        for (least, expected) in cases {
+            let found = round_step(least);
+            let is_same = match (found, expected) {
+                (Some((a, a_decimals)), Some((b, b_decimals))) => (a - b).abs() < 1e-9 * b && a_decimals == b_decimals,
+                (found, expected) => found == expected,
+            };
+            assert!(is_same, "{least}: {found:?}, expected {expected:?}");
         }
     }
 
