@@ -40,8 +40,9 @@ fn take_last(rows_with: &mut BTreeMap<usize, Vec<usize>>, free: usize) -> usize 
 
 #[cfg(test)]
 mod tests {
+    use evenkeel_random::Random;
+
     use super::*;
-    use crate::random::Random;
 
     #[test]
     fn every_piece_is_in_one_row_that_holds_it() {

@@ -5,7 +5,8 @@
 
 use std::fmt::Write;
 
-use crate::random::Random;
+use evenkeel_random::Random;
+
 use crate::source::{Record, Source};
 
 const CHUNK_RECORDS: usize = 1024;

@@ -195,12 +195,7 @@ fn left_out(skipped: u64, truncated: u64) -> String {
 
 /// Text from data made safe to print.
 pub(crate) fn printable(text: &str) -> String {
-    const CHARS: usize = 200;
-    let mut shown: String = text.chars().take(CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if text.chars().nth(CHARS).is_some() {
-        shown.push('…');
-    }
-    shown
+    evenkeel_store::shortened(text, 200)
 }
 
 fn list(names: &[String]) -> String {

@@ -2,10 +2,11 @@
 //!
 //! Shapes: a picture from a source is u8 [height, width, 3]; what a model reads is f32 [channels, size, size].
 
+use evenkeel_random::Random;
+
 use crate::error::Error;
 use crate::order::Cursor;
 use crate::pipeline::{Assemble, At, Decode, Emit, Stop};
-use crate::random::Random;
 use crate::source::Record;
 
 /// What the key is for, so that no other use shares its random numbers.

@@ -24,7 +24,6 @@ mod order;
 mod packing;
 mod pipeline;
 mod python;
-mod random;
 mod source;
 mod template;
 mod tokenizer;

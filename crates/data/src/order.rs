@@ -5,10 +5,10 @@
 
 use std::fmt;
 
+use evenkeel_random::{Random, hash, permuted};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Place};
-use crate::random::{Random, hash, permuted};
 
 /// Chunks whose records are shuffled together.
 pub const WINDOW_CHUNKS: usize = 8;

@@ -487,9 +487,5 @@ impl Keys<'_> {
 
 /// The beginning of a text from a file, for use in a message.
 pub(crate) fn shorten(text: &str) -> String {
-    let mut short: String = text.chars().filter(|c| !c.is_control()).take(80).collect();
-    if short.len() < text.len() {
-        short.push('…');
-    }
-    short
+    evenkeel_store::shortened(text, 80)
 }

@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use evenkeel_random::mixed;
+
 /// How a token is drawn: the logits are divided by the temperature, all but the `top_k` largest are dropped, then all
 /// but the fewest whose probabilities reach `top_p` together.
 ///
@@ -113,14 +115,6 @@ fn draw(candidates: &[Candidate], uniform: f64) -> u32 {
 
 /// In 0..1, with 53 bits.
 fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
-    let word = [sequence, position].into_iter().fold(mix(seed), |word, counter| mix(word ^ mix(counter)));
+    let word = [sequence, position].into_iter().fold(mixed(seed), |word, counter| mixed(word ^ mixed(counter)));
     (word >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// A bijection of 64-bit numbers that leaves no trace of their order; zero has no special place.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

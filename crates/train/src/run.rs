@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::Observation;
+use evenkeel_data::Counts;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
@@ -11,7 +12,6 @@ use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;
 use crate::trainer::{Evaluation, StepOutcome};
-use evenkeel_data::Counts;
 
 /// Where micro-batches come from.
 pub trait Feed {
