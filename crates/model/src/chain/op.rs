@@ -8,11 +8,11 @@ use evenkeel_device::kernel::{
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
-use crate::batch::Batch;
-use crate::body::{Context, Slot, Slots};
-use crate::dropout::{Dropout, dropped};
-use crate::norm::{self, NormSpec};
-use crate::on_rows::OnRows;
+use crate::chain::batch::Batch;
+use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::dropout::{Dropout, dropped};
+use crate::chain::norm::{self, NormSpec};
+use crate::chain::on_rows::OnRows;
 use crate::parameters::{Gradients, ParamId};
 
 #[derive(Clone, Debug)]

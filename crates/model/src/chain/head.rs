@@ -8,10 +8,10 @@ use std::ops::Range;
 use evenkeel_device::kernel::{ColumnSum, LossBackward, LossMerge, LossStats, Order, Product};
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::batch::Batch;
-use crate::body::Context;
-use crate::entry::Entry;
-use crate::op::add_weight_gradient;
+use crate::chain::batch::Batch;
+use crate::chain::body::Context;
+use crate::chain::entry::Entry;
+use crate::chain::op::add_weight_gradient;
 use crate::parameters::{Gradients, ParamId};
 
 /// The last unit.

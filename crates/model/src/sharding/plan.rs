@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::build::Model;
+use crate::chain::build::Model;
+use crate::config::family::{Mlp, Qkv};
 use crate::config::shorten;
 use crate::error::Error;
-use crate::family::{Mlp, Qkv};
-use crate::shard::Part;
+use crate::sharding::shard::Part;
 
 /// Patterns of layer names, each with how such layers are cut. The first that matches counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,14 +1,17 @@
 //! A model's parameters on a device: f32 masters, copies in the compute dtype, and gradients.
 
+pub(crate) mod bucket;
+pub(crate) mod load;
+
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::bucket::Bucket;
-use crate::build::Model;
-use crate::layout::{Region, Sharing, Slice};
+use crate::chain::build::Model;
+use crate::parameters::bucket::Bucket;
+use crate::sharding::layout::{Region, Sharing, Slice};
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use evenkeel_device::kernel::Fill;
 
-use crate::batch::Batch;
-use crate::body::{Context, Slot, Slots};
-use crate::op::Op;
+use crate::chain::batch::Batch;
+use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::op::Op;
 use crate::parameters::Gradients;
-use crate::strip::Strip;
+use crate::sharding::strip::Strip;
 
 /// Operations that read and write only those rows of a body's slots that a strip has.
 #[derive(Clone, Debug)]

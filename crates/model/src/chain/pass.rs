@@ -3,10 +3,10 @@
 use evenkeel_device::kernel::{Embed, STATS_PER_TOKEN};
 use evenkeel_device::{DType, Tensor};
 
-use crate::body::{BodyState, Context};
-use crate::build::{Model, Unit};
-use crate::entry::EntryState;
-use crate::head::{Head, LossOptions};
+use crate::chain::body::{BodyState, Context};
+use crate::chain::build::{Model, Unit};
+use crate::chain::entry::EntryState;
+use crate::chain::head::{Head, LossOptions};
 use crate::parameters::Gradients;
 
 /// The stream and the last unit's output, on the way from unit to unit.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use evenkeel_device::kernel::Segments;
 
-use crate::shard::{SHARES, Shard};
+use crate::sharding::shard::{SHARES, Shard};
 
 /// Some groups of heads for some of a batch's samples.
 #[derive(Clone, Debug, PartialEq, Eq)]

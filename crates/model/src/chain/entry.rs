@@ -6,9 +6,9 @@
 use evenkeel_device::kernel::Add;
 use evenkeel_device::{Queue, Tensor};
 
-use crate::body::Context;
-use crate::dropout::{Dropout, dropped};
-use crate::norm::{Input, NormSpec};
+use crate::chain::body::Context;
+use crate::chain::dropout::{Dropout, dropped};
+use crate::chain::norm::{Input, NormSpec};
 use crate::parameters::{Gradients, ParamId};
 
 /// `stream = drop(x + drop(post(p)))`, then one norm of the stream for each input of the unit's body.

@@ -6,15 +6,15 @@
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{Queue, Tensor};
 
-use crate::batch::Batch;
-use crate::body::Context;
-use crate::build::Model;
-use crate::cache::Cache;
+use crate::chain::batch::Batch;
+use crate::chain::body::Context;
+use crate::chain::build::Model;
+use crate::chain::pass;
+use crate::chain::rotary::RotaryTables;
 use crate::config::Input;
+use crate::generation::cache::Cache;
+use crate::generation::sampling::{Sampling, SamplingError};
 use crate::parameters::Parameters;
-use crate::pass;
-use crate::rotary::RotaryTables;
-use crate::sampling::{Sampling, SamplingError};
 
 /// More tokens than any model was trained on; positions also fit a u32 with room to spare.
 const LARGEST_CACHE: usize = 1 << 28;

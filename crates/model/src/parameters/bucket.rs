@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use evenkeel_device::Tensor;
 
-use crate::build::Model;
-use crate::layout::{Sharing, even_bounds};
+use crate::chain::build::Model;
 use crate::parameters::{ParamId, ParamSpec};
+use crate::sharding::layout::{Sharing, even_bounds};
 
 /// Parameters begin and splits lie at multiples of this many elements: a cache line of bf16.
 pub const GRAIN: usize = 32;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::cache::Cache;
+use crate::chain::dropout::Noise;
 use crate::config::{Config, Input};
-use crate::dropout::Noise;
+use crate::generation::cache::Cache;
 
 /// A batch on a device. All its sequences lie one after another: T tokens, cut by `segments`.
 pub struct Batch {

@@ -6,10 +6,10 @@ use std::ops::Range;
 use evenkeel_device::kernel::frozen_words;
 use evenkeel_device::{Queue, Tensor};
 
-use crate::build::Model;
-use crate::intake::Intake;
-use crate::layout::Region;
+use crate::chain::build::Model;
+use crate::lossy::intake::Intake;
 use crate::parameters::ParamId;
+use crate::sharding::layout::Region;
 
 /// A bit for each element, of the matrices that have any frozen ones.
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::{Cut, SHARES, Widths};
+    use crate::sharding::shard::{Cut, SHARES, Widths};
 
     fn cut(model_type: &str, heads: [usize; 2], ffn: [usize; 2]) -> Vec<Model> {
         let config = match model_type {

@@ -6,11 +6,11 @@
 
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::batch::Batch;
-use crate::op::Op;
+use crate::chain::batch::Batch;
+use crate::chain::op::Op;
+use crate::chain::rotary::RotaryTables;
+use crate::lossy::resize::{Resized, Resizing};
 use crate::parameters::{Gradients, ParamId, Parameters};
-use crate::resize::{Resized, Resizing};
-use crate::rotary::RotaryTables;
 
 /// What operations need besides their slots.
 #[derive(Clone, Copy)]

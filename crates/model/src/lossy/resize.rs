@@ -12,11 +12,11 @@ use std::collections::HashMap;
 use evenkeel_device::kernel::{Add, Copy, Fill, Order, Product, ScatterColumns};
 use evenkeel_device::{DType, Queue, Tensor};
 
-use crate::body::{Context, Slot, Slots};
-use crate::build::Model;
-use crate::intake::Intake;
+use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::build::Model;
+use crate::lossy::intake::Intake;
+use crate::lossy::selected::{column_means, gather, gathered, row_means, scatter};
 use crate::parameters::{Gradients, ParamId};
-use crate::selected::{column_means, gather, gathered, row_means, scatter};
 
 /// What stands for gradients that are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

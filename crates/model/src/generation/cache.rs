@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
-use crate::build::Model;
-use crate::op::Op;
+use crate::chain::build::Model;
+use crate::chain::op::Op;
 
 /// Room for B sequences of `capacity` tokens. Clones share the memory and keep their own lengths.
 #[derive(Clone)]

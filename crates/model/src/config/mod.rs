@@ -1,13 +1,16 @@
 //! config.json, read into one form for every architecture. Every number is bounded here, before anything is sized by it.
 
+pub(crate) mod family;
+pub(crate) mod known_keys;
+
 use evenkeel_device::kernel::{Activation, NormKind};
 use serde_json::Value;
 
-use crate::dropout::Dropouts;
+use crate::chain::dropout::Dropouts;
+use crate::chain::rotary::{Rotary, Scaling};
+use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
+use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::error::Error;
-use crate::family::{Choice, FAMILIES, Family, Positions, Window};
-use crate::known_keys::{refuse_unknown, refuse_unknown_rotary};
-use crate::rotary::{Rotary, Scaling};
 
 /// No real model comes near these; a file that does is broken or hostile.
 const LARGEST_SIZE: u64 = 1 << 24;

@@ -7,10 +7,10 @@ use std::path::Path;
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::Folder;
 
-use crate::build::Model;
+use crate::chain::build::Model;
 use crate::error::Error;
-use crate::layout::Piece;
 use crate::parameters::{ParamSpec, Parameters, Split};
+use crate::sharding::layout::Piece;
 
 /// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
 /// else of it is read.

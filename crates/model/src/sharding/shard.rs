@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Input};
 use crate::error::Error;
-use crate::strip::groups_of;
+use crate::sharding::strip::groups_of;
 
 /// How a model is to be cut.
 #[derive(Clone, Debug, Default, PartialEq)]

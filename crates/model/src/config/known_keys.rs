@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::config::family::{Choice, Family, Positions, Window};
 use crate::config::{DROPOUT, shorten};
 use crate::error::Error;
-use crate::family::{Choice, Family, Positions, Window};
 
 /// Read for every architecture.
 const COMMON: [&str; 7] = [

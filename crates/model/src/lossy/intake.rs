@@ -1,10 +1,10 @@
 //! Which linear layers can compute with some of their input columns, and which of them read the same values.
 
-use crate::body::Slot;
-use crate::build::{Model, Unit, UnitKind};
-use crate::layout::Sharing;
-use crate::op::{Linear, Op};
+use crate::chain::body::Slot;
+use crate::chain::build::{Model, Unit, UnitKind};
+use crate::chain::op::{Linear, Op};
 use crate::parameters::ParamId;
+use crate::sharding::layout::Sharing;
 
 /// What some linear layers of a unit read: queries, keys and values the same, and so do gate and up.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,19 +6,19 @@ use std::ops::Range;
 
 use evenkeel_device::DeviceKind;
 
-use crate::body::{Body, Slot};
-use crate::bucket::{Bucket, buckets};
+use crate::chain::body::{Body, Slot};
+use crate::chain::dropout::{Dropout, Site};
+use crate::chain::entry::Entry;
+use crate::chain::head::Head;
+use crate::chain::norm::NormSpec;
+use crate::chain::op::{Index, Linear, LinearPart, Lookup, Op};
+use crate::config::family::{Mlp, Names, Positions, Qkv};
 use crate::config::{Config, Input, Layer};
-use crate::dropout::{Dropout, Site};
-use crate::entry::Entry;
 use crate::error::Error;
-use crate::family::{Mlp, Names, Positions, Qkv};
-use crate::head::Head;
-use crate::layout::{Ranges, Sharing, Slice, as_matrix};
-use crate::norm::NormSpec;
-use crate::op::{Index, Linear, LinearPart, Lookup, Op};
+use crate::parameters::bucket::{Bucket, buckets};
 use crate::parameters::{Init, ParamId, ParamSpec};
-use crate::shard::{Cut, Part, Shard};
+use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
+use crate::sharding::shard::{Cut, Part, Shard};
 
 /// A network, or one shard of it: its parameters and its chain of units.
 #[derive(Clone, Debug)]

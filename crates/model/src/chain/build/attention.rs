@@ -6,16 +6,16 @@ use std::ops::Range;
 use evenkeel_device::kernel::Mask;
 
 use super::{BodyBuilder, Builder, LinearCut, LinearSpec, LinearWeights, sharing};
-use crate::body::Slot;
+use crate::chain::body::Slot;
+use crate::chain::dropout::{Dropout, Site};
+use crate::chain::norm::NormSpec;
+use crate::chain::on_rows::OnRows;
+use crate::chain::op::{Attention, HeadSlot, Linear, LinearPart, Op};
+use crate::config::family::Qkv;
 use crate::config::{Config, Layer};
-use crate::dropout::{Dropout, Site};
-use crate::family::Qkv;
-use crate::layout::{Ranges, Sharing};
-use crate::norm::NormSpec;
-use crate::on_rows::OnRows;
-use crate::op::{Attention, HeadSlot, Linear, LinearPart, Op};
-use crate::shard::Shard;
-use crate::strip::Strip;
+use crate::sharding::layout::{Ranges, Sharing};
+use crate::sharding::shard::Shard;
+use crate::sharding::strip::Strip;
 
 /// What a layer's attention computes with.
 struct AttentionWeights {

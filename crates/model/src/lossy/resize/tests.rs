@@ -10,9 +10,9 @@ use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
 use evenkeel_store::Folder;
 
 use super::{Imputation, Resizing};
-use crate::body::{Body, Context, Slot, Slots};
-use crate::intake::Intake;
-use crate::op::Op;
+use crate::chain::body::{Body, Context, Slot, Slots};
+use crate::chain::op::Op;
+use crate::lossy::intake::Intake;
 use crate::{Batch, Cut, Gradients, Images, Input, Model, ParamId, Parameters, RotaryTables, Split};
 
 const GAMMA: f64 = 0.4;

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use evenkeel_device::DType;
 
-use crate::build::Model;
-use crate::layout::{Region, Slice};
+use crate::chain::build::Model;
 use crate::parameters::ParamId;
+use crate::sharding::layout::{Region, Slice};
 
 /// What one shard borrows and lends: by unit, in the order of the chain, the parameters that some shard computes with and
 /// does not keep.
@@ -137,7 +137,7 @@ fn check(home: &[Model], work: &[Model]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::{Cut, SHARES, Widths};
+    use crate::sharding::shard::{Cut, SHARES, Widths};
 
     fn rows(bounds: &[usize], cols: usize) -> Vec<Slice> {
         bounds.windows(2).map(|pair| Slice::of_rows(pair[0]..pair[1], cols)).collect()

@@ -6,8 +6,8 @@
 use evenkeel_device::kernel::{self, AttentionDropout, Placement, seed_of};
 use evenkeel_device::{Queue, Tensor};
 
-use crate::batch::Batch;
-use crate::body::Context;
+use crate::chain::batch::Batch;
+use crate::chain::body::Context;
 
 /// The shares of numbers that a model's training drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
