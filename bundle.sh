@@ -22,8 +22,7 @@ cargo test --locked --profile "$profile" -p evenkeel $(printf -- '-p evenkeel-%s
         # What never comes near a device only makes it larger.
         case $package/${name%-*} in
             *-device/cuda_sources | *-device/host | *-model/moves | *-model/bad_input) continue ;;
-            *-step/drawing | *-step/simulate | *-step/verify) continue ;;
-            *-train/files | *-train/images | *-train/loader | *-train/records | *-train/template*) continue ;;
+            *-step/simulate | *-step/verify) continue ;;
         esac
         case $package in
             evenkeel) if [ "$name" = evenkeel ]; then strip -o "$folder/bin/evenkeel" "$program"; fi ;;

@@ -2,7 +2,7 @@
 
 A number's place is its site in the model, the row of its token among all tokens, and its column. The generator is
 described in crates/device/src/cpu/random.rs, that of attention's weights in crates/device/src/cpu/attention/dropout.rs,
-the sites in crates/model/src/dropout.rs.
+the sites in crates/model/src/chain/dropout.rs.
 """
 
 import contextlib

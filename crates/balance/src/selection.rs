@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use evenkeel_random::mixed;
 use serde::{Deserialize, Serialize};
 
 /// How the columns to keep are chosen.
@@ -83,14 +84,6 @@ fn highest<T>(numbers: &[T], count: usize, compare: impl Fn(&T, &T) -> Ordering)
     columns.truncate(count);
     columns.sort_unstable();
     columns
-}
-
-/// One round of splitmix64: each bit of the result depends on all of `x`.
-fn mixed(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

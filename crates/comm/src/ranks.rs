@@ -49,6 +49,5 @@ pub fn run_ranks<R: Send>(
 }
 
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
+    evenkeel_device::panic_message(panic).unwrap_or("a panic without a message").to_owned()
 }

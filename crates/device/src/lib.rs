@@ -29,7 +29,7 @@ pub use device::{Device, DeviceKind};
 pub use dry::Counts;
 pub use libraries::libraries_found;
 pub use peer::{MOST_PEERS, PeerWork};
-pub use queue::{Event, Health, KernelTime, Queue, Stamp};
+pub use queue::{Event, Health, KernelTime, Queue, Stamp, panic_message};
 pub use tensor::{DType, Extent, Heads, Tensor, View};
 
 pub use half::bf16;

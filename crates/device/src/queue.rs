@@ -167,9 +167,15 @@ impl Stamp {
     }
 }
 
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+/// What a thread said when it panicked, if it said anything.
+pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> Option<&str> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
+/// The same of a kernel.
+pub(crate) fn kernel_panic(panic: &(dyn std::any::Any + Send)) -> String {
+    panic_message(panic).unwrap_or("a kernel panicked").to_owned()
 }
 
 /// What one kernel took, as the device measured it.

@@ -1,7 +1,6 @@
 //! `evenkeel data CONFIG`: the first samples of a run as the model is given them.
 
-use evenkeel_device::kernel::IGNORE;
-use evenkeel_train::data::{Row, Tokenizer};
+use evenkeel_data::{IGNORE, Row, Tokenizer};
 
 use crate::config::Overrides;
 use crate::train::feed::{Data, Text};

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicBool;
 
 use evenkeel_comm::Communicator;
 use evenkeel_model::{Model, Parameters, ZeroSharding};
+use evenkeel_report::Reads;
 use evenkeel_step::schedule::Arrangement;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::exists;
-use evenkeel_train::report::Reads;
 use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, RUN_CONFIG, Settings};

@@ -94,8 +94,8 @@ impl From<evenkeel_model::Error> for Failure {
     }
 }
 
-impl From<evenkeel_train::data::Error> for Failure {
-    fn from(error: evenkeel_train::data::Error) -> Failure {
+impl From<evenkeel_data::Error> for Failure {
+    fn from(error: evenkeel_data::Error) -> Failure {
         Failure::new(error.is_fault(), error.to_string(), error.hint())
     }
 }
@@ -137,7 +137,7 @@ mod tests {
         ];
         for (defect, is_fault) in cases {
             let error = || Error { file: PathBuf::from("x"), defect: defect() };
-            let of_data = || evenkeel_train::data::Error::from(error());
+            let of_data = || evenkeel_data::Error::from(error());
             let failures: [Failure; 5] = [
                 error().into(),
                 evenkeel_model::Error::from(error()).into(),

@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::{exists, read_json};
-use evenkeel_train::data::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;

@@ -5,6 +5,7 @@ mod config;
 mod data;
 mod device;
 mod doctor;
+mod drawing;
 mod eval;
 mod export;
 mod failure;
@@ -25,7 +26,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use evenkeel_train::report::text;
+use evenkeel_report::text;
 use failure::{EXIT_FAULT, Failure, Mistake, Mistakes, warn};
 
 /// Trains and fine-tunes Hugging Face transformers.

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use evenkeel_step::schedule::Chain;
 use evenkeel_step::simulate::{Costs, simulate};
-use evenkeel_step::trace::svg;
 use evenkeel_step::{Program, listing};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::Samples;
 
 use crate::config::Overrides;
+use crate::drawing::svg;
 use crate::launch::Launch;
 use crate::strategy::strategy;
 use crate::train::arrange_steps;

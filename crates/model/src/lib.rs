@@ -6,62 +6,49 @@
 //! backward written once in `op`. [`pass`] runs the chain plainly on one rank: the reference for every schedule.
 //! [`Generator`] runs it on new tokens of sequences whose keys and values it has cached.
 //!
+//! ```text
+//! config/      config.json in one form for every architecture, and the tables of architectures and keys
+//! chain/       units, their operations with forward and backward, building the chain and running it plainly
+//! parameters/  values and gradients on a device, in buckets; loading them
+//! sharding/    the cut over shards, layouts and moves between them, plans, loans
+//! lossy/       resized layers, which compute with some of their columns
+//! generation/  new tokens from cached sequences
+//! ```
+//!
 //! This crate knows no ranks, no groups and no communication.
 
-mod batch;
-mod body;
-mod bucket;
-mod build;
-mod cache;
+mod chain;
 mod config;
-mod dropout;
-mod entry;
 mod error;
-mod family;
-mod frozen;
-mod generate;
-mod head;
-mod intake;
-mod known_keys;
-mod layout;
-mod load;
-mod loan;
-mod norm;
-mod on_rows;
-mod op;
+mod generation;
+mod lossy;
 mod parameters;
-pub mod pass;
-mod plan;
-mod resize;
-mod rotary;
-mod sampling;
-mod selected;
-mod shard;
-mod strip;
+mod sharding;
 
-pub use batch::{Batch, Images};
-pub use body::{Body, BodyBackward, BodyState, Context};
-pub use bucket::{Bucket, GRAIN, in_grains};
-pub use build::{Model, Unit, UnitKind};
+pub use chain::batch::{Batch, Images};
+pub use chain::body::{Body, BodyBackward, BodyState, Context};
+pub use chain::build::{Model, Unit, UnitKind};
+pub use chain::dropout::{Dropouts, Noise};
+pub use chain::entry::{Entry, EntryState};
+pub use chain::head::{Head, LossOptions};
+pub use chain::pass;
+pub use chain::rotary::RotaryTables;
 pub use config::{Config, Input};
-pub use dropout::{Dropouts, Noise};
-pub use entry::{Entry, EntryState};
 pub use error::Error;
-pub use frozen::{Frozen, LeftOut};
-pub use generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
-pub use head::{Head, LossOptions};
-pub use intake::Intake;
-pub use layout::{
-    Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
-};
-pub use load::fill_slice;
-pub use loan::{Loan, Migration};
+pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
+pub use generation::sampling::{Sampling, SamplingError};
+pub use lossy::frozen::{Frozen, LeftOut};
+pub use lossy::intake::Intake;
+pub use lossy::resize::{Imputation, Resizing};
+pub use parameters::bucket::{Bucket, GRAIN, in_grains};
+pub use parameters::load::fill_slice;
 pub use parameters::{
     Gradients, Init, ParamId, ParamSpec, Parameters, Stretch, ZeroSharding, ZeroStage, own_stretches,
 };
-pub use plan::Plan;
-pub use resize::{Imputation, Resizing};
-pub use rotary::RotaryTables;
-pub use sampling::{Sampling, SamplingError};
-pub use shard::{Cut, Part, SHARES, Shard, Widths};
-pub use strip::Strip;
+pub use sharding::layout::{
+    Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
+};
+pub use sharding::loan::{Loan, Migration};
+pub use sharding::plan::Plan;
+pub use sharding::shard::{Cut, Part, SHARES, Shard, Widths};
+pub use sharding::strip::Strip;

@@ -1,17 +1,12 @@
 //! What ran when, on every rank: recorded or simulated, in the vocabulary of programs.
 
-mod perfetto;
-mod sensible;
-mod svg;
 mod words;
 
 use std::time::Instant;
 
 use evenkeel_device::Stamp;
 
-pub use perfetto::perfetto;
-pub use svg::svg;
-pub(crate) use words::Words;
+pub use words::Words;
 
 use crate::program::{Lane, Micro, Program, Task, UnitIdx, Work};
 

@@ -1,6 +1,7 @@
 //! What `verify` refuses, and that it refuses nothing else.
 
 use evenkeel_model::UnitKind;
+use evenkeel_random::Random;
 use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainLoan, ChainUnit, PartSize, SCHEDULES};
 use evenkeel_step::{
     BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
@@ -85,16 +86,8 @@ fn programs_that_lost_or_repeat_a_part_are_refused() {
     }
 }
 
-/// A generator of random choices.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 33) as usize % limit
-    }
+fn below(random: &mut Random, limit: usize) -> usize {
+    random.below(limit as u64) as usize
 }
 
 fn value(unit: usize, kind: ValueKind) -> Value {
@@ -116,10 +109,10 @@ fn task(
 /// Sound by construction: a random list of exchanges over random groups, which every member goes through in its order; each
 /// sends something computed before it, and its result is read at some time after it.
 fn generated(random: &mut Random) -> Vec<Program> {
-    let ranks = 2 + random.below(4);
-    let groups: Vec<Members> = (0..1 + random.below(4))
+    let ranks = 2 + below(random, 4);
+    let groups: Vec<Members> = (0..1 + below(random, 4))
         .map(|group| {
-            let mut members_of: Vec<usize> = (0..ranks).filter(|_| random.below(3) > 0).collect();
+            let mut members_of: Vec<usize> = (0..ranks).filter(|_| below(random, 3) > 0).collect();
             if members_of.len() < 2 {
                 members_of = vec![0, 1];
             }
@@ -127,13 +120,13 @@ fn generated(random: &mut Random) -> Vec<Program> {
         })
         .collect();
     let mut programs =
-        vec![Program { tasks: Vec::new(), groups: groups.clone(), blocking: random.below(3) == 0 }; ranks];
+        vec![Program { tasks: Vec::new(), groups: groups.clone(), blocking: below(random, 3) == 0 }; ranks];
     let mut unread: Vec<Vec<Value>> = vec![Vec::new(); ranks];
-    for unit in 0..5 + random.below(30) {
-        let group = random.below(groups.len());
+    for unit in 0..5 + below(random, 30) {
+        let group = below(random, groups.len());
         for &rank in &groups[group].ranks {
             let (output, reduced) = (value(unit, ValueKind::Output), value(unit, ValueKind::OutputReduced));
-            let late = unread[rank].len().saturating_sub(random.below(4));
+            let late = unread[rank].len().saturating_sub(below(random, 4));
             let read: Vec<Value> = unread[rank].drain(..late).collect();
             let tasks = &mut programs[rank].tasks;
             tasks.push(task(Work::Forward, unit, read.clone(), vec![output], read, None));
@@ -149,10 +142,10 @@ fn generated(random: &mut Random) -> Vec<Program> {
 
 /// Breaks a program in a way that must be noticed; None where this way does not apply.
 fn broken(mut programs: Vec<Program>, random: &mut Random) -> Option<(String, Vec<Program>)> {
-    let rank = random.below(programs.len());
+    let rank = below(random, programs.len());
     let tasks = &mut programs[rank].tasks;
-    let index = random.below(tasks.len());
-    let what = match random.below(8) {
+    let index = below(random, tasks.len());
+    let what = match below(random, 8) {
         0 => {
             // A rank without exchanges has nothing to miss.
             tasks.remove(index).writes.first()?;
@@ -205,7 +198,7 @@ fn broken(mut programs: Vec<Program>, random: &mut Random) -> Option<(String, Ve
 
 #[test]
 fn generated_programs_pass_and_broken_ones_do_not() {
-    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut random = Random::new(&[0x1234_5678_9abc_def1]);
     let mut seen = 0;
     for round in 0..400 {
         let programs = generated(&mut random);

@@ -25,6 +25,7 @@ mod json;
 mod limits;
 mod regular_file;
 mod safetensors_file;
+mod shortened;
 mod tensor;
 mod text_file;
 mod write;
@@ -38,6 +39,7 @@ pub use dtype::FileDtype;
 pub use error::{Defect, Error};
 pub use folder::Folder;
 pub use safetensors_file::SafeTensorsFile;
+pub use shortened::shortened;
 pub use tensor::RawTensor;
 pub use text_file::{read_bytes, read_json, read_text};
 pub use write::{

@@ -8,7 +8,7 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] evenkeel_store::Error),
     #[error(transparent)]
-    Data(#[from] crate::data::Error),
+    Data(#[from] evenkeel_data::Error),
     #[error(transparent)]
     Generate(#[from] evenkeel_model::GenerateError),
     #[error("the run's progress cannot be written: {0}")]

@@ -1,4 +1,4 @@
-//! Training: data in, better parameters out, and what a person is told meanwhile.
+//! Training: samples in, better parameters out, and reports of each step for whoever shows them.
 //!
 //! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate
 //! opens no files itself (`store` does) and knows no network.
@@ -6,7 +6,6 @@
 mod balance;
 pub mod checkpoint;
 mod cost;
-pub mod data;
 mod error;
 mod export;
 mod foretell;
@@ -17,7 +16,6 @@ mod optimizer;
 mod ranks;
 mod rate;
 mod relocation;
-pub mod report;
 mod resize;
 mod run;
 mod samples;

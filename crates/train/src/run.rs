@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::Observation;
+use evenkeel_data::Counts;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
-use crate::data::Counts;
 use crate::ranks::Ranks;
 use crate::rate::Rate;
 use crate::samples::Samples;

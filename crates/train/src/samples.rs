@@ -8,6 +8,9 @@ use evenkeel_model::{Batch, Images, Input, Model};
 use evenkeel_step::schedule::PartSize;
 use evenkeel_store::Digest;
 
+// The data's labels go to kernels as they are.
+const _: () = assert!(evenkeel_data::IGNORE == IGNORE);
+
 /// The samples of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Samples {

@@ -14,7 +14,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::memory::Memory;
 use super::team::Team;
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, panic_message};
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, kernel_panic};
 use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
@@ -295,7 +295,7 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
                 }
                 let outcome = catch_unwind(AssertUnwindSafe(|| execute(command, &mut team, reports, measured)));
                 if let Err(panic) = outcome {
-                    reports.fail(panic_message(&*panic));
+                    reports.fail(kernel_panic(&*panic));
                 }
             }
         }

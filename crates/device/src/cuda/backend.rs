@@ -19,7 +19,7 @@ use super::replay::Replays;
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::kernel::Kernel;
-use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, panic_message};
+use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, kernel_panic};
 use crate::{PeerWork, View};
 
 /// What stays free beside an arena that takes all it can: working memory of products and attention, compiled kernels.
@@ -122,7 +122,7 @@ impl CudaBackend {
             work(&mut lock(&self.lanes[lane as usize]))
         }));
         outcome.unwrap_or_else(|panic| {
-            self.health.fail(panic_message(&*panic));
+            self.health.fail(kernel_panic(&*panic));
             resume_unwind(Box::new(self.health.failure().unwrap_or_default().to_owned()))
         })
     }
@@ -240,7 +240,7 @@ unsafe extern "C" fn run_host_call(call: *mut c_void) {
         return;
     }
     if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
-        health.fail(panic_message(&*panic));
+        health.fail(kernel_panic(&*panic));
     }
 }
 

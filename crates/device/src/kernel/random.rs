@@ -4,23 +4,7 @@
 use super::{Operation, assert_same_shape};
 use crate::View;
 
-/// 2⁶⁴ over the golden ratio: its multiples lie far apart.
-pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A bijection of 64-bit numbers, in which every bit of a number changes all of the result: two rounds of multiply and
-/// shift.
-#[inline(always)]
-pub(crate) fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A seed of its own for each of several things that are numbered.
-#[inline(always)]
-pub fn seed_of(seed: u64, number: u64) -> u64 {
-    mix(seed.wrapping_add(GOLDEN.wrapping_mul(number.wrapping_add(1))))
-}
+pub use evenkeel_random::seed_of;
 
 /// Where a view's first element lies in the whole matrix.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use evenkeel_device::kernel::{Copy, Kernel, Order, Placement, Product, RandomNormal};
 use evenkeel_device::{DType, Device, DeviceKind, KernelTime, Tensor, Usage};
 
+use super::median;
 use crate::text;
 
 const ROUNDS: usize = 7;
@@ -116,7 +117,7 @@ fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate
             let seconds = launches.time().as_secs_f64();
             // Launches of one product are alike; those of another kernel have many sizes.
             let typical = match row.product {
-                Some(_) => median(&launches.times).as_secs_f64() * launches.count() as f64,
+                Some(_) => median_s(&launches.times) * launches.count() as f64,
                 None => seconds,
             };
             let (flops, bytes) = (launches.flops as f64 / typical / 1e9, launches.bytes as f64 / typical / 1e9);
@@ -145,7 +146,7 @@ fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate
     // Both in medians, so that what a neighbour takes now and then counts on neither side.
     let products = rows.iter().filter(|(row, _)| row.product.is_some());
     let (taken, alone) = products.fold((0.0, 0.0), |(taken, alone), (row, launches)| {
-        let typical = median(&launches.times).as_secs_f64() * launches.count() as f64;
+        let typical = median_s(&launches.times) * launches.count() as f64;
         (taken + typical, alone + launches.flops as f64 / (limits[row] * 1e9))
     });
     let header = ["kernel", "launches", "per step", "of the step", "achieved", "limit", "share"];
@@ -170,10 +171,8 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn median(times: &[Duration]) -> Duration {
-    let mut sorted = times.to_vec();
-    sorted.sort_unstable();
-    sorted[sorted.len() / 2]
+fn median_s(times: &[Duration]) -> f64 {
+    median(times.iter().map(Duration::as_secs_f64))
 }
 
 /// A step's duration and its kernels.
@@ -274,6 +273,6 @@ impl Probe {
 
     /// Operations or bytes per nanosecond.
     fn rate(&self, times: &[Duration]) -> f64 {
-        self.work as f64 / median(times).as_secs_f64() / 1e9
+        self.work as f64 / median_s(times) / 1e9
     }
 }

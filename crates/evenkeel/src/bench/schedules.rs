@@ -8,7 +8,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
-use evenkeel_step::trace::{Shares, Span, Timeline, perfetto, svg};
+use evenkeel_step::trace::{Shares, Span, Timeline};
 use evenkeel_step::{Devices, Lane, Program, Strategy, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, costs, preferred};
@@ -16,6 +16,7 @@ use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, cost
 use super::llama::Llama;
 use super::{between, median};
 use crate::device::Kind;
+use crate::drawing::{perfetto, svg};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::strategy::{on_gpus, zero_stage};

@@ -418,10 +418,5 @@ pub(super) fn show(value: &Value) -> String {
 
 /// The beginning of a text, without control characters.
 pub(super) fn printable(text: &str) -> String {
-    const SHOWN: usize = 80;
-    let mut short: String = text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if text.chars().nth(SHOWN).is_some() {
-        short.push('…');
-    }
-    short
+    evenkeel_store::shortened(text, 80)
 }

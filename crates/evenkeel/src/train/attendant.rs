@@ -4,12 +4,13 @@ use std::io::Stderr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use evenkeel_balance::{Class, Observation};
+use evenkeel_report::{
+    Curve, EvalMetrics, EventWriter, ProgressLine, RankMetrics, Reads, StepMetrics, Summary, event_file_name,
+    events_until, write_eval_metrics, write_step_metrics,
+};
 use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
 use evenkeel_train::checkpoint::Saver;
-use evenkeel_train::report::{
-    Curve, EvalMetrics, EventWriter, ProgressLine, StepMetrics, Summary, event_file_name, events_until,
-    write_eval_metrics, write_step_metrics,
-};
 use evenkeel_train::{Attendant, Balanced, Error, Evaluation, Progress, RankReport, Ranks, StepReport};
 use serde_json::Value;
 
@@ -117,7 +118,7 @@ impl Records {
         Ok(Records { metrics, events, curve, drawing: folder.curve(), pace: Pace::default() })
     }
 
-    fn step(&mut self, metrics: &StepMetrics, ranks: &[RankReport]) -> Result<(), Error> {
+    fn step(&mut self, metrics: &StepMetrics, ranks: &[RankMetrics]) -> Result<(), Error> {
         self.curve.add(metrics.step, metrics.loss);
         write_step_metrics(&mut self.metrics, metrics, ranks).map_err(|error| self.metrics.failure(error))?;
         self.metrics.publish()?;
@@ -164,6 +165,47 @@ fn cut_events(path: &Path, step: u64) -> Result<(), Error> {
 fn open_events(folder: &RunFolder) -> Result<EventWriter<LogFile>, Error> {
     let name = event_file_name(now_s() as u64, std::process::id());
     EventWriter::new(LogFile::create(folder.file(&name))?, now_s()).map_err(event_failure)
+}
+
+/// `peak_share` and `memory_bytes` are not in the report: the loop knows no machine.
+fn step_metrics(report: &StepReport, reads: Reads, peak_share: Option<f64>, memory_bytes: u64) -> StepMetrics {
+    let seconds = report.duration.as_secs_f64().max(1e-9);
+    StepMetrics {
+        reads,
+        step: report.step,
+        epoch: report.epoch,
+        loss: report.outcome.loss,
+        lr: report.lr,
+        grad_norm: report.outcome.grad_norm,
+        tokens: report.tokens,
+        step_tokens: report.outcome.tokens as u64,
+        step_duration: report.duration,
+        tokens_per_s: report.outcome.tokens as f64 / seconds,
+        peak_share,
+        memory_bytes,
+        elapsed: report.elapsed,
+        share: report.share,
+        skipped: !report.outcome.updated,
+        records_skipped: report.counts.skipped,
+        records_truncated: report.counts.truncated,
+    }
+}
+
+fn rank_metrics(report: &RankReport) -> RankMetrics {
+    let RankReport { observed, head_groups, columns } = report;
+    let Observation { late_s, wait_s, gamma, migrated_bytes, migration_s, .. } = *observed;
+    let classes = Class::ALL.iter().map(|&class| (class.name(), observed.of(class)));
+    RankMetrics {
+        compute_s: observed.total_s(),
+        by_class_s: classes.filter(|(_, seconds)| *seconds > 0.0).collect(),
+        late_s,
+        wait_s,
+        left_out: gamma,
+        migrated_bytes,
+        migration_s,
+        head_groups: *head_groups,
+        columns: *columns,
+    }
 }
 
 fn event_failure(error: std::io::Error) -> Error {
@@ -251,12 +293,13 @@ impl Attendant for Attending<'_> {
         // A step that beats the peak shows that others used the machine while it was measured.
         self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
         let peak_share = Some(flops_per_s / self.peak_flops_per_s);
-        let metrics = StepMetrics::new(report, self.data.reads(), peak_share, crate::process::peak_bytes());
+        let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
         self.interruption.stepped();
         self.summary.step(&metrics);
-        self.records.step(&metrics, &report.ranks)?;
+        let ranks: Vec<RankMetrics> = report.ranks.iter().map(rank_metrics).collect();
+        self.records.step(&metrics, &ranks)?;
         self.progress.step(&metrics).map_err(Error::Report)?;
-        self.tell_of_truncation(metrics.counts.truncated)?;
+        self.tell_of_truncation(metrics.records_truncated)?;
         self.tell_of_parts(report.step, report.outcome.parts)
     }
 
@@ -265,7 +308,8 @@ impl Attendant for Attending<'_> {
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        let metrics = EvalMetrics::new(evaluation, self.data.reads());
+        let reads = self.data.reads();
+        let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
         self.summary.eval(step, &metrics);
         self.records.eval(step, &metrics)?;
         self.progress.eval(step, &metrics).map_err(Error::Report)

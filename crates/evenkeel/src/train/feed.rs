@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use evenkeel_model::{Input, Model};
-use evenkeel_store::{exists, read_text};
-use evenkeel_train::data::{
+use evenkeel_data::{
     Augment, Clock, Corpus, Counts, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions,
     OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, Part, Row, Source, State, Template, Tokenizer,
     TokenizerConfig, alpaca_template,
 };
-use evenkeel_train::report::Reads;
+use evenkeel_model::{Input, Model};
+use evenkeel_report::Reads;
+use evenkeel_store::{exists, read_text};
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
@@ -249,7 +249,7 @@ impl Data {
             Some(FeedState { place, time_s, data }) => {
                 let differences = self.fingerprint.differences(&data);
                 if !differences.is_empty() {
-                    return Err(evenkeel_train::data::Error::OtherData { differences }.into());
+                    return Err(evenkeel_data::Error::OtherData { differences }.into());
                 }
                 self.clock.set(time_s);
                 Some(place)

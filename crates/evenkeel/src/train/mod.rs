@@ -12,14 +12,14 @@ use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_data::BATCHES_READY;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
+use evenkeel_report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, Saver};
-use evenkeel_train::data::BATCHES_READY;
-use evenkeel_train::report::{ProgressLine, ProgressOptions, Style, Summary};
 use evenkeel_train::{
     Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
 };

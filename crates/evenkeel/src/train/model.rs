@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Input, Model, ParamId, ParamSpec, Parameters, ZeroSharding};
 use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
-use evenkeel_train::data::Tokenizer;
 use evenkeel_train::save_weights;
 use serde_json::{Value, json};
 
@@ -219,7 +219,7 @@ pub fn save_tokenizer(folder: &NewFolder, tokenizer: &SavedTokenizer) -> Result<
             copy_present(folder, Some(beside), &names)?;
         }
         None => {
-            let (tokenizer, config) = evenkeel_train::data::byte_tokenizer_files();
+            let (tokenizer, config) = evenkeel_data::byte_tokenizer_files();
             folder.write_json("tokenizer.json", &tokenizer)?;
             folder.write_json("tokenizer_config.json", &config)?;
         }

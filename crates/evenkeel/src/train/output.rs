@@ -12,11 +12,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use evenkeel_report::is_event_file_name;
 use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest_and, list, newest_good};
 use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
 use evenkeel_train::checkpoint::State;
-use evenkeel_train::report::is_event_file_name;
 use evenkeel_train::{Best, Progress};
 
 use crate::config::{RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use evenkeel_data::Template;
 use evenkeel_device::{Device, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::Folder;
 use evenkeel_train::Error;
-use evenkeel_train::data::Template;
 use serde_json::json;
 
 use super::feed::{Text, start_of_day};

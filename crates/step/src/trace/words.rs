@@ -1,4 +1,4 @@
-//! What drawings call spans.
+//! What listings and drawings call spans.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use super::{Span, Timeline};
 use crate::program::{UnitIdx, Work};
 
 /// The words for the spans of one timeline. They tell parts and micro-batches apart only where there are several.
-pub(crate) struct Words<'a> {
+pub struct Words<'a> {
     units: &'a [String],
     tells_micro: bool,
     tells_part: bool,
@@ -14,12 +14,12 @@ pub(crate) struct Words<'a> {
 
 impl<'a> Words<'a> {
     /// `units` are the names of the chain's units; the head is behind the last.
-    pub(crate) fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
+    pub fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
         let any = |is_told: fn(&Span) -> bool| timeline.ranks.iter().flatten().any(is_told);
         Words { units, tells_micro: any(|span| span.micro.index > 0), tells_part: any(|span| span.micro.part > 0) }
     }
 
-    pub(super) fn unit(&self, unit: UnitIdx) -> Cow<'a, str> {
+    pub fn unit(&self, unit: UnitIdx) -> Cow<'a, str> {
         match self.units.get(unit.0) {
             Some(name) => Cow::Borrowed(name),
             None if unit.0 == self.units.len() => Cow::Borrowed("head"),
@@ -28,7 +28,7 @@ impl<'a> Words<'a> {
     }
 
     /// As in "forward attention 3, part 1".
-    pub(crate) fn name(&self, span: &Span) -> String {
+    pub fn name(&self, span: &Span) -> String {
         if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
             return format!("{}, bucket {}", verb(span.work), bucket.0);
         }
@@ -49,7 +49,7 @@ impl<'a> Words<'a> {
     }
 
     /// What a box may say of its span, the longest first.
-    pub(super) fn labels(&self, span: &Span) -> Vec<String> {
+    pub fn labels(&self, span: &Span) -> Vec<String> {
         if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
             return vec![self.name(span), verb(span.work).to_owned(), bucket.0.to_string()];
         }
@@ -69,19 +69,6 @@ impl<'a> Words<'a> {
 /// Whether it is done once for all micro-batches.
 fn is_of_whole_step(work: Work) -> bool {
     matches!(work, Work::Borrow | Work::Return)
-}
-
-/// Finer where there is less of it.
-pub(super) fn milliseconds(seconds: f64) -> String {
-    // Rounded before it is looked at, or 9.9999 would be written as 10.000.
-    // Sums that should cancel may leave less than nothing; adding zero takes the sign off it.
-    let value = (seconds * 1e6).round() / 1e3 + 0.0;
-    let decimals = match value.abs() {
-        size if size < 10.0 => 3,
-        size if size < 100.0 => 2,
-        _ => 1,
-    };
-    format!("{value:.decimals$} ms")
 }
 
 fn verb(work: Work) -> &'static str {
@@ -117,21 +104,6 @@ fn abbreviated(unit: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_have_the_decimals_they_need() {
-        let cases = [
-            (0.0, "0.000 ms"),
-            (-1e-18, "0.000 ms"),
-            (0.001_234_6, "1.235 ms"),
-            (0.009_999_999_9, "10.00 ms"),
-            (0.0456, "45.60 ms"),
-            (1.5, "1500.0 ms"),
-        ];
-        for (seconds, expected) in cases {
-            assert_eq!(milliseconds(seconds), expected, "{seconds}");
-        }
-    }
 
     #[test]
     fn units_are_abbreviated() {

@@ -94,12 +94,7 @@ impl Fingerprint {
 
 /// Names and separators are the user's and may be of any length.
 fn shorten(value: &str) -> String {
-    const CHARS: usize = 120;
-    let mut shown: String = value.chars().take(CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if value.chars().nth(CHARS).is_some() {
-        shown.push('…');
-    }
-    shown
+    evenkeel_store::shortened(value, 120)
 }
 
 /// Lengths keep parts apart.

@@ -1,0 +1,189 @@
+//! What chat templates expect from Python: `tojson` as `json.dumps` writes it, dates as `strftime` does.
+
+use std::io::{self, Write};
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+/// Nested deeper, a value built by a template's loop could exhaust the stack of whoever prints it.
+const DEEPEST: usize = 64;
+/// JSON from data is bounded by its file; this bounds what a template builds.
+const JSON_BYTES: usize = 16 << 20;
+
+/// The filter `tojson`: `json.dumps(value, ensure_ascii=False, indent=indent)`.
+pub(crate) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    check_depth(value)?;
+    let mut out = Bounded { bytes: Vec::new(), limit: JSON_BYTES };
+    let written = match indent {
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonJson)),
+        Some(width) => {
+            let indent = " ".repeat(width.min(16));
+            value.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(indent.as_bytes())))
+        }
+    };
+    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(Value::from(String::from_utf8_lossy(&out.bytes).into_owned()))
+}
+
+/// Refuses lists and tables nested too deep to print.
+pub(crate) fn check_depth(value: &Value) -> Result<(), Error> {
+    let mut level = vec![value.clone()];
+    for _ in 0..DEEPEST {
+        let nested = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
+        let mut next = Vec::new();
+        for value in level.into_iter().filter(nested) {
+            let is_map = value.kind() == ValueKind::Map;
+            for item in value.try_iter()? {
+                let item = if is_map { value.get_item(&item)? } else { item };
+                if nested(&item) {
+                    next.push(item);
+                }
+            }
+            if next.len() > JSON_BYTES / 64 {
+                return Err(Error::new(ErrorKind::InvalidOperation, "a value has too many parts to print"));
+            }
+        }
+        if next.is_empty() {
+            return Ok(());
+        }
+        level = next;
+    }
+    Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested deeper than {DEEPEST}")))
+}
+
+/// Python puts a space behind `,` and `:`.
+struct PythonJson;
+
+impl Formatter for PythonJson {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+/// Takes so many bytes and no more.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.limit - self.bytes.len() {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {} bytes", self.limit)));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+
+/// `strftime` for a time in seconds since 1970, UTC. `None` for a directive that is not known.
+pub(crate) fn strftime(seconds: u64, format: &str) -> Option<String> {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[(days % 7) as usize]);
+    let mut out = String::new();
+    let mut rest = format.chars();
+    while let Some(character) = rest.next() {
+        if character != '%' {
+            out.push(character);
+            continue;
+        }
+        let directive = rest.next()?;
+        let text = match directive {
+            'Y' => format!("{year:04}"),
+            'y' => format!("{:02}", year % 100),
+            'm' => format!("{month:02}"),
+            'd' => format!("{day:02}"),
+            'e' => format!("{day:2}"),
+            // Without the zero in front.
+            '-' => match rest.next()? {
+                'd' => day.to_string(),
+                'm' => month.to_string(),
+                'H' => hour.to_string(),
+                _ => return None,
+            },
+            'B' => month_name.to_owned(),
+            'b' => month_name[..3].to_owned(),
+            'A' => day_name.to_owned(),
+            'a' => day_name[..3].to_owned(),
+            'H' => format!("{hour:02}"),
+            'I' => format!("{:02}", (hour + 11) % 12 + 1),
+            'p' => (if hour < 12 { "AM" } else { "PM" }).to_owned(),
+            'M' => format!("{minute:02}"),
+            'S' => format!("{:02}", second % 60),
+            'F' => format!("{year:04}-{month:02}-{day:02}"),
+            'T' => format!("{hour:02}:{minute:02}:{:02}", second % 60),
+            '%' => "%".to_owned(),
+            _ => return None,
+        };
+        out.push_str(&text);
+    }
+    Some(out)
+}
+
+/// Year, month and day of a number of days since 1970.
+fn date(days: u64) -> (u64, u64, u64) {
+    // Years begin in March here, so that a leap day is a year's last, and eras of 400 years have equally many days.
+    let from_march_0000 = days + 719_468;
+    let (era, day_of_era) = (from_march_0000 / 146_097, from_march_0000 % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        let cases = [
+            (0, "%Y-%m-%d %A", "1970-01-01 Thursday"),
+            (951_782_400, "%d %b %Y, %a", "29 Feb 2000, Tue"),
+            (1_709_251_199, "%F %T", "2024-02-29 23:59:59"),
+            (1_709_251_200, "%-d %B %y %I%p", "1 March 24 12AM"),
+            (4_107_542_400, "%F", "2100-03-01"),
+            (1_735_732_800, "100%%", "100%"),
+        ];
+        for (seconds, format, expected) in cases {
+            assert_eq!(strftime(seconds, format).as_deref(), Some(expected), "{format}");
+        }
+        assert_eq!(strftime(0, "%Q"), None);
+        assert_eq!(strftime(0, "%"), None);
+    }
+}

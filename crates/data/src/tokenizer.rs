@@ -1,0 +1,258 @@
+//! Text to token ids and back: bytes as they are, or a Hugging Face tokenizer.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde_json::Value;
+
+use crate::error::{Error, printable};
+
+const BYTES_END: u32 = 256;
+const BYTES_PADDING: u32 = 257;
+const BYTES_VOCABULARY: usize = 258;
+
+/// Turns text into token ids.
+pub enum Tokenizer {
+    /// Ids 0 to 255 are bytes, 256 is the end of a text, 257 is padding.
+    Bytes,
+    HuggingFace(Box<HuggingFace>),
+}
+
+/// A tokenizer.json and what tokenizer_config.json says about it.
+pub struct HuggingFace {
+    inner: tokenizers::Tokenizer,
+    end: Option<u32>,
+    /// One more than the largest id.
+    vocabulary: usize,
+}
+
+/// What tokenizer_config.json says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizerConfig {
+    pub begin_token: Option<String>,
+    pub end_token: Option<String>,
+    pub chat_template: Option<String>,
+    /// For conversations with tools, where that is another one.
+    pub tool_template: Option<String>,
+}
+
+/// Ids and the bytes of the text that each stands for. Tokens that the tokenizer adds, and spaces that it leaves out,
+/// have empty ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    pub ids: Vec<u32>,
+    pub ranges: Vec<Range<usize>>,
+}
+
+impl Tokenizer {
+    /// From the bytes of a tokenizer.json. Truncation and padding written there are not used.
+    pub fn hugging_face(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
+        let bad = |detail: String| Error::BadTokenizer { detail: printable(&detail) };
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer_json)).map_err(bad)?;
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_padding(None);
+        let largest = inner.get_vocab(true).into_values().max();
+        let vocabulary = largest.map_or(0, |largest| largest as usize + 1);
+        let end = match &config.end_token {
+            None => None,
+            Some(token) => Some(
+                inner
+                    .token_to_id(token)
+                    .ok_or_else(|| Error::UnknownToken { what: "eos_token", token: printable(token) })?,
+            ),
+        };
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { inner, end, vocabulary })))
+    }
+
+    /// The ids of a text. `added` asks for the tokens a tokenizer puts around a whole text by itself.
+    pub fn encode(&self, text: &str, added: bool) -> Result<Vec<u32>, Error> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::HuggingFace(tokenizer) => {
+                let encoding = guarded(|| tokenizer.inner.encode_fast(text, added)).map_err(failed)?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    pub fn encode_with_ranges(&self, text: &str, added: bool) -> Result<Encoded, Error> {
+        match self {
+            Tokenizer::Bytes => {
+                Ok(Encoded { ids: self.encode(text, added)?, ranges: (0..text.len()).map(|at| at..at + 1).collect() })
+            }
+            Tokenizer::HuggingFace(tokenizer) => {
+                let encoding = guarded(|| tokenizer.inner.encode(text, added)).map_err(failed)?;
+                let ranges = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+                Ok(Encoded { ids: encoding.get_ids().to_vec(), ranges })
+            }
+        }
+    }
+
+    /// The text of ids. Bytes that are not UTF-8 become replacement characters.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        let vocabulary = self.vocabulary();
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::IdBeyondVocabulary { id, vocabulary });
+        }
+        match self {
+            Tokenizer::Bytes => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Tokenizer::HuggingFace(tokenizer) => guarded(|| tokenizer.inner.decode(ids, false)).map_err(failed),
+        }
+    }
+
+    /// What one token stands for, to be looked at; none for an id that is none.
+    pub fn token(&self, id: u32) -> Option<String> {
+        match (self, id) {
+            (Tokenizer::Bytes, BYTES_END) => Some("<|end|>".to_owned()),
+            (Tokenizer::Bytes, BYTES_PADDING) => Some("<|pad|>".to_owned()),
+            _ => self.decode(&[id]).ok(),
+        }
+    }
+
+    /// The token that ends a text.
+    pub fn end(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes => Some(BYTES_END),
+            Tokenizer::HuggingFace(tokenizer) => tokenizer.end,
+        }
+    }
+
+    /// Fills the last row of a run; no loss and no attention reaches it.
+    pub fn padding(&self) -> u32 {
+        match self {
+            Tokenizer::Bytes => BYTES_PADDING,
+            Tokenizer::HuggingFace(tokenizer) => tokenizer.end.unwrap_or(0),
+        }
+    }
+
+    /// One more than the largest id.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => BYTES_VOCABULARY,
+            Tokenizer::HuggingFace(tokenizer) => tokenizer.vocabulary,
+        }
+    }
+}
+
+impl TokenizerConfig {
+    /// From the bytes of a tokenizer_config.json.
+    pub fn parse(json: &[u8]) -> Result<TokenizerConfig, Error> {
+        let bad = |detail: String| Error::BadTokenizerConfig { detail: printable(&detail) };
+        let config: Value = serde_json::from_slice(json).map_err(|error| bad(format!("is not JSON: {error}")))?;
+        if !config.is_object() {
+            return Err(bad(format!("is {}, expected a table of options", kind(&config))));
+        }
+        let token = |key: &str| match &config[key] {
+            Value::Null => Ok(None),
+            Value::String(token) => Ok(Some(token.clone())),
+            // An added token with its options.
+            Value::Object(token) if token.get("content").is_some_and(Value::is_string) => {
+                Ok(token["content"].as_str().map(str::to_owned))
+            }
+            other => Err(bad(format!("`{key}` is {}, expected a token", kind(other)))),
+        };
+        Ok(TokenizerConfig {
+            begin_token: token("bos_token")?,
+            end_token: token("eos_token")?,
+            chat_template: chat_template(&config["chat_template"]).map_err(bad)?,
+            tool_template: named_template(&config["chat_template"], "tool_use"),
+        })
+    }
+}
+
+/// One template, or the one called `default` of several.
+fn chat_template(value: &Value) -> Result<Option<String>, String> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(template) => Ok(Some(template.clone())),
+        Value::Array(_) => {
+            let default = named_template(value, "default");
+            default.map(Some).ok_or_else(|| "`chat_template` has no template `default`".to_owned())
+        }
+        other => Err(format!("`chat_template` is {}, expected a text", kind(other))),
+    }
+}
+
+fn named_template(templates: &Value, name: &str) -> Option<String> {
+    let named = templates.as_array()?.iter().find(|entry| entry["name"] == name)?;
+    named["template"].as_str().map(str::to_owned)
+}
+
+/// What a JSON value is, for messages.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a table",
+    }
+}
+
+fn failed(detail: String) -> Error {
+    Error::Tokenizer { detail: printable(&detail) }
+}
+
+/// The crate panics on some malformed files; a stranger's tokenizer.json must not end the process.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizers library panicked".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_as_the_text_they_were() {
+        for text in ["", "plain", "ünïcödé 🦀\n\0"] {
+            let ids = Tokenizer::Bytes.encode(text, true).unwrap();
+            assert_eq!(ids.len(), text.len());
+            assert_eq!(Tokenizer::Bytes.decode(&ids).unwrap(), text);
+        }
+        assert_eq!(Tokenizer::Bytes.decode(&[b'a'.into(), 0xff, 256, 257]).unwrap(), "a\u{fffd}");
+    }
+
+    #[test]
+    fn an_id_beyond_the_vocabulary_is_named_with_it() {
+        let error = Tokenizer::Bytes.decode(&[1, 258]).unwrap_err().to_string();
+        assert!(error.contains("258") && error.contains("vocabulary of 258"), "{error}");
+    }
+
+    #[test]
+    fn config_tokens_may_be_texts_or_tables() {
+        let config = TokenizerConfig::parse(
+            br#"{"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "chat_template":
+                [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]}"#,
+        );
+        let expected = TokenizerConfig {
+            begin_token: Some("<s>".into()),
+            end_token: Some("</s>".into()),
+            chat_template: Some("a".into()),
+            tool_template: Some("b".into()),
+        };
+        assert_eq!(config.unwrap(), expected);
+        assert_eq!(TokenizerConfig::parse(b"{\"bos_token\": null}").unwrap(), TokenizerConfig::default());
+    }
+
+    #[test]
+    fn malformed_configs_say_what_is_wrong() {
+        let cases: [(&[u8], &str); 5] = [
+            (b"[]", "a list, expected a table"),
+            (b"{", "not JSON"),
+            (br#"{"eos_token": 7}"#, "`eos_token` is a number"),
+            (br#"{"chat_template": {}}"#, "a table, expected a text"),
+            (br#"{"chat_template": []}"#, "no template `default`"),
+        ];
+        for (json, expected) in cases {
+            let error = TokenizerConfig::parse(json).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

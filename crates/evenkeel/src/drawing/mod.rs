@@ -1,0 +1,12 @@
+//! Timelines of steps for people to look at: as pictures, and as events for a viewer.
+//!
+//! They speak of programs, which `evenkeel_report` does not know, and are made of its markup, which `evenkeel_step` need not know.
+
+mod perfetto;
+mod sensible;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+pub use perfetto::perfetto;
+pub use timeline::svg;

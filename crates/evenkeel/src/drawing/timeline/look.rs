@@ -1,0 +1,145 @@
+//! The kinds of work that a drawing tells apart, and how each looks.
+
+use evenkeel_step::{Lane, Work};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Forward,
+    Recompute,
+    BackwardInput,
+    BackwardWeight,
+    Head,
+    Entry,
+    Reduce,
+    Gather,
+    Loan,
+    Waiting,
+}
+
+pub(super) struct Look {
+    pub kind: Kind,
+    pub name: &'static str,
+    pub lane: Lane,
+    pub fill: &'static str,
+    /// Of text on the fill.
+    pub ink: &'static str,
+}
+
+const WHITE: &str = "#ffffff";
+const BLACK: &str = "#1a1a1a";
+
+/// The pattern of waiting boxes, and what it is made of.
+pub(super) const HATCH_NAME: &str = "evenkeel-waiting";
+pub(super) const HATCH_FIELD: &str = "#ecebe7";
+pub(super) const HATCH_LINE: &str = "#c2c0b8";
+
+/// Blue runs forward, red and yellow backward, green between ranks; light is what could be spared or
+/// put off.
+#[rustfmt::skip]
+pub(super) const LOOKS: [Look; 10] = [
+    Look { kind: Kind::Forward,        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
+    Look { kind: Kind::Recompute,      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
+    Look { kind: Kind::BackwardInput,  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
+    Look { kind: Kind::BackwardWeight, name: "backward weight",   lane: Lane::Compute, fill: "#f2b54a", ink: BLACK },
+    Look { kind: Kind::Head,           name: "head and loss",     lane: Lane::Compute, fill: "#8a4a9e", ink: WHITE },
+    Look { kind: Kind::Entry,          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
+    Look { kind: Kind::Reduce,         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
+    Look { kind: Kind::Gather,         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
+    Look { kind: Kind::Loan,           name: "borrow and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
+    Look { kind: Kind::Waiting,        name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
+];
+
+impl Kind {
+    pub(super) fn of(work: Work) -> Kind {
+        match work {
+            Work::Forward => Kind::Forward,
+            Work::Recompute => Kind::Recompute,
+            Work::BackwardInput => Kind::BackwardInput,
+            Work::BackwardWeight => Kind::BackwardWeight,
+            Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_) => Kind::Head,
+            Work::Enter | Work::Normalise | Work::BackwardEnter => Kind::Entry,
+            Work::AllReduce | Work::ReduceScatter | Work::SumGradients(_) | Work::ReduceGradients(_) => Kind::Reduce,
+            Work::AllGather | Work::GatherParameters(_) => Kind::Gather,
+            Work::Borrow | Work::Return => Kind::Loan,
+        }
+    }
+
+    pub(super) fn look(self) -> &'static Look {
+        LOOKS.iter().find(|look| look.kind == self).expect("every kind has a look")
+    }
+}
+
+/// Which of a box's edges are marked to tell its part: with two of them, four parts in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Edges {
+    pub bottom: bool,
+    pub top: bool,
+}
+
+impl Edges {
+    pub(super) const COUNT: usize = 4;
+
+    pub(super) fn of(part: usize) -> Edges {
+        Edges { bottom: part & 1 != 0, top: part & 2 != 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evenkeel_step::{BucketIdx, Chunk};
+
+    /// What reading small text takes, by the Web Content Accessibility Guidelines.
+    const LEAST_CONTRAST: f64 = 4.5;
+
+    fn luminance(colour: &str) -> f64 {
+        let channel = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).expect("two digits")) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+    }
+
+    /// Every kind of work, whatever its numbers.
+    const WORKS: [Work; 18] = [
+        Work::Enter,
+        Work::Forward,
+        Work::Normalise,
+        Work::Recompute,
+        Work::Logits(Chunk(0)),
+        Work::Loss(Chunk(0)),
+        Work::Evaluate(Chunk(0)),
+        Work::BackwardInput,
+        Work::BackwardWeight,
+        Work::BackwardEnter,
+        Work::AllReduce,
+        Work::ReduceScatter,
+        Work::AllGather,
+        Work::SumGradients(BucketIdx(0)),
+        Work::ReduceGradients(BucketIdx(0)),
+        Work::GatherParameters(BucketIdx(0)),
+        Work::Borrow,
+        Work::Return,
+    ];
+
+    #[test]
+    fn work_looks_like_work_of_its_lane() {
+        for work in WORKS {
+            assert_eq!(Kind::of(work).look().lane, work.lane(), "{work:?}");
+        }
+        assert_eq!(Kind::Waiting.look().lane, Lane::Comm);
+    }
+
+    #[test]
+    fn text_can_be_read_on_every_fill() {
+        for look in &LOOKS {
+            let is_hatched = look.fill == format!("url(#{HATCH_NAME})");
+            let fills: &[&str] = if is_hatched { &[HATCH_FIELD, HATCH_LINE] } else { &[look.fill] };
+            for fill in fills {
+                let (a, b) = (luminance(fill), luminance(look.ink));
+                let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
+                assert!(contrast >= LEAST_CONTRAST, "{}: {contrast:.2} on {fill}", look.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! A unit's sublayer: a list of operations over numbered slots, run forward and backward.
+//!
+//! A slot holds a tensor; an operation reads some slots and writes others. Backward runs the operations in reverse over
+//! gradients in the same slots. It has two halves: [`Body::backward_input`], which others wait for, and
+//! [`Body::backward_weight`], which nobody does.
+
+use evenkeel_device::{DType, Queue, Tensor};
+
+use crate::chain::batch::Batch;
+use crate::chain::op::Op;
+use crate::chain::rotary::RotaryTables;
+use crate::lossy::resize::{Resized, Resizing};
+use crate::parameters::{Gradients, ParamId, Parameters};
+
+/// What operations need besides their slots.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    pub queue: &'a Queue,
+    pub parameters: &'a Parameters,
+    pub tables: &'a RotaryTables,
+    pub batch: &'a Batch,
+    /// Which columns linear layers keep; all without it. For training only: what evaluates looks away from it.
+    pub resizing: Option<&'a Resizing>,
+}
+
+impl<'a> Context<'a> {
+    /// The same, with every column of every linear layer.
+    pub(crate) fn unresized(&self) -> Context<'a> {
+        Context { resizing: None, ..*self }
+    }
+
+    pub(crate) fn resized(&self, weight: ParamId) -> Option<Resized<'a>> {
+        self.resizing?.resized(weight)
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.parameters.dtype()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(pub usize);
+
+/// The sublayer of a unit.
+#[derive(Clone, Debug)]
+pub struct Body {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) slots: usize,
+    /// Where the entry's normalised values go.
+    pub(crate) inputs: Vec<Slot>,
+    /// What the body gives to the residual stream directly: the position embeddings at the chain's beginning.
+    pub(crate) stream: Option<Slot>,
+    /// This shard's summand of the unit's output.
+    pub(crate) output: Slot,
+}
+
+/// Tensors by slot.
+pub(crate) struct Slots {
+    whole: Vec<Option<Tensor>>,
+    /// Of what resized layers read, the columns that they keep.
+    narrow: Vec<Option<Tensor>>,
+}
+
+impl Slots {
+    pub fn new(count: usize) -> Slots {
+        Slots { whole: vec![None; count], narrow: vec![None; count] }
+    }
+
+    /// The tensor in a slot that must hold one.
+    pub fn get(&self, slot: Slot) -> &Tensor {
+        self.whole[slot.0].as_ref().expect("operations are listed in order of their dependencies")
+    }
+
+    pub fn find(&self, slot: Slot) -> Option<&Tensor> {
+        self.whole[slot.0].as_ref()
+    }
+
+    pub fn set(&mut self, slot: Slot, tensor: Tensor) {
+        self.whole[slot.0] = Some(tensor);
+    }
+
+    pub fn find_narrow(&self, slot: Slot) -> Option<&Tensor> {
+        self.narrow[slot.0].as_ref()
+    }
+
+    pub fn set_narrow(&mut self, slot: Slot, tensor: Tensor) {
+        self.narrow[slot.0] = Some(tensor);
+    }
+
+    pub fn take_narrow(&mut self, slot: Slot) -> Tensor {
+        self.narrow[slot.0].take().expect("a resized layer has left it")
+    }
+
+    pub fn take(&mut self, slot: Slot) -> Tensor {
+        self.whole[slot.0].take().expect("operations are listed in order of their dependencies")
+    }
+
+    /// What is narrow is kept.
+    fn keep(&mut self, kept: impl Fn(Slot) -> bool) {
+        for (index, tensor) in self.whole.iter_mut().enumerate() {
+            if !kept(Slot(index)) {
+                *tensor = None;
+            }
+        }
+    }
+}
+
+/// What a forward run leaves for backward.
+pub struct BodyState {
+    pub(crate) values: Slots,
+}
+
+/// What the input half of backward leaves for the weight half.
+pub struct BodyBackward {
+    pub(crate) values: Slots,
+    pub(crate) gradients: Slots,
+}
+
+impl Body {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.ops.iter().flat_map(Op::parameters).collect()
+    }
+
+    /// Whether this body puts something on the residual stream directly.
+    pub fn starts_stream(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Returns the contribution to the stream, the partial output, and what backward needs.
+    pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
+        let mut values = Slots::new(self.slots);
+        for (&slot, input) in self.inputs.iter().zip(inputs) {
+            values.set(slot, input.clone());
+        }
+        for op in &self.ops {
+            op.forward(context, &mut values);
+        }
+        let stream = self.stream.map(|slot| values.get(slot).clone());
+        let output = values.get(self.output).clone();
+        values.keep(|slot| self.ops.iter().any(|op| op.saved(context).contains(&slot)));
+        (stream, output, BodyState { values })
+    }
+
+    /// Returns the gradients of the inputs, partial like the output.
+    pub fn backward_input(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        state: BodyState,
+        dstream: Option<&Tensor>,
+        doutput: &Tensor,
+    ) -> (Vec<Tensor>, BodyBackward) {
+        let mut values = state.values;
+        let mut slots = Slots::new(self.slots);
+        slots.set(self.output, doutput.clone());
+        if let (Some(slot), Some(dstream)) = (self.stream, dstream) {
+            slots.set(slot, dstream.clone());
+        }
+        for op in self.ops.iter().rev() {
+            op.backward_input(context, gradients, &mut values, &mut slots);
+        }
+        let dinputs = self.inputs.iter().map(|&slot| slots.take(slot)).collect();
+        values.keep(|slot| self.ops.iter().any(|op| op.weight_inputs(context).contains(&slot)));
+        slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradients().contains(&slot)));
+        (dinputs, BodyBackward { values, gradients: slots })
+    }
+
+    /// Adds the gradients of this body's matrices and biases.
+    pub fn backward_weight(&self, context: &Context, gradients: &Gradients, backward: BodyBackward) {
+        for op in self.ops.iter().rev() {
+            op.backward_weight(context, gradients, &backward.values, &backward.gradients);
+        }
+    }
+}

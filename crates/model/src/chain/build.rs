@@ -1,0 +1,474 @@
+//! From a config to a chain of units and the list of its parameters.
+
+mod attention;
+
+use std::ops::Range;
+
+use evenkeel_device::DeviceKind;
+
+use crate::chain::body::{Body, Slot};
+use crate::chain::dropout::{Dropout, Site};
+use crate::chain::entry::Entry;
+use crate::chain::head::Head;
+use crate::chain::norm::NormSpec;
+use crate::chain::op::{Index, Linear, LinearPart, Lookup, Op};
+use crate::config::family::{Mlp, Names, Positions, Qkv};
+use crate::config::{Config, Input, Layer};
+use crate::error::Error;
+use crate::parameters::bucket::{Bucket, buckets};
+use crate::parameters::{Init, ParamId, ParamSpec};
+use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
+use crate::sharding::shard::{Cut, Part, Shard};
+
+/// A network, or one shard of it: its parameters and its chain of units.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub config: Config,
+    pub shard: Shard,
+    pub specs: Vec<ParamSpec>,
+    /// Embed, then the layers' sublayers in order.
+    pub units: Vec<Unit>,
+    pub head: Head,
+    /// How the parameters lie side by side.
+    pub buckets: Vec<Bucket>,
+}
+
+/// One link of the chain.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub kind: UnitKind,
+    pub entry: Entry,
+    pub body: Body,
+    /// Whether the body's output is a summand, to be added to those of the other shards.
+    pub is_partial: bool,
+}
+
+/// Which sublayers a unit computes; layers by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    Embedding,
+    Attention(usize),
+    Mlp(usize),
+    /// Attention and MLP side by side.
+    Layer(usize),
+}
+
+impl std::fmt::Display for UnitKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            UnitKind::Embedding => f.write_str("embedding"),
+            UnitKind::Attention(layer) => write!(f, "attention {layer}"),
+            UnitKind::Mlp(layer) => write!(f, "mlp {layer}"),
+            UnitKind::Layer(layer) => write!(f, "layer {layer}"),
+        }
+    }
+}
+
+impl Model {
+    pub fn from_json(json: &serde_json::Value) -> Result<Model, Error> {
+        Ok(Model::new(Config::from_json(json)?))
+    }
+
+    /// The whole model.
+    pub fn new(config: Config) -> Model {
+        let shard = Shard::whole(&config);
+        Model::of_shard(config, shard)
+    }
+
+    /// The shards of this model.
+    pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
+        let shards = Shard::cut(&self.config, cut)?;
+        let logit_bytes = self.head.logit_bytes;
+        let model = |shard: Shard| {
+            let model = Model::of_shard(self.config.clone(), shard);
+            Model { head: Head { logit_bytes, ..model.head }, ..model }
+        };
+        Ok(shards.into_iter().map(model).collect())
+    }
+
+    /// The model as it is computed on such devices: its head treats more rows at a time on a card. The same model is given to
+    /// dry runs, which then take the same memory.
+    pub fn for_device(self, kind: DeviceKind) -> Model {
+        Model { head: Head { logit_bytes: kind.logit_bytes(), ..self.head }, ..self }
+    }
+
+    fn of_shard(config: Config, shard: Shard) -> Model {
+        let mut builder = Builder { config: &config, names: &config.family.names, shard: &shard, specs: Vec::new() };
+        let mut units = vec![builder.embed()];
+        let mut post = None;
+        for (index, layer) in config.layers.iter().enumerate() {
+            post = builder.layer(index, layer, post, &mut units);
+        }
+        let head = builder.head(post, units.len());
+        let specs = builder.specs;
+        let mut model = Model { specs, units, head, shard, config, buckets: Vec::new() };
+        model.buckets = buckets(&model);
+        model
+    }
+
+    /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
+    pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
+        let embedding = &self.units[0];
+        let outer = [embedding.entry.parameters(), embedding.body.parameters(), self.head.parameters()];
+        self.specs[id.0].shape.len() == 2 && !outer.iter().flatten().any(|&other| other == id)
+    }
+
+    /// Of the whole model.
+    pub fn parameter_count(&self) -> u64 {
+        self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
+    }
+}
+
+struct Builder<'a> {
+    config: &'a Config,
+    names: &'a Names,
+    shard: &'a Shard,
+    specs: Vec<ParamSpec>,
+}
+
+/// A linear layer's parameters, and what a shard has of them.
+struct LinearSpec {
+    name: String,
+    /// Features in and out, of the whole layer.
+    dims: [usize; 2],
+    cut: LinearCut,
+    sharing: Sharing,
+    has_bias: bool,
+    /// The weight is stored [in, out].
+    transposed: bool,
+    init_scale: f32,
+}
+
+enum LinearCut {
+    Outputs(Ranges),
+    /// The shard's output is a summand.
+    Inputs(Range<usize>),
+}
+
+/// A linear layer's parameters here, and how it computes with them.
+#[derive(Clone, Copy)]
+struct LinearWeights {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    /// Of the shards whose outputs are summed, one adds the bias.
+    adds_bias: bool,
+    transposed: bool,
+}
+
+/// The id of the embedding table, which a tied head shares.
+const EMBED: ParamId = ParamId(0);
+
+impl Builder<'_> {
+    fn embed(&mut self) -> Unit {
+        let (hidden, deviation) = (self.config.hidden, self.config.init_deviation);
+        let normal = Init::Normal { deviation };
+        let shard = self.shard.of(Part::Embedding, self.config);
+        let mut body = BodyBuilder::default();
+        let (stream, output) = match self.config.input {
+            Input::Tokens { learned_positions } => {
+                let slice = Slice::of_rows(shard.classes.clone(), hidden);
+                let shape = vec![self.config.classes, hidden];
+                let table = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
+                assert_eq!(table, EMBED);
+                let output = body.lookup(table, Index::Tokens, shard.classes.start, self.config.embed_scale, None);
+                let stream = learned_positions.map(|count| {
+                    let Positions::Learned { table, .. } = self.config.family.positions else {
+                        unreachable!("learned positions have a table")
+                    };
+                    let table = self.replicated(table, vec![count, hidden], normal);
+                    body.lookup(table, Index::Positions, 0, 1.0, None)
+                });
+                (stream, output)
+            }
+            Input::Images { size, patch, channels } => {
+                let elements = shard.patch_elements.clone();
+                let slice = Slice::of_cols(hidden, elements.clone());
+                let shape = vec![hidden, channels, patch, patch];
+                let weight = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
+                let bias = self.vector("vit.embeddings.patch_embeddings.projection.bias", hidden, 0.0);
+                let class = self.replicated("vit.embeddings.cls_token", vec![1, 1, hidden], normal);
+                let tokens = Input::tokens_per_image(size, patch);
+                let positions = self.replicated("vit.embeddings.position_embeddings", vec![1, tokens, hidden], normal);
+                let patches = body.slot();
+                body.ops.push(Op::Patches { elements, out: patches });
+                let linear = Linear { first: true, ..body.plain_linear(patches, weight) };
+                let output = body.linear(linear);
+                // What the projection's bias and the tables add goes to the stream, once per token.
+                let stream = body.lookup(positions, Index::Positions, 0, 1.0, None);
+                body.lookup(class, Index::ClassRows, 0, 1.0, Some(stream));
+                body.lookup(bias, Index::PatchRows, 0, 1.0, Some(stream));
+                (Some(stream), output)
+            }
+        };
+        let body = body.finish(Vec::new(), stream, output);
+        Unit { kind: UnitKind::Embedding, entry: Entry::default(), body, is_partial: !shard.is_whole() }
+    }
+
+    /// Adds a layer's units; returns the norm that its output passes on the way into the stream.
+    fn layer(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        post: Option<NormSpec>,
+        units: &mut Vec<Unit>,
+    ) -> Option<NormSpec> {
+        let prefix = self.names.layer.replace("{}", &index.to_string());
+        let attention_norm = self.norm(&format!("{prefix}{}", self.names.attention_norm), self.config.hidden);
+        let mlp_norm = self.norm(&format!("{prefix}{}", self.names.mlp_norm), self.config.hidden);
+        let [attention_shard, mlp_shard] =
+            [Part::Attention(index), Part::Mlp(index)].map(|part| self.shard.of(part, self.config));
+        let mut body = BodyBuilder::default();
+        let attention_input = body.slot();
+        let attended = self.attention(&mut body, attention_input, &prefix, index, layer, &attention_shard);
+        let is_partial = !attention_shard.is_whole();
+        if self.config.parallel {
+            assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
+            let mlp_input = body.slot();
+            let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
+            // Each has a dropout of its own, so they are dropped before they are added. A summand dropped like the sum is a
+            // summand of what is left of it.
+            for (x, site) in [(attended, Site::AttentionOutput(index)), (fed, Site::MlpOutput(index))] {
+                body.ops.extend(
+                    Dropout::new(self.config.dropouts.residual, site).map(|dropout| Op::Dropout { x, dropout }),
+                );
+            }
+            let output = body.slot();
+            body.ops.push(Op::Add { a: attended, b: fed, out: output });
+            let entry = self.entry(units.len(), post, vec![attention_norm, mlp_norm]);
+            let body = body.finish(vec![attention_input, mlp_input], None, output);
+            units.push(Unit { kind: UnitKind::Layer(index), entry, body, is_partial });
+            return None;
+        }
+        let entry = self.entry(units.len(), post, vec![attention_norm]);
+        let body = body.finish(vec![attention_input], None, attended);
+        units.push(Unit { kind: UnitKind::Attention(index), entry, body, is_partial });
+
+        let hidden = self.config.hidden;
+        let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
+        let mut body = BodyBuilder::default();
+        let input = body.slot();
+        let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
+        let entry = self.entry(units.len(), post, vec![mlp_norm]);
+        let (body, is_partial) = (body.finish(vec![input], None, output), !mlp_shard.is_whole());
+        units.push(Unit { kind: UnitKind::Mlp(index), entry, body, is_partial });
+        self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
+    }
+
+    fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
+        let Config { hidden, ffn, mlp_bias, activation, .. } = *self.config;
+        let widening = |name: &str, transposed| LinearSpec {
+            name: format!("{prefix}{name}"),
+            dims: [hidden, ffn],
+            cut: LinearCut::Outputs(shard.ffn.clone().into()),
+            sharing: sharing(shard),
+            has_bias: mlp_bias,
+            transposed,
+            init_scale: 1.0,
+        };
+        let (wide, down) = match self.names.mlp {
+            Mlp::Gated { gate, up, down } => {
+                let gate = self.linear(body, input, widening(gate, false));
+                let up = self.linear(body, input, widening(up, false));
+                let out = body.slot();
+                body.ops.push(Op::Gated { activation, gate, up, out });
+                (out, down)
+            }
+            Mlp::Plain { up, down } => {
+                let linear = self.linear_op(body, input, widening(up, self.transposed()));
+                let before = body.slot();
+                (body.linear(Linear { activation: Some((activation, before)), ..linear }), down)
+            }
+        };
+        let linear = LinearSpec {
+            name: format!("{prefix}{down}"),
+            dims: [ffn, hidden],
+            cut: LinearCut::Inputs(shard.ffn.clone()),
+            sharing: sharing(shard),
+            has_bias: mlp_bias,
+            transposed: self.transposed(),
+            init_scale: self.out_scale(),
+        };
+        self.linear(body, wide, linear)
+    }
+
+    fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Head {
+        let Config { hidden, classes, init_deviation: deviation, tied, .. } = *self.config;
+        let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
+        let norm = self.norm(self.names.final_norm, hidden);
+        let entry = self.entry(unit, post, vec![norm]);
+        let first_tokens_only = matches!(self.config.input, Input::Images { .. });
+        let (name, held) = (self.names.head, shard.classes.clone());
+        let weight = if tied {
+            EMBED
+        } else {
+            let slice = Slice::of_rows(held.clone(), hidden);
+            let init = Init::Normal { deviation };
+            self.tensor(&format!("{name}.weight"), vec![classes, hidden], slice, sharing(&shard), init)
+        };
+        let bias = first_tokens_only.then(|| {
+            let slice = Slice::of_cols(1, held.clone());
+            self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
+        });
+        let (first_class, widest, is_partial) = (held.start, shard.widest_classes, !shard.is_whole());
+        let logit_bytes = DeviceKind::Cpu.logit_bytes();
+        Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only, logit_bytes }
+    }
+
+    /// The entry of the unit of this number. The embedding's output makes up the stream, so the sum of both is dropped.
+    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Entry {
+        let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
+        let is_first = unit == 1;
+        let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
+        let stream = if is_first { dropouts.embedding } else { 0.0 };
+        let [output_dropout, stream_dropout] = [output, stream].map(|share| Dropout::new(share, site));
+        Entry { post, output_dropout, stream_dropout, norms }
+    }
+
+    /// GPT-2 stores its matrices [in, out].
+    fn transposed(&self) -> bool {
+        matches!(self.names.qkv, Qkv::FusedBlocks(_))
+    }
+
+    /// GPT-2 draws what is added to the stream smaller the more layers add to it.
+    fn out_scale(&self) -> f32 {
+        if self.transposed() { 1.0 / (2.0 * self.config.layers.len() as f32).sqrt() } else { 1.0 }
+    }
+
+    /// Adds a linear layer to a body.
+    fn linear(&mut self, body: &mut BodyBuilder, x: Slot, spec: LinearSpec) -> Slot {
+        let linear = self.linear_op(body, x, spec);
+        body.linear(linear)
+    }
+
+    fn linear_op(&mut self, body: &mut BodyBuilder, x: Slot, spec: LinearSpec) -> Linear {
+        let weights = self.linear_weights(spec);
+        body.linear_with(x, weights, None)
+    }
+
+    fn linear_weights(&mut self, spec: LinearSpec) -> LinearWeights {
+        let LinearSpec { name, dims: [input, output], cut, sharing, has_bias, transposed, init_scale } = spec;
+        let is_summand = matches!(cut, LinearCut::Inputs(_));
+        let (inputs, outputs) = match cut {
+            LinearCut::Outputs(held) => (Ranges::from(0..input), held),
+            LinearCut::Inputs(held) => (held.into(), Ranges::from(0..output)),
+        };
+        let (shape, slice) = if transposed {
+            (vec![input, output], Slice { rows: inputs, cols: outputs.clone() })
+        } else {
+            (vec![output, input], Slice { rows: outputs.clone(), cols: inputs })
+        };
+        let init = Init::Normal { deviation: self.config.init_deviation * init_scale };
+        let adds_bias = !is_summand || sharing == Sharing::Same || self.shard.index == 0;
+        let weight = self.tensor(&format!("{name}.weight"), shape, slice, sharing.clone(), init);
+        let bias = has_bias.then(|| {
+            let sharing = if is_summand { Sharing::Same } else { sharing };
+            let slice = Slice::of_cols(1, outputs);
+            self.tensor(&format!("{name}.bias"), vec![output], slice, sharing, Init::Constant(0.0))
+        });
+        LinearWeights { weight, bias, adds_bias, transposed }
+    }
+
+    /// A norm of the stream, which every shard has.
+    fn norm(&mut self, name: &str, width: usize) -> NormSpec {
+        self.norm_of(name, width, self.stream_sharing())
+    }
+
+    fn norm_of(&mut self, name: &str, width: usize, sharing: Sharing) -> NormSpec {
+        let Config { norm: kind, epsilon, family, .. } = *self.config;
+        let mut vector = |name: String, value: f32| {
+            let slice = Slice::whole([1, width]);
+            self.tensor(&name, vec![width], slice, sharing.clone(), Init::Constant(value))
+        };
+        let weight = vector(format!("{name}.weight"), 1.0 - family.norm_offset);
+        let has_bias = kind == evenkeel_device::kernel::NormKind::Layer;
+        let bias = has_bias.then(|| vector(format!("{name}.bias"), 0.0));
+        NormSpec { kind, weight, bias, weight_offset: family.norm_offset, epsilon }
+    }
+
+    /// Where the stream is split by tokens, each shard sees its own and has a summand of the gradient.
+    fn stream_sharing(&self) -> Sharing {
+        if self.shard.split_sequence { Sharing::Summed(0..self.shard.count) } else { Sharing::Same }
+    }
+
+    fn vector(&mut self, name: &str, len: usize, value: f32) -> ParamId {
+        self.replicated(name, vec![len], Init::Constant(value))
+    }
+
+    /// A parameter that every shard holds and whose gradient every shard computes.
+    fn replicated(&mut self, name: &str, shape: Vec<usize>, init: Init) -> ParamId {
+        let slice = Slice::whole(matrix_of(&shape));
+        self.tensor(name, shape, slice, Sharing::Same, init)
+    }
+
+    fn tensor(&mut self, name: &str, shape: Vec<usize>, slice: Slice, sharing: Sharing, init: Init) -> ParamId {
+        let (whole, matrix) = (matrix_of(&shape), slice.dims());
+        self.specs.push(ParamSpec { name: name.to_owned(), shape, whole, slice, matrix, sharing, init });
+        ParamId(self.specs.len() - 1)
+    }
+}
+
+fn matrix_of(shape: &[usize]) -> [usize; 2] {
+    as_matrix(shape).expect("every parameter has a dim")
+}
+
+/// Of a part that a shard has to itself, or that every shard has whole.
+fn sharing(shard: &Shard) -> Sharing {
+    if shard.is_whole() { Sharing::Same } else { Sharing::Alone }
+}
+
+#[derive(Default)]
+struct BodyBuilder {
+    ops: Vec<Op>,
+    slots: usize,
+}
+
+impl BodyBuilder {
+    fn slot(&mut self) -> Slot {
+        self.slots += 1;
+        Slot(self.slots - 1)
+    }
+
+    /// A layer without bias or activation, not added yet.
+    fn plain_linear(&mut self, x: Slot, weight: ParamId) -> Linear {
+        let out = self.slot();
+        Linear {
+            x,
+            out,
+            weight,
+            bias: None,
+            adds_bias: true,
+            transposed: false,
+            activation: None,
+            first: false,
+            part: None,
+            adds: false,
+        }
+    }
+
+    /// A layer with these parameters or a part of them, not added yet.
+    fn linear_with(&mut self, x: Slot, weights: LinearWeights, part: Option<LinearPart>) -> Linear {
+        let LinearWeights { weight, bias, adds_bias, transposed } = weights;
+        Linear { bias, adds_bias, transposed, part, ..self.plain_linear(x, weight) }
+    }
+
+    fn linear(&mut self, linear: Linear) -> Slot {
+        let out = linear.out;
+        self.ops.push(Op::Linear(linear));
+        out
+    }
+
+    /// A lookup into a new slot, or added to one.
+    fn lookup(&mut self, table: ParamId, index: Index, first: usize, scale: f32, add_to: Option<Slot>) -> Slot {
+        let out = add_to.unwrap_or_else(|| self.slot());
+        self.ops.push(Op::Lookup(Lookup { table, index, first, scale, out, accumulate: add_to.is_some() }));
+        out
+    }
+
+    fn finish(self, inputs: Vec<Slot>, stream: Option<Slot>, output: Slot) -> Body {
+        // Backward of an activation overwrites the gradient it is given, and the output's is shared with the stream.
+        let activated =
+            |op: &Op| matches!(op, Op::Linear(linear) if linear.out == output && linear.activation.is_some());
+        assert!(!self.ops.iter().any(activated), "an output has no activation");
+        Body { ops: self.ops, slots: self.slots, inputs, stream, output }
+    }
+}

@@ -1,0 +1,101 @@
+//! What training drops at random.
+//!
+//! Whether a number is dropped depends on the step's seed, on the site in the model, and on the number's place among all
+//! tokens of the step. So cuts over shards, divisions of a batch in parts and recomputation all drop the same numbers.
+
+use evenkeel_device::kernel::{self, AttentionDropout, Placement, seed_of};
+use evenkeel_device::{Queue, Tensor};
+
+use crate::chain::batch::Batch;
+use crate::chain::body::Context;
+
+/// The shares of numbers that a model's training drops.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropouts {
+    /// Of attention's weights.
+    pub attention: f32,
+    /// Of what each sublayer adds to the stream.
+    pub residual: f32,
+    /// Of the stream at its beginning.
+    pub embedding: f32,
+}
+
+/// Where a batch's random numbers come from. A batch without it drops nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// Of the step.
+    pub seed: u64,
+    /// The place of the batch's first token among all tokens of the step.
+    pub first_token: u64,
+}
+
+/// Where in a model numbers are dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Site {
+    /// At the entry of the unit of this number.
+    Entry(usize),
+    /// In the layer of this number: attention's weights, and what attention and MLP each add to the stream.
+    AttentionWeights(usize),
+    AttentionOutput(usize),
+    MlpOutput(usize),
+}
+
+impl Site {
+    fn number(self) -> u64 {
+        let (index, kind) = match self {
+            Site::Entry(unit) => (unit, 0),
+            Site::AttentionWeights(layer) => (layer, 1),
+            Site::AttentionOutput(layer) => (layer, 2),
+            Site::MlpOutput(layer) => (layer, 3),
+        };
+        4 * index as u64 + kind
+    }
+}
+
+/// What is dropped at one site.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dropout {
+    probability: f32,
+    site: Site,
+}
+
+impl Dropout {
+    /// None where nothing is dropped.
+    pub fn new(probability: f32, site: Site) -> Option<Dropout> {
+        (probability > 0.0).then_some(Dropout { probability, site })
+    }
+
+    /// Drops numbers of `x`, whose first row is row `first_row` of the batch, into `out`, which may be `x`. The gradient of
+    /// `x` is the same of the gradient of `out`.
+    pub fn launch(&self, queue: &Queue, noise: Noise, first_row: usize, x: &Tensor, out: &Tensor) {
+        queue.launch(kernel::Dropout {
+            x: x.view(),
+            out: out.view(),
+            probability: self.probability,
+            seed: self.seed(noise),
+            placement: Placement { first_row: noise.first_token + first_row as u64, ..Placement::whole(x.cols) },
+        });
+    }
+
+    /// What attention drops of the weights of its query heads, the first of which is `first_head` of the whole model's.
+    pub fn of_attention(&self, batch: &Batch, first_head: usize) -> Option<AttentionDropout> {
+        batch.noise.map(|noise| AttentionDropout {
+            probability: self.probability,
+            seed: self.seed(noise),
+            first_head: first_head as u64,
+            first_token: noise.first_token,
+        })
+    }
+
+    fn seed(&self, noise: Noise) -> u64 {
+        seed_of(noise.seed, self.site.number())
+    }
+}
+
+/// What is left of `x` in a tensor of its own, since others may read `x`; `x` itself where nothing is dropped.
+pub(crate) fn dropped(dropout: Option<Dropout>, context: &Context, first_row: usize, x: Tensor) -> Tensor {
+    let (Some(dropout), Some(noise)) = (dropout, context.batch.noise) else { return x };
+    let out = context.queue.tensor(x.rows, x.cols, x.dtype);
+    dropout.launch(context.queue, noise, first_row, &x, &out);
+    out
+}

@@ -1,0 +1,138 @@
+//! How a unit begins: the reduced output of the unit before joins the residual stream, and the stream is normalised.
+//!
+//! Every row is treated by itself, so an entry works as well on a part of the sequence. What training drops is a matter
+//! of a row's place in the batch, so an entry is told which row comes first.
+
+use evenkeel_device::kernel::Add;
+use evenkeel_device::{Queue, Tensor};
+
+use crate::chain::body::Context;
+use crate::chain::dropout::{Dropout, dropped};
+use crate::chain::norm::{Input, NormSpec};
+use crate::parameters::{Gradients, ParamId};
+
+/// `stream = drop(x + drop(post(p)))`, then one norm of the stream for each input of the unit's body.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// A norm on the previous unit's output, before it joins the stream.
+    pub(crate) post: Option<NormSpec>,
+    /// What is dropped of that output.
+    pub(crate) output_dropout: Option<Dropout>,
+    /// What is dropped of the sum: at the stream's beginning.
+    pub(crate) stream_dropout: Option<Dropout>,
+    pub(crate) norms: Vec<NormSpec>,
+}
+
+/// What an entry computed.
+pub struct EntryState {
+    /// The residual stream after the addition. [T, H]
+    pub stream: Tensor,
+    /// The stream normalised, one per input of the body. [T, H]
+    pub normalised: Vec<Tensor>,
+    stats: Vec<Tensor>,
+    /// The previous unit's output and its statistics, where it was normalised.
+    post: Option<(Tensor, Tensor)>,
+}
+
+impl EntryState {
+    /// Drops the normalised values, which can be computed again from the stream.
+    pub fn forget(&mut self) {
+        self.normalised.clear();
+    }
+}
+
+impl Entry {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.post.iter().chain(&self.norms).flat_map(NormSpec::parameters).collect()
+    }
+
+    /// How often the stream is normalised.
+    pub fn norm_count(&self) -> usize {
+        self.norms.len()
+    }
+
+    /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before. Both begin with row
+    /// `first_row` of the batch.
+    pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> EntryState {
+        let (queue, parameters) = (context.queue, context.parameters);
+        let like_p = || queue.tensor(p.rows, p.cols, p.dtype);
+        let (added, post) = match &self.post {
+            None => (p.clone(), None),
+            Some(norm) => {
+                let added = like_p();
+                let stats = norm.forward(queue, parameters, Input::Value(p.view()), added.view());
+                (added, Some((p.clone(), stats)))
+            }
+        };
+        let added = dropped(self.output_dropout, context, first_row, added);
+        let mut stream = if x.is_some() { like_p() } else { added.clone() };
+        let mut sum = x.map(|x| Input::Sum { x: x.view(), add: added.view(), into: stream.view() });
+        if self.stream_dropout.is_some() && context.batch.noise.is_some() {
+            add(queue, sum.take());
+            stream = dropped(self.stream_dropout, context, first_row, stream);
+        }
+        // The first norm does the addition; without a norm it is a kernel of its own.
+        let (normalised, stats) = self.normalise(context, &stream, &mut sum);
+        add(queue, sum);
+        EntryState { stream, normalised, stats, post }
+    }
+
+    /// Restores what [`EntryState::forget`] dropped, with the same bits.
+    pub fn recompute(&self, context: &Context, state: &mut EntryState) {
+        (state.normalised, state.stats) = self.normalise(context, &state.stream, &mut None);
+    }
+
+    fn normalise(&self, context: &Context, stream: &Tensor, sum: &mut Option<Input>) -> (Vec<Tensor>, Vec<Tensor>) {
+        let (queue, parameters) = (context.queue, context.parameters);
+        let one = |norm: &NormSpec| {
+            let out = queue.tensor(stream.rows, stream.cols, stream.dtype);
+            let input = sum.take().unwrap_or(Input::Value(stream.view()));
+            let stats = norm.forward(queue, parameters, input, out.view());
+            (out, stats)
+        };
+        self.norms.iter().map(one).unzip()
+    }
+
+    /// Takes the gradient that reaches the stream from behind and those of the normalised values; returns the gradient
+    /// of the stream before the addition and that of the previous unit's output. All begin with row `first_row` of the
+    /// batch, and what is given is left as it is.
+    pub fn backward(
+        &self,
+        context: &Context,
+        first_row: usize,
+        gradients: &Gradients,
+        state: &EntryState,
+        dstream: Option<&Tensor>,
+        dnormalised: &[Tensor],
+    ) -> (Tensor, Tensor) {
+        let (queue, parameters) = (context.queue, context.parameters);
+        assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per norm");
+        let like_stream = || queue.tensor(state.stream.rows, state.stream.cols, state.stream.dtype);
+        let mut dx = dstream.cloned();
+        for ((norm, stats), dout) in self.norms.iter().zip(&state.stats).zip(dnormalised) {
+            let (x, sum) = (state.stream.view(), like_stream());
+            let residual = dx.as_ref().map(Tensor::view);
+            norm.backward(queue, parameters, gradients, x, stats, dout.view(), residual, sum.view());
+            dx = Some(sum);
+        }
+        let dx = dx.expect("an entry has a norm or a stream behind it");
+        let dx = dropped(self.stream_dropout, context, first_row, dx);
+        let dadded = dropped(self.output_dropout, context, first_row, dx.clone());
+        let dp = match (&self.post, &state.post) {
+            (Some(norm), Some((p, stats))) => {
+                let dp = like_stream();
+                norm.backward(queue, parameters, gradients, p.view(), stats, dadded.view(), None, dp.view());
+                dp
+            }
+            _ => dadded,
+        };
+        (dx, dp)
+    }
+}
+
+/// The sum, where no norm has formed it.
+fn add(queue: &Queue, sum: Option<Input>) {
+    if let Some(Input::Sum { x, add, into }) = sum {
+        queue.launch(Add { a: x, b: add, out: into });
+    }
+}

@@ -1,0 +1,149 @@
+//! The end of the chain: logits, loss and its gradient, a few tokens at a time so that the logits never exist whole.
+//!
+//! The vocabulary may be split: [`Head::stats`] speaks of the columns held here, and [`Head::loss`] takes statistics
+//! that were merged over all of them.
+
+use std::ops::Range;
+
+use evenkeel_device::kernel::{ColumnSum, LossBackward, LossMerge, LossStats, Order, Product};
+use evenkeel_device::{DType, Queue, Tensor};
+
+use crate::chain::batch::Batch;
+use crate::chain::body::Context;
+use crate::chain::entry::Entry;
+use crate::chain::op::add_weight_gradient;
+use crate::parameters::{Gradients, ParamId};
+
+/// The last unit.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub entry: Entry,
+    pub(crate) weight: ParamId,
+    pub(crate) bias: Option<ParamId>,
+    /// Classes over all shards.
+    pub(crate) classes: usize,
+    /// The first class that this shard has.
+    pub(crate) first_class: usize,
+    /// The most classes that any shard has.
+    pub(crate) widest: usize,
+    /// Whether other shards have other classes: statistics are to be merged, gradients of `x` to be summed.
+    pub is_partial: bool,
+    /// Only the first token of each segment is classified: the class token of an image.
+    pub(crate) first_tokens_only: bool,
+    /// What the logits that are in memory at a time may take, as f32.
+    pub(crate) logit_bytes: usize,
+}
+
+/// How losses become a number to minimise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossOptions {
+    /// The share of each label's probability that is spread over all classes.
+    pub smoothing: f32,
+    /// Multiplies the gradient: one over the labels of the whole batch.
+    pub scale: f32,
+}
+
+impl Head {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        self.entry.parameters().into_iter().chain([self.weight]).chain(self.bias).collect()
+    }
+
+    /// How many rows of a batch get logits.
+    pub fn rows(&self, batch: &Batch) -> usize {
+        if self.first_tokens_only { batch.segments.iter().count() } else { batch.token_count() }
+    }
+
+    /// The rows of `normalised` that get logits.
+    pub fn classified(&self, context: &Context, normalised: &Tensor) -> Tensor {
+        if !self.first_tokens_only {
+            return normalised.clone();
+        }
+        let images = context.batch.segments.iter().count();
+        normalised.every_nth_row(context.batch.token_count() / images)
+    }
+
+    /// Which rows to treat at a time, the same on every shard.
+    pub fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let chunk = (self.logit_bytes / DType::F32.size_bytes() / self.widest).clamp(1, rows.max(1));
+        (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
+    }
+
+    /// f32 [rows, classes held here]
+    pub fn logits(&self, context: &Context, x: &Tensor) -> Tensor {
+        let weight = &context.parameters.value(self.weight);
+        let logits = context.queue.tensor(x.rows, weight.rows, DType::F32);
+        let bias = self.bias.map(|bias| context.parameters.value(bias).view());
+        context.queue.launch(Product::new(Order::NT, x, weight, &logits).with_bias(bias));
+        logits
+    }
+
+    /// Writes what the classes held here add to the softmax of each row.
+    pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>, stats: &Tensor) {
+        let labels = context.batch.labels.view().col_range(rows);
+        context.queue.launch(LossStats {
+            logits: logits.view(),
+            labels,
+            first: self.first_class as u32,
+            stats: stats.view(),
+        });
+    }
+
+    /// Joins the statistics of all shards, f32 [shards · rows, 4], one shard after another.
+    pub fn merge(&self, context: &Context, parts: &Tensor, stats: &Tensor) {
+        let shards = parts.rows / stats.rows;
+        let parts = parts.view().reshaped(shards, stats.len());
+        context.queue.launch(LossMerge { parts, stats: stats.view() });
+    }
+
+    /// Writes the losses of these rows; with `dlogits`, also the gradient of the logits.
+    pub fn loss(
+        &self,
+        context: &Context,
+        logits: &Tensor,
+        stats: &Tensor,
+        rows: Range<usize>,
+        options: LossOptions,
+        losses: &Tensor,
+        dlogits: Option<&Tensor>,
+    ) {
+        context.queue.launch(LossBackward {
+            logits: logits.view(),
+            labels: context.batch.labels.view().col_range(rows.clone()),
+            first: self.first_class as u32,
+            stats: stats.view(),
+            vocabulary: self.classes,
+            smoothing: options.smoothing,
+            scale: options.scale,
+            losses: losses.view().col_range(rows),
+            dlogits: dlogits.map(Tensor::view),
+        });
+    }
+
+    /// Room for the gradient of logits: the logits themselves where the compute dtype is theirs.
+    pub fn dlogits(&self, context: &Context, logits: &Tensor) -> Tensor {
+        match context.dtype() {
+            DType::F32 => logits.clone(),
+            dtype => context.queue.tensor(logits.rows, logits.cols, dtype),
+        }
+    }
+
+    /// Room for the gradient of the normalised values; rows that get no logits have none.
+    pub fn dnormalised(&self, queue: &Queue, normalised: &Tensor) -> Tensor {
+        let [rows, cols] = normalised.shape();
+        if self.first_tokens_only {
+            queue.zeros(rows, cols, normalised.dtype)
+        } else {
+            queue.tensor(rows, cols, normalised.dtype)
+        }
+    }
+
+    /// Writes the gradient of `x` and adds those of weight and bias.
+    pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
+        let queue = context.queue;
+        queue.launch(Product::new(Order::NN, dlogits, &context.parameters.value(self.weight), dx));
+        add_weight_gradient(queue, gradients, self.weight, dlogits, x);
+        if let Some(bias) = self.bias {
+            queue.launch(ColumnSum { x: dlogits.view(), out: gradients.sum(queue, bias).view() });
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! The operations units are made of, each with its forward and its backward.
+
+use std::ops::Range;
+
+use evenkeel_device::kernel::{
+    self, ActivateBackward, Activation, Add, AttentionDropout, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward,
+    Mask, Order, Product,
+};
+use evenkeel_device::{DType, Heads, Queue, Tensor};
+
+use crate::chain::batch::Batch;
+use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::dropout::{Dropout, dropped};
+use crate::chain::norm::{self, NormSpec};
+use crate::chain::on_rows::OnRows;
+use crate::parameters::{Gradients, ParamId};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Linear(Linear),
+    /// A norm of every head, in a slot of heads side by side.
+    HeadNorm {
+        x: Slot,
+        out: Slot,
+        stats: Slot,
+        heads: usize,
+        norm: NormSpec,
+    },
+    /// Rotates heads where they lie.
+    Rotary {
+        x: HeadSlot,
+        table: usize,
+    },
+    Attention(Attention),
+    /// `out = activation(gate) · up`
+    Gated {
+        activation: Activation,
+        gate: Slot,
+        up: Slot,
+        out: Slot,
+    },
+    /// `out = a + b`
+    Add {
+        a: Slot,
+        b: Slot,
+        out: Slot,
+    },
+    /// These elements of the images' patches, as the batch has them.
+    Patches {
+        elements: Range<usize>,
+        out: Slot,
+    },
+    Lookup(Lookup),
+    /// Drops numbers of a slot that no earlier operation reads in backward, where they lie.
+    Dropout {
+        x: Slot,
+        dropout: Dropout,
+    },
+    /// The rows of a slot and none of its columns: what no heads attend to.
+    NoColumns {
+        x: Slot,
+        out: Slot,
+    },
+    OnRows(OnRows),
+}
+
+/// `out = activation(x · weightᵀ + bias)`
+#[derive(Clone, Debug)]
+pub(crate) struct Linear {
+    pub x: Slot,
+    pub out: Slot,
+    pub weight: ParamId,
+    pub bias: Option<ParamId>,
+    /// Of the shards whose outputs are summed, one adds the bias.
+    pub adds_bias: bool,
+    /// The weight is stored [in, out].
+    pub transposed: bool,
+    /// With the slot that keeps the value before it.
+    pub activation: Option<(Activation, Slot)>,
+    /// Nobody asks for the gradient of `x`.
+    pub first: bool,
+    /// What it computes with of its parameters, where that is not all.
+    pub part: Option<LinearPart>,
+    /// Adds to what is in `out`; such a layer is bare.
+    pub adds: bool,
+}
+
+/// Some of a linear layer's outputs or inputs, counted among those that the shard holds.
+#[derive(Clone, Debug)]
+pub(crate) enum LinearPart {
+    Outputs(Range<usize>),
+    Inputs(Range<usize>),
+}
+
+/// Heads in a slot: which columns they take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadSlot {
+    pub slot: Slot,
+    pub first: usize,
+    pub count: usize,
+    pub dim: usize,
+    pub step: usize,
+}
+
+impl HeadSlot {
+    fn of(&self, slots: &Slots) -> Heads {
+        Heads::strided(slots.get(self.slot), self.first, self.count, self.dim, self.step)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attention {
+    pub q: HeadSlot,
+    pub k: HeadSlot,
+    pub v: HeadSlot,
+    pub out: Slot,
+    pub logsum: Slot,
+    pub mask: Mask,
+    pub scale: f32,
+    pub dropout: Option<Dropout>,
+    /// The number of the first query head among the whole model's.
+    pub first_head: usize,
+    /// Where a cache keeps this layer's keys and values.
+    pub layer: usize,
+}
+
+impl Attention {
+    fn out_heads(&self, out: &Tensor) -> Heads {
+        Heads::packed(out, self.q.count)
+    }
+
+    fn dropped(&self, batch: &Batch) -> Option<AttentionDropout> {
+        self.dropout?.of_attention(batch, self.first_head)
+    }
+}
+
+/// `out = scale · table[index]`, added to what earlier lookups left in the slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Lookup {
+    pub table: ParamId,
+    pub index: Index,
+    /// The index of the first row that the table has here.
+    pub first: usize,
+    pub scale: f32,
+    pub out: Slot,
+    pub accumulate: bool,
+}
+
+/// Which of the batch's indices a lookup uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Index {
+    Tokens,
+    Positions,
+    ClassRows,
+    PatchRows,
+}
+
+impl Index {
+    fn of<'a>(&self, context: &Context<'a>) -> &'a Tensor {
+        match self {
+            Index::Tokens => &context.batch.ids,
+            Index::Positions => &context.batch.positions,
+            Index::ClassRows => &context.batch.class_rows,
+            Index::PatchRows => &context.batch.patch_rows,
+        }
+    }
+}
+
+impl Op {
+    pub fn parameters(&self) -> Vec<ParamId> {
+        match self {
+            Op::Linear(linear) => [linear.weight].into_iter().chain(linear.bias).collect(),
+            Op::HeadNorm { norm, .. } => norm.parameters().collect(),
+            Op::Lookup(lookup) => vec![lookup.table],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::parameters).collect(),
+            Op::Rotary { .. }
+            | Op::Attention(_)
+            | Op::Gated { .. }
+            | Op::Add { .. }
+            | Op::Patches { .. }
+            | Op::Dropout { .. }
+            | Op::NoColumns { .. } => Vec::new(),
+        }
+    }
+
+    pub fn forward(&self, context: &Context, values: &mut Slots) {
+        let queue = context.queue;
+        match self {
+            Op::Linear(linear) => linear.forward(context, values),
+            Op::HeadNorm { x, out, stats, heads, norm } => {
+                let input = values.get(*x);
+                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
+                let result = queue.tensor(input.rows, input.cols, input.dtype);
+                let source = norm::Input::Value(input.view().reshaped(rows, dim));
+                let row_stats = norm.forward(queue, context.parameters, source, result.view().reshaped(rows, dim));
+                values.set(*out, result);
+                values.set(*stats, row_stats);
+            }
+            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(values), *table, false)),
+            Op::Attention(attention) => attention.forward(context, values),
+            Op::Gated { activation, gate, up, out } => {
+                let (gate, up) = (values.get(*gate), values.get(*up));
+                let result = queue.tensor(gate.rows, gate.cols, gate.dtype);
+                let (gate, up) = (gate.view(), up.view());
+                queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
+                values.set(*out, result);
+            }
+            Op::Add { a, b, out } => {
+                let (a, b) = (values.get(*a), values.get(*b));
+                let result = queue.tensor(a.rows, a.cols, a.dtype);
+                queue.launch(Add { a: a.view(), b: b.view(), out: result.view() });
+                values.set(*out, result);
+            }
+            Op::Patches { elements, out } => {
+                let patches = context.batch.patches.as_ref().expect("a batch of images for a model that reads images");
+                values.set(*out, patches.col_range(elements.clone()));
+            }
+            Op::Lookup(lookup) => {
+                let table = &context.parameters.value(lookup.table);
+                let indices = lookup.index.of(context);
+                if !lookup.accumulate {
+                    values.set(lookup.out, queue.tensor(indices.cols, table.cols, context.dtype()));
+                }
+                queue.launch(Embed {
+                    table: table.view(),
+                    indices: indices.view(),
+                    first: lookup.first as u32,
+                    scale: lookup.scale,
+                    out: values.get(lookup.out).view(),
+                    accumulate: lookup.accumulate,
+                });
+            }
+            Op::Dropout { x, dropout } => {
+                if let Some(noise) = context.batch.noise {
+                    let x = values.get(*x);
+                    dropout.launch(queue, noise, 0, x, x);
+                }
+            }
+            Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
+            Op::OnRows(strip) => strip.forward(context, values),
+        }
+    }
+
+    /// Slots that backward reads.
+    pub fn saved(&self, context: &Context) -> Vec<Slot> {
+        match self {
+            Op::Linear(linear) => {
+                let before = linear.activation.map(|(_, slot)| slot);
+                self.weight_inputs(context).into_iter().chain(before).collect()
+            }
+            Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
+            Op::Attention(attention) => {
+                let Attention { q, k, v, out, logsum, .. } = attention;
+                vec![q.slot, k.slot, v.slot, *out, *logsum]
+            }
+            Op::Gated { gate, up, .. } => vec![*gate, *up],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.saved(context)).collect(),
+            Op::Rotary { .. }
+            | Op::Add { .. }
+            | Op::Patches { .. }
+            | Op::Lookup(_)
+            | Op::Dropout { .. }
+            | Op::NoColumns { .. } => Vec::new(),
+        }
+    }
+
+    /// Writes the gradients of what the operation read, adding to gradients that are already there.
+    pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
+        let queue = context.queue;
+        match self {
+            Op::Linear(linear) => linear.backward_input(context, values, slots),
+            Op::HeadNorm { x, out, stats, heads, norm } => {
+                let (input, dout) = (values.take(*x), slots.take(*out));
+                let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
+                let (x_rows, dout_rows) = (input.view().reshaped(rows, dim), dout.view().reshaped(rows, dim));
+                let row_stats = values.take(*stats);
+                let parameters = context.parameters;
+                norm.backward(queue, parameters, gradients, x_rows, &row_stats, dout_rows, None, dout_rows);
+                slots.set(*x, dout);
+            }
+            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(slots), *table, true)),
+            Op::Attention(attention) => attention.backward(context, values, slots),
+            Op::Gated { activation, gate, up, out } => {
+                // The gradients take the place of the values, which nobody reads again.
+                let (dgate, dup, dout) = (values.take(*gate), values.take(*up), slots.take(*out));
+                queue.launch(GatedBackward {
+                    activation: *activation,
+                    gate: dgate.view(),
+                    up: dup.view(),
+                    dout: dout.view(),
+                    dgate: dgate.view(),
+                    dup: dup.view(),
+                });
+                slots.set(*gate, dgate);
+                slots.set(*up, dup);
+            }
+            Op::Add { a, b, out } => {
+                let dout = slots.take(*out);
+                slots.set(*a, dout.clone());
+                slots.set(*b, dout);
+            }
+            // Not in place: the sum's gradient is that of both its summands.
+            Op::Dropout { x, dropout } => {
+                let dx = dropped(Some(*dropout), context, 0, slots.take(*x));
+                slots.set(*x, dx);
+            }
+            Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),
+            Op::Patches { .. } | Op::Lookup(_) | Op::NoColumns { .. } => (),
+        }
+    }
+
+    /// The slots whose values the weight half multiplies with. A resized layer has what it needs of its own.
+    pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
+        match self {
+            Op::Linear(linear) if context.resized(linear.weight).is_none() => vec![linear.x],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The slots whose gradients the weight half reads.
+    pub fn weight_gradients(&self) -> Vec<Slot> {
+        match self {
+            Op::Linear(linear) => vec![linear.out],
+            Op::Lookup(lookup) => vec![lookup.out],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::weight_gradients).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        match self {
+            Op::Linear(linear) => linear.backward_weight(context, gradients, values, slots),
+            Op::Lookup(lookup) => context.queue.launch(EmbedBackward {
+                dtable: gradients.sum(context.queue, lookup.table).view(),
+                indices: lookup.index.of(context).view(),
+                first: lookup.first as u32,
+                scale: lookup.scale,
+                dout: slots.get(lookup.out).view(),
+            }),
+            Op::OnRows(strip) => strip.backward_weight(context, gradients, values, slots),
+            _ => (),
+        }
+    }
+}
+
+/// `dweight += aᵀ · b`
+pub(crate) fn add_weight_gradient(queue: &Queue, gradients: &Gradients, weight: ParamId, a: &Tensor, b: &Tensor) {
+    let (dweight, accumulate) = gradients.overwrite_or_add(queue, weight);
+    queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &dweight) });
+}
+
+fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel::Rotary {
+    let (table, positions) = (context.tables.table(table).view(), context.batch.positions.view());
+    kernel::Rotary { x, table, positions, inverse }
+}
+
+impl Linear {
+    /// What is multiplied with: the weight, its part, or the columns that are kept of it.
+    fn weight(&self, context: &Context) -> Tensor {
+        match context.resized(self.weight) {
+            Some(resized) => {
+                assert!(self.part.is_none(), "layers that are resized are not shared by samples");
+                resized.weight(context)
+            }
+            None => self.part_of_weight(context.parameters.value(self.weight)),
+        }
+    }
+
+    fn forward(&self, context: &Context, values: &mut Slots) {
+        let (queue, weight) = (context.queue, &self.weight(context));
+        if let (Some(resized), None) = (context.resized(self.weight), values.find_narrow(self.x)) {
+            let narrow = resized.input(queue, values.get(self.x));
+            values.set_narrow(self.x, narrow);
+        }
+        let x = self.input(context, values);
+        let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
+        if self.adds {
+            return queue.launch(Product::new(order, x, weight, values.get(self.out)).accumulating());
+        }
+        let out = queue.tensor(x.rows, width, context.dtype());
+        let bias = self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias));
+        let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
+        queue.launch(Product {
+            bias: bias.map(|bias| self.part_of_bias(bias).view()),
+            activation: self.activation.map(|(activation, _)| activation),
+            preactivation: preactivation.as_ref().map(Tensor::view),
+            ..Product::new(order, x, weight, &out)
+        });
+        values.set(self.out, out);
+        if let (Some((_, slot)), Some(tensor)) = (self.activation, preactivation) {
+            values.set(slot, tensor);
+        }
+    }
+
+    /// What the weight is multiplied with: all that is in the slot, or the columns that are kept of it.
+    fn input<'a>(&self, context: &Context, values: &'a Slots) -> &'a Tensor {
+        match context.resized(self.weight) {
+            Some(_) => values.find_narrow(self.x).expect("forward has left it"),
+            None => values.get(self.x),
+        }
+    }
+
+    fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+        let queue = context.queue;
+        let dout = slots.get(self.out);
+        if let Some((activation, slot)) = self.activation {
+            let x = values.take(slot).view();
+            queue.launch(ActivateBackward { activation, x, dout: dout.view(), dx: dout.view() });
+        }
+        if self.first {
+            return;
+        }
+        let (weight, is_resized) = (&self.weight(context), context.resized(self.weight).is_some());
+        let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
+        match if is_resized { slots.find_narrow(self.x) } else { slots.find(self.x) } {
+            Some(dx) => queue.launch(Product::new(order, dout, weight, dx).accumulating()),
+            None => {
+                let dx = queue.tensor(dout.rows, width, context.dtype());
+                queue.launch(Product::new(order, dout, weight, &dx));
+                if is_resized { slots.set_narrow(self.x, dx) } else { slots.set(self.x, dx) }
+            }
+        }
+        if let Some(resizing) = context.resizing {
+            resizing.complete_input(queue, self.weight, self.x, slots);
+        }
+    }
+
+    fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        let queue = context.queue;
+        let (x, dout) = (self.input(context, values), slots.get(self.out));
+        let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
+        match (context.resized(self.weight), &self.part) {
+            (Some(resized), _) => resized.add_weight_gradient(queue, gradients, a, b),
+            (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
+            // Overwriting one part would leave the others undefined, so the whole is zeroed first.
+            (None, Some(_)) => {
+                let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
+                queue.launch(Product::new(Order::TN, a, b, &dweight).accumulating());
+            }
+        }
+        if let Some(bias) = self.bias {
+            let dbias = self.part_of_bias(gradients.sum(queue, bias));
+            queue.launch(ColumnSum { x: dout.view(), out: dbias.view() });
+        }
+    }
+
+    /// What this layer uses of its weight, or of the weight's gradient.
+    fn part_of_weight(&self, whole: Tensor) -> Tensor {
+        match (&self.part, self.transposed) {
+            (None, _) => whole,
+            (Some(LinearPart::Outputs(rows)), false) | (Some(LinearPart::Inputs(rows)), true) => {
+                whole.row_range(rows.clone())
+            }
+            (Some(LinearPart::Outputs(cols)), true) | (Some(LinearPart::Inputs(cols)), false) => {
+                whole.col_range(cols.clone())
+            }
+        }
+    }
+
+    /// The same of the bias, which has a number for each output.
+    fn part_of_bias(&self, whole: Tensor) -> Tensor {
+        match &self.part {
+            Some(LinearPart::Outputs(cols)) => whole.col_range(cols.clone()),
+            Some(LinearPart::Inputs(_)) | None => whole,
+        }
+    }
+}
+
+impl Attention {
+    /// Tokens that continue cached sequences see those; others see only their own segment, and leave what backward needs.
+    fn forward(&self, context: &Context, values: &mut Slots) {
+        let (queue, batch) = (context.queue, context.batch);
+        let (q, k, v) = (self.q.of(values), self.k.of(values), self.v.of(values));
+        let result = queue.tensor(q.tokens(), q.count() * q.dim(), context.dtype());
+        let (out, segments, mask, scale) = (self.out_heads(&result), batch.segments.clone(), self.mask, self.scale);
+        if let Some(cache) = &batch.cache {
+            let [cached_k, cached_v] = cache.heads(self.layer);
+            let (capacity, lengths) = (cache.capacity, cache.lengths.clone());
+            queue.launch(kernel::CachedAttention {
+                q,
+                k,
+                v,
+                out,
+                cached_k,
+                cached_v,
+                capacity,
+                lengths,
+                segments,
+                mask,
+                scale,
+            });
+        } else {
+            let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
+            let (logsum_view, dropout) = (logsum.view(), self.dropped(batch));
+            queue.launch(kernel::Attention { q, k, v, out, logsum: logsum_view, segments, mask, scale, dropout });
+            values.set(self.logsum, logsum);
+        }
+        values.set(self.out, result);
+    }
+
+    fn backward(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+        let dout = slots.take(self.out);
+        for heads in [&self.q, &self.k, &self.v] {
+            if slots.find(heads.slot).is_none() {
+                let value = values.get(heads.slot);
+                slots.set(heads.slot, context.queue.tensor(value.rows, value.cols, value.dtype));
+            }
+        }
+        context.queue.launch(kernel::AttentionBackward {
+            q: self.q.of(values),
+            k: self.k.of(values),
+            v: self.v.of(values),
+            out: self.out_heads(values.get(self.out)),
+            logsum: values.get(self.logsum).view(),
+            dout: self.out_heads(&dout),
+            dq: self.q.of(slots),
+            dk: self.k.of(slots),
+            dv: self.v.of(slots),
+            segments: context.batch.segments.clone(),
+            mask: self.mask,
+            scale: self.scale,
+            dropout: self.dropped(context.batch),
+        });
+    }
+}

@@ -1,0 +1,180 @@
+//! Which keys of config.json are understood. A key that is not may change what the model computes, so it is an error; one that
+//! is known to change no number is passed over, and so is one whose value asks for nothing.
+
+use serde_json::{Map, Value};
+
+use crate::config::family::{Choice, Family, Positions, Window};
+use crate::config::{DROPOUT, shorten};
+use crate::error::Error;
+
+/// Read for every architecture.
+const COMMON: [&str; 7] = [
+    "model_type",
+    "architectures",
+    "vocab_size",
+    "initializer_range",
+    "tie_word_embeddings",
+    "quantization_config",
+    "base_model_tp_plan",
+];
+
+/// Bookkeeping of transformers and of those who publish models: where a file comes from, how text is generated, what labels are
+/// called, how memory is used. Nothing of it changes a number in training.
+const HARMLESS: [&str; 77] = [
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "_flash_attn_2_enabled",
+    "_name_or_path",
+    "_num_labels",
+    "_unsloth_version",
+    "attn_implementation",
+    "bad_words_ids",
+    "base_model_ep_plan",
+    "base_model_pp_plan",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "custom_pipelines",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "generation_config",
+    "gradient_checkpointing",
+    "id2label",
+    "is_decoder",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "mask_token_id",
+    "max_length",
+    "max_new_tokens",
+    "max_position_embeddings",
+    "max_sequence_length",
+    "min_length",
+    "model_max_length",
+    "model_name",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_scores",
+    "output_top_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// Factors, neutral at 1. Granite's `attention_multiplier` is none of them: it takes the place of 1/√head_dim.
+const FACTORS: [&str; 6] =
+    ["residual_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale", "lm_head_multiplier", "scale_emb"];
+
+/// Flags that every architecture here computes as if they were true.
+const ALWAYS_TRUE: [&str; 3] = ["is_causal", "scale_attn_weights", "use_rope"];
+
+/// Keys of a rotation that every type of it has.
+const ROTARY: [&str; 5] =
+    ["rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"];
+
+/// Refuses a config.json with keys that this architecture does not understand, all of them at once.
+pub(crate) fn refuse_unknown(json: &Value, family: &Family) -> Result<(), Error> {
+    let is_known = |key: &str| family.understands(key) || HARMLESS.contains(&key) || DROPOUT.contains(&key);
+    refuse(json, "", family, is_known)
+}
+
+/// The same for the object of a rotation. `of_type` are the keys that a rotation of its type has beside the usual ones.
+pub(crate) fn refuse_unknown_rotary(json: &Value, place: &str, family: &Family, of_type: &[&str]) -> Result<(), Error> {
+    refuse(json, place, family, |key| ROTARY.contains(&key) || of_type.contains(&key))
+}
+
+fn refuse(json: &Value, place: &str, family: &Family, is_known: impl Fn(&str) -> bool) -> Result<(), Error> {
+    const SHOWN: usize = 8;
+    let unknown = |object: &Map<String, Value>| -> Vec<String> {
+        let unknown = object.iter().filter(|(key, value)| !is_known(key) && !is_neutral(key, value));
+        unknown.map(|(key, value)| format!("`{place}{}` is {}", shorten(key), shorten(&value.to_string()))).collect()
+    };
+    let mut unknown = json.as_object().map_or_else(Vec::new, unknown);
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let more = unknown.len().saturating_sub(SHOWN);
+    unknown.truncate(SHOWN);
+    if more > 0 {
+        unknown.push(format!("and {more} more"));
+    }
+    Err(Error::NotUnderstood { keys: unknown.join(", "), model_type: family.model_type })
+}
+
+/// Whether a value asks for nothing, whatever its key may mean.
+fn is_neutral(key: &str, value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag && !ALWAYS_TRUE.contains(&key),
+        Value::Number(number) => match number.as_f64() {
+            Some(1.0) => FACTORS.contains(&key),
+            Some(0.0) => key.contains("drop"),
+            _ => false,
+        },
+        Value::String(text) => text.is_empty() || (key == "problem_type" && text == "single_label_classification"),
+        Value::Array(list) => {
+            list.is_empty() || (key == "layer_types" && list.iter().all(|layer| layer == "full_attention"))
+        }
+        Value::Object(object) => object.is_empty(),
+    }
+}
+
+impl Family {
+    /// Whether a key of config.json is read for this architecture, or known to change nothing in it.
+    fn understands(&self, key: &str) -> bool {
+        let sizes = &self.keys;
+        let sizes = [sizes.hidden, sizes.layers, sizes.heads, sizes.ffn, sizes.activation, sizes.epsilon];
+        let of_positions: &[&str] = match &self.positions {
+            Positions::Rotary => &["rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"],
+            Positions::Learned { count, .. } => &[count],
+            Positions::Image => &["image_size", "patch_size", "num_channels"],
+        };
+        let of_windows: &[&str] = match self.window {
+            Window::Never => &[],
+            Window::Everywhere => &["sliding_window"],
+            Window::ByLayer => &["sliding_window", "layer_types", "use_sliding_window", "max_window_layers"],
+        };
+        let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
+        [&COMMON[..], &sizes, of_positions, of_windows, self.own_keys].iter().any(|keys| keys.contains(&key))
+            || [&self.qkv_bias, &self.out_bias, &self.mlp_bias].into_iter().any(is_choice)
+    }
+}

@@ -1,0 +1,494 @@
+//! config.json, read into one form for every architecture. Every number is bounded here, before anything is sized by it.
+
+pub(crate) mod family;
+pub(crate) mod known_keys;
+
+use evenkeel_device::kernel::{Activation, NormKind};
+use serde_json::Value;
+
+use crate::chain::dropout::Dropouts;
+use crate::chain::rotary::{Rotary, Scaling};
+use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
+use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
+use crate::error::Error;
+
+/// No real model comes near these; a file that does is broken or hostile.
+const LARGEST_SIZE: u64 = 1 << 24;
+const MOST_LAYERS: u64 = 1 << 12;
+const LARGEST_HEAD: usize = 1 << 12;
+const LARGEST_IMAGE: usize = 1 << 24;
+
+/// What the architectures call the shares of numbers that training drops. None uses all of them.
+pub(crate) const DROPOUT: [&str; 7] = [
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+];
+
+/// A model's sizes and options.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub family: &'static Family,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    /// Rows of the head: the vocabulary, or the labels of a classifier.
+    pub classes: usize,
+    pub layers: Vec<Layer>,
+    /// The rotations in use; layers name them by index.
+    pub rotaries: Vec<Rotary>,
+    pub norm: NormKind,
+    pub epsilon: f32,
+    pub activation: Activation,
+    pub attention_scale: f32,
+    pub causal: bool,
+    pub qkv_bias: bool,
+    pub out_bias: bool,
+    pub mlp_bias: bool,
+    /// Attention and MLP read the same stream and are added to it together.
+    pub parallel: bool,
+    pub tied: bool,
+    pub embed_scale: f32,
+    pub input: Input,
+    pub init_deviation: f32,
+    /// The longest sequence that the model was made for, where config.json says.
+    pub positions: Option<usize>,
+    pub dropouts: Dropouts,
+    /// The keys that ask for dropout under names of other architectures.
+    pub ignored_dropouts: Vec<&'static str>,
+}
+
+/// What differs from layer to layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layer {
+    pub window: Option<usize>,
+    pub rotary: Option<usize>,
+    /// Multiplies the attention scale.
+    pub scale: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    Tokens {
+        /// Rows of the table of learned positions, if there is one.
+        learned_positions: Option<usize>,
+    },
+    Images {
+        size: usize,
+        patch: usize,
+        channels: usize,
+    },
+}
+
+impl Input {
+    /// Tokens of one image: its patches and the class token.
+    pub fn tokens_per_image(size: usize, patch: usize) -> usize {
+        (size / patch).pow(2) + 1
+    }
+}
+
+impl Config {
+    pub fn from_json(json: &Value) -> Result<Config, Error> {
+        let family = find_family(json)?;
+        let keys = Keys { json };
+        check_class(&keys, family)?;
+        refuse_unsupported(&keys)?;
+        refuse_unknown(json, family)?;
+        let names = &family.keys;
+        let hidden = keys.size(names.hidden)?;
+        let heads = keys.size(names.heads)?;
+        let kv_heads = keys.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let head_dim = match keys.optional_size("head_dim")? {
+            Some(dim) => dim,
+            None if family.model_type == "gemma3_text" => return Err(keys.missing("head_dim", "a size")),
+            None => {
+                keys.require(hidden % heads == 0, names.hidden, &format!("a multiple of {heads} heads"))?;
+                hidden / heads
+            }
+        };
+        keys.require(head_dim <= LARGEST_HEAD, "head_dim", &format!("at most {LARGEST_HEAD}"))?;
+        let width_fits = heads * head_dim <= LARGEST_SIZE as usize;
+        keys.require(width_fits, names.heads, &format!("heads of {LARGEST_SIZE} features together at most"))?;
+        keys.require(heads.is_multiple_of(kv_heads), "num_key_value_heads", &format!("a divisor of {heads} heads"))?;
+        // GPT-2 writes null for "four times the hidden size".
+        let ffn = match keys.optional_size(names.ffn)? {
+            None if family.model_type == "gpt2" => 4 * hidden,
+            None => return Err(keys.missing(names.ffn, "a size")),
+            Some(ffn) => ffn,
+        };
+        let (layers, rotaries) = read_layers(&keys, family, head_dim)?;
+        let score_dim = keys.optional_float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
+        keys.require(score_dim > 0.0, "query_pre_attn_scalar", "a positive number")?;
+        let input = read_input(&keys, family)?;
+        let classes = match input {
+            Input::Tokens { .. } => keys.size("vocab_size")?,
+            Input::Images { .. } => read_labels(&keys)?,
+        };
+        let epsilon = keys.optional_float(names.epsilon)?.unwrap_or(family.default_epsilon) as f32;
+        keys.require(epsilon >= 0.0, names.epsilon, "a number that is not negative")?;
+        Ok(Config {
+            family,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            ffn,
+            classes,
+            layers,
+            rotaries,
+            norm: family.norm,
+            epsilon,
+            activation: keys.activation(names.activation)?.unwrap_or(family.default_activation),
+            attention_scale: (1.0 / score_dim.sqrt()) as f32,
+            causal: matches!(input, Input::Tokens { .. }),
+            qkv_bias: keys.choice(&family.qkv_bias)?,
+            out_bias: keys.choice(&family.out_bias)?,
+            mlp_bias: keys.choice(&family.mlp_bias)?,
+            parallel: family.model_type == "gpt_neox" && keys.optional_flag("use_parallel_residual")?.unwrap_or(true),
+            tied: matches!(input, Input::Tokens { .. })
+                && keys.optional_flag("tie_word_embeddings")?.unwrap_or(family.tied_by_default),
+            embed_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
+            input,
+            init_deviation: keys.optional_float("initializer_range")?.unwrap_or(0.02) as f32,
+            positions: match input {
+                Input::Tokens { learned_positions } => learned_positions.or_else(|| {
+                    // Nothing is sized by it, so what is no number is as good as none.
+                    Some(keys.get("max_position_embeddings")?.as_u64()? as usize)
+                }),
+                Input::Images { .. } => None,
+            },
+            dropouts: read_dropouts(&keys, family)?,
+            ignored_dropouts: ignored_dropouts(&keys, family)?,
+        })
+    }
+}
+
+impl Config {
+    /// What config.json says that training on sequences of so many tokens does not follow, a line each.
+    pub fn warnings(&self, sequence: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        if !self.ignored_dropouts.is_empty() {
+            let keys: Vec<String> = self.ignored_dropouts.iter().map(|key| format!("`{key}`")).collect();
+            let (keys, model_type) = (keys.join(", "), self.family.model_type);
+            lines.push(format!("config.json sets {keys}, for which training of a `{model_type}` model drops nothing"));
+        }
+        lines.extend(self.beyond_positions(sequence));
+        lines
+    }
+
+    /// What is to be said where a sequence is longer than the model was made for.
+    pub fn beyond_positions(&self, sequence: usize) -> Option<String> {
+        let positions = self.positions.filter(|&positions| sequence > positions)?;
+        Some(format!("sequences of {sequence} tokens are longer than the model was made for, {positions}"))
+    }
+}
+
+fn find_family(json: &Value) -> Result<&'static Family, Error> {
+    let model_type = json.get("model_type").and_then(Value::as_str);
+    let class = json.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    let found = FAMILIES.iter().find(|family| match (model_type, class) {
+        (Some(model_type), _) => family.model_type == model_type,
+        (None, Some(class)) => family.is_called(class),
+        (None, None) => false,
+    });
+    found.ok_or_else(|| Error::UnknownArchitecture {
+        found: shorten(model_type.or(class).unwrap_or("(none)")),
+        known: FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// `architectures` and `model_type` say the same, or one of them was changed.
+fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
+    let Some(classes) = keys.get("architectures") else { return Ok(()) };
+    let classes = classes.as_array().ok_or_else(|| keys.bad("architectures", "a list of classes"))?;
+    match classes.iter().find(|class| !class.as_str().is_some_and(|class| family.is_called(class))) {
+        None => Ok(()),
+        Some(class) => Err(Error::OtherClass {
+            found: shorten(&class.to_string()),
+            model_type: family.model_type,
+            expected: family.class,
+        }),
+    }
+}
+
+/// Keys that are understood, with values that no unit implements.
+fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
+    if keys.optional_flag("scale_attn_weights")? == Some(false) {
+        return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
+    }
+    match keys.get("quantization_config") {
+        None => Ok(()),
+        Some(found) => {
+            let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("no method named");
+            Err(Error::Quantized { method: shorten(method) })
+        }
+    }
+}
+
+fn read_dropouts(keys: &Keys, family: &Family) -> Result<Dropouts, Error> {
+    let names = &family.dropout;
+    let share = |key: &str| -> Result<f32, Error> {
+        let share = keys.optional_float(key)?.unwrap_or(names.default) as f32;
+        // What is kept is divided by its share.
+        keys.require((0.0..1.0).contains(&share), key, "a number from 0 to below 1, the share that training drops")?;
+        Ok(share)
+    };
+    Ok(Dropouts {
+        attention: share(names.attention)?,
+        residual: names.residual.map_or(Ok(0.0), share)?,
+        embedding: names.embedding.map_or(Ok(0.0), share)?,
+    })
+}
+
+fn ignored_dropouts(keys: &Keys, family: &Family) -> Result<Vec<&'static str>, Error> {
+    let names = &family.dropout;
+    let used = [Some(names.attention), names.residual, names.embedding];
+    let mut ignored = Vec::new();
+    for key in DROPOUT.into_iter().filter(|&key| !used.contains(&Some(key))) {
+        let share = keys.optional_float(key)?.unwrap_or(0.0);
+        keys.require((0.0..=1.0).contains(&share), key, "a number from 0 to 1")?;
+        if share > 0.0 {
+            ignored.push(key);
+        }
+    }
+    Ok(ignored)
+}
+
+fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Layer>, Vec<Rotary>), Error> {
+    let count =
+        keys.bounded(family.keys.layers, MOST_LAYERS)?.ok_or_else(|| keys.missing(family.keys.layers, "a size"))?;
+    let sliding = sliding_layers(keys, family, count)?;
+    let window = keys.optional_size("sliding_window")?;
+    let rotaries = match family.positions {
+        Positions::Rotary => read_rotaries(keys, family, head_dim)?,
+        Positions::Learned { .. } | Positions::Image => Vec::new(),
+    };
+    let inverse_index = keys.optional_flag("scale_attn_by_inverse_layer_idx")?.unwrap_or(false);
+    let layers = sliding.iter().enumerate().map(|(index, &sliding)| Layer {
+        window: if sliding { window } else { None },
+        rotary: if rotaries.is_empty() { None } else { Some(if sliding { rotaries.len() - 1 } else { 0 }) },
+        scale: if inverse_index { 1.0 / (index + 1) as f32 } else { 1.0 },
+    });
+    Ok((layers.collect(), rotaries))
+}
+
+/// Which layers use a sliding window.
+fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool>, Error> {
+    match family.window {
+        Window::Never => return Ok(vec![false; count]),
+        Window::Everywhere => return Ok(vec![true; count]),
+        Window::ByLayer => (),
+    }
+    if let Some(types) = keys.json.get("layer_types").filter(|types| !types.is_null()) {
+        let types = types.as_array().filter(|types| types.len() == count);
+        let types = types.ok_or_else(|| keys.bad("layer_types", &format!("a list of {count}")))?;
+        let sliding = types.iter().map(|layer| match layer.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(keys.bad("layer_types", "sliding_attention or full_attention")),
+        });
+        return sliding.collect();
+    }
+    if family.model_type == "gemma3_text" {
+        let pattern = keys.optional_size("sliding_window_pattern")?.unwrap_or(6);
+        return Ok((0..count).map(|layer| (layer + 1) % pattern != 0).collect());
+    }
+    let used = keys.optional_flag("use_sliding_window")?.unwrap_or(false);
+    let first = keys.bounded("max_window_layers", LARGEST_SIZE)?.unwrap_or(count);
+    Ok((0..count).map(|layer| used && layer >= first).collect())
+}
+
+/// The rotation of full layers, followed by that of sliding layers where it differs.
+fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Rotary>, Error> {
+    for name in ["rope_scaling", "rope_parameters"] {
+        keys.require(keys.get(name).is_none_or(Value::is_object), name, "an object")?;
+    }
+    let scaling = keys.get("rope_scaling").map(|scaling| ("rope_scaling.", scaling));
+    let parameters = keys.get("rope_parameters").map(|parameters| ("rope_parameters.", parameters));
+    let is_same = scaling.is_none_or(|(_, scaling)| parameters.is_none_or(|(_, parameters)| parameters == scaling));
+    keys.require(is_same, "rope_scaling", "no other rotation than that of `rope_parameters`")?;
+    if let Some((_, kinds)) = parameters.filter(|(_, parameters)| parameters.get("full_attention").is_some()) {
+        refuse_unknown_rotary(kinds, "rope_parameters.", family, &["full_attention", "sliding_attention"])?;
+        let read = |place: &str, kind: &str| {
+            let own = kinds.get(kind).filter(|own| !own.is_null()).map(|own| (place, own));
+            read_rotary(keys, family, own, head_dim, None)
+        };
+        return Ok(vec![
+            read("rope_parameters.full_attention.", "full_attention")?,
+            read("rope_parameters.sliding_attention.", "sliding_attention")?,
+        ]);
+    }
+    if family.model_type == "gemma3_text" {
+        let full = read_rotary(keys, family, parameters.or(scaling), head_dim, Some(1e6))?;
+        let base = keys.optional_float("rope_local_base_freq")?.unwrap_or(1e4);
+        keys.require(base > 0.0, "rope_local_base_freq", "a positive number")?;
+        let local = Rotary { base, scaling: Scaling::None, dim: head_dim };
+        return Ok(vec![full, local]);
+    }
+    Ok(vec![read_rotary(keys, family, parameters.or(scaling), head_dim, None)?])
+}
+
+/// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files: an object, and what its
+/// keys are called in a message.
+fn read_rotary(
+    keys: &Keys,
+    family: &Family,
+    object: Option<(&str, &Value)>,
+    head_dim: usize,
+    base: Option<f64>,
+) -> Result<Rotary, Error> {
+    let empty = Value::Object(Default::default());
+    let (place, object) = object.unwrap_or(("", &empty));
+    let inner = Keys { json: object };
+    let first = |names: &[(&Keys, &str)]| -> Result<Option<f64>, Error> {
+        for (keys, name) in names {
+            if let Some(value) = keys.optional_float(name)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    };
+    let base =
+        first(&[(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")])?.or(base).unwrap_or(1e4);
+    keys.require(base > 0.0, "rope_theta", "a positive number")?;
+    let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
+    let fraction = first(&factors)?.unwrap_or(family.default_rotary_fraction);
+    keys.require(fraction > 0.0 && fraction <= 1.0, "partial_rotary_factor", "a number above 0, up to 1")?;
+    let dim = (head_dim as f64 * fraction) as usize;
+    keys.require(dim >= 2 && dim.is_multiple_of(2), "head_dim", "an even number of rotated elements")?;
+    let kind = inner.optional_text("rope_type")?.or(inner.optional_text("type")?).unwrap_or("default");
+    let positive = |key: &str| -> Result<f64, Error> {
+        let value = inner.optional_float(key)?.ok_or_else(|| inner.missing(key, "a number"))?;
+        inner.require(value > 0.0, key, "a positive number")?;
+        Ok(value)
+    };
+    let of_type: &[&str] = match kind {
+        "linear" => &["factor"],
+        "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
+        _ => &[],
+    };
+    let scaling = match kind {
+        "default" => Scaling::None,
+        "linear" => Scaling::Linear { factor: positive("factor")? },
+        "llama3" => Scaling::Llama3 {
+            factor: positive("factor")?,
+            low: positive("low_freq_factor")?,
+            high: positive("high_freq_factor")?,
+            original_positions: positive("original_max_position_embeddings")?,
+        },
+        other => return Err(Error::Unsupported { what: format!("rope type `{}`", shorten(other)) }),
+    };
+    refuse_unknown_rotary(object, place, family, of_type)?;
+    if let Scaling::Llama3 { low, high, .. } = scaling {
+        inner.require(high > low, "high_freq_factor", "more than low_freq_factor")?;
+    }
+    Ok(Rotary { base, dim, scaling })
+}
+
+fn read_input(keys: &Keys, family: &Family) -> Result<Input, Error> {
+    Ok(match family.positions {
+        Positions::Rotary => Input::Tokens { learned_positions: None },
+        Positions::Learned { count, .. } => Input::Tokens { learned_positions: Some(keys.size(count)?) },
+        Positions::Image => {
+            let (size, patch) = (keys.size("image_size")?, keys.size("patch_size")?);
+            keys.require(size.is_multiple_of(patch), "image_size", &format!("a multiple of the patch, {patch}"))?;
+            let channels = keys.optional_size("num_channels")?.unwrap_or(3);
+            let values = (size as u64).saturating_mul(size as u64).saturating_mul(channels as u64);
+            keys.require(values <= LARGEST_IMAGE as u64, "image_size", &format!("{LARGEST_IMAGE} values at most"))?;
+            Input::Images { size, patch, channels }
+        }
+    })
+}
+
+fn read_labels(keys: &Keys) -> Result<usize, Error> {
+    match keys.json.get("id2label") {
+        None | Some(Value::Null) => Ok(keys.optional_size("num_labels")?.unwrap_or(2)),
+        Some(Value::Object(labels)) if !labels.is_empty() => Ok(labels.len()),
+        Some(_) => Err(keys.bad("id2label", "a table of labels")),
+    }
+}
+
+/// The keys of a JSON object, checked as they are read.
+struct Keys<'a> {
+    json: &'a Value,
+}
+
+impl Keys<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.json.get(key).filter(|value| !value.is_null())
+    }
+
+    fn size(&self, key: &str) -> Result<usize, Error> {
+        self.optional_size(key)?.ok_or_else(|| self.missing(key, "a size"))
+    }
+
+    fn optional_size(&self, key: &str) -> Result<Option<usize>, Error> {
+        let size = self.bounded(key, LARGEST_SIZE)?;
+        self.require(size != Some(0), key, "a size above 0")?;
+        Ok(size)
+    }
+
+    fn bounded(&self, key: &str, largest: u64) -> Result<Option<usize>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = value.as_u64().filter(|&size| size <= largest);
+        size.map(|size| Some(size as usize)).ok_or_else(|| self.bad(key, &format!("a whole number up to {largest}")))
+    }
+
+    fn optional_float(&self, key: &str) -> Result<Option<f64>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().filter(|value| value.is_finite()).map(Some).ok_or_else(|| self.bad(key, "a number"))
+    }
+
+    fn optional_flag(&self, key: &str) -> Result<Option<bool>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.bad(key, "true or false"))
+    }
+
+    fn optional_text(&self, key: &str) -> Result<Option<&str>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.bad(key, "a text"))
+    }
+
+    fn choice(&self, choice: &Choice) -> Result<bool, Error> {
+        match choice {
+            Choice::Never => Ok(false),
+            Choice::Always => Ok(true),
+            Choice::Key(key) => Ok(self.optional_flag(key)?.unwrap_or(false)),
+            Choice::KeyOrTrue(key) => Ok(self.optional_flag(key)?.unwrap_or(true)),
+        }
+    }
+
+    fn activation(&self, key: &str) -> Result<Option<Activation>, Error> {
+        match self.optional_text(key)? {
+            Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+            Some("gelu") => Ok(Some(Activation::GeluErf)),
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Some(Activation::GeluTanh)),
+            None => Ok(None),
+            Some(_) => Err(self.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh")),
+        }
+    }
+
+    fn require(&self, holds: bool, key: &str, expected: &str) -> Result<(), Error> {
+        if holds { Ok(()) } else { Err(self.bad(key, expected)) }
+    }
+
+    fn bad(&self, key: &str, expected: &str) -> Error {
+        let found = self.json.get(key).map_or("missing".to_owned(), Value::to_string);
+        Error::BadConfig { key: key.to_owned(), expected: expected.to_owned(), found: shorten(&found) }
+    }
+
+    fn missing(&self, key: &str, expected: &str) -> Error {
+        Error::MissingKey { key: key.to_owned(), expected: expected.to_owned() }
+    }
+}
+
+/// The beginning of a text from a file, for use in a message.
+pub(crate) fn shorten(text: &str) -> String {
+    evenkeel_store::shortened(text, 80)
+}

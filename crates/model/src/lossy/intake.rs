@@ -1,0 +1,60 @@
+//! Which linear layers can compute with some of their input columns, and which of them read the same values.
+
+use crate::chain::body::Slot;
+use crate::chain::build::{Model, Unit, UnitKind};
+use crate::chain::op::{Linear, Op};
+use crate::parameters::ParamId;
+use crate::sharding::layout::Sharing;
+
+/// What some linear layers of a unit read: queries, keys and values the same, and so do gate and up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intake {
+    /// The layers by their weights, in the order in which they are computed.
+    pub weights: Vec<ParamId>,
+    /// Columns that this shard has of it.
+    pub inputs: usize,
+    /// The weights are stored [in, out].
+    pub transposed: bool,
+    /// Those of the weights whose gradients are summed with other shards'.
+    summed: Vec<ParamId>,
+}
+
+impl Intake {
+    pub(crate) fn is_summed(&self, weight: ParamId) -> bool {
+        self.summed.contains(&weight)
+    }
+}
+
+impl Model {
+    /// Of the layers' linears, not of embedding and head. What every shard computes whole is left out: shards that computed
+    /// it differently would come apart.
+    pub fn intakes(&self) -> Vec<Intake> {
+        let units = self.units.iter().filter(|unit| unit.kind != UnitKind::Embedding);
+        units.flat_map(|unit| self.intakes_of(unit)).collect()
+    }
+
+    fn intakes_of(&self, unit: &Unit) -> Vec<Intake> {
+        let sharing = |weight: ParamId| &self.specs[weight.0].sharing;
+        // Of heads that are shared by samples, layers have parts of their weights; those keep every column.
+        let is_whole = |linear: &&Linear| linear.part.is_none() && !linear.adds;
+        let is_of_this_shard = |linear: &&Linear| self.shard.count == 1 || *sharing(linear.weight) != Sharing::Same;
+        let linears =
+            unit.body.ops.iter().filter_map(|op| if let Op::Linear(linear) = op { Some(linear) } else { None });
+        let mut found: Vec<(Slot, Intake)> = Vec::new();
+        for linear in linears.filter(is_whole).filter(is_of_this_shard) {
+            let [rows, cols] = self.specs[linear.weight.0].matrix;
+            let (transposed, inputs) = (linear.transposed, if linear.transposed { rows } else { cols });
+            let at = found.iter().position(|(slot, _)| *slot == linear.x).unwrap_or_else(|| {
+                found.push((linear.x, Intake { weights: Vec::new(), inputs, transposed, summed: Vec::new() }));
+                found.len() - 1
+            });
+            let intake = &mut found[at].1;
+            assert_eq!((intake.inputs, intake.transposed), (inputs, transposed), "layers that read the same");
+            intake.weights.push(linear.weight);
+            if matches!(sharing(linear.weight), Sharing::Summed(_)) {
+                intake.summed.push(linear.weight);
+            }
+        }
+        found.into_iter().map(|(_, intake)| intake).collect()
+    }
+}

@@ -1,0 +1,8 @@
+//! Less work than the model asks for: [`resize`] has linear layers compute with some of their input columns.
+//!
+//! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`frozen`] marks what updates skip.
+
+pub(crate) mod frozen;
+pub(crate) mod intake;
+pub(crate) mod resize;
+pub(crate) mod selected;

@@ -1,0 +1,98 @@
+//! Buckets: parameters that lie side by side, so that one exchange moves the values or gradients of all of them, and so
+//! that what is kept of them can be split evenly whatever their shapes are.
+
+use std::ops::Range;
+
+use evenkeel_device::Tensor;
+
+use crate::chain::build::Model;
+use crate::parameters::{ParamId, ParamSpec};
+use crate::sharding::layout::{Sharing, even_bounds};
+
+/// Parameters begin and splits lie at multiples of this many elements: a cache line of bf16.
+pub const GRAIN: usize = 32;
+
+/// Parameters side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Each with the element where it begins.
+    pub members: Vec<(ParamId, usize)>,
+    /// Elements, gaps included.
+    pub len: usize,
+    /// The units that compute with them, by their place in the chain; the head is behind the last.
+    pub users: Vec<usize>,
+    /// The shards whose gradients are to be summed, where there are several.
+    pub summed_over: Option<Range<usize>>,
+    /// Kept in f32 whatever the compute dtype is.
+    pub holds_vectors: bool,
+}
+
+impl Bucket {
+    /// Where the parts begin that it can be split in, and the end, in elements.
+    pub fn bounds(&self, parts: usize) -> Vec<usize> {
+        self.grain_bounds(parts).into_iter().map(|grains| grains * GRAIN).collect()
+    }
+
+    /// The same in grains, the rows in which exchanges cut a bucket; see [`in_grains`].
+    pub fn grain_bounds(&self, parts: usize) -> Vec<usize> {
+        even_bounds(self.len / GRAIN, parts)
+    }
+
+    /// The matrices of one unit or head, which alone it computes with: worth gathering and releasing.
+    pub fn is_of_one_place(&self) -> bool {
+        self.summed_over.is_none() && !self.holds_vectors
+    }
+}
+
+/// A flat tensor of a bucket, or of a part of one, with a grain in each row.
+pub fn in_grains(flat: &Tensor) -> Tensor {
+    flat.reshaped(flat.len() / GRAIN, GRAIN)
+}
+
+/// What makes parameters lie in one bucket.
+#[derive(PartialEq)]
+struct Key {
+    summed_over: Option<Range<usize>>,
+    holds_vectors: bool,
+    /// Matrices that are no summands lie with those of the same unit: where their gradient is complete.
+    unit: Option<usize>,
+}
+
+/// The buckets of a model's parameters.
+pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
+    let used = used(model);
+    let mut found: Vec<(Key, Bucket)> = Vec::new();
+    for (index, spec) in model.specs.iter().enumerate() {
+        let users: Vec<usize> = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index))).collect();
+        let key = key(spec, &users);
+        let at = found.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            let (summed_over, holds_vectors) = (key.summed_over.clone(), key.holds_vectors);
+            let bucket = Bucket { members: Vec::new(), len: 0, users: Vec::new(), summed_over, holds_vectors };
+            found.push((key, bucket));
+            found.len() - 1
+        });
+        let bucket = &mut found[at].1;
+        bucket.members.push((ParamId(index), bucket.len));
+        bucket.len += spec.len().next_multiple_of(GRAIN);
+        bucket.users.extend(users);
+        bucket.users.sort_unstable();
+        bucket.users.dedup();
+    }
+    found.into_iter().map(|(_, bucket)| bucket).collect()
+}
+
+fn key(spec: &ParamSpec, users: &[usize]) -> Key {
+    let summed_over = match &spec.sharing {
+        Sharing::Summed(holders) => Some(holders.clone()),
+        Sharing::Alone | Sharing::Same => None,
+    };
+    let holds_vectors = spec.is_vector();
+    let unit = if holds_vectors || summed_over.is_some() { None } else { users.first().copied() };
+    Key { summed_over, holds_vectors, unit }
+}
+
+/// The parameters that each unit, and behind them the head, computes with.
+fn used(model: &Model) -> Vec<Vec<ParamId>> {
+    let units = model.units.iter().map(|unit| [unit.entry.parameters(), unit.body.parameters()].concat());
+    units.chain([model.head.parameters()]).collect()
+}

@@ -1,0 +1,122 @@
+//! Parameters from a Hugging Face folder. Names and shapes are compared with the config before memory is used.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+use evenkeel_device::{DType, Queue, Tensor};
+use evenkeel_store::Folder;
+
+use crate::chain::build::Model;
+use crate::error::Error;
+use crate::parameters::{ParamSpec, Parameters, ZeroSharding};
+use crate::sharding::layout::Piece;
+
+/// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
+/// else of it is read.
+pub fn fill_slice<E>(
+    queue: &Queue,
+    tensor: &Tensor,
+    spec: &ParamSpec,
+    read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let width = spec.whole[1];
+    let is_there = |piece: &Piece| !piece.rows.is_empty() && !piece.cols.is_empty();
+    for piece in spec.slice.pieces().filter(is_there) {
+        let held = tensor.view().row_range(piece.held_rows).col_range(piece.held_cols);
+        let (first_row, cols) = (piece.rows.start, piece.cols);
+        queue.write_rows(held, |first, rows| {
+            let start = (first_row + first) * width;
+            if cols.len() == width {
+                return read(start..start + rows.len(), rows);
+            }
+            let starts = (start + cols.start..).step_by(width);
+            starts.zip(rows.chunks_exact_mut(cols.len())).try_for_each(|(at, row)| read(at..at + row.len(), row))
+        })?;
+    }
+    Ok(())
+}
+
+impl Model {
+    /// The model that a folder's config.json describes.
+    pub fn open(folder: &Folder) -> Result<Model, Error> {
+        Model::from_json(folder.config())
+    }
+
+    /// Compares the folder's tensors with what the config needs, and reads none.
+    pub fn check(&self, folder: &Folder) -> Result<(), Error> {
+        self.match_names(folder).map(drop)
+    }
+
+    /// Loads this shard's part of the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
+    pub fn load(&self, folder: &Folder, dtype: DType, split: ZeroSharding, queue: &Queue) -> Result<Parameters, Error> {
+        let names = self.match_names(folder)?;
+        let parameters = Parameters::allocate(self, dtype, split, queue);
+        parameters.fill(queue, |id, spec, whole| {
+            let tensor = folder.tensor(&names[id.0]).expect("matched above");
+            fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))?;
+            folder.release(&names[id.0]);
+            Ok::<_, Error>(())
+        })?;
+        Ok(parameters)
+    }
+
+    /// The folder's name for each parameter, once every name and shape is known to fit.
+    fn match_names(&self, folder: &Folder) -> Result<Vec<String>, Error> {
+        let present: BTreeSet<&str> = folder.names().collect();
+        let base = self.config.family.names.base;
+        let in_folder = |spec: &ParamSpec| -> Option<String> {
+            // Checkpoints of the bare network leave out the prefix.
+            [Some(spec.name.as_str()), spec.name.strip_prefix(base)]
+                .into_iter()
+                .flatten()
+                .find(|name| present.contains(name))
+                .map(str::to_owned)
+        };
+        let found: Vec<Option<String>> = self.specs.iter().map(in_folder).collect();
+        let missing = found.iter().filter(|name| name.is_none()).count();
+        if let Some(at) = found.iter().position(Option::is_none) {
+            let (name, expected) = (self.specs[at].name.clone(), self.specs.len());
+            return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
+        }
+        let names: Vec<String> = found.into_iter().flatten().collect();
+        self.refuse_unexpected(&present, &names, folder.path())?;
+        for (spec, name) in self.specs.iter().zip(&names) {
+            let tensor = folder.tensor(name).expect("present");
+            if tensor.shape() != spec.shape {
+                let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
+                return Err(Error::WrongShape { name: name.clone(), file, found, expected: spec.shape.clone() });
+            }
+        }
+        Ok(names)
+    }
+
+    fn refuse_unexpected(&self, present: &BTreeSet<&str>, names: &[String], folder: &Path) -> Result<(), Error> {
+        let known: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let unexpected: Vec<&str> =
+            present.difference(&known).copied().filter(|name| !self.may_be_ignored(name)).collect();
+        match unexpected.first() {
+            None => Ok(()),
+            Some(name) => Err(Error::UnexpectedTensor {
+                name: name.to_string(),
+                folder: folder.to_owned(),
+                unexpected: unexpected.len(),
+            }),
+        }
+    }
+
+    /// Buffers that older versions of transformers saved, and a tied head saved a second time.
+    fn may_be_ignored(&self, name: &str) -> bool {
+        const BUFFERS: [&str; 6] = [
+            ".rotary_emb.inv_freq",
+            ".attn.bias",
+            ".attn.masked_bias",
+            ".attention.bias",
+            ".attention.masked_bias",
+            ".embeddings.position_ids",
+        ];
+        let head = self.config.family.names.head;
+        BUFFERS.iter().any(|buffer| name.ends_with(buffer))
+            || (self.config.tied && name.strip_suffix(".weight") == Some(head))
+    }
+}

@@ -1,0 +1,540 @@
+//! A model's parameters on a device: f32 masters, copies in the compute dtype, and gradients.
+
+pub(crate) mod bucket;
+pub(crate) mod load;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
+use evenkeel_device::{DType, Queue, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::chain::build::Model;
+use crate::parameters::bucket::Bucket;
+use crate::sharding::layout::{Region, Sharing, Slice};
+
+/// A parameter's number in the model's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub usize);
+
+/// What a parameter is, and which part of it a shard holds.
+#[derive(Clone, Debug)]
+pub struct ParamSpec {
+    /// Its Hugging Face name.
+    pub name: String,
+    /// Its shape in Hugging Face files.
+    pub shape: Vec<usize>,
+    /// The whole as a matrix: the first dim, and all others as one; a vector is one row.
+    pub whole: [usize; 2],
+    /// What is held of that matrix.
+    pub slice: Slice,
+    /// Rows and columns held: the shape it is computed with.
+    pub matrix: [usize; 2],
+    pub sharing: Sharing,
+    pub init: Init,
+}
+
+impl ParamSpec {
+    /// Elements held.
+    pub fn len(&self) -> usize {
+        self.matrix[0] * self.matrix[1]
+    }
+
+    /// Whether shard `index` speaks for what it holds where others hold the same.
+    pub fn is_counted_by(&self, index: usize) -> bool {
+        match &self.sharing {
+            Sharing::Alone => true,
+            Sharing::Same => index == 0,
+            Sharing::Summed(holders) => index == holders.start,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Norm weights and biases: kept and used in f32 whatever the compute dtype is.
+    pub fn is_vector(&self) -> bool {
+        self.shape.len() == 1
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Normal { deviation: f32 },
+    Constant(f32),
+}
+
+/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. A stage splits all that those
+/// before it do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum ZeroStage {
+    #[default]
+    Nothing,
+    /// Masters and the optimizer's state.
+    State,
+    Gradients,
+    /// The copies that are computed with.
+    Values,
+}
+
+impl ZeroStage {
+    pub const ALL: [ZeroStage; 4] = [ZeroStage::Nothing, ZeroStage::State, ZeroStage::Gradients, ZeroStage::Values];
+
+    /// Its number in ZeRO's paper.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+impl From<ZeroStage> for u8 {
+    fn from(stage: ZeroStage) -> u8 {
+        stage.number()
+    }
+}
+
+impl TryFrom<u8> for ZeroStage {
+    type Error = String;
+
+    fn try_from(number: u8) -> Result<ZeroStage, String> {
+        let stage = ZeroStage::ALL.get(usize::from(number)).copied();
+        stage.ok_or_else(|| format!("ZeRO has no stage {number}, only 0 to 3"))
+    }
+}
+
+/// The part of every bucket's state that one replica keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroSharding {
+    /// [`ZeroStage::Nothing`] if there is one replica.
+    stage: ZeroStage,
+    replica: usize,
+    replicas: usize,
+}
+
+impl ZeroSharding {
+    /// Nothing is split.
+    pub const NONE: ZeroSharding = ZeroSharding { stage: ZeroStage::Nothing, replica: 0, replicas: 1 };
+
+    pub fn new(stage: ZeroStage, replica: usize, replicas: usize) -> ZeroSharding {
+        let stage = if replicas > 1 { stage } else { ZeroStage::Nothing };
+        ZeroSharding { stage, replica, replicas }
+    }
+
+    pub fn splits_state(&self) -> bool {
+        self.stage >= ZeroStage::State
+    }
+
+    pub fn splits_gradients(&self) -> bool {
+        self.stage >= ZeroStage::Gradients
+    }
+
+    pub fn splits_values(&self) -> bool {
+        self.stage >= ZeroStage::Values
+    }
+
+    /// The elements of a bucket whose masters and moments are kept here.
+    pub fn own_state(&self, bucket: &Bucket) -> Range<usize> {
+        if self.splits_state() { self.own(bucket) } else { 0..bucket.len }
+    }
+
+    /// The elements of a bucket that are this replica's.
+    pub fn own(&self, bucket: &Bucket) -> Range<usize> {
+        let bounds = bucket.bounds(self.replicas);
+        bounds[self.replica]..bounds[self.replica + 1]
+    }
+
+    /// What is kept here of the state of `len` elements that begin at `start` in a bucket: one stretch, or none.
+    fn own_stretch(&self, bucket: &Bucket, start: usize, len: usize) -> Option<Stretch> {
+        let own = self.own_state(bucket);
+        let place = own.start.max(start)..own.end.min(start + len);
+        (!place.is_empty()).then(|| Stretch {
+            elements: place.start - start..place.end - start,
+            place: place.start - own.start..place.end - own.start,
+        })
+    }
+
+    pub fn splits_values_of(&self, bucket: &Bucket) -> bool {
+        self.splits_values() && bucket.is_of_one_place()
+    }
+
+    pub fn splits_gradients_of(&self, bucket: &Bucket) -> bool {
+        self.splits_gradients() && bucket.is_of_one_place()
+    }
+}
+
+/// Some consecutive elements of a parameter, as they lie here.
+#[derive(Clone, Debug)]
+pub struct Stretch {
+    /// Of the elements that the shard holds, row by row.
+    pub elements: Range<usize>,
+    /// Where they lie in what is kept of their bucket.
+    pub place: Range<usize>,
+}
+
+/// By parameter: its bucket and where it begins there.
+fn places(model: &Model) -> Vec<(usize, usize)> {
+    let mut places = vec![(0, 0); model.specs.len()];
+    for (index, bucket) in model.buckets.iter().enumerate() {
+        bucket.members.iter().for_each(|&(id, start)| places[id.0] = (index, start));
+    }
+    places
+}
+
+/// By parameter: its bucket, and the elements of it whose masters and moments are kept where the state is split so.
+pub fn own_stretches(model: &Model, split: ZeroSharding) -> Vec<(usize, Option<Stretch>)> {
+    let own = |((bucket, start), spec): ((usize, usize), &ParamSpec)| {
+        (bucket, split.own_stretch(&model.buckets[bucket], start, spec.len()))
+    };
+    places(model).into_iter().zip(&model.specs).map(own).collect()
+}
+
+/// The values of all parameters.
+pub struct Parameters {
+    pub specs: Vec<ParamSpec>,
+    pub buckets: Vec<Bucket>,
+    pub split: ZeroSharding,
+    dtype: DType,
+    /// By parameter: its bucket and where it begins there.
+    places: Vec<(usize, usize)>,
+    /// By bucket, f32 [1, n]: all of it, or this part's.
+    masters: Vec<Tensor>,
+    /// By bucket, [1, n]: what is computed with, where it is all here; the masters themselves where those are of its dtype.
+    values: RefCell<Vec<Option<Tensor>>>,
+    /// By bucket, where values are split: this part's.
+    own_values: Vec<Option<Tensor>>,
+    /// By parameter: what is computed with instead, while another part of it is than the one that is kept.
+    borrowed: RefCell<Vec<Option<Tensor>>>,
+}
+
+impl Parameters {
+    /// Room for the parameters, contents undefined.
+    pub fn allocate(model: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
+        let buckets = model.buckets.clone();
+        let places = places(model);
+        let (mut masters, mut values, mut own_values) = (Vec::new(), Vec::new(), Vec::new());
+        for bucket in &buckets {
+            let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
+            let own = split.own_state(bucket);
+            if split.splits_values_of(bucket) {
+                let master = queue.tensor(1, own.len(), DType::F32);
+                let value = if dtype == DType::F32 { master.clone() } else { queue.tensor(1, own.len(), dtype) };
+                masters.push(master);
+                values.push(None);
+                own_values.push(Some(value));
+            } else {
+                let value = queue.tensor(1, bucket.len, dtype);
+                let is_master = dtype == DType::F32;
+                masters.push(if is_master { value.col_range(own) } else { queue.tensor(1, own.len(), DType::F32) });
+                values.push(Some(value));
+                own_values.push(None);
+            }
+        }
+        let (values, borrowed) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
+        Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values, borrowed }
+    }
+
+    /// Of nothing, while others take their place.
+    pub fn none(dtype: DType, split: ZeroSharding) -> Parameters {
+        let (specs, buckets, places, masters, own_values) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (values, borrowed) = (RefCell::default(), RefCell::default());
+        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, borrowed }
+    }
+
+    /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
+    pub fn random(model: &Model, dtype: DType, split: ZeroSharding, seed: u64, queue: &Queue) -> Parameters {
+        let parameters = Parameters::allocate(model, dtype, split, queue);
+        let drawn = parameters.fill(queue, |_, spec, whole| -> Result<(), std::convert::Infallible> {
+            match spec.init {
+                Init::Constant(value) => queue.launch(Fill { out: whole.view(), value }),
+                Init::Normal { deviation } => spec.slice.pieces().for_each(|piece| {
+                    let (first_row, first_col) = (piece.rows.start as u64, piece.cols.start as u64);
+                    queue.launch(RandomNormal {
+                        out: whole.view().row_range(piece.held_rows).col_range(piece.held_cols),
+                        mean: 0.0,
+                        deviation,
+                        seed: seed ^ hash_name(&spec.name),
+                        placement: Placement { first_row, first_col, cols: spec.whole[1] as u64 },
+                    });
+                }),
+            }
+            Ok(())
+        });
+        drawn.expect("drawing cannot fail");
+        parameters
+    }
+
+    /// Fills every parameter, values and masters: `fill` writes all that the shard holds of one, f32 [rows, columns].
+    pub fn fill<E>(
+        &self,
+        queue: &Queue,
+        mut fill: impl FnMut(ParamId, &ParamSpec, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for id in self.ids() {
+            let (spec, value) = (&self.specs[id.0], self.resident(id));
+            let [rows, cols] = spec.matrix;
+            if let Some(value) = value.as_ref().filter(|value| value.dtype == DType::F32) {
+                fill(id, spec, value)?;
+                continue;
+            }
+            let whole = queue.tensor(rows, cols, DType::F32);
+            fill(id, spec, &whole)?;
+            if let Some(value) = value {
+                queue.launch(Copy { x: whole.view(), out: value.view() });
+            }
+            let flat = whole.reshaped(1, rows * cols);
+            let Some(Stretch { elements, place }) = self.own_stretch(id) else { continue };
+            let (bucket, from) = (self.places[id.0].0, flat.col_range(elements));
+            for to in [Some(&self.masters[bucket]), self.own_values[bucket].as_ref()].into_iter().flatten() {
+                queue.launch(Copy { x: from.view(), out: to.col_range(place.clone()).view() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The dtype of activations and matrices.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// What units compute with: matrices in the compute dtype, vectors in f32.
+    pub fn value(&self, id: ParamId) -> Tensor {
+        self.borrowed.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
+    }
+
+    /// The values of the part that is kept here.
+    pub fn kept_value(&self, id: ParamId) -> Tensor {
+        self.resident(id).unwrap_or_else(|| panic!("`{}` is used before it was gathered", self.specs[id.0].name))
+    }
+
+    fn resident(&self, id: ParamId) -> Option<Tensor> {
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0].matrix;
+        let values = self.values.borrow();
+        Some(values[bucket].as_ref()?.col_range(start..start + rows * cols).reshaped(rows, cols))
+    }
+
+    /// The elements of a parameter whose masters and moments are kept here: one stretch, or none.
+    pub fn own_stretch(&self, id: ParamId) -> Option<Stretch> {
+        let (bucket, start) = self.places[id.0];
+        self.split.own_stretch(&self.buckets[bucket], start, self.specs[id.0].len())
+    }
+
+    pub fn bucket_of(&self, id: ParamId) -> usize {
+        self.places[id.0].0
+    }
+
+    /// A bucket's masters that are kept here, f32 [1, n].
+    pub fn masters(&self, bucket: usize) -> &Tensor {
+        &self.masters[bucket]
+    }
+
+    /// All masters that are kept here, by bucket; nothing else stays.
+    pub fn into_masters(self) -> Vec<Tensor> {
+        self.masters
+    }
+
+    /// The copies of those masters that an optimizer must keep equal to them, where they are not the masters themselves.
+    pub fn copies(&self, bucket: usize) -> Option<Tensor> {
+        let own = self.split.own_state(&self.buckets[bucket]);
+        let whole = || self.values.borrow()[bucket].as_ref().map(|value| value.col_range(own));
+        let copies = self.own_values[bucket].clone().or_else(whole).expect("values are here, whole or in part");
+        (copies.dtype != DType::F32).then_some(copies)
+    }
+
+    /// A whole master, [rows, columns], where nothing is split.
+    pub fn master(&self, id: ParamId) -> Tensor {
+        assert!(!self.split.splits_state(), "masters are split");
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0].matrix;
+        self.masters[bucket].col_range(start..start + rows * cols).reshaped(rows, cols)
+    }
+
+    /// A bucket's values: what is here of them, where they are split, and the whole, where it is here.
+    pub fn own_values(&self, bucket: usize) -> Option<&Tensor> {
+        self.own_values[bucket].as_ref()
+    }
+
+    pub fn values(&self, bucket: usize) -> Option<Tensor> {
+        self.values.borrow()[bucket].clone()
+    }
+
+    /// Puts a bucket's gathered values in place, or takes them away.
+    pub fn set_values(&self, bucket: usize, values: Option<Tensor>) {
+        self.values.borrow_mut()[bucket] = values;
+    }
+
+    /// From here on units compute with this, and not with what is kept; or with that again.
+    pub fn set_borrowed(&self, id: ParamId, value: Option<Tensor>) {
+        self.borrowed.borrow_mut()[id.0] = value;
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
+        (0..self.specs.len()).map(ParamId)
+    }
+
+    /// Rounds the masters to the compute dtype, after they were written other than by the optimizer. Where masters are split
+    /// and values are not, those of others are still to be gathered.
+    pub fn refresh_copies(&self, queue: &Queue) {
+        for (bucket, master) in self.masters.iter().enumerate() {
+            if let Some(copies) = self.copies(bucket) {
+                queue.launch(Copy { x: master.view(), out: copies.view() });
+            }
+        }
+    }
+}
+
+/// FNV-1a: enough to give each parameter its own stream of random numbers.
+fn hash_name(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The gradients of all parameters, f32, summed until they are cleared.
+///
+/// Clearing touches no memory: the first to add to a gradient overwrites it. Where gradients are split, a bucket's are here
+/// whole from the first addition until they are reduced, and then this part's alone.
+pub struct Gradients {
+    specs: Vec<[usize; 2]>,
+    buckets: Vec<Bucket>,
+    split: ZeroSharding,
+    places: Vec<(usize, usize)>,
+    /// By parameter: nothing has been added to what is here whole.
+    cleared: Vec<Cell<bool>>,
+    whole: RefCell<Vec<Option<Tensor>>>,
+    /// By bucket, where gradients are split: this part's sums, and whether there are any.
+    own: Vec<Option<(Tensor, Cell<bool>)>>,
+    /// By parameter: what is added to instead, while another part of it is computed with than the one that is kept.
+    borrowed: RefCell<Vec<Option<BorrowedGradient>>>,
+}
+
+/// The gradient of the part of a parameter that is computed with.
+struct BorrowedGradient {
+    matrix: [usize; 2],
+    /// From the first addition on.
+    tensor: Option<Tensor>,
+    is_cleared: bool,
+}
+
+impl Gradients {
+    pub fn new(parameters: &Parameters, queue: &Queue) -> Gradients {
+        let (buckets, split) = (parameters.buckets.clone(), parameters.split);
+        let is_split = |bucket: &Bucket| split.splits_gradients_of(bucket);
+        let whole = |bucket: &Bucket| (!is_split(bucket)).then(|| queue.tensor(1, bucket.len, DType::F32));
+        let own = |bucket: &Bucket| {
+            is_split(bucket).then(|| (queue.tensor(1, split.own(bucket).len(), DType::F32), Cell::new(false)))
+        };
+        Gradients {
+            specs: parameters.specs.iter().map(|spec| spec.matrix).collect(),
+            whole: RefCell::new(buckets.iter().map(whole).collect()),
+            own: buckets.iter().map(own).collect(),
+            places: parameters.places.clone(),
+            cleared: vec![Cell::new(true); parameters.specs.len()],
+            borrowed: RefCell::new(parameters.specs.iter().map(|_| None).collect()),
+            buckets,
+            split,
+        }
+    }
+
+    /// Of nothing, for passes without gradients.
+    pub fn none() -> Gradients {
+        let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (whole, borrowed) = (RefCell::default(), RefCell::default());
+        Gradients { specs, buckets, split: ZeroSharding::NONE, places, cleared, whole, own, borrowed }
+    }
+
+    pub fn clear(&self) {
+        self.cleared.iter().for_each(|cleared| cleared.set(true));
+        self.own.iter().flatten().for_each(|(_, has_sums)| has_sums.set(false));
+    }
+
+    /// The gradient, and whether there is something in it to add to.
+    pub fn overwrite_or_add(&self, queue: &Queue, id: ParamId) -> (Tensor, bool) {
+        (self.tensor(queue, id), !self.begin(id))
+    }
+
+    /// The gradient, filled with zeros if nothing has been added to it.
+    pub fn sum(&self, queue: &Queue, id: ParamId) -> Tensor {
+        let tensor = self.tensor(queue, id);
+        if self.begin(id) {
+            queue.launch(Fill { out: tensor.view(), value: 0.0 });
+        }
+        tensor
+    }
+
+    /// Whether nothing was added so far; something is now.
+    fn begin(&self, id: ParamId) -> bool {
+        match &mut self.borrowed.borrow_mut()[id.0] {
+            Some(borrowed) => std::mem::take(&mut borrowed.is_cleared),
+            None => self.cleared[id.0].replace(false),
+        }
+    }
+
+    fn tensor(&self, queue: &Queue, id: ParamId) -> Tensor {
+        if let Some(BorrowedGradient { matrix: [rows, cols], tensor, .. }) = &mut self.borrowed.borrow_mut()[id.0] {
+            return tensor.get_or_insert_with(|| queue.tensor(*rows, *cols, DType::F32)).clone();
+        }
+        self.kept(queue, id)
+    }
+
+    /// The gradient of the part that is kept here.
+    fn kept(&self, queue: &Queue, id: ParamId) -> Tensor {
+        let (bucket, start) = self.places[id.0];
+        let [rows, cols] = self.specs[id.0];
+        let mut whole = self.whole.borrow_mut();
+        let flat = whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32));
+        flat.col_range(start..start + rows * cols).reshaped(rows, cols)
+    }
+
+    /// From here on gradients of a part of these dims are added up, until [`Gradients::give_back`]: beside those of the part
+    /// that is kept, or, `in_place`, as a part of them.
+    pub fn borrow(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
+        assert!(!self.split.splits_gradients(), "gradients that are split cannot be borrowed");
+        let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
+        let is_cleared = in_place.is_none() || self.cleared[id.0].get();
+        let before = self.borrowed.borrow_mut()[id.0].replace(BorrowedGradient { matrix, tensor, is_cleared });
+        assert!(before.is_none(), "parameter {} is borrowed twice", id.0);
+    }
+
+    /// Takes a borrowed gradient away, which something was added to. With the gradient of the part that is kept, to which
+    /// others are to be added, and whether there is something in it to add to.
+    pub fn give_back(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
+        let borrowed = self.borrowed.borrow_mut()[id.0].take();
+        let given = borrowed.filter(|borrowed| !borrowed.is_cleared).and_then(|borrowed| borrowed.tensor);
+        let given = given.unwrap_or_else(|| panic!("nothing was added to borrowed parameter {}", id.0));
+        (given, self.kept(queue, id), !self.cleared[id.0].replace(false))
+    }
+
+    /// All of a bucket's gradients, f32 [1, n]; what nothing was added to is zero.
+    pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
+        let is_borrowed = |(id, _): &(ParamId, usize)| self.borrowed.borrow()[id.0].is_some();
+        assert!(!self.buckets[bucket].members.iter().any(is_borrowed), "bucket {bucket} waits for borrowed gradients");
+        self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
+        let mut whole = self.whole.borrow_mut();
+        whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()
+    }
+
+    /// Takes a bucket's gradients away to be reduced, where they are split: whoever adds next begins anew. With room for this
+    /// part's sums, and whether that has sums already, to which others are to be added.
+    pub fn take(&self, queue: &Queue, bucket: usize) -> Option<(Tensor, Tensor, bool)> {
+        let (own, has_sums) = self.own[bucket].as_ref()?;
+        let whole = self.whole(queue, bucket);
+        self.whole.borrow_mut()[bucket] = None;
+        self.buckets[bucket].members.iter().for_each(|&(id, _)| self.cleared[id.0].set(true));
+        Some((whole, own.clone(), has_sums.replace(true)))
+    }
+
+    /// The reduced gradients of those elements of a bucket whose masters are kept here, f32 [1, n].
+    pub fn own(&self, queue: &Queue, bucket: usize) -> Tensor {
+        match &self.own[bucket] {
+            Some((own, has_sums)) => {
+                if !has_sums.replace(true) {
+                    queue.launch(Fill { out: own.view(), value: 0.0 });
+                }
+                own.clone()
+            }
+            None => self.whole(queue, bucket).col_range(self.split.own_state(&self.buckets[bucket])),
+        }
+    }
+}

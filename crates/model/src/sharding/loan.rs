@@ -1,0 +1,211 @@
+//! Work that shards do for one another: a shard keeps the slices of one layout, its home, and computes with those of another,
+//! its work. Values of what it computes with and does not keep are borrowed from the shards that do, and their gradients go
+//! back there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use evenkeel_device::DType;
+
+use crate::chain::build::Model;
+use crate::parameters::ParamId;
+use crate::sharding::layout::{Region, Slice};
+
+/// What one shard borrows and lends: by unit, in the order of the chain, the parameters that some shard computes with and
+/// does not keep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Migration {
+    pub units: BTreeMap<usize, Vec<Loan>>,
+}
+
+/// One parameter of a shard that computes with another part of it than the one that it keeps, or whose part others compute
+/// with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loan {
+    pub id: ParamId,
+    pub is_vector: bool,
+    /// Rows and columns that this shard computes with.
+    pub matrix: [usize; 2],
+    /// What it computes with as a part of what it keeps, where it is one.
+    pub own: Option<Region>,
+    /// Parts of what it keeps, each with the shard that computes with it: this one, too.
+    pub lent: Vec<(usize, Region)>,
+    /// Parts of what it computes with, each with the shard that keeps it: this one, too. What one shard lends to another is in
+    /// the same order on both.
+    pub borrowed: Vec<(usize, Region)>,
+    /// Whether several shards compute with the same of its elements, so that their gradients are to be added.
+    pub is_summed: bool,
+}
+
+impl Loan {
+    /// What shard `me` keeps and computes with of a parameter, by the slices that all shards keep and compute with.
+    pub fn new(id: ParamId, is_vector: bool, home: &[&Slice], work: &[&Slice], me: usize) -> Loan {
+        let with = |shard: usize, overlaps: Vec<[Region; 2]>, side: usize| -> Vec<(usize, Region)> {
+            overlaps.into_iter().map(|pair| (shard, pair[side].clone())).collect()
+        };
+        let lent: Vec<(usize, Region)> =
+            (0..work.len()).flat_map(|shard| with(shard, home[me].overlaps(work[shard]), 0)).collect();
+        let borrowed = (0..home.len()).flat_map(|shard| with(shard, home[shard].overlaps(work[me]), 1)).collect();
+        let meets_earlier = |(index, (_, region)): (usize, &(usize, Region))| {
+            lent[..index].iter().any(|(_, earlier)| earlier.meets(region))
+        };
+        let is_summed = lent.iter().enumerate().any(meets_earlier);
+        Loan { id, is_vector, matrix: work[me].dims(), own: work[me].within(home[me]), lent, borrowed, is_summed }
+    }
+
+    /// Where gradients can be added up as a part of those that are kept: nobody else has summands of them, which would have to
+    /// be added in the order of the shards.
+    pub fn gradient_in_place(&self) -> Option<&Region> {
+        self.own.as_ref().filter(|_| !self.is_summed)
+    }
+
+    /// Elements that shard `me` sends to others and receives from them when it borrows; returning is the other way round.
+    fn travelling(&self, me: usize) -> [usize; 2] {
+        [&self.lent, &self.borrowed]
+            .map(|parts| parts.iter().filter(|(shard, _)| *shard != me).map(|(_, region)| region.len()).sum())
+    }
+}
+
+impl Migration {
+    /// What each shard borrows and lends when all keep the slices of one cut of a model and compute with those of another.
+    pub fn all(home: &[Model], work: &[Model]) -> Vec<Migration> {
+        check(home, work);
+        let mut all = vec![Migration::default(); home.len()];
+        for (place, unit) in home[0].units.iter().enumerate() {
+            let ids: BTreeSet<ParamId> = unit.body.parameters().into_iter().collect();
+            for id in ids.into_iter().filter(|id| is_moved(home, work, *id)) {
+                let slices = |models: &'_ [Model]| -> Vec<Slice> {
+                    models.iter().map(|model| model.specs[id.0].slice.clone()).collect()
+                };
+                let (home_slices, work_slices) = (slices(home), slices(work));
+                let (kept, used): (Vec<&Slice>, Vec<&Slice>) =
+                    (home_slices.iter().collect(), work_slices.iter().collect());
+                let is_vector = home[0].specs[id.0].is_vector();
+                for (me, migration) in all.iter_mut().enumerate() {
+                    let loan = Loan::new(id, is_vector, &kept, &used, me);
+                    migration.units.entry(place).or_default().push(loan);
+                }
+            }
+        }
+        all
+    }
+
+    /// Where nothing moves, shards keep what they compute with.
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+
+    /// The bytes of a unit's values that travel when it is borrowed, and those of its gradients when it is returned: the most
+    /// in one direction, to or from shard `me`.
+    pub fn bytes(&self, unit: usize, me: usize, dtype: DType) -> [u64; 2] {
+        let most = |size: &dyn Fn(&Loan) -> usize| -> u64 {
+            let loans = self.units[&unit].iter();
+            let [sent, received] = loans.fold([0, 0], |[sent, received], loan| {
+                let elements = loan.travelling(me);
+                [sent + elements[0] * size(loan), received + elements[1] * size(loan)]
+            });
+            sent.max(received) as u64
+        };
+        let value = |loan: &Loan| if loan.is_vector { DType::F32 } else { dtype }.size_bytes();
+        [most(&value), most(&|_| DType::F32.size_bytes())]
+    }
+}
+
+fn is_moved(home: &[Model], work: &[Model], id: ParamId) -> bool {
+    home.iter().zip(work).any(|(home, work)| home.specs[id.0].slice != work.specs[id.0].slice)
+}
+
+/// A failure is a bug of whoever chose the layouts.
+fn check(home: &[Model], work: &[Model]) {
+    let (shards, config) = (home.len(), &home[0].config);
+    assert_eq!(shards, work.len(), "shards that keep parameters, and that compute with them");
+    assert!(
+        config.kv_heads >= shards,
+        "{} key and value heads over {shards} shards: shards that hold the same head cannot lend it",
+        config.kv_heads
+    );
+    for (home, work) in home.iter().zip(work).map(|(home, work)| (&home.shard, &work.shard)) {
+        assert!(home.uncut.is_empty(), "what every shard holds whole cannot be lent: {:?}", home.uncut);
+        assert_eq!(
+            (&home.classes, &home.patch_elements, home.split_sequence, &home.uncut),
+            (&work.classes, &work.patch_elements, work.split_sequence, &work.uncut),
+            "shard {}: only heads and FFN columns are lent",
+            home.index
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sharding::shard::{Cut, SHARES, Widths};
+
+    fn rows(bounds: &[usize], cols: usize) -> Vec<Slice> {
+        bounds.windows(2).map(|pair| Slice::of_rows(pair[0]..pair[1], cols)).collect()
+    }
+
+    #[test]
+    fn what_one_lends_another_borrows_in_the_same_order_and_every_element_goes_home() {
+        for (home, work) in [
+            (rows(&[0, 4, 8], 3), rows(&[0, 2, 8], 3)),
+            (rows(&[0, 4, 8, 12], 3), rows(&[0, 0, 9, 12], 3)),
+            (rows(&[0, 8, 8, 12], 3), rows(&[0, 3, 6, 12], 3)),
+            // The middle one's rows are computed with by all three, some of them by two.
+            (rows(&[0, 4, 8, 12], 3), [0..5, 4..6, 5..12].map(|rows| Slice::of_rows(rows, 3)).to_vec()),
+        ] {
+            let (kept, used): (Vec<&Slice>, Vec<&Slice>) = (home.iter().collect(), work.iter().collect());
+            let loans: Vec<Loan> = (0..home.len()).map(|me| Loan::new(ParamId(0), false, &kept, &used, me)).collect();
+            for (me, loan) in loans.iter().enumerate() {
+                let of = |parts: &[(usize, Region)], shard: usize| -> Vec<[usize; 2]> {
+                    let parts = parts.iter().filter(|(other, _)| *other == shard);
+                    parts.map(|(_, region)| [region.rows.len(), region.cols.len()]).collect()
+                };
+                for (other, theirs) in loans.iter().enumerate() {
+                    assert_eq!(of(&loan.lent, other), of(&theirs.borrowed, me), "{me} to {other}: {loans:?}");
+                }
+                let elements = |parts: &[(usize, Region)]| parts.iter().map(|(_, region)| region.len()).sum::<usize>();
+                assert_eq!(elements(&loan.borrowed), loan.matrix[0] * loan.matrix[1]);
+                let [kept_rows, cols] = home[me].dims();
+                assert_eq!(elements(&loan.lent) > kept_rows * cols, loan.is_summed, "{loan:?}");
+                assert!(elements(&loan.lent) >= kept_rows * cols);
+            }
+        }
+    }
+
+    fn llama() -> Model {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 48, "vocab_size": 64,
+        });
+        Model::from_json(&config).unwrap()
+    }
+
+    fn cut(head_groups: [usize; 2], ffn: [usize; 2]) -> Vec<Model> {
+        let (head_shares, ffn) = (head_groups.map(|groups| groups * SHARES).to_vec(), ffn.to_vec());
+        let widths = Widths { head_shares, ffn, classes: vec![32, 32], patch_elements: vec![0, 0], tokens: vec![1, 1] };
+        llama().cut(&Cut { widths: Some(widths), ..Cut::even(2) }).unwrap()
+    }
+
+    #[test]
+    fn only_units_whose_widths_differ_borrow_and_only_what_moves_travels() {
+        let home = cut([2, 2], [24, 24]);
+        assert!(Migration::all(&home, &cut([2, 2], [24, 24])).iter().all(Migration::is_empty));
+        for (work, units) in
+            [(cut([2, 2], [16, 32]), vec![2]), (cut([1, 3], [24, 24]), vec![1]), (cut([0, 4], [0, 48]), vec![1, 2])]
+        {
+            let all = Migration::all(&home, &work);
+            for (me, migration) in all.iter().enumerate() {
+                assert_eq!(migration.units.keys().copied().collect::<Vec<_>>(), units);
+                // Gate, up and down; or q, k, v and o of heads of 8.
+                let columns = home[0].shard.ffn.len() - work[0].shard.ffn.len();
+                let heads = home[0].shard.heads.len() - work[0].shard.heads.len();
+                let expected = |unit| if unit == 2 { 3 * columns * 32 } else { 4 * heads * 8 * 32 } as u64;
+                for &unit in &units {
+                    assert_eq!(migration.bytes(unit, me, DType::Bf16), [2 * expected(unit), 4 * expected(unit)]);
+                }
+            }
+            let own = |loans: &Vec<Loan>| loans.iter().map(|loan| loan.own.is_some()).collect::<Vec<_>>();
+            assert!(all[0].units.values().flat_map(own).all(|is_part| is_part), "the first uses what it keeps");
+            assert!(!all[1].units.values().flat_map(own).any(|is_part| is_part), "the second has more than it keeps");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! The automatic cut: which heads, columns and vocabulary rows each shard of a model computes with.
+//!
+//! Nothing is listed per checkpoint: the cut follows from the model's sizes and the shards' weights. Parts are uneven by
+//! nature. Attention is cut in whole groups of query heads with their key and value head; where there are more shards
+//! than such groups, several shards share a key and value head and hold it each. A layout that only computes may cut
+//! groups by samples as well: see `strip`.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Input};
+use crate::error::Error;
+use crate::sharding::strip::groups_of;
+
+/// How a model is to be cut.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// One for each shard: the share of the work that it gets.
+    pub weights: Vec<f64>,
+    /// What each gets, where that is known already; then the weights say no more than how many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub widths: Option<Widths>,
+    /// The residual stream and its norms are split by tokens.
+    pub split_sequence: bool,
+    /// What every shard holds whole.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub uncut: BTreeSet<Part>,
+}
+
+/// What can be cut or left whole; layers by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    Embedding,
+    Attention(usize),
+    Mlp(usize),
+    Head,
+}
+
+impl Cut {
+    pub fn even(shards: usize) -> Cut {
+        Cut::weighted(vec![1.0; shards])
+    }
+
+    pub fn weighted(weights: Vec<f64>) -> Cut {
+        Cut { weights, ..Cut::default() }
+    }
+}
+
+/// The parts that a group of heads counts as.
+pub const SHARES: usize = 64;
+
+/// So that products of shares and tokens can be counted.
+const MOST_TOKEN_SHARES: usize = 1 << 20;
+
+/// How much of each dim every shard has. A shard may have none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Widths {
+    /// Of groups of query heads with their key and value head, in parts of a group: [`SHARES`] of them are one group. None for
+    /// anybody where there are fewer groups than shards and these share key and value heads.
+    pub head_shares: Vec<usize>,
+    pub ffn: Vec<usize>,
+    pub classes: Vec<usize>,
+    pub patch_elements: Vec<usize>,
+    /// Rows of the stream, where it is split by tokens, as shares of all there are.
+    pub tokens: Vec<usize>,
+}
+
+impl Widths {
+    pub fn of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
+        let shards: Vec<&Shard> = shards.into_iter().collect();
+        let all = |width: fn(&Shard) -> usize| shards.iter().map(|shard| width(shard)).collect();
+        let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
+        Widths {
+            head_shares: all(if shares_heads { |_| 0 } else { Shard::head_shares }),
+            ffn: all(|shard| shard.ffn.len()),
+            classes: all(|shard| shard.classes.len()),
+            patch_elements: all(|shard| shard.patch_elements.len()),
+            tokens: shards[0].token_shares.clone(),
+        }
+    }
+
+    /// Whether groups of heads are cut by samples: good for computing, but not for keeping parameters. See
+    /// [`Shard::is_shared_by_samples`].
+    pub fn is_shared_by_samples(&self) -> bool {
+        self.head_shares.iter().any(|shares| !shares.is_multiple_of(SHARES))
+    }
+
+    /// Whether a model of this config can be cut so in `shards`.
+    pub fn fit(&self, config: &Config, shards: usize) -> bool {
+        let shares_heads = config.kv_heads < shards && self.head_shares.iter().all(|&shares| shares == 0);
+        let dims = [
+            (&self.head_shares, if shares_heads { 0 } else { SHARES * config.kv_heads }),
+            (&self.ffn, config.ffn),
+            (&self.classes, config.classes),
+            (&self.patch_elements, patch_elements(config)),
+        ];
+        let is_cut = |(widths, total): &(&Vec<usize>, usize)| {
+            let sum = widths.iter().try_fold(0usize, |sum, &width| sum.checked_add(width));
+            widths.len() == shards && sum == Some(*total)
+        };
+        let has_tokens = self.tokens.len() == shards && self.tokens.iter().any(|&share| share > 0);
+        let is_small = self.tokens.iter().all(|&share| share <= MOST_TOKEN_SHARES);
+        dims.iter().all(is_cut) && has_tokens && is_small
+    }
+}
+
+/// What one shard computes with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub index: usize,
+    /// Shards of the model.
+    pub count: usize,
+    pub heads: Range<usize>,
+    pub kv_heads: Range<usize>,
+    /// The shards that hold these key and value heads: more than this one where there are fewer heads than shards.
+    pub kv_holders: Range<usize>,
+    /// Where groups of heads are cut by samples: the stretch that this shard has of all groups, in parts of a group. The
+    /// heads above are then those of every group that it has a part of.
+    pub shared_line: Option<Range<usize>>,
+    pub ffn: Range<usize>,
+    /// Vocabulary rows of embedding and head, or classes.
+    pub classes: Range<usize>,
+    /// The most classes that any shard has.
+    pub widest_classes: usize,
+    /// Elements of an image's patches; none for text.
+    pub patch_elements: Range<usize>,
+    pub split_sequence: bool,
+    /// The shares of the stream's rows that all shards have, where it is split by tokens.
+    pub token_shares: Vec<usize>,
+    pub uncut: BTreeSet<Part>,
+}
+
+impl Shard {
+    /// The only shard of a model that is not cut.
+    pub fn whole(config: &Config) -> Shard {
+        Shard {
+            index: 0,
+            count: 1,
+            heads: 0..config.heads,
+            kv_heads: 0..config.kv_heads,
+            kv_holders: 0..1,
+            shared_line: None,
+            ffn: 0..config.ffn,
+            classes: 0..config.classes,
+            widest_classes: config.classes,
+            patch_elements: 0..patch_elements(config),
+            split_sequence: false,
+            token_shares: vec![1],
+            uncut: BTreeSet::new(),
+        }
+    }
+
+    /// All shards of a model.
+    pub fn cut(config: &Config, cut: &Cut) -> Result<Vec<Shard>, Error> {
+        let count = cut.weights.len();
+        assert!(count > 0 && cut.weights.iter().all(|weight| *weight > 0.0), "weights {:?}", cut.weights);
+        let is_cut = |part: Part| !cut.uncut.contains(&part);
+        let any_layer_is_cut = |part: fn(usize) -> Part| (0..config.layers.len()).any(|layer| is_cut(part(layer)));
+        let of_images = matches!(config.input, Input::Images { .. });
+        let divisible = [
+            ("attention heads", config.heads, any_layer_is_cut(Part::Attention)),
+            ("FFN columns", config.ffn, any_layer_is_cut(Part::Mlp)),
+            ("classes", config.classes, is_cut(Part::Head) || (!of_images && is_cut(Part::Embedding))),
+            ("elements in a patch", patch_elements(config), of_images && is_cut(Part::Embedding)),
+        ];
+        if let Some(&(what, size, _)) = divisible.iter().find(|(_, size, is_cut)| *is_cut && *size < count) {
+            return Err(Error::TooManyShards { shards: count, what, size });
+        }
+        if count == 1 {
+            return Ok(vec![Shard::whole(config)]);
+        }
+        if cut.split_sequence && !cut.uncut.is_empty() {
+            return Err(Error::SplitsWhole { parts: cut.uncut.len() });
+        }
+        assert!(cut.widths.as_ref().is_none_or(|widths| widths.fit(config, count)), "{:?}", cut.widths);
+        let dim = |total: usize, known: fn(&Widths) -> &Vec<usize>| match &cut.widths {
+            Some(widths) => side_by_side(known(widths)),
+            None => cut_dim(total, &cut.weights),
+        };
+        let heads = cut_heads(config, cut);
+        let ffn = dim(config.ffn, |widths| &widths.ffn);
+        let classes = dim(config.classes, |widths| &widths.classes);
+        let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
+        let patch_elements = dim(patch_elements(config), |widths| &widths.patch_elements);
+        let shard = |index: usize| Shard {
+            index,
+            count,
+            heads: heads[index].heads.clone(),
+            kv_heads: heads[index].kv_heads.clone(),
+            kv_holders: heads[index].kv_holders.clone(),
+            shared_line: heads[index].shared_line.clone(),
+            ffn: ffn[index].clone(),
+            classes: classes[index].clone(),
+            widest_classes,
+            patch_elements: patch_elements[index].clone(),
+            split_sequence: cut.split_sequence,
+            token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.tokens.clone()),
+            uncut: cut.uncut.clone(),
+        };
+        Ok((0..count).map(shard).collect())
+    }
+
+    /// Where each shard's rows of a stream of so many tokens begin, and the end.
+    pub fn row_bounds(&self, tokens: usize) -> Vec<usize> {
+        let total: usize = self.token_shares.iter().sum();
+        let ends = self.token_shares.iter().scan(0, |end, &share| {
+            *end += share;
+            // The first shards get what does not come out even.
+            Some((tokens * *end).div_ceil(total))
+        });
+        [0].into_iter().chain(ends).collect()
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.count == 1
+    }
+
+    fn head_shares(&self) -> usize {
+        self.shared_line.as_ref().map_or(SHARES * self.kv_heads.len(), Range::len)
+    }
+
+    /// What this shard has of a part of the model.
+    pub(crate) fn of(&self, part: Part, config: &Config) -> Shard {
+        if self.uncut.contains(&part) { Shard::whole(config) } else { self.clone() }
+    }
+}
+
+fn patch_elements(config: &Config) -> usize {
+    match config.input {
+        Input::Tokens { .. } => 0,
+        Input::Images { patch, channels, .. } => channels * patch * patch,
+    }
+}
+
+struct HeadsOfShard {
+    heads: Range<usize>,
+    kv_heads: Range<usize>,
+    kv_holders: Range<usize>,
+    shared_line: Option<Range<usize>>,
+}
+
+fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
+    let (group, weights) = (config.heads / config.kv_heads, &cut.weights);
+    let of_groups = |shard: usize, kv: Range<usize>, shared_line| HeadsOfShard {
+        heads: kv.start * group..kv.end * group,
+        kv_heads: kv,
+        kv_holders: shard..shard + 1,
+        shared_line,
+    };
+    if let Some(widths) = cut.widths.as_ref().filter(|widths| widths.head_shares.iter().any(|&shares| shares > 0)) {
+        let lines = side_by_side(&widths.head_shares).into_iter().enumerate();
+        let is_shared = widths.is_shared_by_samples();
+        return lines.map(|(shard, line)| of_groups(shard, groups_of(&line), is_shared.then_some(line))).collect();
+    }
+    if config.kv_heads >= weights.len() {
+        let kv_heads = apportion(config.kv_heads, weights).into_iter().enumerate();
+        return kv_heads.map(|(shard, kv)| of_groups(shard, kv, None)).collect();
+    }
+    let shards_of_kv = share_out(weights, config.kv_heads, group);
+    let mut shards = Vec::new();
+    for (kv, holders) in shards_of_kv.into_iter().enumerate() {
+        for heads in apportion(group, &weights[holders.clone()]) {
+            let heads = kv * group + heads.start..kv * group + heads.end;
+            let (kv_heads, kv_holders) = (kv..kv + 1, holders.clone());
+            shards.push(HeadsOfShard { heads, kv_heads, kv_holders, shared_line: None });
+        }
+    }
+    shards
+}
+
+/// Cuts the shards in `parts` runs of about the same weight, none empty and none longer than `longest`.
+fn share_out(weights: &[f64], parts: usize, longest: usize) -> Vec<Range<usize>> {
+    let (shards, total) = (weights.len(), weights.iter().sum::<f64>());
+    let mut start = 0;
+    let run = |part: usize| {
+        let behind = parts - part - 1;
+        let ends = (start + 1).max(shards.saturating_sub(behind * longest))..=(start + longest).min(shards - behind);
+        let wanted = total * (part + 1) as f64 / parts as f64;
+        let miss = |end: usize| (weights[..end].iter().sum::<f64>() - wanted).abs();
+        let end = ends.min_by(|&a, &b| miss(a).total_cmp(&miss(b))).expect("there are enough heads for the shards");
+        std::mem::replace(&mut start, end)..end
+    };
+    (0..parts).map(run).collect()
+}
+
+/// Tiles and vectors like parts that are multiples of these.
+const GRAINS: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
+/// How much longer than its share a part may be for the sake of a larger grain.
+const GRAIN_EXCESS: f64 = 1.03;
+
+/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes what is left.
+fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let total: f64 = weights.iter().sum();
+    let close = |parts: &[Range<usize>]| {
+        let mut parts = parts.iter().zip(weights);
+        parts.all(|(part, weight)| part.len() as f64 <= GRAIN_EXCESS * len as f64 * weight / total)
+    };
+    let cut = |grain: usize| -> Vec<Range<usize>> {
+        let grains = apportion(len.div_ceil(grain), weights);
+        grains.into_iter().map(|part| part.start * grain..len.min(part.end * grain)).collect()
+    };
+    let large_enough = GRAINS.into_iter().filter(|grain| len / grain >= weights.len());
+    let coarse = large_enough.map(cut).find(|parts| close(parts));
+    coarse.unwrap_or_else(|| apportion(len, weights))
+}
+
+/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. The largest
+/// remainders get what rounding down leaves; of equal ones the first.
+fn apportion(total: usize, weights: &[f64]) -> Vec<Range<usize>> {
+    let parts = weights.len();
+    let least = usize::from(total >= parts);
+    let (sum, shared) = (weights.iter().sum::<f64>(), total - least * parts);
+    // What is beyond the least that everybody gets, so that no part ends below it.
+    let ideal: Vec<f64> = weights.iter().map(|w| (total as f64 * w / sum - least as f64).max(0.0)).collect();
+    let scale = if ideal.iter().sum::<f64>() > 0.0 { shared as f64 / ideal.iter().sum::<f64>() } else { 0.0 };
+    let ideal: Vec<f64> = ideal.iter().map(|share| share * scale).collect();
+    let mut sizes: Vec<usize> = ideal.iter().map(|share| (share + 1e-9).floor() as usize).collect();
+    let mut by_remainder: Vec<usize> = (0..parts).collect();
+    by_remainder.sort_by(|&a, &b| {
+        let remainder = |i: usize| ideal[i] - sizes[i] as f64;
+        remainder(b).partial_cmp(&remainder(a)).expect("shares are numbers").then(a.cmp(&b))
+    });
+    let left = shared - sizes.iter().sum::<usize>();
+    by_remainder.iter().cycle().take(left).for_each(|&part| sizes[part] += 1);
+    sizes.iter_mut().for_each(|size| *size += least);
+    side_by_side(&sizes)
+}
+
+fn side_by_side(widths: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let part = |&width: &usize| {
+        end += width;
+        end - width..end
+    };
+    widths.iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(parts: &[Range<usize>]) -> Vec<usize> {
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start) && parts[0].start == 0, "{parts:?}");
+        parts.iter().map(Range::len).collect()
+    }
+
+    #[test]
+    fn shards_share_key_and_value_heads_by_their_weights() {
+        for (weights, parts, longest, expected) in [
+            (vec![1.0, 1.0, 0.5], 2, 4, vec![1, 2]),
+            (vec![0.5, 1.0, 1.0], 2, 4, vec![2, 1]),
+            (vec![1.0; 4], 2, 4, vec![2, 2]),
+            (vec![1.0, 1.0, 1.0, 9.0], 2, 3, vec![3, 1]),
+            (vec![9.0, 1.0, 1.0, 1.0], 2, 2, vec![2, 2]),
+        ] {
+            assert_eq!(lengths(&share_out(&weights, parts, longest)), expected, "{weights:?} over {parts}");
+        }
+    }
+
+    #[test]
+    fn parts_are_as_even_as_whole_numbers_allow() {
+        for (total, shards, expected) in [
+            (101, 2, vec![51, 50]),
+            (10, 3, vec![4, 3, 3]),
+            (129, 4, vec![33, 32, 32, 32]),
+            (12, 5, vec![3, 3, 2, 2, 2]),
+            (4, 4, vec![1, 1, 1, 1]),
+        ] {
+            assert_eq!(lengths(&apportion(total, &vec![1.0; shards])), expected, "{total} over {shards}");
+        }
+    }
+
+    #[test]
+    fn parts_follow_the_weights_and_nobody_goes_empty() {
+        for (total, weights, expected) in [
+            (10, vec![1.0, 1.0, 0.5], vec![4, 4, 2]),
+            (5, vec![100.0, 1.0, 1.0], vec![3, 1, 1]),
+            (8, vec![3.0, 1.0], vec![6, 2]),
+            (3, vec![1e-6, 1.0], vec![1, 2]),
+        ] {
+            assert_eq!(lengths(&apportion(total, &weights)), expected, "{total} by {weights:?}");
+        }
+    }
+
+    #[test]
+    fn dims_are_cut_at_multiples_of_64_with_at_most_one_odd_part() {
+        for (len, shards) in [(50257, 2), (50257, 8), (151936, 8), (32000, 4), (11008, 3)] {
+            let parts = cut_dim(len, &vec![1.0; shards]);
+            let lengths = lengths(&parts);
+            assert_eq!(lengths.iter().sum::<usize>(), len);
+            let odd = lengths.iter().filter(|length| !length.is_multiple_of(64)).count();
+            assert!(odd <= 1, "{len} over {shards}: {lengths:?}");
+            let most = *lengths.iter().max().unwrap() as f64;
+            assert!(most <= 1.03 * len as f64 / shards as f64, "{len} over {shards}: {lengths:?}");
+        }
+        assert_eq!(lengths(&cut_dim(1408, &[1.0; 3])), [480, 480, 448]);
+        assert_eq!(lengths(&cut_dim(129, &[1.0; 4])), [33, 32, 32, 32]);
+        assert_eq!(lengths(&cut_dim(11008, &[1.0, 1.0, 0.5])), [4416, 4416, 2176]);
+    }
+}

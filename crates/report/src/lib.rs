@@ -1,0 +1,130 @@
+//! What a run writes and shows: metrics, event files, the loss curve, the progress line and the summary.
+//!
+//! Everything here turns plain numbers into text or bytes on a [`Write`](std::io::Write). It opens no file, asks no clock and
+//! looks for no terminal: who calls it knows them. No other crate of the workspace is known here. [`svg`] is what every
+//! drawing is made of, those of other crates too.
+
+mod curve;
+mod metrics;
+mod progress;
+mod summary;
+pub mod svg;
+mod tensorboard;
+pub mod text;
+
+use std::fmt;
+use std::time::Duration;
+
+use progress::value;
+
+pub use curve::Curve;
+pub use metrics::{RankMetrics, write_eval_metrics, write_step_metrics};
+pub use progress::{ProgressLine, ProgressOptions, Style};
+pub use summary::Summary;
+pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
+
+/// What a model reads, and so the words for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    Tokens,
+    Images,
+}
+
+impl Reads {
+    /// What a sequence is made of, and an image is cut in.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Reads::Tokens => "tokens",
+            Reads::Images => "patches",
+        }
+    }
+}
+
+/// One training step, as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepMetrics {
+    pub reads: Reads,
+    /// From 1.
+    pub step: u64,
+    /// The epochs that lie behind, such as 1.25.
+    pub epoch: f64,
+    /// The mean over the step's labels.
+    pub loss: f64,
+    pub lr: f64,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Of all steps so far.
+    pub tokens: u64,
+    /// Of this step.
+    pub step_tokens: u64,
+    pub step_duration: Duration,
+    pub tokens_per_s: f64,
+    /// Share of the machine's peak that the step reached; None where the peak is not known.
+    pub peak_share: Option<f64>,
+    pub memory_bytes: u64,
+    /// Since the beginning of the run, resumed parts included.
+    pub elapsed: Duration,
+    /// The share of the run that lies behind.
+    pub share: f64,
+    /// The step changed no weight, because its loss or gradients were not finite.
+    pub skipped: bool,
+    /// Bad records that were passed over in all steps so far.
+    pub records_skipped: u64,
+    /// Records that lost their end, being longer than a row, in all steps so far.
+    pub records_truncated: u64,
+}
+
+impl StepMetrics {
+    /// At the speed so far.
+    pub fn left(&self) -> Option<Duration> {
+        let seconds = self.elapsed.as_secs_f64() * (1.0 - self.share) / self.share;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+/// One evaluation, as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalMetrics {
+    pub reads: Reads,
+    pub loss: f64,
+    /// The share of labels that got the highest logit.
+    pub accuracy: f64,
+}
+
+impl EvalMetrics {
+    /// Of a text; a label of an image has none.
+    pub fn perplexity(&self) -> Option<f64> {
+        (self.reads == Reads::Tokens).then(|| self.loss.exp())
+    }
+}
+
+impl fmt::Display for EvalMetrics {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let perplexity = self.perplexity().map(|perplexity| format!("perplexity {}, ", value(perplexity, 2)));
+        let (loss, accuracy) = (value(self.loss, 4), text::percent(self.accuracy));
+        write!(out, "loss {loss}, {}accuracy {accuracy}", perplexity.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+fn example() -> StepMetrics {
+    StepMetrics {
+        reads: Reads::Tokens,
+        step: 120,
+        epoch: 0.25,
+        loss: 3.4521,
+        lr: 3e-4,
+        grad_norm: 1.2345,
+        tokens: 983_040,
+        step_tokens: 8192,
+        step_duration: Duration::from_secs(2),
+        tokens_per_s: 12_345.6,
+        peak_share: Some(0.4142),
+        memory_bytes: 3 << 29,
+        elapsed: Duration::from_secs(80),
+        share: 0.25,
+        skipped: false,
+        records_skipped: 0,
+        records_truncated: 0,
+    }
+}

@@ -1,0 +1,162 @@
+//! JSON lines: one object per step, and one per evaluation.
+
+use std::io::{self, Write};
+
+use crate::{EvalMetrics, StepMetrics};
+
+/// What one rank did in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankMetrics {
+    /// Of all classes of work.
+    pub compute_s: f64,
+    /// By the names of classes of work.
+    pub by_class_s: Vec<(&'static str, f64)>,
+    pub late_s: f64,
+    pub wait_s: f64,
+    /// The share of its products that it left out.
+    pub left_out: f64,
+    pub migrated_bytes: u64,
+    pub migration_s: f64,
+    /// What it worked on: groups of heads and FFN columns.
+    pub head_groups: f64,
+    pub columns: usize,
+}
+
+/// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values
+/// are all of one kind.
+///
+/// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
+pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankMetrics]) -> io::Result<()> {
+    let some = |count: u64| (count > 0).then(|| count.to_string());
+    let fields = [
+        ("step", Some(metrics.step.to_string())),
+        ("epoch", Some(number(metrics.epoch))),
+        ("loss", Some(number(metrics.loss))),
+        ("lr", Some(number(metrics.lr))),
+        ("grad_norm", Some(number(metrics.grad_norm))),
+        ("tokens", Some(metrics.tokens.to_string())),
+        ("tokens_per_s", Some(number(metrics.tokens_per_s))),
+        ("peak_share", metrics.peak_share.map(number)),
+        ("memory_bytes", Some(metrics.memory_bytes.to_string())),
+        ("elapsed_s", Some(number(metrics.elapsed.as_secs_f64()))),
+        ("skipped", Some(metrics.skipped.to_string())),
+        ("records_skipped", some(metrics.records_skipped)),
+        ("records_truncated", some(metrics.records_truncated)),
+        ("ranks", (!watched.is_empty()).then(|| ranks(watched))),
+    ];
+    write_object(out, &fields)
+}
+
+/// Writes one line for the evaluation after `step`.
+pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
+    let fields = [
+        ("step", Some(step.to_string())),
+        ("eval_loss", Some(number(metrics.loss))),
+        ("eval_perplexity", metrics.perplexity().map(number)),
+        ("eval_accuracy", Some(number(metrics.accuracy))),
+    ];
+    write_object(out, &fields)
+}
+
+/// What each rank computed, all in all and by class, and waited for, and what it worked on: enough to replay what was decided.
+fn ranks(ranks: &[RankMetrics]) -> String {
+    let rank = |rank: &RankMetrics| {
+        let classes: Vec<String> =
+            rank.by_class_s.iter().map(|(class, seconds)| format!("\"{class}\":{}", number(*seconds))).collect();
+        let fields = [
+            ("compute_s", number(rank.compute_s)),
+            ("by_class_s", format!("{{{}}}", classes.join(","))),
+            ("late_s", number(rank.late_s)),
+            ("wait_s", number(rank.wait_s)),
+            ("left_out", number(rank.left_out)),
+            ("migrated_bytes", rank.migrated_bytes.to_string()),
+            ("migration_s", number(rank.migration_s)),
+            ("head_groups", number(rank.head_groups)),
+            ("columns", rank.columns.to_string()),
+        ];
+        let fields: Vec<String> = fields.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    format!("[{}]", ranks.iter().map(rank).collect::<Vec<_>>().join(","))
+}
+
+fn write_object(out: &mut impl Write, fields: &[(&str, Option<String>)]) -> io::Result<()> {
+    let fields = fields.iter().filter_map(|(key, value)| Some(format!("\"{key}\":{}", value.as_ref()?)));
+    // In one call, so that who reads the growing file finds whole lines.
+    out.write_all(format!("{{{}}}\n", fields.collect::<Vec<_>>().join(",")).as_bytes())
+}
+
+fn number(value: f64) -> String {
+    if value.is_nan() {
+        "\"NaN\"".to_owned()
+    } else if value.is_infinite() {
+        (if value > 0.0 { "\"Infinity\"" } else { "\"-Infinity\"" }).to_owned()
+    } else {
+        format!("{value:?}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Reads, example};
+
+    fn written(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        write(&mut out).expect("memory can be written");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_step_is_one_line_of_json() {
+        let broken = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..example() };
+        let bare = StepMetrics {
+            peak_share: None,
+            lr: 1e-9,
+            loss: f64::NEG_INFINITY,
+            records_skipped: 3,
+            records_truncated: 7,
+            ..example()
+        };
+        let cases = [
+            (
+                example(),
+                "{\"step\":120,\"epoch\":0.25,\"loss\":3.4521,\"lr\":0.0003,\"grad_norm\":1.2345,\"tokens\":983040,\
+                 \"tokens_per_s\":12345.6,\"peak_share\":0.4142,\"memory_bytes\":1610612736,\"elapsed_s\":80.0,\
+                 \"skipped\":false}\n",
+            ),
+            (
+                broken,
+                "{\"step\":120,\"epoch\":0.25,\"loss\":\"NaN\",\"lr\":0.0003,\"grad_norm\":\"Infinity\",\
+                 \"tokens\":983040,\"tokens_per_s\":12345.6,\"peak_share\":0.4142,\"memory_bytes\":1610612736,\
+                 \"elapsed_s\":80.0,\"skipped\":true}\n",
+            ),
+            (
+                bare,
+                "{\"step\":120,\"epoch\":0.25,\"loss\":\"-Infinity\",\"lr\":1e-9,\"grad_norm\":1.2345,\
+                 \"tokens\":983040,\"tokens_per_s\":12345.6,\"memory_bytes\":1610612736,\"elapsed_s\":80.0,\
+                 \"skipped\":false,\"records_skipped\":3,\"records_truncated\":7}\n",
+            ),
+        ];
+        for (metrics, expected) in cases {
+            let line = written(|out| write_step_metrics(out, &metrics, &[]));
+            assert_eq!(line, expected);
+            let read: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+            assert_eq!(read["step"], 120);
+        }
+    }
+
+    #[test]
+    fn an_evaluation_is_one_line_of_json() {
+        let line =
+            written(|out| write_eval_metrics(out, 7, &EvalMetrics { reads: Reads::Tokens, loss: 0.0, accuracy: 0.5 }));
+        assert_eq!(line, "{\"step\":7,\"eval_loss\":0.0,\"eval_perplexity\":1.0,\"eval_accuracy\":0.5}\n");
+        let line = written(|out| {
+            write_eval_metrics(out, 7, &EvalMetrics { reads: Reads::Tokens, loss: 1e4, accuracy: f64::NAN })
+        });
+        assert!(line.contains("\"eval_perplexity\":\"Infinity\",\"eval_accuracy\":\"NaN\""), "{line}");
+        let of_images = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
+        let line = written(|out| write_eval_metrics(out, 7, &of_images));
+        assert_eq!(line, "{\"step\":7,\"eval_loss\":0.5,\"eval_accuracy\":0.5}\n");
+    }
+}

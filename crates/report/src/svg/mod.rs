@@ -1,0 +1,12 @@
+//! What all drawings are made of: a page, text and rectangles as markup, scales with round ticks, and shared colours.
+//!
+//! The loss curve is drawn here; timelines of steps and the chart of stragglers are drawn by the binary, which knows them.
+
+pub mod colour;
+mod markup;
+mod scale;
+mod ticks;
+
+pub use markup::{Page, Rect, elided, escaped, text, width};
+pub use scale::Scale;
+pub use ticks::{Ticks, round_step};
