@@ -60,7 +60,7 @@ impl Launch {
         let wanted = &settings.device.cards;
         let placement = placement(kind, parallel.dp * parallel.tp, wanted, &virtual_gpus);
         if !wanted.is_empty()
-            && let Ok(found) = evenkeel_device::cuda_cards()
+            && let Ok(found) = evenkeel_device::cuda_gpus()
             && let Some(card) = wanted.iter().find(|card| **card as usize >= found)
         {
             let what = format!("`device.cards` names GPU {card}, but the driver shows {found}, counted from 0");
@@ -269,7 +269,7 @@ fn placement(kind: DeviceKind, ranks: usize, wanted: &[u32], virtual_gpus: &[u32
     match kind {
         DeviceKind::Cpu => Placement::default(),
         DeviceKind::Cuda => {
-            Placement::on_cards(ranks, wanted, !virtual_gpus.is_empty(), evenkeel_device::cuda_cards().unwrap_or(0))
+            Placement::on_cards(ranks, wanted, !virtual_gpus.is_empty(), evenkeel_device::cuda_gpus().unwrap_or(0))
         }
     }
 }
@@ -279,7 +279,7 @@ fn names_of(placement: &Placement) -> Vec<String> {
     if !placement.is_each_on_its_own() {
         return Vec::new();
     }
-    let found = evenkeel_device::cuda_report().cards;
+    let found = evenkeel_device::cuda_report().gpus;
     placement.cards().into_iter().filter_map(|card| Some(found.get(card)?.name.clone())).collect()
 }
 

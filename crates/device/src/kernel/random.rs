@@ -16,13 +16,13 @@ pub(crate) fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A seed of its own for each of several things that are numbered.
+/// The seed of the `number`th random sequence.
 #[inline(always)]
 pub fn seed_of(seed: u64, number: u64) -> u64 {
     mix(seed.wrapping_add(GOLDEN.wrapping_mul(number.wrapping_add(1))))
 }
 
-/// Where a view's first element lies in the whole matrix.
+/// The place of a view's first element in the whole matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
     pub first_row: u64,
