@@ -130,7 +130,8 @@ mod tests {
         for case in 0..300 {
             let ranks = 1 + next(9) as usize;
             let lines: Vec<[f64; 2]> = (0..ranks).map(|_| [next(60) as f64, next(8) as f64 / 2.0]).collect();
-            let (total, grain) = (next(3000) as usize, 1 + next(5) as usize);
+            let total = next(3000) as usize;
+            let grain = 1 + next(5) as usize;
             let mut limit = || if next(4) == 0 { next(500) as usize } else { usize::MAX };
             let most: Vec<usize> = (0..ranks).map(|_| limit()).collect();
             let bent = case % 3 == 0;

@@ -12,7 +12,7 @@ struct World {
     /// Base overhead of each class, as a share of an even width.
     base: f64,
     /// Overhead of a rank whose heads at work differ from those at home, as a share of an even width.
-    sharing: f64,
+    migrating: f64,
     /// Seconds of a step in which the last rank could compute and does not.
     late_s: f64,
     random: u64,
@@ -61,7 +61,7 @@ impl World {
             balancer: Balancer::new(options, Division::new(even)),
             work_s,
             base: 0.0,
-            sharing: 0.0,
+            migrating: 0.0,
             late_s: 0.0,
             random: 9,
             noise,
@@ -86,9 +86,9 @@ impl World {
                 let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
                 let width = work.of(class.dim())[rank] as f64;
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
-                let shares = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
-                let sharing = if shares { self.sharing / slowness.len() as f64 } else { 0.0 };
-                let share = base + sharing + left * width / work.total(class.dim()) as f64;
+                let is_away = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
+                let migrating = if is_away { self.migrating / slowness.len() as f64 } else { 0.0 };
+                let share = base + migrating + left * width / work.total(class.dim()) as f64;
                 let seconds = self.work_s[class as usize] * share * slow * self.jitter();
                 observed[rank].compute_s[class as usize] = seconds;
                 let is_late = rank == slowness.len() - 1 && width > 0.0;
@@ -127,7 +127,7 @@ fn last(times: &[f64]) -> f64 {
 }
 
 #[test]
-fn noise_is_not_chased_and_what_was_usual_comes_back_within_twenty_steps() {
+fn noise_is_not_chased_and_the_usual_target_comes_back_within_twenty_steps() {
     // Times vary by up to a fifth.
     for mode in [Mode::Migrate, Mode::Reshard, Mode::Auto] {
         let mut chased = 0;
@@ -208,7 +208,7 @@ fn a_straggler_that_changes_places_never_costs_more_than_doing_nothing() {
 }
 
 #[test]
-fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
+fn pruning_keeps_to_its_limit_and_does_not_oscillate() {
     for (slow, gamma_max, expected) in [(2.0, 0.9, 0.5), (2.0, 0.25, 0.25), (1.1, 0.9, 0.0), (8.0, 0.9, 0.9)] {
         let mut world = World::new(Mode::Resize, gamma_max, 4, 0.02);
         let (_, decisions) = world.run(1..60, &[1.0, 1.0, slow, 1.0]);
@@ -220,17 +220,14 @@ fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
 }
 
 #[test]
-fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
+fn pruning_ends_when_a_straggler_has_gone() {
     for (mode, seed) in [Mode::Resize, Mode::Semi].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed))) {
         for (slowness, noise) in [(vec![1.0, 3.0], 0.2), (vec![1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], 0.0)] {
             let ranks = slowness.len();
             let mut world = World { random: seed, base: 0.1, ..World::new(mode, 0.5, ranks, noise) };
             world.run(0..25, &vec![1.0; ranks]);
             world.run(25..45, &slowness);
-            assert!(
-                world.balancer.now.gammas[ranks - 1] > 0.0,
-                "{mode:?}, seed {seed}: a straggler leaves something out"
-            );
+            assert!(world.balancer.now.gammas[ranks - 1] > 0.0, "{mode:?}, seed {seed}: a straggler prunes");
             world.run(45..65, &vec![1.0; ranks]);
             assert_eq!(world.balancer.now.gammas, vec![0.0; ranks], "{mode:?}, seed {seed}");
         }
@@ -238,7 +235,7 @@ fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
 }
 
 #[test]
-fn semi_with_no_leave_to_leave_out_is_exact_and_with_it_no_slower() {
+fn semi_without_pruning_is_exact_and_with_it_no_slower() {
     let slowness = [1.0, 1.0, 1.0, 1.0, 8.0, 6.0, 4.0, 2.0];
     let run = |mode, gamma_max| {
         let mut world = World::new(mode, gamma_max, 8, 0.02);
@@ -306,7 +303,7 @@ fn sixty_four_ranks_are_balanced_and_what_a_decision_takes_is_told() {
 }
 
 #[test]
-fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
+fn a_rank_without_work_of_a_class_stays_as_slow_as_it_is_at_the_rest() {
     let mut world = World::new(Mode::Reshard, 0.0, 2, 0.02);
     // Heads move in whole groups only, so the slow rank gets none.
     let rules = Rules { may_migrate: false, work_heads_grain: HEAD_SHARES, ..rules(2, 0.0) };
@@ -319,7 +316,7 @@ fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
 }
 
 #[test]
-fn what_a_rank_does_whatever_its_width_is_is_not_taken_for_slowness() {
+fn overhead_is_not_taken_for_slowness() {
     for (ranks, slow, base) in [(2, 8.0, 0.2), (2, 4.0, 0.1), (8, 8.0, 0.2)] {
         let mut world = World { base, ..World::new(Mode::Reshard, 0.0, ranks, 0.02) };
         world.run(1..31, &vec![1.0; ranks]);
@@ -347,13 +344,13 @@ fn a_rank_that_is_far_too_slow_for_anything_stays_without_work() {
 }
 
 #[test]
-fn work_is_not_shared_where_that_turns_out_to_cost_more_than_it_gains() {
+fn work_does_not_migrate_if_that_costs_more_than_it_gains() {
     // A base overhead must not count as an overhead of migrating.
-    for (sharing, base, is_shared) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.6, 0.0, false), (0.6, 0.2, false)] {
-        let mut world = World { sharing, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
+    for (migrating, base, migrates) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.6, 0.0, false), (0.6, 0.2, false)] {
+        let mut world = World { migrating, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
         let (_, decisions) = world.run(1..60, &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
-        assert!(decisions[0].target.migrates(), "of two groups of heads not quite one is given away");
-        assert_eq!(world.balancer.now.migrates(), is_shared, "{sharing}, {base}");
+        assert!(decisions[0].target.migrates(), "the slow rank first migrates less than a group of heads");
+        assert_eq!(world.balancer.now.migrates(), migrates, "{migrating}, {base}");
         assert!(decisions.len() <= 3, "{} changes", decisions.len());
     }
 }
@@ -461,7 +458,7 @@ fn a_rank_that_begins_late_is_relieved_at_once_of_what_it_loses() {
 }
 
 #[test]
-fn a_rank_that_begins_late_leaves_out_as_much_as_makes_up_for_it() {
+fn a_rank_that_begins_late_prunes_as_much_as_makes_up_for_it() {
     let mut world = World { late_s: 0.4, ..World::new(Mode::Resize, 0.9, 2, 0.02) };
     let (times, _) = world.run(1..60, &[1.0, 1.0]);
     let undisturbed = 0.5 * world.work_s.iter().sum::<f64>();
