@@ -1,18 +1,18 @@
-//! Water-filling: dividing a dim among ranks so that the slowest is done as early as possible.
+//! Water-filling: divides a dim among ranks so that the slowest finishes as early as possible.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Divides `total` among ranks in multiples of `grain`, but for one part that takes what is left of it: rank i takes
-/// `time(i, width)` seconds, which does not fall with the width, and gets at most `most[i]`. The widths whose slowest rank is
-/// fastest; of several such the one that the lowest ranks begin. None where the limits leave no room.
+/// Divides `total` among ranks in multiples of `grain`; one rank also gets the remainder. Rank i takes `time(i, width)` seconds,
+/// which must not fall with the width, and gets at most `most[i]`. Returns the widths whose slowest rank is fastest; lower ranks
+/// win ties. `None` if the limits leave no room.
 pub fn fill(total: usize, grain: usize, most: &[usize], time: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
     let guessed = guess(total, grain, most, &time).and_then(|widths| fill_up(total, grain, most, &time, widths));
     guessed.or_else(|| fill_up(total, grain, most, &time, vec![0; most.len()]))
 }
 
-/// Whoever would be done first with one grain more gets it, until all have been given. None also where this cannot have
-/// gone through `widths`, had it begun with nothing: somebody has one that is given later than the last of all.
+/// Gives each grain to the rank that would finish first with it, beginning with `widths`. Also `None` if beginning with nothing
+/// would not have passed through `widths`: a grain in them finishes later than the last one given.
 fn fill_up(
     total: usize,
     grain: usize,
@@ -20,7 +20,7 @@ fn fill_up(
     time: &impl Fn(usize, usize) -> f64,
     mut widths: Vec<usize>,
 ) -> Option<Vec<usize>> {
-    // Times are compared as bits: they are not negative.
+    // Non-negative floats compare like their bits.
     let next = |rank: usize, width: usize, step: usize| -> Option<Reverse<(u64, usize)>> {
         let wider = width.checked_add(step).filter(|&wider| wider <= most[rank])?;
         let seconds = time(rank, wider);
@@ -49,7 +49,7 @@ fn fill_up(
     Some(widths)
 }
 
-/// Somewhat less than everybody gets, if times are lines over the width: thousands of grains need not be given one by one.
+/// Widths slightly below the result if times are lines over the width, so that thousands of grains need not be given singly.
 fn guess(total: usize, grain: usize, most: &[usize], time: &impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
     let grains = total / grain;
     if grains < 8 * most.len() {
@@ -130,7 +130,8 @@ mod tests {
         for case in 0..300 {
             let ranks = 1 + next(9) as usize;
             let lines: Vec<[f64; 2]> = (0..ranks).map(|_| [next(60) as f64, next(8) as f64 / 2.0]).collect();
-            let (total, grain) = (next(3000) as usize, 1 + next(5) as usize);
+            let total = next(3000) as usize;
+            let grain = 1 + next(5) as usize;
             let mut limit = || if next(4) == 0 { next(500) as usize } else { usize::MAX };
             let most: Vec<usize> = (0..ranks).map(|_| limit()).collect();
             let bent = case % 3 == 0;

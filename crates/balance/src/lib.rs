@@ -1,31 +1,39 @@
-//! Who is slow, and what to do about it: pure functions from measurements, costs and layouts to actions.
+//! Finds slow ranks and decides what to do about them: pure functions from measurements, costs and layouts to actions.
 //!
 //! ```text
-//! observation  what ranks spent on each kind of work in a step
-//! watch        how fast each rank is at it: smoothed, and since when
-//! fixed        what ranks do whatever their widths are
-//! fill         how to divide work among ranks of given speeds
-//! target       what a mode makes of speeds, costs and limits: widths at home, widths at work, shares to leave out
-//! balancer     when it is worth it; holds still otherwise
-//! semi         how much a straggler lends and how much it leaves out, where it may do both
-//! selection    which columns a resized layer leaves out
+//! observation  the time that each rank spent on each class of work in a step
+//! watch        estimates speeds from observations: trimmed means, change-point test, shrinkage
+//! overheads    estimates the work that does not grow with a rank's width
+//! speeds       seconds of a rank for any width
+//! statistics   trimmed mean, quantile
+//! fill         divides a dim among ranks by speed
+//! target       the best target of a mode: widths at home, widths at work, shares to prune
+//! semi         splits a straggler's excess between migrating and pruning
+//! balancer     acts when the gain is worth the cost
+//! selection    chooses the columns that a pruned layer keeps
+//! tuning       every threshold, window and weight
 //! ```
 //!
-//! Whoever is given the same numbers decides the same, so a recorded run can be replayed. Nothing here knows devices,
-//! programs or files.
+//! The same numbers give the same decisions, so a recorded run can be replayed. Nothing here knows devices, programs or files.
 
 mod balancer;
 mod fill;
-mod fixed;
 mod observation;
+mod overheads;
 mod selection;
 mod semi;
+mod speeds;
+mod statistics;
 mod target;
+mod tuning;
 mod watch;
 
 pub use balancer::{Balancer, Decision, Options, Prospect};
 pub use fill::fill;
 pub use observation::{Class, Dim, Division, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
+pub use speeds::Speeds;
+pub use statistics::trimmed_mean;
 pub use target::{Mode, Rules, Target};
-pub use watch::{Speeds, Watch, middle};
+pub use tuning::Tuning;
+pub use watch::Watch;

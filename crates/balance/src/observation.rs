@@ -1,8 +1,8 @@
-//! What ranks report of a step.
+//! The measurements that ranks report of a step, and the divisions of work that they refer to.
 
 use serde::{Deserialize, Serialize};
 
-/// Kinds of work that are divided among ranks by dims of their own. A reduction separates them, so each is balanced by itself.
+/// A kind of work with a dim of its own to divide it by. A reduction follows each, so each is balanced by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -10,11 +10,14 @@ pub enum Class {
     Mlp,
     /// Attention and MLP side by side: both dims by the same shares.
     Layer,
-    /// The vocabulary's logits and their loss, and the embedding.
+    /// Logits over the vocabulary, their loss, and the embedding.
     Head,
     /// Norms and residual sums.
     Stream,
 }
+
+/// One value for each class.
+pub(crate) type ByClass<T> = [T; Class::ALL.len()];
 
 impl Class {
     pub const ALL: [Class; 5] = [Class::Attention, Class::Mlp, Class::Layer, Class::Head, Class::Stream];
@@ -29,12 +32,12 @@ impl Class {
         }
     }
 
-    /// Whether a rank can leave out a part of its products.
+    /// Whether a rank can prune its products.
     pub fn is_resizable(self) -> bool {
         matches!(self, Class::Attention | Class::Mlp | Class::Layer)
     }
 
-    /// The dim by whose widths its work is divided.
+    /// The dim that divides its work.
     pub fn dim(self) -> Dim {
         match self {
             Class::Attention => Dim::Heads,
@@ -45,7 +48,7 @@ impl Class {
     }
 }
 
-/// What can be divided unevenly.
+/// A dim that ranks can divide unevenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dim {
@@ -58,13 +61,13 @@ pub enum Dim {
 impl Dim {
     pub const ALL: [Dim; 4] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::Tokens];
 
-    /// Those whose work it divides.
+    /// The classes whose work it divides.
     pub(crate) fn classes(self) -> impl Iterator<Item = Class> {
         Class::ALL.into_iter().filter(move |class| class.dim() == self)
     }
 }
 
-/// How much of every dim each rank of a tensor-parallel group has.
+/// The width of every dim on each rank of a tensor-parallel group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Division {
     widths: [Vec<usize>; Dim::ALL.len()],
@@ -91,7 +94,7 @@ impl Division {
         self.of(dim).iter().sum()
     }
 
-    /// What ranks have of a dim that they did not have before.
+    /// The width that ranks have beyond what they had before, summed over the ranks.
     pub fn gained(&self, before: &Division, dim: Dim) -> usize {
         self.of(dim).iter().zip(before.of(dim)).map(|(now, before)| now.saturating_sub(*before)).sum()
     }
@@ -99,21 +102,33 @@ impl Division {
     pub fn ranks(&self) -> usize {
         self.widths[0].len()
     }
+
+    /// The width of each rank if all had the same.
+    pub(crate) fn even_width(&self, class: Class) -> f64 {
+        self.total(class.dim()) as f64 / self.ranks() as f64
+    }
+
+    /// The width that a rank computes with, after pruning.
+    pub(crate) fn worked_width(&self, class: Class, gammas: &[f64], rank: usize) -> f64 {
+        let width = self.of(class.dim())[rank] as f64;
+        if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
+    }
 }
 
-/// What one rank did in a step, in seconds. Waits for others are not in it.
+/// One rank's step. Compute times exclude waits for other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
     /// By class.
     pub compute_s: [f64; Class::ALL.len()],
-    /// There was something to compute, and nothing ran.
+    /// Seconds in which a task could have run, no exchange was under way, and nothing ran.
     pub late_s: f64,
-    /// The compute queue had nothing to do before the step's last task ended.
+    /// Seconds in which the compute queue was empty before the step's last task ended.
     pub wait_s: f64,
-    /// The share of its products that it left out.
+    /// The share of its products that it pruned.
     pub gamma: f64,
-    /// What travelled for migration, and how long the comm queue was at it.
+    /// Bytes exchanged for migration.
     pub migrated_bytes: u64,
+    /// Seconds of the comm queue for them.
     pub migration_s: f64,
 }
 
@@ -126,7 +141,7 @@ impl Observation {
         self.compute_s.iter().sum()
     }
 
-    /// The slower of two that did the same share of the work on other data.
+    /// The slower of two replicas with the same share of the work.
     pub fn slower(&self, other: &Observation) -> Observation {
         let compute_s: [f64; _] = std::array::from_fn(|class| self.compute_s[class].max(other.compute_s[class]));
         let busy_s = (self.total_s() + self.late_s).max(other.total_s() + other.late_s);

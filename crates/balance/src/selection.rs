@@ -1,29 +1,29 @@
-//! Which input columns of a linear layer a slow rank still computes with.
+//! Chooses the input columns of a linear layer that a slow rank keeps when it prunes.
 
 use std::cmp::Ordering;
 
 use evenkeel_random::mixed;
 use serde::{Deserialize, Serialize};
 
-/// How the columns to keep are chosen.
+/// How a rank chooses the columns to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Selection {
-    /// Those that changed most when they were last measured.
+    /// The columns that changed most when they were last measured.
     Priority,
-    /// Any, others in every period.
+    /// Random columns, new ones in every period.
     Random,
 }
 
-/// How many of `inputs` columns are kept when the share `gamma` of them is pruned: at least one of any.
+/// The number of `inputs` columns kept when the share `gamma` is pruned: at least one.
 pub fn kept_count(inputs: usize, gamma: f64) -> usize {
     assert!((0.0..1.0).contains(&gamma), "a share of columns to prune is in 0..1, not {gamma}");
-    // Below 1 by as little as can be, it still is rounded to less than all of them.
+    // Even the largest `gamma` below 1 rounds down to fewer than all columns.
     inputs - (gamma * inputs as f64).floor() as usize
 }
 
-/// Adds to each column's change what it is in this matrix: Σ |weight − snapshot| over the column's elements. Both lie row by
-/// row, a layer's input columns as columns or, where the matrix is stored transposed, as rows.
+/// Adds Σ |weight − snapshot| over each column's elements to its change. Both matrices are row-major, with a layer's input
+/// columns as columns, or as rows if `transposed`.
 pub fn add_changes(changes: &mut [f64], weight: &[f32], snapshot: &[f32], transposed: bool) {
     assert_eq!(weight.len(), snapshot.len(), "a matrix and its snapshot");
     let inputs = changes.len();
@@ -38,12 +38,12 @@ pub fn add_changes(changes: &mut [f64], weight: &[f32], snapshot: &[f32], transp
     }
 }
 
-/// What is known of how much each column changes, as exactly as files and messages have it.
+/// How much each column changes, in the precision of files and messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores(Vec<f32>);
 
 impl Scores {
-    /// From a period in which every column was kept.
+    /// From a period that kept every column.
     pub fn of_all(changes: Vec<f64>) -> Scores {
         Scores(changes.into_iter().map(|change| change as f32).collect())
     }
@@ -53,7 +53,7 @@ impl Scores {
         &self.0
     }
 
-    /// A column that was not kept all through the period could not change, which says nothing about it: its score stays.
+    /// A column that was pruned in the period could not change, so its score stays.
     pub fn refresh(&mut self, changes: &[f64], was_kept: &[bool]) {
         assert_eq!((changes.len(), was_kept.len()), (self.0.len(), self.0.len()), "one change for each column");
         for ((score, &change), &was_kept) in self.0.iter_mut().zip(changes).zip(was_kept) {
@@ -63,13 +63,13 @@ impl Scores {
         }
     }
 
-    /// The `count` columns with the highest scores, in ascending order; of equal ones, those that come first.
+    /// The `count` columns with the highest scores, in ascending order; the first of equal ones win.
     pub fn highest(&self, count: usize) -> Vec<u32> {
         highest(&self.0, count, f32::total_cmp)
     }
 }
 
-/// `count` of `inputs` columns, in ascending order: a function of seed, layer and period. Fewer of the same are among more.
+/// `count` of `inputs` columns, in ascending order: a function of seed, layer and period. A smaller count gives a subset.
 pub fn random_columns(seed: u64, layer: u64, period: u64, inputs: usize, count: usize) -> Vec<u32> {
     let key = [seed, layer, period].into_iter().fold(0, |key, part| mixed(key ^ part));
     let numbers: Vec<u64> = (0..inputs as u64).map(|column| mixed(key.wrapping_add(column))).collect();
@@ -79,7 +79,7 @@ pub fn random_columns(seed: u64, layer: u64, period: u64, inputs: usize, count: 
 fn highest<T>(numbers: &[T], count: usize, compare: impl Fn(&T, &T) -> Ordering) -> Vec<u32> {
     assert!(count <= numbers.len(), "{count} of {} columns", numbers.len());
     let mut columns: Vec<u32> = (0..numbers.len() as u32).collect();
-    // Stable, so that equal ones stay in the order of their places.
+    // A stable sort keeps equal ones in order.
     columns.sort_by(|&a, &b| compare(&numbers[b as usize], &numbers[a as usize]));
     columns.truncate(count);
     columns.sort_unstable();
@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn changes_are_summed_by_input_column_however_the_matrix_is_stored() {
         // [2 outputs, 3 inputs], and the same matrix transposed.
-        let (weight, snapshot) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 4.0, 1.0, 5.0, 6.5]);
+        let weight = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let snapshot = [1.0, 0.0, 4.0, 1.0, 5.0, 6.5];
         let transpose = |matrix: &[f32; 6]| [0, 3, 1, 4, 2, 5].map(|index: usize| matrix[index]);
         let mut changes = vec![0.0; 3];
         add_changes(&mut changes, &weight, &snapshot, false);

@@ -1,109 +1,116 @@
-//! Lending and leaving out at once: how much of each makes the fastest step.
+//! Mode `semi`: splits a straggler's excess between migrating and pruning.
 //!
-//! What stragglers will leave out is guessed, in a few steps from nothing to all that they may: each as much as keeps up with
-//! the others, and no more than the guess. Work is then divided by what speed that leaves them, so those who can leave out
-//! enough keep their work and the slowest lend; whoever is still slower than the rest leaves that out. Of all these the fastest is
-//! taken, with what migration was measured to cost, and of those that are about as fast the one that leaves out least.
+//! The search tries limits on pruning, from none to the largest allowed. With each limit, stragglers are expected to prune what
+//! they need to keep up, and work is divided by the speed that this gives them: those that can prune enough keep their work, the
+//! slowest migrate some. A rank that is still slower than the rest prunes its excess. The fastest target wins, with the measured
+//! cost of migration; among targets about as fast, the one that prunes least.
 
 use crate::fill::fill;
-use crate::observation::{Class, Dim, Division};
-use crate::target::{LEAST_GAMMA, Rules, Target, migrated, straggles};
-use crate::watch::Speeds;
+use crate::observation::{ByClass, Class, Dim, Division};
+use crate::target::{Search, Target};
 
-/// Guesses between leaving out nothing and all that is allowed: more make a decision among many ranks take milliseconds.
-const GUESSES: usize = 8;
-/// So much of a step's time is not worth leaving out more.
-const ABOUT: f64 = 1.01;
-
-/// The best of these; without leave to leave anything out, plain migration.
-pub(crate) fn semi(rules: &Rules, speeds: &Speeds, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
-    let exact = migrated(rules, speeds, home);
-    if rules.gamma_max == 0.0 {
-        return exact;
-    }
-    let at_home = Target { home: home.clone(), work: home.clone(), gammas: needed(rules, speeds, home) };
-    let wanted = wanted(speeds, home);
-    let with_guess = |guess: usize| {
-        let most = rules.gamma_max * guess as f64 / GUESSES as f64;
-        let guessed: Vec<f64> = wanted.iter().map(|share| share.min(most)).collect();
-        let work = lent(rules, speeds, home, &guessed);
-        Target { gammas: needed(rules, speeds, &work), work, ..at_home.clone() }
-    };
-    let mut targets: Vec<Target> = (0..=GUESSES).filter(|_| rules.may_migrate).map(with_guess).collect();
-    targets.push(at_home.clone());
-    // Rows of the stream are no state and never left out.
-    let tokens = exact.work.of(Dim::Tokens).to_vec();
-    targets.iter_mut().for_each(|target| target.work.set(Dim::Tokens, tokens.clone()));
-    targets.push(exact);
-    let takes_s =
-        |target: &Target| target.compute_s(speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
-    let times: Vec<f64> = targets.iter().map(takes_s).collect();
-    let enough = ABOUT * times.iter().copied().fold(f64::INFINITY, f64::min);
-    let mut fast: Vec<(Target, f64)> = targets.into_iter().zip(times).filter(|(_, time)| *time <= enough).collect();
-    let left_out = |target: &Target| target.gammas.iter().sum::<f64>();
-    fast.sort_by(|(a, a_s), (b, b_s)| left_out(a).total_cmp(&left_out(b)).then(a_s.total_cmp(b_s)));
-    fast.swap_remove(0).0
-}
-
-/// Work by speed where ranks leave out what was guessed. Heads stay in whole groups: what is shared by samples cannot be left
-/// out.
-fn lent(rules: &Rules, speeds: &Speeds, home: &Division, guessed: &[f64]) -> Division {
-    let mut work = home.clone();
-    for dim in [Dim::Heads, Dim::Columns] {
-        let Some(grain) = rules.grains[dim as usize] else { continue };
-        // Times are lines over the width; asked for each anew, they would be what a decision takes longest for.
-        let seconds =
-            |rank: usize, width: f64| dim.classes().map(|class| speeds.seconds(class, rank, width)).sum::<f64>();
-        let line = |rank: usize| {
-            let [one, two] = [1.0, 2.0].map(|width| seconds(rank, width));
-            (2.0 * one - two, (two - one) * (1.0 - guessed[rank]))
-        };
-        let lines: Vec<(f64, f64)> = (0..home.ranks()).map(line).collect();
-        let on_line = |rank: usize, width: usize| (lines[rank].0 + lines[rank].1 * width as f64).max(0.0);
-        if let Some(widths) = fill(home.total(dim), grain, &rules.most[dim as usize], on_line) {
-            work.set(dim, widths);
+impl Search<'_> {
+    /// The best split; plain migration if the rules allow no pruning.
+    pub(crate) fn pruned_and_migrated(&self, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
+        let exact = self.migrated(home);
+        if self.rules.gamma_max == 0.0 {
+            return exact;
         }
+        let at_home = Target { home: home.clone(), work: home.clone(), gammas: self.gammas_needed(home) };
+        let wanted = self.gammas_wanted(home);
+        let tried = self.tuning.prune_limits_tried;
+        let with_limit = |index: usize| {
+            let limit = self.rules.gamma_max * index as f64 / tried as f64;
+            let expected: Vec<f64> = wanted.iter().map(|share| share.min(limit)).collect();
+            let work = self.work_with_pruning(home, &expected);
+            Target { gammas: self.gammas_needed(&work), work, ..at_home.clone() }
+        };
+        let mut targets: Vec<Target> = (0..=tried).filter(|_| self.rules.may_migrate).map(with_limit).collect();
+        targets.push(at_home.clone());
+        // Rows of the stream have no state and are never pruned.
+        let tokens = exact.work.of(Dim::Tokens).to_vec();
+        targets.iter_mut().for_each(|target| target.work.set(Dim::Tokens, tokens.clone()));
+        targets.push(exact);
+        self.prunes_least(targets, migration_s)
     }
-    work
-}
 
-/// By rank: the least share to leave out with which stragglers hold up nobody. Those who may not leave out enough set the
-/// pace, and the others leave out no more than that asks for.
-fn needed(rules: &Rules, speeds: &Speeds, work: &Division) -> Vec<f64> {
-    let least = |rank: usize| if straggles(speeds, rank) { rules.gamma_max } else { 0.0 };
-    let pace_s = paces(speeds, work, |rank| Some(least(rank)));
-    excesses(speeds, work, pace_s).into_iter().map(|excess| excess.min(rules.gamma_max)).collect()
-}
+    /// Among the targets about as fast as the fastest.
+    fn prunes_least(&self, targets: Vec<Target>, migration_s: impl Fn(&Target) -> f64) -> Target {
+        let takes_s =
+            |target: &Target| target.compute_s(self.speeds) + if target.migrates() { migration_s(target) } else { 0.0 };
+        let times: Vec<f64> = targets.iter().map(takes_s).collect();
+        let enough = self.tuning.as_fast_factor * times.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut fast: Vec<(Target, f64)> = targets.into_iter().zip(times).filter(|(_, time)| *time <= enough).collect();
+        fast.sort_by(|(a, a_s), (b, b_s)| a.pruned().total_cmp(&b.pruned()).then(a_s.total_cmp(b_s)));
+        fast.swap_remove(0).0
+    }
 
-/// By rank: the share to leave out to be as fast as those who do not straggle.
-fn wanted(speeds: &Speeds, work: &Division) -> Vec<f64> {
-    excesses(speeds, work, paces(speeds, work, |rank| (!straggles(speeds, rank)).then_some(0.0)))
-}
+    /// Divides work by speed where ranks prune as expected. Heads stay in whole groups: a group that ranks share by samples
+    /// cannot be pruned.
+    fn work_with_pruning(&self, home: &Division, expected: &[f64]) -> Division {
+        let mut work = home.clone();
+        for dim in [Dim::Heads, Dim::Columns] {
+            let Some(grain) = self.rules.grains[dim as usize] else { continue };
+            // Times are lines over the width. Computing each from the speeds would take most of a decision's time.
+            let seconds = |rank: usize, width: f64| {
+                dim.classes().map(|class| self.speeds.seconds(class, rank, width)).sum::<f64>()
+            };
+            let line = |rank: usize| {
+                let [one, two] = [1.0, 2.0].map(|width| seconds(rank, width));
+                (2.0 * one - two, (two - one) * (1.0 - expected[rank]))
+            };
+            let lines: Vec<(f64, f64)> = (0..home.ranks()).map(line).collect();
+            let on_line = |rank: usize, width: usize| (lines[rank].0 + lines[rank].1 * width as f64).max(0.0);
+            if let Some(widths) = fill(home.total(dim), grain, &self.rules.most[dim as usize], on_line) {
+                work.set(dim, widths);
+            }
+        }
+        work
+    }
 
-/// By class: what the slowest of some ranks takes, each leaving out a share.
-fn paces(speeds: &Speeds, work: &Division, gamma: impl Fn(usize) -> Option<f64>) -> [f64; Class::ALL.len()] {
-    Class::ALL.map(|class| {
-        let width = |rank: usize| work.of(class.dim())[rank] as f64;
-        let seconds = |rank: usize| Some(speeds.seconds(class, rank, width(rank) * (1.0 - gamma(rank)?)));
-        (0..work.ranks()).filter_map(seconds).fold(0.0, f64::max)
-    })
-}
+    /// By rank: the least share to prune so that stragglers hold up nobody. Ranks that may not prune enough set the pace, and
+    /// the others prune only what that pace asks for.
+    fn gammas_needed(&self, work: &Division) -> Vec<f64> {
+        let largest = |rank: usize| if self.straggles(rank) { self.rules.gamma_max } else { 0.0 };
+        let pace_s = self.paces(work, |rank| Some(largest(rank)));
+        self.excesses(work, pace_s).into_iter().map(|excess| excess.min(self.rules.gamma_max)).collect()
+    }
 
-/// By rank: what stragglers are to leave out to keep these paces.
-fn excesses(speeds: &Speeds, work: &Division, pace_s: [f64; Class::ALL.len()]) -> Vec<f64> {
-    let excess = |rank: usize| {
-        let resizable = Class::ALL.into_iter().filter(|class| class.is_resizable());
-        let of_class =
-            |class: Class| speeds.excess(class, rank, work.of(class.dim())[rank] as f64, pace_s[class as usize]);
-        resizable.map(of_class).fold(0.0, f64::max)
-    };
-    let of_straggler = |rank: usize| if straggles(speeds, rank) { excess(rank) } else { 0.0 };
-    (0..work.ranks()).map(of_straggler).map(|excess| if excess > LEAST_GAMMA { excess } else { 0.0 }).collect()
+    /// By rank: the share to prune to be as fast as the ranks that do not straggle.
+    fn gammas_wanted(&self, work: &Division) -> Vec<f64> {
+        self.excesses(work, self.paces(work, |rank| (!self.straggles(rank)).then_some(0.0)))
+    }
+
+    /// By class: seconds of the slowest of the ranks with a `gamma`, each pruning that share.
+    fn paces(&self, work: &Division, gamma: impl Fn(usize) -> Option<f64>) -> ByClass<f64> {
+        Class::ALL.map(|class| {
+            let width = |rank: usize| work.of(class.dim())[rank] as f64;
+            let seconds = |rank: usize| Some(self.speeds.seconds(class, rank, width(rank) * (1.0 - gamma(rank)?)));
+            (0..work.ranks()).filter_map(seconds).fold(0.0, f64::max)
+        })
+    }
+
+    /// By rank: the share that stragglers prune to keep these paces.
+    fn excesses(&self, work: &Division, pace_s: ByClass<f64>) -> Vec<f64> {
+        let excess = |rank: usize| {
+            let prunable = Class::ALL.into_iter().filter(|class| class.is_resizable());
+            let of_class = |class: Class| {
+                self.speeds.excess(class, rank, work.of(class.dim())[rank] as f64, pace_s[class as usize])
+            };
+            prunable.map(of_class).fold(0.0, f64::max)
+        };
+        let of_straggler = |rank: usize| if self.straggles(rank) { excess(rank) } else { 0.0 };
+        let above_noise = |excess: f64| if excess > self.tuning.gamma_least { excess } else { 0.0 };
+        (0..work.ranks()).map(of_straggler).map(above_noise).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::speeds::Speeds;
+    use crate::target::Rules;
+    use crate::tuning::Tuning;
 
     const HEAD_SHARES: usize = 64;
 
@@ -111,9 +118,9 @@ mod tests {
     struct Case {
         slowness: Vec<f64>,
         gamma_max: f64,
-        /// For a column or a head group that travels, as a share of what an even step takes.
+        /// Of migrating a column or a head group, as a share of an even step.
         cost: f64,
-        /// Of attention and MLP on all ranks together.
+        /// Of attention and MLP, summed over the ranks.
         work_s: [f64; 2],
     }
 
@@ -159,24 +166,30 @@ mod tests {
         }
 
         fn migration_s(&self, target: &Target) -> f64 {
-            let travelling = target.migrated(Dim::Columns) + target.migrated(Dim::Heads) / HEAD_SHARES;
-            self.cost * travelling as f64 * self.work_s.iter().sum::<f64>() / self.slowness.len() as f64
+            let migrated = target.migrated(Dim::Columns) + target.migrated(Dim::Heads) / HEAD_SHARES;
+            self.cost * migrated as f64 * self.work_s.iter().sum::<f64>() / self.slowness.len() as f64
+        }
+
+        fn found(&self, rules: &Rules) -> Target {
+            let search = Search { tuning: &Tuning::default(), rules, speeds: &self.speeds() };
+            search.pruned_and_migrated(&self.home(), |target| self.migration_s(target))
         }
 
         fn takes_s(&self, target: &Target) -> f64 {
             target.compute_s(&self.speeds()) + if target.migrates() { self.migration_s(target) } else { 0.0 }
         }
 
-        /// Every division in grains in which stragglers do not gain, with every share in sixteenths of what is allowed.
+        /// Every division in grains that gives stragglers no more work, with every sixteenth of the largest share to prune.
         fn all_targets(&self) -> Vec<Target> {
-            let (home, speeds) = (self.home(), self.speeds());
+            let home = self.home();
             let ranks = self.slowness.len();
+            let straggles = |rank: usize| self.slowness[rank] > Tuning::default().straggler_slowness;
             let heads = match self.work_s[0] > 0.0 {
                 true => divisions(GROUPS, ranks).iter().map(|groups| scaled(groups, HEAD_SHARES)).collect(),
                 false => vec![home.of(Dim::Heads).to_vec()],
             };
             let shares: Vec<Vec<f64>> = (0..ranks).fold(vec![Vec::new()], |all, rank| {
-                let steps = if straggles(&speeds, rank) { 0..=16 } else { 0..=0 };
+                let steps = if straggles(rank) { 0..=16 } else { 0..=0 };
                 let with = |before: &Vec<f64>, step: usize| {
                     before.iter().copied().chain([self.gamma_max * step as f64 / 16.0]).collect::<Vec<f64>>()
                 };
@@ -190,7 +203,7 @@ mod tests {
                     work.set(Dim::Columns, scaled(&columns, GRAIN));
                     let gains = |rank: usize| {
                         let dims = [Dim::Heads, Dim::Columns];
-                        straggles(&speeds, rank) && dims.iter().any(|&dim| work.of(dim)[rank] > home.of(dim)[rank])
+                        straggles(rank) && dims.iter().any(|&dim| work.of(dim)[rank] > home.of(dim)[rank])
                     };
                     if (0..ranks).any(gains) {
                         continue;
@@ -208,7 +221,7 @@ mod tests {
         widths.iter().map(|width| width * by).collect()
     }
 
-    /// Every way to divide so many among ranks.
+    /// Every way to divide `total` among ranks.
     fn divisions(total: usize, ranks: usize) -> Vec<Vec<usize>> {
         if ranks == 1 {
             return vec![vec![total]];
@@ -224,8 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn no_split_between_lending_and_leaving_out_is_much_faster_or_as_fast_with_less_left_out() {
-        let (mlp, both) = ([0.0, 1.0], [0.5, 1.0]);
+    fn no_other_split_is_much_faster_or_as_fast_with_less_pruned() {
+        let mlp = [0.0, 1.0];
+        let both = [0.5, 1.0];
         let mut kinds = [false; 4];
         for case in [
             case(&[1.0, 2.0], 0.5, 0.0, mlp),
@@ -249,26 +263,27 @@ mod tests {
             case(&[1.0, 6.0, 1.4], 0.3, 0.04, mlp),
             case(&[1.0, 1.3, 1.0, 6.0], 0.25, 0.02, mlp),
         ] {
-            let found = semi(&case.rules(), &case.speeds(), &case.home(), |target| case.migration_s(target));
-            let (found_s, found_share) = (case.takes_s(&found), found.gammas.iter().sum::<f64>());
+            let found = case.found(&case.rules());
+            let found_s = case.takes_s(&found);
+            let found_share = found.pruned();
             let all: Vec<(f64, f64)> =
-                case.all_targets().iter().map(|target| (case.takes_s(target), target.gammas.iter().sum())).collect();
+                case.all_targets().iter().map(|target| (case.takes_s(target), target.pruned())).collect();
             let best_s = all.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
             let as_fast = all.iter().filter(|(time, _)| *time <= found_s * (1.0 + 1e-9));
             let least_share = as_fast.map(|(_, share)| *share).fold(f64::INFINITY, f64::min);
             let what = format!("{case:?}: {found:?} in {found_s}");
             assert!(found_s <= 1.01 * best_s, "{what}, the best takes {best_s}");
-            // Between two shares that were tried for each straggler.
+            // The search above tries every sixteenth only.
             let stragglers = found.gammas.iter().filter(|gamma| **gamma > 0.0).count() as f64;
             let allowed = least_share + stragglers * case.gamma_max / 16.0;
-            assert!(found_share <= allowed, "{what}, others as fast leave out {least_share}");
+            assert!(found_share <= allowed, "{what}, another as fast prunes {least_share}");
             kinds[usize::from(found.migrates()) + 2 * usize::from(found_share > 0.0)] = true;
         }
-        assert_eq!(kinds, [true; 4], "nothing, lending, leaving out and both were best in some case");
+        assert_eq!(kinds, [true; 4], "neither, migrating, pruning and both were each best in some case");
     }
 
     #[test]
-    fn what_is_about_as_fast_without_is_not_left_out() {
+    fn nothing_is_pruned_if_migrating_is_about_as_fast() {
         let ranks = 20;
         let slowness: Vec<f64> = (0..ranks).map(|rank| if rank == 7 { 1.2 } else { 1.0 }).collect();
         let home = Division::new(|dim| vec![if dim == Dim::Columns { 600 } else { 1 }; ranks]);
@@ -280,7 +295,8 @@ mod tests {
         };
         let found = |cost: f64| {
             let speeds = Speeds::of_slowness(seconds, slowness.clone());
-            semi(&rules, &speeds, &home, |target| cost * target.migrated(Dim::Columns) as f64)
+            let search = Search { tuning: &Tuning::default(), rules: &rules, speeds: &speeds };
+            search.pruned_and_migrated(&home, |target| cost * target.migrated(Dim::Columns) as f64)
         };
         assert_eq!((found(0.0).gammas[7], found(0.0).migrates()), (0.0, true));
         let costly = found(1e-3);
@@ -288,22 +304,23 @@ mod tests {
     }
 
     #[test]
-    fn without_leave_to_leave_anything_out_it_is_migration() {
+    fn without_pruning_it_is_migration() {
         for slowness in [vec![1.0, 2.0], vec![1.0, 3.0, 2.0], vec![6.0, 1.0, 1.0, 2.0]] {
             let case = case(&slowness, 0.0, 10.0, [0.5, 1.0]);
-            let found = semi(&case.rules(), &case.speeds(), &case.home(), |target| case.migration_s(target));
-            assert_eq!(found, migrated(&case.rules(), &case.speeds(), &case.home()));
+            let found = case.found(&case.rules());
+            let search = Search { tuning: &Tuning::default(), rules: &case.rules(), speeds: &case.speeds() };
+            assert_eq!(found, search.migrated(&case.home()));
             assert!(found.migrates());
         }
     }
 
     #[test]
-    fn who_may_not_migrate_leaves_out_only_and_memory_bounds_what_others_take() {
+    fn ranks_that_may_not_migrate_only_prune_and_memory_bounds_migration() {
         let case = case(&[1.0, 4.0, 1.0], 0.3, 0.0, [0.0, 1.0]);
         let with = |change: &dyn Fn(&mut Rules)| {
             let mut rules = case.rules();
             change(&mut rules);
-            semi(&rules, &case.speeds(), &case.home(), |target| case.migration_s(target))
+            case.found(&rules)
         };
         let alone = with(&|rules| rules.may_migrate = false);
         assert_eq!((alone.migrates(), alone.gammas), (false, vec![0.0, 0.3, 0.0]));

@@ -1,34 +1,34 @@
-//! What a mode makes of speeds, costs and limits.
+//! Targets: where state is kept and work is done, and the best one that a mode allows.
 
 use serde::{Deserialize, Serialize};
 
 use crate::fill::fill;
 use crate::observation::{Class, Dim, Division};
-use crate::semi::semi;
-use crate::watch::{Speeds, worked};
+use crate::speeds::Speeds;
+use crate::tuning::Tuning;
 
-/// What may be done about a slow rank.
+/// Ways to relieve a slow rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Off,
-    /// The slow rank leaves out a part of its products.
+    /// The slow rank prunes a part of its products.
     Resize,
-    /// Others compute a part of its work in every step.
+    /// Other ranks compute a part of its work in every step; its state stays at home.
     Migrate,
-    /// Both at once, as much of each as makes the fastest step.
+    /// Prunes and migrates, as much of each as makes the fastest step.
     Semi,
-    /// A part of its weights and their state moves to others for good.
+    /// A part of its weights and their state moves to other ranks for good.
     Reshard,
-    /// Migration for what may soon be over, resharding for what lasts.
+    /// Migrates what may soon be over, reshards what lasts.
     Auto,
 }
 
 impl Mode {
     pub const ALL: [Mode; 6] = [Mode::Off, Mode::Resize, Mode::Migrate, Mode::Semi, Mode::Reshard, Mode::Auto];
-    /// As they are listed above.
+    /// In the order of [`Mode::ALL`].
     pub const NAMES: [&str; Mode::ALL.len()] = ["off", "resize", "migrate", "semi", "reshard", "auto"];
 
-    /// What it is called in configurations, on the command line and in results.
+    /// The name in configurations, on the command line and in results.
     pub fn name(self) -> &'static str {
         Mode::NAMES[self as usize]
     }
@@ -37,190 +37,191 @@ impl Mode {
         Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// Whether a rank may leave out a part of its products, where that is allowed at all.
+    /// Whether a rank may prune, if the run allows any pruning.
     pub fn resizes(self) -> bool {
         matches!(self, Mode::Resize | Mode::Semi | Mode::Auto)
     }
 }
 
-/// What a run allows.
+/// The limits of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// The largest share of its products that a rank may leave out.
+    /// The largest share of its products that a rank may prune.
     pub gamma_max: f64,
-    /// What keeps tiles full, by dim: widths are multiples of it. None where a dim is not divided.
+    /// Widths are multiples of this, which keeps tiles full. By dim; `None` if a dim is not divided.
     pub grains: [Option<usize>; Dim::ALL.len()],
-    /// Whether work can be done elsewhere than its state is kept, and the grain of heads then.
+    /// Whether work may differ from home.
     pub may_migrate: bool,
+    /// The grain of heads that migrate.
     pub work_heads_grain: usize,
-    /// By dim: the most that memory leaves each rank room for.
+    /// By dim: the largest width that each rank has memory for.
     pub most: [Vec<usize>; Dim::ALL.len()],
 }
 
-/// Where state is kept, where work is done, and what is left out.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Target {
-    pub home: Division,
-    pub work: Division,
-    /// By rank: the share of its products that it leaves out.
-    pub gammas: Vec<f64>,
-}
-
-impl Target {
-    /// Everybody works on what it keeps.
-    pub fn at_home(home: Division) -> Target {
-        Target { work: home.clone(), gammas: vec![0.0; home.ranks()], home }
-    }
-
-    /// What the compute tasks of a step take, by the slowest rank of each class.
-    pub fn compute_s(&self, speeds: &Speeds) -> f64 {
-        Class::ALL.iter().map(|&class| self.class_s(speeds, class)).sum()
-    }
-
-    fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
-        let of = |rank: usize| {
-            let width = worked(class, &self.work, &self.gammas, rank);
-            let shares = self.shares(class, rank) && width > 0.0;
-            speeds.seconds(class, rank, width) + if shares { speeds.sharing_s(class, rank) } else { 0.0 }
-        };
-        (0..self.work.ranks()).map(of).fold(0.0, f64::max)
-    }
-
-    /// What is worked on away from home: by dim, the sum over the ranks of what they work on beyond what they keep.
-    pub fn migrated(&self, dim: Dim) -> usize {
-        self.work.gained(&self.home, dim)
-    }
-
-    /// Whether a rank works on what another keeps, or keeps what another works on.
-    pub(crate) fn shares(&self, class: Class, rank: usize) -> bool {
-        let dim = class.dim();
-        matches!(dim, Dim::Heads | Dim::Columns) && self.work.of(dim)[rank] != self.home.of(dim)[rank]
-    }
-
-    /// Whether anybody works on what another keeps.
-    pub fn migrates(&self) -> bool {
-        [Dim::Heads, Dim::Columns].iter().any(|&dim| self.migrated(dim) > 0)
-    }
-}
-
-/// A step must gain so much of its time.
-pub(crate) const LEAST_GAIN: f64 = 0.03;
-
 impl Rules {
-    /// Whether memory has room for this.
+    /// Whether the ranks have memory for this.
     pub(crate) fn allow(&self, work: &Division) -> bool {
         let fits = |dim: Dim| work.of(dim).iter().zip(&self.most[dim as usize]).all(|(width, most)| width <= most);
         Dim::ALL.into_iter().all(fits)
     }
 }
 
-/// Slower than the fastest by more than this is a straggler.
-pub const STRAGGLES: f64 = 1.15;
+/// Where state is kept (home), where work is done, and how much of it is pruned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    pub home: Division,
+    pub work: Division,
+    /// By rank: the share of its products that it prunes.
+    pub gammas: Vec<f64>,
+}
 
-/// The best target of a mode, from where a run is now.
-pub fn best(mode: Mode, rules: &Rules, speeds: &Speeds, now: &Target, migration_s: impl Fn(&Target) -> f64) -> Target {
-    match mode {
-        Mode::Off => now.clone(),
-        Mode::Resize => resized(rules, speeds, Target::at_home(now.home.clone())),
-        Mode::Migrate => migrated(rules, speeds, &now.home),
-        Mode::Semi => semi(rules, speeds, &now.home, migration_s),
-        Mode::Reshard | Mode::Auto => resharded(rules, speeds, &now.home, migration_s),
+impl Target {
+    /// Every rank works on what it keeps.
+    pub fn at_home(home: Division) -> Target {
+        Target { work: home.clone(), gammas: vec![0.0; home.ranks()], home }
+    }
+
+    /// Seconds of a step's compute tasks: the slowest rank of each class counts.
+    pub fn compute_s(&self, speeds: &Speeds) -> f64 {
+        Class::ALL.iter().map(|&class| self.class_s(speeds, class)).sum()
+    }
+
+    fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
+        let of = |rank: usize| {
+            let width = self.work.worked_width(class, &self.gammas, rank);
+            let migrates = self.migrates_in(class, rank) && width > 0.0;
+            speeds.seconds(class, rank, width) + if migrates { speeds.migrating_s(class, rank) } else { 0.0 }
+        };
+        (0..self.work.ranks()).map(of).fold(0.0, f64::max)
+    }
+
+    /// The width of a dim that ranks work on away from home, summed over the ranks.
+    pub fn migrated(&self, dim: Dim) -> usize {
+        self.work.gained(&self.home, dim)
+    }
+
+    /// Whether a rank's work differs from its home.
+    pub(crate) fn migrates_in(&self, class: Class, rank: usize) -> bool {
+        let dim = class.dim();
+        matches!(dim, Dim::Heads | Dim::Columns) && self.work.of(dim)[rank] != self.home.of(dim)[rank]
+    }
+
+    /// Whether any rank's work differs from its home.
+    pub fn migrates(&self) -> bool {
+        [Dim::Heads, Dim::Columns].iter().any(|&dim| self.migrated(dim) > 0)
+    }
+
+    /// Summed over the ranks.
+    pub(crate) fn pruned(&self) -> f64 {
+        self.gammas.iter().sum()
     }
 }
 
-/// State and work by speed. What is too coarse for state is done elsewhere than it is kept, where that pays.
-fn resharded(rules: &Rules, speeds: &Speeds, now: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
-    let mut home = now.clone();
-    for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
-        if let Some(grain) = rules.grains[dim as usize] {
-            home.set(dim, divided(rules, speeds, now, dim, grain, |_| 0.0));
+/// Finds the best target of a mode.
+#[derive(Clone, Copy)]
+pub(crate) struct Search<'a> {
+    pub tuning: &'a Tuning,
+    pub rules: &'a Rules,
+    pub speeds: &'a Speeds,
+}
+
+impl Search<'_> {
+    /// `migration_s` is the time that a target's migration adds to a step.
+    pub fn best(&self, mode: Mode, now: &Target, migration_s: impl Fn(&Target) -> f64) -> Target {
+        match mode {
+            Mode::Off => now.clone(),
+            Mode::Resize => self.pruned(Target::at_home(now.home.clone())),
+            Mode::Migrate => self.migrated(&now.home),
+            Mode::Semi => self.pruned_and_migrated(&now.home, migration_s),
+            Mode::Reshard | Mode::Auto => self.resharded(&now.home, migration_s),
         }
     }
-    let with = |dims: &[Dim]| Target {
-        gammas: vec![0.0; home.ranks()],
-        work: work_of(rules, speeds, &home, dims),
-        home: home.clone(),
-    };
-    let takes_s = |target: &Target| target.compute_s(speeds) + migration_s(target);
-    let (alone, shared) = (with(&[Dim::Tokens]), with(&[Dim::Heads, Dim::Tokens]));
-    if takes_s(&shared) < (1.0 - LEAST_GAIN) * takes_s(&alone) { shared } else { alone }
-}
 
-/// State stays, work goes by speed.
-pub(crate) fn migrated(rules: &Rules, speeds: &Speeds, home: &Division) -> Target {
-    let work = work_of(rules, speeds, home, &[Dim::Heads, Dim::Columns, Dim::Tokens]);
-    Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
-}
-
-fn work_of(rules: &Rules, speeds: &Speeds, home: &Division, dims: &[Dim]) -> Division {
-    let mut work = home.clone();
-    for &dim in dims {
-        let Some(grain) = rules.grains[dim as usize].filter(|_| rules.may_migrate || dim == Dim::Tokens) else {
-            continue;
-        };
-        let grain = if dim == Dim::Heads { grain.min(rules.work_heads_grain) } else { grain };
-        let shared_s = |rank: usize| match dim {
-            Dim::Tokens => 0.0,
-            _ => dim.classes().map(|class| speeds.sharing_s(class, rank)).sum(),
-        };
-        let divided = divided(rules, speeds, home, dim, grain, shared_s);
-        let mut other = work.clone();
-        other.set(dim, divided);
-        let takes_s = |work: &Division| -> f64 {
-            let target = Target { work: work.clone(), ..Target::at_home(home.clone()) };
-            dim.classes().map(|class| target.class_s(speeds, class)).sum()
-        };
-        // What gains next to nothing is not worth a message.
-        if takes_s(&other) < 0.98 * takes_s(&work) {
-            work = other;
+    /// Divides state and work by speed. Heads also migrate, in a finer grain than state has, if that pays.
+    fn resharded(&self, now: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
+        let mut home = now.clone();
+        for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
+            if let Some(grain) = self.rules.grains[dim as usize] {
+                home.set(dim, self.divided(now, dim, grain, |_| 0.0));
+            }
         }
+        let with = |dims: &[Dim]| Target {
+            gammas: vec![0.0; home.ranks()],
+            work: self.work_by_speed(&home, dims),
+            home: home.clone(),
+        };
+        let takes_s = |target: &Target| target.compute_s(self.speeds) + migration_s(target);
+        let at_home = with(&[Dim::Tokens]);
+        let migrated = with(&[Dim::Heads, Dim::Tokens]);
+        let least = 1.0 - self.tuning.step_gain_least_share;
+        if takes_s(&migrated) < least * takes_s(&at_home) { migrated } else { at_home }
     }
-    work
-}
 
-/// A dim by speed, where a rank that has any of it takes so much longer; as it is where memory leaves no room for that.
-fn divided(
-    rules: &Rules,
-    speeds: &Speeds,
-    now: &Division,
-    dim: Dim,
-    grain: usize,
-    besides_s: impl Fn(usize) -> f64,
-) -> Vec<usize> {
-    let seconds = |rank: usize, width: usize| -> f64 {
-        let computing_s: f64 = dim.classes().map(|class| speeds.seconds(class, rank, width as f64)).sum();
-        computing_s + if width > 0 { besides_s(rank) } else { 0.0 }
-    };
-    let filled = fill(now.total(dim), grain, &rules.most[dim as usize], seconds);
-    filled.unwrap_or_else(|| now.of(dim).to_vec())
-}
+    /// Divides work by speed; state stays at home.
+    pub fn migrated(&self, home: &Division) -> Target {
+        let work = self.work_by_speed(home, &[Dim::Heads, Dim::Columns, Dim::Tokens]);
+        Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
+    }
 
-/// Stragglers leave out what they take longer than the others, up to what is allowed.
-fn resized(rules: &Rules, speeds: &Speeds, target: Target) -> Target {
-    let others = (0..speeds.ranks()).filter(|&rank| !straggles(speeds, rank));
-    let pace_s = others.map(|rank| rank_s(speeds, &target.work, rank)).fold(0.0, f64::max);
-    let gammas = (0..speeds.ranks()).map(|rank| gamma(rules, speeds, &target.work, rank, pace_s)).collect();
-    Target { gammas, ..target }
-}
+    fn work_by_speed(&self, home: &Division, dims: &[Dim]) -> Division {
+        let mut work = home.clone();
+        for &dim in dims {
+            let may_move = self.rules.may_migrate || dim == Dim::Tokens;
+            let Some(grain) = self.rules.grains[dim as usize].filter(|_| may_move) else {
+                continue;
+            };
+            let grain = if dim == Dim::Heads { grain.min(self.rules.work_heads_grain) } else { grain };
+            let migrating_s = |rank: usize| match dim {
+                Dim::Tokens => 0.0,
+                _ => dim.classes().map(|class| self.speeds.migrating_s(class, rank)).sum(),
+            };
+            let mut other = work.clone();
+            other.set(dim, self.divided(home, dim, grain, migrating_s));
+            let takes_s = |work: &Division| -> f64 {
+                let target = Target { work: work.clone(), ..Target::at_home(home.clone()) };
+                dim.classes().map(|class| target.class_s(self.speeds, class)).sum()
+            };
+            if takes_s(&other) < (1.0 - self.tuning.class_gain_least_share) * takes_s(&work) {
+                work = other;
+            }
+        }
+        work
+    }
 
-pub(crate) fn straggles(speeds: &Speeds, rank: usize) -> bool {
-    speeds.slowness[rank] > STRAGGLES
-}
+    /// Divides a dim by speed, or keeps it if memory leaves no room. A rank with any width takes `besides_s` longer.
+    fn divided(&self, now: &Division, dim: Dim, grain: usize, besides_s: impl Fn(usize) -> f64) -> Vec<usize> {
+        let seconds = |rank: usize, width: usize| -> f64 {
+            let computing_s: f64 = dim.classes().map(|class| self.speeds.seconds(class, rank, width as f64)).sum();
+            computing_s + if width > 0 { besides_s(rank) } else { 0.0 }
+        };
+        let filled = fill(now.total(dim), grain, &self.rules.most[dim as usize], seconds);
+        filled.unwrap_or_else(|| now.of(dim).to_vec())
+    }
 
-/// What a rank computes in a step if it leaves nothing out.
-fn rank_s(speeds: &Speeds, work: &Division, rank: usize) -> f64 {
-    Class::ALL.iter().map(|&class| speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
-}
+    /// Stragglers prune until they keep up with the other ranks, as far as the rules allow.
+    fn pruned(&self, target: Target) -> Target {
+        let others = (0..self.speeds.ranks()).filter(|&rank| !self.straggles(rank));
+        let pace_s = others.map(|rank| self.rank_s(&target.work, rank)).fold(0.0, f64::max);
+        let gammas = (0..self.speeds.ranks()).map(|rank| self.gamma(&target.work, rank, pace_s)).collect();
+        Target { gammas, ..target }
+    }
 
-/// A share to leave out that is less is noise.
-pub(crate) const LEAST_GAMMA: f64 = 0.02;
+    pub fn straggles(&self, rank: usize) -> bool {
+        self.speeds.slowness[rank] > self.tuning.straggler_slowness
+    }
 
-/// The share to leave out so that a rank is done in `pace_s`, up to what is allowed.
-fn gamma(rules: &Rules, speeds: &Speeds, work: &Division, rank: usize, pace_s: f64) -> f64 {
-    let resizable = Class::ALL.iter().filter(|class| class.is_resizable());
-    let products_s: f64 = resizable.map(|&class| speeds.width_s(class, rank, work.of(class.dim())[rank] as f64)).sum();
-    let excess = (rank_s(speeds, work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
-    if excess > LEAST_GAMMA { excess.clamp(0.0, rules.gamma_max) } else { 0.0 }
+    /// Seconds that a rank computes in a step without pruning.
+    fn rank_s(&self, work: &Division, rank: usize) -> f64 {
+        Class::ALL.iter().map(|&class| self.speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
+    }
+
+    /// The share that a rank must prune to finish in `pace_s`, as far as the rules allow.
+    fn gamma(&self, work: &Division, rank: usize, pace_s: f64) -> f64 {
+        let width_s = |class: Class| self.speeds.width_s(class, rank, work.of(class.dim())[rank] as f64);
+        let products_s: f64 = Class::ALL.into_iter().filter(|class| class.is_resizable()).map(width_s).sum();
+        let excess = (self.rank_s(work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
+        if excess > self.tuning.gamma_least { excess.clamp(0.0, self.rules.gamma_max) } else { 0.0 }
+    }
 }
 
 #[cfg(test)]

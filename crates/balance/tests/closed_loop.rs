@@ -1,19 +1,19 @@
-//! The balancer against ranks that are simulated: what it sees follows from what it decided.
+//! The balancer against simulated ranks, whose times follow from its decisions.
 
 use evenkeel_balance::{Balancer, Class, Decision, Dim, Division, Mode, Observation, Options, Rules, Target};
 
 const HEAD_SHARES: usize = 64;
 
-/// Ranks that take time for what they are given.
+/// Simulated ranks and their balancer.
 struct World {
     balancer: Balancer,
-    /// By class: seconds of the whole work on one rank of speed one.
+    /// By class: seconds of all work on one rank of speed one.
     work_s: [f64; Class::ALL.len()],
-    /// What a rank that has any of a class does of it whatever its width is, as a share of an even one.
+    /// Base overhead of each class, as a share of an even width.
     base: f64,
-    /// What a rank that shares some of a class with another does for that, as a share of an even width.
-    sharing: f64,
-    /// Seconds of a step in which the last rank could go on and does not.
+    /// Overhead of a rank whose heads at work differ from those at home, as a share of an even width.
+    migrating: f64,
+    /// Seconds of a step in which the last rank could compute and does not.
     late_s: f64,
     random: u64,
     noise: f64,
@@ -61,7 +61,7 @@ impl World {
             balancer: Balancer::new(options, Division::new(even)),
             work_s,
             base: 0.0,
-            sharing: 0.0,
+            migrating: 0.0,
             late_s: 0.0,
             random: 9,
             noise,
@@ -73,7 +73,7 @@ impl World {
         1.0 + self.noise * ((self.random >> 40) as f64 / (1u64 << 24) as f64 - 0.5)
     }
 
-    /// What a step takes: a reduction behind every class, so the slowest rank of each counts.
+    /// A step and its observations. A reduction follows every class, so the slowest rank of each counts.
     fn step_s(&mut self, slowness: &[f64]) -> (f64, Vec<Observation>) {
         let Target { home, work, gammas } = self.balancer.now.clone();
         let mut observed: Vec<Observation> =
@@ -86,9 +86,9 @@ impl World {
                 let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
                 let width = work.of(class.dim())[rank] as f64;
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
-                let shares = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
-                let sharing = if shares { self.sharing / slowness.len() as f64 } else { 0.0 };
-                let share = base + sharing + left * width / work.total(class.dim()) as f64;
+                let is_away = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];
+                let migrating = if is_away { self.migrating / slowness.len() as f64 } else { 0.0 };
+                let share = base + migrating + left * width / work.total(class.dim()) as f64;
                 let seconds = self.work_s[class as usize] * share * slow * self.jitter();
                 observed[rank].compute_s[class as usize] = seconds;
                 let is_late = rank == slowness.len() - 1 && width > 0.0;
@@ -101,9 +101,10 @@ impl World {
         (step_s, observed)
     }
 
-    /// Runs steps; what they took, and what was decided.
+    /// Runs steps; returns their seconds and the decisions.
     fn run(&mut self, steps: std::ops::Range<u64>, slowness: &[f64]) -> (Vec<f64>, Vec<Decision>) {
-        let (mut times, mut decisions) = (Vec::new(), Vec::new());
+        let mut times = Vec::new();
+        let mut decisions = Vec::new();
         for step in steps {
             let (step_s, observed) = self.step_s(slowness);
             times.push(step_s);
@@ -115,7 +116,7 @@ impl World {
         (times, decisions)
     }
 
-    /// All work divided by speed.
+    /// Seconds of a step with all work divided by speed.
     fn optimum_s(&self, slowness: &[f64]) -> f64 {
         self.work_s.iter().sum::<f64>() / slowness.iter().map(|slow| 1.0 / slow).sum::<f64>()
     }
@@ -126,10 +127,12 @@ fn last(times: &[f64]) -> f64 {
 }
 
 #[test]
-fn noise_is_not_chased_and_what_was_usual_comes_back_within_twenty_steps() {
-    // Every class of every rank takes up to a fifth more or less.
+fn noise_is_not_chased_and_the_usual_target_comes_back_within_twenty_steps() {
+    // Times vary by up to a fifth.
     for mode in [Mode::Migrate, Mode::Reshard, Mode::Auto] {
-        let (mut chased, mut idle, mut not_back) = (0, 0, 0);
+        let mut chased = 0;
+        let mut idle = 0;
+        let mut not_back = 0;
         for seed in 1..=100 {
             let mut world = World { random: seed, ..World::new(mode, 0.0, 2, 0.4) };
             let usual = world.balancer.now.clone();
@@ -150,7 +153,7 @@ fn ranks_that_jump_between_two_speeds_are_hardly_chased() {
     for seed in 1..=10 {
         let mut world = World { random: seed, ..World::new(Mode::Reshard, 0.0, 2, 0.1) };
         for step in 0..200 {
-            // As seen of virtual cores that share a real one with others now and then.
+            // Like virtual cores that share a real core now and then.
             let slowness = [(); 2].map(|()| if world.jitter() > 1.02 { 0.6 } else { 1.0 });
             decided += world.run(step..step + 1, &slowness).1.len();
         }
@@ -172,7 +175,7 @@ fn the_reference_cases_come_near_their_optimum_within_twenty_steps_and_back_when
             let undisturbed = last(&world.run(1..31, &vec![1.0; slowness.len()]).0);
             let (slow, _) = world.run(31..61, &slowness);
             let optimum = world.optimum_s(&slowness);
-            // Vocabulary rows are state that migration leaves where it is.
+            // Migration leaves vocabulary rows at home.
             let allowed = if mode == Mode::Migrate { 1.6 } else { 1.07 };
             assert!(last(&slow[..20]) < allowed * optimum, "{mode:?} {slowness:?}: {slow:?}, optimum {optimum}");
             let (over, _) = world.run(61..91, &vec![1.0; slowness.len()]);
@@ -205,7 +208,7 @@ fn a_straggler_that_changes_places_never_costs_more_than_doing_nothing() {
 }
 
 #[test]
-fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
+fn pruning_keeps_to_its_limit_and_does_not_oscillate() {
     for (slow, gamma_max, expected) in [(2.0, 0.9, 0.5), (2.0, 0.25, 0.25), (1.1, 0.9, 0.0), (8.0, 0.9, 0.9)] {
         let mut world = World::new(Mode::Resize, gamma_max, 4, 0.02);
         let (_, decisions) = world.run(1..60, &[1.0, 1.0, slow, 1.0]);
@@ -217,17 +220,14 @@ fn what_is_left_out_keeps_to_its_limit_and_does_not_oscillate() {
 }
 
 #[test]
-fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
+fn pruning_ends_when_a_straggler_has_gone() {
     for (mode, seed) in [Mode::Resize, Mode::Semi].into_iter().flat_map(|mode| (1..=20).map(move |seed| (mode, seed))) {
         for (slowness, noise) in [(vec![1.0, 3.0], 0.2), (vec![1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], 0.0)] {
             let ranks = slowness.len();
             let mut world = World { random: seed, base: 0.1, ..World::new(mode, 0.5, ranks, noise) };
             world.run(0..25, &vec![1.0; ranks]);
             world.run(25..45, &slowness);
-            assert!(
-                world.balancer.now.gammas[ranks - 1] > 0.0,
-                "{mode:?}, seed {seed}: a straggler leaves something out"
-            );
+            assert!(world.balancer.now.gammas[ranks - 1] > 0.0, "{mode:?}, seed {seed}: a straggler prunes");
             world.run(45..65, &vec![1.0; ranks]);
             assert_eq!(world.balancer.now.gammas, vec![0.0; ranks], "{mode:?}, seed {seed}");
         }
@@ -235,7 +235,7 @@ fn nothing_is_left_out_any_more_when_a_straggler_has_gone() {
 }
 
 #[test]
-fn semi_with_no_leave_to_leave_out_is_exact_and_with_it_no_slower() {
+fn semi_without_pruning_is_exact_and_with_it_no_slower() {
     let slowness = [1.0, 1.0, 1.0, 1.0, 8.0, 6.0, 4.0, 2.0];
     let run = |mode, gamma_max| {
         let mut world = World::new(mode, gamma_max, 8, 0.02);
@@ -303,11 +303,10 @@ fn sixty_four_ranks_are_balanced_and_what_a_decision_takes_is_told() {
 }
 
 #[test]
-fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
+fn a_rank_without_work_of_a_class_stays_as_slow_as_it_is_at_the_rest() {
     let mut world = World::new(Mode::Reshard, 0.0, 2, 0.02);
-    // Whole groups of heads only: so slow a rank gets none.
-    let mut rules = rules(2, 0.0);
-    (rules.may_migrate, rules.work_heads_grain) = (false, HEAD_SHARES);
+    // Heads move in whole groups only, so the slow rank gets none.
+    let rules = Rules { may_migrate: false, work_heads_grain: HEAD_SHARES, ..rules(2, 0.0) };
     let bytes = [1.0; Dim::ALL.len()];
     let options = Options { mode: Mode::Reshard, rules, state_bytes: bytes, work_bytes: bytes };
     world.balancer = Balancer::new(options, world.balancer.now.home.clone());
@@ -317,7 +316,7 @@ fn a_rank_that_is_left_with_nothing_stays_as_slow_as_it_is_at_the_rest() {
 }
 
 #[test]
-fn what_a_rank_does_whatever_its_width_is_is_not_taken_for_slowness() {
+fn overhead_is_not_taken_for_slowness() {
     for (ranks, slow, base) in [(2, 8.0, 0.2), (2, 4.0, 0.1), (8, 8.0, 0.2)] {
         let mut world = World { base, ..World::new(Mode::Reshard, 0.0, ranks, 0.02) };
         world.run(1..31, &vec![1.0; ranks]);
@@ -345,13 +344,13 @@ fn a_rank_that_is_far_too_slow_for_anything_stays_without_work() {
 }
 
 #[test]
-fn work_is_not_shared_where_that_turns_out_to_cost_more_than_it_gains() {
-    // What does not depend on widths is no cost of sharing.
-    for (sharing, base, is_shared) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.6, 0.0, false), (0.6, 0.2, false)] {
-        let mut world = World { sharing, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
+fn work_does_not_migrate_if_that_costs_more_than_it_gains() {
+    // A base overhead must not count as an overhead of migrating.
+    for (migrating, base, migrates) in [(0.0, 0.0, true), (0.0, 0.2, true), (0.6, 0.0, false), (0.6, 0.2, false)] {
+        let mut world = World { migrating, base, ..World::new(Mode::Reshard, 0.0, 8, 0.02) };
         let (_, decisions) = world.run(1..60, &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
-        assert!(decisions[0].target.migrates(), "of two groups of heads not quite one is given away");
-        assert_eq!(world.balancer.now.migrates(), is_shared, "{sharing}, {base}");
+        assert!(decisions[0].target.migrates(), "the slow rank first migrates less than a group of heads");
+        assert_eq!(world.balancer.now.migrates(), migrates, "{migrating}, {base}");
         assert!(decisions.len() <= 3, "{} changes", decisions.len());
     }
 }
@@ -372,7 +371,8 @@ fn a_straggler_that_stays_is_not_fiddled_with() {
 #[test]
 fn noise_of_ranks_that_are_far_apart_is_no_change_of_their_speeds() {
     for slow in [4.0, 8.0] {
-        let (mut changes, mut renewed) = (0, 0);
+        let mut changes = 0;
+        let mut renewed = 0;
         for seed in 1..=20 {
             let mut world = World { random: seed, ..World::new(Mode::Reshard, 0.0, 2, 0.3) };
             world.run(0..50, &[1.0, 1.0]);
@@ -394,7 +394,7 @@ fn times_that_cannot_be_do_no_harm() {
             let mut world = World::new(mode, 0.5, 3, 0.05);
             for step in 1..200 {
                 let (step_s, mut observed) = world.step_s(&[1.0, if step < 100 { 3.0 } else { 1.0 }, 1.0]);
-                // In a few steps in a row behind a change, and all the time of one class.
+                // A few steps in a row for every class, and every step for one class.
                 if step % 17 < 3 {
                     observed[step as usize / 17 % 3].compute_s = [nonsense; Class::ALL.len()];
                 }
@@ -445,7 +445,7 @@ fn a_rank_that_begins_late_is_relieved_at_once_of_what_it_loses() {
         world.run(1..31, &[1.0, 1.0]);
         world.late_s = late_s;
         let (times, decisions) = world.run(31..61, &[1.0, slow]);
-        // Both are done at the same time: `share` of the work on the one, what is left on the other.
+        // Both ranks finish at the same time, the first with `share` of the work.
         let all_s: f64 = world.work_s.iter().sum();
         let share = (slow * all_s + late_s) / ((1.0 + slow) * all_s);
         let optimum = share * all_s;
@@ -458,11 +458,11 @@ fn a_rank_that_begins_late_is_relieved_at_once_of_what_it_loses() {
 }
 
 #[test]
-fn a_rank_that_begins_late_leaves_out_as_much_as_makes_up_for_it() {
+fn a_rank_that_begins_late_prunes_as_much_as_makes_up_for_it() {
     let mut world = World { late_s: 0.4, ..World::new(Mode::Resize, 0.9, 2, 0.02) };
     let (times, _) = world.run(1..60, &[1.0, 1.0]);
     let undisturbed = 0.5 * world.work_s.iter().sum::<f64>();
-    // The others are not resizable, and as late.
+    // Head and stream cannot be pruned, and are late, too.
     let allowed = 1.02 * undisturbed + 0.4 * (world.work_s[3] + world.work_s[4]) / (2.0 * undisturbed);
     assert!(last(&times) < allowed, "{} s, undisturbed {undisturbed} s", last(&times));
 }

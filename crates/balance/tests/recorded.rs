@@ -1,16 +1,16 @@
-//! The balancer against ranks that were recorded: two of a ViT of hidden 512, on cores of a shared machine that jump between two
-//! speeds by themselves, and for a third of the steps beside a process that keeps the second one's core busy. All were made with
-//! even widths; what they would have taken with others is taken to be in proportion.
+//! The balancer against recorded ranks: two of a ViT of hidden 512, on cores of a shared machine that jump between two speeds by
+//! themselves. In a third of the steps a busy process competes for the second rank's core. The steps were recorded with even
+//! widths; times at other widths are scaled in proportion.
 
-use evenkeel_balance::{Balancer, Class, Dim, Division, Mode, Observation, Options, Rules, Target, middle};
+use evenkeel_balance::{Balancer, Class, Dim, Division, Mode, Observation, Options, Rules, Target, trimmed_mean};
 
 const RECORDED: &str = include_str!("recorded/vit-beside-a-neighbour.txt");
 const CLASSES: [Class; 4] = [Class::Attention, Class::Mlp, Class::Head, Class::Stream];
 /// By dim: groups of heads in 64 shares, columns, classes, shares of the stream.
 const WIDTHS: [usize; Dim::ALL.len()] = [8 * 64, 2048, 10, 128];
-/// Of a phase.
+/// Steps of a phase.
 const STEPS: usize = 45;
-/// After which all should be settled.
+/// Steps of a phase before it should have settled.
 const SETTLING: usize = 20;
 
 type Step = [Observation; 2];
@@ -29,7 +29,7 @@ fn recorded(phases: &[&str]) -> Vec<Step> {
     RECORDED.lines().filter_map(step).collect()
 }
 
-/// What a recorded step takes where work is divided so, and what ranks say of it.
+/// A recorded step with its work divided anew: its seconds and its observations.
 fn divided(step: &Step, work: &Division) -> (f64, Vec<Observation>) {
     let mut observed = vec![Observation::default(); 2];
     let mut step_s = 0.0;
@@ -48,7 +48,7 @@ fn divided(step: &Step, work: &Division) -> (f64, Vec<Observation>) {
     (step_s, observed)
 }
 
-/// The first rank has so much of everything.
+/// The first rank has `share` of every dim.
 fn division(share: f64) -> Division {
     Division::new(|dim| {
         let first = (share * WIDTHS[dim as usize] as f64).round() as usize;
@@ -57,10 +57,10 @@ fn division(share: f64) -> Division {
 }
 
 fn settled_s(times: &[f64]) -> f64 {
-    middle(times[SETTLING..].to_vec()).unwrap()
+    trimmed_mean(times[SETTLING..].to_vec()).unwrap()
 }
 
-/// The best that a layout does that stays as it is and gives a rank the same share of everything.
+/// The time of the best constant layout that gives a rank the same share of every dim.
 fn best_s(steps: &[Step]) -> f64 {
     let settled = |percent: usize| -> f64 {
         let work = division(percent as f64 / 100.0);
@@ -82,10 +82,11 @@ fn balancer(mode: Mode) -> Balancer {
     Balancer::new(options, division(0.5))
 }
 
-/// What the steps take, and after which of them something was changed.
+/// The steps' seconds, and the steps after which the target changed.
 fn run(balancer: &mut Balancer, first: u64, steps: &[Step]) -> (Vec<f64>, Vec<usize>) {
     const MOVING_S: f64 = 0.05;
-    let (mut times, mut changes) = (Vec::new(), Vec::new());
+    let mut times = Vec::new();
+    let mut changes = Vec::new();
     for (index, step) in steps.iter().enumerate() {
         let Target { work, .. } = &balancer.now;
         let (step_s, observed) = divided(step, work);
@@ -101,13 +102,17 @@ fn run(balancer: &mut Balancer, first: u64, steps: &[Step]) -> (Vec<f64>, Vec<us
 
 #[test]
 fn a_rank_beside_a_busy_process_is_relieved_and_gets_its_work_back() {
-    // They overlap: a hundred and fifty steps were recorded beside the process.
+    // Runs overlap: only 150 steps were recorded beside the process.
     const RUNS: usize = 60;
-    let (calm, slowed) = (recorded(&["before", "recovered"]), recorded(&["slowed"]));
+    let calm = recorded(&["before", "recovered"]);
+    let slowed = recorded(&["slowed"]);
     for mode in [Mode::Reshard, Mode::Auto] {
-        let (mut chased, mut late, mut far, mut not_back) = (0, 0, 0, 0);
+        let mut chased = 0;
+        let mut late = 0;
+        let mut far = 0;
+        let mut not_back = 0;
         for start in 0..RUNS {
-            // In every other run it is the first rank that has company.
+            // In every other run the process competes with the first rank.
             let part = |steps: &[Step], first: usize| -> Vec<Step> {
                 let part = steps.iter().cycle().skip(first).take(STEPS);
                 part.map(|&[a, b]| if start % 2 == 0 { [a, b] } else { [b, a] }).collect()

@@ -1,4 +1,4 @@
-//! What a member asks of its group, as plain data that members compare and messages show.
+//! A member's request to its group, as plain data that members compare and messages show.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,24 +36,24 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A collective, as every member must describe it alike.
+/// The description of a collective, on which all members must agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub kind: Kind,
     pub dtype: DType,
-    /// Of the whole tensor, the one that is not cut.
+    /// Size of the whole tensor, not of a part.
     pub bytes: u64,
-    /// The rank, in the world, that sends or receives what the others do not.
+    /// The world rank that alone sends or receives.
     pub root: Option<usize>,
-    /// Rows `bounds[i]..bounds[i + 1]` are those of member i.
+    /// Member i has rows `bounds[i]..bounds[i + 1]`.
     pub bounds: Option<Arc<[usize]>>,
-    /// The card whose memory is meant, where it is not the host's.
-    pub card: Option<usize>,
+    /// The GPU that holds the tensors; `None` for host memory.
+    pub gpu: Option<usize>,
 }
 
 impl Call {
     pub fn of(kind: Kind) -> Call {
-        Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None, card: None }
+        Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None, gpu: None }
     }
 
     pub fn agrees_with(&self, other: &Call) -> bool {
@@ -62,9 +62,9 @@ impl Call {
             (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
             (one, another) => one == another && self.root == other.root,
         };
-        // Nobody can reach from the host's memory to a card's.
-        let is_same = is_same && self.card.is_some() == other.card.is_some();
-        // What goes from one member to another concerns these two, who compare it piece by piece.
+        // Members cannot mix host memory and GPU memory.
+        let is_same = is_same && self.gpu.is_some() == other.gpu.is_some();
+        // Only the sender and the receiver of a parcel compare it.
         if is_same && self.kind == Kind::Redistribute {
             return true;
         }
@@ -78,7 +78,7 @@ impl fmt::Display for Call {
         if !matches!(self.kind, Kind::Barrier | Kind::Exchange) {
             self.fmt_operand(f)?;
         }
-        self.card.map_or(Ok(()), |card| write!(f, " on GPU {card}"))
+        self.gpu.map_or(Ok(()), |gpu| write!(f, " on GPU {gpu}"))
     }
 }
 

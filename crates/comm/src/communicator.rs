@@ -3,29 +3,29 @@ use std::sync::{Arc, Mutex};
 use crate::counts::Counts;
 use crate::group::Group;
 use crate::link::Link;
-use crate::local::Place;
+use crate::local::RankHandle;
 use crate::ranks::RankFailure;
 
-/// A rank's place among the ranks of a run. Clones are the same place.
+/// A rank's access to the other ranks of a run. Clones share it.
 #[derive(Clone)]
 pub struct Communicator {
     rank: usize,
     size: usize,
     counts: Arc<Mutex<Counts>>,
-    /// None where nothing is moved.
-    place: Option<Arc<Place>>,
+    /// `None` for a dry rank.
+    handle: Option<Arc<RankHandle>>,
 }
 
 impl Communicator {
-    pub(crate) fn local(place: Arc<Place>) -> Communicator {
-        let (rank, size) = (place.rank, place.world.size());
-        Communicator { rank, size, counts: Arc::default(), place: Some(place) }
+    pub(crate) fn local(handle: Arc<RankHandle>) -> Communicator {
+        let (rank, size) = (handle.rank, handle.world.size());
+        Communicator { rank, size, counts: Arc::default(), handle: Some(handle) }
     }
 
     /// A rank without peers: its collectives are checked and counted and move nothing.
     pub fn dry(rank: usize, size: usize) -> Communicator {
         assert!(rank < size, "rank {rank} of {size}");
-        Communicator { rank, size, counts: Arc::default(), place: None }
+        Communicator { rank, size, counts: Arc::default(), handle: None }
     }
 
     pub fn rank(&self) -> usize {
@@ -36,9 +36,9 @@ impl Communicator {
         self.size
     }
 
-    /// The link that is emulated, if one is; results measured over it must say so.
+    /// The emulated link, if any; results measured over it must say so.
     pub fn link(&self) -> Option<Link> {
-        self.place.as_ref().and_then(|place| place.world.link())
+        self.handle.as_ref().and_then(|handle| handle.world.link())
     }
 
     /// The group of these ranks, in increasing order and this one among them. Messages call it `name`. Every member asks
@@ -51,28 +51,28 @@ impl Communicator {
         );
         let me = ranks.binary_search(&self.rank);
         let me = me.unwrap_or_else(|_| panic!("group {name}: rank {} is not among {ranks:?}", self.rank));
-        Group::new(name, ranks, me, self.counts.clone(), self.place.clone())
+        Group::new(name, ranks, me, self.counts.clone(), self.handle.clone())
     }
 
-    /// What this rank has issued so far.
+    /// The collectives that this rank has issued so far.
     pub fn counts(&self) -> Counts {
         self.counts.lock().expect("no panic under this lock").clone()
     }
 
-    /// Ends the run: every rank's wait ends within a second and says that this rank failed with `message`. Of several
-    /// messages the first counts.
+    /// Ends the run: every rank's wait ends within a second and says that this rank failed with `message`. The first message
+    /// wins.
     pub fn abort(&self, message: &str) {
-        if let Some(place) = &self.place {
-            place.world.abort(self.rank, message);
+        if let Some(handle) = &self.handle {
+            handle.world.abort(self.rank, message);
         }
     }
 
-    /// Why the run ends, if it does. What was computed since may lack what other ranks would have sent.
+    /// Why the run ends, if it does. Results computed since may lack other ranks' contributions.
     pub fn failure(&self) -> Option<RankFailure> {
-        self.place.as_ref().and_then(|place| place.world.failure())
+        self.handle.as_ref().and_then(|handle| handle.world.failure())
     }
 
-    pub(crate) fn place(&self) -> Option<Arc<Place>> {
-        self.place.clone()
+    pub(crate) fn handle(&self) -> Option<Arc<RankHandle>> {
+        self.handle.clone()
     }
 }

@@ -5,11 +5,11 @@ use crate::call::Kind;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub calls: u64,
-    /// Of the tensors themselves; how many of them travel depends on the group.
+    /// Bytes of the tensors. How many bytes travel depends on the group.
     pub bytes: u128,
 }
 
-/// What a rank has issued, per kind of collective. Groups of one member issue nothing.
+/// A rank's issued collectives by kind. Groups of one member issue none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(pub BTreeMap<Kind, Count>);
 

@@ -8,15 +8,14 @@ use evenkeel_device::{DType, Health, Queue, Stamp, Tensor, View};
 
 use crate::call::{Call, Kind};
 use crate::counts::Counts;
-use crate::local::{self, Meeting, Parcels, Place, Post, Shared, Visit};
+use crate::local::{self, Meeting, Parcels, Post, RankHandle, Shared, Visit};
 
 /// A rank's membership in a group of ranks. All members issue the same collectives in the same order.
 ///
-/// A collective is issued on a queue, runs there in order and returns at once; on a card, once the other members have issued it,
-/// too. As with kernels, a tensor may be dropped
-/// then, and its memory used by the other queue only behind an event. Tensors are contiguous; sums are of f32 or
-/// bf16, whatever is only moved may be u32 as well. `root`, `to` and `from` are places in the group. A group of one
-/// member moves nothing to others. The stamp that a collective returns is the moment when the last member came to it.
+/// A collective is issued on a queue and runs there in order. On a CPU it returns at once; on a GPU, once the other members
+/// have issued it. As with kernels, the caller may drop a tensor then, and the other queue may use its memory only behind an
+/// event. Tensors are contiguous; sums take f32 or bf16, moves also u32. `root`, `to` and `from` are indices in the group. The
+/// returned stamp is the moment when the last member arrived.
 #[derive(Clone)]
 pub struct Group {
     membership: Arc<Membership>,
@@ -27,12 +26,12 @@ struct Membership {
     ranks: Vec<usize>,
     me: usize,
     counts: Arc<Mutex<Counts>>,
-    /// None where nothing is moved.
+    /// `None` for a dry rank.
     local: Option<Local>,
 }
 
 struct Local {
-    place: Arc<Place>,
+    handle: Arc<RankHandle>,
     shared: Arc<Shared>,
 }
 
@@ -42,13 +41,13 @@ impl Group {
         ranks: &[usize],
         me: usize,
         counts: Arc<Mutex<Counts>>,
-        place: Option<Arc<Place>>,
+        handle: Option<Arc<RankHandle>>,
     ) -> Group {
-        let local = place.map(|place| Local { shared: place.world.group(name, ranks), place });
+        let local = handle.map(|handle| Local { shared: handle.world.group(name, ranks), handle });
         Group { membership: Arc::new(Membership { name: name.to_owned(), ranks: ranks.to_vec(), me, counts, local }) }
     }
 
-    /// This rank's place in the group.
+    /// This rank's index in the group.
     pub fn rank(&self) -> usize {
         self.membership.me
     }
@@ -99,8 +98,8 @@ impl Group {
     }
 
     /// Moves parts of tensors between the members: each of `sent` goes to the member named with it, each of `received` comes
-    /// from the member named with it, and what one sends to another arrives there in the same order, in the same shapes.
-    /// Parts need not be contiguous, a member may send to itself, and nothing that is received is sent.
+    /// from the member named with it. Parts from one member to another arrive in the order and shapes in which they are sent.
+    /// Parts need not be contiguous, a member may send to itself, and no part may be both sent and received.
     pub fn redistribute(&self, queue: &Queue, sent: &[(usize, View)], received: &[(usize, View)]) -> Stamp {
         let parcels = Parcels { sent: sent.to_vec(), received: received.to_vec() };
         let call = Call { bytes: parcels.traffic_bytes(self.rank()), ..Call::of(Kind::Redistribute) };
@@ -122,8 +121,8 @@ impl Group {
         }
     }
 
-    /// Hands a tensor to another member, which receives it. The queue goes on once it has it, so two members that send to
-    /// each other first and receive then wait until the deadline.
+    /// Sends a tensor to another member. The queue continues once the receiver has it, so two members that both send first wait
+    /// until the deadline.
     pub fn send(&self, queue: &Queue, tensor: &Tensor, to: usize) -> Stamp {
         let call = self.rooted(Kind::Send, tensor, to);
         self.transfer(queue, call, tensor, [self.rank(), to])
@@ -134,7 +133,7 @@ impl Group {
         self.transfer(queue, call, tensor, [from, self.rank()])
     }
 
-    /// The queue goes on when every member has come here.
+    /// The queue continues when every member has arrived.
     pub fn barrier(&self, queue: &Queue) -> Stamp {
         let call = Call::of(Kind::Barrier);
         self.count(&call);
@@ -143,14 +142,14 @@ impl Group {
         self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), Post::new(call, 0, 0))
     }
 
-    /// Everybody's value, in the order of the members. The host waits; what is on the queues does not matter to it.
+    /// All members' values, in their order. The host waits for them, whatever its queues do.
     pub fn exchange(&self, value: u64) -> Vec<u64> {
         let call = Call::of(Kind::Exchange);
         self.count(&call);
         let Some(local) = self.with_others() else { return vec![value; self.size()] };
         let meeting = &local.shared.exchanges;
         let visit = Visit {
-            world: &local.place.world,
+            world: &local.handle.world,
             group: self.name(),
             ranks: self.ranks(),
             me: self.rank(),
@@ -182,9 +181,10 @@ impl Group {
         Call { root: Some(rank), ..self.call(kind, tensor) }
     }
 
-    /// `part` is this member's rows of `whole`, or a tensor beside it.
+    /// `part` is this member's rows of `whole`, or a separate tensor.
     fn check_bounds(&self, kind: Kind, whole: &Tensor, part: &Tensor, bounds: &[usize]) {
-        let (name, me) = (self.name(), self.rank());
+        let name = self.name();
+        let me = self.rank();
         assert!(
             bounds.len() == self.size() + 1
                 && bounds.first() == Some(&0)
@@ -219,7 +219,7 @@ impl Group {
                 self.enqueue(queue, meeting, &self.membership.ranks, self.rank(), post)
             }
             None => {
-                // A group of one still has to bring a tensor from one place to the other.
+                // A group of one still copies its tensor if `from` and `to` differ.
                 if self.size() == 1 && from.address() != to.address() {
                     queue.launch(Copy { x: from.view(), out: to.view() });
                 }
@@ -239,7 +239,7 @@ impl Group {
         self.enqueue(queue, meeting, &ranks, me, post)
     }
 
-    /// The way to the other members, where there are any.
+    /// `None` if this member is alone.
     fn with_others(&self) -> Option<&Local> {
         self.membership.local.as_ref().filter(|_| self.size() > 1)
     }
@@ -252,16 +252,19 @@ impl Group {
 
     fn enqueue(&self, queue: &Queue, meeting: Arc<Meeting>, ranks: &[usize], me: usize, mut post: Post) -> Stamp {
         let number = meeting.issue(me);
-        post.call.card = queue.card();
-        if post.call.card.is_some() {
-            let (group, health) = (self.name(), queue.health());
+        post.call.gpu = queue.gpu();
+        if post.call.gpu.is_some() {
+            let group = self.name();
+            let health = queue.health();
             let local = self.membership.local.as_ref().expect("only groups that move something come here");
-            let visit = Visit { world: &local.place.world, group, ranks, me, number, health: Some(&health) };
-            let came = local::meet_on_card(queue, &meeting, &visit, post);
+            let visit = Visit { world: &local.handle.world, group, ranks, me, number, health: Some(&health) };
+            let came = local::meet_on_gpu(queue, &meeting, &visit, post);
             return came.unwrap_or_else(|message| resume_unwind(Box::new(message)));
         }
-        let (membership, ranks) = (self.membership.clone(), ranks.to_vec());
-        let (health, came) = (queue.health(), Stamp::default());
+        let membership = self.membership.clone();
+        let ranks = ranks.to_vec();
+        let health = queue.health();
+        let came = Stamp::default();
         let errand = Errand { membership, meeting, ranks, me, number, post: Some(post), health, came: came.clone() };
         queue.call(move || errand.run());
         came
@@ -275,7 +278,7 @@ struct Errand {
     ranks: Vec<usize>,
     me: usize,
     number: u64,
-    /// Taken when it is run.
+    /// Taken when the errand runs.
     post: Option<Post>,
     health: Health,
     came: Stamp,
@@ -286,7 +289,7 @@ impl Errand {
         let post = self.post.take().expect("an errand is run once");
         let local = self.membership.local.as_ref().expect("only groups that move something have errands");
         let visit = Visit {
-            world: &local.place.world,
+            world: &local.handle.world,
             group: &self.membership.name,
             ranks: &self.ranks,
             me: self.me,
@@ -295,10 +298,9 @@ impl Errand {
         };
         let outcome = self.meeting.attend(&visit, post, |posts| {
             self.came.set(posts.iter().map(|post| post.arrived).max().expect("a meeting has members"));
-            // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the
-            // members have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on,
-            // which does nothing else until all members have acted: whoever frees it has the other queue wait, as for a
-            // kernel.
+            // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the members
+            // have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on, which does
+            // nothing else until all members have acted; freeing it makes the other queue wait, as for a kernel.
             local::part_of(posts, self.me, |work| unsafe { work.run() });
         });
         if let Err(message) = outcome {
@@ -309,13 +311,13 @@ impl Errand {
 }
 
 impl Drop for Errand {
-    /// A device that has failed drops what it was given. The others must not wait for it.
+    /// A failed device drops its commands. The other members must not wait for it.
     fn drop(&mut self) {
         if self.post.is_some()
-            && let Some(Local { place, .. }) = &self.membership.local
+            && let Some(Local { handle, .. }) = &self.membership.local
         {
             let reason = self.health.failure().unwrap_or("its device does not run collectives");
-            place.world.abort_for(place.rank, reason);
+            handle.world.abort_for(handle.rank, reason);
         }
     }
 }

@@ -1,12 +1,11 @@
 //! Groups of ranks and the collectives between them.
 //!
-//! A [`Communicator`] is a rank's place among the ranks of a run; a [`Group`] is its membership in some of them. A
-//! collective is issued on a queue and returns at once, like a kernel. The ranks of one process read and write one
-//! another's tensors where they lie (`local`); they sum in the order of the members, so every member gets the same bits
-//! every time. Those that share a card do so in its memory; those on cards of their own have NCCL move the bytes (`nccl`), and sum
-//! them alike.
+//! A [`Communicator`] is a rank's access to the ranks of a run; a [`Group`] is its membership in some of them. A collective is
+//! issued on a queue and returns at once, like a kernel. The ranks of one process read and write one another's tensors in place
+//! (`local`) and sum in the order of the members, so every member gets the same bits every time. Ranks that share a GPU do so
+//! in its memory; for ranks on different GPUs NCCL moves the bytes (`nccl`), and they sum in the same order.
 //!
-//! Nobody waits for ever: a wait ends with an error when a rank aborts, fails, leaves or misses the deadline.
+//! Every wait ends: with an error when a rank aborts, fails, leaves or misses the deadline.
 //!
 //! This crate knows no models, no programs and no files.
 

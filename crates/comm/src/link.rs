@@ -1,13 +1,13 @@
-//! A link that is slower than memory, emulated: collectives take as long as a ring of such links would.
+//! Emulates a link slower than memory: collectives take as long as over a ring of such links.
 
 use std::time::Duration;
 
 use crate::call::{Call, Kind};
 
-/// What connects a rank to the next one of a ring.
+/// The link from a rank to the next one of a ring.
 ///
-/// A collective of n members and B bytes then takes `steps × latency + traffic / bytes_per_s`, from the moment the last
-/// member came to it:
+/// A collective of n members and B bytes takes `steps × latency + traffic / bytes_per_s` from the moment the last member
+/// arrived:
 ///
 /// | collective | steps | traffic |
 /// | --- | --- | --- |
@@ -18,7 +18,7 @@ use crate::call::{Call, Kind};
 /// | send | 1 | B |
 /// | barrier | 2 (n − 1) | 0 |
 ///
-/// Members sleep through it and burn no core. Where moving the bytes in memory takes longer than that, it takes longer.
+/// Members sleep meanwhile and use no core. A collective never takes less than moving its bytes in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     pub latency: Duration,
@@ -34,16 +34,16 @@ impl Link {
     pub fn duration_of(&self, kind: Kind, bytes: u64, members: usize) -> Duration {
         let (steps, share) = kind.on_a_ring(members);
         let transfer = Duration::try_from_secs_f64(share * bytes as f64 / self.bytes_per_s);
-        // A link without bandwidth takes for ever.
+        // Zero bandwidth takes for ever.
         self.latency.saturating_mul(steps).saturating_add(transfer.unwrap_or(Duration::MAX))
     }
 }
 
 impl Kind {
-    /// The messages that follow one another where so many members stand in a ring, and the share of the bytes that each of
-    /// them sends.
+    /// The number of consecutive messages in a ring of `members`, and the share of the bytes that each member sends.
     pub fn on_a_ring(self, members: usize) -> (u32, f64) {
-        let (others, n) = (members as u32 - 1, members as f64);
+        let others = members as u32 - 1;
+        let n = members as f64;
         match self {
             Kind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
             Kind::ReduceScatter | Kind::AllGather => (others, (n - 1.0) / n),

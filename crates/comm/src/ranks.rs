@@ -15,8 +15,8 @@ pub struct RankFailure {
 
 /// Runs `work` once for each rank, on threads named `rank0`, `rank1`, …, and returns what they return, in order.
 ///
-/// A panic on one rank ends the others' waits, and the error says which rank it was and what it said. A rank that gives
-/// up without a panic says so with [`Communicator::abort`]; otherwise the others only learn that it has ended.
+/// A panic on one rank ends the others' waits, and the error names the rank and its message. A rank that gives up without a
+/// panic calls [`Communicator::abort`]; otherwise the others only learn that it has ended.
 pub fn run_ranks<R: Send>(
     ranks: usize,
     options: &Options,
@@ -24,13 +24,13 @@ pub fn run_ranks<R: Send>(
 ) -> Result<Vec<R>, RankFailure> {
     assert!(ranks > 0, "a run has at least one rank");
     let communicators = World::local(ranks, options.clone());
-    let world = communicators[0].place().expect("a local one").world.clone();
+    let world = communicators[0].handle().expect("a local one").world.clone();
     let work = &work;
     let run = |communicator: Communicator| {
-        let place = communicator.place().expect("a local one");
+        let handle = communicator.handle().expect("a local one");
         let outcome = catch_unwind(AssertUnwindSafe(|| work(communicator)));
-        // While `place` is held, the others cannot take this rank for one that has merely ended.
-        outcome.map_err(|panic| place.world.abort(place.rank, &panic_message(&*panic))).ok()
+        // While `handle` is held, the others cannot mistake this rank for one that has merely ended.
+        outcome.map_err(|panic| handle.world.abort(handle.rank, &panic_message(&*panic))).ok()
     };
     let results: Vec<Option<R>> = std::thread::scope(|scope| {
         let threads: Vec<_> = communicators

@@ -8,7 +8,7 @@ use support::{Random, bits, numbers_of, on_ranks, options, possible, sum_of, try
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
-/// Nothing, one, around a cache line of f32 and of bf16, around a piece, and much.
+/// None, one, around a cache line of f32 and of bf16, around a piece, and many.
 const LENGTHS: [usize; 10] = [0, 1, 15, 16, 17, 63, 64, 65, 1000, 40_003];
 
 fn everybody(communicator: &Communicator) -> Group {
@@ -68,7 +68,8 @@ fn a_large_all_reduce_has_the_same_bits_on_every_rank_and_every_time() {
 fn reduce_scatter_gives_each_member_its_rows_of_the_sum_however_they_are_cut() {
     on_all(|group, queue, dtype| {
         for (seed, (rows, cols)) in [(0, 5), (1, 64), (13, 17), (64, 33), (300, 100)].into_iter().enumerate() {
-            let (seed, len) = (seed as u64, rows * cols);
+            let seed = seed as u64;
+            let len = rows * cols;
             let bounds = cuts(seed, rows, group.size());
             let mine = bounds[group.rank()]..bounds[group.rank() + 1];
             let expected = &sum_of(seed, 0..group.size(), len, dtype)[mine.start * cols..mine.end * cols];
@@ -162,8 +163,10 @@ fn what_is_sent_around_a_ring_comes_back() {
 fn a_redistribution_brings_every_part_to_its_place_whatever_lies_between_them() {
     const ROWS: usize = 6;
     on_all(|group, queue, dtype| {
-        // Everybody gives its own matrix to all, in slices of columns, and keeps the slices of its own number of all.
-        let (me, size, width) = (group.rank(), group.size(), 5);
+        // Every member sends slice i of its matrix to member i.
+        let me = group.rank();
+        let size = group.size();
+        let width = 5;
         let values = |rank: usize| numbers_of(3, rank, ROWS * width * size, dtype);
         let from = queue.floats(ROWS, width * size, dtype, &values(me));
         let to = queue.zeros(ROWS, width * size, dtype);
@@ -182,7 +185,9 @@ fn a_redistribution_brings_every_part_to_its_place_whatever_lies_between_them() 
 #[test]
 fn members_who_disagree_about_a_redistribution_are_told() {
     let outcome = try_on_ranks(2, &options(), |communicator, device| {
-        let (group, queue, me) = (everybody(communicator), device.comm(), communicator.rank());
+        let group = everybody(communicator);
+        let queue = device.comm();
+        let me = communicator.rank();
         let tensor = queue.zeros(2, 3 + me, DType::F32);
         let (sent, received) = ([(1 - me, tensor.row_range(0..1).view())], [(1 - me, tensor.row_range(1..2).view())]);
         group.redistribute(queue, &sent, &received);
@@ -195,7 +200,8 @@ fn members_who_disagree_about_a_redistribution_are_told() {
 #[test]
 fn indices_can_be_moved_but_not_summed() {
     let sums = on_ranks(2, |communicator, device| {
-        let (group, queue) = (everybody(communicator), device.comm());
+        let group = everybody(communicator);
+        let queue = device.comm();
         let mine: Vec<u32> = (0..5).map(|i| u32::MAX - 10 * communicator.rank() as u32 - i).collect();
         let from = queue.indices(&mine).reshaped(5, 1);
         let to = queue.indices(&[0; 10]).reshaped(10, 1);
@@ -214,7 +220,8 @@ fn indices_can_be_moved_but_not_summed() {
 fn a_thousand_small_all_reduces_back_to_back_keep_their_order() {
     for ranks in [2, 4] {
         on_ranks(ranks, |communicator, device| {
-            let (group, queue) = (everybody(communicator), device.comm());
+            let group = everybody(communicator);
+            let queue = device.comm();
             let number = |round: usize, rank: usize| (10 * round + rank) as f32;
             let tensors: Vec<Tensor> = (0..1000)
                 .map(|round| queue.floats(1, 24, DType::F32, &[number(round, communicator.rank()); 24]))
@@ -238,8 +245,7 @@ fn both_queues_of_a_rank_can_issue_to_one_group() {
         let queues = [device.compute(), device.comm()];
         let tensors = queues.map(|queue| queue.floats(1, 100, DType::F32, &[1.0; 100]));
         for round in 0..20 {
-            // Which queue comes first changes from round to round and from rank to rank; nothing orders them but the
-            // order of issue.
+            // The first queue differs by round and rank; only the order of issue orders them.
             let first = (round + communicator.rank()) % 2;
             for i in [first, 1 - first] {
                 group.all_reduce(queues[i], &tensors[i]);

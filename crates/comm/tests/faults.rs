@@ -1,4 +1,4 @@
-//! What goes wrong, and who is told what, and when.
+//! Failures: which rank learns what, and when.
 
 mod support;
 
@@ -10,7 +10,7 @@ use evenkeel_device::kernel::GatherColumns;
 use evenkeel_device::{DType, Device};
 use support::{options, try_on_ranks};
 
-/// Runs ranks of which at least one fails.
+/// Runs ranks, at least one of which fails.
 fn failure(ranks: usize, options: &Options, work: impl Fn(&Communicator, &Device) + Sync) -> RankFailure {
     try_on_ranks(ranks, options, work).expect_err("a rank fails")
 }
@@ -28,7 +28,8 @@ fn members_that_issue_different_things_are_told_both() {
     let cases: [Case; 6] = [
         (
             |communicator, device| {
-                let (group, queue) = (communicator.group("tp", &[0, 1]), device.comm());
+                let group = communicator.group("tp", &[0, 1]);
+                let queue = device.comm();
                 let x = queue.zeros(2, 512, DType::F32);
                 group.all_reduce(queue, &x);
                 match communicator.rank() {
@@ -77,7 +78,8 @@ fn members_that_issue_different_things_are_told_both() {
         ),
         (
             |communicator, device| {
-                let (group, queue) = (communicator.group("pp", &[0, 1]), device.comm());
+                let group = communicator.group("pp", &[0, 1]);
+                let queue = device.comm();
                 let x = queue.zeros(1, 10 + communicator.rank(), DType::F32);
                 match communicator.rank() {
                     0 => group.send(queue, &x, 1),
@@ -107,7 +109,7 @@ fn a_member_that_never_comes_is_named_when_the_deadline_has_passed() {
         all_are_made.wait();
         group.all_reduce(device.comm(), &x);
         if communicator.rank() == 1 {
-            // It stays until it has been given up.
+            // It stays until the other has given up on it.
             others_end.lock().unwrap().recv().unwrap();
             return;
         }
@@ -134,7 +136,7 @@ fn a_member_that_has_ended_is_not_waited_for() {
     assert_says(&failure, &["barrier", "rank 1, which has ended"]);
 }
 
-/// Ranks 0 and 2 wait for rank 1 in different ways while it fails; returns what they and the run say.
+/// Ranks 0 and 2 wait for rank 1 in different ways while it fails; returns the run's failure.
 fn while_others_wait(fail: impl Fn(&Communicator, &Device) + Sync) -> RankFailure {
     let failed_at = Mutex::new(None);
     let ended_at = Mutex::new(Vec::new());
@@ -159,7 +161,7 @@ fn while_others_wait(fail: impl Fn(&Communicator, &Device) + Sync) -> RankFailur
     });
     let failed_at = failed_at.into_inner().unwrap().expect("rank 1 failed");
     let slowest = ended_at.into_inner().unwrap().into_iter().max().expect("ranks ended");
-    // Nobody sat the deadline out, however busy the machine is.
+    // No rank waited for the deadline, however busy the machine is.
     assert!(slowest - failed_at < options().deadline / 2, "the last ended {:?} after the failure", slowest - failed_at);
     outcome.expect_err("a rank fails")
 }
@@ -181,7 +183,7 @@ fn a_panic_on_one_rank_ends_the_others_and_is_what_the_run_reports() {
 #[test]
 fn a_panic_while_its_own_collective_waits_ends_everybody_too() {
     if support::on_cuda() {
-        return println!("skipped: on a card, it is the host that waits, and does nothing else meanwhile");
+        return println!("skipped: on a GPU, it is the host that waits, and does nothing else meanwhile");
     }
     let failure = while_others_wait(|communicator, device| {
         let x = device.comm().zeros(1, 8, DType::F32);
@@ -234,10 +236,10 @@ fn an_abort_ends_everybody_and_its_first_message_counts() {
     assert_eq!(failure, RankFailure { rank: 1, message: "the loss is not finite".to_owned() });
 }
 
-/// Peers act on a rank's memory; a rank that fails must not take it away under their hands.
+/// Peers act on a rank's memory; a failing rank must not free it meanwhile.
 #[test]
 fn ranks_that_fail_amid_large_collectives_leave_nobody_with_lost_memory() {
-    // Cards have to be connected anew each time.
+    // Each round connects the GPUs anew.
     let rounds = if support::nccl::folder().is_some() { 4 } else { 20 };
     for round in 0..rounds {
         let failure = failure(3, &options(), |communicator, device| {

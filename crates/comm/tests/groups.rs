@@ -11,7 +11,8 @@ fn subgroups_work_side_by_side_without_hearing_one_another() {
     const LEN: usize = 3000;
     on_ranks(4, |communicator, device| {
         let me = communicator.rank();
-        let (row, column) = ([me / 2 * 2, me / 2 * 2 + 1], [me % 2, me % 2 + 2]);
+        let row = [me / 2 * 2, me / 2 * 2 + 1];
+        let column = [me % 2, me % 2 + 2];
         let (tp, dp) = (communicator.group("tp", &row), communicator.group("dp", &column));
         let queue = device.comm();
         for seed in 0..50 {
@@ -44,7 +45,7 @@ fn a_group_asked_for_twice_is_the_same_group() {
 #[test]
 fn hosts_exchange_values_while_their_queues_wait_for_one_another() {
     if support::on_cuda() {
-        return println!("skipped: on a card, hosts meet for what they issue, so they wait themselves");
+        return println!("skipped: on a GPU, hosts meet for what they issue, so they wait themselves");
     }
     let values = on_ranks(3, |communicator, device| {
         let all = communicator.group("all", &[0, 1, 2]);
@@ -110,7 +111,8 @@ fn a_dry_rank_counts_what_a_real_one_issues() {
 #[test]
 fn a_group_of_one_keeps_its_tensors_and_brings_rows_where_they_belong() {
     on_ranks(2, |communicator, device| {
-        let (queue, alone) = (device.comm(), communicator.group("alone", &[communicator.rank()]));
+        let queue = device.comm();
+        let alone = communicator.group("alone", &[communicator.rank()]);
         let values = numbers_of(3, communicator.rank(), 12, DType::F32);
         let x = queue.floats(3, 4, DType::F32, &values);
         let (gathered, scattered) = (queue.zeros(3, 4, DType::F32), queue.zeros(3, 4, DType::F32));

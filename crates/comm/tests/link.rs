@@ -1,4 +1,4 @@
-//! The emulated link: how long collectives take over it, and that waiting for it costs no core.
+//! The emulated link: how long collectives take over it, and that waits use no core.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn thread_cpu_time() -> Duration {
 #[test]
 fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
     if support::on_cuda() {
-        return println!("skipped: no link is emulated between ranks on a card");
+        return println!("skipped: no link is emulated between ranks on a GPU");
     }
     let link = Link { latency: Duration::from_millis(50), bytes_per_s: 2.0 * MIB as f64 };
     let options = Options { link: Some(link), ..support::options() };
@@ -37,7 +37,7 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
     ];
     for (case, (issue, expected_ms)) in cases.into_iter().enumerate() {
         let expected = Duration::from_millis(expected_ms);
-        // A busy machine wakes sleepers late, but not twenty times in a row by all that they slept.
+        // A busy machine wakes sleepers late, but not twenty times in a row by as long as they slept.
         let mut tries = (0..20).map(|_| {
             let times = try_on_ranks(3, &options, |communicator, device| {
                 assert_eq!(communicator.link(), Some(link));
@@ -53,9 +53,9 @@ fn collectives_take_the_time_of_a_ring_and_sleep_through_it() {
 }
 
 #[test]
-fn a_link_between_ranks_on_a_card_is_refused() {
+fn a_link_between_ranks_on_a_gpu_is_refused() {
     if !support::on_cuda() {
-        return println!("skipped: not on a card");
+        return println!("skipped: not on a GPU");
     }
     let options = Options { link: Some(Link { latency: Duration::ZERO, bytes_per_s: 1e9 }), ..support::options() };
     let failure = try_on_ranks(2, &options, |communicator, device| {
@@ -65,7 +65,7 @@ fn a_link_between_ranks_on_a_card_is_refused() {
     assert!(message.contains("tp: barrier on GPU 0 over an emulated link"), "{message}");
 }
 
-/// What a collective takes on its queue: time, and computing time.
+/// A collective's wall time and CPU time on its queue.
 fn time(group: &Group, queue: &Queue, issue: fn(&Group, &Queue, &Tensor) -> Stamp) -> (Duration, Duration) {
     let x = queue.zeros(1, MIB / 4, DType::F32);
     queue.finish();

@@ -1,4 +1,4 @@
-//! What can go wrong between cards, where `EVENKEEL_TEST_NCCL` has ranks on one card take one another for those of other machines.
+//! Failures between GPUs. With `EVENKEEL_TEST_NCCL`, ranks on one GPU take one another for ranks of other machines.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn is_tried() -> bool {
 fn a_rank_without_a_library_ends_those_that_wait_to_be_connected_with_it() {
     fn library_of(rank: usize) -> Result<Arc<NcclLibrary>, CudaError> {
         if rank == 1 {
-            // The others are well on their way.
+            // Lets the others begin.
             std::thread::sleep(Duration::from_millis(500));
             return NcclLibrary::open("no-such-library.so.2".as_ref());
         }
@@ -50,7 +50,8 @@ fn collectives_over_nccl_are_counted_and_stamped_like_all_others() {
         return;
     }
     on_ranks(2, |communicator, device| {
-        let (group, queue) = (communicator.group("tp", &[0, 1]), device.comm());
+        let group = communicator.group("tp", &[0, 1]);
+        let queue = device.comm();
         let x = queue.zeros(4, 1000, DType::Bf16);
         let before = Instant::now();
         let stamps = [group.all_reduce(queue, &x), group.barrier(queue), group.broadcast(queue, &x, 1)];

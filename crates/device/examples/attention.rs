@@ -1,8 +1,8 @@
-//! How fast attention is: milliseconds and GFLOP/s of forward and backward, the best of some rounds.
+//! Measures attention: milliseconds and GFLOP/s of forward and backward, the best of some rounds.
 //!
 //!     cargo run --release --example attention -- [threads, or cuda] [rounds] [percent dropped]
 //!
-//! On a card, `EVENKEEL_CUDA_ATTENTION=own` measures our own kernels where cuDNN's would be used.
+//! On a GPU, `EVENKEEL_CUDA_ATTENTION=own` measures our own kernels where cuDNN's would be used.
 
 use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 use evenkeel_device::{CpuOptions, CudaOptions, DType, Device, Heads, Tensor, cudnn_report};
@@ -79,7 +79,8 @@ fn pairs(Shape { sequences, tokens, heads, dim, causal, .. }: Shape) -> f64 {
 /// Seconds of forward and of backward.
 fn measure(device: &Device, shape: Shape, dtype: DType, rounds: usize, probability: f32) -> [f64; 2] {
     let Shape { sequences, tokens: len, heads, key_heads, dim, causal } = shape;
-    let (queue, tokens) = (device.compute(), sequences * len);
+    let queue = device.compute();
+    let tokens = sequences * len;
     let tensor = |heads: usize| -> Tensor {
         let numbers: Vec<f32> = (0..tokens * heads * dim).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         queue.floats(tokens, heads * dim, dtype, &numbers)
@@ -89,8 +90,10 @@ fn measure(device: &Device, shape: Shape, dtype: DType, rounds: usize, probabili
     let [q, out, dout, dq] = [&q, &out, &dout, &dq].map(|x| Heads::packed(x, heads));
     let [k, v, dk, dv] = [&k, &v, &dk, &dv].map(|x| Heads::packed(x, key_heads));
     let logsum_tensor = queue.tensor(tokens, heads, DType::F32);
-    let (logsum, segments) = (logsum_tensor.view(), Segments::uniform(sequences, len));
-    let (mask, scale) = (Mask { causal, window: None }, 1.0 / (dim as f32).sqrt());
+    let logsum = logsum_tensor.view();
+    let segments = Segments::uniform(sequences, len);
+    let mask = Mask { causal, window: None };
+    let scale = 1.0 / (dim as f32).sqrt();
     let dropout = Some(AttentionDropout { probability, seed: 0, first_head: 0, first_token: 0 });
     let mut best = [f64::INFINITY; 2];
     for _ in 0..rounds {

@@ -1,5 +1,5 @@
-//! What kernels reach on a card: `cargo run --release --example cuda`. Each is run several times on operands of a training
-//! step's size; the median is told beside the bytes or operations that it must move at least.
+//! Measures kernels on a GPU: `cargo run --release --example cuda`. Each runs several times on operands of a training step's
+//! size; the median is printed beside the fewest bytes or operations that it needs.
 
 use evenkeel_device::kernel::{
     Activation, AdamW, ColumnSum, Copy, Dropout, EmbedBackward, Fill, Gated, GatedBackward, Kernel, LossBackward,
@@ -76,7 +76,10 @@ fn products(device: &Device) {
 
 fn others(device: &Device) {
     let queue = device.compute();
-    let (tokens, hidden, ffn, vocabulary) = (16384, 2048, 8192, 32000);
+    let tokens = 16384;
+    let hidden = 2048;
+    let ffn = 8192;
+    let vocabulary = 32000;
     let len = 1 << 28;
     let [weight, grad, mean, variance] = [0; 4].map(|_| queue.zeros(1, len, DType::F32));
     let copy = queue.zeros(1, len, DType::Bf16);
@@ -104,7 +107,8 @@ fn others(device: &Device) {
 
     let dtype = DType::Bf16;
     let [x, add, out, dout] = [0; 4].map(|_| random(queue, tokens, hidden, dtype));
-    let (vector, stats) = (random(queue, 1, hidden, DType::F32), queue.zeros(tokens, 2, DType::F32));
+    let vector = random(queue, 1, hidden, DType::F32);
+    let stats = queue.zeros(tokens, 2, DType::F32);
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm {
             kind,
@@ -140,10 +144,14 @@ fn others(device: &Device) {
     time(device, "[16384, 2048]", Dropout { x: x.view(), out: out.view(), probability: 0.1, seed: 1, placement });
 
     let [gate, up, act, dact] = [0; 4].map(|_| random(queue, tokens, ffn, dtype));
-    let (gate_view, up_view, act_view) = (gate.view(), up.view(), act.view());
+    let gate_view = gate.view();
+    let up_view = up.view();
+    let act_view = act.view();
     let activation = Activation::Silu;
     time(device, "[16384, 8192]", Gated { activation, gate: gate_view, up: up_view, out: act_view });
-    let (dout_view, dgate, dup) = (dact.view(), act_view, dact.view());
+    let dout_view = dact.view();
+    let dgate = act_view;
+    let dup = dact.view();
     time(
         device,
         "[16384, 8192]",

@@ -1,4 +1,4 @@
-//! How fast products are: GFLOP/s of each role of some linear layers, beside the `gemm` crate on one thread.
+//! Measures products: GFLOP/s of each role of some linear layers, beside the `gemm` crate on one thread.
 //!
 //!     cargo run --release --example products -- [threads] [rounds]
 //!

@@ -15,7 +15,7 @@ pub const ALIGNMENT_BYTES: u64 = 64;
 pub struct Usage {
     pub live_bytes: u64,
     pub peak_bytes: u64,
-    /// The end of the highest block there ever was; what it exceeds the peak by is fragmentation.
+    /// The end of the highest block ever placed; its excess over the peak is fragmentation.
     pub extent_bytes: u64,
     pub capacity_bytes: u64,
 }
@@ -98,7 +98,7 @@ impl Arena {
         self.lock().usage
     }
 
-    /// Forgets the peak so far: from here on it is the largest live size seen.
+    /// Restarts the peak at the present live size.
     pub fn reset_peak(&self) {
         let mut state = self.lock();
         state.usage.peak_bytes = state.usage.live_bytes;

@@ -7,16 +7,16 @@ use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays};
 use crate::dry::{Counts, DryBackend};
 use crate::queue::{KernelTime, Lane, Queue};
 
-/// What a rank computes on: memory, a compute queue and a comm queue. Clones are the same device.
+/// A rank's memory, compute queue and comm queue. Clones share the device.
 #[derive(Clone)]
 pub struct Device {
     arena: Arena,
     compute: Queue,
     comm: Queue,
-    kind: Kind,
+    backend: AnyBackend,
 }
 
-/// What computes, as far as others plan for it. A dry device stands for either.
+/// The kind of hardware, for planning. A dry device stands for either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     Cpu,
@@ -24,8 +24,8 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// How many bytes of f32 logits are worth having at a time: what a CPU's caches are not far from, or enough rows for a card's
-    /// products to be busy with. GPT-2's head on an H200 took 46 ms of a step of 110 by 32 MiB.
+    /// Bytes of f32 logits to compute at a time: near the size of a CPU's caches, or enough rows to keep a GPU's products busy.
+    /// Measured: in pieces of 32 MiB, GPT-2's head took 46 of a step's 110 ms on an H200.
     pub fn logit_bytes(self) -> usize {
         match self {
             DeviceKind::Cpu => 32 << 20,
@@ -34,8 +34,9 @@ impl DeviceKind {
     }
 }
 
+/// The backend by kind of device.
 #[derive(Clone)]
-enum Kind {
+enum AnyBackend {
     Cpu(Arc<CpuBackend>),
     Cuda(Arc<CudaBackend>),
     Dry(Arc<DryBackend>),
@@ -49,11 +50,11 @@ impl Device {
             compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
             comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
             arena,
-            kind: Kind::Cpu(backend),
+            backend: AnyBackend::Cpu(backend),
         })
     }
 
-    /// A card, or an error that says what is missing and what to do.
+    /// A GPU, or an error that says what is missing and what to do.
     pub fn cuda(options: &CudaOptions) -> Result<Device, CudaError> {
         let backend = Arc::new(CudaBackend::start(options)?);
         let arena = Arena::new(backend.base_address(), backend.memory_bytes());
@@ -61,11 +62,11 @@ impl Device {
             compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
             comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
             arena,
-            kind: Kind::Cuda(backend),
+            backend: AnyBackend::Cuda(backend),
         })
     }
 
-    /// A device that computes nothing and counts everything, with memory without end.
+    /// A device that computes nothing and counts everything, with unlimited memory.
     pub fn dry() -> Device {
         let backend = Arc::new(DryBackend::default());
         let arena = Arena::new(0, u64::MAX / 2);
@@ -73,15 +74,15 @@ impl Device {
             compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
             comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
             arena,
-            kind: Kind::Dry(backend),
+            backend: AnyBackend::Dry(backend),
         }
     }
 
     /// A dry device counts as a CPU.
     pub fn kind(&self) -> DeviceKind {
-        match self.kind {
-            Kind::Cpu(_) | Kind::Dry(_) => DeviceKind::Cpu,
-            Kind::Cuda(_) => DeviceKind::Cuda,
+        match self.backend {
+            AnyBackend::Cpu(_) | AnyBackend::Dry(_) => DeviceKind::Cpu,
+            AnyBackend::Cuda(_) => DeviceKind::Cuda,
         }
     }
 
@@ -101,67 +102,67 @@ impl Device {
         self.arena.reset_peak();
     }
 
-    /// What a dry device has counted; empty on others.
+    /// A dry device's counts; empty on others.
     pub fn counts(&self) -> Counts {
-        match &self.kind {
-            Kind::Dry(backend) => backend.counts(),
-            Kind::Cpu(_) | Kind::Cuda(_) => Counts::default(),
+        match &self.backend {
+            AnyBackend::Dry(backend) => backend.counts(),
+            AnyBackend::Cpu(_) | AnyBackend::Cuda(_) => Counts::default(),
         }
     }
 
-    /// What the kernels that a dry device was given work with beside the arena, on this machine's CPU; nothing on others.
+    /// The working memory beside the arena that a dry device's kernels would need on this machine's CPU; zero on others.
     pub fn working_memory(&self) -> WorkingMemory {
-        match &self.kind {
-            Kind::Dry(backend) => backend.working_memory(),
-            Kind::Cpu(_) | Kind::Cuda(_) => WorkingMemory::default(),
+        match &self.backend {
+            AnyBackend::Dry(backend) => backend.working_memory(),
+            AnyBackend::Cpu(_) | AnyBackend::Cuda(_) => WorkingMemory::default(),
         }
     }
 
-    /// Has a card replay work that repeats as CUDA graphs, or issue it one by one, as [`CudaOptions::graph`] does from the start.
-    /// It computes the same.
+    /// Makes a GPU replay repeated work as CUDA graphs, or issue commands one by one. Results are the same.
+    /// [`CudaOptions::graph`] sets the start.
     pub fn replay_graphs(&self, on: bool) {
-        if let Kind::Cuda(backend) = &self.kind {
+        if let AnyBackend::Cuda(backend) = &self.backend {
             backend.turn_replay(on);
         }
     }
 
-    /// What a card replayed as graphs; nothing on others.
+    /// Counts of a GPU's graphs; zero on others.
     pub fn replays(&self) -> Replays {
-        match &self.kind {
-            Kind::Cuda(backend) => backend.replays(),
-            Kind::Cpu(_) | Kind::Dry(_) => Replays::default(),
+        match &self.backend {
+            AnyBackend::Cuda(backend) => backend.replays(),
+            AnyBackend::Cpu(_) | AnyBackend::Dry(_) => Replays::default(),
         }
     }
 
     /// Turns the timing of single kernels on or off.
     pub fn measure_kernels(&self, on: bool) {
-        match &self.kind {
-            Kind::Cpu(backend) => backend.measure_kernels(on),
-            Kind::Cuda(backend) => backend.measure_kernels(on),
-            Kind::Dry(_) => (),
+        match &self.backend {
+            AnyBackend::Cpu(backend) => backend.measure_kernels(on),
+            AnyBackend::Cuda(backend) => backend.measure_kernels(on),
+            AnyBackend::Dry(_) => (),
         }
     }
 
-    /// Has every kernel of the compute queue take so many times as long, by working for nothing behind it: an emulated slow device. One is
-    /// as fast as it is. A dry device has no speed.
+    /// Emulates a slow device: every kernel of the compute queue takes `factor` times as long, by useless work after it. One is
+    /// full speed. A dry device ignores it.
     pub fn throttle(&self, factor: f64) {
-        if let Kind::Cpu(backend) = &self.kind {
+        if let AnyBackend::Cpu(backend) = &self.backend {
             backend.throttle(factor);
         }
     }
 
     /// The kernels run on the compute queue since measuring began or since the last call, in order.
     pub fn take_kernel_times(&self) -> Vec<KernelTime> {
-        match &self.kind {
-            Kind::Cpu(backend) => {
+        match &self.backend {
+            AnyBackend::Cpu(backend) => {
                 self.compute.finish();
                 backend.take_kernel_times()
             }
-            Kind::Cuda(backend) => {
+            AnyBackend::Cuda(backend) => {
                 self.compute.finish();
                 backend.take_kernel_times()
             }
-            Kind::Dry(_) => Vec::new(),
+            AnyBackend::Dry(_) => Vec::new(),
         }
     }
 }

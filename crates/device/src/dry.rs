@@ -14,7 +14,7 @@ pub struct Count {
     pub bytes: u128,
 }
 
-/// What a dry device was asked to do, per kernel.
+/// The work issued to a dry device, by kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(pub BTreeMap<&'static str, Count>);
 

@@ -1,4 +1,4 @@
-//! What host code run by [`Queue::call`](crate::Queue::call) does with memory: sums and copies on the calling thread alone.
+//! Sums and copies on the calling thread, for host code run by [`Queue::call`](crate::Queue::call).
 //!
 //! Addresses are those of [`View::address`](crate::View::address), of contiguous tensors of CPU devices in this process.
 
@@ -22,7 +22,7 @@ pub unsafe fn sum(dtype: DType, sources: &[u64], destinations: &[u64], len: usiz
     }
 }
 
-/// Copies `bytes` bytes; to where they are already, it does nothing.
+/// Copies `bytes` bytes; nothing if `from` is `to`.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes` bytes, they are the same or do not overlap, and nobody else accesses

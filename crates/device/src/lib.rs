@@ -1,8 +1,7 @@
 //! One device: its memory, its two in-order queues, and the kernels it computes.
 //!
-//! [`Device`] is what a rank owns. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue
-//! behind the other. Kernels are plain data ([`kernel`]), so a device is whatever can run that list: `cpu` and
-//! `cuda` compute, `dry` only counts.
+//! A rank owns a [`Device`]. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue behind the
+//! other. Kernels are plain data ([`kernel`]); `cpu` and `cuda` compute them, `dry` only counts.
 //!
 //! This crate knows no ranks, no groups, no files and no models.
 
@@ -21,8 +20,8 @@ mod tensor;
 pub use arena::{Arena, OutOfMemory, Usage};
 pub use cpu::{CpuOptions, CpuReport, WorkingMemory, allowed_cores, cpu_report};
 pub use cuda::{
-    CudaCard, CudaError, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, NcclCommunicator,
-    NcclId, NcclLibrary, NcclTransfer, Replays, compile_all_kernels, cuda_attention_repeats, cuda_cards, cuda_memory,
+    CudaError, CudaGpu, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, NcclCommunicator,
+    NcclId, NcclLibrary, NcclTransfer, Replays, compile_all_kernels, cuda_attention_repeats, cuda_gpus, cuda_memory,
     cuda_parts, cuda_report, cudnn_report, kernel_sources,
 };
 pub use device::{Device, DeviceKind};

@@ -1,6 +1,6 @@
-//! Which libraries that can be loaded at run time this machine has.
+//! Lists the run-time libraries that this machine has.
 
-/// A library by what it is for, and the name it is loaded by.
+/// A library's purpose and file name.
 const LIBRARIES: [(&str, &str); 5] = [
     ("CUDA driver", "libcuda.so.1"),
     ("cuBLASLt", "libcublasLt.so"),
@@ -9,7 +9,7 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("MPI", "libmpi.so"),
 ];
 
-/// The names of the libraries that are there.
+/// The names of the libraries found.
 pub fn libraries_found() -> Vec<&'static str> {
     LIBRARIES.iter().filter(|(_, file)| can_be_loaded(file)).map(|&(name, _)| name).collect()
 }

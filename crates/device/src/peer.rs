@@ -1,13 +1,13 @@
-//! Work on memory of several devices of one process, by address: what a member of a group does to the others' tensors.
+//! Work on the memory of several devices of one process, by address. Members of a group act on one another's tensors with it.
 //!
-//! On a CPU it runs where it is called, on a card in a queue's order; the bits are the same.
+//! On a CPU it runs where it is called, on a GPU in a queue's order; the bits are the same.
 
 use crate::{DType, host};
 
-/// The most devices whose memory one sum reads or writes on a card; also in cuda/kernels/peer.cu.
+/// The most devices whose memory one sum reads or writes on a GPU; also in cuda/kernels/peer.cu.
 pub const MOST_PEERS: usize = 16;
 
-/// What is done, with addresses as [`View::address`](crate::View::address) gives them.
+/// A sum or a copy, with addresses as [`View::address`](crate::View::address) gives them.
 #[derive(Clone, Copy, Debug)]
 pub enum PeerWork<'a> {
     /// Adds `len` elements of all sources in f32, in the order given, and writes the sum, rounded once, to each destination.
@@ -22,7 +22,7 @@ impl PeerWork<'_> {
         PeerWork::Copy { from, to, rows: 1, row_bytes: bytes, from_step: bytes, to_step: bytes }
     }
 
-    /// Nothing would be written, or only what is there already.
+    /// Whether it would change nothing.
     pub(crate) fn is_idle(&self) -> bool {
         match *self {
             PeerWork::Sum { destinations, len, .. } => destinations.is_empty() || len == 0,
@@ -30,7 +30,7 @@ impl PeerWork<'_> {
         }
     }
 
-    /// Does it here and now, in the host's memory.
+    /// Runs at once, in host memory.
     ///
     /// # Safety
     /// Every source is readable and every destination writable as described, all in this process's memory, and nobody else

@@ -1,8 +1,8 @@
 //! In-order queues and the events between them.
 //!
-//! The host issues work and goes on; a queue runs what it was given in the order it was given. On a CPU a queue is a
-//! named thread, on a GPU it is a stream. Memory is placed and freed in issue order (see `arena`), so freeing a tensor
-//! that one queue still uses and handing its bytes to the other queue needs an event between them.
+//! The host issues work and continues; a queue runs it in the order of issue. On a CPU a queue is a named thread, on a GPU it
+//! is a stream. Memory is placed and freed in issue order (see `arena`), so freeing a tensor that one queue still uses and
+//! handing its bytes to the other queue needs an event between them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(crate) enum Lane {
     Comm,
 }
 
-/// What a device must do for its queues. All but `finish` and `download` return at once.
+/// A device's implementation of its queues. All methods but `finish` and `download` return at once.
 pub(crate) trait Backend: Send + Sync {
     fn launch(&self, lane: Lane, kernel: Kernel);
     fn record(&self, lane: Lane) -> Event;
@@ -27,23 +27,23 @@ pub(crate) trait Backend: Send + Sync {
     fn upload(&self, lane: Lane, view: View, data: HostData);
     /// Reads `view` once everything issued before has run.
     fn download(&self, lane: Lane, view: View) -> HostData;
-    /// Says when everything issued before has run.
+    /// Sets `stamp` when everything issued before has run.
     fn stamp(&self, lane: Lane, stamp: Stamp);
-    /// Has what was issued before begin, where the device holds work back.
+    /// Starts work that the device holds back.
     fn submit(&self, _lane: Lane) {}
     /// Runs `work` on the host, in the queue's order.
     fn call(&self, lane: Lane, work: Box<dyn FnOnce() + Send>);
     /// Blocks until everything issued so far has run.
     fn finish(&self, lane: Lane);
     fn health(&self) -> Health;
-    /// The card's number, where the device is one.
-    fn card(&self) -> Option<usize> {
+    /// The GPU's number; `None` on a CPU.
+    fn gpu(&self) -> Option<usize> {
         None
     }
-    /// Does something to memory of several devices, in the queue's order.
+    /// Works on the memory of several devices, in the queue's order.
     ///
     /// # Safety
-    /// As for [`PeerWork::run`], from when the queue comes to it until it is done.
+    /// As for [`PeerWork::run`], from when the queue reaches it until it is done.
     unsafe fn peer(&self, lane: Lane, work: PeerWork<'_>) {
         match work {
             PeerWork::Sum { dtype, sources, destinations, len } => {
@@ -63,21 +63,21 @@ pub(crate) trait Backend: Send + Sync {
             }
         }
     }
-    /// Moves bytes between cards, in the queue's order.
+    /// Moves bytes between GPUs, in the queue's order.
     ///
     /// # Safety
     /// As for [`Queue::transfer`].
     unsafe fn transfer(&self, _lane: Lane, _way: &NcclCommunicator, _transfers: &[NcclTransfer]) {
-        panic!("NCCL moves bytes between cards only");
+        panic!("NCCL moves bytes between GPUs only");
     }
 }
 
-/// Says whether a device still runs what it is given. It keeps a card's context alive and the word that its kernels
-/// report to, no queue and no other memory.
+/// Tells whether a device still runs its work. It keeps alive a GPU's context and the word that its kernels report to, but no
+/// queue and no other memory.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     told: Arc<OnceLock<String>>,
-    /// Where a card's kernels say what is wrong with their operands.
+    /// A GPU's kernels report defects of their operands here.
     defects: Option<Arc<crate::cuda::DefectWord>>,
 }
 
@@ -133,21 +133,21 @@ impl Event {
     }
 }
 
-/// How a device tells that a point was reached.
+/// A point by kind of device.
 #[derive(Clone, Debug)]
 pub(crate) enum Point {
     Cpu(Arc<crate::cpu::Flag>),
     Cuda(crate::cuda::SharedEvent),
 }
 
-/// A moment that is known once it has come.
+/// A moment that becomes known when it is reached.
 #[derive(Clone, Debug, Default)]
 pub struct Stamp(Arc<StampState>);
 
 #[derive(Debug, Default)]
 struct StampState {
     known: OnceLock<Instant>,
-    /// Where the device knows it, to be asked.
+    /// The device's own record of the moment, read on request.
     moment: OnceLock<crate::cuda::Moment>,
 }
 
@@ -161,7 +161,7 @@ impl Stamp {
         let _ = self.0.known.set(moment);
     }
 
-    /// The moment when a card comes to a point of its work.
+    /// Sets the moment when a GPU reaches a point of its work.
     pub(crate) fn set_later(&self, moment: crate::cuda::Moment) {
         let _ = self.0.moment.set(moment);
     }
@@ -178,7 +178,7 @@ pub(crate) fn kernel_panic(panic: &(dyn std::any::Any + Send)) -> String {
     panic_message(panic).unwrap_or("a kernel panicked").to_owned()
 }
 
-/// What one kernel took, as the device measured it.
+/// One kernel's time, measured by the device.
 #[derive(Clone, Debug)]
 pub struct KernelTime {
     pub kernel: Kernel,
@@ -193,7 +193,7 @@ pub struct Queue {
     lane: Lane,
 }
 
-/// Rows are uploaded in pieces of about this size, so loading a large tensor stages little.
+/// Uploads take pieces of about this size, so loading a large tensor stages little.
 const UPLOAD_CHUNK_ELEMENTS: usize = 1 << 18;
 
 impl Queue {
@@ -265,7 +265,7 @@ impl Queue {
         }
     }
 
-    /// The same of a tensor of indices.
+    /// Like [`Queue::read`], for a tensor of indices.
     pub fn read_indices(&self, view: impl Into<View>) -> Vec<u32> {
         match self.backend.download(self.lane, view.into()) {
             HostData::Indices(values) => values,
@@ -290,27 +290,27 @@ impl Queue {
         stamp
     }
 
-    /// Has everything issued so far begin. A device may hold work back to hand it on together; whatever waits for it has it
-    /// begin, so this is for who goes on to something else.
+    /// Starts everything issued so far. A device may hold work back to issue it together. Waiting for work also starts it, so
+    /// callers need this only before they turn to other things.
     pub fn submit(&self) {
         self.backend.submit(self.lane);
     }
 
-    /// Runs host code in the queue's order, as a kernel would run. A panic in it fails the device with its message; where
-    /// the device has failed before or computes nothing (a dry one), `work` is dropped without being run.
+    /// Runs host code in the queue's order, like a kernel. A panic in it fails the device with its message. A failed or dry
+    /// device drops `work` without running it.
     pub fn call(&self, work: impl FnOnce() + Send + 'static) {
         self.backend.call(self.lane, Box::new(work));
     }
 
-    /// The card's number, where this queue's device is one.
-    pub fn card(&self) -> Option<usize> {
-        self.backend.card()
+    /// The GPU's number; `None` on a CPU.
+    pub fn gpu(&self) -> Option<usize> {
+        self.backend.gpu()
     }
 
-    /// Does something to memory of several devices, in the queue's order; on a card to that of devices on the same one.
+    /// Works on the memory of several devices, in the queue's order; on a GPU, of devices on the same GPU.
     ///
     /// # Safety
-    /// As for [`PeerWork::run`], from when the queue comes to it until it is done.
+    /// As for [`PeerWork::run`], from when the queue reaches it until it is done.
     pub unsafe fn peer(&self, work: PeerWork<'_>) {
         if !work.is_idle() {
             // SAFETY: the caller's promise.
@@ -318,13 +318,13 @@ impl Queue {
         }
     }
 
-    /// Moves bytes between this queue's card and others, all transfers at once, in the queue's order. NCCL may still be putting them
-    /// there when this returns: nothing is issued to this queue, and nothing else over this way, before
+    /// Moves bytes between this queue's GPU and others, all transfers at once, in the queue's order. NCCL may still be issuing
+    /// them when this returns: callers issue nothing to this queue and nothing else over this communicator before
     /// [`NcclCommunicator::is_idle`].
     ///
     /// # Safety
-    /// What is sent is readable and what is received writable, in the card's memory, from when the queue comes to it until it is
-    /// done, and nobody else writes or reads it meanwhile. The other ends issue what belongs to it.
+    /// Sources are readable and destinations writable, in the GPU's memory, from when the queue reaches them until they are
+    /// done, and no one else accesses them meanwhile. The other ends issue the matching transfers.
     pub unsafe fn transfer(&self, way: &NcclCommunicator, transfers: &[NcclTransfer]) {
         if !transfers.is_empty() {
             // SAFETY: the caller's promise.

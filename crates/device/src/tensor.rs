@@ -26,14 +26,14 @@ impl DType {
     }
 }
 
-/// Where a matrix lies and what shape it has. It owns nothing and says nothing about lifetime.
+/// The address and shape of a matrix. It owns nothing and says nothing about lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     pub(crate) address: u64,
     extent: Extent,
 }
 
-/// What a view reaches over. Views hand it out to be read; only slicing changes it, which stays inside.
+/// The shape and stride of a view. Public to read; only slicing changes it, inside this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     pub rows: usize,
@@ -55,7 +55,7 @@ impl View {
         View { address, extent }
     }
 
-    /// Where the first element lies in the device's memory.
+    /// The address of the first element in the device's memory.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -105,7 +105,7 @@ impl View {
         View::new(self.address, Extent { rows, stride, ..self.extent })
     }
 
-    /// Of a vector: as many rows, each `stride` elements behind the one before it, from element `first` on.
+    /// A part of a vector as a matrix: it begins at element `first`, and its rows are `stride` elements apart.
     pub fn block(&self, first: usize, [rows, cols]: [usize; 2], stride: usize) -> View {
         let end = if rows * cols == 0 { first } else { first + (rows - 1) * stride + cols };
         assert!(self.rows == 1 && end <= self.cols, "elements {first}..{end} of {:?}", self.shape());

@@ -34,17 +34,25 @@ fn every_mask_segmentation_grouping_and_layout_agrees_with_the_plain_formulas() 
 fn attention_and_rotation_of_no_heads_do_nothing() {
     for dtype in DTYPES {
         let results = run(|queue| {
-            let (tokens, untouched) = (5, vec![7.0; 5 * 12]);
+            let tokens = 5;
+            let untouched = vec![7.0; 5 * 12];
             let [around, logsum] = [dtype, DType::F32].map(|dtype| queue.floats(tokens, 12, dtype, &untouched));
             let table = queue.floats(8, 4, DType::F32, &[1.0; 32]);
-            // Beside one another, and each at its place in a fused projection.
+            // Side by side, and in a fused projection.
             for heads in
                 [|x: &Tensor| Heads::packed(&x.col_range(3..3), 0), |x: &Tensor| Heads::strided(x, 4, 0, 4, 12)]
             {
-                let (x, none) = (heads(&around), Heads::packed(&around.col_range(0..0), 0));
-                let (segments, mask, scale) = (Segments::uniform(1, tokens), Mask { causal: true, window: None }, 1.0);
-                let (logsum, dropout) = (logsum.col_range(0..0).view(), None);
-                let (q, k, v, out) = (x, x, x, none);
+                let x = heads(&around);
+                let none = Heads::packed(&around.col_range(0..0), 0);
+                let segments = Segments::uniform(1, tokens);
+                let mask = Mask { causal: true, window: None };
+                let scale = 1.0;
+                let logsum = logsum.col_range(0..0).view();
+                let dropout = None;
+                let q = x;
+                let k = x;
+                let v = x;
+                let out = none;
                 queue.launch(Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout });
                 let [dout, dq, dk, dv] = [none, x, x, x];
                 queue.launch(AttentionBackward {

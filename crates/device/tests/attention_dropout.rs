@@ -1,4 +1,4 @@
-//! Attention that drops weights: against the plain twin, and that what is dropped depends on seed and place alone.
+//! Attention with dropout against the plain twin. The dropped weights depend on seed and place alone.
 
 mod support;
 #[path = "support/attention.rs"]
@@ -22,7 +22,8 @@ fn every_mask_segmentation_grouping_and_dimension_agrees_with_the_plain_formulas
         for (offsets, dims) in [(vec![0, 75], [12, 64]), (vec![0, 1, 34, 34, 97, 98, 111], [33, 7])] {
             for (heads, key_heads, lie) in [(4, 2, Lie::Packed), (3, 1, Lie::Between), (2, 2, Lie::Interleaved)] {
                 for dtype in DTYPES {
-                    let (offsets, dim) = (offsets.clone(), dims[number % 2]);
+                    let offsets = offsets.clone();
+                    let dim = dims[number % 2];
                     Case { heads, key_heads, dim, offsets, mask, lie, dtype, dropout: Some(DROPOUT) }.check();
                 }
             }
@@ -37,7 +38,7 @@ fn every_division_of_the_work_drops_the_same() {
         (1, 1, 16, vec![0, 701], CAUSAL),
         (16, 2, 40, vec![0, 130], Mask { causal: false, window: Some(70) }),
         (7, 1, 80, vec![0, 7, 170, 171, 260], ALL),
-        // Short segments, enough to fill a card with a block for each.
+        // Short segments, enough to fill a GPU with a block for each.
         (4, 2, 64, (0..40).map(|i| i * (i + 9) / 2).collect(), CAUSAL),
         (2, 2, 56, (0..40).map(|i| i * 29).collect(), Mask { causal: true, window: Some(140) }),
         (2, 2, 64, vec![0, 129, 130, 500, 756].into_iter().chain((1..40).map(|i| 756 + i * 3)).collect(), ALL),
@@ -45,7 +46,8 @@ fn every_division_of_the_work_drops_the_same() {
         (2, 1, 250, vec![0, 30, 2100, 2200], Mask { causal: false, window: Some(90) }),
     ] {
         for (dtype, probability) in [(DType::F32, 0.1), (DType::Bf16, 0.6)] {
-            let (lie, dropout) = (Lie::Packed, Some(AttentionDropout { probability, ..DROPOUT }));
+            let lie = Lie::Packed;
+            let dropout = Some(AttentionDropout { probability, ..DROPOUT });
             Case { heads, key_heads, dim, offsets: offsets.clone(), mask, lie, dtype, dropout }.check();
         }
     }
@@ -87,10 +89,11 @@ fn the_plain_gradients_are_the_slopes_of_the_plain_forward() {
     }
 }
 
-/// What is kept, a row for each query and head: with zero queries all weights are even, and values that are the rows of
-/// an identity show each weight by itself.
+/// The kept weights, a row for each query and head: with zero queries all weights are equal, and values from an identity matrix
+/// show each weight by itself.
 fn kept(tokens: usize, heads: usize, dropout: AttentionDropout, dtype: DType) -> Vec<Vec<bool>> {
-    let (lie, offsets) = (Lie::Packed, vec![0, tokens]);
+    let lie = Lie::Packed;
+    let offsets = vec![0, tokens];
     let case = Case { heads, key_heads: 1, dim: tokens, offsets, mask: ALL, lie, dtype, dropout: Some(dropout) };
     let zeros = vec![0.0; tokens * heads * tokens];
     let identity = (0..tokens * tokens).map(|i| if i / tokens == i % tokens { 1.0 } else { 0.0 }).collect();
@@ -114,7 +117,8 @@ fn the_right_share_is_kept_and_heads_queries_seeds_and_keys_are_independent() {
     for (probability, dtype) in [(0.1, DType::F32), (0.5, DType::Bf16), (0.9, DType::F32)] {
         let dropout = AttentionDropout { probability, ..DROPOUT };
         let rows = kept(tokens, heads, dropout, dtype);
-        let (keep, all) = (1.0 - probability as f64, tokens * heads * tokens);
+        let keep = 1.0 - probability as f64;
+        let all = tokens * heads * tokens;
         let deviation = |share: f64, count: usize| (share * (1.0 - share) / count as f64).sqrt();
         let share = share_of(rows.iter().flatten().filter(|&&kept| kept).count(), all);
         assert!((share - keep).abs() < 5.0 * deviation(keep, all), "{share} kept of {probability}");
@@ -156,7 +160,7 @@ fn a_probability_of_zero_drops_nothing() {
     }
 }
 
-/// Those tokens and heads of a tensor of heads.
+/// Some tokens and heads of a tensor of heads.
 fn part(x: &[f32], all: usize, tokens: std::ops::Range<usize>, heads: std::ops::Range<usize>, dim: usize) -> Vec<f32> {
     let rows = tokens.flat_map(|token| heads.clone().map(move |head| token * all + head));
     rows.flat_map(|row| x[row * dim..(row + 1) * dim].iter().copied()).collect()
@@ -193,7 +197,8 @@ fn check_part(whole: &Case, segments: std::ops::Range<usize>, key_heads: std::op
 #[test]
 fn some_segments_or_heads_by_themselves_drop_what_the_whole_drops() {
     for (dtype, mask) in [(DType::F32, CAUSAL), (DType::Bf16, CAUSAL), (DType::F32, ALL)] {
-        let (offsets, dropout) = (vec![0, 40, 41, 130, 210], Some(DROPOUT));
+        let offsets = vec![0, 40, 41, 130, 210];
+        let dropout = Some(DROPOUT);
         let whole = Case { heads: 6, key_heads: 3, dim: 24, offsets, mask, lie: Lie::Packed, dtype, dropout };
         for (segments, key_heads) in [(0..2, 0..3), (2..4, 0..3), (0..4, 0..1), (0..4, 1..3), (3..4, 2..3)] {
             check_part(&whole, segments, key_heads);
@@ -204,9 +209,12 @@ fn some_segments_or_heads_by_themselves_drop_what_the_whole_drops() {
 #[test]
 fn query_heads_that_share_a_key_head_may_be_apart() {
     for dtype in DTYPES {
-        let (offsets, dropout, lie) = (vec![0, 50, 77], Some(DROPOUT), Lie::Packed);
+        let offsets = vec![0, 50, 77];
+        let dropout = Some(DROPOUT);
+        let lie = Lie::Packed;
         let whole = Case { heads: 4, key_heads: 1, dim: 16, offsets, mask: CAUSAL, lie, dtype, dropout };
-        let (operands, tokens) = (whole.operands(2), whole.tokens());
+        let operands = whole.operands(2);
+        let tokens = whole.tokens();
         let together = whole.compute(&operands);
         let mut summed = [vec![0.0; operands.k.len()], vec![0.0; operands.k.len()]];
         for heads in [0..1, 1..4] {

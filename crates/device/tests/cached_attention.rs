@@ -33,7 +33,7 @@ const PLAIN: Case = Case {
     dtype: DType::F32,
 };
 
-/// What a kernel left: the output, and the caches of keys and values.
+/// A kernel's results: the output, and the caches of keys and values.
 struct Results {
     out: Vec<f32>,
     caches: [Vec<f32>; 2],
@@ -96,7 +96,8 @@ impl Case {
     fn compute(&self) -> Results {
         let (new, caches) = self.operands();
         let Case { heads, key_heads, dim, step, dtype, .. } = *self;
-        let (tokens, width) = (self.tokens(), key_heads * dim);
+        let tokens = self.tokens();
+        let width = key_heads * dim;
         let results = run(|queue| {
             let tensors = [(0, heads), (1, key_heads), (2, key_heads)].map(|(which, count)| {
                 let tensor = strided(queue, tokens, self.row(count), 3, dtype, &new[which]);

@@ -1,4 +1,4 @@
-//! cuDNN's attention against our own, on a card. Sequences together are work enough for cuDNN; each alone is not, and
+//! cuDNN's attention against our own, on a GPU. Sequences together are work enough for cuDNN; each alone is not, and
 //! our own kernels compute it.
 
 mod support;
@@ -83,7 +83,9 @@ fn compute(device: &Device, case: &Case, operands: &Operands, sequences: std::op
     let logsum = queue.tensor(tokens, case.heads, DType::F32);
     let packed = |tensor: &Tensor, count: usize| Heads::packed(tensor, count);
     let segments = Segments::uniform(sequences.len(), case.len);
-    let (mask, scale, dropout) = (case.mask, 2.0 / (case.dim as f32).sqrt(), None);
+    let mask = case.mask;
+    let scale = 2.0 / (case.dim as f32).sqrt();
+    let dropout = None;
     let out_heads = packed(&out, case.heads);
     queue.launch(Attention {
         q,
@@ -124,7 +126,8 @@ fn cudnn_and_our_own_kernels_agree() {
     let found = cudnn_report();
     println!("{found}");
     for case in CASES {
-        let (before, operands) = (cudnn_report().plans, operands(&case));
+        let before = cudnn_report().plans;
+        let operands = operands(&case);
         let together = compute(&device, &case, &operands, 0..case.sequences);
         let plans = cudnn_report().plans - before;
         println!("{case:?}: {plans} plans");

@@ -1,4 +1,4 @@
-//! The CUDA sources, compiled for real where NVRTC is there. No card is needed.
+//! The CUDA sources, compiled for real where NVRTC is there. No GPU is needed.
 
 use evenkeel_device::{CudaError, compile_all_kernels, kernel_sources};
 

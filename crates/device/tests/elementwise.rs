@@ -147,7 +147,8 @@ fn scattered_columns_replace_or_add_and_leave_the_others() {
             let (x, before) = (random.numbers(rows * count, dtype), random.numbers(rows * cols, dtype));
             let results = run(|queue| {
                 let (out, outer) = framed(queue, rows, cols, dtype, &before);
-                let (x, columns) = (strided(queue, rows, count, 3, dtype, &x), queue.indices(&columns));
+                let x = strided(queue, rows, count, 3, dtype, &x);
+                let columns = queue.indices(&columns);
                 queue.launch(ScatterColumns { x: x.view(), columns: columns.view(), out: out.view(), accumulate });
                 vec![outer]
             });
@@ -169,7 +170,9 @@ fn a_column_outside_the_matrix_ends_the_queue() {
             let queue = device.compute();
             let (wide, narrow) = (queue.zeros(2, 8, DType::F32), queue.zeros(2, 3, DType::F32));
             let columns = queue.indices(&[0, 8, 1]);
-            let (wide, narrow, columns) = (wide.view(), narrow.view(), columns.view());
+            let wide = wide.view();
+            let narrow = narrow.view();
+            let columns = columns.view();
             if scatter {
                 queue.launch(ScatterColumns { x: narrow, columns, out: wide, accumulate: false });
             } else {

@@ -38,7 +38,9 @@ fn embed_reads_rows_of_a_table_of_any_dtype_and_zero_outside_it() {
     for case in CASES {
         let [tokens, rows, first, cols] = case;
         for mixture in 0..8 {
-            let (table_type, dtype, accumulate) = (DTYPES[mixture & 1], DTYPES[mixture >> 1 & 1], mixture >> 2 == 1);
+            let table_type = DTYPES[mixture & 1];
+            let dtype = DTYPES[mixture >> 1 & 1];
+            let accumulate = mixture >> 2 == 1;
             let mut random = Random::new(7);
             let indices = some_indices(&mut random, case);
             let (table, before) = (random.numbers(rows * cols, table_type), random.numbers(tokens * cols, dtype));
@@ -107,8 +109,11 @@ fn ignore_is_no_row_even_of_a_table_that_reaches_the_last_index() {
     let results = run(|queue| {
         let (table, out) = (queue.floats(2, 1, DType::F32, &[1.0, 2.0]), queue.zeros(2, 1, DType::F32));
         let indices = queue.indices(&[IGNORE - 1, IGNORE]);
-        let (first, scale) = (IGNORE - 1, 1.0);
-        let (table, indices, out_view) = (table.view(), indices.view(), out.view());
+        let first = IGNORE - 1;
+        let scale = 1.0;
+        let table = table.view();
+        let indices = indices.view();
+        let out_view = out.view();
         queue.launch(Embed { table, indices, first, scale, out: out_view, accumulate: false });
         vec![out]
     });

@@ -65,7 +65,8 @@ enum Gradient {
 
 /// Statistics, losses and gradients of the case, its vocabulary cut at `cuts` over ranks; gradients rank by rank.
 fn compute(case: &Case, cuts: &[usize], dtype: DType, gradient: Gradient, padding: usize) -> Vec<Vec<f32>> {
-    let (rows, ranks) = (case.rows, cuts.len() - 1);
+    let rows = case.rows;
+    let ranks = cuts.len() - 1;
     run(|queue| {
         let labels = queue.indices(&case.labels);
         let parts = strided(queue, ranks, rows * STATS_PER_TOKEN, padding, DType::F32, &vec![0.0; ranks * rows * 4]);

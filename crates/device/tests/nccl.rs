@@ -1,4 +1,4 @@
-//! Bytes between devices by NCCL: on cards of their own, or on one card with `EVENKEEL_TEST_NCCL`.
+//! NCCL moves bytes between devices: on different GPUs, or on one GPU with `EVENKEEL_TEST_NCCL`.
 
 #[path = "support/nccl.rs"]
 mod nccl;
@@ -8,32 +8,32 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_device::{
-    CudaOptions, DType, Device, NcclCommunicator, NcclId, NcclLibrary, NcclTransfer, Queue, cuda_cards,
+    CudaOptions, DType, Device, NcclCommunicator, NcclId, NcclLibrary, NcclTransfer, Queue, cuda_gpus,
 };
 
-/// Two devices and the library of each; none where this machine cannot have them.
+/// Two devices and the library of each; `None` if this machine cannot have them.
 fn pair() -> Option<[(Device, Arc<NcclLibrary>); 2]> {
     if !support::on_cuda() {
-        println!("skipped: NCCL connects cards, and the device under test is the CPU");
+        println!("skipped: NCCL connects GPUs, and the device under test is the CPU");
         return None;
     }
-    let on_one_card = nccl::folder().is_some();
-    let cards = cuda_cards().unwrap_or(0);
-    if !on_one_card && cards < 2 {
-        println!("skipped: {cards} cards, two are needed");
+    let on_one_gpu = nccl::folder().is_some();
+    let gpus = cuda_gpus().unwrap_or(0);
+    if !on_one_gpu && gpus < 2 {
+        println!("skipped: {gpus} GPUs, two are needed");
         return None;
     }
     let end = |rank: usize| {
-        let ordinal = if on_one_card { 0 } else { rank };
+        let ordinal = if on_one_gpu { 0 } else { rank };
         let options = CudaOptions { memory_bytes: Some(1 << 26), ..CudaOptions::new(ordinal) };
         let device = Device::cuda(&options).unwrap_or_else(|error| panic!("{error}"));
-        let library = if on_one_card { nccl::library_of_rank(rank) } else { NcclLibrary::find() };
+        let library = if on_one_gpu { nccl::library_of_rank(rank) } else { NcclLibrary::find() };
         (device, library.unwrap_or_else(|error| panic!("{error}")))
     };
     Some([0, 1].map(end))
 }
 
-/// The ends of a way between both.
+/// The ends of a communicator between both.
 fn connected(pair: &[(Device, Arc<NcclLibrary>); 2]) -> [NcclCommunicator; 2] {
     let id = NcclId::new(&pair[0].1).unwrap_or_else(|error| panic!("{error}"));
     let begun = [0, 1].map(|me| {
@@ -61,7 +61,8 @@ fn bytes_go_between_devices_in_both_directions_at_once() {
         let received = [0, 1].map(|me| queues[me].zeros(1, len, DType::F32));
         queues.iter().for_each(|queue| queue.finish());
         for me in [0, 1] {
-            let (bytes, other) = (4 * len, 1 - me);
+            let bytes = 4 * len;
+            let other = 1 - me;
             let send = NcclTransfer::Send { address: sent[me].address(), bytes, to: other };
             let receive = NcclTransfer::Receive { address: received[me].address(), bytes, from: other };
             transfer(queues[me], &ends[me], &[send, receive]);
@@ -77,10 +78,11 @@ fn bytes_go_between_devices_in_both_directions_at_once() {
 fn a_device_that_waits_for_another_comes_back_when_its_end_is_aborted() {
     let Some(pair) = pair() else { return };
     let ends = connected(&pair);
-    let (queue, bytes) = (pair[0].0.comm(), 4000);
+    let queue = pair[0].0.comm();
+    let bytes = 4000;
     let tensor = queue.zeros(1, 1000, DType::F32);
     let others = pair[1].0.comm().zeros(1, 1000, DType::F32);
-    // Once in order, so that the cards are connected.
+    // Once in order, so that the GPUs are connected.
     transfer(pair[1].0.comm(), &ends[1], &[NcclTransfer::Send { address: others.address(), bytes, to: 0 }]);
     let receive = [NcclTransfer::Receive { address: tensor.address(), bytes, from: 1 }];
     transfer(queue, &ends[0], &receive);

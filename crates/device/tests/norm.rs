@@ -55,7 +55,8 @@ fn for_each_case(check: impl Fn(Case, &mut Random)) {
                 let [rows, cols] = shape;
                 let mut x = Vec::new();
                 for _ in 0..rows {
-                    let (centre, size) = (random.number(), 2.0 + random.number());
+                    let centre = random.number();
+                    let size = 2.0 + random.number();
                     x.extend((0..cols).map(|_| rounded(centre + size * random.number(), dtype)));
                 }
                 let weight = random.numbers(cols, DType::F32);
@@ -147,11 +148,13 @@ fn norm_of_a_sum_normalises_the_sum_as_it_is_stored() {
     });
 }
 
-/// What [`NormBackward`] should give, one row's dx by differences along every coordinate being too slow for long rows:
-/// the formulas in f64. [`the_twin_of_backward_agrees_with_differences`] holds them to the definition.
+/// The plain twin of [`NormBackward`]: its formulas in f64, because differences along every coordinate are too slow for long
+/// rows. [`the_twin_of_backward_agrees_with_differences`] holds them to the definition.
 fn plain_backward(case: &Case, dout: &[f64]) -> [Vec<f64>; 3] {
     let cols = case.shape[1];
-    let (mut dx, mut dweight, mut dbias) = (Vec::new(), vec![0.0; cols], vec![0.0; cols]);
+    let mut dx = Vec::new();
+    let mut dweight = vec![0.0; cols];
+    let mut dbias = vec![0.0; cols];
     for (row, dout) in rows_of(case).zip(dout.chunks_exact(cols.max(1))) {
         let row = support::wide(row);
         let [mean, scale] = case.stats(&row);
@@ -173,7 +176,10 @@ fn the_twin_of_backward_agrees_with_differences() {
     for (kind, offset, _) in KINDS {
         let mut random = Random::new(12);
         let mut numbers = |len| random.numbers(len, DType::F32);
-        let (x, weight, bias, dout) = (numbers(9), numbers(9), numbers(9), support::wide(&numbers(9)));
+        let x = numbers(9);
+        let weight = numbers(9);
+        let bias = numbers(9);
+        let dout = support::wide(&numbers(9));
         let case = Case { kind, offset, shape: [1, 9], dtype: DType::F32, x, weight, bias: Some(bias) };
         let loss =
             |case: &Case, row: &[f64]| -> f64 { case.normalise(row).iter().zip(&dout).map(|(y, d)| y * d).sum() };

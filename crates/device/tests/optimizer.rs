@@ -44,7 +44,10 @@ fn adamw_moves_weights_as_pytorch_does() {
     ] {
         let len = rows * cols;
         let as_f64 = |value: f32| value as f64;
-        let (lr, beta1, beta2, epsilon) = (0.02f32, 0.9f32, 0.95f32, 1e-3f32);
+        let lr = 0.02f32;
+        let beta1 = 0.9f32;
+        let beta2 = 0.95f32;
+        let epsilon = 1e-3f32;
         let settings = Settings {
             lr: as_f64(lr),
             beta1: as_f64(beta1),

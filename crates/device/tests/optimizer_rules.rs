@@ -22,7 +22,9 @@ fn sgd_moves_weights_as_pytorch_does() {
     let mut random = Random::new(1);
     for (case, len) in LENGTHS.into_iter().enumerate() {
         for (beta, nesterov) in [(0.0f32, false), (0.9, false), (0.9, true)] {
-            let (lr, decay, factor) = (0.02f32, 0.3f32, 0.5f32);
+            let lr = 0.02f32;
+            let decay = 0.3f32;
+            let factor = 0.5f32;
             let weights = random.numbers(len, DType::F32);
             let grads: Vec<Vec<f32>> = (0..3).map(|_| random.numbers(len, DType::F32)).collect();
             let (is_frozen, words) = frozen(len);
@@ -47,7 +49,8 @@ fn sgd_moves_weights_as_pytorch_does() {
                 }
                 [weight, copy].into_iter().chain(momentum).collect()
             });
-            let (mut weight, mut momentum) = (wide(&weights), vec![0.0; len]);
+            let mut weight = wide(&weights);
+            let mut momentum = vec![0.0; len];
             let [lr, beta, decay, factor] = [lr, beta, decay, factor].map(f64::from);
             for grad in &grads {
                 for i in (0..len).filter(|&i| !(some_are_frozen && is_frozen(i))) {
@@ -74,7 +77,11 @@ fn sgd_moves_weights_as_pytorch_does() {
 fn lion_moves_weights_by_signs_and_not_at_all_where_there_is_none() {
     let mut random = Random::new(2);
     for (case, len) in LENGTHS.into_iter().enumerate() {
-        let (lr, beta1, beta2, decay, factor) = (0.02f32, 0.9f32, 0.99f32, 0.3f32, 0.5f32);
+        let lr = 0.02f32;
+        let beta1 = 0.9f32;
+        let beta2 = 0.99f32;
+        let decay = 0.3f32;
+        let factor = 0.5f32;
         let weights = random.numbers(len, DType::F32);
         let mut grads: Vec<Vec<f32>> = (0..3).map(|_| random.numbers(len, DType::F32)).collect();
         grads.iter_mut().for_each(|grad| grad.iter_mut().step_by(7).for_each(|g| *g = 0.0));
@@ -99,7 +106,8 @@ fn lion_moves_weights_by_signs_and_not_at_all_where_there_is_none() {
             }
             vec![weight, mean, copy]
         });
-        let (mut weight, mut mean) = (wide(&weights), vec![0.0; len]);
+        let mut weight = wide(&weights);
+        let mut mean = vec![0.0; len];
         let [lr, beta1, beta2, decay, factor] = [lr, beta1, beta2, decay, factor].map(f64::from);
         for grad in &grads {
             for i in (0..len).filter(|&i| !(some_are_frozen && is_frozen(i))) {
@@ -185,7 +193,9 @@ fn squares_are_summed_along_rows_and_columns() {
     for [rows, cols] in SHAPES {
         let values = random.numbers(rows * cols, DType::F32);
         let [before_rows, before_cols] = [rows, cols].map(|len| random.numbers(len, DType::F32));
-        let (factor, row_scale, col_scale) = (0.5f32, 0.25f32, 2.0f32);
+        let factor = 0.5f32;
+        let row_scale = 0.25f32;
+        let col_scale = 2.0f32;
         let results = run(|queue| {
             let x = strided(queue, rows, cols, 3, DType::F32, &values);
             let factor = queue.floats(1, 1, DType::F32, &[factor]);
@@ -219,9 +229,17 @@ fn adafactor_divides_by_what_rows_and_columns_say() {
                 |len| random.numbers(len, DType::F32).iter().map(|x| size * x * x).collect::<Vec<_>>();
             let (of_rows, of_cols) = (mean_squares(rows), mean_squares(cols));
             // The whole parameter is larger than the part.
-            let (row_sum, row_count, count) = (3.0 * size * rows as f32 + size, 2 * rows + 1, 3 * rows * cols + 7);
-            let (factor, epsilon, lr, rate, decay) = (0.5f32, 1e-4f32, 0.02f32, 0.01f32, 0.3f32);
-            let (least_scale, most_rms, squared_weight) = (1e-3f32, 1.0f32, 5.5f32);
+            let row_sum = 3.0 * size * rows as f32 + size;
+            let row_count = 2 * rows + 1;
+            let count = 3 * rows * cols + 7;
+            let factor = 0.5f32;
+            let epsilon = 1e-4f32;
+            let lr = 0.02f32;
+            let rate = 0.01f32;
+            let decay = 0.3f32;
+            let least_scale = 1e-3f32;
+            let most_rms = 1.0f32;
+            let squared_weight = 5.5f32;
             let results = run(|queue| {
                 let scalar = |value: f32| queue.floats(1, 1, DType::F32, &[value]);
                 let (row_sums, col_sums) =

@@ -90,7 +90,8 @@ fn a_copy_moves_the_bits_of_its_rows_and_nothing_beside_them() {
     for (rows, row_bytes, [from_first, to_first], [from_step, to_step]) in cases {
         // Every bit pattern, those of missing numbers among them, is moved as it is.
         let words: Vec<u32> = (0..4096).map(|i: u32| i.wrapping_mul(0x9e37_79b9) | 0x7f80_0000).collect();
-        let (from, to) = (from_queue.indices(&words), to_queue.indices(&[7; 4096]));
+        let from = from_queue.indices(&words);
+        let to = to_queue.indices(&[7; 4096]);
         from_queue.finish();
         // SAFETY: the rows lie in live tensors, which no other queue uses now.
         unsafe {

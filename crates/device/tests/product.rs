@@ -28,7 +28,7 @@ const SHAPES: [[usize; 3]; 16] = [
     [70, 34, 2100],
 ];
 
-/// One product: what is done beside the multiplication, and how the operands lie.
+/// One product: its epilogue and the layout of its operands.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     order: Order,
@@ -229,7 +229,7 @@ fn a_product_of_many_tasks_agrees_with_f64() {
         check(&plain);
         check(&plain.map(|case| Case { bias: true, ..case }));
         check(&plain.map(|case| Case { bias: true, activation, preactivation: true, ..case }));
-        // Rows of whole sixteen bytes: a card's library may then compute the activation with the product.
+        // Rows of whole sixteen bytes: a GPU's library may then compute the activation with the product.
         let whole =
             ORDERS.map(|order| Case { activation, preactivation: true, ..Case::plain(order, [520, 768, 136], dtype) });
         check(&whole);
@@ -237,7 +237,7 @@ fn a_product_of_many_tasks_agrees_with_f64() {
     }
 }
 
-/// Products that share an operand may pack it once, but only as long as nobody has written to it.
+/// Products that share an operand may pack it once, as long as it is not written to.
 #[test]
 fn operands_that_change_between_products_are_read_again() {
     const N: usize = 96;

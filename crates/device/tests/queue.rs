@@ -1,4 +1,4 @@
-//! Queues: order, events between them, and what a failing kernel leaves behind.
+//! Queues: order, events between them, and failing kernels.
 
 #[path = "support/device.rs"]
 mod support;
@@ -57,12 +57,13 @@ fn host_code_runs_in_the_order_of_its_queue() {
     let (compute, comm) = (device.compute(), device.comm());
     let x = compute.zeros(1, 16, DType::F32);
     let rounds = Arc::new(AtomicUsize::new(0));
-    // A card's memory is out of the host's reach.
+    // A GPU's memory is out of the host's reach.
     let readable = !support::on_cuda();
     for round in 1..=100 {
         compute.launch(Fill { out: x.view(), value: round as f32 });
         comm.wait(&compute.record());
-        let (address, rounds) = (x.address(), rounds.clone());
+        let address = x.address();
+        let rounds = rounds.clone();
         comm.call(move || {
             assert_eq!(rounds.fetch_add(1, Ordering::SeqCst) + 1, round);
             // SAFETY: the event keeps the tensor from being written meanwhile, in both directions.
@@ -154,7 +155,7 @@ fn stamps_are_moments_in_the_order_of_the_work() {
     let after = Instant::now();
     let moments: Vec<Instant> = stamps.iter().map(|stamp| stamp.get().expect("the work has run")).collect();
     assert!(moments.is_sorted(), "{moments:?}");
-    // A card's clock is another one than the host's: the two are compared once, when the device starts.
+    // A GPU's clock differs from the host's; the device compares them once when it starts.
     let slack = Duration::from_millis(1);
     assert!(moments[0] + slack >= before && moments[9] <= after + slack, "{before:?} {moments:?} {after:?}");
 }

@@ -142,7 +142,9 @@ fn dropout_scales_what_it_keeps_and_keeps_the_right_share() {
                 let (out, outer) = framed(queue, rows, cols, dtype, &x);
                 let (own, own_outer) = framed(queue, rows, cols, dtype, &x);
                 for (x, out) in [(&input, &out), (&own, &own)] {
-                    let (x, out, placement) = (x.view(), out.view(), Placement::whole(cols));
+                    let x = x.view();
+                    let out = out.view();
+                    let placement = Placement::whole(cols);
                     queue.launch(Dropout { x, out, probability: 0.25, seed: 6, placement });
                 }
                 vec![outer, own_outer, kept(queue, rows, cols, 0.25, 6)]

@@ -1,4 +1,4 @@
-//! Work that repeats: whatever a device makes of it, every kernel runs in its turn with the arguments it was given.
+//! Repeated work: with graphs or without, every kernel runs in its turn with its own arguments.
 
 #[path = "support/device.rs"]
 mod support;
@@ -10,13 +10,13 @@ fn device() -> Device {
     support::device(2, 1 << 26)
 }
 
-/// On a card, what must have been tried for the test to say anything.
+/// On a GPU, asserts that graphs were really used.
 fn assert_replayed(replays: &Replays, is_replayed: impl Fn(&Replays) -> bool) {
     assert_eq!(replays.refusal, None);
     assert!(!support::on_cuda() || is_replayed(replays), "{replays:?}");
 }
 
-/// Adds up so many numbers, each filled in by a kernel of its own: its result tells each of them.
+/// Adds up numbers, each written by its own kernel, so the result depends on each of them.
 fn sum(queue: &Queue, sum: &Tensor, summand: &Tensor, values: impl Iterator<Item = f32>) {
     queue.launch(Fill { out: sum.view(), value: 0.0 });
     for value in values {
@@ -36,7 +36,7 @@ fn arguments_of_this_time_count_and_not_those_of_the_last() {
         let expected: f32 = (0..150).map(values).sum();
         assert_eq!(queue.read(&total), [expected; 15], "round {round}");
     }
-    // Of 301 kernels one had another number.
+    // One of 301 kernels had another number.
     let replays = device.replays();
     assert_replayed(&replays, |replays| replays.graphs > 4 && (5..=8).contains(&replays.changed));
 }
@@ -46,7 +46,7 @@ fn rows_and_addresses_may_change_from_one_time_to_the_next() {
     let device = device();
     let queue = device.compute();
     for (round, rows) in [4, 4, 4, 9, 4, 9, 2, 4].into_iter().enumerate() {
-        // What lies before them changes where they lie.
+        // An allocation before them changes their addresses.
         let _before = queue.zeros(1, 100 * (round % 3) + 1, DType::F32);
         let (total, summand) = (queue.zeros(rows, 24, DType::F32), queue.zeros(rows, 24, DType::F32));
         sum(queue, &total, &summand, (0..40).map(|i| (i + round) as f32));
@@ -66,7 +66,8 @@ fn products_follow_their_operands_wherever_they_lie() {
     let places = [0, 1].map(|_| queue.zeros(size, size, DType::F32));
     let out = queue.zeros(size, size, DType::F32);
     for round in 0..12 {
-        let (from, value) = (&places[usize::from(round % 4 == 3)], round as f32 + 0.5);
+        let from = &places[usize::from(round % 4 == 3)];
+        let value = round as f32 + 0.5;
         queue.launch(Fill { out: from.view(), value });
         for accumulate in [false, true, true, true, true] {
             queue.launch(Product { accumulate, ..Product::new(Order::NN, from, &identity, &out) });

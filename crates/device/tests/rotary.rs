@@ -42,7 +42,8 @@ fn rotate(case: &Case, cols: usize, x: &[f32], table: &[f32], positions: &[u32],
     for token in 0..case.tokens {
         let row = &table[positions[token] as usize * case.rotated..][..case.rotated];
         for (head, i) in (0..case.heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
-            let (cos, sin) = (row[i] as f64, if inverse { -row[half + i] } else { row[half + i] } as f64);
+            let cos = row[i] as f64;
+            let sin = if inverse { -row[half + i] } else { row[half + i] } as f64;
             let first = token * cols + head * case.step + i;
             let (a, b) = (x[first] as f64, x[first + half] as f64);
             out[first] = a * cos - b * sin;

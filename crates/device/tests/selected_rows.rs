@@ -51,7 +51,8 @@ fn scattered_rows_replace_or_add_and_leave_the_others() {
             let (x, before) = (random.numbers(count * cols, dtype), random.numbers(rows * cols, dtype));
             let results = run(|queue| {
                 let (out, outer) = framed(queue, rows, cols, dtype, &before);
-                let (x, rows) = (strided(queue, count, cols, 3, dtype, &x), queue.indices(&selected));
+                let x = strided(queue, count, cols, 3, dtype, &x);
+                let rows = queue.indices(&selected);
                 queue.launch(ScatterRows { x: x.view(), rows: rows.view(), out: out.view(), accumulate });
                 vec![outer]
             });
@@ -73,7 +74,9 @@ fn a_row_outside_the_matrix_ends_the_queue() {
             let queue = device.compute();
             let (tall, short) = (queue.zeros(8, 2, DType::F32), queue.zeros(3, 2, DType::F32));
             let rows = queue.indices(&[0, 8, 1]);
-            let (tall, short, rows) = (tall.view(), short.view(), rows.view());
+            let tall = tall.view();
+            let short = short.view();
+            let rows = rows.view();
             if scatter {
                 queue.launch(ScatterRows { x: short, rows, out: tall, accumulate: false });
             } else {

@@ -88,7 +88,7 @@ fn cores(ranks: usize, per_rank: Option<usize>, comm_cores: usize, threads: Opti
 
 fn gpus(ranks: usize, settings: &Settings, uncut: &BTreeSet<Part>) -> Result<Devices, Failure> {
     let (wanted, multiprocessors) = (&settings.device.cards, settings.device.virtual_gpus.clone());
-    if let Ok(found) = evenkeel_device::cuda_cards()
+    if let Ok(found) = evenkeel_device::cuda_gpus()
         && let Some(gpu) = wanted.iter().find(|gpu| **gpu as usize >= found)
     {
         let what = format!("`device.cards` names GPU {gpu}, but the driver shows {found}, counted from 0");
@@ -101,7 +101,7 @@ fn gpus(ranks: usize, settings: &Settings, uncut: &BTreeSet<Part>) -> Result<Dev
 
 /// None on a machine without a driver, which says so when a device is started.
 fn found_gpus() -> usize {
-    evenkeel_device::cuda_cards().unwrap_or(0)
+    evenkeel_device::cuda_gpus().unwrap_or(0)
 }
 
 /// The names of the ranks' GPUs, as far as the driver shows them; nothing if there is one.
@@ -110,7 +110,7 @@ fn names_of(gpus: &[usize]) -> Vec<String> {
     if different.len() == 1 {
         return Vec::new();
     }
-    let found = evenkeel_device::cuda_report().cards;
+    let found = evenkeel_device::cuda_report().gpus;
     different.into_iter().filter_map(|gpu| Some(found.get(gpu)?.name.clone())).collect()
 }
 

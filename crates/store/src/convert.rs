@@ -1,4 +1,4 @@
-//! From a file's bytes, little-endian and at any alignment, to the numbers of the trainer.
+//! Converts a file's bytes, little-endian and at any alignment, to the trainer's numbers.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -101,7 +101,7 @@ fn bf16_to_f32(element: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(element)) << 16)
 }
 
-/// By way of small aligned batches, which the `half` crate converts with the CPU's own instructions.
+/// Copies into small aligned batches, which the `half` crate converts with the CPU's own instructions.
 fn f16_to_f32(bytes: &[u8], into: &mut [f32]) {
     const BATCH: usize = 256;
     let mut aligned = [f16::ZERO; BATCH];

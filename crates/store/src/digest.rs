@@ -1,7 +1,7 @@
-//! Fingerprints of bytes, taken while they are written, that tell a damaged file from a whole one.
+//! Digests of bytes, taken while they are written, that tell a damaged file from a whole one.
 //!
-//! XXH3 with 128 bits: it runs at the speed of memory, and a fault of a disk, a cable or a copy that leaves the digest as
-//! it was is less likely than any other fault. It keeps nobody from forging a file.
+//! XXH3 with 128 bits runs at the speed of memory, and a fault of a disk, a cable or a copy that leaves the digest unchanged is
+//! less likely than any other fault. It does not prevent forgeries.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// How much of a file has a digest of its own. A terabyte has a million of these.
+/// Each block of a file has its own digest. A terabyte has a million of them.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 
 const HEX_CHARS: usize = 32;
@@ -17,19 +17,20 @@ const HEX_CHARS: usize = 32;
 /// Bytes of numbers that are digested at a time.
 const NUMBER_BYTES: usize = 4096;
 
-/// A fingerprint of bytes: the same for the same bytes whatever machine, compiler or version took it.
+/// A digest of bytes: the same on every machine and in every version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(u128);
 
 impl Digest {
-    /// Of bytes that are all there.
+    /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(xxh3_128(bytes))
     }
 
-    /// Of numbers, one after the other, the lowest byte first.
+    /// The digest of numbers in little-endian order.
     pub fn of_numbers(numbers: impl IntoIterator<Item = u32>) -> Digest {
-        let (mut all, mut piece) = (Xxh3::new(), Vec::with_capacity(NUMBER_BYTES));
+        let mut all = Xxh3::new();
+        let mut piece = Vec::with_capacity(NUMBER_BYTES);
         for number in numbers {
             piece.extend_from_slice(&number.to_le_bytes());
             if piece.len() == NUMBER_BYTES {
@@ -46,14 +47,14 @@ impl Digest {
         self.0 as u64
     }
 
-    /// Of a file, given those of its blocks: the digest of theirs, one after the other, the highest byte first.
+    /// The digest of a file: that of its blocks' digests in big-endian order.
     pub(crate) fn of_blocks(blocks: &[Digest]) -> Digest {
         let mut all = Xxh3::new();
         blocks.iter().for_each(|block| all.update(&block.0.to_be_bytes()));
         Digest(all.digest128())
     }
 
-    /// Reads just what is written here: 32 digits, the letters small.
+    /// Accepts exactly what `Display` writes: 32 lower-case digits.
     pub(crate) fn from_hex(text: &[u8]) -> Option<Digest> {
         let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let text =
@@ -81,15 +82,15 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Takes a file's bytes as they come and digests each block of them.
+/// Digests a file's bytes block by block as they are written.
 pub(crate) struct BlockDigester {
-    /// Of the block that is not yet full, and how much of it has come.
+    /// The state of the block that is not yet full, and its bytes so far.
     current: Box<Xxh3>,
     current_bytes: usize,
     full: Vec<Digest>,
 }
 
-/// What is known of a file once all its bytes have come.
+/// The size and digests of a complete file.
 #[derive(Debug)]
 pub(crate) struct FileDigests {
     pub bytes: u64,
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_published_one_and_reads_back_only_as_it_is_written() {
-        // What the reference implementation gives for no bytes at all.
+        // The reference implementation's digest of no bytes.
         assert_eq!(Digest::of(b"").to_string(), "99aa06d3014798d86001c324468d497f");
         let digest = Digest(0xab);
         let text = digest.to_string();

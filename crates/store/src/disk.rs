@@ -1,6 +1,6 @@
-//! Every change that this crate makes to a disk. What is made, written, synced, renamed or removed anywhere else in it
-//! could not be tested: with the feature `faults`, which only tests turn on, each of these calls is announced before it
-//! is made and can be failed (`faults`). Without the feature they are those of `std::fs` and nothing else.
+//! Every change that this crate makes to a disk: nothing is made, written, synced, renamed or removed elsewhere. With the
+//! feature `faults`, which only tests turn on, each call is announced before it is made and can be failed (`faults`). Without
+//! the feature the calls are those of `std::fs` and nothing else.
 
 #[cfg(feature = "faults")]
 pub mod faults;
@@ -12,7 +12,7 @@ use std::path::Path;
 #[cfg(feature = "faults")]
 use faults::announce;
 
-/// A change that is about to be made.
+/// A change about to be made.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "faults"), allow(dead_code, reason = "only tests look at it"))]
 pub enum Operation<'call> {
@@ -24,7 +24,7 @@ pub enum Operation<'call> {
     Write {
         /// The name under which the file was created or opened.
         file: &'call Path,
-        /// What is added.
+        /// The bytes added.
         bytes: &'call [u8],
     },
     /// A file's contents are made to last.
@@ -92,7 +92,7 @@ impl DiskFile {
         self.file.sync_all()
     }
 
-    /// For locks and for what only reads.
+    /// For locks and reads.
     pub fn handle(&self) -> &File {
         &self.file
     }
@@ -102,7 +102,7 @@ impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         #[cfg(feature = "faults")]
         announce(Operation::Write { file: &self.path, bytes })?;
-        // All or an error, because what was announced is what must happen.
+        // All or an error, because exactly the announced write must happen.
         self.file.write_all(bytes)?;
         Ok(bytes.len())
     }
@@ -131,7 +131,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Removes a file, a link or a folder with all that is in it. That it is gone already is fine.
+/// Removes a file, a link or a folder with its contents. It may be gone already.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => {

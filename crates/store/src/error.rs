@@ -4,19 +4,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::limits;
-use crate::{FileDtype, Place};
+use crate::{FileDtype, RecordPlace};
 
-/// What is wrong, and with which file or folder.
+/// A defect of a file or folder.
 #[derive(Debug, thiserror::Error)]
 #[error("`{}`: {defect}", file.display())]
 pub struct Error {
     /// The file or folder at fault.
     pub file: PathBuf,
-    /// What is wrong with it. Part of the message, therefore not also a source.
+    /// Its defect. Part of the message, therefore not also a source.
     pub defect: Defect,
 }
 
-/// What can be wrong with a file. Text quoted from a file has its control characters escaped.
+/// A defect of a file. Text quoted from a file has its control characters escaped.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its variant and fields are")]
 pub enum Defect {
@@ -32,7 +32,7 @@ pub enum Defect {
     Io(#[from] io::Error),
     #[error("is {found_bytes} bytes long, the limit is {limit_bytes}")]
     FileTooLarge { found_bytes: u64, limit_bytes: u64 },
-    /// Of what need not be part of a model.
+    /// A missing file that need not be part of a model.
     #[error("does not exist")]
     NotThere,
 
@@ -164,13 +164,13 @@ pub enum Defect {
     #[error("was {expected_bytes} bytes long when it was opened and is {found_bytes} now")]
     Changed { expected_bytes: u64, found_bytes: u64 },
     #[error("{place} is not UTF-8")]
-    RecordNotUtf8 { place: Place },
+    RecordNotUtf8 { place: RecordPlace },
     #[error("the record at {place} is longer than the limit of {limit_bytes} bytes")]
-    RecordTooLong { place: Place, limit_bytes: u64 },
+    RecordTooLong { place: RecordPlace, limit_bytes: u64 },
     #[error("{place} is not JSON: {detail}")]
-    RecordNotJson { place: Place, detail: String },
+    RecordNotJson { place: RecordPlace, detail: String },
     #[error("{place} is {found}, expected a JSON object")]
-    RecordNotObject { place: Place, found: &'static str },
+    RecordNotObject { place: RecordPlace, found: &'static str },
     #[error("is one JSON list, expected a JSON object on every line")]
     ListNotLines,
     #[error("begins with a JSON object, expected a list of them")]
@@ -192,17 +192,16 @@ pub enum Defect {
     #[error("is {found_bytes} bytes long, expected a multiple of {record_bytes}, the size of an image and its label")]
     NotWholeImages { found_bytes: u64, record_bytes: u64 },
     #[error("{place} has label {found}, expected 0 to 9")]
-    UnknownLabel { place: Place, found: u8 },
+    UnknownLabel { place: RecordPlace, found: u8 },
 }
 
 impl Error {
-    /// Whether the machine is at fault (a full disk, a failing one, one that is closed to writing), and not what the file
-    /// holds or where it is.
+    /// Whether the machine is at fault (a disk that is full, failing or read-only) and not the file's contents or path.
     pub fn is_fault(&self) -> bool {
         match &self.defect {
             Defect::CannotBeWritten(_) | Defect::MayNotBeWritten(_) | Defect::NoSpaceLeft | Defect::QuotaUsedUp => true,
             Defect::Unreadable { .. } => true,
-            // Whoever names a file that they may not read, or a path that is none, can name another.
+            // For these the user can name another file or path.
             Defect::Io(error) => !matches!(
                 error.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename
@@ -268,7 +267,7 @@ impl Defect {
         Error { file: file.to_owned(), defect: self }
     }
 
-    /// What kept a file or folder from being written.
+    /// The defect of a failed write.
     pub(crate) fn of_writing(error: io::Error) -> Defect {
         match error.kind() {
             io::ErrorKind::StorageFull => Defect::NoSpaceLeft,

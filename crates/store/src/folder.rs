@@ -33,7 +33,7 @@ impl Folder {
         Ok(Folder { path: path.to_owned(), config: Value::Object(config), files, places })
     }
 
-    /// Where the folder is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -54,7 +54,7 @@ impl Folder {
         self.files[place].tensor(name)
     }
 
-    /// Lets go of the memory that a tensor takes since it was read, as [`SafeTensorsFile::release`] does.
+    /// Releases the memory of a tensor that was read, as [`SafeTensorsFile::release`] does.
     pub fn release(&self, name: &str) {
         if let Some(&place) = self.places.get(name) {
             self.files[place].release(name);

@@ -1,13 +1,13 @@
 //! Every file Evenkeel opens is opened here: Hugging Face model folders with `config.json`, safetensors files and the
 //! index of a sharded checkpoint; the files and folders that a run writes; its checkpoints; the data that it trains on.
 //!
-//! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they
-//! return: lengths, then bounds, then contents. What they return can be trusted, and nothing above this crate checks a
-//! file again. Tensors stay in the memory map; their bytes are converted straight into the caller's buffer.
+//! A model folder comes from strangers, so [`Folder::open`] and [`SafeTensorsFile::open`] check everything before they return:
+//! lengths, then bounds, then contents. Callers can trust the result, and nothing above this crate checks a file again. Tensors
+//! stay in the memory map; their bytes are converted straight into the caller's buffer.
 //!
-//! What this crate must not know: architectures (it never looks inside the config), layouts and ranks (it reads the
-//! block it is asked for), devices and their tensors. It writes no message to a terminal; its errors are for the
-//! binary to print.
+//! This crate knows no architectures (it never looks inside the config), no layouts and no ranks (it reads the block it is
+//! asked for), no devices and none of their tensors. It writes no message to a terminal; its errors are for the binary to
+//! print.
 
 #![deny(missing_docs)]
 
@@ -31,7 +31,7 @@ mod text_file;
 mod write;
 
 pub use convert::Element;
-pub use dataset::{Format, Origin, Place, Record, Source, SourceSpec, is_json_list};
+pub use dataset::{Format, Origin, Record, RecordPlace, Source, SourceSpec, is_json_list};
 pub use digest::Digest;
 #[cfg(feature = "faults")]
 pub use disk::faults;

@@ -9,7 +9,7 @@ use crate::Defect;
 
 /// Opens `path` and says how many bytes it has. Links are followed, since the Hugging Face cache is made of them.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), Defect> {
-    // Before opening, because to open a pipe waits for a writer and to open a device can act on it.
+    // Before opening, because opening a pipe waits for a writer and opening a device can act on it.
     let metadata = fs::metadata(path).map_err(|error| absence(path, error))?;
     must_be_regular(metadata.file_type())?;
     let file = File::open(path)?;
@@ -49,7 +49,7 @@ fn read_opened((file, found_bytes): (File, u64), limit_bytes: u64) -> Result<Vec
         return Err(Defect::FileTooLarge { found_bytes, limit_bytes });
     }
     let mut bytes = Vec::new();
-    // Should the file grow meanwhile, no more than was checked is read.
+    // Reads no more than was checked, even if the file grows.
     file.take(found_bytes).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

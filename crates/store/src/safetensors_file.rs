@@ -9,7 +9,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 use crate::header::{self, Header};
 use crate::{Defect, Error, RawTensor, regular_file};
 
-/// A safetensors file whose header has been checked and whose tensors are read where they lie.
+/// A safetensors file with a checked header, whose tensors are read in place.
 #[derive(Debug)]
 pub struct SafeTensorsFile {
     path: PathBuf,
@@ -34,7 +34,7 @@ impl SafeTensorsFile {
         Ok(SafeTensorsFile { path: path.to_owned(), map, header })
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -61,12 +61,12 @@ impl SafeTensorsFile {
         })
     }
 
-    /// Lets go of the memory that a tensor takes since it was read. It can be read again, from the file.
+    /// Releases the memory of a tensor that was read. The next read loads it from the file again.
     pub fn release(&self, name: &str) {
         let Some(entry) = self.header.tensors.get(name) else { return };
         let (start, len) = (entry.bytes.start, entry.bytes.len());
-        // Where the system cannot, memory is all that is lost.
-        // SAFETY: the map is read-only and of a file, so pages that are dropped come back from there with the same bytes.
+        // If the system cannot, the memory merely stays in use. SAFETY: the map is read-only and of a file, so pages that are
+        // dropped come back from there with the same bytes.
         let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
     }
 }

@@ -1,4 +1,4 @@
-//! One tensor where it lies in its file, and reading parts of it.
+//! One tensor in its file, and reading parts of it.
 
 use std::ops::Range;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::convert::Element;
 use crate::{Defect, Error, FileDtype};
 
-/// A tensor of an open file: what the header says of it, and its bytes, not copied.
+/// A tensor of an open file: its header entry and its bytes, not copied.
 ///
 /// For reading a block it counts as a matrix: rows are the first dim and columns all others together. A vector is one
 /// row, a scalar is 1 × 1.

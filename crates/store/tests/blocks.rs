@@ -35,7 +35,7 @@ fn random_file(dtype: FileDtype, shape: &[usize], rng: &mut Rng) -> SafeTensorsF
     misaligned(dtype, shape, &bytes)
 }
 
-/// The plain twin: one element, decoded by itself. `None` where the dtype cannot be read as f32.
+/// The plain twin: decodes one element. `None` if the dtype cannot be read as f32.
 fn f32_at(tensor: &RawTensor, index: usize) -> Option<f32> {
     Some(match tensor.dtype() {
         FileDtype::F64 => f64::from_le_bytes(element(tensor, index)) as f32,
@@ -109,7 +109,8 @@ fn check_block<T: Element + std::fmt::Debug>(
     }
     read.unwrap();
     for (i, &found) in into.iter().enumerate() {
-        let (row, col) = (rows.start + i / stride, cols.start + i % stride);
+        let row = rows.start + i / stride;
+        let col = cols.start + i % stride;
         let expected = if col < cols.end { twin(tensor, row * tensor.cols() + col).unwrap() } else { untouched };
         assert!(same(found, expected), "{} {:?} at {row}, {col}: {found:?}", tensor.dtype(), tensor.shape());
     }

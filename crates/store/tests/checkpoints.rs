@@ -1,4 +1,4 @@
-//! Checkpoints as they are written and read, and manifests that are forged.
+//! Writing and reading checkpoints, and forged manifests.
 
 mod forge;
 mod support;
@@ -17,7 +17,7 @@ fn put(writer: &CheckpointWriter, name: &str, bytes: &[u8]) -> Result<(), Error>
     writer.file(name, |file| file.put(bytes))
 }
 
-/// The manifest with these lines behind its first.
+/// The manifest with these lines after its first.
 fn signed(contents: &str) -> String {
     format!("{{\"digest\":\"{:032x}\",\n{contents}", xxh3_128(contents.as_bytes()))
 }
@@ -54,7 +54,7 @@ fn the_manifest_is_json_that_anyone_can_check() {
     let path = root.path().join("c");
     let writer = CheckpointWriter::create(&path).unwrap();
     let bytes: Vec<u8> = (0..(1 << 20) + 5).map(|i: u32| i.to_le_bytes()[i as usize % 3]).collect();
-    // In pieces that do not fall together with blocks.
+    // In pieces that do not match blocks.
     writer.file("data", |file| bytes.chunks(9999).try_for_each(|piece| file.put(piece))).unwrap();
     writer.commit(&json!([])).unwrap();
     let text = fs::read_to_string(path.join("manifest.json")).unwrap();
@@ -234,7 +234,7 @@ fn what_is_no_checkpoint_says_so() {
         let is_told = matches!(error.defect, Defect::ManifestUnsigned | Defect::NotJson { .. });
         assert!(is_told && error.file == manifest, "{text:?}: {error}");
     }
-    // Nothing of it is read.
+    // It is not read.
     fs::File::create(&manifest).unwrap().set_len((64 << 20) + 1).unwrap();
     assert!(matches!(open(folder.path()).defect, Defect::FileTooLarge { .. }));
 }

@@ -1,4 +1,4 @@
-//! Saves that a loss of power ends, at every point and with every outcome that the model of a disk allows.
+//! Losses of power during a save, at every point and with every outcome that the model of a disk allows.
 
 mod support;
 
@@ -12,18 +12,18 @@ use support::model::{Disk, Loss};
 use support::recording::{Recorded, record};
 use support::{PREFIX, checkpoint, checkpoints, names, save, scratch, start};
 
-/// More than one block of the model's disk.
+/// More than one block of the model disk.
 const ELEMENTS: usize = 300;
 const RANDOM_LOSSES: usize = 20;
 
-/// Something that a run does when a checkpoint is due, told by the version it saves.
+/// A way to save, given the version to save.
 #[derive(Clone, Copy, Debug)]
 enum Save {
-    /// In the place of the one before.
+    /// Replaces the one before.
     Replacing,
-    /// Beside those before.
+    /// Keeps those before.
     Adding,
-    /// Beside the one before, which is then removed.
+    /// Removes the one before afterwards.
     AddingAndRemoving,
 }
 
@@ -34,7 +34,7 @@ impl Save {
         (Save::Replacing, Some(1)),
         (Save::Adding, Some(1)),
         (Save::AddingAndRemoving, Some(1)),
-        // The very first: the folders above it are made, too.
+        // The first save also makes the folders above it.
         (Save::Adding, None),
     ];
 
@@ -50,7 +50,7 @@ impl Save {
     }
 }
 
-/// Shows all that may be left of a disk, each in a folder of its own.
+/// Visits every possible state of a disk, each in its own folder.
 fn for_each_loss(disk: &Disk, rng: &mut Rng, mut look: impl FnMut(&Path)) {
     let show = |loss: Loss, look: &mut dyn FnMut(&Path)| {
         let after = scratch();
@@ -63,7 +63,7 @@ fn for_each_loss(disk: &Disk, rng: &mut Rng, mut look: impl FnMut(&Path)) {
     (0..RANDOM_LOSSES).for_each(|_| show(Loss::Random(rng), &mut look));
 }
 
-/// Records the save of a version after one that was saved before, if any.
+/// Records the save of a version, after an earlier one if any.
 fn record_save(how: Save, before: Option<u64>, version: u64) -> (Disk, Vec<Recorded>) {
     let root = scratch();
     if let Some(before) = before {
@@ -98,7 +98,7 @@ fn the_old_or_the_new_checkpoint_survives_a_loss_of_power_at_any_point() {
     }
 }
 
-/// What a killed process has done is there for the next one, but need not last.
+/// The next process sees the operations of a killed one, synced or not.
 #[test]
 fn a_save_after_a_killed_one_survives_a_loss_of_power() {
     let mut rng = Rng::with_seed(2);

@@ -1,4 +1,4 @@
-//! Checkpoints that a disk or a copy has damaged.
+//! Checkpoints damaged by a disk or a copy.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn open_all(path: &Path) -> Result<(), Error> {
     FILES.iter().try_for_each(|name| checkpoint.tensors(name).map(drop))
 }
 
-/// Changes one byte of a file, looks at what comes of it, and changes it back.
+/// Changes one byte of a file, checks the outcome, and changes it back.
 fn with_flipped(path: &Path, place: usize, mask: u8, look: impl FnOnce()) {
     flip(path, place, mask);
     look();
@@ -83,7 +83,7 @@ fn flipped_bytes_of_a_large_checkpoint_are_noticed_and_told() {
             );
         });
     }
-    // Of several, the first is told, whichever thread finds it.
+    // The first of several is reported, whichever thread finds it.
     for place in [3, 5, 6, 16] {
         flip(&file, place * MIB, 1);
     }
@@ -152,14 +152,14 @@ fn the_newest_checkpoint_that_is_whole_is_chosen_and_the_others_are_told() {
     damage(2, "manifest.json");
     damage(1, FILES[0]);
     check(None, &[4, 3, 2, 1]);
-    // With none that is whole there is none too many.
+    // Without a whole one, nothing is surplus.
     assert_eq!(keep_newest(checkpoints(root.path()), PREFIX, 1).unwrap().len(), 4);
     check(None, &[4, 3, 2, 1]);
 }
 
 #[test]
 fn damaged_checkpoints_do_not_count_when_old_ones_are_removed() {
-    // Which of the steps 1 to 6 are damaged, how many to keep, what is left, and how many are told.
+    // Damaged ones of steps 1 to 6, number to keep, remaining ones, number reported.
     type Case<'a> = (&'a [u64], usize, &'a [u64], usize);
     let cases: [Case; 8] = [
         (&[], 2, &[5, 6], 0),
@@ -177,7 +177,7 @@ fn damaged_checkpoints_do_not_count_when_old_ones_are_removed() {
             save(&checkpoint(root.path(), step), step, 10).unwrap();
         }
         for &step in damaged {
-            // Too short, which is noticed without reading it through.
+            // Too short, which shows without reading it through.
             fs::write(checkpoint(root.path(), step).join(FILES[1]), "").unwrap();
         }
         let found = keep_newest(checkpoints(root.path()), PREFIX, keep).unwrap();
@@ -188,7 +188,7 @@ fn damaged_checkpoints_do_not_count_when_old_ones_are_removed() {
 
 #[test]
 fn a_spared_checkpoint_stays_however_old_it_is_and_beside_those_that_are_kept() {
-    // Which is spared, how many to keep, what is left of the steps 1 to 5.
+    // The spared one, number to keep, remaining ones of steps 1 to 5.
     let cases: [(u64, usize, &[u64]); 4] = [(1, 1, &[1, 5]), (2, 2, &[2, 4, 5]), (4, 2, &[4, 5]), (9, 1, &[5])];
     for (spared, keep, left) in cases {
         let root = scratch();

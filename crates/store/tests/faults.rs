@@ -1,4 +1,4 @@
-//! Disks that refuse a call, each call of a save in turn.
+//! Disks that refuse each call of a save in turn.
 
 mod support;
 
@@ -18,7 +18,7 @@ const ELEMENTS: usize = 100;
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 
-/// Which calls are refused.
+/// The calls to refuse.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Refused {
     Only(usize),
@@ -26,8 +26,7 @@ enum Refused {
     From(usize),
 }
 
-/// Runs something on a disk that refuses calls. Returns what came of it and the first refused call: what it was and
-/// which path it was about.
+/// Calls `run` on a disk that refuses calls. Returns its result and the first refused call with its path.
 fn with_refusals<T>(
     root: &Path,
     refused: Refused,
@@ -60,7 +59,7 @@ fn with_refusals<T>(
     (result, first)
 }
 
-/// Refuses every call of a save of version 2 in turn, until one is refused that the save no longer makes.
+/// Refuses every call of a save of version 2 in turn, until the save makes no more calls.
 fn refuse_each(code: i32, refused: fn(usize) -> Refused, step: u64, check: impl Fn(&Path, Error, &str, &Path)) {
     for place in 0.. {
         let root = scratch();
@@ -75,7 +74,7 @@ fn refuse_each(code: i32, refused: fn(usize) -> Refused, step: u64, check: impl 
         };
         let error = saved.expect_err(&format!("{kind} of {} was refused", about.display()));
         check(root.path(), error, &kind, &about);
-        // Whatever was left is no hindrance.
+        // Leftovers do not hinder the next save.
         save(&path, 3, ELEMENTS).unwrap();
         assert_eq!(start(root.path()), Some(3));
     }
@@ -91,7 +90,7 @@ fn check_message(error: &Error, code: i32, step: u64, kind: &str, about: &Path, 
     check_defect(error, code);
     let path = checkpoint(root, step);
     let expected = match about.parent() {
-        // A file of the new checkpoint is called by the name it would have had.
+        // The error names a file of the new checkpoint by its final path.
         Some(parent) if parent.parent() == path.parent() => path.join(about.file_name().unwrap()),
         _ if kind == "SyncFolder" && !about.to_str().unwrap().contains(".tmp-") => about.to_owned(),
         _ if kind == "RemoveTree" => about.to_owned(),
@@ -110,7 +109,7 @@ fn a_call_that_is_refused_once_leaves_the_old_checkpoint_in_its_place() {
             let (newest, damaged) = newest_good(&folders);
             assert!(damaged.is_empty(), "{damaged:?}");
             assert!(matches!(version(&newest.unwrap()), 1 | 2));
-            // What is left is complete and waits for its place, or is the old one on its way out.
+            // A leftover is either complete and waits for its name, or is the old one being deleted.
             let is_waiting = |name: &String| name.ends_with(".new") || name.ends_with(".old");
             let hidden: Vec<String> =
                 names(&checkpoints(root)).into_iter().filter(|name| name.starts_with('.')).collect();
@@ -125,7 +124,7 @@ fn a_disk_that_refuses_everything_from_some_call_on_leaves_the_old_or_the_new_ch
     for (code, step) in [(ENOSPC, 1), (EIO, 2)] {
         refuse_each(code, Refused::From, step, |root, error, kind, about| {
             check_defect(&error, code);
-            // Of two threads that fail, either may tell.
+            // Either of two failing threads may report.
             assert!(error.file.starts_with(checkpoints(root)) || error.file == about, "{kind}: {error}");
             assert!(matches!(start(root), Some(1 | 2)));
         });

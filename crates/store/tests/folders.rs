@@ -1,4 +1,4 @@
-//! Model folders: what opens, what is refused, and what the user is told.
+//! Model folders: those that open, those refused, and the errors.
 
 mod forge;
 

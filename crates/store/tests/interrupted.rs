@@ -1,4 +1,4 @@
-//! Writers that are killed and disks that cannot take more, for real.
+//! Writers that are killed and disks that are full, for real.
 
 mod support;
 
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const FILES: [&str; 3] = ["a", "b", "c"];
 const ROUNDS: u64 = 25;
-/// No replacement of the folder and the file takes more.
+/// More operations than a replacement of the folder and the file takes.
 const OPERATIONS: usize = 30;
 
 /// Not a test: what `a_killed_writer…` starts and kills. It replaces a folder and a file for ever.
@@ -56,8 +56,8 @@ fn a_killed_writer_leaves_the_old_or_the_new_one_whole() {
     assert!(leftovers > 0, "no kill hit a writer at work");
 }
 
-/// A process that is being started holds a copy of every open file for a moment, and the space of those that were removed. So
-/// whoever starts processes and whoever counts on space go one after another.
+/// A starting process briefly holds a copy of every open file, and the space of removed ones. So tests that start processes and
+/// tests that fill a disk run one after another.
 static PROCESSES: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -96,7 +96,7 @@ fn a_folder_that_cannot_take_its_place_at_once_takes_it_at_the_next_recovery() {
     let parent = TempDir::new().unwrap();
     let path = parent.path().join("checkpoint");
     fs::create_dir(&path).unwrap();
-    // What is mounted cannot be renamed.
+    // A mount point cannot be renamed.
     let Some(disk) = SmallDisk::mount(&path) else { return };
     let new = NewFolder::create(&path).unwrap();
     new.write("a", b"new").unwrap();

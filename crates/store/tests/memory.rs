@@ -1,4 +1,4 @@
-//! How much memory files of any size take. One test at a time, because each watches the process's whole memory.
+//! Memory use with files of any size. One test at a time, because each watches the process's whole memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Runs something alone and says how many bytes it had at its worst.
+/// Calls `run` alone and returns its peak memory in bytes.
 fn peak_bytes(run: impl FnOnce()) -> usize {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone: MutexGuard<()> = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -88,7 +88,7 @@ fn read_all(source: &Source) -> Result<Vec<Value>, Error> {
     Ok(rows)
 }
 
-/// All rows of a table, or what is said about it.
+/// All rows of a table, or its error.
 fn rows(bytes: &[u8], columns: &[&str]) -> Result<Vec<Value>, String> {
     let (folder, source) = open(bytes, columns, 1 << 20);
     source.and_then(|source| read_all(&source)).map_err(|error| message(&error, folder.path()))
@@ -247,7 +247,7 @@ fn lists_of_old_and_new_writers_are_lists() {
         Leaf(vec![2, 1], vec![], Values::Integers(vec![1])),
         [json!({ "x": 1 }), json!({ "x": null })],
     );
-    // Of a group within a group, what is null is not there.
+    // Null fields of a nested group are omitted.
     check(
         "optional group a { optional group b { optional int32 x; } }",
         Leaf(vec![3, 2], vec![], Values::Integers(vec![1])),
@@ -302,7 +302,8 @@ fn a_compression_that_is_not_built_in_is_named() {
 #[test]
 fn columns_are_read_to_a_depth_and_refused_below() {
     let nested = |depth: usize| {
-        let (open, close) = ("required group a { ".repeat(depth - 1), "}".repeat(depth - 1));
+        let open = "required group a { ".repeat(depth - 1);
+        let close = "}".repeat(depth - 1);
         let schema = format!("message schema {{ {open} required int32 a; {close} }}");
         rows(&table(&schema, Default::default(), &[vec![required(Values::Integers(vec![1]))]]), &[])
     };

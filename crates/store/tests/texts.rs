@@ -26,7 +26,7 @@ fn text(separator: &str) -> Format {
     Format::Text { separator: separator.to_owned() }
 }
 
-/// The plain twin: marks every byte of every occurrence of the separator and takes what is left.
+/// The plain twin: marks every byte of every occurrence of the separator and takes the rest.
 fn documents(file: &[u8], separator: &str) -> Vec<String> {
     let file = file.strip_prefix(b"\xef\xbb\xbf").unwrap_or(file);
     let file = str::from_utf8(file).unwrap().replace("\r\n", "\n").into_bytes();

@@ -257,7 +257,7 @@ fn a_link_to_a_folder_is_replaced_and_its_end_left_alone() {
 #[test]
 fn every_state_an_interruption_can_leave_is_recovered() {
     const OTHERS: [&str; 5] = [".x.tmp-1", ".x.tmp-1-2-3", ".x.tmp-1-b", ".x.tmp-mine", ".xy.tmp-1-2"];
-    // What lies under NAME, NAME.new and NAME.old; what recovery says; what lies under NAME then.
+    // The contents of NAME, NAME.new and NAME.old; the outcome of recovery; the contents of NAME then.
     type Case<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>, Recovery, Option<&'a str>);
     let cases: [Case; 8] = [
         (None, None, None, Recovery::Nothing, None),

@@ -1,11 +1,11 @@
-//! How members come together, act on one another's memory, and part.
+//! Meetings: members arrive, act on one another's memory, and leave.
 //!
-//! A member posts what it asks for and where its tensors lie, waits until all have posted, acts, and waits until all have
-//! acted. So nobody touches a member's memory before it has come or after it has gone on. Where the others have no need
-//! of its memory, it goes on as soon as it has acted.
+//! A member posts its call and the addresses of its tensors, waits until all have posted, acts, and waits until all have acted.
+//! So no member touches another's memory before it has arrived or after it has left. A member whose memory the others do not
+//! need leaves as soon as it has acted.
 //!
-//! A member that gives up cannot wait for the others, and its memory may vanish with its device. It closes the meeting:
-//! nobody begins to act after that, and it leaves when those that had begun are done, which takes no wait of theirs.
+//! A member that gives up cannot wait for the others, and its memory may vanish with its device. It closes the meeting: no
+//! member begins to act after that, and it leaves when those that had begun are done. They finish without waiting for anyone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,50 +21,50 @@ use crate::call::{Call, Kind, ordinal};
 use crate::nccl::Way;
 use crate::ranks::panic_message;
 
-/// A sleeper looks this often whether its own device has failed, which wakes nobody.
+/// A failed device wakes nobody, so sleepers check theirs this often.
 const LOOK_AT_DEVICE: Duration = Duration::from_millis(50);
 
-/// The bit of `acting` that says that nobody may begin any more.
+/// The bit of `acting` that lets no further member begin.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 pub(crate) struct Meeting {
-    /// How often a member has posted, and how often one has acted. Nobody posts for meeting k + 1 before all have acted
-    /// in meeting k, so all have posted for meeting k when this is k times the number of members.
+    /// Posts and acts so far, of all members. No member posts for meeting k + 1 before all have acted in meeting k, so all have
+    /// posted for meeting k when this is k times the number of members.
     posted: AtomicU64,
     acted: AtomicU64,
-    /// How many members act right now, and [`CLOSED`].
+    /// The number of members acting now, and [`CLOSED`].
     acting: AtomicUsize,
     signal: Signal,
     members: Box<[Member]>,
-    /// Between the members' cards, where they have different ones.
+    /// Connects the members' GPUs, if they differ.
     pub way: Way,
 }
 
 #[derive(Default)]
 struct Member {
     issued: AtomicU64,
-    /// The last meeting this member has posted for, and the last it has acted in. For messages.
+    /// The last meetings that this member has posted for and acted in. For messages.
     posted: AtomicU64,
     acted: AtomicU64,
     post: Mutex<Option<Post>>,
 }
 
-/// What a member brings to a meeting.
+/// A member's call and the addresses of its tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Post {
     pub call: Call,
-    /// Addresses of what is read and what is written.
+    /// Addresses to read from and write to.
     pub from: u64,
     pub to: u64,
-    /// The member that alone sends or receives, where one does.
+    /// The member that alone sends or receives, if one does.
     pub root: usize,
     /// For an exchange.
     pub value: u64,
     /// For a redistribution.
     pub parcels: Arc<Parcels>,
-    /// Set anew on arrival.
+    /// Set on arrival.
     pub arrived: Instant,
-    /// On a card: behind what the member issued before, and behind what it did here.
+    /// On a GPU: behind the member's earlier work, and behind its part.
     pub ready: Option<Event>,
     pub done: Arc<OnceLock<Event>>,
 }
@@ -89,17 +89,17 @@ impl Post {
     }
 }
 
-/// Who comes to a meeting, and to which.
+/// One member's attendance of one meeting.
 pub(crate) struct Visit<'a> {
     pub world: &'a World,
     pub group: &'a str,
-    /// The world's ranks of the members of this meeting.
+    /// The members' world ranks.
     pub ranks: &'a [usize],
-    /// The visitor's place among them.
+    /// The visitor's index among them.
     pub me: usize,
     /// The number that [`Meeting::issue`] gave.
     pub number: u64,
-    /// Of the device whose queue the visitor keeps waiting.
+    /// The health of the device whose queue waits here.
     pub health: Option<&'a Health>,
 }
 
@@ -124,8 +124,8 @@ impl Meeting {
         self.signal.wake();
     }
 
-    /// Comes to a meeting, acts there once all have come, and leaves once all have acted. An error is the message of
-    /// whatever ends the run, of which the world knows by then.
+    /// Attends a meeting: acts once all have arrived, and leaves once all have acted. An error is the message that ends the
+    /// run; the world knows it by then.
     pub fn attend<T>(&self, visit: &Visit<'_>, post: Post, act: impl FnOnce(&[Post]) -> T) -> Result<T, String> {
         let call = post.call.clone();
         self.attend_or_say_why(visit, post, act).map_err(|reason| {
@@ -147,7 +147,7 @@ impl Meeting {
 
     fn attend_or_say_why<T>(&self, visit: &Visit<'_>, post: Post, act: impl FnOnce(&[Post]) -> T) -> Result<T, Reason> {
         let (me, size) = (&self.members[visit.me], self.members.len() as u64);
-        // The others may still be at the previous call, and so may this member, on its other queue.
+        // The others, or this member's other queue, may still be at the previous call.
         self.wait(visit, &self.acted, (visit.number - 1) * size, Phase::Turn)?;
         *me.post.lock().expect("no panic under this lock") = Some(Post { arrived: Instant::now(), ..post });
         me.posted.store(visit.number, Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl Meeting {
         self.signal.wait(visit.world.spin, ready, || {
             let since = since.get_or_insert_with(Instant::now);
             visit.check()?;
-            // Who has left comes before who is missing: a member may come, act and leave between two looks.
+            // Check who has left before who is missing: a member may arrive, act and leave between two checks.
             let mut left = self.missing(visit, phase, |rank| visit.world.has_left(rank));
             if let Some(rank) = left.next() {
                 return Err(Reason::Left(rank));
@@ -187,7 +187,7 @@ impl Meeting {
         })
     }
 
-    /// Everybody's post, once all ask for the same.
+    /// All members' posts, once they are found to agree.
     fn posts(&self, visit: &Visit<'_>) -> Result<Vec<Post>, Reason> {
         let post = |member: &Member| member.post.lock().expect("no panic under this lock").clone();
         let posts: Vec<Post> = self.members.iter().map(|member| post(member).expect("all have posted")).collect();
@@ -195,7 +195,8 @@ impl Meeting {
         match posts.iter().position(|post| !post.call.agrees_with(mine)) {
             None => Ok(posts),
             Some(other) => {
-                let (rank, call) = (visit.ranks[other], &posts[other].call);
+                let rank = visit.ranks[other];
+                let call = &posts[other].call;
                 Err(Reason::Ours(format!(
                     "{}: rank {rank} issued {call} as its {} call, rank {} {mine}\n  \
                      hint: all members of a group issue the same collectives in the same order",
@@ -217,7 +218,7 @@ impl Meeting {
         }
     }
 
-    /// Lets nobody begin to act, and waits for those that have begun.
+    /// Lets no further member act, and waits for those that have begun.
     fn close(&self) {
         self.acting.fetch_or(CLOSED, Ordering::SeqCst);
         while self.acting.load(Ordering::SeqCst) != CLOSED {
@@ -229,11 +230,13 @@ impl Meeting {
     fn linger(&self, visit: &Visit<'_>, posts: &[Post]) -> Result<(), Reason> {
         let Some(link) = visit.world.options.link else { return Ok(()) };
         let last = posts.iter().map(|post| post.arrived).max().expect("a meeting has members");
-        let (call, deadline) = (&posts[visit.me].call, visit.world.options.deadline);
-        // Members of a redistribution have different amounts to move, and leave together.
+        let call = &posts[visit.me].call;
+        let deadline = visit.world.options.deadline;
+        // Members of a redistribution move different amounts but leave together.
         let duration = posts.iter().map(|post| link.duration(&post.call, posts.len())).max().unwrap_or_default();
         if duration > deadline {
-            let (what, takes_s) = (visit.describe(call), duration.as_secs_f64());
+            let what = visit.describe(call);
+            let takes_s = duration.as_secs_f64();
             let deadline_ms = deadline.as_millis();
             return Err(Reason::Ours(format!(
                 "{what} takes {takes_s:.3} s on the emulated link, the deadline is {deadline_ms} ms\n  \
@@ -251,7 +254,7 @@ impl Meeting {
         )
     }
 
-    /// Those of the ranks in question that the visitor waits for.
+    /// The given ranks that the visitor still waits for.
     fn missing<'a>(
         &'a self,
         visit: &'a Visit<'_>,
@@ -270,7 +273,8 @@ impl Meeting {
     fn lateness(&self, visit: &Visit<'_>, call: &Call, phase: Phase) -> String {
         let missing: Vec<String> = self.missing(visit, phase, |_| true).map(|rank| rank.to_string()).collect();
         let deadline_ms = visit.world.options.deadline.as_millis();
-        let (what, missing) = (visit.describe(call), missing.join(", "));
+        let what = visit.describe(call);
+        let missing = missing.join(", ");
         format!(
             "{what} waited {deadline_ms} ms for rank {missing}\n  \
              hint: it is stuck, slower than the deadline, or runs another program"
@@ -278,20 +282,20 @@ impl Meeting {
     }
 }
 
-/// What is waited for.
+/// The event that a visitor waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The visitor's previous call is over.
     Turn,
-    /// All have come.
+    /// All members have arrived.
     Come,
-    /// All have acted.
+    /// All members have acted.
     Act,
 }
 
 /// Why a meeting ends early.
 enum Reason {
-    /// The run has been ended by somebody.
+    /// Another rank has ended the run.
     Aborted,
     /// The visitor's device has failed, with this message.
     Device(String),
@@ -302,7 +306,7 @@ enum Reason {
 }
 
 impl Visit<'_> {
-    /// Why the visitor has to end, if it has to.
+    /// Why the visitor must give up, if it must.
     pub fn trouble(&self) -> Option<String> {
         match self.check().err()? {
             Reason::Device(message) => Some(message),

@@ -1,13 +1,13 @@
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Looks at a condition between two looks at the clock.
+/// Checks of a condition between two looks at the clock.
 const LOOKS: usize = 16;
 
-/// Where threads wait until a condition over atomics holds. Whoever makes it hold calls [`Signal::wake`] afterwards.
+/// Threads wait here until a condition over atomics holds. The thread that makes it hold calls [`Signal::wake`] afterwards.
 #[derive(Default)]
 pub(crate) struct Signal {
-    /// How many sleep. Waking is a system call even when there is nobody to wake.
+    /// The number of sleepers. Waking is a system call even without any.
     sleepers: Mutex<usize>,
     woken: Condvar,
 }
@@ -19,8 +19,8 @@ impl Signal {
         }
     }
 
-    /// Waits until `ready`, awake for `spin` and then asleep. A sleeper asks `rest` before it lies down how long it may
-    /// sleep without looking again; an error ends the wait.
+    /// Waits until `ready`, awake for `spin` and then asleep. Before it sleeps, it asks `rest` how long it may do so without
+    /// checking again; an error ends the wait.
     pub fn wait<E>(
         &self,
         spin: Duration,
@@ -39,7 +39,7 @@ impl Signal {
                 }
             }
         }
-        // Counted before looking, both under the lock: a waker that was not seen here sees this sleeper.
+        // The count rises before the check, both under the lock, so a waker that the check missed sees this sleeper.
         let mut sleepers = self.sleepers.lock().expect("no panic under this lock");
         *sleepers += 1;
         let outcome = loop {

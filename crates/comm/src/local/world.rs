@@ -8,21 +8,22 @@ use evenkeel_device::{CudaError, NcclLibrary};
 use super::Meeting;
 use crate::Communicator;
 use crate::link::Link;
-use crate::nccl::{End, Watch};
+use crate::nccl::{End, Watchdog};
 use crate::ranks::RankFailure;
 
 /// The NCCL that a rank uses.
 pub type LibraryOfRank = fn(usize) -> Result<Arc<NcclLibrary>, CudaError>;
 
-/// How the ranks of a run wait for one another.
+/// Options of the ranks' waits and transports.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long a member waits for the others before it ends the run.
     pub deadline: Duration,
     /// A slower link to emulate between the ranks.
     pub link: Option<Link>,
-    /// To try NCCL between ranks that share a card: each has a library of its own, which takes the others for those of another
-    /// machine. None has ranks on a card exchange in its memory, and those on different cards through the one NCCL there is.
+    /// For tests of NCCL between ranks that share a GPU: each rank loads its own library, which takes the others for ranks of
+    /// another machine. With `None`, ranks on one GPU exchange in its memory, and ranks on different GPUs use the installed
+    /// NCCL.
     pub library_of_rank: Option<LibraryOfRank>,
 }
 
@@ -32,15 +33,15 @@ impl Default for Options {
     }
 }
 
-/// How long a member looks for the others before it sleeps. With two ranks on two cores, waking a sleeper was measured at
-/// 6 to 10 µs when the machine was otherwise idle; looking for less than 10 µs doubled what a small all-reduce behind a
-/// kernel takes, and looking for more than 20 µs gained nothing.
+/// How long a member spins for the others before it sleeps. Measured with two ranks on two cores of an idle machine: waking a
+/// sleeper takes 6 to 10 µs; spinning for less than 10 µs doubled the time of a small all-reduce behind a kernel, and spinning
+/// for more than 20 µs gained nothing.
 const SPIN: Duration = Duration::from_micros(20);
-/// Where ranks outnumber cores, whoever looks keeps another from coming: on four ranks 10 µs made small all-reduces twice
-/// as slow as 2 µs, and 40 µs eight times.
+/// Where ranks outnumber cores, a spinning rank keeps another from arriving. Measured on four ranks: spinning for 10 µs made
+/// small all-reduces twice as slow as 2 µs, and 40 µs eight times.
 const SPIN_ON_SHARED_CORES: Duration = Duration::from_micros(2);
 
-/// What the ranks of one run share.
+/// State that the ranks of a run share.
 pub struct World {
     pub(super) ranks: usize,
     pub(super) options: Options,
@@ -48,8 +49,8 @@ pub struct World {
     aborted: AtomicBool,
     failure: Mutex<Option<Failure>>,
     left: Vec<AtomicBool>,
-    /// Started where cards are connected. It ends before the ways between them, which belong to the groups.
-    watch: OnceLock<Watch>,
+    /// Started when GPUs are connected. It ends before the connections, which belong to the groups.
+    watch: OnceLock<Watchdog>,
     groups: Mutex<BTreeMap<GroupKey, Arc<Shared>>>,
     own: Weak<World>,
 }
@@ -59,7 +60,7 @@ type GroupKey = (String, Vec<usize>);
 
 struct Failure {
     first: RankFailure,
-    /// The rank may still say itself what went wrong.
+    /// The rank's own message may still replace this one.
     provisional: bool,
 }
 
@@ -78,7 +79,7 @@ impl World {
             groups: Mutex::new(BTreeMap::new()),
             own: own.clone(),
         });
-        (0..ranks).map(|rank| Communicator::local(Arc::new(Place { world: world.clone(), rank }))).collect()
+        (0..ranks).map(|rank| Communicator::local(Arc::new(RankHandle { world: world.clone(), rank }))).collect()
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -101,9 +102,9 @@ impl World {
         self.options.library_of_rank.map_or_else(NcclLibrary::find, |library_of| library_of(rank))
     }
 
-    /// Has what is on its way from this end looked after.
+    /// Has the watchdog look after the transfers of this end.
     pub(crate) fn watch(&self, end: &Arc<End>) {
-        self.watch.get_or_init(|| Watch::start(self.own.clone())).add(end);
+        self.watch.get_or_init(|| Watchdog::start(self.own.clone())).add(end);
     }
 
     pub(crate) fn group(&self, name: &str, ranks: &[usize]) -> Arc<Shared> {
@@ -143,7 +144,7 @@ impl World {
         lock(&self.failure).as_ref().map(|failure| failure.first.clone())
     }
 
-    /// Whether a rank has given up everything with which it could still issue a collective.
+    /// Whether a rank has dropped everything that could still issue a collective.
     pub(super) fn has_left(&self, rank: usize) -> bool {
         self.left[rank].load(Ordering::SeqCst)
     }
@@ -158,14 +159,14 @@ impl World {
     }
 }
 
-/// A rank's place in the world. Its communicator, its groups and the calls on their way share it; with the last of them
+/// A rank's share of the world. Its communicator, its groups and its calls in flight hold it; when the last of them drops it,
 /// the rank has left.
-pub(crate) struct Place {
+pub(crate) struct RankHandle {
     pub world: Arc<World>,
     pub rank: usize,
 }
 
-impl Drop for Place {
+impl Drop for RankHandle {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.world.abort_for(self.rank, "the rank panicked");
@@ -175,13 +176,13 @@ impl Drop for Place {
     }
 }
 
-/// What the members of a group share.
+/// State that the members of a group share.
 pub(crate) struct Shared {
-    /// For what is issued on queues.
+    /// For collectives on queues.
     pub collectives: Arc<Meeting>,
-    /// For hosts, which must not come between collectives on their way.
+    /// For hosts, whose exchanges must not mix with collectives in flight.
     pub exchanges: Arc<Meeting>,
-    /// For a sender and a receiver, by their places in the group.
+    /// For a sender and a receiver, by their indices in the group.
     pairs: Mutex<BTreeMap<[usize; 2], Arc<Meeting>>>,
 }
 

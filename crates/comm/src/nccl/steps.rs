@@ -1,7 +1,7 @@
-//! What a member does for a collective, as plain data.
+//! A member's part of a collective, as plain data.
 //!
-//! Every member has as many transfers as the others, some of them empty, and what one sends in its k-th the other receives in its
-//! k-th. So none waits for another that waits for it.
+//! All members have the same number of transfers, some of them empty, and the receiver takes in its k-th what the sender sends
+//! in its k-th. So members cannot wait in a circle.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use evenkeel_device::{DType, NcclTransfer, View};
 use crate::call::Kind;
 use crate::local::{Post, parcels, piece, rows_of};
 
-/// Where a member may put what it has received or is about to send.
+/// A member's working memory for parts that it receives or packs to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scratch {
     pub address: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Scratch {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// All at once.
+    /// Transfers that run at once.
     Transfer(Vec<NcclTransfer>),
     /// As [`PeerWork::Sum`](evenkeel_device::PeerWork::Sum), to one destination.
     Sum { dtype: DType, sources: Vec<u64>, destination: u64, len: usize },
@@ -27,14 +27,15 @@ pub(crate) enum Step {
     Copy { from: u64, to: u64, rows: usize, row_bytes: usize, from_step: usize, to_step: usize },
 }
 
-/// Stretches in scratch memory begin at multiples of this, so that kernels can read and write vectors.
+/// Stretches in scratch memory begin at multiples of this, so kernels can read and write vectors.
 const ALIGNMENT_BYTES: u64 = 256;
-/// A part of a redistribution that is smaller than this, or has gaps, is sent together with others.
+/// Parts of a redistribution that are smaller, or have gaps, are packed and sent together.
 const LEAST_DIRECT_BYTES: u64 = 256 << 10;
 
-/// Member `me`'s steps, in their order. The members' calls agree, and all have as much scratch memory.
+/// Member `me`'s steps in order. The members' calls agree, and all have as much scratch memory.
 pub(crate) fn steps(posts: &[Post], me: usize, scratch: Scratch) -> Vec<Step> {
-    let (own, bytes) = (&posts[me], posts[me].call.bytes as usize);
+    let own = &posts[me];
+    let bytes = posts[me].call.bytes as usize;
     let mut member = Member { posts, me, scratch, steps: Vec::new() };
     let pieces = || -> Vec<_> { (0..posts.len()).map(|other| piece(bytes, posts.len(), other)).collect() };
     let rows = || -> Vec<_> { (0..posts.len()).map(|other| rows_of(&own.call, other)).collect() };
@@ -60,7 +61,7 @@ pub(crate) fn steps(posts: &[Post], me: usize, scratch: Scratch) -> Vec<Step> {
     member.steps
 }
 
-/// Where a member's part of a sum goes.
+/// The destination of a member's part of a sum.
 #[derive(Clone, Copy)]
 enum Destination {
     Own(u64),
@@ -81,7 +82,7 @@ impl Member<'_> {
         (0..self.posts.len()).filter(move |&other| other != me)
     }
 
-    /// Everybody sums its part, as many bytes at a time as scratch memory has room for from all others.
+    /// Each member sums its part, as many bytes at a time as scratch memory has room for from all others.
     fn sum(&mut self, parts: &[Range<usize>], destination: Destination) {
         let others = self.posts.len() - 1;
         let room = self.scratch.bytes / others as u64 / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
@@ -96,9 +97,12 @@ impl Member<'_> {
         }
     }
 
-    /// `stretches` are what each member sums; the others' of this member's lie `chunk` bytes apart in scratch memory.
+    /// `stretches` are the bytes that each member sums; those that the others send here lie `chunk` bytes apart in scratch
+    /// memory.
     fn sum_stretch(&mut self, stretches: &[Range<usize>], chunk: usize, skipped: usize, destination: Destination) {
-        let (me, own, dtype) = (self.me, &self.posts[self.me], self.posts[self.me].call.dtype);
+        let me = self.me;
+        let own = &self.posts[self.me];
+        let dtype = self.posts[self.me].call.dtype;
         let mine = &stretches[me];
         let place = |other: usize| self.scratch.address + ((other - usize::from(other > me)) * chunk) as u64;
         let mut transfers = Vec::new();
@@ -112,7 +116,7 @@ impl Member<'_> {
         let sum_at = match destination {
             Destination::Own(address) => address + skipped as u64,
             Destination::Root(root) if root == me => at_home,
-            // Over one of the summands, from where it is sent.
+            // Overwrites a summand; the root receives it from there.
             Destination::Root(_) => first_place,
         };
         self.steps.push(Step::Transfer(transfers));
@@ -134,9 +138,10 @@ impl Member<'_> {
         }
     }
 
-    /// Everybody's part, this member's of which is at `from`, to everybody.
+    /// Sends every member's part to every member; this member's is at `from`.
     fn gather(&mut self, from: u64, parts: &[Range<usize>]) {
-        let (to, mine) = (self.posts[self.me].to, &parts[self.me]);
+        let to = self.posts[self.me].to;
+        let mine = &parts[self.me];
         let mut transfers = Vec::new();
         for other in self.others() {
             push_send(&mut transfers, from, mine.len(), other);
@@ -150,9 +155,10 @@ impl Member<'_> {
         }
     }
 
-    /// Every member goes through all parcels of all, so that all come to the same rounds.
+    /// Every member goes through the parcels of all members, so all form the same rounds.
     fn redistribute(&mut self) {
-        let (members, most_bytes) = (self.posts.len(), self.scratch.bytes / 4);
+        let members = self.posts.len();
+        let most_bytes = self.scratch.bytes / 4;
         let mut round = Round::new(members);
         for (from, to) in (0..members).flat_map(|from| (0..members).map(move |to| (from, to))) {
             for (sent, received) in parcels(self.posts, from, to).filter(|(sent, _)| !sent.is_empty()) {
@@ -188,7 +194,7 @@ fn push_receive(transfers: &mut Vec<NcclTransfer>, address: u64, bytes: usize, f
     }
 }
 
-/// Rows of a parcel, as many at a time as may lie in scratch memory; all where none of it has to.
+/// Rows of a parcel, as many at a time as fit in scratch memory; all at once if it needs none.
 fn stretches(sent: View, received: View, most_bytes: u64) -> impl Iterator<Item = (View, View)> {
     let row_bytes = (sent.cols * sent.dtype.size_bytes()) as u64;
     let is_direct = packed_bytes(&sent, &received, most_bytes) == 0;
@@ -199,7 +205,7 @@ fn stretches(sent: View, received: View, most_bytes: u64) -> impl Iterator<Item 
     })
 }
 
-/// The bytes that a parcel takes of scratch memory, on both sides alike. A row that has no room there has no gaps.
+/// The scratch memory that a parcel takes, the same on both sides. A row that does not fit has no gaps.
 fn packed_bytes(sent: &View, received: &View, most_bytes: u64) -> u64 {
     let has_gaps = !sent.is_contiguous() || !received.is_contiguous();
     let is_direct = !has_gaps && sent.bytes() > LEAST_DIRECT_BYTES.min(most_bytes);
@@ -220,14 +226,14 @@ struct Parcel {
     to: usize,
     sent: View,
     received: View,
-    /// What it takes of scratch memory; nothing where it is sent from where it lies.
+    /// Bytes of scratch memory; zero if it is sent in place.
     packed: u64,
 }
 
-/// Parcels that travel together. Those between the same two members that lie in scratch memory are one message.
+/// Parcels that travel together. Packed parcels between the same two members are one message.
 struct Round {
     parcels: Vec<Parcel>,
-    /// Of each member's scratch memory.
+    /// Scratch memory in use, by member.
     used_bytes: Vec<u64>,
 }
 
@@ -246,9 +252,10 @@ impl Round {
         self.parcels.push(parcel);
     }
 
-    /// Adds the steps of one member.
+    /// Adds one member's steps.
     fn close(self, member: &mut Member<'_>) {
-        let (me, mut next) = (member.me, member.scratch.address);
+        let me = member.me;
+        let mut next = member.scratch.address;
         let (mut unpacked, mut transfers) = (Vec::new(), Vec::new());
         for (other, is_sent) in member.others().flat_map(|other| [(other, true), (other, false)]) {
             let begin = next;

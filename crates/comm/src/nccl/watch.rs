@@ -1,8 +1,8 @@
-//! A thread that looks after what is on its way between cards.
+//! A watchdog thread for transfers between GPUs.
 //!
-//! A host that waits for its card cannot look at the clock, and a kernel of NCCL that waits for another card waits for ever. This
-//! thread ends the run when a collective takes longer than the deadline or NCCL has lost a card or a link; and once the run has
-//! failed, whoever said so, it ends what is still on its way, so that hosts come back from their cards.
+//! A host that waits for its GPU cannot watch the clock, and a kernel of NCCL that waits for another GPU waits for ever. This
+//! thread ends the run when a collective takes longer than the deadline or NCCL has lost a GPU or a link. Once the run has
+//! failed for any reason, it aborts transfers in flight, so that hosts return from their GPUs.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use super::way::End;
 use crate::local::World;
 
-/// How often it looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the end of a run waits for NCCL to let go of cards. One whose link is broken may never be let go of.
+/// How long the end of a run waits for NCCL to release GPUs. It may never release one whose link is broken.
 const CLOSING: Duration = Duration::from_secs(10);
 
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,30 +33,30 @@ struct State {
     is_over: bool,
 }
 
-impl Watch {
-    pub fn start(world: Weak<World>) -> Watch {
+impl Watchdog {
+    pub fn start(world: Weak<World>) -> Watchdog {
         let watched = Arc::new(Watched::default());
         let of_thread = watched.clone();
         let thread = std::thread::Builder::new().name("nccl-watch".to_owned());
         let thread = thread.spawn(move || of_thread.run(&world)).expect("the system starts a thread");
-        Watch { watched, thread: Some(thread) }
+        Watchdog { watched, thread: Some(thread) }
     }
 
     pub fn add(&self, end: &Arc<End>) {
         self.watched.lock().ends.push(Arc::downgrade(end));
     }
 
-    /// Has it look now.
+    /// Makes the thread check now.
     pub fn wake(&self) {
         self.watched.changed.notify_all();
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.watched.lock().is_over = true;
         self.wake();
-        // The thread itself may be the last that knows the world.
+        // The thread itself may drop the last reference to the world.
         let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
         else {
             return;
@@ -88,11 +88,12 @@ impl Watched {
                 }
             }
             let has_failed = world.failure().is_some();
-            // Whoever ends the world waits for what follows.
+            // The thread that drops the world waits for what follows.
             drop((ends, world));
             if has_failed {
                 let ends = upgraded(&std::mem::take(&mut self.lock().ends));
-                // All at once: ending one returns when its card is idle, and that can need the others to be told, too.
+                // All ends at once: aborting one returns when its GPU is idle, which can require that the others are aborted,
+                // too.
                 std::thread::scope(|scope| {
                     for end in &ends {
                         scope.spawn(|| end.communicator.abort());
@@ -102,7 +103,7 @@ impl Watched {
         }
     }
 
-    /// Waits, unless it is woken.
+    /// Sleeps for `time` unless woken.
     fn is_over_after(&self, time: Duration) -> bool {
         let state = self.lock();
         state.is_over || self.changed.wait_timeout(state, time).is_ok_and(|(state, _)| state.is_over)

@@ -1,4 +1,4 @@
-//! The way between the cards of a meeting's members.
+//! The connection between the GPUs of a meeting's members.
 
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
@@ -10,16 +10,16 @@ use evenkeel_device::{Event, NcclCommunicator, NcclId, NcclLibrary, PeerWork, Qu
 use super::steps::{Scratch, Step, steps};
 use crate::local::{Post, Visit};
 
-/// Each end's working memory. With eight members, sums then go by 9 MiB from each of the others, which takes NVLink longer than it
-/// takes a host to issue the next ones.
+/// Each end's working memory. With eight members, sums then take 9 MiB from each of the others at a time, which takes NVLink
+/// longer than a host needs to issue the next ones.
 const SCRATCH_BYTES: u64 = 64 << 20;
-/// NCCL is given this long to connect cards even where members must not wait so long for one another.
+/// NCCL has at least this long to connect GPUs, even if the deadline is shorter.
 const LEAST_CONNECTING: Duration = Duration::from_secs(120);
-/// Issuing was expected within this, on NCCL's own thread; then the host sleeps between looks.
+/// NCCL's own thread usually issues within this time; after it the host sleeps between checks.
 const AWAKE: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
-/// The way between the members of one meeting, made when they first need it.
+/// Connects the members of one meeting when they first need it.
 pub(crate) struct Way {
     id: Mutex<Option<NcclId>>,
     ends: Box<[Mutex<Option<Arc<End>>>]>,
@@ -30,33 +30,33 @@ pub(crate) struct End {
     pub(super) communicator: NcclCommunicator,
     pub(super) rank: usize,
     group: String,
-    /// Behind the last step of the last collective, whichever queue it was on: scratch memory is one.
+    /// Behind the last step of the last collective on either queue: both use the same scratch memory.
     last: Mutex<Option<Event>>,
     underway: Mutex<VecDeque<Underway>>,
 }
 
-/// A collective that was issued to the card.
+/// A collective issued to the GPU.
 struct Underway {
     what: String,
     came: Stamp,
     done: Event,
 }
 
-/// Whether the members have more than one card. Panics where some share a card and others do not.
+/// Whether the members have different GPUs. Panics if only some of them share one.
 pub(crate) fn needs_nccl(visit: &Visit<'_>, posts: &[Post]) -> bool {
     if visit.world.has_library_of_rank() {
         return true;
     }
-    let mut cards: Vec<usize> = posts.iter().filter_map(|post| post.call.card).collect();
-    cards.sort_unstable();
-    cards.dedup();
+    let mut gpus: Vec<usize> = posts.iter().filter_map(|post| post.call.gpu).collect();
+    gpus.sort_unstable();
+    gpus.dedup();
     assert!(
-        cards.len() == 1 || cards.len() == posts.len(),
-        "{}: its {} members are on GPUs {cards:?}\n  hint: all members share a GPU, or each has its own",
+        gpus.len() == 1 || gpus.len() == posts.len(),
+        "{}: its {} members are on GPUs {gpus:?}\n  hint: all members share a GPU, or each has its own",
         visit.group,
         posts.len()
     );
-    cards.len() > 1
+    gpus.len() > 1
 }
 
 impl Way {
@@ -64,8 +64,8 @@ impl Way {
         Way { id: Mutex::new(None), ends: (0..members).map(|_| Mutex::new(None)).collect() }
     }
 
-    /// Issues this member's part of what all have agreed on, behind which `came` lies. All members do so at the same time. Panics
-    /// with the message of whatever ends the run.
+    /// Issues this member's part of the agreed call; `came` is the moment when all had arrived. All members do so at the same
+    /// time. Panics with the message that ends the run.
     pub fn issue(&self, queue: &Queue, visit: &Visit<'_>, posts: &[Post], came: &Stamp) {
         if !posts[visit.me].is_touched_by_others() {
             return;
@@ -110,7 +110,7 @@ impl Way {
         end.insert(made).clone()
     }
 
-    /// The first to come makes it.
+    /// The first member to arrive makes it.
     fn id(&self, library: &NcclLibrary) -> Result<NcclId, evenkeel_device::CudaError> {
         let mut id = lock(&self.id);
         if id.is_none() {
@@ -122,7 +122,7 @@ impl Way {
 
 impl End {
     fn issue(&self, queue: &Queue, step: &Step, visit: &Visit<'_>) {
-        // SAFETY: addresses are those of contiguous tensors or parcels on this queue's card, or of this end's scratch memory, which
+        // SAFETY: addresses are those of contiguous tensors or parcels on this queue's GPU, or of this end's scratch memory, which
         // the queue has to itself behind `last`; a tensor's memory belongs to the queue that issued the collective, until the
         // steps are done. The members have agreed on the call, so their steps belong together.
         unsafe {
@@ -143,8 +143,8 @@ impl End {
         }
     }
 
-    /// NCCL connects cards when bytes first go from one to the other, too, so that issuing can take a while. It ends when the run
-    /// does.
+    /// NCCL also connects GPUs when bytes first go from one to the other, so issuing can take a while. The wait ends with the
+    /// run.
     fn wait_until_idle(&self, visit: &Visit<'_>, what: &str, limit: Duration) {
         let since = Instant::now();
         loop {
@@ -164,7 +164,7 @@ impl End {
         }
     }
 
-    /// What is wrong with this end, if anything is: NCCL says so, or a collective has not ended in time.
+    /// The defect of this end, if any: NCCL reports one, or a collective has missed the deadline.
     pub(super) fn trouble(&self, deadline: Duration) -> Option<String> {
         if let Err(words) = self.communicator.is_idle() {
             return Some(format!("{}: {words}", self.group));
@@ -190,7 +190,7 @@ fn drop_done(underway: &mut VecDeque<Underway>) {
     }
 }
 
-/// Ends the meeting with a message, which it tells all.
+/// Ends the meeting with a message for all members.
 fn fail(message: String) -> ! {
     resume_unwind(Box::new(message))
 }

@@ -1,4 +1,4 @@
-//! What the tests share: ranks with a small device each, and random operands.
+//! Ranks with a small device each, and random operands.
 #![allow(dead_code)]
 
 #[path = "../../../device/tests/support/device.rs"]
@@ -12,18 +12,18 @@ use std::time::Duration;
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_device::{CpuOptions, DType, Device, bf16};
 
-/// Long enough for any machine that is busy, short enough that a test that hangs says why.
+/// Long enough for a busy machine, short enough that a hanging test says why.
 pub fn options() -> Options {
     Options { deadline: Duration::from_secs(120), ..with_transport() }
 }
 
-/// The transport under test: with `EVENKEEL_TEST_NCCL` that of ranks on different cards.
+/// The transport under test: with `EVENKEEL_TEST_NCCL` that between different GPUs.
 pub fn with_transport() -> Options {
     let library_of_rank = nccl::folder().map(|_| nccl::library_of_rank as fn(usize) -> _);
     Options { library_of_rank, ..Options::default() }
 }
 
-/// Of these numbers of ranks, those that can be had.
+/// The numbers of ranks that this machine can run.
 pub fn possible(ranks: &[usize]) -> Vec<usize> {
     let most = if nccl::folder().is_some() { nccl::MOST_RANKS } else { usize::MAX };
     ranks.iter().copied().filter(|ranks| *ranks <= most).collect()
@@ -43,7 +43,7 @@ pub fn device(rank: usize) -> Device {
     Device::cpu(&CpuOptions { name, memory_bytes: 1 << 26, ..CpuOptions::with_threads(1) }).expect("a device starts")
 }
 
-/// Runs `work` on as many ranks, each with a device of its own.
+/// Runs `work` on `ranks` ranks, each with its own device.
 pub fn try_on_ranks<R: Send>(
     ranks: usize,
     options: &Options,
@@ -92,7 +92,7 @@ pub fn rounded(value: f32, dtype: DType) -> f32 {
     if dtype == DType::Bf16 { bf16::from_f32(value).to_f32() } else { value }
 }
 
-/// The same numbers for whoever asks with the same seed and rank.
+/// The same numbers for the same seed and rank.
 pub fn numbers_of(seed: u64, rank: usize, len: usize, dtype: DType) -> Vec<f32> {
     Random::new(seed * 1000 + rank as u64).numbers(len, dtype)
 }

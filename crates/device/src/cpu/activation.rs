@@ -144,7 +144,8 @@ impl Run for Gated {
 
 impl Run for GatedBackward {
     fn run(&self, team: &mut Team) {
-        let (inputs, outputs) = ([self.gate, self.up, self.dout], [self.dgate, self.dup]);
+        let inputs = [self.gate, self.up, self.dout];
+        let outputs = [self.dgate, self.dup];
         with_function!(self.activation, f => map(team, Backward(f), inputs, outputs));
     }
 }

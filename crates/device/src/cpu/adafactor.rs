@@ -1,4 +1,4 @@
-//! Adafactor: sums of squares along rows and columns, and updates that are divided by what they say.
+//! Adafactor: sums of squares along rows and columns, and updates divided by them.
 
 use std::ops::Range;
 
@@ -13,7 +13,9 @@ use crate::kernel::{Adafactor, AdafactorNorm, Factored, SquareSums};
 impl Run for SquareSums {
     fn run(&self, team: &mut Team) {
         let x = matrix::<f32>(&self.x);
-        let (factor, row_scale, col_scale) = (factor(&self.factor), self.row_scale, self.col_scale);
+        let factor = factor(&self.factor);
+        let row_scale = self.row_scale;
+        let col_scale = self.col_scale;
         let row_sums = self.rows.map(|rows| matrix::<f32>(&rows));
         column_sums(team, x.rows, x.cols, &[Some(matrix(&self.cols))], |rows, col_sums| {
             vectorise(Squares { x, rows, factor, row_sums, col_sums, row_scale, col_scale });
@@ -61,7 +63,7 @@ impl Vectorised for Squares {
     }
 }
 
-/// What gradients are divided by, with what is the same for all elements worked out.
+/// The divisor of gradients, with its common factors computed once.
 #[derive(Clone, Copy)]
 struct Divided {
     grad: Matrix<f32>,
@@ -87,7 +89,7 @@ impl Divided {
         }
     }
 
-    /// What the columns' mean squares are multiplied by in this row.
+    /// The factor of the columns' mean squares in this row.
     #[inline(always)]
     fn of_row(&self, row: usize) -> f32 {
         // SAFETY: the row lies in the matrix, and nobody writes the sums.

@@ -1,8 +1,8 @@
 //! Attention of new tokens to cached keys and values.
 //!
-//! A row is one query token of one head; the rows of a key head are ordered by token, then by query head. A few rows
-//! together pass over the keys they see, so that a key or value is widened once for all of them: with grouped heads,
-//! a single new token already makes such a few.
+//! A row is one query token of one head; the rows of a key head are ordered by token, then by query head. A few rows together
+//! pass over the keys they see, so that a key or value is widened once for all of them. With grouped heads, a single new token
+//! already has several rows.
 
 use std::ops::Range;
 
@@ -62,7 +62,8 @@ fn append<E: Element>(kernel: &CachedAttention, team: &mut Team) {
     team.blocks(places.len(), rows_per_task(2 * heads * dim), |tokens, _| {
         for (token, head) in tokens.flat_map(|token| (0..heads).map(move |head| (token, head))) {
             for (new, cached) in pairs {
-                let (from, to) = (new.at(token, head, 0), cached.at(places[token], head, 0));
+                let from = new.at(token, head, 0);
+                let to = cached.at(places[token], head, 0);
                 // SAFETY: `dim` elements of a head each; this token's place in the cache is this task's alone.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, dim) };
             }
@@ -253,7 +254,7 @@ impl<E: Element> Attend<'_, E> {
         }
     }
 
-    /// The values, each times its weight, added up.
+    /// The sum of the values, each times its weight.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const ROWS: usize>(&self, s: S, keys: Range<usize>) {
         let (Operands { v, dim, width, .. }, Memory { sums, weights, stride, .. }) = (self.operands, self.memory);

@@ -124,7 +124,8 @@ impl Run for GatherColumns {
             tiles(team, self.out.shape(), |Tile { rows, cols }| {
                 for row in rows {
                     // One address for each row: worked out for each element, they took longer than the loads and stores.
-                    let (from, to) = (x.at(row, 0), out.at(row, cols.start));
+                    let from = x.at(row, 0);
+                    let to = out.at(row, cols.start);
                     for (i, &column) in columns[cols.clone()].iter().enumerate() {
                         // SAFETY: the column was checked; the tile of `out` is this task's alone.
                         unsafe { to.add(i).write(from.add(column as usize).read()) };
@@ -143,11 +144,13 @@ impl Run for ScatterColumns {
             let (x, out) = (matrix::<E>(&self.x), matrix::<E>(&self.out));
             tiles(team, self.x.shape(), |Tile { rows, cols }| {
                 for row in rows {
-                    let (from, to) = (x.at(row, cols.start), out.at(row, 0));
+                    let from = x.at(row, cols.start);
+                    let to = out.at(row, 0);
                     for (i, &column) in columns[cols.clone()].iter().enumerate() {
                         // SAFETY: the column was checked; columns are distinct, so no other task writes this one.
                         unsafe {
-                            let (value, to) = (from.add(i).read(), to.add(column as usize));
+                            let value = from.add(i).read();
+                            let to = to.add(column as usize);
                             to.write(if accumulate { E::from_f32(to.read().to_f32() + value.to_f32()) } else { value });
                         }
                     }

@@ -40,7 +40,7 @@ impl<T: Element, E: Element> Vectorised for EmbedTile<'_, T, E> {
             if row.is_none() && kernel.accumulate {
                 continue;
             }
-            // A factor of zero would make NaN of an infinite weight: the row that is not there is written as such.
+            // A factor of zero would turn an infinite weight into NaN, so a missing row is written as zeros.
             each_vector!(self.tile.cols.clone(), |col, count| {
                 let to = out.at(token, col);
                 // SAFETY: the tile of `out` is this task's alone; nobody writes the table.

@@ -1,4 +1,4 @@
-//! What this CPU can do, and which of it is used.
+//! The instruction levels of this CPU, and the ones in use.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ pub(crate) enum VectorLevel {
 /// How products of f32 are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum F32Level {
-    /// By the `gemm` crate, with what vectors there are.
+    /// By the `gemm` crate, with the available vectors.
     Gemm,
     Avx512,
     /// Each f32 in three parts of bf16.
@@ -30,11 +30,11 @@ pub(crate) enum Bf16Level {
     AmxTiles,
 }
 
-/// Holds the CPU below what it can do, to try what other CPUs do: one of [`CEILINGS`].
+/// Limits the CPU to a lower level, to test the code of other CPUs: one of [`CEILINGS`].
 const CEILING: &str = "EVENKEEL_CPU";
 const CEILINGS: [&str; 4] = ["portable", "avx2", "avx512", "amx"];
 
-/// The user's ceiling as a place in [`CEILINGS`]; the highest where none is set.
+/// The user's ceiling as an index of [`CEILINGS`]; the highest if none is set.
 pub(crate) fn ceiling() -> std::io::Result<usize> {
     let Ok(wanted) = std::env::var(CEILING) else { return Ok(CEILINGS.len() - 1) };
     CEILINGS.iter().position(|&name| name == wanted).ok_or_else(|| {
@@ -105,7 +105,7 @@ fn has_all(_features: &[&str]) -> bool {
     false
 }
 
-/// Asks the kernel, once per process, for permission to use the tile registers. False where there are none.
+/// Asks the kernel, once per process, for permission to use the tile registers. False if there are none.
 pub(crate) fn enable_tiles() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(request_tiles)
@@ -166,7 +166,7 @@ pub(crate) fn machine_memory_bytes() -> u64 {
     pages.max(1) as u64 * page_bytes.max(1) as u64
 }
 
-/// What this CPU uses, for people.
+/// The levels in use, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuReport {
     pub cores: usize,

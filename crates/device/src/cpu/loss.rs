@@ -167,7 +167,7 @@ impl Run for LossMerge {
                 let mut merged = [max, 0.0, 0.0, 0.0];
                 for rank in 0..parts.rows {
                     let [own_max, exponentials, target, logits] = part(rank);
-                    // A rank without columns, or with nothing but minus infinities, brings a zero; or NaN, to be kept.
+                    // A rank without columns, or with only minus infinities, adds zero, or NaN, which must stay.
                     let finite = own_max != f32::NEG_INFINITY;
                     merged[1] += if finite { exponentials * vectorise(Exp(own_max - max)) } else { exponentials };
                     merged[2] += target;
@@ -200,7 +200,7 @@ fn backward<E: Element, D: Element>(kernel: &LossBackward, team: &mut Team) {
             unsafe {
                 let label = labels.at(0, row).read();
                 let [max, sum, target, total] = read_stats(stats, row);
-                // The sum of logits is infinite where one is masked away; without smoothing it does not count.
+                // The sum of logits is infinite if one is masked; without smoothing it does not count.
                 let spread = if rest == 0.0 { 0.0 } else { rest * total };
                 let loss = (max + sum.ln()) - (1.0 - kernel.smoothing) * target - spread;
                 losses.at(0, row).write(if label == IGNORE { 0.0 } else { loss });

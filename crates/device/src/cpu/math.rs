@@ -1,12 +1,12 @@
-//! Functions of vectors: exponentials and what is made of them.
+//! Functions of vectors: exponentials and functions built on them.
 
 use super::simd::Simd;
 
 /// eˣ to about one unit in the last place; 0 below the smallest normal number, finite above the largest. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::Vector) -> S::Vector {
-    // A little above the logarithm of the smallest normal number: even the power that is thrown away below it must be
-    // normal, since CPUs take a hundred cycles over one that is not.
+    // Slightly above the logarithm of the smallest normal number: even the discarded power must be normal, since CPUs take a
+    // hundred cycles for a subnormal one.
     const LOWEST: f32 = -87.3;
     const HIGHEST: f32 = 88.376_26;
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -25,7 +25,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     s.select_less(x, s.splat(LOWEST), s.splat(0.0), power)
 }
 
-/// 2ˣ to 4e-6, a thousandth of what a bf16 can tell, at half the cost of [`exp`]; exact for integers. NaN stays NaN.
+/// 2ˣ to 4e-6, a thousandth of bf16's resolution, at half the cost of [`exp`]; exact for integers. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn power_of_two<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     // The least relative error over 0..1 of a polynomial that is 1 at 0 and 2 at 1.

@@ -40,7 +40,7 @@ pub use working::WorkingMemory;
 pub(crate) trait Run {
     fn run(&self, team: &mut Team);
 
-    /// What the team keeps of memory for it, on this CPU.
+    /// The memory that the team needs for it on this CPU.
     fn working_memory(&self) -> WorkingMemory {
         WorkingMemory::default()
     }

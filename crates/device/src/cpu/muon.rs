@@ -1,4 +1,4 @@
-//! What Muon does to a matrix beside products.
+//! Muon's elementwise kernels.
 
 use super::optimizer::factor;
 use super::rows::{Map, map, map_mixed};
@@ -26,7 +26,8 @@ impl Map<2, 2> for Momentum {
 
 impl Run for MuonMomentum {
     fn run(&self, team: &mut Team) {
-        let (grad, rest) = (factor(&self.grad_factor), (1.0 - self.beta as f64) as f32);
+        let grad = factor(&self.grad_factor);
+        let rest = (1.0 - self.beta as f64) as f32;
         let momentum = Momentum { grad, beta: self.beta, rest, nesterov: self.nesterov };
         map(team, momentum, [self.grad, self.momentum], [self.grad, self.momentum]);
     }

@@ -32,7 +32,7 @@ impl Run for Norm {
 struct NormRows<'a, E> {
     kernel: &'a Norm,
     x: Matrix<E>,
-    /// What is added, and where the sum goes.
+    /// The addend and the destination of the sum.
     add: Option<(Matrix<E>, Matrix<E>)>,
     weight: Matrix<f32>,
     bias: Option<Matrix<f32>>,
@@ -73,13 +73,13 @@ impl<E: Element> NormRows<'_, E> {
         }
     }
 
-    /// What is normalised.
+    /// The matrix to normalise.
     #[inline(always)]
     fn input(&self) -> Matrix<E> {
         self.add.map_or(self.x, |(_, sum)| sum)
     }
 
-    /// Writes the sum with what is added, and returns the total of the row, of its squares for an RMS norm.
+    /// Writes the residual sum, and returns the total of the row, or of its squares for an RMS norm.
     #[inline(always)]
     fn sum<S: Simd, const LAYER: bool>(&self, s: S, row: usize) -> f32 {
         let mut sums = [s.splat(0.0); PARTS];
@@ -103,7 +103,8 @@ impl<E: Element> NormRows<'_, E> {
 
     #[inline(always)]
     fn squared_deviations<S: Simd>(&self, s: S, row: usize, mean: f32) -> f32 {
-        let (input, means) = (self.input(), [mean; LANES]);
+        let input = self.input();
+        let means = [mean; LANES];
         let mut squares = [s.splat(0.0); PARTS];
         each_vector!(0..self.x.cols, |col, count, part| {
             // The mean is loaded like the row, so that lanes past the row's end do not deviate.
@@ -116,7 +117,8 @@ impl<E: Element> NormRows<'_, E> {
 
     #[inline(always)]
     fn normalise<S: Simd, const LAYER: bool>(&self, s: S, row: usize, mean: f32, scale: f32) {
-        let (input, offset) = (self.input(), s.splat(self.kernel.weight_offset));
+        let input = self.input();
+        let offset = s.splat(self.kernel.weight_offset);
         let (mean, scale) = (s.splat(mean), s.splat(scale));
         each_vector!(0..self.x.cols, |col, count| {
             // SAFETY: rows are this task's alone; nobody writes weight or bias.
@@ -177,8 +179,8 @@ struct BackwardRows<'a, E> {
 /// Rows that share one visit of the column sums, which would otherwise be moved as often as the rows.
 const GROUP: usize = 4;
 
-/// What the gradient of a row needs to know of the whole row. With x̂ the normalised row and g = dout·weight,
-/// dx = scale · (g - mean(g) - x̂·mean(g·x̂)); an RMS norm subtracts no mean, so it has none here.
+/// Sums over a row that its gradient needs. With x̂ the normalised row and g = dout·weight, dx = scale · (g - mean(g) -
+/// x̂·mean(g·x̂)); an RMS norm subtracts no mean, so it has none here.
 #[derive(Clone, Copy)]
 struct RowFacts<V> {
     mean: V,
@@ -231,7 +233,8 @@ impl<E: Element> BackwardRows<'_, E> {
         for (i, facts) in facts.iter_mut().enumerate() {
             // SAFETY: nobody writes the statistics.
             let (mean, scale) = unsafe { (*self.stats.at(first + i, 0), *self.stats.at(first + i, 1)) };
-            (facts.mean, facts.scale) = (s.splat(mean), s.splat(scale));
+            facts.mean = s.splat(mean);
+            facts.scale = s.splat(scale);
         }
         each_vector!(0..self.x.cols, |col, count| {
             // SAFETY: nobody writes the weight.
@@ -269,7 +272,8 @@ impl<E: Element> BackwardRows<'_, E> {
             unsafe {
                 let weight = self.weight(s, col, count);
                 let (dweight_at, dbias_at) = (self.sums.at(0, col), self.sums.at(1, col));
-                let (mut dweight, mut dbias) = (load(s, dweight_at, count), s.splat(0.0));
+                let mut dweight = load(s, dweight_at, count);
+                let mut dbias = s.splat(0.0);
                 for (i, facts) in facts.iter().enumerate() {
                     let row = first + i;
                     let x = load(s, self.x.at(row, col), count);

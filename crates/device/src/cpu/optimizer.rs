@@ -1,5 +1,4 @@
-//! Updates that treat every element by itself, and the norm that clips gradients: each a single pass over memory, which is all
-//! they cost.
+//! Elementwise updates, and the norm that clips gradients: each a single pass over memory, which is their whole cost.
 
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{each_vector, load, store};
@@ -12,7 +11,7 @@ use crate::{DType, View};
 /// Elements of a task: some tens of microseconds of memory traffic.
 const CHUNK: usize = 1 << 15;
 
-/// How an element and its state move.
+/// One element's update.
 trait Rule<const STATES: usize>: Copy + Sync {
     /// The new weight and the new state.
     fn step<S: Simd>(
@@ -31,7 +30,7 @@ impl Run for AdamW {
     }
 }
 
-/// What one update of AdamW multiplies by, worked out once in f64.
+/// The factors of one AdamW update, computed once in f64.
 #[derive(Clone, Copy)]
 struct AdamWFactors {
     grad: f32,
@@ -206,7 +205,7 @@ pub(super) fn factor(view: &Option<View>) -> f32 {
     view.map_or(1.0, |factor| unsafe { matrix::<f32>(&factor).at(0, 0).read() })
 }
 
-/// What an update reads and writes, each as one row.
+/// The operands of an update, each as one row.
 struct Operands<const STATES: usize> {
     weight: Matrix<f32>,
     grad: Matrix<f32>,
@@ -250,7 +249,7 @@ impl<const STATES: usize> Operands<STATES> {
     }
 }
 
-/// Elements whose bits are a word, and vectors are a half or the whole of it.
+/// Elements of a mask word; a vector is a half or the whole of it.
 const WORD: usize = u32::BITS as usize;
 const _: () = assert!(CHUNK.is_multiple_of(WORD) && WORD.is_multiple_of(LANES));
 

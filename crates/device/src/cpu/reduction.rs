@@ -1,4 +1,4 @@
-//! Sums of vectors that lie in several places, by one thread.
+//! Sums of vectors at several addresses, by one thread.
 
 use std::marker::PhantomData;
 
@@ -18,7 +18,7 @@ pub(crate) unsafe fn sum<E: Summand>(sources: &[u64], destinations: &[u64], len:
 /// [`Element::load`] and [`Element::store`] would take bf16 by sixteen and round them once for every destination.
 pub(crate) trait Summand: Element {
     type Wide<S: Simd>: Copy;
-    /// The elements that the bits of a vector are.
+    /// The elements in a vector's bits.
     fn widen<S: Simd>(s: S, bits: S::Vector) -> Self::Wide<S>;
     fn add<S: Simd>(s: S, a: Self::Wide<S>, b: Self::Wide<S>) -> Self::Wide<S>;
     fn round<S: Simd>(s: S, sum: Self::Wide<S>) -> S::Vector;
@@ -64,7 +64,7 @@ struct Sum<'a, E> {
     element: PhantomData<E>,
 }
 
-/// Vectors of one source that are added before the next source is looked at.
+/// Vectors of one source that are added before the next source.
 const VECTORS: usize = 4;
 
 impl<E: Summand> Vectorised for Sum<'_, E> {

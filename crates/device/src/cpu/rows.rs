@@ -1,4 +1,4 @@
-//! How row-wise kernels walk a matrix: tiles for the tasks of a team, vectors inside a row, sums down the columns.
+//! Walks matrices for row-wise kernels: tiles for the tasks of a team, vectors inside a row, sums down the columns.
 //!
 //! Every cut depends on the shape alone, so the bits do not depend on the number of threads.
 
@@ -35,7 +35,7 @@ pub(crate) struct Tile {
     pub cols: Range<usize>,
 }
 
-/// How many rows of `cols` elements make a task, for kernels that need whole rows.
+/// Rows of `cols` elements per task, for kernels that need whole rows.
 pub(crate) fn rows_per_task(cols: usize) -> usize {
     (TILE_ELEMENTS / cols.max(1)).max(1)
 }
@@ -103,8 +103,8 @@ pub(crate) unsafe fn store<E: Element, S: Simd>(s: S, to: *mut E, vector: S::Vec
     unsafe { if count == LANES { E::store(s, to, vector) } else { E::store_partial(s, to, vector, count) } }
 }
 
-/// The place of an index among `count` rows or columns, the first of which is `first`. None where another rank holds it,
-/// and for `IGNORE`.
+/// The place of an index among `count` rows or columns, the first of which is `first`. `None` if another rank holds it, and for
+/// `IGNORE`.
 #[inline(always)]
 pub(crate) fn place_of(index: u32, first: u32, count: usize) -> Option<usize> {
     let place = index.checked_sub(first)? as usize;
@@ -146,7 +146,7 @@ pub(crate) fn map_mixed<const IN: usize, const OUT: usize>(
     tiles(team, shape, |tile| vectorise(MapTile { map: function, inputs, outputs, tile }));
 }
 
-/// What a map reads from and writes to.
+/// An operand of a map.
 trait Operand: Copy + Send + Sync {
     /// # Safety
     /// Nobody writes these elements meanwhile.
@@ -239,7 +239,7 @@ fn block_height(rows: usize) -> usize {
     rows.div_ceil(MOST_BLOCKS).max(LEAST_ROWS)
 }
 
-/// The partial sums of so many vectors.
+/// Working memory for the partial sums of `outs` vectors.
 pub(crate) fn column_sums_floats(rows: usize, cols: usize, outs: usize) -> usize {
     rows.div_ceil(block_height(rows)) * outs * cols.next_multiple_of(LANES)
 }

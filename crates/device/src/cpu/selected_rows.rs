@@ -1,4 +1,4 @@
-//! The selection of rows. What is not added is moved bit by bit.
+//! The selection of rows. Copies keep every bit.
 
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{Tile, each_vector, load, store, tiles};

@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes, as AVX-512 has them, or as an array that the compiler vectorises for what the CPU has.
+//! Sixteen f32 lanes, as AVX-512 has them, or as an array that the compiler vectorises for the CPU.
 //!
 //! A kernel's inner loop is a struct with a generic [`Vectorised::run`]; [`vectorise`] calls it compiled for this CPU.
 //! Every operation rounds as IEEE 754 says, lane sums have one fixed order, so all levels give the same bits.
@@ -104,7 +104,7 @@ pub(crate) fn vectorise<W: Vectorised>(work: W) -> W::Output {
     work.run(Portable)
 }
 
-/// Runs a loop that only CPUs with AVX-512 are given, compiled with and without the instructions that round to bf16.
+/// Runs a loop on a CPU with AVX-512, compiled with and without the instructions that round to bf16.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn vectorise_avx512<W: Vectorised>(work: W) -> W::Output {
     assert_eq!(vector_level(), VectorLevel::Avx512, "this loop needs AVX-512");
@@ -350,8 +350,8 @@ mod avx512 {
 
     use super::{LANES, Simd, bf16};
 
-    /// Only made by `run_avx512` and `run_avx512_bf16`, on CPUs that have the instructions, those for bf16 too if `BF16`;
-    /// that is what makes the calls below sound.
+    /// Only `run_avx512` and `run_avx512_bf16` make it, on CPUs that have the instructions, those for bf16 too if `BF16`;
+    /// therefore the calls below are sound.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx512<const BF16: bool>;
 

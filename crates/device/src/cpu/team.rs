@@ -1,4 +1,4 @@
-//! A team: the threads of one queue, which share out the tasks of one kernel at a time.
+//! A team: the threads of one queue, which share the tasks of one kernel at a time.
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -63,7 +63,8 @@ impl Team {
         let (scratch, common) = (Scratch::default(), Scratch::default());
         let mut team = Team { shared, helpers: Vec::new(), scratch, common, operands: Default::default() };
         for index in 1..threads {
-            let (shared, setup) = (team.shared.clone(), setup.clone());
+            let shared = team.shared.clone();
+            let setup = setup.clone();
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
             let helper = builder.spawn(move || {
                 setup(index);
@@ -76,7 +77,7 @@ impl Team {
 
     /// Runs `work(0..tasks)`, each once, on whichever thread is free, and returns when all are done.
     ///
-    /// What a task computes must depend on its number alone.
+    /// A task's result must depend on its number alone.
     pub fn tasks(&mut self, tasks: usize, work: impl Fn(usize, &mut Scratch) + Sync) {
         if tasks <= 1 || self.helpers.is_empty() {
             (0..tasks).for_each(|task| work(task, &mut self.scratch));
@@ -108,7 +109,7 @@ impl Team {
         self.operands = operands;
     }
 
-    /// What operands were packed from may have changed.
+    /// Call it when the source of a packed operand may have changed.
     pub fn forget_operands(&mut self) {
         self.operands.iter_mut().for_each(|operand| operand.source = None);
     }
@@ -122,7 +123,7 @@ impl Team {
         self.common = common;
     }
 
-    /// The working memory that there is, but for that of helpers.
+    /// The working memory in use, without that of helpers.
     #[cfg(test)]
     pub fn working_memory(&self) -> super::WorkingMemory {
         super::WorkingMemory {
@@ -210,14 +211,14 @@ impl Shared {
     }
 }
 
-/// A packed operand, and what it was packed from, as long as that is known not to have changed.
+/// A packed operand, and its source as long as that is known to be unchanged.
 #[derive(Default)]
 pub(crate) struct PackedOperand {
     pub memory: Scratch,
     source: Option<Source>,
 }
 
-/// What was packed, and how.
+/// The source of a packed operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub view: View,
@@ -235,7 +236,7 @@ impl PackedOperand {
         self.source = source;
     }
 
-    /// To be called of whatever a product writes.
+    /// Call it for every view that a product writes.
     pub fn forget_if_within(&mut self, written: &View) {
         let written = written.reach();
         let overlaps = |read: Range<u64>| read.start < written.end && written.start < read.end;
@@ -257,7 +258,7 @@ impl Scratch {
     pub fn floats(&mut self, len: usize) -> &mut [f32] {
         let bytes = len * size_of::<f32>();
         if self.bytes() < bytes || self.memory.is_none() {
-            // What there was goes first, or both would be there for a moment.
+            // Frees the old memory first, so that both never exist together.
             self.memory = None;
             let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
             let map = MmapMut::map_anon(bytes);

@@ -19,7 +19,7 @@ use crate::{DType, View};
 
 /// Commands a queue holds before the host must wait.
 const QUEUE_DEPTH: usize = 1024;
-/// Bytes on their way to the arena before the host must wait: as many commands could hold the whole model once more.
+/// Bytes staged for the arena before the host must wait: a full queue of commands could hold the whole model once more.
 const STAGED_BYTES: u64 = 4 << 20;
 
 /// The cores and the memory of one CPU device.
@@ -45,15 +45,15 @@ impl CpuOptions {
     }
 }
 
-/// How often a queue looks at a flag before it sleeps: a few microseconds. The way from the compute queue to the comm queue
-/// and back was measured at 9 to 17 µs with 0 to 100 looks, on one core and on two, and at 18 to 21 µs with 300.
+/// Checks of a flag before a queue sleeps: a few microseconds. Measured, from the compute queue to the comm queue and back: 9
+/// to 17 µs with 0 to 100 checks, on one core and on two, and 18 to 21 µs with 300.
 const LOOKS_BEFORE_SLEEP: usize = 100;
 
 /// A flag that goes up once and can be waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Flag {
     up: AtomicBool,
-    /// How many sleep. Waking is a system call even when there is nobody to wake.
+    /// The number of sleepers. Waking is a system call even without any.
     sleepers: Mutex<usize>,
     raised: Condvar,
 }
@@ -64,7 +64,7 @@ impl Flag {
     }
 
     fn raise(&self) {
-        // Under the lock, so that nobody falls asleep between looking and being counted.
+        // Under the lock, so that no thread falls asleep between its check and its count.
         let sleepers = self.sleepers.lock().expect("no panic under this lock");
         self.up.store(true, Ordering::Release);
         if *sleepers > 0 {
@@ -103,13 +103,13 @@ enum Command {
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// What the workers tell the host, and it them.
+/// State shared by the workers and the host.
 #[derive(Default)]
 struct Reports {
     measuring: AtomicBool,
-    /// How much longer than it takes a kernel is to seem, less one, as the bits of an f64: 0 is as it is.
+    /// The throttle factor less one, as the bits of an f64: 0 is full speed.
     throttle: AtomicU64,
-    /// Of uploads that have not run.
+    /// Bytes of uploads that have not run.
     staged_bytes: AtomicU64,
     times: Mutex<Vec<KernelTime>>,
     /// Once this has failed, nothing runs on either queue.
@@ -176,7 +176,7 @@ impl CpuBackend {
     /// Panics with the message of the kernel that failed, if one did.
     fn check(&self) {
         if let Some(message) = self.reports.health.failure() {
-            // Whoever failed has said so; the hook of a panic would say it once more.
+            // The failed thread has printed its message; the panic hook would print it again.
             resume_unwind(Box::new(message.to_owned()));
         }
     }
@@ -194,7 +194,7 @@ impl Backend for CpuBackend {
     }
 
     fn wait(&self, lane: Lane, event: &Event) {
-        let Point::Cpu(flag) = &event.0 else { panic!("a CPU's queue cannot wait for a card's event") };
+        let Point::Cpu(flag) = &event.0 else { panic!("a CPU's queue cannot wait for a GPU's event") };
         self.send(lane, Command::Wait(flag.clone()));
     }
 
@@ -238,7 +238,7 @@ impl Backend for CpuBackend {
 
 impl Drop for CpuBackend {
     fn drop(&mut self) {
-        // Nobody will read what a host that panics had still queued.
+        // A panicking host needs no result of its queued work.
         if std::thread::panicking() {
             self.reports.fail("the host panicked".to_owned());
         }
@@ -273,11 +273,11 @@ fn start_worker(
     Ok(WorkerQueue { commands: Some(sender), thread: Some(thread) })
 }
 
-/// Runs commands until the queue is closed. After a failure only events are still raised, so that nobody waits for ever.
+/// Runs commands until the queue is closed. After a failure it only raises events, so that no one waits for ever.
 fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measured: bool) {
     for command in commands {
         match command {
-            // Whoever writes from elsewhere to what was packed is ordered behind an event of this queue, or before one.
+            // A writer elsewhere to the source of a packed operand is ordered by an event of this queue.
             Command::Record(flag) => {
                 team.forget_operands();
                 flag.raise();
@@ -286,7 +286,7 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
                 flag.wait();
                 team.forget_operands();
             }
-            // It reads and writes no tensor, so what was packed stays.
+            // It reads and writes no tensor, so packed operands stay valid.
             Command::Stamp(stamp) => stamp.set(Instant::now()),
             _ if reports.health.failure().is_some() => (),
             command => {
@@ -302,11 +302,12 @@ fn serve(mut team: Team, commands: Receiver<Command>, reports: &Reports, measure
     }
 }
 
-/// Makes a kernel seem slower than it is, by working on for nothing after it. A core that slept instead would leave its units
-/// and its clock to the one that it shares them with: beside it, other ranks were up to a tenth faster.
+/// Makes a kernel slower by useless work after it. A sleeping core would leave its units and its clock to the core that shares
+/// them: measured, other ranks became up to a tenth faster.
 fn throttle(begun: Instant, excess: f64) {
     let owed = begun.elapsed().mul_f64(excess);
-    let (begun, mut numbers) = (Instant::now(), [1.0f32; 256]);
+    let begun = Instant::now();
+    let mut numbers = [1.0f32; 256];
     while begun.elapsed() < owed {
         numbers.iter_mut().for_each(|number| *number = *number * 0.999 + 0.001);
         std::hint::black_box(&mut numbers);

@@ -1,14 +1,14 @@
 //! The memory that kernels work with beside the arena, known from their shapes.
 
-/// Of working memory, whatever the system's are.
+/// The page size of working memory, independent of the system's.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// What a device's team keeps for its kernels. It grows to the largest that one of them asked for.
+/// The memory that a device's team keeps for its kernels. It grows to the largest request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkingMemory {
-    /// Of each thread.
+    /// Per thread.
     pub thread_bytes: u64,
-    /// What all tasks of a kernel share, such as partial sums.
+    /// Shared by all tasks of a kernel, such as partial sums.
     pub common_bytes: u64,
     /// The packed left and right operand of a product.
     pub operand_bytes: [u64; 2],
@@ -27,7 +27,7 @@ impl WorkingMemory {
         WorkingMemory { operand_bytes: floats.map(in_pages), ..self }
     }
 
-    /// What is left of both: the larger of each part.
+    /// The larger of each part.
     pub fn max(self, other: WorkingMemory) -> WorkingMemory {
         let [left, right] = [0, 1].map(|side: usize| self.operand_bytes[side].max(other.operand_bytes[side]));
         WorkingMemory {
@@ -37,7 +37,7 @@ impl WorkingMemory {
         }
     }
 
-    /// Of a team of so many threads.
+    /// The total for a team of `threads`.
     pub fn bytes(&self, threads: usize) -> u64 {
         self.thread_bytes * threads as u64 + self.common_bytes + self.operand_bytes.iter().sum::<u64>()
     }

@@ -11,7 +11,8 @@ impl Run for Activate {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::flat(&[self.x, self.out]) else { return };
         let [x, out] = [self.x, self.out].map(|view| Matrix::of(&view));
-        let (name, activation) = (walk.typed("activate", self.out.dtype), activation_number(Some(self.activation)));
+        let name = walk.typed("activate", self.out.dtype);
+        let activation = activation_number(Some(self.activation));
         let arguments = arguments![walk.rows, walk.cols, x, out, activation];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ACTIVATION, &name, walk.shape(), arguments) };

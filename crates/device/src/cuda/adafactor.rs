@@ -1,4 +1,4 @@
-//! Adafactor: sums of squares along rows and columns, and updates that are divided by what they say.
+//! Adafactor: sums of squares along rows and columns, and updates divided by them.
 
 use super::elementwise::{MOST_BLOCKS, add_partials};
 use super::modules::OPTIMIZER;
@@ -17,7 +17,8 @@ impl Run for SquareSums {
             return;
         }
         let [rows, cols] = self.x.shape();
-        let (x, factor) = (Matrix::of(&self.x), address(&self.factor));
+        let x = Matrix::of(&self.x);
+        let factor = address(&self.factor);
         if let Some(sums) = self.rows {
             let shape = Shape::linear(rows.div_ceil(ROWS) as u64, 32 * ROWS as u32);
             let arguments = arguments![rows as i64, cols as i64, x, factor, self.row_scale, sums.address];
@@ -72,7 +73,8 @@ impl Divided {
 impl Run for AdafactorNorm {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.factored.grad]) else { return };
-        let (shape, partials) = (summing(&walk), partial_sums(stream));
+        let shape = summing(&walk);
+        let partials = partial_sums(stream);
         let arguments = arguments![walk.rows, walk.cols, Divided::of(&self.factored), partials];
         // SAFETY: the arguments are the kernel's, the queue's order keeps others away from the operands, and the partials were
         // issued before they are added up.

@@ -1,4 +1,4 @@
-//! The queues of a CUDA device: the host issues to two streams, and looks for failures whenever it comes by.
+//! The queues of a CUDA device: the host issues to two streams, and checks for failures at every call.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -22,7 +22,7 @@ use crate::kernel::Kernel;
 use crate::queue::{Backend, Event, Health, HostData, KernelTime, Lane, Point, Stamp, kernel_panic};
 use crate::{PeerWork, View};
 
-/// What stays free beside an arena that takes all it can: working memory of products and attention, compiled kernels.
+/// Memory left free beside the largest arena: for working memory of products and attention, and compiled kernels.
 const LEAST_SPARE_BYTES: u64 = 3 << 29;
 
 pub(crate) struct CudaBackend {
@@ -106,15 +106,15 @@ impl CudaBackend {
         replays
     }
 
-    /// Panics with the message of what failed, if anything did.
+    /// Panics with the device's failure, if there is one.
     fn check(&self) {
         if let Some(message) = self.health.failure() {
-            // Whoever failed has said so; the hook of a panic would say it once more.
+            // The failure's message was printed; the panic hook would print it again.
             resume_unwind(Box::new(message.to_owned()));
         }
     }
 
-    /// Does something with a queue; a panic in it fails the device.
+    /// Runs `work` on a queue; a panic in it fails the device.
     fn issue<R>(&self, lane: Lane, work: impl FnOnce(&mut LaneState) -> R) -> R {
         self.check();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -211,7 +211,7 @@ impl Backend for CudaBackend {
         self.health.clone()
     }
 
-    fn card(&self) -> Option<usize> {
+    fn gpu(&self) -> Option<usize> {
         Some(self.ordinal)
     }
 
@@ -256,17 +256,17 @@ struct DeviceMemory {
     bytes: u64,
 }
 
-/// What a card has for an arena.
+/// A GPU's memory for arenas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaMemory {
-    /// The card's name.
+    /// The GPU's name.
     pub name: String,
     pub free_bytes: u64,
     pub total_bytes: u64,
 }
 
 impl CudaMemory {
-    /// What each of so many devices that share the card has for its arena. Each has working memory of its own beside it.
+    /// The arena of each of `devices` that share the GPU. Each also has its own working memory.
     pub fn arena_bytes_of(&self, devices: usize) -> u64 {
         let devices = devices.max(1) as u64;
         let spare_bytes = (devices * LEAST_SPARE_BYTES).max(self.total_bytes / 20);
@@ -274,7 +274,7 @@ impl CudaMemory {
     }
 }
 
-/// Asks a card, which it opens for this process.
+/// Opens a GPU for this process and reads its memory.
 pub fn cuda_memory(ordinal: usize) -> Result<CudaMemory, CudaError> {
     let context = Context::of(ordinal, None)?;
     memory_of(&context)
@@ -314,7 +314,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: the streams that used it have ended. Others on the card may have begun to use it for a collective that this
+        // SAFETY: the streams that used it have ended. Others on the GPU may have begun to use it for a collective that this
         // device gave up; freeing waits for them. (cuCtxSynchronize would break the graphs that other ranks capture meanwhile, and
         // has crashed.)
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
@@ -335,7 +335,8 @@ unsafe impl Sync for DefectWord {}
 
 impl DefectWord {
     fn new(context: Arc<Context>) -> Result<DefectWord, CudaError> {
-        let (mut memory, mut on_device) = (std::ptr::null_mut(), 0);
+        let mut memory = std::ptr::null_mut();
+        let mut on_device = 0;
         // SAFETY: the context is current.
         unsafe {
             let taken = sys::cuMemHostAlloc(&mut memory, size_of::<u64>(), sys::CU_MEMHOSTALLOC_DEVICEMAP);

@@ -1,6 +1,6 @@
-//! A card as this process uses it: its context, its compiled kernels, its library handles.
+//! A GPU as this process uses it: its context, its compiled kernels, its library handles.
 //!
-//! One for each card and process, kept until the process ends: devices come and go, compiled kernels stay.
+//! One for each GPU and process, kept until the process ends: devices come and go, compiled kernels stay.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use super::options::KernelCache;
 use super::product::Products;
 use super::{CudaError, part};
 
-/// What the driver says of a card.
+/// A GPU's properties, from the driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Properties {
     pub name: String,
@@ -27,7 +27,7 @@ pub(crate) struct Properties {
 pub(crate) struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
-    /// What parts are made of; cut when the first one is.
+    /// The groups that parts are made of; cut with the first part.
     groups: Mutex<Option<Arc<[sys::CUdevResource]>>>,
     properties: Properties,
     nvrtc: (i32, i32),
@@ -51,14 +51,14 @@ struct LoadedModule {
 #[derive(Clone, Copy)]
 struct LoadedFunction {
     raw: sys::CUfunction,
-    /// It may have all the shared memory there is.
+    /// Whether it may use all shared memory.
     large_shared: bool,
 }
 
 /// The oldest driver whose interface is used here.
 const LEAST_DRIVER: i32 = 12_080;
 
-/// Starts the driver and says how many cards it shows.
+/// Starts the driver and counts its GPUs.
 pub(super) fn start_driver() -> Result<usize, CudaError> {
     // SAFETY: asks the loader for a library that may be loaded and let go at any time.
     if !unsafe { sys::is_culib_present() } {
@@ -124,7 +124,7 @@ pub(super) fn properties(ordinal: usize) -> Result<(sys::CUdevice, Properties), 
 }
 
 impl Context {
-    /// The context of a card, the same for all devices on it.
+    /// The context of a GPU, the same for all devices on it.
     pub fn of(ordinal: usize, cache: Option<Arc<dyn KernelCache>>) -> Result<Arc<Context>, CudaError> {
         static CONTEXTS: Mutex<Vec<(usize, Arc<Context>)>> = Mutex::new(Vec::new());
         let mut contexts = CONTEXTS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -183,7 +183,7 @@ impl Context {
         self.raw
     }
 
-    /// The driver's calls are about the calling thread's current context.
+    /// The driver's calls act on the calling thread's current context.
     pub fn make_current(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as the process.
         succeed("using the CUDA device", unsafe { sys::cuCtxSetCurrent(self.raw) })
@@ -198,8 +198,8 @@ impl Context {
         lock(&self.products)
     }
 
-    /// Held while a product's algorithm is chosen: devices on a card choose alike and one at a time, and a card of the same kind finds
-    /// in the cache what another has chosen.
+    /// Held while a product's algorithm is chosen: devices on a GPU choose alike and one at a time, and a GPU of the same kind
+    /// finds another's choice in the cache.
     pub fn planning() -> MutexGuard<'static, ()> {
         static PLANNING: Mutex<()> = Mutex::new(());
         lock(&PLANNING)
@@ -209,7 +209,7 @@ impl Context {
         self.device
     }
 
-    /// The groups of multiprocessors that parts of the card are made of, the same for all.
+    /// The groups of multiprocessors that parts of the GPU are made of, the same for all.
     pub fn groups(&self) -> Result<Arc<[sys::CUdevResource]>, CudaError> {
         let mut groups = lock(&self.groups);
         if let Some(groups) = &*groups {
@@ -224,7 +224,7 @@ impl Context {
         lock(&self.cache).clone()
     }
 
-    /// A kernel of ours, compiled if it has not been yet. Panics with the compiler's words if it cannot be.
+    /// A kernel of ours, compiled if it has not been yet. Panics with the compiler's message if that fails.
     pub(super) fn function(&self, source: &'static Source, name: &str, large_shared: bool) -> sys::CUfunction {
         let mut modules = lock(&self.modules);
         if !modules.contains_key(source.name) {
@@ -277,7 +277,7 @@ impl Context {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under the lock fails the device; what the lock holds is only ever added to.
+    // A panic under the lock fails the device; the guarded map only ever grows.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 

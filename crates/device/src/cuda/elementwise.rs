@@ -50,7 +50,7 @@ impl Run for ColumnSum {
     }
 }
 
-/// Sums down columns are taken of at most this many blocks of rows...
+/// Column sums use at most this many blocks of rows...
 pub(super) const MOST_BLOCKS: usize = 256;
 /// ...of at least this many rows, so that partial sums cost little beside the rows themselves.
 const LEAST_ROWS: usize = 64;
@@ -67,7 +67,9 @@ pub(super) fn column_sum(x: View, rows_of: Option<(View, u32)>, out: View, scale
     let rows_per_block = x.rows.div_ceil(MOST_BLOCKS).max(LEAST_ROWS);
     let blocks = x.rows.div_ceil(rows_per_block);
     let partials = stream.scratch((blocks * x.cols * size_of::<f32>()) as u64);
-    let (rows, cols, rows_per_block) = (x.rows as i64, x.cols as i64, rows_per_block as i64);
+    let rows = x.rows as i64;
+    let cols = x.cols as i64;
+    let rows_per_block = rows_per_block as i64;
     let (indices, wanted) = rows_of.map_or((0, 0), |(indices, wanted)| (indices.address, wanted));
     let name = format!("column_sum_{}_{vector}", dtype_name(x.dtype));
     let shape = Shape {
@@ -87,7 +89,7 @@ pub(super) fn column_sum(x: View, rows_of: Option<(View, u32)>, out: View, scale
 /// behind the first one's in each row.
 ///
 /// # Safety
-/// The partials are there when the stream comes to this.
+/// The partials are written when the stream reaches this.
 pub(super) unsafe fn add_partials(
     partials: u64,
     blocks: usize,
@@ -111,7 +113,9 @@ impl Run for GatherColumns {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out]) else { return };
         let name = format!("gather_columns_{}", dtype_name(self.x.dtype));
-        let (x, out, x_cols) = (Matrix::of(&self.x), Matrix::of(&self.out), self.x.cols as i64);
+        let x = Matrix::of(&self.x);
+        let out = Matrix::of(&self.out);
+        let x_cols = self.x.cols as i64;
         let defects = stream.defects();
         let arguments = arguments![walk.rows, walk.cols, x, x_cols, self.columns.address, out, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -123,8 +127,11 @@ impl Run for ScatterColumns {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.x]) else { return };
         let name = format!("scatter_columns_{}", dtype_name(self.x.dtype));
-        let (x, out, out_cols) = (Matrix::of(&self.x), Matrix::of(&self.out), self.out.cols as i64);
-        let (accumulate, defects) = (self.accumulate as i32, stream.defects());
+        let x = Matrix::of(&self.x);
+        let out = Matrix::of(&self.out);
+        let out_cols = self.out.cols as i64;
+        let accumulate = self.accumulate as i32;
+        let defects = stream.defects();
         let arguments = arguments![walk.rows, walk.cols, x, self.columns.address, out, out_cols, accumulate, defects];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ELEMENTWISE, &name, one_by_one(walk), arguments) };

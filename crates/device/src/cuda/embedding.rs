@@ -10,8 +10,11 @@ use crate::kernel::{Embed, EmbedBackward, IGNORE};
 impl Run for Embed {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::rows(&[self.out, self.table]) else { return };
-        let (table, out, table_rows) = (Mixed::of(&self.table), Mixed::of(&self.out), self.table.rows as i64);
-        let (indices, accumulate) = (self.indices.address, self.accumulate as i32);
+        let table = Mixed::of(&self.table);
+        let out = Mixed::of(&self.out);
+        let table_rows = self.table.rows as i64;
+        let indices = self.indices.address;
+        let accumulate = self.accumulate as i32;
         let arguments =
             arguments![walk.rows, walk.cols, table, table_rows, indices, self.first, self.scale, out, accumulate];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -43,7 +46,9 @@ impl Run for EmbedBackward {
 fn row_by_row(kernel: &EmbedBackward, stream: &mut Stream) {
     const THREADS: usize = 256;
     let EmbedBackward { dtable, indices, first, scale, dout } = *kernel;
-    let (tokens, cols, table_rows) = (dout.rows as i64, dout.cols as i64, dtable.rows as i64);
+    let tokens = dout.rows as i64;
+    let cols = dout.cols as i64;
+    let table_rows = dtable.rows as i64;
     let range_bytes = (dtable.rows * size_of::<u32>()) as u64;
     let firsts = stream.scratch(2 * range_bytes);
     let lasts = firsts + range_bytes;

@@ -1,4 +1,4 @@
-//! What can be wrong with a card, its driver and its libraries, in sentences that say what to do.
+//! Errors of a GPU, its driver and its libraries, with what to do about them.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use cudarc::driver::sys::CUresult;
 /// A device that could not be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaError {
-    /// A library that is not there: what it is, and how to get it.
+    /// A missing library: its purpose, and how to get it.
     Missing {
         library: &'static str,
         hint: &'static str,
     },
-    /// NCCL, which only ranks on different cards need.
+    /// Missing NCCL, which only ranks on different GPUs need.
     NoNccl {
         file: String,
-        /// The loader's words.
+        /// The loader's message.
         error: String,
-        /// What LD_LIBRARY_PATH says.
+        /// The value of LD_LIBRARY_PATH.
         folders: Option<String>,
     },
     TooOld {
@@ -29,27 +29,27 @@ pub enum CudaError {
         ordinal: usize,
         found: usize,
     },
-    /// The card's memory is used by somebody else.
+    /// Another process uses the GPU's memory.
     ShortOfMemory {
         planned_bytes: u64,
         free_bytes: u64,
         total_bytes: u64,
     },
-    /// A card of an architecture that the kernels do not run on.
+    /// A GPU of an architecture that the kernels do not run on.
     Architecture {
         device: String,
         capability: (i32, i32),
     },
-    /// Parts that the card cannot be cut in.
+    /// Parts that the GPU cannot be cut in.
     Parts {
         device: String,
         multiprocessors: u32,
         wanted: Vec<u32>,
-        /// Multiprocessors of a group, and how many of these there are.
+        /// Multiprocessors of a group, and the number of groups.
         group: u32,
         groups: usize,
     },
-    /// A call that failed, with the driver's words.
+    /// A failed call with the driver's message.
     Call {
         what: String,
         error: String,
@@ -115,7 +115,7 @@ impl CudaError {
     }
 }
 
-/// The driver's name and words for an error, and what to do about those that have a remedy.
+/// The driver's name and message for an error, and a remedy if there is one.
 pub(super) fn describe(result: CUresult) -> String {
     use CUresult::*;
     let error = cudarc::driver::result::DriverError(result);
@@ -144,7 +144,7 @@ pub(super) fn describe(result: CUresult) -> String {
     format!("{words}\n  hint: {hint}")
 }
 
-/// Panics with what was done and the driver's words. The backend turns the panic into the device's failure.
+/// Panics with the failed action and the driver's message. The backend turns the panic into the device's failure.
 #[track_caller]
 pub(super) fn must(what: &str, result: CUresult) {
     if result != CUresult::CUDA_SUCCESS {

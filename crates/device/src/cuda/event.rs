@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::error::must;
 
-/// Events of one kind that were made and are not in use.
+/// Unused events of one kind.
 pub(crate) struct EventPool {
     context: sys::CUcontext,
     timed: bool,
@@ -37,8 +37,7 @@ impl EventPool {
     }
 }
 
-/// A recorded point. It goes back to its pool with the last handle: whoever was told to wait for it waits for this record,
-/// not for a later one.
+/// A recorded point. The last handle returns it to its pool, so a waiter waits for this record and not for a later one.
 #[derive(Clone)]
 pub(crate) struct SharedEvent(Arc<Recorded>);
 
@@ -104,12 +103,13 @@ impl SharedEvent {
     }
 }
 
-/// Turns points of a card's work into moments of the host's clock.
+/// Turns points of a GPU's work into moments of the host's clock.
 pub(crate) struct Clock {
     base: Mutex<(SharedEvent, Instant)>,
 }
 
-/// Times are told in f32 milliseconds: after this many a new base is taken, so that they stay exact to a microsecond.
+/// The driver reports times in f32 milliseconds. After this many the clock takes a new base, so that they stay exact to a
+/// microsecond.
 const REBASE_MILLISECONDS: f64 = 2000.0;
 
 impl Clock {
@@ -135,7 +135,7 @@ impl Clock {
     }
 }
 
-/// A moment of a card's work, looked up when it is asked for.
+/// A moment of a GPU's work, looked up on request.
 #[derive(Clone)]
 pub(crate) struct Moment {
     clock: Arc<Clock>,

@@ -24,7 +24,9 @@ impl Run for LossStats {
         }
         let (shape, vector) = of_rows(&[self.logits]);
         let name = format!("loss_stats_{}_{vector}", dtype_name(self.logits.dtype));
-        let (cols, logits, stats) = (self.logits.cols as i64, Matrix::of(&self.logits), Matrix::of(&self.stats));
+        let cols = self.logits.cols as i64;
+        let logits = Matrix::of(&self.logits);
+        let stats = Matrix::of(&self.stats);
         let arguments = arguments![cols, logits, self.labels.address, self.first, stats];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&LOSS, &name, shape, arguments) };
@@ -37,7 +39,8 @@ impl Run for LossMerge {
         if self.stats.rows == 0 {
             return;
         }
-        let (tokens, ranks) = (self.stats.rows as i64, self.parts.rows as i64);
+        let tokens = self.stats.rows as i64;
+        let ranks = self.parts.rows as i64;
         let arguments = arguments![tokens, ranks, Matrix::of(&self.parts), Matrix::of(&self.stats)];
         let shape = Shape::linear((tokens as u64).div_ceil(THREADS as u64), THREADS);
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.

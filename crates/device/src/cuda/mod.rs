@@ -1,13 +1,12 @@
-//! The CUDA device: two streams, each an in-order queue, over one piece of the card's memory.
+//! The CUDA device: two streams, each an in-order queue, over one piece of the GPU's memory.
 //!
-//! The host issues to the streams and waits for nothing inside a step; what it issues again and again becomes CUDA graphs
-//! (`replay`). Products are cuBLASLt's; everything else is CUDA C++ under `kernels/`, compiled by NVRTC for the card that is
-//! there and kept in a [`KernelCache`]. Libraries are opened at run time, so a program with this device in it starts on
-//! machines without CUDA.
+//! The host issues to the streams and waits for nothing inside a step; repeated work becomes CUDA graphs (`replay`). Products
+//! are cuBLASLt's; everything else is CUDA C++ under `kernels/`, compiled by NVRTC for the present GPU and kept in a
+//! [`KernelCache`]. Libraries are opened at run time, so a program with this device in it starts on machines without CUDA.
 //!
-//! Several devices may share a card, each with an arena and two streams of its own. All have the card's one context, so they
+//! Several devices may share a GPU, each with an arena and two streams of its own. All have the GPU's one context, so they
 //! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors. Devices on different
-//! cards have contexts of their own, and bytes go between them by `nccl`.
+//! GPUs have contexts of their own, and bytes go between them by `nccl`.
 //!
 //! A kernel's order of additions depends on its shape alone: the same work gives the same bits.
 
@@ -50,7 +49,7 @@ pub use nccl::{NcclCommunicator, NcclId, NcclLibrary, NcclTransfer};
 pub use options::{CudaOptions, KernelCache};
 pub use part::{CudaPart, cuda_parts};
 pub use replay::Replays;
-pub use report::{CudaCard, CudaReport, cuda_cards, cuda_report};
+pub use report::{CudaGpu, CudaReport, cuda_gpus, cuda_report};
 pub(crate) use stream::Stream;
 
 /// A kernel's computation on this device: it issues to the stream and returns.

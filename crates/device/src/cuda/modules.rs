@@ -1,4 +1,4 @@
-//! The sources of our kernels, and how they become code for a card.
+//! The sources of our kernels, and their compilation for a GPU.
 //!
 //! Each file under `kernels/` is compiled by itself, with `prelude.cuh` before it, when its first kernel is launched.
 
@@ -13,7 +13,7 @@ use super::options::KernelCache;
 #[derive(Debug)]
 pub(super) struct Source {
     pub name: &'static str,
-    /// Its text, one part behind the other.
+    /// Its text, in consecutive parts.
     pub parts: &'static [&'static str],
 }
 
@@ -39,8 +39,8 @@ sources! {
     ROTARY = "rotary.cu",
 }
 
-/// What a kernel found wrong with an operand: it writes one word of these three numbers and goes on without the element.
-/// The host looks at the word whenever it waits.
+/// A defect that a kernel found in an operand: it writes one word of these three numbers and skips the element. The host checks
+/// the word whenever it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defect {
     /// A column number outside a matrix.
@@ -52,9 +52,10 @@ pub(crate) enum Defect {
 }
 
 impl Defect {
-    /// The upper 4 bits say what, the next 28 the limit, the lower 32 the number found. Zero is no defect.
+    /// The upper 4 bits are the kind, the next 28 the limit, the lower 32 the number found. Zero is no defect.
     pub fn decode(word: u64) -> Option<Defect> {
-        let (found, limit) = (word as u32, (word >> 32) as u32 & 0x0fff_ffff);
+        let found = word as u32;
+        let limit = (word >> 32) as u32 & 0x0fff_ffff;
         match word >> 60 {
             0 => None,
             1 => Some(Defect::Column { column: found, cols: limit }),
@@ -74,7 +75,7 @@ impl std::fmt::Display for Defect {
     }
 }
 
-/// Every file of kernels. Of those that attention compiles for a width of heads, only some.
+/// Every file of kernels, but only some of those that attention compiles for a width of heads.
 fn sources() -> impl Iterator<Item = &'static Source> {
     FILES.iter().copied().chain(super::attention::sources())
 }
@@ -88,8 +89,8 @@ pub fn kernel_sources() -> Vec<(&'static str, String)> {
     sources().map(|source| (source.name, full_text(source))).collect()
 }
 
-/// Compiles every file of kernels for an architecture such as `sm_90a`, and returns the sizes of what came out. It needs
-/// NVRTC and no card.
+/// Compiles every file of kernels for an architecture such as `sm_90a`, and returns the sizes of the results. It needs NVRTC
+/// and no GPU.
 pub fn compile_all_kernels(architecture: &str) -> Result<Vec<(&'static str, usize)>, CudaError> {
     nvrtc_version()?;
     sources().map(|source| Ok((source.name, compile(source, architecture)?.len()))).collect()
@@ -144,12 +145,12 @@ fn key(source: &Source, architecture: &str, (major, minor): (i32, i32)) -> Strin
     format!("{}-{architecture}-nvrtc{major}.{minor}-{digest:016x}", source.name.trim_end_matches(".cu"))
 }
 
-/// The same whatever compiler built the program: the cache outlives it.
+/// Independent of the compiler that built the program: the cache outlives it.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// An entry of the cache is a digest and what it was taken of: a torn or damaged file is recognised.
+/// An entry of the cache is a digest and its bytes, so a torn or damaged file is recognised.
 pub(super) fn wrap_entry(code: &[u8]) -> Vec<u8> {
     let mut entry = digest(code).to_le_bytes().to_vec();
     entry.extend_from_slice(code);

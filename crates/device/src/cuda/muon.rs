@@ -1,4 +1,4 @@
-//! What Muon does to a matrix beside products.
+//! Muon's elementwise kernels.
 
 use super::modules::OPTIMIZER;
 use super::optimizer::address;
@@ -11,7 +11,8 @@ impl Run for MuonMomentum {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::flat(&[self.grad, self.momentum]) else { return };
         let (grad, momentum) = (Matrix::of(&self.grad), Matrix::of(&self.momentum));
-        let (rest, nesterov) = ((1.0 - self.beta as f64) as f32, self.nesterov as i32);
+        let rest = (1.0 - self.beta as f64) as f32;
+        let nesterov = self.nesterov as i32;
         let factor = address(&self.grad_factor);
         let arguments = arguments![walk.rows, walk.cols, grad, momentum, self.beta, rest, nesterov, factor];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
@@ -22,7 +23,9 @@ impl Run for MuonMomentum {
 impl Run for Normalize {
     fn run(&self, stream: &mut Stream) {
         let Some(walk) = Walk::flat(&[self.x, self.out]) else { return };
-        let (x, out, norm) = (Mixed::of(&self.x), Mixed::of(&self.out), self.squared_norm.address);
+        let x = Mixed::of(&self.x);
+        let out = Mixed::of(&self.out);
+        let norm = self.squared_norm.address;
         let arguments = arguments![walk.rows, walk.cols, x, norm, self.least, out];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&OPTIMIZER, &walk.name("normalize"), walk.shape(), arguments) };

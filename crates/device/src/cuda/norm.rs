@@ -10,9 +10,9 @@ use crate::kernel::{Norm, NormBackward, NormKind};
 
 const WARP: usize = 32;
 const MOST_THREADS: usize = 1024;
-/// Rows side by side in a block, where a warp is enough for one.
+/// Rows side by side in a block, if a warp is enough for one.
 const ROWS_AT_ONCE: usize = 8;
-/// Threads that share the rows in backward: as many as a card runs at once. Each block keeps partial sums of every column.
+/// Threads that share the rows in backward: as many as a GPU runs at once. Each block keeps partial sums of every column.
 const BACKWARD_THREADS: usize = 1 << 17;
 
 /// The width of vectors, threads for a row, and rows at once.
@@ -39,7 +39,9 @@ impl Run for Norm {
         let [x, out, stats] = [self.x, self.out, self.stats].map(|view| Matrix::of(&view));
         let [add, sum] = [self.add, self.sum].map(|view| Matrix::optional(&view));
         let bias = self.bias.map_or(0, |bias| bias.address);
-        let (weight, offset, epsilon) = (self.weight.address, self.weight_offset, self.epsilon);
+        let weight = self.weight.address;
+        let offset = self.weight_offset;
+        let epsilon = self.epsilon;
         let arguments = arguments![rows, cols, x, add, sum, weight, offset, bias, epsilon, out, stats];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&NORM, &name, shape, arguments) };
@@ -73,9 +75,13 @@ fn in_one_pass(kernel: &NormBackward, vector: usize, threads: [u32; 3], stream: 
     let shape = Shape { threads, ..Shape::linear(blocks as u64, 1) };
     let kind = if kernel.kind == NormKind::Layer { "layer" } else { "rms" };
     let name = format!("norm_backward_{kind}_{}_{vector}", dtype_name(kernel.x.dtype));
-    let (rows, cols, rows_per_block) = (kernel.x.rows as i64, kernel.x.cols as i32, rows_per_block as i64);
+    let rows = kernel.x.rows as i64;
+    let cols = kernel.x.cols as i32;
+    let rows_per_block = rows_per_block as i64;
     let [x, stats, dout, dx] = [kernel.x, kernel.stats, kernel.dout, kernel.dx].map(|view| Matrix::of(&view));
-    let (weight, offset, residual) = (kernel.weight.address, kernel.weight_offset, Matrix::optional(&kernel.residual));
+    let weight = kernel.weight.address;
+    let offset = kernel.weight_offset;
+    let residual = Matrix::optional(&kernel.residual);
     let arguments = arguments![rows, cols, x, weight, offset, stats, dout, residual, dx, rows_per_block, partials];
     // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
     unsafe { stream.launch(&NORM, &name, shape, arguments) };
@@ -91,9 +97,13 @@ fn columns_then_rows(kernel: &NormBackward, stream: &mut Stream) {
     let of_columns = Shape { blocks: [across, blocks as u32, 1], threads: [THREADS, 1, 1], shared_bytes: 0 };
     let of_rows = Shape::linear(kernel.x.rows as u64, MOST_THREADS as u32);
     let layer = (kernel.kind == NormKind::Layer) as i32;
-    let (rows, cols, rows_per_block) = (kernel.x.rows as i64, kernel.x.cols as i64, rows_per_block as i64);
+    let rows = kernel.x.rows as i64;
+    let cols = kernel.x.cols as i64;
+    let rows_per_block = rows_per_block as i64;
     let [x, stats, dout, dx] = [kernel.x, kernel.stats, kernel.dout, kernel.dx].map(|view| Matrix::of(&view));
-    let (weight, offset, residual) = (kernel.weight.address, kernel.weight_offset, Matrix::optional(&kernel.residual));
+    let weight = kernel.weight.address;
+    let offset = kernel.weight_offset;
+    let residual = Matrix::optional(&kernel.residual);
     let columns = arguments![rows, cols, x, stats, dout, rows_per_block, partials];
     let rows = arguments![layer, cols, x, weight, offset, stats, dout, residual, dx];
     // SAFETY: the arguments are the kernels', and the queue's order keeps others away from the operands. The columns come

@@ -1,4 +1,4 @@
-//! Updates that treat every element by itself, and the norm that clips gradients.
+//! Elementwise updates, and the norm that clips gradients.
 
 use super::modules::OPTIMIZER;
 use super::rows::{Matrix, Mixed, Walk};
@@ -7,7 +7,7 @@ use super::{Run, Stream};
 use crate::View;
 use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
 
-/// What one update of AdamW multiplies by, worked out once in f64; the kernel's `AdamWFactors`.
+/// The factors of one AdamW update, computed once in f64; the kernel's `AdamWFactors`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct AdamWFactors {
@@ -41,7 +41,7 @@ impl AdamWFactors {
     }
 }
 
-/// The address of what may not be there.
+/// The address of an optional view; 0 if absent.
 pub(super) fn address(view: &Option<View>) -> u64 {
     view.map_or(0, |view| view.address)
 }
@@ -75,7 +75,9 @@ impl Run for Sgd {
     fn run(&self, stream: &mut Stream) {
         let operands = [Some(self.weight), Some(self.grad), self.momentum, self.copy];
         let Some(walk) = Walk::flat(&operands.into_iter().flatten().collect::<Vec<_>>()) else { return };
-        let (weight, grad, momentum) = (self.weight.address, self.grad.address, address(&self.momentum));
+        let weight = self.weight.address;
+        let grad = self.grad.address;
+        let momentum = address(&self.momentum);
         let (factor, frozen) = (address(&self.grad_factor), address(&self.frozen));
         let copy = Mixed::optional(&self.copy);
         let factors =
@@ -120,7 +122,7 @@ impl Run for Lion {
     }
 }
 
-/// Enough to fill any card, and few enough for one block to add up.
+/// Enough to fill any GPU, and few enough for one block to add up.
 const MOST_BLOCKS: u32 = 1024;
 
 /// Room for the partial sum of every block, f64.
@@ -128,7 +130,7 @@ pub(super) fn partial_sums(stream: &mut Stream) -> u64 {
     stream.scratch(MOST_BLOCKS as u64 * size_of::<f64>() as u64)
 }
 
-/// As many of a walk's blocks as there is room for the partial sums of.
+/// A walk's blocks, at most as many as there is room for partial sums.
 pub(super) fn summing(walk: &Walk) -> Shape {
     let mut shape = walk.shape();
     shape.blocks[0] = shape.blocks[0].min(MOST_BLOCKS);
@@ -138,7 +140,7 @@ pub(super) fn summing(walk: &Walk) -> Shape {
 /// `out = Σ partials`, or `out += Σ partials`.
 ///
 /// # Safety
-/// The partials are there when the stream comes to this.
+/// The partials are written when the stream reaches this.
 pub(super) unsafe fn add_partial_sums(blocks: u32, partials: u64, out: View, accumulate: bool, stream: &mut Stream) {
     const THREADS: u32 = 256;
     let arguments = arguments![blocks as i64, partials, out.address, accumulate as i32];

@@ -2,28 +2,28 @@ use std::sync::Arc;
 
 use super::part::CudaPart;
 
-/// Where compiled kernels and measured choices are kept between runs.
+/// Keeps compiled kernels and measured choices between runs.
 ///
-/// What it returns is checked before it is used: an entry may be damaged, missing or of another version.
+/// Callers check entries before using them: one may be damaged, missing or of another version.
 pub trait KernelCache: Send + Sync {
     fn get(&self, key: &str) -> Option<Vec<u8>>;
-    /// A failure to keep it is no error: it is made again next time.
+    /// A failure to keep it is no error: the next run makes it again.
     fn put(&self, key: &str, bytes: &[u8]);
 }
 
-/// Which card a device is, and how much of it.
+/// The GPU of a device, and its share of it.
 #[derive(Clone)]
 pub struct CudaOptions {
     /// Names the device in messages.
     pub name: String,
-    /// The card's number among those that the driver shows.
+    /// The GPU's number in the driver's order.
     pub ordinal: usize,
     /// Bytes of the arena; most of what is free if absent.
     pub memory_bytes: Option<u64>,
-    /// The multiprocessors that its kernels run on; all of the card's if absent.
+    /// The multiprocessors that its kernels run on; all of the GPU's if absent.
     pub part: Option<CudaPart>,
     pub cache: Option<Arc<dyn KernelCache>>,
-    /// Whether work that repeats is replayed as CUDA graphs. It computes the same.
+    /// Whether repeated work is replayed as CUDA graphs. Results are the same.
     pub graph: bool,
 }
 

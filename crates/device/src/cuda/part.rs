@@ -1,8 +1,8 @@
-//! Parts of a card: some of its multiprocessors, on which all kernels of a device run.
+//! Parts of a GPU: some of its multiprocessors, on which all kernels of a device run.
 //!
-//! The driver cuts a card in groups of multiprocessors that share hardware, once, and joins some of them to a green context.
-//! Memory, compiled kernels and events stay those of the card's own context, which stays current; only streams belong to the
-//! part. All parts share the card's memory bandwidth and its clocks.
+//! The driver cuts a GPU once into groups of multiprocessors that share hardware, and joins some of them into a green context.
+//! Memory, compiled kernels and events stay those of the GPU's own context, which stays current; only streams belong to the
+//! part. All parts share the GPU's memory bandwidth and its clocks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use cudarc::driver::sys;
 use super::CudaError;
 use super::context::{Context, succeed};
 
-/// Some of a card's multiprocessors. [`cuda_parts`] makes them.
+/// Some of a GPU's multiprocessors. [`cuda_parts`] makes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaPart {
-    /// The groups that it is made of.
+    /// Its groups.
     groups: Range<usize>,
     /// How many multiprocessors they have.
     multiprocessors: u32,
@@ -27,7 +27,7 @@ impl CudaPart {
     }
 }
 
-/// Parts of a card with exactly so many multiprocessors each, none in two of them. The error says what is possible.
+/// Disjoint parts of a GPU with exactly these numbers of multiprocessors. The error says what is possible.
 pub fn cuda_parts(ordinal: usize, multiprocessors: &[u32]) -> Result<Vec<CudaPart>, CudaError> {
     let context = Context::of(ordinal, None)?;
     let groups = context.groups()?;
@@ -45,7 +45,8 @@ pub fn cuda_parts(ordinal: usize, multiprocessors: &[u32]) -> Result<Vec<CudaPar
 fn cut(groups: &[u32], wanted: &[u32]) -> Option<Vec<CudaPart>> {
     let mut next = 0;
     let part = |&multiprocessors: &u32| {
-        let (first, mut found) = (next, 0);
+        let first = next;
+        let mut found = 0;
         while found < multiprocessors {
             found += groups.get(next)?;
             next += 1;
@@ -60,9 +61,9 @@ fn multiprocessors_of(group: &sys::CUdevResource) -> u32 {
     unsafe { group.__bindgen_anon_1.sm.smCount }
 }
 
-/// The smallest groups of multiprocessors that the card can be cut in, all alike; what remains is in none. On an H200 these are 15
-/// of 8, and 12 remain. The driver can ignore which of them are neighbours and then has 16, but cuBLASLt's kernels of clusters
-/// fail in such parts.
+/// The smallest equal groups of multiprocessors that the GPU can be cut into, without the remainder. On an H200 these are 15 of
+/// 8, and 12 remain. If it ignores which of them are neighbours, the driver finds 16, but cuBLASLt's cluster kernels fail in
+/// such parts.
 ///
 /// # Safety
 /// The device exists.
@@ -80,7 +81,8 @@ pub(super) unsafe fn groups(
         succeed("asking for multiprocessors", sys::cuDeviceGetDevResource(device, &mut whole, kind))?;
         let mut count = multiprocessors_of(&whole) / least;
         let mut groups: Vec<sys::CUdevResource> = vec![std::mem::zeroed(); count as usize];
-        let (first, mut rest) = (groups.as_mut_ptr(), std::mem::zeroed());
+        let first = groups.as_mut_ptr();
+        let mut rest = std::mem::zeroed();
         let split = sys::cuDevSmResourceSplitByCount(first, &mut count, &whole, &mut rest, 0, least);
         succeed("cutting the GPU in groups of multiprocessors", split)?;
         groups.truncate(count as usize);
@@ -91,7 +93,7 @@ pub(super) unsafe fn groups(
 /// A part in use: its streams are made here.
 pub(crate) struct GreenContext {
     raw: sys::CUgreenCtx,
-    /// The same, as something that can be made current.
+    /// The same as a context that can be made current.
     as_context: sys::CUcontext,
     multiprocessors: u32,
     context: Arc<Context>,
@@ -109,7 +111,7 @@ impl GreenContext {
         let mut raw = std::ptr::null_mut();
         let mut as_context = std::ptr::null_mut();
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: the groups are those of one division of this card, whose context is open.
+        // SAFETY: the groups are those of one division of this GPU, whose context is open.
         unsafe {
             let count = joined.len() as u32;
             let joins = sys::cuDevResourceGenerateDesc(&mut description, joined.as_mut_ptr(), count);
@@ -157,8 +159,8 @@ mod tests {
 
     #[test]
     fn parts_are_made_of_whole_groups_that_none_shares() {
-        let card = [8; 15];
-        // Where the parts end, in groups.
+        let gpu = [8; 15];
+        // The ends of the parts, in groups.
         let cases: [(&[u32], Option<&[usize]>); 8] = [
             (&[40, 40, 24, 16], Some(&[5, 10, 13, 15])),
             (&[56, 64], Some(&[7, 15])),
@@ -170,7 +172,7 @@ mod tests {
             (&[0, 8], None),
         ];
         for (wanted, expected) in cases {
-            let found = cut(&card, wanted);
+            let found = cut(&gpu, wanted);
             let ends = found.as_ref().map(|parts| parts.iter().map(|part| part.groups.end).collect::<Vec<_>>());
             assert_eq!(ends.as_deref(), expected, "{wanted:?}");
             let mut next = 0;

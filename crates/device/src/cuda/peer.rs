@@ -1,4 +1,4 @@
-//! What a device does to the memory of others on the same card.
+//! Work on the memory of other devices on the same GPU.
 
 use super::Stream;
 use super::modules::PEER;
@@ -18,7 +18,7 @@ struct Sum {
 }
 
 const THREADS: u32 = 256;
-/// What a thread reads or writes at once where it can.
+/// Bytes that a thread reads or writes at once, if aligned.
 const VECTOR_BYTES: u64 = 16;
 
 /// # Safety

@@ -12,8 +12,8 @@ fn check(placement: &Placement, cols: usize) {
     assert!(placement.cols <= 1 << 32, "random matrices have at most 2^32 columns, not {}", placement.cols);
 }
 
-/// Dropped are elements whose random word is less than this. A uniform number is the upper 24 bits of its word, so comparing
-/// words says the same and spares the conversion to f32, which is slow on a card.
+/// Elements whose random word is below this are dropped. A uniform number is the upper 24 bits of its word, so comparing words
+/// gives the same result without the conversion to f32, which is slow on a GPU.
 pub(super) fn dropped_below(probability: f32) -> u32 {
     const STEPS: f32 = (1 << 24) as f32;
     const WORDS_PER_STEP: u32 = 1 << 8;
@@ -41,7 +41,9 @@ impl Run for Dropout {
         let Some(walk) = Walk::rows(&[self.x, self.out]) else { return };
         let Placement { first_row, first_col, .. } = self.placement;
         let name = walk.typed("dropout", self.out.dtype);
-        let (x, out, seed) = (Matrix::of(&self.x), Matrix::of(&self.out), seed_of(self.seed, 0));
+        let x = Matrix::of(&self.x);
+        let out = Matrix::of(&self.out);
+        let seed = seed_of(self.seed, 0);
         let factor = 1.0 / (1.0 - self.probability);
         let below = dropped_below(self.probability);
         let arguments = arguments![walk.rows, walk.cols, x, out, seed, first_row, first_col, below, factor];

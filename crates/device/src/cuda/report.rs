@@ -1,4 +1,4 @@
-//! What a program finds of CUDA on this machine, whether or not it can be used.
+//! Reports the CUDA installation of this machine, usable or not.
 
 use std::fmt;
 
@@ -9,35 +9,35 @@ use super::modules::nvrtc_version;
 use super::nccl::NcclLibrary;
 use super::product::cublaslt_version;
 
-/// A card as the driver shows it.
+/// A GPU as the driver describes it.
 #[derive(Clone, Debug)]
-pub struct CudaCard {
+pub struct CudaGpu {
     pub name: String,
     pub capability: (i32, i32),
     pub multiprocessors: u32,
     pub memory_bytes: u64,
 }
 
-/// The driver, the cards and the libraries that were found, and what is missing.
+/// The driver, the GPUs and the libraries found, and those missing.
 #[derive(Clone, Debug, Default)]
 pub struct CudaReport {
     /// The newest CUDA that the driver serves.
     pub driver: Option<String>,
-    pub cards: Vec<CudaCard>,
+    pub gpus: Vec<CudaGpu>,
     /// Name and version.
     pub libraries: Vec<(&'static str, String)>,
-    /// What computes attention.
+    /// The library that computes attention.
     pub attention: CudnnReport,
-    /// Why a card could not be used, each with what to do.
+    /// Reasons why a GPU cannot be used, each with a remedy.
     pub problems: Vec<String>,
 }
 
-/// How many cards the driver shows.
-pub fn cuda_cards() -> Result<usize, CudaError> {
+/// The number of GPUs that the driver finds.
+pub fn cuda_gpus() -> Result<usize, CudaError> {
     start_driver()
 }
 
-/// Looks at the driver, the cards and the libraries. It starts nothing on a card.
+/// Queries the driver, the GPUs and the libraries. It starts nothing on a GPU.
 pub fn cuda_report() -> CudaReport {
     let mut report = CudaReport::default();
     match start_driver() {
@@ -46,11 +46,11 @@ pub fn cuda_report() -> CudaReport {
             report.driver = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
             for ordinal in 0..count {
                 match properties(ordinal) {
-                    Ok((_, card)) => report.cards.push(CudaCard {
-                        name: card.name,
-                        capability: card.capability,
-                        multiprocessors: card.multiprocessors,
-                        memory_bytes: card.total_bytes,
+                    Ok((_, gpu)) => report.gpus.push(CudaGpu {
+                        name: gpu.name,
+                        capability: gpu.capability,
+                        multiprocessors: gpu.multiprocessors,
+                        memory_bytes: gpu.total_bytes,
                     }),
                     Err(error) => report.problems.push(error.to_string()),
                 }
@@ -69,7 +69,7 @@ pub fn cuda_report() -> CudaReport {
         }
         Err(error) => report.problems.push(error.to_string()),
     }
-    // Without it, ranks on different cards say so when they are started.
+    // Ranks on different GPUs report a missing NCCL when they start.
     if let Ok(library) = NcclLibrary::find() {
         report.libraries.push(("NCCL", library.version()));
     }
@@ -83,9 +83,9 @@ impl fmt::Display for CudaReport {
             Some(driver) => writeln!(f, "CUDA driver    for CUDA {driver}")?,
             None => writeln!(f, "CUDA driver    none found")?,
         }
-        for (ordinal, card) in self.cards.iter().enumerate() {
-            let gib = card.memory_bytes as f64 / (1u64 << 30) as f64;
-            let CudaCard { name, capability: (major, minor), multiprocessors, .. } = card;
+        for (ordinal, gpu) in self.gpus.iter().enumerate() {
+            let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
+            let CudaGpu { name, capability: (major, minor), multiprocessors, .. } = gpu;
             let facts = format!("{gib:.1} GiB, {multiprocessors} multiprocessors, compute {major}.{minor}");
             writeln!(f, "CUDA GPU {ordinal}     {name}, {facts}")?;
         }

@@ -9,7 +9,8 @@ use crate::kernel::Rotary;
 impl Run for Rotary {
     fn run(&self, stream: &mut Stream) {
         const THREADS: u32 = 256;
-        let (heads, half) = (self.x, self.table.cols / 2);
+        let heads = self.x;
+        let half = self.table.cols / 2;
         let places = heads.tokens() * heads.count();
         if places == 0 || half == 0 {
             return;

@@ -1,4 +1,4 @@
-//! How matrices are handed to kernels, and how threads are spread over their elements.
+//! Passes matrices to kernels, and spreads threads over their elements.
 
 use super::stream::Shape;
 use crate::{DType, View};
@@ -16,7 +16,7 @@ impl Matrix {
         Matrix { address: view.address, stride: view.stride as i64 }
     }
 
-    /// None is told by its address.
+    /// Address 0 stands for `None`.
     pub fn optional(view: &Option<View>) -> Matrix {
         view.as_ref().map_or(Matrix { address: 0, stride: 0 }, Matrix::of)
     }
@@ -41,8 +41,8 @@ impl Mixed {
     }
 }
 
-/// What a thread reads or writes at once where rows are aligned. Twice as much was measured at half the speed in a fill:
-/// each access of a warp then left out every other sector.
+/// Bytes that a thread reads or writes at once if rows are aligned. Measured in a fill: twice as much ran at half the speed,
+/// because each access of a warp then skipped every other sector.
 const VECTOR_BYTES: usize = 16;
 const THREADS: u32 = 256;
 
@@ -64,12 +64,12 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Where elements do not depend on their row or column: matrices without gaps are walked as one row. None where there
-    /// is nothing to do.
+    /// For kernels whose elements do not depend on row or column: walks matrices without gaps as one row. `None` if there is
+    /// nothing to do.
     pub fn flat(views: &[View]) -> Option<Walk> {
         let walk = Walk::rows(views)?;
         let contiguous = views.iter().all(View::is_contiguous);
-        // Of the alignments, only those of the first elements count then.
+        // Then only the first elements' alignment counts.
         let first_rows: Vec<View> = views.iter().map(|view| view.row_range(0..1)).collect();
         Some(match contiguous {
             true => Walk { rows: 1, cols: walk.rows * walk.cols, vector: mixed_vector(&first_rows) },
@@ -109,7 +109,7 @@ pub(super) fn vector(dtype: DType, views: &[View]) -> usize {
     if rows_are_aligned(views) { VECTOR_BYTES / dtype.size_bytes() } else { 1 }
 }
 
-/// Of kernels that take a mixture: as many as of the widest.
+/// The same for kernels of mixed dtypes: that of the widest.
 fn mixed_vector(views: &[View]) -> usize {
     let has_f32 = views.iter().any(|view| view.dtype != DType::Bf16);
     vector(if has_f32 { DType::F32 } else { DType::Bf16 }, views)

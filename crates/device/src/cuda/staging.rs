@@ -1,4 +1,4 @@
-//! Numbers on their way between host and card, through memory that the card can reach by itself.
+//! Copies between host and GPU, through pinned memory that the GPU can reach by itself.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{DType, View};
 const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 4 << 20;
 
-/// A few pieces of pinned memory, used in turn. A piece is written again once the card has read it.
+/// A few slots of pinned memory, used in turn. A slot is written again once the GPU has read it.
 pub(super) struct Staging {
     context: Arc<Context>,
     slots: Vec<Slot>,
@@ -68,7 +68,7 @@ impl Staging {
         Staging { context, slots: Vec::new(), next: 0 }
     }
 
-    /// A slot that nobody uses any more.
+    /// A free slot.
     fn slot(&mut self) -> &mut Slot {
         if self.slots.len() < SLOTS {
             let mut memory = std::ptr::null_mut();
@@ -185,7 +185,7 @@ unsafe fn copy(stream: sys::CUstream, host: *mut u8, view: View, piece: Piece, u
         true => [(CU_MEMORYTYPE_HOST, width), (CU_MEMORYTYPE_DEVICE, pitch)],
         false => [(CU_MEMORYTYPE_DEVICE, pitch), (CU_MEMORYTYPE_HOST, width)],
     };
-    // Of each side, the address that belongs to its kind of memory is read.
+    // The driver reads each side's address of its kind of memory.
     let what = sys::CUDA_MEMCPY2D_st {
         srcXInBytes: 0,
         srcY: 0,

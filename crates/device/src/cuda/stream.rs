@@ -1,4 +1,4 @@
-//! What a kernel is given to issue with: a stream, functions by name, and working memory.
+//! A kernel's means to issue work: a stream, functions by name, and working memory.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::replay::{Replay, Replays};
 /// One in-order queue of the device. Everything issued to it runs in order, so working memory is shared by all kernels.
 pub(crate) struct Stream {
     raw: sys::CUstream,
-    /// The part of the card that its kernels run on.
+    /// The part of the GPU that its kernels run on.
     part: Option<Arc<GreenContext>>,
     context: Arc<Context>,
-    /// The address, on the card, of the word that a kernel writes an operand's defect to.
+    /// The address, on the GPU, of the word that a kernel writes an operand's defect to.
     defects: u64,
     scratch: u64,
     scratch_bytes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Stream {
 // SAFETY: a stream's handle may be used from any thread, one at a time.
 unsafe impl Send for Stream {}
 
-/// How many blocks of how many threads, and the shared memory of each.
+/// The numbers of blocks and threads, and the shared memory of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub blocks: [u32; 3],
@@ -77,7 +77,7 @@ pub(super) use arguments;
 
 /// Scratch memory grows in steps of this.
 const SCRATCH_STEP_BYTES: u64 = 64 << 20;
-/// What a block has without asking.
+/// Shared memory that a block may use without an opt-in.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 
 impl Stream {
@@ -100,7 +100,7 @@ impl Stream {
         Ok(Stream { raw, part, context, defects, scratch: 0, scratch_bytes: 0, replay, cudnn: Cudnn::default() })
     }
 
-    /// How many multiprocessors its kernels run on, where that is a part of the card.
+    /// The multiprocessors of its part of the GPU; `None` for the whole GPU.
     pub(super) fn part_multiprocessors(&self) -> Option<u32> {
         self.part.as_ref().map(|part| part.multiprocessors())
     }
@@ -110,12 +110,12 @@ impl Stream {
         self.part_multiprocessors().unwrap_or(self.context.properties().multiprocessors)
     }
 
-    /// The stream itself, which may not have been given all that was issued.
+    /// The raw stream. Held commands may not have been issued to it yet.
     pub(super) fn handle(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// The stream itself, which has been given all that was issued so far.
+    /// The raw stream, after issuing all held commands to it.
     pub(super) fn raw(&mut self) -> sys::CUstream {
         // SAFETY: whoever issued it has promised that it lives; the stream does, and its context is current in a queue's call.
         unsafe { self.replay.hand_on_all(self.raw) };
@@ -135,7 +135,7 @@ impl Stream {
         &self.context
     }
 
-    /// Where a kernel reports an operand's defect, see `modules::Defect`.
+    /// The address where a kernel reports an operand's defect, see `modules::Defect`.
     pub(super) fn defects(&self) -> u64 {
         self.defects
     }
@@ -160,7 +160,8 @@ impl Stream {
         if self.scratch_bytes > 0 {
             // SAFETY: allocated by `scratch`, and freed behind everything that uses it.
             let result = unsafe { sys::cuMemFreeAsync(self.scratch, self.raw) };
-            (self.scratch, self.scratch_bytes) = (0, 0);
+            self.scratch = 0;
+            self.scratch_bytes = 0;
             must("giving working memory back", result);
         }
     }
@@ -200,7 +201,7 @@ impl Stream {
         self.context.function(source, name, shape.shared_bytes > PLAIN_SHARED_BYTES)
     }
 
-    /// Has cuDNN issue to this stream.
+    /// Lets cuDNN issue to this stream.
     pub(super) fn with_cudnn<R>(&mut self, work: impl FnOnce(&mut Cudnn, &mut Stream) -> R) -> R {
         let mut cudnn = std::mem::take(&mut self.cudnn);
         let result = work(&mut cudnn, self);
@@ -209,14 +210,14 @@ impl Stream {
     }
 
     /// # Safety
-    /// What the call names lives until it has run.
+    /// The call's operands live until it has run.
     pub(super) unsafe fn product(&mut self, call: ProductCall) {
         // SAFETY: the caller's promise.
         unsafe { self.replay.product(call, self.raw) };
     }
 
     /// # Safety
-    /// What the call names lives until it has run.
+    /// The call's operands live until it has run.
     pub(super) unsafe fn attention(&mut self, call: AttentionCall) {
         // SAFETY: the caller's promise.
         unsafe { self.replay.attention(call, self.raw) };

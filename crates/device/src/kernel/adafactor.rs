@@ -31,8 +31,8 @@ impl Operation for SquareSums {
     }
 }
 
-/// What Adafactor divides a part of a gradient by, element by element: the square root of
-/// `rows[i] · cols[j] / max(row_sum / row_count, epsilon)`, of a vector `cols[j]`, and not less than `epsilon`.
+/// Adafactor's divisor of a part of a gradient, element by element: the square root of `rows[i] · cols[j] / max(row_sum /
+/// row_count, epsilon)`, for a vector of `cols[j]`, and at least `epsilon`.
 #[derive(Clone, Copy, Debug)]
 pub struct Factored {
     /// f32 [R, C]
@@ -92,7 +92,7 @@ pub struct Adafactor {
     pub factored: Factored,
     /// f32 [R, C]
     pub weight: View,
-    /// Where the compute dtype is bf16: the rounded copy of the new weight.
+    /// The rounded copy of the new weight, if the compute dtype is bf16.
     pub copy: Option<View>,
     /// Sums over the whole parameter, before its update: f32 [1, 1] each.
     pub squared_weight: View,

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::Operation;
 use crate::{DType, Heads, View};
 
-/// Where the sequences (or packed documents) of a batch begin and end: offsets from 0 to T, rising.
-/// A token attends only inside its own segment.
+/// The bounds of a batch's sequences or packed documents: ascending offsets from 0 to T. A token attends only inside its own
+/// segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Segments(Arc<[usize]>);
 
@@ -28,7 +28,7 @@ impl Segments {
     }
 }
 
-/// Which keys a query sees inside its segment.
+/// The keys that a query sees inside its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mask {
     pub causal: bool,
@@ -54,10 +54,10 @@ impl Mask {
     }
 }
 
-/// Weights that are dropped behind the softmax: those left are divided by `1 - probability`, their sum is as before.
+/// Drops weights after the softmax and divides the others by `1 - probability`, which keeps their expected sum.
 ///
-/// A weight's number depends on the seed, the query head, the query's token and the key's place in its segment, so a share
-/// of the heads, or of the segments, drops what the whole does.
+/// A weight's random number depends on the seed, the query head, the query's token and the key's place in its segment, so a
+/// share of the heads or of the segments drops the same weights as the whole.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDropout {
     pub probability: f32,

@@ -53,7 +53,8 @@ impl Operation for CachedAttention {
             assert_eq!((heads.dim, heads.view.dtype), (q.dim, q.view.dtype), "CachedAttention: heads differ");
         }
         for (length, new) in self.sequences() {
-            let (new, capacity) = (new.len(), self.capacity);
+            let new = new.len();
+            let capacity = self.capacity;
             let fits = length.checked_add(new).is_some_and(|total| total <= capacity);
             assert!(fits, "CachedAttention: {length} + {new} tokens in a cache of {capacity}");
         }

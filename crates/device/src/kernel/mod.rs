@@ -1,8 +1,8 @@
-//! The kernels: what a device can compute, as plain data.
+//! The kernels that a device can compute, as plain data.
 //!
 //! A kernel is a struct that names its operands. [`check`](Operation::check) states the shapes it accepts,
-//! [`flops`](Operation::flops) and [`bytes`](Operation::bytes) what it costs at least; every device agrees on those.
-//! How it is computed is the device's own matter: see `cpu` for the vectorised versions and the tests for plain twins.
+//! [`flops`](Operation::flops) and [`bytes`](Operation::bytes) what it costs at least; every device agrees on those. Each
+//! device computes it its own way: see `cpu` for the vectorised versions and the tests for plain twins.
 //!
 //! Shapes in comments: T tokens, H features, N heads, D head dimension, V vocabulary rows held here, R ranks.
 //! Activations and matrices have the compute dtype (f32 or bf16). Vectors (norm weights, biases), statistics, losses
@@ -38,7 +38,7 @@ pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
 pub use selected_rows::{GatherRows, ScatterRows};
 
-/// What every kernel can say of itself.
+/// The checks and costs of a kernel.
 pub trait Operation {
     /// Asserts that the operands fit together. A failure is a bug in the caller.
     fn check(&self);
@@ -96,8 +96,8 @@ kernels! {
 }
 
 impl Kernel {
-    /// Whether it would write nothing, as on a shard without heads or columns. Then it is checked and not launched, so no
-    /// device needs to know how.
+    /// Whether it would write nothing, as on a shard without heads or columns. It is then checked but not launched, so devices
+    /// need not handle it.
     pub(crate) fn is_idle(&self) -> bool {
         match self {
             Kernel::Activate(kernel) => kernel.out.is_empty(),

@@ -1,7 +1,7 @@
 use super::{Operation, assert_same_shape, assert_vector};
 use crate::{DType, View};
 
-/// Muon's momentum, f32: `momentum = beta · momentum + (1 - beta) · grad`. The gradient becomes what is to be orthogonalised:
+/// Muon's momentum, f32: `momentum = beta · momentum + (1 - beta) · grad`. The gradient becomes the matrix to orthogonalise:
 /// the momentum, or, with `nesterov`, `(1 - beta) · grad + beta · momentum`.
 #[derive(Clone, Copy, Debug)]
 pub struct MuonMomentum {

@@ -55,7 +55,7 @@ impl Operation for Norm {
 #[derive(Clone, Copy, Debug)]
 pub struct NormBackward {
     pub kind: NormKind,
-    /// What was normalised: `sum`, or `x` where nothing was added. [T, H]
+    /// The input of the normalisation: `sum`, or `x` if nothing was added. [T, H]
     pub x: View,
     pub weight: View,
     pub weight_offset: f32,

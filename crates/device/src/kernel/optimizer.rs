@@ -9,7 +9,7 @@ pub struct AdamW {
     pub grad: View,
     pub mean: View,
     pub variance: View,
-    /// Where the compute dtype is bf16: the rounded copy of the new weight.
+    /// The rounded copy of the new weight, if the compute dtype is bf16.
     pub copy: Option<View>,
     pub lr: f32,
     pub beta1: f32,
@@ -20,12 +20,11 @@ pub struct AdamW {
     pub step: u32,
     /// f32 [1, 1] that every gradient is multiplied by: the clipping factor.
     pub grad_factor: Option<View>,
-    /// See [`frozen_words`]: where a bit is set, weight, mean and variance stay as they are, bit for bit.
+    /// See [`frozen_words`]: elements whose bit is set keep weight, mean and variance bit for bit.
     pub frozen: Option<View>,
 }
 
-/// Words for the bits of so many elements that an update leaves as they are: u32 [1, ⌈elements / 32⌉], a bit for each element,
-/// the lowest first.
+/// The number of words of a mask of frozen elements: u32 [1, ⌈elements / 32⌉], a bit for each element, the lowest first.
 pub fn frozen_words(elements: usize) -> usize {
     elements.div_ceil(32)
 }
@@ -107,7 +106,7 @@ impl Operation for Lion {
     }
 }
 
-/// Of an update that treats every element by itself.
+/// Checks the operands of an elementwise update.
 fn check_update(name: &str, state: &[View], copy: &Option<View>, factor: &Option<View>, frozen: &Option<View>) {
     assert_same_shape(name, state);
     for view in state {

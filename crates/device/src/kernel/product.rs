@@ -1,7 +1,7 @@
 use super::{Activation, Operation, assert_same_shape, assert_vector, optional_bytes};
 use crate::View;
 
-/// Which operands are read transposed. `out` is always [M, N].
+/// The operands that are read transposed. `out` is always [M, N].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// a [M, K] · b [K, N]
@@ -26,13 +26,15 @@ pub struct Product {
     /// f32 [1, N], added to every row.
     pub bias: Option<View>,
     pub activation: Option<Activation>,
-    /// Where `a·b + bias` goes when an activation follows and backward will need it. [M, N], dtype of `out`.
+    /// Receives `a·b + bias` if an activation follows and backward needs it. [M, N], dtype of `out`.
     pub preactivation: Option<View>,
 }
 
 impl Product {
     pub fn new(order: Order, a: impl Into<View>, b: impl Into<View>, out: impl Into<View>) -> Product {
-        let (a, b, out) = (a.into(), b.into(), out.into());
+        let a = a.into();
+        let b = b.into();
+        let out = out.into();
         Product { order, a, b, out, accumulate: false, bias: None, activation: None, preactivation: None }
     }
 
@@ -62,7 +64,7 @@ impl Operation for Product {
         assert_eq!((self.a.shape(), self.b.shape()), (a, b), "Product {:?} into {:?}", self.order, [m, n]);
         assert_eq!(self.a.dtype, self.b.dtype, "Product: operands of different dtypes");
         let bare = self.bias.is_none() && self.activation.is_none() && self.preactivation.is_none();
-        assert!(bare || !self.accumulate, "Product: accumulate is bare");
+        assert!(bare || !self.accumulate, "Product: accumulate excludes bias and activation");
         if let Some(bias) = &self.bias {
             assert_vector("Product", bias, n);
         }

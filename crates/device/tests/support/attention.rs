@@ -1,4 +1,4 @@
-//! Attention's plain twin in f64, and how both are run.
+//! Attention's plain twin in f64, and runs of both.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -7,7 +7,7 @@ use evenkeel_device::{DType, Heads, Queue, Tensor};
 
 use crate::support::{Random, assert_close, run, strided, tolerance};
 
-/// How heads lie in memory.
+/// The layout of heads in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Lie {
     /// Side by side in tensors of their own, rows apart.
@@ -39,7 +39,7 @@ pub struct Operands {
     pub dout: Vec<f32>,
 }
 
-/// A key that a query sees: its token, its weight, and what dropout multiplies that by.
+/// A key that a query sees: its token, its weight, and dropout's factor.
 struct Weighed {
     key: usize,
     weight: f64,
@@ -72,7 +72,8 @@ impl Case {
         let mut pairs = Vec::new();
         for segment in self.offsets.windows(2) {
             for query in segment[0]..segment[1] {
-                let (place, len) = (query - segment[0], segment[1] - segment[0]);
+                let place = query - segment[0];
+                let len = segment[1] - segment[0];
                 let sees = |key: usize| {
                     let near = self.mask.window.is_none_or(|window| place.abs_diff(key) < window);
                     near && (!self.mask.causal || key <= place)
@@ -130,7 +131,7 @@ impl Case {
         &rows[self.key_start(head, key)..][..self.dim]
     }
 
-    /// What dropout multiplies a weight by: written by the words of the kernels' documentation, for one number.
+    /// Dropout's factor of one weight, written from the kernels' documentation.
     fn factor(&self, head: usize, query: usize, key_in_segment: usize) -> f64 {
         let Some(dropout) = self.dropout else { return 1.0 };
         let mixed = |mut x: u64| {
@@ -186,7 +187,9 @@ impl Case {
     pub fn compute(&self, operands: &Operands) -> Vec<Vec<f32>> {
         let (tokens, dim) = (self.tokens(), self.dim);
         let segments = Segments::new(self.offsets.clone());
-        let (mask, scale, dropout) = (self.mask, self.scale(), self.dropout);
+        let mask = self.mask;
+        let scale = self.scale();
+        let dropout = self.dropout;
         let results = run(|queue| {
             let counts = [self.heads, self.key_heads, self.key_heads];
             let ([q, k, v], inputs) =
@@ -194,7 +197,8 @@ impl Case {
             let ([dq, dk, dv], gradients) = self.place(queue, [None; 3], counts);
             let ([out, dout, _], outs) = self.place(queue, [None, Some(&operands.dout[..]), None], [self.heads; 3]);
             let logsum = queue.tensor(tokens, self.heads, DType::F32);
-            let (logsum_view, segments) = (logsum.view(), segments.clone());
+            let logsum_view = logsum.view();
+            let segments = segments.clone();
             queue.launch(Attention {
                 q,
                 k,
@@ -271,7 +275,8 @@ impl Case {
                 ([0, 1, 2].map(|which| Heads::packed(&tensors[which], counts[which])), tensors.to_vec())
             }
             Lie::Interleaved => {
-                let (heads, width) = (counts[0], 3 * counts[0] * dim);
+                let heads = counts[0];
+                let width = 3 * counts[0] * dim;
                 let flat: Vec<f32> =
                     (0..tokens * width).map(|i| at(i / dim % 3, i / width, i % width / (3 * dim), i % dim)).collect();
                 let tensor = strided(queue, tokens, width, 5, self.dtype, &flat);

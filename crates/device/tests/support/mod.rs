@@ -1,4 +1,4 @@
-//! What kernel tests share: devices to run on, random operands, and the one place where tolerances stand.
+//! Devices, random operands, and all tolerances of kernel tests.
 #![allow(dead_code, unused_imports)]
 
 mod device;
@@ -76,7 +76,7 @@ pub fn rounded(value: f32, dtype: DType) -> f32 {
     }
 }
 
-/// Whether rows begin at whole vectors, with `EVENKEEL_TEST_ROWS=aligned`: a card has other kernels for them. Else most
+/// Whether rows begin at whole vectors, with `EVENKEEL_TEST_ROWS=aligned`: a GPU has other kernels for them. Else most
 /// begin anywhere.
 fn rows_are_aligned() -> bool {
     match std::env::var("EVENKEEL_TEST_ROWS").as_deref() {
@@ -131,7 +131,7 @@ pub fn framed(queue: &Queue, rows: usize, cols: usize, dtype: DType, values: &[f
     (outer.col_range(left..left + cols), outer)
 }
 
-/// The values of the inner tensor; asserts that nobody wrote beside it.
+/// The values of the inner tensor; asserts that its frame is untouched.
 pub fn unframed(outer: &[f32], cols: usize) -> Vec<f32> {
     let mut inner = Vec::new();
     let [left, right] = frame(cols);
@@ -144,7 +144,7 @@ pub fn unframed(outer: &[f32], cols: usize) -> Vec<f32> {
     inner
 }
 
-/// Shapes that row-wise kernels are tried on: empty, one element, whole vectors, vectors and a rest, several tasks.
+/// Shapes for row-wise kernels: empty, one element, whole vectors, vectors and a rest, several tasks.
 pub const SHAPES: [[usize; 2]; 9] =
     [[0, 5], [5, 0], [1, 1], [3, 17], [5, 32], [37, 100], [300, 7], [70, 1030], [2, 40_000]];
 

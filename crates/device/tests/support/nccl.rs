@@ -1,5 +1,5 @@
-//! NCCL between ranks that share a card, which it refuses to ranks of one machine: each has a copy of the library, and every copy
-//! is told that it is on a machine of its own. The copies are `libnccl.so.0`, `libnccl.so.1`, … in the folder that
+//! NCCL between ranks that share a GPU. NCCL refuses that to ranks of one machine, so each rank has its own copy of the
+//! library, which is told that it is on its own machine. The copies are `libnccl.so.0`, `libnccl.so.1`, … in the folder that
 //! `EVENKEEL_TEST_NCCL` names; `run-gpu-tests.sh` puts them there.
 #![allow(dead_code)]
 
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use evenkeel_device::{CudaError, CudaOptions, DType, Device, NcclCommunicator, NcclId, NcclLibrary, PeerWork, Queue};
 
-/// As many copies as there are.
+/// The number of copies.
 pub const MOST_RANKS: usize = 4;
 
-/// The folder of the copies, where NCCL is to be tried.
+/// The folder of the copies, if NCCL is under test.
 pub fn folder() -> Option<PathBuf> {
     std::env::var_os("EVENKEEL_TEST_NCCL").map(PathBuf::from)
 }
 
-/// A rank's copy. The first call has every copy read the name of its machine, before any is used for anything else.
+/// A rank's copy. The first call makes every copy read the name of its machine, before any is used.
 pub fn library_of_rank(rank: usize) -> Result<Arc<NcclLibrary>, CudaError> {
     static COPIES: Mutex<Vec<Arc<NcclLibrary>>> = Mutex::new(Vec::new());
     let mut copies = COPIES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -36,7 +36,7 @@ pub fn library_of_rank(rank: usize) -> Result<Arc<NcclLibrary>, CudaError> {
     Ok(copies[rank].clone())
 }
 
-/// An end of a way, once it is connected.
+/// A connected end of a communicator.
 pub fn connect(
     library: Arc<NcclLibrary>,
     queue: &Queue,
@@ -57,8 +57,8 @@ pub fn wait_until_idle(end: &NcclCommunicator) {
     }
 }
 
-/// Has every kernel loaded that a member of a collective launches. Loading one waits for the card's context; where a rank shares that
-/// with another, whose kernel of NCCL waits for this rank, it would wait for itself.
+/// Loads every kernel that a member of a collective launches. Loading one waits for the GPU's context; if another rank shares
+/// it, whose NCCL kernel waits for this rank, this rank would wait for itself.
 pub fn load_kernels(queue: &Queue) {
     let words = queue.tensor(1, 256, DType::F32);
     let address = words.address();

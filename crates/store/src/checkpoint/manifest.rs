@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of.
+//! `manifest.json`: the list of a checkpoint's files.
 //!
 //! ```text
 //! {"digest":"…",
@@ -9,8 +9,8 @@
 //! ]}
 //! ```
 //!
-//! It is JSON, and its first line is of one form only, so that it can be taken apart before anything is believed: the
-//! digest in it is that of all bytes behind the line.
+//! Its first line has a fixed form, so the reader can split it off before it trusts anything: the digest in it covers all bytes
+//! after the line.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,14 +28,14 @@ const VERSION: u64 = 1;
 const BEFORE_DIGEST: &[u8] = b"{\"digest\":\"";
 const AFTER_DIGEST: &[u8] = b"\",\n";
 
-/// A manifest that has been checked.
+/// A checked manifest.
 #[derive(Debug)]
 pub(super) struct Manifest {
     pub body: Value,
     pub files: Vec<ListedFile>,
 }
 
-/// A file of the checkpoint. Its name is a plain one, and it has as many blocks as its size needs.
+/// A file of the checkpoint. Its name is plain, and it has as many blocks as its size needs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListedFile {
@@ -53,7 +53,8 @@ impl ListedFile {
     fn check(&self) -> Result<(), Defect> {
         check_file_name(&self.name)?;
         if self.blocks.len() as u64 != self.bytes.div_ceil(BLOCK_BYTES as u64) {
-            let (name, found) = (printable(&self.name), self.blocks.len());
+            let name = printable(&self.name);
+            let found = self.blocks.len();
             return Err(Defect::DigestCount { name, bytes: self.bytes, found });
         }
         if self.digest != Digest::of_blocks(&self.blocks) {
@@ -80,12 +81,12 @@ pub(super) fn write(body: &Value, files: &[ListedFile]) -> Result<Vec<u8>, Defec
         format!("\"version\":{VERSION},\n\"body\":{},\n\"files\":[\n{}\n]}}\n", json_of(body), listed.join(",\n"));
     let digest = Digest::of(contents.as_bytes()).to_string();
     let text = [BEFORE_DIGEST, digest.as_bytes(), AFTER_DIGEST, contents.as_bytes()].concat();
-    // Of a body that is nested too deep, or of too many digests, one must hear now and not after the crash.
+    // A body nested too deep, or too many digests, must fail now and not when the checkpoint is read.
     parse(&text)?;
     Ok(text)
 }
 
-/// Reads the manifest of a checkpoint. Length first, then its digest, then what it says.
+/// Reads the manifest of a checkpoint: checks its length, then its digest, then its contents.
 pub(super) fn read(path: &Path) -> Result<Manifest, Defect> {
     parse(&regular_file::read_any(path, limits::MANIFEST_BYTES)?)
 }
@@ -127,7 +128,7 @@ fn parse(text: &[u8]) -> Result<Manifest, Defect> {
     Ok(Manifest { body, files })
 }
 
-/// The digest in the first line, and all that is behind it.
+/// The digest in the first line, and all bytes after that line.
 fn split(text: &[u8]) -> Option<(Digest, &[u8])> {
     let (digest, rest) = text.strip_prefix(BEFORE_DIGEST)?.split_first_chunk::<32>()?;
     Some((Digest::from_hex(digest)?, rest.strip_prefix(AFTER_DIGEST)?))

@@ -10,9 +10,9 @@ use super::verify;
 use crate::error::printable;
 use crate::{Defect, Error, SafeTensorsFile, regular_file};
 
-/// A checkpoint whose manifest is sound and whose files are there, each of the size that the manifest says.
+/// A checkpoint with a sound manifest whose files all exist in the listed sizes.
 ///
-/// Files that the manifest does not list are not looked at: network file systems and file managers leave theirs anywhere.
+/// Files that the manifest does not list are ignored: network file systems and file managers leave theirs anywhere.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -20,9 +20,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the manifest and looks whether all files are there. Their contents are not read.
+    /// Reads the manifest and checks that all files exist. It does not read their contents.
     ///
-    /// After a crash, [`recover`](crate::recover) or [`recover_all`](crate::recover_all) comes first.
+    /// After a crash, call [`recover`](crate::recover) or [`recover_all`](crate::recover_all) first.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         let path = path.as_ref();
         let manifest_path = path.join(manifest::NAME);
@@ -36,22 +36,22 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Where the checkpoint is.
+    /// The checkpoint's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What its writer had to say.
+    /// The writer's own part of the manifest.
     pub fn body(&self) -> &Value {
         &self.manifest.body
     }
 
-    /// The names of its files, the manifest left out.
+    /// The names of its files without the manifest.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.manifest.files.iter().map(|file| file.name.as_str())
     }
 
-    /// One of its safetensors files, after all of it was read and compared with the manifest's digests.
+    /// Opens one of its safetensors files, after comparing all of it with the manifest's digests.
     pub fn tensors(&self, name: &str) -> Result<SafeTensorsFile, Error> {
         let Some(listed) = self.manifest.files.iter().find(|file| file.name == name) else {
             return Err(Defect::NotListed { name: printable(name) }.of(&self.path.join(manifest::NAME)));

@@ -1,4 +1,4 @@
-//! Which of a run's checkpoints to load, and which to keep.
+//! Selects the checkpoint of a run to load, and those to keep.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use crate::{Error, remove, subfolders};
 /// A checkpoint that cannot be used, and why.
 pub type Damaged = (PathBuf, Error);
 
-/// The folders in `parent` that are named `prefix` and a number, as in `step-00000500`, the highest number first. Folders
-/// of other names are the user's own. There are none where there is no such parent.
+/// The folders in `parent` named `prefix` and a number, as in `step-00000500`, the highest number first. Folders of other names
+/// are the user's own. Empty if there is no such parent.
 pub fn list(parent: impl AsRef<Path>, prefix: &str) -> Result<Vec<PathBuf>, Error> {
     let parent = parent.as_ref();
     let number = |name: &String| -> Option<u64> {
@@ -22,8 +22,8 @@ pub fn list(parent: impl AsRef<Path>, prefix: &str) -> Result<Vec<PathBuf>, Erro
     Ok(numbered.into_iter().rev().map(|(_, name)| parent.join(name)).collect())
 }
 
-/// The first of these checkpoints that is whole, all of its files read and compared, and what is wrong with those before
-/// it. Given the newest first, that is the one to go on with.
+/// The first of these checkpoints that is whole, all of its files read and compared, and the damaged ones before it. Callers
+/// give the newest first and continue with the result.
 pub fn newest_good<P: AsRef<Path>>(folders: impl IntoIterator<Item = P>) -> (Option<Checkpoint>, Vec<Damaged>) {
     let mut damaged = Vec::new();
     for folder in folders {
@@ -35,16 +35,16 @@ pub fn newest_good<P: AsRef<Path>>(folders: impl IntoIterator<Item = P>) -> (Opt
     (None, damaged)
 }
 
-/// Removes the older ones of the checkpoints that [`list`] finds, so that `keep` remain that can be used, and one if that
-/// is 0. Returns those that cannot be used and were not removed, because no usable one is newer.
+/// Removes the oldest of the checkpoints that [`list`] finds, so that `keep` usable ones remain, and one if that is 0. Returns
+/// the unusable ones that it kept because no usable one is newer.
 ///
-/// The newest that is whole is never removed. To know which it is, the newest is read through, and if it is damaged the
-/// next, and so on. Of the others it counts that they can be opened. Where nothing is in surplus, nothing is read.
+/// The newest whole checkpoint is never removed. To find it, this reads the newest through, and if it is damaged the next, and
+/// so on. The others count as usable if they can be opened. Without surplus, nothing is read.
 pub fn keep_newest(parent: impl AsRef<Path>, prefix: &str, keep: usize) -> Result<Vec<Damaged>, Error> {
     keep_newest_and(None, parent, prefix, keep)
 }
 
-/// The same, and `spared` is not removed either, however old it is.
+/// Like [`keep_newest`], and keeps `spared`, however old it is.
 pub fn keep_newest_and(
     spared: Option<&Path>,
     parent: impl AsRef<Path>,
@@ -69,7 +69,7 @@ pub fn keep_newest_and(
             surplus.push(folder);
         }
     }
-    // The oldest first: should this be interrupted, what remains has no gap.
+    // The oldest first, so an interruption leaves no gap.
     surplus.into_iter().rev().try_for_each(remove)?;
     Ok(damaged)
 }

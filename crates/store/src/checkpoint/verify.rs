@@ -1,7 +1,7 @@
-//! Comparing a file with its digests.
+//! Compares a file with its digests.
 //!
-//! It is read, not mapped: where a disk cannot give back what it was given, reading is an error and a map ends the
-//! process, and then it could not go on with an older checkpoint.
+//! It reads the file instead of mapping it: a disk that loses data makes a read fail, but a map would end the process, which
+//! then could not fall back to an older checkpoint.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,12 +16,12 @@ use crate::digest::{BLOCK_BYTES, Digest};
 /// Below this a second thread costs more than it saves.
 const BLOCKS_FOR_TWO: usize = 16;
 
-/// Reads a file of the listed size, with one or two threads. An error is about the first block that is not as listed.
+/// Reads a file of the listed size, with one or two threads. An error names the first block that differs.
 pub(super) fn compare(file: &File, listed: &ListedFile) -> Result<(), Defect> {
     let comparison = Comparison { file, listed, next: AtomicUsize::new(0), first_bad: Mutex::new(None) };
     thread::scope(|scope| {
         if listed.blocks.len() >= BLOCKS_FOR_TWO {
-            // Where no thread is to be had, one is enough.
+            // If no second thread starts, one is enough.
             let _ = thread::Builder::new().name("verify".to_owned()).spawn_scoped(scope, || comparison.run());
         }
         comparison.run();
@@ -39,8 +39,8 @@ struct Comparison<'file> {
 }
 
 impl Comparison<'_> {
-    /// Takes block after block, until all are taken or one is bad. Blocks before that one are taken by then, and whoever
-    /// has one of them still compares it.
+    /// Takes block after block, until all are taken or one is bad. The blocks before that one are taken by then, and their
+    /// threads still compare them.
     fn run(&self) {
         let mut buffer = vec![0; BLOCK_BYTES.min(usize::try_from(self.listed.bytes).unwrap_or(usize::MAX))];
         loop {

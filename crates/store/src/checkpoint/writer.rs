@@ -10,30 +10,29 @@ use super::manifest::{self, ListedFile};
 use crate::digest::FileDigests;
 use crate::{Defect, Error, FileWriter, NewFolder};
 
-/// A checkpoint that is being written. Nothing has its name before [`commit`](Self::commit); dropped without that, all
-/// of it is removed.
+/// A checkpoint being written. Its name appears with [`commit`](Self::commit); dropping the writer before removes everything.
 ///
 /// Several threads may write files into it at the same time.
 pub struct CheckpointWriter {
     folder: NewFolder,
-    /// Every file that was begun, with its digests once it is complete.
+    /// Every file begun, with its digests once it is complete.
     files: Mutex<BTreeMap<String, Option<FileDigests>>>,
 }
 
 impl CheckpointWriter {
-    /// Begins a checkpoint that will be at `path`. Missing folders above it are made, and what an earlier, interrupted
-    /// attempt at the same path left is cleared away as by [`recover`](crate::recover).
+    /// Begins a checkpoint that will be at `path`. Makes missing folders above it, and removes leftovers of an interrupted
+    /// attempt at the same path as [`recover`](crate::recover) does.
     pub fn create(path: impl AsRef<Path>) -> Result<CheckpointWriter, Error> {
         Ok(CheckpointWriter { folder: NewFolder::create(path)?, files: Mutex::default() })
     }
 
-    /// Where the checkpoint will be.
+    /// The final path.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes one file and makes sure it is on disk. A file that fails is removed again and may be written anew; as
-    /// long as it is not, there will be no checkpoint.
+    /// Writes one file and syncs it to disk. A file that fails is removed and may be written again; until it is, the checkpoint
+    /// cannot be committed.
     pub fn file<E: From<Error>>(
         &self,
         name: &str,
@@ -53,7 +52,7 @@ impl CheckpointWriter {
     /// Writes the manifest and gives the checkpoint its name. When this returns, it is on disk and survives a loss of
     /// power. A folder that has the name already is replaced, as by [`NewFolder::commit`].
     ///
-    /// `body` is for the caller to say what the files are.
+    /// `body` is the caller's description of the files.
     pub fn commit(self, body: &Value) -> Result<(), Error> {
         let path = self.folder.path();
         let mut files = Vec::new();
@@ -67,7 +66,7 @@ impl CheckpointWriter {
     }
 
     fn files(&self) -> MutexGuard<'_, BTreeMap<String, Option<FileDigests>>> {
-        // Each change is one insertion, so nobody can leave it half changed.
+        // Each change is one insertion, so a panic cannot leave it half changed.
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
-//! Numbering the chunks of several files, or row groups, one after the other.
+//! Numbers the chunks of several files or row groups consecutively.
 
-/// How many chunks each part has, summed up.
+/// Cumulative numbers of chunks.
 #[derive(Debug, Default)]
 pub(super) struct ChunkIndex {
     /// The number after the last chunk of each part.
@@ -25,7 +25,7 @@ impl ChunkIndex {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The part that a chunk is in, and its number there.
+    /// The part that holds a chunk, and the chunk's number there.
     pub fn locate(&self, chunk: usize) -> (usize, usize) {
         assert!(chunk < self.count(), "chunk {chunk} of {}", self.count());
         let part = self.ends.partition_point(|&end| end <= chunk);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern};
-use super::place::{Origin, Place};
+use super::place::{Origin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::{Defect, Error};
 
@@ -63,14 +63,14 @@ impl Chunks for CifarChunks {
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: Place::Row { row: position + 1 } })
+        Ok(Origin { file: file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
     }
 }
 
 fn record(file: &DataFile, image: &[u8; IMAGE_BYTES], row: u64) -> Result<Record, Error> {
     let [label, planes @ ..] = image;
     if usize::from(*label) >= CLASSES.len() {
-        return Err(file.fail(Defect::UnknownLabel { place: Place::Row { row: row + 1 }, found: *label }));
+        return Err(file.fail(Defect::UnknownLabel { place: RecordPlace::Row { row: row + 1 }, found: *label }));
     }
     let rgb = (0..PIXELS).flat_map(|pixel| [0, 1, 2].map(|plane| planes[plane * PIXELS + pixel])).collect();
     Ok(Record::Image { width: SIDE, height: SIDE, rgb, label: (*label).into() })

@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex};
 use super::chunk_index::ChunkIndex;
 use crate::{Defect, Error, limits, regular_file};
 
-/// A file of data and its size when the source was opened. It is opened again for each chunk: a data set can have more
-/// files than a process may hold open.
+/// A file of data and its size when the source was opened. Each chunk opens it again: a data set can have more files than a
+/// process may hold open.
 #[derive(Clone, Debug)]
 pub(super) struct DataFile {
     pub path: PathBuf,
     pub size_bytes: u64,
-    /// A byte and the newlines before it, where they were counted last.
+    /// The last byte up to which newlines were counted, and their number.
     pub newlines: Arc<Mutex<(u64, u64)>>,
 }
 
 /// How a folder's files are chosen.
 pub(super) struct Pattern {
     pub is_match: fn(&str) -> bool,
-    /// For messages: what was looked for.
+    /// The pattern as messages show it.
     pub shown: &'static str,
 }
 
@@ -33,7 +33,7 @@ impl DataFile {
         Ok(DataFile { size_bytes: metadata.len(), path, newlines: Arc::default() })
     }
 
-    /// Opens it, if it still has its size: chunks were cut by it.
+    /// Fails if the size has changed, because chunks were cut by it.
     pub fn open(&self) -> Result<File, Error> {
         let (file, found_bytes) = regular_file::open_any(&self.path).map_err(|defect| self.fail(defect))?;
         if found_bytes != self.size_bytes {
@@ -52,7 +52,7 @@ impl DataFile {
     }
 }
 
-/// The files of some paths: a file is itself, a folder is those of its files that match, in the order of their names.
+/// The files of some paths: a file stands for itself, a folder for its matching files in the order of their names.
 pub(super) fn find(paths: &[PathBuf], pattern: &Pattern) -> Result<Vec<DataFile>, Error> {
     let mut files = Vec::new();
     for path in paths {
@@ -80,7 +80,7 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(fail)? {
         let entry = entry.map_err(fail)?;
-        // A name that is not UTF-8 matches no pattern, and as a class it is refused.
+        // A name that is not UTF-8 matches no pattern; as a class it is refused.
         let name = entry.file_name().to_string_lossy().into_owned();
         if !name.starts_with('.') {
             entries.push((name, entry.path()));
@@ -97,7 +97,7 @@ pub(super) fn paths(files: &[DataFile]) -> Vec<&Path> {
     files.iter().map(|file| file.path.as_path()).collect()
 }
 
-/// Files cut in pieces of so many bytes each.
+/// Cuts files into chunks of `chunk_bytes`.
 pub(super) fn cut(files: &[DataFile], chunk_bytes: u64) -> ChunkIndex {
     ChunkIndex::new(files.iter().map(|file| file.size_bytes.div_ceil(chunk_bytes)))
 }

@@ -9,16 +9,16 @@ use std::ops::Range;
 
 use super::OnBad;
 use super::data_file::DataFile;
-use super::place::Place;
+use super::place::RecordPlace;
 use super::separator::Separator;
 use super::view::View;
 use crate::{Defect, Error};
 
-/// A document, or why it cannot be read, and the offset of its first byte.
+/// A document or its error, and the offset of its first byte.
 pub(super) type Document = (u64, Result<Vec<u8>, Error>);
 
-/// Reads from a little before the range to the end of the last document that begins in it. Documents of white space
-/// alone are left out.
+/// Reads from a little before the range to the end of the last document that begins in it. Skips documents of white space
+/// alone.
 pub(super) fn documents(
     file: &DataFile,
     range: Range<u64>,
@@ -56,22 +56,22 @@ pub(super) fn documents(
     Ok(found)
 }
 
-/// The text of a document, or where it is not UTF-8.
+/// The text of a document, or an error at the byte that is not UTF-8.
 pub(super) fn decode(file: &DataFile, begin: u64, bytes: Result<Vec<u8>, Error>) -> Result<String, Error> {
     String::from_utf8(bytes?).or_else(|error| {
         let byte = offset_of(file, begin, error.utf8_error().valid_up_to())?;
-        Err(file.fail(Defect::RecordNotUtf8 { place: Place::of_byte(file, byte) }))
+        Err(file.fail(Defect::RecordNotUtf8 { place: RecordPlace::of_byte(file, byte) }))
     })
 }
 
-/// A run of bytes after the last separator, not all of which are known to be the document's.
+/// The bytes since the last separator. The last of them may be part of the next one.
 #[derive(Default)]
 struct Current {
     begin: u64,
     length: usize,
-    /// Whether it begins in the range. If not, nothing of it is kept.
+    /// Whether it begins in the range. If not, its bytes are dropped.
     is_wanted: bool,
-    /// Nothing of it is kept any more.
+    /// Its bytes are no longer kept.
     is_too_long: bool,
     text: Vec<u8>,
 }
@@ -84,7 +84,7 @@ impl Current {
         }
     }
 
-    /// Takes a separator off its end. One that began before the run takes all of it.
+    /// Removes a separator from its end. A separator that began before the run removes all of it.
     fn cut(&mut self, separator_bytes: usize) {
         self.text.truncate(self.text.len().saturating_sub(separator_bytes));
     }
@@ -99,17 +99,17 @@ impl Current {
     }
 }
 
-/// Far enough back to see every separator that ends at the byte before `begin` or later; each of its bytes may stand
-/// for two in the file.
+/// An offset early enough to see every separator that ends at the byte before `begin` or later; each of its bytes may stand for
+/// two in the file.
 fn context_begin(begin: u64, separator: &Separator) -> u64 {
     begin.saturating_sub(2 * separator.len() as u64 + 1)
 }
 
 pub(super) fn too_long(file: &DataFile, begin: u64, limit_bytes: u64) -> Error {
-    file.fail(Defect::RecordTooLong { place: Place::of_byte(file, begin), limit_bytes })
+    file.fail(Defect::RecordTooLong { place: RecordPlace::of_byte(file, begin), limit_bytes })
 }
 
-/// The offset of the `index`th byte that a view from `begin` shows.
+/// The offset of the `index`th byte of a view from `begin`.
 fn offset_of(file: &DataFile, begin: u64, index: usize) -> Result<u64, Error> {
     let mut view = View::new(file, begin)?;
     for _ in 0..index {

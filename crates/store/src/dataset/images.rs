@@ -3,23 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use super::data_file::{has_ending, list};
-use super::place::{Origin, Place};
+use super::place::{Origin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec, picture};
 use crate::{Defect, Error, limits, regular_file};
 
-/// Decoded, images are much larger than their files, so a chunk has few. It is a number and not a size because a
-/// million files are quickly listed but slowly asked for their sizes.
+/// Decoded images are much larger than their files, so a chunk has few. This is a number and not a size because listing a
+/// million files is quick but asking for their sizes is slow.
 const IMAGES_PER_CHUNK: usize = 8;
 
 pub(super) struct ImageChunks {
-    /// Each image and the place of its class.
+    /// Each image and the index of its class.
     images: Vec<(PathBuf, usize)>,
     record_bytes: u64,
 }
 
 impl ImageChunks {
-    /// Classes are numbered by name over all folders, and a class without images counts, so that the folders to train
-    /// on and to test on agree.
+    /// Numbers classes by name over all folders. A class without images counts, so that training and test folders agree.
     pub fn open(spec: &SourceSpec) -> Result<ImageChunks, Error> {
         let folders = class_folders(&spec.paths)?;
         let classes = names(&folders);
@@ -39,7 +38,7 @@ impl ImageChunks {
     }
 }
 
-/// The names of the classes of some folders, in the order in which images are labelled with them.
+/// The names of the classes in some folders, in the order of their labels.
 pub(super) fn class_names(paths: &[PathBuf]) -> Result<Vec<String>, Error> {
     class_folders(paths).map(|folders| names(&folders))
 }
@@ -85,6 +84,6 @@ impl Chunks for ImageChunks {
     }
 
     fn origin(&self, _: usize, position: u64) -> Result<Origin, Error> {
-        Ok(Origin { file: self.images[position as usize].0.clone(), place: Place::WholeFile })
+        Ok(Origin { file: self.images[position as usize].0.clone(), place: RecordPlace::WholeFile })
     }
 }

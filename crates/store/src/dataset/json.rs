@@ -1,7 +1,7 @@
 //! JSON files that are one list of objects.
 //!
-//! Where an element begins can be told only by reading everything before it, so a file is read through once when it is
-//! opened. Of that, the beginnings of chunks are kept: a few bytes for each MiB.
+//! Finding where an element begins needs everything before it, so opening a file reads it through once. It keeps where chunks
+//! begin: a few bytes for each MiB.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{Document, decode, too_long};
-use super::place::{Origin, Place};
+use super::place::{Origin, RecordPlace};
 use super::view::View;
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::error::printable;
@@ -21,7 +21,7 @@ const PATTERN: Pattern = Pattern { is_match: |name| has_ending(name, &["json"]),
 
 pub(super) struct JsonChunks {
     files: Vec<DataFile>,
-    /// Of each file, where its chunks begin, and where the last one ends.
+    /// By file: the offsets where chunks begin, and where the last one ends.
     bounds: Vec<Vec<u64>>,
     index: ChunkIndex,
     record_bytes: u64,
@@ -59,12 +59,11 @@ impl Chunks for JsonChunks {
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: Place::of_byte(file, position) })
+        Ok(Origin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
     }
 }
 
-/// A JSON object, at most 128 levels deep. Of a key that it has twice the later value counts, as in Python, which wrote most of
-/// these files.
+/// A JSON object, at most 128 levels deep. The later of two equal keys wins, as in Python, which wrote most of these files.
 pub(super) fn object(file: &DataFile, begin: u64, text: &str) -> Result<Record, Error> {
     let found = match serde_json::from_str(text) {
         Ok(Value::Object(fields)) => return Ok(Record::Fields(fields)),
@@ -74,20 +73,20 @@ pub(super) fn object(file: &DataFile, begin: u64, text: &str) -> Result<Record, 
         Ok(Value::Bool(_)) => "a boolean",
         Ok(Value::Null) => "null",
         Err(error) => {
-            // Each record is parsed by itself, and a line is line 1 to the parser.
+            // The parser sees each record alone and calls its line 1.
             let detail = printable(&error.to_string()).replace(" at line 1 column", " at column");
-            return Err(file.fail(Defect::RecordNotJson { place: Place::of_byte(file, begin), detail }));
+            return Err(file.fail(Defect::RecordNotJson { place: RecordPlace::of_byte(file, begin), detail }));
         }
     };
-    Err(file.fail(Defect::RecordNotObject { place: Place::of_byte(file, begin), found }))
+    Err(file.fail(Defect::RecordNotObject { place: RecordPlace::of_byte(file, begin), found }))
 }
 
-/// Whether a file seems to be one JSON list. One that cannot be read does not.
+/// Whether a file seems to be one JSON list; false if it cannot be read.
 pub fn is_json_list(path: &Path) -> bool {
     DataFile::new(path.to_owned()).and_then(|file| begins_with(&file, b'[')).unwrap_or(false)
 }
 
-/// Whether the first byte of a file that is no white space is this one.
+/// Whether the first byte that is not white space is `first`.
 pub(super) fn begins_with(file: &DataFile, first: u8) -> Result<bool, Error> {
     Ok(skip_space(&mut View::new(file, 0)?)?.is_some_and(|(_, byte)| byte == first))
 }
@@ -101,7 +100,7 @@ fn skip_space(view: &mut View) -> Result<Option<(u64, u8)>, Error> {
     }
 }
 
-/// Where chunks begin, each with the first element behind `chunk_bytes` of the one before, and where the list ends.
+/// The offsets where chunks begin, each at the first element after `chunk_bytes` of the one before, and where the list ends.
 fn cut(file: &DataFile, chunk_bytes: u64, record_bytes: u64) -> Result<Vec<u64>, Error> {
     let open = match skip_space(&mut View::new(file, 0)?)? {
         Some((at, b'[')) => at,
@@ -130,7 +129,7 @@ struct Elements<'source> {
     view: View<'source>,
     range: Range<u64>,
     record_bytes: u64,
-    /// Where the list's own bracket closes, once it was seen.
+    /// The offset of the list's closing bracket, once seen.
     end: Option<u64>,
 }
 
@@ -157,7 +156,7 @@ impl<'source> Elements<'source> {
                 return Ok((!is_empty).then(|| (begin, self.finished(begin, element))));
             }
             nesting.step(byte);
-            // What is longer than the limit is counted and not kept.
+            // Bytes beyond the limit are counted, not kept.
             if element.len() as u64 <= self.record_bytes {
                 element.push(byte);
             }
@@ -174,7 +173,7 @@ impl<'source> Elements<'source> {
     }
 }
 
-/// How deep within brackets and quotes a byte stands.
+/// The depth of a byte within brackets and quotes.
 #[derive(Default)]
 struct Nesting {
     brackets: u64,

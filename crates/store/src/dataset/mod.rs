@@ -1,8 +1,7 @@
 //! Data to train on, cut in chunks by position alone.
 //!
-//! How many chunks there are and where they lie follows from sizes, so opening a file of any size takes no time, any
-//! order over the chunks is a pure function, and a chunk is read without touching the others. A record belongs to the
-//! chunk in which it begins.
+//! The number and places of chunks follow from sizes, so opening a file of any size takes no time, any order over the chunks is
+//! a pure function, and reading a chunk touches no other. A record belongs to the chunk in which it begins.
 
 mod chunk_index;
 mod cifar;
@@ -26,15 +25,15 @@ use serde_json::{Map, Value};
 use crate::Error;
 
 pub use json::is_json_list;
-pub use place::{Origin, Place};
+pub use place::{Origin, RecordPlace};
 
-/// What files of data hold.
+/// The format of data files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Documents in plain text (`*.txt`).
     Text {
-        /// What stands between two documents, for example an empty line, `"\n\n"`. Where separators overlap, as in
-        /// a row of newlines, all of them separate. An empty one makes each file one document.
+        /// The text between two documents, for example an empty line, `"\n\n"`. Overlapping separators, as in a row of
+        /// newlines, all separate. An empty one makes each file one document.
         separator: String,
     },
     /// One JSON object per line (`*.jsonl`, `*.ndjson`).
@@ -45,24 +44,24 @@ pub enum Format {
     Parquet,
     /// Folders of one folder per class, each with the images of that class (`*.png`, `*.jpg`, `*.jpeg`).
     Images,
-    /// CIFAR-10's binary files. Of a folder, those to train on: `data_batch_*.bin`.
+    /// CIFAR-10's binary files. A folder stands for those to train on: `data_batch_*.bin`.
     Cifar10,
 }
 
-/// Which data to open, and how.
+/// The data to open, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceSpec {
-    /// What the files hold.
+    /// The files' format.
     pub format: Format,
     /// Files, and folders whose files with the format's endings are taken in the order of their names.
     pub paths: Vec<PathBuf>,
-    /// How much of a file is one chunk: about as much as [`Source::read`] holds in memory.
+    /// Bytes of a file per chunk: about as much as [`Source::read`] holds in memory.
     pub chunk_bytes: u64,
-    /// The longest record. Of an image, the size of its file.
+    /// The longest record; for an image, the size of its file.
     pub record_bytes: u64,
-    /// The columns wanted of Parquet files. None means all of them.
+    /// The columns to read from Parquet files. Empty means all.
     pub columns: Vec<String>,
-    /// Columns that are wanted where a Parquet file has them.
+    /// Further columns, read if a Parquet file has them.
     pub optional_columns: Vec<String>,
 }
 
@@ -81,7 +80,7 @@ pub enum Record {
         height: usize,
         /// `[height, width, 3]`.
         rgb: Vec<u8>,
-        /// The place of its class in [`Source::classes`].
+        /// The index of its class in [`Source::classes`].
         label: usize,
     },
 }
@@ -92,26 +91,26 @@ pub struct Source {
     classes: Vec<String>,
 }
 
-/// What becomes of a chunk with a record that cannot be read.
+/// The treatment of a record that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnBad {
-    /// Reading ends there.
+    /// Stop reading the chunk.
     Fail,
-    /// The record's place holds the error.
+    /// Keep the error in the record's place.
     Keep,
 }
 
-/// A record, or why it cannot be read, and its position: a byte of the file, a row.
+/// A record or its error, and its position: a byte of the file, or a row.
 type Placed = (u64, Result<Record, Error>);
 
 /// A format's way to number its chunks and to read one.
 trait Chunks: Send + Sync {
     fn count(&self) -> usize;
-    /// Fails for what is wrong with the file as a whole, whatever is to become of bad records.
+    /// A defect of the file as a whole is an error with either `on_bad`.
     fn read(&self, chunk: usize, on_bad: OnBad) -> Result<Vec<Placed>, Error>;
-    /// In the order in which they are read.
+    /// In reading order.
     fn files(&self) -> Vec<&Path>;
-    /// Where a record of this chunk and position came from.
+    /// The origin of the record at this position of the chunk.
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error>;
 }
 
@@ -131,11 +130,11 @@ impl SourceSpec {
 }
 
 impl Source {
-    /// Finds the files and looks at their sizes. Of Parquet files the list of their row groups is read; JSON lists are read
-    /// through once, to find where chunks of their elements begin.
+    /// Finds the files and their sizes. It reads the row groups' metadata of Parquet files, and reads JSON lists through once
+    /// to find where chunks begin.
     ///
     /// # Panics
-    /// If there are no paths, or chunks of no bytes are asked for.
+    /// If `spec` has no paths or empty chunks.
     pub fn open(spec: &SourceSpec) -> Result<Source, Error> {
         assert!(!spec.paths.is_empty(), "data without paths");
         assert!(spec.chunk_bytes > 0, "chunks of 0 bytes");
@@ -151,8 +150,7 @@ impl Source {
         Ok(Source { chunks, classes })
     }
 
-    /// What [`classes`](Self::classes) of the opened data will be. Looks at the folders of classes, and not at what is in
-    /// them.
+    /// The [`classes`](Self::classes) of the data without opening it. Lists the folders of classes only.
     pub fn classes_of(format: &Format, paths: &[PathBuf]) -> Result<Vec<String>, Error> {
         match format {
             Format::Text { .. } | Format::Jsonl | Format::Json | Format::Parquet => Ok(Vec::new()),
@@ -174,8 +172,8 @@ impl Source {
         self.placed(chunk, OnBad::Fail)?.into_iter().map(|(_, record)| record).collect()
     }
 
-    /// As [`read`](Self::read), but a record that cannot be read is its error, and those behind it are read all the same. What is
-    /// wrong with the file as a whole, or with a Parquet row, is an error of the chunk.
+    /// Like [`read`](Self::read), but returns an error in place of a record that cannot be read, and reads the records after
+    /// it. A defect of the file as a whole, or of a Parquet row, is an error of the chunk.
     ///
     /// # Panics
     /// If there is no such chunk.
@@ -188,9 +186,9 @@ impl Source {
         self.chunks.read(chunk, on_bad)
     }
 
-    /// Where a record came from, for messages: the `record`th that [`read`](Self::read) gives of `chunk`.
+    /// The origin, for messages, of the `record`th record that [`read`](Self::read) gives of `chunk`.
     ///
-    /// It reads the chunk again, which costs only those who have something to complain about.
+    /// It reads the chunk again, which costs time only when there is an error to report.
     ///
     /// # Panics
     /// If there is no such record.
@@ -199,7 +197,7 @@ impl Source {
         self.chunks.origin(chunk, records[record].0)
     }
 
-    /// The files that the data are in, in the order in which they are read.
+    /// The data's files in reading order.
     pub fn files(&self) -> Vec<&Path> {
         self.chunks.files()
     }

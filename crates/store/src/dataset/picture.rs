@@ -18,7 +18,7 @@ const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
 const SIDE: usize = 1 << 16;
 
-/// What it is, the first bytes say, not the file's name. Transparency is dropped, grey becomes three equal colours.
+/// The first bytes decide the format, not the file's name. Transparency is dropped, grey becomes three equal colours.
 pub(super) fn decode(bytes: &[u8]) -> Result<Picture, Defect> {
     if bytes.starts_with(PNG) {
         let (width, height) = guarded(|| Ok(png_reader(bytes)?.info().size())).map_err(not_an_image)?;

@@ -1,4 +1,4 @@
-//! Where in a file something is, for people to find it.
+//! Places of records in files, for messages.
 
 use std::fmt;
 use std::fs::File;
@@ -9,10 +9,10 @@ use std::sync::PoisonError;
 
 use super::data_file::DataFile;
 
-/// A place in a file. Everything is counted from 1 but bytes, which are counted from 0.
+/// The place of a record in its file. Lines and rows count from 1, bytes from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "Display says what they are")]
-pub enum Place {
+pub enum RecordPlace {
     Line { line: u64, byte: u64 },
     Row { row: u64 },
     WholeFile,
@@ -23,21 +23,21 @@ pub enum Place {
 pub struct Origin {
     /// The file.
     pub file: PathBuf,
-    /// Where in the file.
-    pub place: Place,
+    /// The place in the file.
+    pub place: RecordPlace,
 }
 
-impl Place {
-    /// Counts the lines before a byte. Reads the file up to there, from the last place that was counted to, so it is for messages only;
-    /// a file that cannot be read any more has no lines.
-    pub(super) fn of_byte(file: &DataFile, byte: u64) -> Place {
+impl RecordPlace {
+    /// Counts the lines before a byte. It reads the file from the last byte counted up to there, so it is for messages only; a
+    /// file that cannot be read any more has no lines.
+    pub(super) fn of_byte(file: &DataFile, byte: u64) -> RecordPlace {
         let mut known = file.newlines.lock().unwrap_or_else(PoisonError::into_inner);
         let (from, before) = if known.0 <= byte { *known } else { (0, 0) };
         let newlines = file.open().ok().and_then(|opened| count_newlines(opened, from..byte).ok());
         if let Some(newlines) = newlines {
             *known = (byte, before + newlines);
         }
-        Place::Line { line: newlines.map_or(0, |newlines| before + newlines + 1), byte }
+        RecordPlace::Line { line: newlines.map_or(0, |newlines| before + newlines + 1), byte }
     }
 }
 
@@ -54,12 +54,12 @@ fn count_newlines(mut file: File, bytes: Range<u64>) -> io::Result<u64> {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordPlace {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line { line, byte } => write!(out, "line {line} (byte {byte})"),
-            Place::Row { row } => write!(out, "row {row}"),
-            Place::WholeFile => write!(out, "the whole file"),
+            RecordPlace::Line { line, byte } => write!(out, "line {line} (byte {byte})"),
+            RecordPlace::Row { row } => write!(out, "row {row}"),
+            RecordPlace::WholeFile => write!(out, "the whole file"),
         }
     }
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Place {
 impl fmt::Display for Origin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.place {
-            Place::WholeFile => write!(out, "`{}`", self.file.display()),
+            RecordPlace::WholeFile => write!(out, "`{}`", self.file.display()),
             place => write!(out, "{place} of `{}`", self.file.display()),
         }
     }

@@ -1,4 +1,4 @@
-//! Finding every occurrence of a separator in a stream of bytes, overlapping ones too (Knuth, Morris and Pratt).
+//! Finds every occurrence of a separator in a stream of bytes, overlapping ones too (Knuth, Morris and Pratt).
 
 #[derive(Debug)]
 pub(super) struct Separator {
@@ -26,7 +26,7 @@ impl Separator {
         self.bytes.len()
     }
 
-    /// How many of the separator's bytes the stream ends with, after this byte. All of them: an occurrence.
+    /// How many of the separator's bytes the stream ends with after this byte; all of them mean an occurrence.
     pub fn step(&self, mut matched: usize, byte: u8) -> usize {
         loop {
             if self.bytes.get(matched) == Some(&byte) {

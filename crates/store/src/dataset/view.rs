@@ -9,7 +9,7 @@ use crate::{Defect, Error};
 const BUFFER_BYTES: usize = 1 << 16;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Each byte comes with its offset in the file. What is seen of a place does not depend on where the view began.
+/// Each byte comes with its offset in the file. The bytes at an offset do not depend on where the view began.
 pub(super) struct View<'source> {
     file: &'source DataFile,
     opened: File,
@@ -52,7 +52,7 @@ impl<'source> View<'source> {
         self.buffer_begin += self.buffer.len() as u64;
         self.buffer.clear();
         self.next = 0;
-        // Should the file grow meanwhile, no more than was checked is read.
+        // Reads no more than was checked, even if the file grows.
         let left_bytes = self.file.size_bytes.saturating_sub(self.buffer_begin).min(BUFFER_BYTES as u64);
         let read = self.opened.by_ref().take(left_bytes).read_to_end(&mut self.buffer);
         read.map(|_| ()).map_err(|error| self.file.fail(Defect::Io(error)))

@@ -1,4 +1,4 @@
-//! Looking at what is written, and making it fail. For tests only.
+//! Observes disk operations and makes them fail. For tests only.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 pub use super::Operation;
 
-/// Told of an operation before it is made. An error keeps it from being made and is what its caller gets.
+/// Called before each operation. An error prevents the operation and goes to its caller.
 pub type Observer = dyn Fn(&Operation) -> io::Result<()> + Send + Sync;
 
 type Watched = (PathBuf, Arc<Observer>);
 
-// Told apart by folder and not by thread, because tests run side by side and a save has several threads.
+// By folder and not by thread, because tests run side by side and a save has several threads.
 static WATCHED: RwLock<Vec<Watched>> = RwLock::new(Vec::new());
 
-/// A folder that is being watched, until this is dropped.
+/// Watches a folder until it is dropped.
 #[must_use = "nothing is watched once it is dropped"]
 pub struct Watch(Arc<Observer>);
 
-/// Tells an observer of everything that this crate is about to do to a folder and below it, on any thread.
+/// Calls an observer before every operation on a folder or below it, on any thread.
 pub fn watch(
     folder: impl Into<PathBuf>,
     observer: impl Fn(&Operation) -> io::Result<()> + Send + Sync + 'static,
@@ -45,7 +45,7 @@ pub(super) fn announce(operation: Operation) -> io::Result<()> {
 }
 
 impl Operation<'_> {
-    /// What it is done to; of a rename, the name before.
+    /// The path it changes; for a rename, the old name.
     pub fn path(&self) -> &Path {
         match self {
             Operation::CreateFile(path)

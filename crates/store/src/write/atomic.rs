@@ -20,16 +20,16 @@ pub struct FileWriter {
     /// The name the file will have, for messages.
     path: PathBuf,
     file: BufWriter<DiskFile>,
-    /// Of what was written since somebody asked for it.
+    /// Digests of the bytes since [`begin_digests`](Self::begin_digests).
     digester: Option<BlockDigester>,
-    /// A file that lacks something in the middle must not be finished, even if whoever fills it goes on.
+    /// A file that lacks bytes in the middle must not be finished, even if its writer continues.
     failure: Option<io::ErrorKind>,
 }
 
-/// Writes a file under a temporary name, makes sure it is on disk, and only then gives it its name.
+/// Writes a file under a temporary name, syncs it to disk, and only then gives it its name.
 ///
-/// Missing folders above it are made, and what killed writers of the same file left is removed. Until this returns,
-/// `path` is what it was before. Where it was a link, the link is replaced, not what it points to.
+/// Makes missing folders above it, and removes leftovers of killed writers of the same file. Until this returns, `path` is what
+/// it was before. A link is replaced, not the file it points to.
 pub fn write_file_atomically<T, E: From<Error>>(
     path: impl AsRef<Path>,
     fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
@@ -37,10 +37,10 @@ pub fn write_file_atomically<T, E: From<Error>>(
     let target = Target::new(path.as_ref())?;
     target.make_parent()?;
     if let Ok(metadata) = fs::metadata(&target.path) {
-        // To replace /dev/null by a file would be a lasting surprise.
+        // Replacing /dev/null by a file would be a lasting surprise.
         regular_file::must_be_regular(metadata.file_type()).map_err(|defect| defect.of(&target.path))?;
     }
-    // A leftover that cannot be removed is in nobody's way.
+    // A leftover that cannot be removed does no harm.
     let _ = recover::remove_temporaries(&target);
     let (temporary, file) = target.new_file()?;
     let mut writer = FileWriter::new(file, &target.path);
@@ -82,12 +82,12 @@ impl FileWriter {
         &self.path
     }
 
-    /// Has everything digested from here on, as it is written.
+    /// Digests everything written from here on.
     pub(crate) fn begin_digests(&mut self) {
         self.digester = Some(BlockDigester::new());
     }
 
-    /// The digests of what was written since [`begin_digests`](Self::begin_digests).
+    /// The digests of the bytes since [`begin_digests`](Self::begin_digests).
     ///
     /// # Panics
     /// If that was never called.
@@ -95,13 +95,13 @@ impl FileWriter {
         self.digester.take().expect("digests were begun").finish()
     }
 
-    /// Makes sure that everything is on disk.
+    /// Syncs everything to disk.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         let synced = match self.failure {
             Some(kind) => Err(io::Error::new(kind, "an earlier part of it could not be")),
             None => self.file.flush().and_then(|()| self.file.get_ref().sync()),
         };
-        // What could not be flushed once must not be tried again when dropped.
+        // Dropping must not retry a failed flush.
         let (_file, _unwritten) = self.file.into_parts();
         synced.map_err(|error| Defect::of_writing(error).of(&self.path))
     }

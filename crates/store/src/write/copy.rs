@@ -1,4 +1,4 @@
-//! Files that go into a folder as they are: tokenizers, licences, configs.
+//! Copies files into a folder unchanged: tokenizers, licences, configs.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The writing half. What it writes appears under its name complete and on disk, or not at all: a run that is killed,
-//! a machine that loses power and a disk that fills up leave what was there before.
+//! The writing half. A file or folder appears under its name complete and on disk, or not at all: a killed run, a loss of power
+//! or a full disk leaves what was there before.
 //!
 //! Every change to a disk is made by [`disk`](crate::disk), so that tests can fail each of them and lose each of them.
 

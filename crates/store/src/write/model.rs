@@ -13,14 +13,14 @@ pub const SHARD_BYTES: u64 = 5_000_000_000;
 pub struct Shard {
     /// `model.safetensors` or `model-00001-of-00002.safetensors`.
     pub file_name: String,
-    /// In the order given, which is not the file's.
+    /// In the caller's order, which is not the file's.
     pub entries: Vec<TensorEntry>,
 }
 
-/// Which file holds which tensors. Like transformers, it fills one shard after the other and never splits a tensor; one
-/// that is larger than a shard gets a file of its own.
+/// Assigns tensors to files. Like transformers, it fills one shard after the other and never splits a tensor; one larger than a
+/// shard gets its own file.
 ///
-/// Tensors whose size overflows count as the largest there is; writing them is refused.
+/// Tensors whose size overflows count as `u64::MAX` bytes; writing them is refused.
 pub fn cut_in_shards(entries: &[TensorEntry], shard_bytes: u64) -> Vec<Shard> {
     let mut shards: Vec<Vec<TensorEntry>> = Vec::new();
     let mut open = Vec::new();
@@ -79,7 +79,7 @@ pub fn save_model<E: From<Error>>(
     Ok(())
 }
 
-/// Within a file the writer sees to it; across files the later one would hide the earlier.
+/// The writer of a file checks its own names; across files the later tensor would hide the earlier.
 fn check_names(folder: &NewFolder, entries: &[TensorEntry]) -> Result<(), Error> {
     let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     names.sort_unstable();

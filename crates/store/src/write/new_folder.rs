@@ -21,8 +21,8 @@ pub struct NewFolder {
 }
 
 impl NewFolder {
-    /// Begins a folder that will be at `path`. Missing folders above it are made, and what an earlier, interrupted
-    /// attempt left is cleared away as by [`recover`](super::recover()).
+    /// Begins a folder that will be at `path`. Makes missing folders above it, and removes leftovers of an interrupted attempt
+    /// as [`recover`](super::recover()) does.
     pub fn create(path: impl AsRef<Path>) -> Result<NewFolder, Error> {
         let target = Target::new(path.as_ref())?;
         target.make_parent()?;
@@ -31,19 +31,19 @@ impl NewFolder {
         Ok(NewFolder { target, temporary })
     }
 
-    /// Where the folder will be.
+    /// The final path.
     pub fn path(&self) -> &Path {
         &self.target.path
     }
 
-    /// Writes one file and makes sure it is on disk. A file that fails is removed again.
+    /// Writes one file and syncs it to disk. A file that fails is removed.
     pub fn file<T, E: From<Error>>(
         &self,
         name: &str,
         fill: impl FnOnce(&mut FileWriter) -> Result<T, E>,
     ) -> Result<T, E> {
         check_name(name).map_err(|defect| defect.of(&self.target.path))?;
-        // Messages name the place the file will have: the temporary one is gone when they are read.
+        // Messages show the final path: the temporary one is gone when they are read.
         let shown = self.target.path.join(name);
         let path = self.temporary.path.join(name);
         let file = DiskFile::create_new(&path).map_err(|error| Defect::of_writing(error).of(&shown))?;
@@ -67,9 +67,9 @@ impl NewFolder {
 
     /// Gives the folder its name. When this returns, it is on disk and survives a loss of power.
     ///
-    /// Something that has the name already is an error, or, with `replace`, a folder that is deleted with all that is
-    /// in it once the new one stands in its place. An interruption at any point leaves the old or the new one whole:
-    /// under the name, or, between two renames, where [`recover`](super::recover()) finds it.
+    /// If the name is taken, that is an error; with `replace`, the old folder is deleted with its contents once the new one has
+    /// taken its place. An interruption at any point leaves the old or the new one whole: under the name, or, between two
+    /// renames, where [`recover`](super::recover()) finds it.
     pub fn commit(self, replace: bool) -> Result<(), Error> {
         let target = &self.target;
         disk::sync_folder(&self.temporary.path).map_err(|error| target.failure(error))?;
@@ -89,7 +89,7 @@ impl NewFolder {
     }
 }
 
-/// A file that is removed unless it was finished.
+/// Removes its file unless it was finished.
 struct Unfinished<'path> {
     path: &'path Path,
     is_finished: bool,

@@ -1,4 +1,4 @@
-//! After a crash: what was left beside a path, finished, undone or removed.
+//! Recovery after a crash: finishes, undoes or removes leftovers beside a path.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use super::target::{self, Target};
 use crate::{Defect, Error, disk, regular_file};
 
-/// What [`recover`] found to do.
+/// The outcome of [`recover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// The path was as its last writer meant it to be. Temporaries beside it may have been removed.
+    /// The path was intact. Temporaries beside it may have been removed.
     Nothing,
     /// A replacement had been interrupted with the new folder complete; the new folder is in its place now.
     Finished,
@@ -17,8 +17,8 @@ pub enum Recovery {
     Undone,
 }
 
-/// Finishes or undoes an interrupted [`NewFolder::commit`](super::NewFolder::commit) to `path`, and deletes what
-/// writers that no longer run have left beside it. Call it before a checkpoint is looked for.
+/// Finishes or undoes an interrupted [`NewFolder::commit`](super::NewFolder::commit) to `path`, and deletes leftovers of dead
+/// writers beside it. Call it before looking for a checkpoint.
 ///
 /// A writer that is still at work is left alone, and so are temporaries on a file system without locks.
 pub fn recover(path: impl AsRef<Path>) -> Result<Recovery, Error> {
@@ -29,8 +29,8 @@ pub fn recover(path: impl AsRef<Path>) -> Result<Recovery, Error> {
     recover_target(&target)
 }
 
-/// [`recover`]s everything in a folder that was being written, also what is not under its name at the moment. Only names
-/// that `is_ours` knows are looked at: others may hide files of their own there.
+/// [`recover`]s every path in a folder that was being written, also those without their name at the moment. It only touches
+/// names that `is_ours` accepts: others may keep hidden files there.
 pub fn recover_all(parent: impl AsRef<Path>, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
     let parent = parent.as_ref();
     let failure = |error| Defect::Io(error).of(parent);
@@ -48,7 +48,7 @@ pub fn recover_all(parent: impl AsRef<Path>, is_ours: impl Fn(&str) -> bool) -> 
     names.into_iter().try_for_each(|name| recover(parent.join(name)).map(drop))
 }
 
-/// Deletes what writers of the target that no longer run have left under temporary names.
+/// Deletes temporaries of the target's dead writers.
 pub(super) fn remove_temporaries(target: &Target) -> Result<(), Error> {
     for path in target.temporaries().map_err(|error| Defect::Io(error).of(&target.parent))? {
         target::remove_leftover(&path).map_err(|error| Defect::of_writing(error).of(&path))?;
@@ -81,8 +81,8 @@ pub(super) fn recover_target(target: &Target) -> Result<Recovery, Error> {
     Ok(Recovery::Undone)
 }
 
-/// Puts a complete `.NAME.new` in the place of `NAME`. If that fails, `NAME` is what it was, and the new one, of which
-/// there may be no other copy, waits for the next recovery.
+/// Moves a complete `.NAME.new` to `NAME`. If that fails, `NAME` is what it was, and the new one, which may be the only copy,
+/// waits for the next recovery.
 pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
     let (replacement, outgoing) = (target.replacement(), target.outgoing());
     if regular_file::is_listed(&target.path) && regular_file::is_listed(&outgoing) {
@@ -103,8 +103,8 @@ pub(super) fn finish_replacement(target: &Target) -> Result<(), Error> {
     delete(target, &outgoing)
 }
 
-/// Deletes what has lost the target's name. That must last first: otherwise a loss of power could give the name back to
-/// what is left of it.
+/// Deletes a path that has lost the target's name, after syncing that loss: otherwise a loss of power could give the name back
+/// to a half-deleted folder.
 pub(super) fn delete(target: &Target, condemned: &Path) -> Result<(), Error> {
     target.sync_parent()?;
     disk::remove(condemned).map_err(|error| Defect::of_writing(error).of(condemned))

@@ -1,4 +1,4 @@
-//! From the trainer's f32 to a file's bytes, little-endian: the way back of `convert`.
+//! Converts the trainer's f32 to a file's bytes, little-endian: the inverse of `convert`.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -62,7 +62,7 @@ fn fill<const SIZE: usize>(bytes: &mut [u8], elements: impl Iterator<Item = [u8;
     }
 }
 
-/// An f16 ends at 65,504, and a weight beyond it saved as infinity would be lost without a word.
+/// The largest f16 is 65,504; a weight beyond it would silently become infinity.
 fn refuse_new_infinities<E>(values: &[f32], are_infinite: impl Iterator<Item = bool>) -> Result<(), Stopped<E>> {
     let first = values.iter().zip(are_infinite).find(|(value, is_infinite)| *is_infinite && value.is_finite());
     first.map_or(Ok(()), |(value, _)| Err(Stopped::Beyond(*value)))

@@ -1,4 +1,4 @@
-//! What a run keeps in its folder: logs that grow, and checkpoints that come and go.
+//! The files of a run's folder: logs that grow, and checkpoints that come and go.
 
 use std::fs::{self, FileType, TryLockError};
 use std::io::{self, BufWriter, Write};
@@ -9,19 +9,19 @@ use super::target::{self, Target};
 use crate::disk::{self, DiskFile};
 use crate::{Defect, Error, regular_file};
 
-/// A file that a run adds to. Unlike everything else that is written here, it is there from the first line on.
+/// A file that a run appends to. Unlike everything else written here, it exists from its first line on.
 pub struct LogFile {
     file: BufWriter<DiskFile>,
     path: PathBuf,
 }
 
 impl LogFile {
-    /// An empty file, with the folders above it.
+    /// Makes an empty file, and the folders above it.
     pub fn create(path: impl AsRef<Path>) -> Result<LogFile, Error> {
         LogFile::open(path.as_ref(), DiskFile::create_empty)
     }
 
-    /// The file as it is, to be added to.
+    /// Opens a file to append to.
     pub fn append(path: impl AsRef<Path>) -> Result<LogFile, Error> {
         LogFile::open(path.as_ref(), DiskFile::append)
     }
@@ -34,7 +34,7 @@ impl LogFile {
         Ok(LogFile { file: BufWriter::new(file), path: path.to_owned() })
     }
 
-    /// Hands everything to the system, so that others see it.
+    /// Flushes to the system, so that other processes see it.
     pub fn publish(&mut self) -> Result<(), Error> {
         self.file.flush().map_err(|error| self.failure(error))
     }
@@ -55,11 +55,11 @@ impl Write for LogFile {
     }
 }
 
-/// The right to write to a folder, as long as it lives. The system takes it back from a process that dies.
+/// An exclusive lock on a folder while it lives. The system releases it when the process dies.
 pub struct FolderLock(#[expect(dead_code, reason = "holds the lock")] DiskFile);
 
 impl FolderLock {
-    /// None while another process has it.
+    /// `None` while another process has it.
     pub fn take(folder: impl AsRef<Path>) -> Result<Option<FolderLock>, Error> {
         let folder = folder.as_ref();
         target::make_folders(folder)?;
@@ -73,12 +73,12 @@ impl FolderLock {
     }
 }
 
-/// The names of the folders in a folder, sorted; none where there is no such folder. Hidden ones are left out.
+/// The names of the folders in a folder, sorted and without hidden ones; empty if there is no such folder.
 pub fn subfolders(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
     entries(path.as_ref(), |kind| kind.is_dir())
 }
 
-/// The names of the regular files in a folder, as [`subfolders`] gives those of folders.
+/// The names of the regular files in a folder, like [`subfolders`].
 pub fn files(path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
     entries(path.as_ref(), |kind| kind.is_file())
 }
@@ -101,12 +101,12 @@ fn entries(path: &Path, is_wanted: impl Fn(FileType) -> bool) -> Result<Vec<Stri
     Ok(names)
 }
 
-/// Deletes a folder or a file that the run no longer needs. It loses its name first, so that none is there in part.
+/// Deletes a folder or a file. It loses its name first, so that no part of it stays under that name.
 pub fn remove(path: impl AsRef<Path>) -> Result<(), Error> {
     let target = Target::new(path.as_ref())?;
     let condemned = target.condemned();
     if regular_file::is_listed(&condemned) {
-        // What an interrupted removal left has the name that is needed now.
+        // A leftover of an interrupted removal has the name needed now.
         recover::delete(&target, &condemned)?;
     }
     match disk::rename(&target.path, &condemned) {
@@ -116,7 +116,7 @@ pub fn remove(path: impl AsRef<Path>) -> Result<(), Error> {
     }
 }
 
-/// Whether something has this name.
+/// Whether the path exists, even as a broken link.
 pub fn exists(path: impl AsRef<Path>) -> bool {
     regular_file::is_listed(path.as_ref())
 }

@@ -1,4 +1,4 @@
-//! A safetensors file, written tensor by tensor and never held in memory.
+//! Writes a safetensors file tensor by tensor and never holds it in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use super::FileWriter;
 use super::round::{self, Stopped};
 use crate::{Defect, Error, FileDtype, header, limits};
 
-/// A tensor that a file is to hold.
+/// A tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     /// The Hugging Face name.
@@ -24,13 +24,13 @@ pub struct SafeTensorsWriter<'file> {
     /// In the file's order, each with its size.
     entries: Vec<TensorEntry>,
     sizes_bytes: Vec<usize>,
-    /// The tensor that the next bytes belong to, and how many it has.
+    /// The tensor that the next bytes belong to, and its bytes so far.
     current: usize,
     written_bytes: usize,
 }
 
 impl TensorEntry {
-    /// Bytes of all its elements, unless a computer cannot count them.
+    /// Bytes of all its elements; `None` on overflow.
     pub fn size_bytes(&self) -> Option<usize> {
         self.shape.iter().try_fold(self.dtype.size_bytes(), |bytes, &dim| bytes.checked_mul(dim))
     }
@@ -56,7 +56,7 @@ impl<'file> SafeTensorsWriter<'file> {
         Ok(writer)
     }
 
-    /// The tensors in the order in which their elements must come.
+    /// The tensors in the order in which their elements must be written.
     pub fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
@@ -107,7 +107,7 @@ impl<'file> SafeTensorsWriter<'file> {
         Err(self.wrong_size(self.written_bytes))
     }
 
-    /// Counts bytes in, if the current tensor still needs so many.
+    /// Counts bytes, if the current tensor still needs that many.
     fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
         let Some(size_bytes) = self.sizes_bytes.get(self.current) else {
             return Err(self.fail(Defect::BeyondLastTensor { found_bytes: bytes }));
@@ -141,7 +141,7 @@ impl<'file> SafeTensorsWriter<'file> {
     }
 }
 
-/// The tensors' sizes, if a reader will accept what the header is going to say.
+/// The tensors' sizes, if a reader will accept the header.
 fn check(entries: &[TensorEntry]) -> Result<Vec<usize>, Defect> {
     if entries.len() > limits::TENSORS {
         return Err(Defect::TooManyTensors { found: entries.len() });
@@ -182,7 +182,9 @@ fn header_of(
     }
     let mut begin = 0;
     for (TensorEntry { name, dtype, shape }, size_bytes) in entries.iter().zip(sizes_bytes) {
-        let (name, shape, end) = (serde_json::json!(name), serde_json::json!(shape), begin + size_bytes);
+        let name = serde_json::json!(name);
+        let shape = serde_json::json!(shape);
+        let end = begin + size_bytes;
         parts.push(format!(r#"{name}:{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#));
         begin = end;
     }

@@ -1,4 +1,4 @@
-//! A path that is to be written, the names its making uses beside it, and what is left of them after a crash.
+//! A path to write, the names used beside it meanwhile, and their leftovers after a crash.
 //!
 //! | name               | what it is                                                           |
 //! | ------------------ | -------------------------------------------------------------------- |
@@ -24,10 +24,10 @@ pub(crate) struct Target {
     name: OsString,
 }
 
-/// Something under a temporary name. Removed when dropped, unless it was renamed away.
+/// A file or folder under a temporary name. Dropping removes it, unless it was renamed.
 pub(crate) struct Temporary {
     pub path: PathBuf,
-    /// Open and locked, so that nobody takes it for a leftover.
+    /// Open and locked, so that no process takes it for a leftover.
     _handle: Option<File>,
 }
 
@@ -83,7 +83,7 @@ impl Target {
         Ok(found)
     }
 
-    /// Makes what was created in or renamed within the parent folder last.
+    /// Syncs the names in the parent folder.
     pub fn sync_parent(&self) -> Result<(), Error> {
         disk::sync_folder(&self.parent).map_err(|error| Defect::of_writing(error).of(&self.parent))
     }
@@ -97,7 +97,7 @@ impl Target {
         }
     }
 
-    /// Makes something under a name that nothing had, and locks it.
+    /// Makes a file or folder under an unused name, and locks it.
     fn new_temporary<T>(
         &self,
         create: impl Fn(&Path) -> io::Result<T>,
@@ -108,7 +108,7 @@ impl Target {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = self.beside(&format!(".tmp-{}-{count}", process::id()));
             let made = match create(&path) {
-                // Left behind by a process that had the same number.
+                // A leftover of a process with the same number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             };
@@ -136,7 +136,7 @@ impl Target {
 }
 
 impl Temporary {
-    /// False where somebody was faster to take it for a leftover.
+    /// False if another process took it for a leftover first.
     fn lock(&mut self, handle: io::Result<File>) -> io::Result<bool> {
         let handle = match handle {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -153,13 +153,13 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Nobody is left to tell; what stays is found by the next recovery.
+        // The next recovery finds what stays.
         let _ = disk::remove(&self.path);
     }
 }
 
-/// Removes what no process that still runs has locked. Where the file system cannot tell, it stays. The lock is held
-/// meanwhile, so that a writer who has just made it does not go on with it.
+/// Removes a path unless a live process has locked it or the file system cannot tell. It holds the lock meanwhile, so that a
+/// writer that has just made the path does not use it.
 pub(crate) fn remove_leftover(path: &Path) -> io::Result<()> {
     match try_lock(path) {
         Some((_lock, Ok(()))) => disk::remove(path),
@@ -167,12 +167,12 @@ pub(crate) fn remove_leftover(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a process that still runs has it locked.
+/// Whether a live process has locked it.
 pub(crate) fn is_locked(path: &Path) -> bool {
     matches!(try_lock(path), Some((_, Err(TryLockError::WouldBlock))))
 }
 
-/// `None` where it is nothing that can be locked.
+/// `None` if it cannot be locked.
 fn try_lock(path: &Path) -> Option<(File, Result<(), TryLockError>)> {
     let kind = fs::symlink_metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_dir() {
@@ -183,14 +183,14 @@ fn try_lock(path: &Path) -> Option<(File, Result<(), TryLockError>)> {
     Some((handle, locked))
 }
 
-/// The name that a temporary, a replacement or something on its way out stands for.
+/// The final name of a temporary, a replacement or a path being deleted.
 pub(crate) fn name_behind(hidden: &str) -> Option<&str> {
     let inner = hidden.strip_prefix('.')?;
     let ended = [".new", ".old", ".gone"].iter().find_map(|ending| inner.strip_suffix(ending));
     ended.or_else(|| inner.rsplit_once(".tmp-").map(|(name, _)| name)).filter(|name| !name.is_empty())
 }
 
-/// Makes a folder and those above it that are missing, and makes them last: what is written into a folder is lost with it.
+/// Makes a folder and the missing ones above it, and syncs their names: files in a folder are lost with it.
 pub(crate) fn make_folders(path: &Path) -> Result<(), Error> {
     let failure = |error: io::Error, folder: &Path| match error.kind() {
         io::ErrorKind::AlreadyExists => Defect::InTheWay.of(folder),
@@ -206,7 +206,7 @@ pub(crate) fn make_folders(path: &Path) -> Result<(), Error> {
     }
     for folder in missing.into_iter().rev() {
         match disk::create_folder(folder) {
-            // Another process was faster.
+            // Another process made it first.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
             made => made.map_err(|error| failure(error, folder))?,
         }
@@ -215,8 +215,8 @@ pub(crate) fn make_folders(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whoever made a folder may have been killed, or failed, before its name was made to last. As folders are made one by
-/// one, those above it last already.
+/// The maker of a folder may have died before syncing its name. Folders are made one by one, so the names above it are synced
+/// already.
 fn sync_name_of(folder: &Path) -> Result<(), Error> {
     let above = match folder.parent() {
         Some(above) if above.as_os_str().is_empty() => Path::new("."),
@@ -224,7 +224,7 @@ fn sync_name_of(folder: &Path) -> Result<(), Error> {
         None => return Ok(()),
     };
     match disk::sync_folder(above) {
-        // A folder that may not even be listed is none that we made.
+        // We did not make a folder that we may not list.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         synced => synced.map_err(|error| Defect::of_writing(error).of(above)),
     }

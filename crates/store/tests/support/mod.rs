@@ -1,4 +1,4 @@
-//! Checkpoints that are known by their version, for tests that interrupt, fail and damage them.
+//! Checkpoints whose contents follow from their version, for tests that interrupt, fail and damage them.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod model;
@@ -20,12 +20,12 @@ pub const PREFIX: &str = "step-";
 /// Written by two threads, the first two by one and the others by the other.
 pub const FILES: [&str; 4] = ["rank-0.safetensors", "rank-1.safetensors", "rank-2.safetensors", "rank-3.safetensors"];
 
-/// A folder in memory where there is one: thousands of saves wait for a disk longer than for all else.
+/// A folder in memory if there is one: thousands of saves mostly wait for the disk.
 pub fn scratch() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap()
 }
 
-/// Where a run below `root` has its checkpoints. It is deep, so that folders above it are made, too.
+/// The folder of a run's checkpoints below `root`. It is deep, so that saves also make the folders above it.
 pub fn checkpoints(root: &Path) -> PathBuf {
     root.join("runs/first/checkpoints")
 }
@@ -34,7 +34,7 @@ pub fn checkpoint(root: &Path, step: u64) -> PathBuf {
     checkpoints(root).join(format!("{PREFIX}{step:08}"))
 }
 
-/// Saves a checkpoint with two threads. Version and file tell every value in it.
+/// Saves a checkpoint with two threads. Its values follow from version and file.
 pub fn save(path: &Path, version: u64, elements: usize) -> Result<(), Error> {
     let writer = CheckpointWriter::create(path)?;
     let write = |names: &[&str]| names.iter().try_for_each(|name| write_tensors(&writer, name, version, elements));
@@ -54,7 +54,7 @@ fn write_tensors(writer: &CheckpointWriter, name: &str, version: u64, elements: 
     let (first, second) = bytes.split_at(bytes.len() / 2);
     writer.file(name, |file| {
         file.put(first)?;
-        // Should this fail, the end will.
+        // If this fails, so will the end.
         let _ = file.flush();
         file.put(second)
     })
@@ -65,7 +65,7 @@ fn values(name: &str, version: u64, elements: usize) -> Vec<f32> {
     (0..elements).map(|i| (seed + i as u64) as f32).collect()
 }
 
-/// The version of a checkpoint, of which every value is looked at.
+/// The version of a checkpoint, after checking every value.
 pub fn version(checkpoint: &Checkpoint) -> u64 {
     let version = checkpoint.body()["version"].as_u64().unwrap();
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), FILES);
@@ -84,8 +84,8 @@ fn all_values(file: &SafeTensorsFile) -> Vec<f32> {
     values
 }
 
-/// Does what a run does when it starts, and says which version it goes on with. Whatever has the name of a checkpoint
-/// must be one, and nothing else may be left.
+/// Starts as a run does, and returns the version to continue with. Every path named like a checkpoint must be one, and nothing
+/// else may be left.
 pub fn start(root: &Path) -> Option<u64> {
     let parent = checkpoints(root);
     recover_all(&parent, |name| name.starts_with(PREFIX)).unwrap();

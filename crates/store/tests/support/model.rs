@@ -1,4 +1,4 @@
-//! What a disk may show after a loss of power.
+//! A model disk: the states it may show after a loss of power.
 //!
 //! A file's bytes last once it was synced; before that they may be absent, present or torn. A name in a folder lasts
 //! once the folder was synced; before that each change of names may be lost or kept, and those that are kept may have
@@ -35,7 +35,7 @@ enum Change {
     Rename { from: String, to: String, node: usize },
 }
 
-/// What becomes of that which does not last yet.
+/// The fate of unsynced changes.
 pub enum Loss<'rng> {
     AllLost,
     AllKept,
@@ -47,7 +47,7 @@ pub enum Loss<'rng> {
 }
 
 impl Disk {
-    /// A folder as it is, all of which lasts.
+    /// A folder as it is, all of it synced.
     pub fn of(folder: &Path) -> Disk {
         let mut disk = Disk { nodes: Vec::new() };
         disk.take_in(folder);
@@ -92,7 +92,9 @@ impl Disk {
             }
             Recorded::Rename { from, to } => {
                 assert_eq!(from.parent(), to.parent(), "a rename from folder to folder is not in the model");
-                let (node, from, to) = (self.find(from), last(from), last(to));
+                let node = self.find(from);
+                let from = last(from);
+                let to = last(to);
                 self.change(operation.path().parent().unwrap(), Change::Rename { from, to, node });
             }
             Recorded::RemoveFile(path) => self.remove(path),
@@ -107,12 +109,12 @@ impl Disk {
         }
     }
 
-    /// Writes into an empty folder what processes see as long as there is power.
+    /// Writes the state that processes see before the loss of power into an empty folder.
     pub fn show(&self, into: &Path) {
         self.show_node(0, into, &mut Loss::AllKept);
     }
 
-    /// Writes into an empty folder what is there when power is back.
+    /// Writes the state after the loss of power into an empty folder.
     pub fn show_after(&self, mut loss: Loss, into: &Path) {
         self.show_node(0, into, &mut loss);
     }

@@ -1,4 +1,4 @@
-//! Writing down what is done to a folder.
+//! Records the operations on a folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! A process that writes until it is killed. It says what it is about to do to its folder, so that the moment of its death is
-//! counted in operations: no clock makes it come too early or too late on any machine.
+//! A process that writes until it is killed. It announces each operation on its folder, so the test kills it after a number of
+//! operations and needs no clock.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -11,8 +11,8 @@ use evenkeel_store::faults::{self, Watch};
 const PLACE: &str = "EVENKEEL_TEST_PLACE";
 const OPERATION: &str = "about to ";
 
-/// The folder in which this process is to write until it is killed, each operation told; none where nobody started it for
-/// that.
+/// The folder in which this process must write until it is killed, announcing each operation; `None` in an ordinary test
+/// process.
 pub fn at_work() -> Option<(PathBuf, Watch)> {
     let Some(root) = env::var_os(PLACE).map(PathBuf::from) else {
         println!("skipped: only another test gives this one something to do");
@@ -25,14 +25,13 @@ pub fn at_work() -> Option<(PathBuf, Watch)> {
     Some((root, watch))
 }
 
-/// Tells a line to the test that started this process.
+/// Sends a line to the test that started this process.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{line}").and_then(|()| out.flush()).unwrap();
 }
 
-/// Has the `victim` of this test binary work below `root`, kills it once it has announced so many operations, and returns all
-/// that it said.
+/// Runs the `victim` of this test binary below `root`, kills it after the given number of operations, and returns its output.
 pub fn kill_after(root: &Path, operations: usize) -> Vec<String> {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "victim", "--nocapture"])

@@ -1,4 +1,4 @@
-//! Steps of all members, done in the host's memory, against a plain twin.
+//! Runs the steps of all members in host memory, against a plain twin.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::*;
 use crate::call::Call;
 use crate::local::Parcels;
 
-/// Room for one small stretch from each of seven others, for some, and for everything.
+/// Room for one small stretch from each of seven others, for several, and for everything.
 const SCRATCHES: [usize; 3] = [2048, 10_000, 1 << 20];
 const MEMBERS: [usize; 4] = [2, 3, 5, 8];
 
@@ -23,7 +23,7 @@ fn numbers(seed: usize, len: usize) -> Vec<f32> {
     (0..len).map(number).collect()
 }
 
-/// Does everybody's steps, one transfer after the other, and returns how many transfers each had.
+/// Runs all members' steps, one transfer after the other, and returns how many transfers each had.
 fn run(posts: &[Post], scratch_bytes: usize) -> usize {
     let mut scratches: Vec<Vec<u64>> = posts.iter().map(|_| vec![0; scratch_bytes / 8]).collect();
     let ranges: Vec<Range<u64>> = scratches
@@ -35,7 +35,7 @@ fn run(posts: &[Post], scratch_bytes: usize) -> usize {
     let counts: Vec<usize> = steps.iter().map(|of| of.iter().filter(|step| is_transfer(step)).count()).collect();
     assert!(counts.iter().all(|count| *count == counts[0]), "transfers of the members: {counts:?}");
     for _ in 0..=counts[0] {
-        // What lies before the next transfer, then that transfer of all.
+        // The steps before the next transfer, then that transfer of all members.
         let mut sent: BTreeMap<(usize, usize), VecDeque<(u64, usize)>> = BTreeMap::new();
         let mut received = Vec::new();
         for (me, steps) in steps.iter_mut().enumerate() {
@@ -174,7 +174,7 @@ fn a_reduce_gives_the_root_the_sum_and_leaves_the_others_theirs() {
     });
 }
 
-/// Cuts in unequal parts, one of them empty where there are three or more.
+/// Cuts into unequal parts, one of them empty if there are three or more.
 fn bounds(rows: usize, members: usize) -> Arc<[usize]> {
     let mut bounds: Vec<usize> = (0..=members).map(|i| rows * i * i / (members * members)).collect();
     if members > 2 {
@@ -187,7 +187,8 @@ fn bounds(rows: usize, members: usize) -> Arc<[usize]> {
 fn rows_of_unequal_cuts_are_summed_to_their_members_and_gathered_from_them() {
     const ROWS: usize = 90;
     on_all(|device, members, dtype, scratch| {
-        let (queue, bounds) = (device.compute(), bounds(ROWS, members));
+        let queue = device.compute();
+        let bounds = bounds(ROWS, members);
         for in_place in [false, true] {
             let wholes = tensors(device, members, ROWS, 23, dtype);
             let expected = sum(device, &wholes);
@@ -256,7 +257,9 @@ fn parcels_come_to_their_places_whole_or_in_stretches() {
                 let found = queue.read(to);
                 let cols = width * members;
                 for (i, found) in found.into_iter().enumerate() {
-                    let (row, other, col) = (i / cols, i % cols / width, i % width);
+                    let row = i / cols;
+                    let other = i % cols / width;
+                    let col = i % width;
                     let expected = values[other][row * cols + me * width + col];
                     assert_eq!(found, expected, "{me} of {members}, [{rows}, {width}], {dtype:?}, {scratch}");
                 }
@@ -269,7 +272,8 @@ fn parcels_come_to_their_places_whole_or_in_stretches() {
 fn a_parcel_without_gaps_comes_to_a_place_with_gaps() {
     const ROWS: usize = 300;
     on_all(|device, members, dtype, scratch| {
-        let (queue, width) = (device.compute(), 250);
+        let queue = device.compute();
+        let width = 250;
         let from = tensors(device, members, ROWS * members, width, dtype);
         let to = tensors(device, members, ROWS, width * members, dtype);
         let post = |(from, to): (&Tensor, &Tensor)| {
@@ -283,7 +287,9 @@ fn a_parcel_without_gaps_comes_to_a_place_with_gaps() {
         for (me, to) in to.iter().enumerate() {
             let cols = width * members;
             for (i, found) in queue.read(to).into_iter().enumerate() {
-                let (row, other, col) = (i / cols, i % cols / width, i % width);
+                let row = i / cols;
+                let other = i % cols / width;
+                let col = i % width;
                 let expected = values[other][(me * ROWS + row) * width + col];
                 assert_eq!(found, expected, "{me} of {members}, {dtype:?}, {scratch}");
             }

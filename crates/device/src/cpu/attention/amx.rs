@@ -4,8 +4,8 @@
 //! rows of sixteen words, a pair of bf16 each, lie where one tile load finds them: a left operand's words run along the
 //! summands, a right one's pair two rows.
 //!
-//! A tile load waits for sixteen lines, so each step fetches the next one's operands into the first cache, as products
-//! do, and what a product has stored is read one product later.
+//! A tile load waits for sixteen lines, so each step fetches the next one's operands into the first cache, as products do, and
+//! a product's result is read one product later.
 
 use std::arch::asm;
 
@@ -187,20 +187,20 @@ impl Level<bf16> for Tiles {
     }
 }
 
-/// Two rows of weights, rounded. Written out, since what a closure computes is not compiled for the vectors' level.
+/// Two rows of weights, rounded. Written out, since a closure is not compiled for the vectors' level.
 #[inline(always)]
 fn join_rows<S: Simd>(s: S, [upper, lower]: [[S::Vector; 2]; 2]) -> [S::Vector; 2] {
     [s.join_nearest_bf16(upper[0], upper[1]), s.join_nearest_bf16(lower[0], lower[1])]
 }
 
-/// Where the operands of a multiplication begin.
+/// The addresses of a multiplication's operands.
 #[derive(Clone, Copy)]
 struct Operands {
     left: *const u8,
     right: *const u8,
 }
 
-/// How an operand lies, in bytes.
+/// An operand's strides in bytes.
 #[derive(Clone, Copy)]
 struct Lies {
     /// From one row of a tile to the next.
@@ -246,8 +246,8 @@ macro_rules! multiplication {
         $(#[$what])*
         ///
         /// # Safety
-        /// The tiles are configured; the left operand has 32 rows of 16 words for every step, of which there is one at
-        /// least, and the right one 16 rows of 32 words. Nothing is asked of those `after`, which come next.
+        /// The tiles are configured; the left operand has 32 rows of 16 words for every step, of which there is one at least,
+        /// and the right one 16 rows of 32 words. The operands `after` come next and need not be readable.
         #[inline(always)]
         unsafe fn $name(now: Operands, after: Operands, [left, right]: [Lies; 2], steps: usize, sums: Sums) {
             assert!(steps > 0, "a multiplication without summands");

@@ -1,8 +1,8 @@
 //! Gradients of attention. With `P = exp(scale · q·kᵀ - logsum)` and `δ = Σ dout · out` of each query,
 //! `dv = Pᵀ·dout`, `dS = P ∘ (dout·vᵀ - δ)`, `dq = scale · dS·k`, `dk = scale · dSᵀ·q`.
 //!
-//! Dropout multiplies weights by M, which is 0 or 1 / (1 - p): `dv = (M ∘ P)ᵀ·dout`, `dS = P ∘ (M ∘ (dout·vᵀ) - δ)`. What
-//! it divides by is taken out of the loops: δ is multiplied by 1 - p, and all gradients are divided by it at the end.
+//! Dropout multiplies weights by M, which is 0 or 1 / (1 - p): `dv = (M ∘ P)ᵀ·dout`, `dS = P ∘ (M ∘ (dout·vᵀ) - δ)`. Its
+//! divisor stays out of the loops: δ is multiplied by 1 - p, and all gradients are divided by it at the end.
 //!
 //! A task has some query blocks and some keys of one segment and one key head, as [`division`](super::division) deals
 //! them out. For each query block, key blocks stream past its tiles.
@@ -23,7 +23,7 @@ use super::sums::{AddShares, SharedSums};
 use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
 use crate::kernel::{AttentionBackward, AttentionDropout};
 
-/// Rows of queries whose tiles wait in the second cache while key blocks go past.
+/// Rows of queries whose tiles stay in the second cache while key blocks stream past.
 const QUERY_ROWS: usize = 128;
 /// Keys of a block whose scores are computed at once.
 const SCORED: usize = 32;
@@ -41,7 +41,7 @@ impl Run for AttentionBackward {
     }
 }
 
-/// Computes bf16 with the means of the given level, which this CPU must have.
+/// Computes bf16 at the given level, which this CPU must have.
 pub(super) fn run_at(kernel: &AttentionBackward, level: Bf16Level, team: &mut Team) {
     with_level!(kernel.q.view.dtype, level, run(kernel, team));
 }
@@ -124,7 +124,7 @@ struct Operands<E> {
 }
 
 impl<E> Operands<E> {
-    /// What sums become gradients by: those of queries and keys, and those of values.
+    /// The factors from sums to gradients: of queries and keys, and of values.
     fn factors(&self) -> [f32; 2] {
         let kept = kept_factor(self.dropout);
         [self.shape.scale * kept, kept]
@@ -148,7 +148,7 @@ struct Memory<E, L> {
     level: PhantomData<(E, L)>,
 }
 
-/// What a tile keeps from one key block to the next.
+/// A tile's memory from one key block to the next.
 #[derive(Clone, Copy)]
 struct TileMemory {
     /// [TILE, W]; and transposed.
@@ -206,7 +206,8 @@ impl<E: Element, L: Level<E>> Memory<E, L> {
 
     #[inline(always)]
     fn tile(&self, number: usize) -> TileMemory {
-        let (rows, block) = (TILE * self.width / L::WORD, KEY_BLOCK * TILE / L::WORD);
+        let rows = TILE * self.width / L::WORD;
+        let block = KEY_BLOCK * TILE / L::WORD;
         // `floats` counted as much for every tile of a query block; the one after the last is only fetched.
         let first = self.tiles.wrapping_add(number * Self::tile_floats(self.width));
         let weights = first.wrapping_add(4 * rows);
@@ -240,7 +241,8 @@ impl<E: Element, L: Level<E>> Vectorised for Gradients<'_, E, L> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (shape, len) = (self.operands.shape, self.task.segment.len());
+        let shape = self.operands.shape;
+        let len = self.task.segment.len();
         let plan = self.task.plan(&shape);
         // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this task; only this task
         // writes these sums and the gradients of these queries or keys.
@@ -359,18 +361,20 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
     #[inline(always)]
     unsafe fn end<S: Simd>(&self, s: S, block: &QueryBlock) {
         for number in 0..block.tiles() {
-            let (memory, tile) = (self.memory.tile(number), block.tile(number));
+            let memory = self.memory.tile(number);
+            let tile = block.tile(number);
             let rows = Rows { of: self.operands.dq, head: tile.head, tokens: tile.tokens };
             // SAFETY: the caller's promise.
             unsafe { pack::unpack_columns(s, memory.dq, memory.scale, &rows) };
         }
     }
 
-    /// What the block's queries and the packed keys give each other's gradients, as far as the plan wants them.
+    /// Adds the gradients that the block's queries and the packed keys give each other, as far as the plan wants them.
     #[inline(always)]
     unsafe fn add_keys<S: Simd>(&self, s: S, block: &QueryBlock, packed: &Range<usize>, plan: &Plan) {
         let shape = self.operands.shape;
-        let (len, mask) = (block.segment.len(), shape.mask);
+        let len = block.segment.len();
+        let mask = shape.mask;
         let seen = keys_of(mask, &block.queries, len);
         let (start, end) = (seen.start.max(packed.start), seen.end.min(packed.end));
         let first = packed.start + (start - packed.start) / L::KEYS * L::KEYS;
@@ -379,7 +383,8 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
             let all_rows = rows_seen(mask, &block.queries, len, &keys, L::KEYS).rows;
             let tiles = tiles_seen(mask, block, &keys);
             let at = Place { block, packed: start - packed.start, keys, all_rows };
-            // Parts are the scored keys of one tile after another. What one stage stores, the next reads after a delay.
+            // Parts are the scored keys of one tile after another. Each stage reads the results of the one before after a
+            // delay.
             let parts = tiles.len() * PARTS;
             for step in 0..parts + 2 * L::DELAY {
                 let [second, third] = [step.wrapping_sub(L::DELAY), step.wrapping_sub(2 * L::DELAY)];
@@ -407,14 +412,16 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
     /// The rows of a key block that a tile sees.
     #[inline(always)]
     fn seen(&self, number: usize, at: &Place) -> Seen {
-        let (queries, len) = (at.block.tile(number).queries, at.block.segment.len());
+        let queries = at.block.tile(number).queries;
+        let len = at.block.segment.len();
         rows_seen(self.operands.shape.mask, &queries, len, &at.keys, L::KEYS)
     }
 
     /// The tile of a part, and the keys it scores.
     #[inline(always)]
     fn part(&self, tiles: &Range<usize>, part: usize, at: &Place) -> (usize, Seen) {
-        let (number, first) = (tiles.start + part / PARTS, part % PARTS * SCORED);
+        let number = tiles.start + part / PARTS;
+        let first = part % PARTS * SCORED;
         let Seen { rows, all } = self.seen(number, at);
         let start = rows.start.max(first);
         (number, Seen { rows: start..rows.end.min(first + SCORED).max(start), all })
@@ -466,7 +473,8 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         dropping: D,
     ) {
         let (number, Seen { rows, all }) = self.part(tiles, part, at);
-        let (tile, buffer) = (self.memory.tile(number), part % (1 + L::DELAY));
+        let tile = self.memory.tile(number);
+        let buffer = part % (1 + L::DELAY);
         let (scores, products) = (self.memory.scores[buffer], self.memory.products[buffer]);
         let scale = s.splat(self.operands.shape.scale * L::LOG_E);
         // SAFETY: the caller's promise: both are [rows, TILE].
@@ -483,7 +491,8 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
                 let (mut weights, mut differences) = ([[s.splat(0.0); 2]; 2], [[s.splat(0.0); 2]; 2]);
                 for i in 0..2 {
                     for v in 0..2 {
-                        let (from, key) = ((row + i) * TILE + v * LANES, at.keys.start + rows.start + row + i);
+                        let from = (row + i) * TILE + v * LANES;
+                        let key = at.keys.start + rows.start + row + i;
                         let weight = L::power(s, s.mul_add(s.load(scores.add(from)), scale, below[v]));
                         let numbers = [weight, s.load(products.add(from))];
                         let [kept, product] = dropping.keep(s, key, v * LANES, numbers);
@@ -506,10 +515,12 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         }
     }
 
-    /// What a tile's dS adds to the gradients of its queries.
+    /// Adds a tile's dS to the gradients of its queries.
     #[inline(always)]
     unsafe fn add_to_queries<S: Simd>(&self, s: S, number: usize, at: &Place) {
-        let (shape, tile, rows) = (&self.operands.shape, self.memory.tile(number), self.seen(number, at).rows);
+        let shape = &self.operands.shape;
+        let tile = self.memory.tile(number);
+        let rows = self.seen(number, at).rows;
         let packed = (at.packed + rows.start) * shape.width / L::WORD;
         // SAFETY: the caller's promise.
         unsafe {
@@ -519,12 +530,15 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         }
     }
 
-    /// What the queries of these tiles add to the sums of the keys.
+    /// Adds the queries of these tiles to the sums of the keys.
     #[inline(always)]
     unsafe fn add_to_keys<S: Simd>(&self, s: S, packed_keys: usize, tiles: Range<usize>, at: &Place) {
-        let (shape, tile, rows) = (&self.operands.shape, self.memory.tile(tiles.start), &at.all_rows);
+        let shape = &self.operands.shape;
+        let tile = self.memory.tile(tiles.start);
+        let rows = &at.all_rows;
         let run = TileRun { count: tiles.len(), step: Memory::<E, L>::tile_floats(shape.width) };
-        let (from, keys) = (rows.start * TILE / L::WORD, rows.len());
+        let from = rows.start * TILE / L::WORD;
+        let keys = rows.len();
         // SAFETY: the caller's promise.
         unsafe {
             let dk = self.memory.sums.add((at.packed + rows.start) * shape.width);
@@ -541,7 +555,7 @@ struct Place<'a> {
     block: &'a QueryBlock,
     /// Counted from the segment's start.
     keys: Range<usize>,
-    /// Where the keys begin among the packed ones.
+    /// The offset of the keys among the packed ones.
     packed: usize,
     /// The rows of the key block that any of the queries sees.
     all_rows: Range<usize>,

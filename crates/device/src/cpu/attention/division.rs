@@ -1,21 +1,21 @@
-//! How the gradients of attention are divided in tasks, by shape alone, and how much memory that takes.
+//! Divides the gradients of attention into tasks, by shape alone, and computes the memory that takes.
 //!
-//! A key's gradient sums over queries and a query's over keys, so whoever computes the scores once must keep sums for one
-//! of the two. A segment that is short enough is done so, its keys' sums in the memory of a task; where segments and key
-//! heads are too few to occupy many cores, its query blocks are dealt out to several tasks, each with sums of its own,
-//! which are added in order at the end. Longer segments, whose sums would grow without bound, are computed twice: once
-//! for the gradients of some keys, once for those of some queries. That takes seven products instead of five.
+//! A key's gradient sums over queries and a query's over keys, so computing the scores once requires sums for one of the two. A
+//! short segment is computed so, with its keys' sums in the memory of a task; if segments and key heads are too few to occupy
+//! many cores, several tasks share its query blocks, each with its own sums, which are added in order at the end. Longer
+//! segments, whose sums would grow without bound, are computed twice: once for the gradients of some keys, once for those of
+//! some queries. That takes seven products instead of five.
 
 use std::ops::Range;
 
 use super::mask::keys_of;
 use super::{KEY_BLOCK, Shape};
 
-/// Tasks wanted, where the shape has the work for them.
+/// Tasks wanted, if the shape has enough work.
 const TASKS: usize = 32;
 /// Keys times W of a segment whose scores are computed once.
 const SEGMENT_NUMBERS: usize = if cfg!(test) { 1 << 12 } else { 1 << 19 };
-/// The sums that tasks have beside one another at most: as much as the packed operands of a product.
+/// The largest sums of all tasks together: as much as the packed operands of a product.
 const SHARED_NUMBERS: usize = if cfg!(test) { 1 << 16 } else { 32 << 20 };
 /// Keys that a task packs at once in a longer segment.
 pub(super) const CHUNK: usize = if cfg!(test) { 2 * KEY_BLOCK } else { 8 * KEY_BLOCK };
@@ -27,7 +27,7 @@ pub(super) struct Task {
     pub part: Part,
 }
 
-/// What a task computes for its segment and key head. Tokens are counted from the segment's start.
+/// A task's part of its segment and key head. Tokens are counted from the segment's start.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     /// Everything, for each `shares`-th query block from `share` on. The keys' sums begin at `sums` of the shared memory
@@ -39,7 +39,7 @@ pub(super) enum Part {
     Queries(usize),
 }
 
-/// What a task goes through: its query blocks, for each part of its keys.
+/// A task's loop: its query blocks, for each part of its keys.
 pub(super) struct Plan {
     pub keys: Range<usize>,
     pub keys_at_once: usize,
@@ -106,7 +106,8 @@ pub(super) fn divide(shape: &Shape, segments: &[Range<usize>], key_heads: usize,
     // Work grows with the square of the length, or with the window.
     let pairs = |segment: &Range<usize>| segment.len() * shape.mask.window.unwrap_or(usize::MAX).min(segment.len());
     let total: usize = segments.iter().map(pairs).sum::<usize>() * key_heads;
-    let (mut tasks, mut shared) = (Vec::new(), 0);
+    let mut tasks = Vec::new();
+    let mut shared = 0;
     for segment in segments {
         let len = segment.len();
         let wanted = (pairs(segment) * TASKS).div_ceil(total.max(1));

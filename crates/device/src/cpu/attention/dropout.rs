@@ -1,4 +1,4 @@
-//! Which weights of a tile are dropped.
+//! Decides which weights of a tile are dropped.
 //!
 //! A query of a head has a key of 64 bits, as `cpu/random.rs` says. Two keys of its segment, eight apart, share a word: keys
 //! 16 i + j and 16 i + j + 8 have pair 8 i + j, which tensor cores, too, give to one thread. The word is a bijection of
@@ -10,10 +10,10 @@ use super::super::simd::{LANES, Simd};
 use super::{TILE, Tile};
 use crate::kernel::{AttentionDropout, seed_of};
 
-/// What becomes of weights. Decided outside of the loops over them, so that keeping all costs nothing.
+/// Drops or keeps weights. Chosen outside the loops over them, so that keeping all costs nothing.
 pub(super) trait Dropping: Copy {
-    /// What is left of numbers of a key, counted from its segment's start, and sixteen queries of a tile from `lanes` on.
-    /// It is not divided by the share that is kept: see [`kept_factor`].
+    /// Zeroes the dropped numbers of a key, counted from its segment's start, and sixteen queries of a tile from `lanes` on. It
+    /// does not divide by the share kept: see [`kept_factor`].
     fn keep<S: Simd, const N: usize>(self, s: S, key: usize, lanes: usize, numbers: [S::Vector; N]) -> [S::Vector; N];
 }
 
@@ -31,7 +31,7 @@ impl Dropping for KeepAll {
 pub(super) struct TileNoise {
     lower: [u32; TILE],
     upper: [u32; TILE],
-    /// Of sixteen bits' numbers, those below which a weight is dropped.
+    /// Weights whose sixteen bits are below this are dropped.
     dropped_below: f32,
 }
 
@@ -41,7 +41,7 @@ impl TileNoise {
         let seed = seed_of(dropout.seed, dropout.first_head + tile.head as u64);
         let first = dropout.first_token + tile.tokens.start as u64;
         let (mut lower, mut upper) = ([0; TILE], [0; TILE]);
-        // Lanes beyond the last query have numbers too, which nobody uses.
+        // Lanes beyond the last query have unused numbers.
         for lane in 0..TILE {
             let key = seed_of(seed, first + lane as u64);
             lower[lane] = key as u32;
@@ -61,8 +61,9 @@ impl Dropping for &TileNoise {
         mut numbers: [S::Vector; N],
     ) -> [S::Vector; N] {
         let mut steps = [0f32; LANES];
-        let (pair, is_second) = (pair_of(key), if key & 8 == 0 { 0 } else { u32::MAX });
-        // Written out, since what a closure computes is not compiled for the vectors' level.
+        let pair = pair_of(key);
+        let is_second = if key & 8 == 0 { 0 } else { u32::MAX };
+        // Written out, since a closure is not compiled for the vectors' level.
         for (lane, step) in steps.iter_mut().enumerate() {
             let word = pair_word([self.lower[lanes + lane], self.upper[lanes + lane]], pair);
             *step = ((word ^ (word << 16 & is_second)) >> 16) as i32 as f32;
@@ -100,7 +101,7 @@ pub(super) fn active(dropout: Option<AttentionDropout>) -> Option<AttentionDropo
     dropout.filter(|dropout| dropout.probability > 0.0)
 }
 
-/// What the weights that are kept are multiplied by.
+/// The factor of the weights that are kept.
 pub(super) fn kept_factor(dropout: Option<AttentionDropout>) -> f32 {
     dropout.map_or(1.0, |dropout| 1.0 / (1.0 - dropout.probability))
 }
@@ -120,7 +121,7 @@ mod tests {
         (0..keys).map(of_key).collect()
     }
 
-    /// Whether so many hits of so many tries are what a share makes likely.
+    /// Asserts that the number of hits is likely for the share.
     fn assert_share(what: &str, hits: usize, tries: usize, share: f64) {
         let deviation = (share * (1.0 - share) * tries as f64).sqrt();
         let off = (hits as f64 - share * tries as f64) / deviation;
@@ -163,13 +164,14 @@ mod tests {
             }
             let (hits, tries) = together(0, 0, &others);
             assert_share("neighbouring heads", hits, tries, share * share);
-            // The corners of rectangles: what is dropped in three says nothing about the fourth.
+            // The corners of rectangles: dropping three says nothing about the fourth.
             for (queries, keys) in [(1, 1), (1, 8), (2, 16), (7, 3)] {
                 let (mut hits, mut tries) = (0, 0);
                 for (a, b) in rows.iter().zip(&rows[queries..]) {
                     for key in 0..KEYS - keys {
                         let odd = a[key] ^ a[key + keys] ^ b[key] ^ b[key + keys];
-                        (hits, tries) = (hits + usize::from(odd), tries + 1);
+                        hits += usize::from(odd);
+                        tries += 1;
                     }
                 }
                 let odd = (1.0 - (1.0 - 2.0 * share).powi(4)) / 2.0;

@@ -17,10 +17,10 @@ use crate::kernel::{Attention, AttentionDropout};
 
 /// Rows of queries that share packed keys, which are packed again for every block.
 const QUERY_ROWS: usize = 256;
-/// The maximum before the first score. Finite, so that a query none of whose keys has come yet subtracts no infinities.
+/// The maximum before the first score. Finite, so that a query without keys so far subtracts no infinities.
 const LOWEST: f32 = -1e30;
-/// How far a score may rise above the number that is subtracted from all before that number is raised and the sums so
-/// far are scaled down: exponentials up to e⁸ are as exact as those below one, and most blocks of keys need no scaling.
+/// How far a score may exceed the subtracted maximum before the maximum is raised and the sums so far are scaled down:
+/// exponentials up to e⁸ are as exact as those below one, and most blocks of keys need no scaling.
 const RISE: f32 = 8.0;
 
 impl Run for Attention {
@@ -33,7 +33,7 @@ impl Run for Attention {
     }
 }
 
-/// Computes bf16 with the means of the given level, which this CPU must have.
+/// Computes bf16 at the given level, which this CPU must have.
 pub(super) fn run_at(kernel: &Attention, level: Bf16Level, team: &mut Team) {
     with_level!(kernel.q.view.dtype, level, run(kernel, team));
 }
@@ -98,7 +98,7 @@ struct Memory<E, L> {
     level: PhantomData<(E, L)>,
 }
 
-/// What a tile keeps from one key block to the next.
+/// A tile's memory from one key block to the next.
 #[derive(Clone, Copy)]
 struct TileMemory {
     /// [W, TILE]
@@ -107,7 +107,7 @@ struct TileMemory {
     out: *mut f32,
     /// [2, TILE]
     bounds: *mut f32,
-    /// [TILE] each: what is subtracted from scores, and the sum of their exponentials.
+    /// [TILE] each: the maximum subtracted from scores, and the sum of their exponentials.
     max: *mut f32,
     sum: *mut f32,
 }
@@ -160,7 +160,9 @@ impl<E: Element, L: Level<E>> Vectorised for Attend<'_, E, L> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Operands { k, v, shape, .. } = self.operands;
-        let (len, mask, width) = (self.block.segment.len(), shape.mask, shape.width);
+        let len = self.block.segment.len();
+        let mask = shape.mask;
+        let width = shape.width;
         // SAFETY of all below: tokens of the segment, heads of the group, and memory cut for this shape; only this task
         // writes the outputs of these queries.
         // SAFETY: above.
@@ -193,7 +195,7 @@ impl<E: Element, L: Level<E>> Vectorised for Attend<'_, E, L> {
     }
 }
 
-/// What is done with a tile and a block of keys, one after the other.
+/// The stages of a tile and a block of keys, in order.
 #[derive(Clone, Copy)]
 enum Stage {
     Scores,
@@ -216,11 +218,12 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
         }
     }
 
-    /// Adds the packed keys of a block and their values. A tile's scores, its exponentials and its product with the
-    /// values are each computed while another tile's wait to be stored: what tiles store is slow to come back.
+    /// Adds the packed keys of a block and their values. Each of a tile's scores, exponentials and product with the values is
+    /// computed while another tile's wait to be stored: reading back a tile's stores is slow.
     #[inline(always)]
     unsafe fn attend<S: Simd>(&self, s: S, block: Range<usize>) {
-        let (shape, len) = (&self.operands.shape, self.block.segment.len());
+        let shape = &self.operands.shape;
+        let len = self.block.segment.len();
         let Memory { scores, weights, .. } = self.memory;
         let tiles = tiles_seen(shape.mask, self.block, &block);
         for step in tiles.start..tiles.end + 2 * L::DELAY {
@@ -231,7 +234,8 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
                 }
                 let tile = self.memory.tile(number);
                 let seen = rows_seen(shape.mask, &self.block.tile(number).queries, len, &block, L::KEYS);
-                let (packed, keys) = (seen.rows.start * shape.width / L::WORD, seen.rows.len());
+                let packed = seen.rows.start * shape.width / L::WORD;
+                let keys = seen.rows.len();
                 let (scores, weights) = (scores[number % (1 + L::DELAY)], weights[number % (1 + L::DELAY)]);
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -286,7 +290,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
     }
 }
 
-/// Raises what is subtracted from scores where one of them has risen too far above it, and scales down the sums so far.
+/// Raises the subtracted maximum where a score exceeds it too far, and scales down the sums so far.
 ///
 /// # Safety
 /// `scores` is [keys, TILE] and keys come in eights.

@@ -130,7 +130,7 @@ struct Right {
     stride: usize,
 }
 
-/// What is summed over: so many numbers of each tile.
+/// The summands: some numbers of each tile.
 #[derive(Clone, Copy)]
 struct Depth {
     summands: usize,
@@ -167,7 +167,7 @@ unsafe fn product<S: Simd, const ADD: bool>(
             let left_vectors = (width - col) / LANES;
             col += match left_vectors {
                 1 => panel::<S, 1, ADD>(s, left, right, depth, rows, out, width),
-                // Four are better cut in two pairs than in three and one.
+                // Two pairs are faster than three and one.
                 2 | 4 => panel::<S, 2, ADD>(s, left, right, depth, rows, out, width),
                 _ => panel::<S, 3, ADD>(s, left, right, depth, rows, out, width),
             };

@@ -1,7 +1,7 @@
-//! What attention needs of a CPU level: how operands are packed, and the three products it is made of.
+//! Attention's interface to a CPU level: packing of operands, and its three products.
 //!
-//! Packed numbers lie in words of 32 bits: an f32, or two bf16 that follow one another along what is summed over. A left
-//! operand is [rows, summands], a right one [summands, columns].
+//! Packed numbers lie in words of 32 bits: an f32, or two bf16 that are neighbours along the summed dim. A left operand is
+//! [rows, summands], a right one [summands, columns].
 
 use super::super::matrix::Element;
 use super::super::simd::{Simd, Vectorised};
@@ -9,18 +9,18 @@ use super::Shape;
 use super::pack::Rows;
 
 /// # Safety
-/// Of all methods: the operands have the sizes stated, `begin` has been called on this thread, and the vectors are those
-/// of `vectorise`.
+/// For all methods: the operands have the sizes stated, `begin` has been called on this thread, and the vectors are those of
+/// `vectorise`.
 pub(super) trait Level<E: Element> {
     /// Numbers of a word.
     const WORD: usize;
     /// Keys come in multiples of this.
     const KEYS: usize;
-    /// So do the numbers of a head.
+    /// The numbers of a head come in multiples of this.
     const WIDTH: usize;
     /// Whether packed rows of keys serve as columns too.
     const ROWS_ARE_COLUMNS: bool;
-    /// How many others are begun before what a product has stored is read: 0, or 1 where it is slow to come back.
+    /// The number of products begun before a product's result is read: 0, or 1 if reading it back is slow.
     const DELAY: usize;
     /// The logarithm of e to the base of [`Level::power`].
     const LOG_E: f32;
@@ -33,7 +33,7 @@ pub(super) trait Level<E: Element> {
 
     unsafe fn begin() {}
 
-    /// Follows `begin` when the task is done.
+    /// Called after `begin` when the task is done.
     unsafe fn end() {}
 
     /// Sixteen words along a row, the `vector`-th sixteen of them.

@@ -1,4 +1,4 @@
-//! Which keys the queries of a tile see.
+//! The keys that the queries of a tile see.
 
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ pub(super) fn rows_seen(mask: Mask, queries: &Range<usize>, len: usize, block: &
     Seen { rows, all }
 }
 
-/// The tiles of a query block that see keys of a key block: they follow one another, since what a later query sees
-/// neither begins nor ends earlier.
+/// The tiles of a query block that see keys of a key block. They are consecutive, since the keys of a later query neither begin
+/// nor end earlier.
 #[inline(always)]
 pub(super) fn tiles_seen(mask: Mask, queries: &QueryBlock, keys: &Range<usize>) -> Range<usize> {
     let mut tiles = 0..0;

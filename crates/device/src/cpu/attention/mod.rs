@@ -1,9 +1,9 @@
 //! Attention that never holds a whole row of scores: key blocks stream past tiles of queries.
 //!
-//! A tile is [`TILE`] tokens of one query head. Its scores against a block of keys are kept transposed, keys down and
-//! queries across, so that the softmax of sixteen queries is sixteen lanes that never meet, masks are comparisons of
-//! lanes, and what is summed over keys is summed transposed too: weights are never turned. A [`Level`] packs the
-//! operands and multiplies them: by AMX tiles in bf16, or widened to f32 by fused multiply-adds.
+//! A tile is [`TILE`] tokens of one query head. Its scores against a block of keys are kept transposed, keys down and queries
+//! across, so that the softmax of sixteen queries is sixteen independent lanes, masks are comparisons of lanes, and sums over
+//! keys are transposed too: weights are never turned. A [`Level`] packs the operands and multiplies them: by AMX tiles in bf16,
+//! or widened to f32 by fused multiply-adds.
 //!
 //! Shapes in comments: W is the head dimension rounded up to what the level multiplies at once, the padding zero.
 
@@ -66,7 +66,7 @@ impl<E: Element> HeadRows<E> {
     }
 }
 
-/// How the work divides, by shape alone.
+/// The division of the work, by shape alone.
 #[derive(Clone, Copy)]
 struct Shape {
     /// Query heads to a key head.
@@ -111,7 +111,7 @@ impl Shape {
 /// follow one another.
 #[derive(Clone)]
 struct QueryBlock {
-    /// Tokens, where the segment lies.
+    /// The segment's tokens.
     segment: Range<usize>,
     /// Counted from the segment's start.
     queries: Range<usize>,
@@ -198,7 +198,10 @@ mod tests {
         segments: &Segments,
         dropout: Option<AttentionDropout>,
     ) -> [Vec<f32>; 4] {
-        let (heads, key_heads, tokens, scale) = (4, 2, segments.tokens(), 1.5 / (dim as f32).sqrt());
+        let heads = 4;
+        let key_heads = 2;
+        let tokens = segments.tokens();
+        let scale = 1.5 / (dim as f32).sqrt();
         let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
         let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
         let mut sums = vec![0f32; tokens * heads];
@@ -214,13 +217,16 @@ mod tests {
         [&queries[1], &queries[3], &keys[2], &keys[3]].map(|x| x.iter().map(|x| x.to_f32()).collect())
     }
 
-    // Some of these segments have sums that tasks share, some are computed twice.
+    // Tasks share the sums of some of these segments; others are computed twice.
     #[test]
     fn working_memory_is_known_from_the_shape() {
-        let (heads, key_heads, scale) = (4, 2, 0.3);
+        let heads = 4;
+        let key_heads = 2;
+        let scale = 0.3;
         for (dim, offsets) in [(16, vec![0, 30, 60]), (64, vec![0, 200]), (40, vec![0, 1, 500])] {
             let segments = Segments::new(offsets);
-            let (tokens, mask) = (segments.tokens(), Mask { causal: true, window: None });
+            let tokens = segments.tokens();
+            let mask = Mask { causal: true, window: None };
             let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
             let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
             let mut sums = vec![0f32; tokens * heads];
@@ -253,7 +259,8 @@ mod tests {
                 (40, vec![0, 500], None),
                 (16, vec![0, 33, 400], Some(DROPOUT)),
             ] {
-                let (mask, segments) = (Mask { causal, window }, Segments::new(offsets));
+                let mask = Mask { causal, window };
+                let segments = Segments::new(offsets);
                 let [tiles, fused] =
                     [Bf16Level::AmxTiles, Bf16Level::Widen].map(|level| compute(level, dim, mask, &segments, dropout));
                 for (name, (tiles, fused)) in ["out", "dq", "dk", "dv"].into_iter().zip(tiles.iter().zip(&fused)) {

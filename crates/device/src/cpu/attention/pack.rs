@@ -1,4 +1,4 @@
-//! Copies of heads' rows where products read them best: packed, padded, in order or transposed; and the way back.
+//! Packs heads' rows for products: padded, in order or transposed; and unpacks results.
 
 use std::ops::Range;
 
@@ -25,7 +25,8 @@ impl<E: Element> Rows<E> {
         if row >= self.tokens.len() || col >= self.of.dim {
             return s.splat(0.0);
         }
-        let (count, from) = (self.of.dim - col, self.of.at(self.tokens.start + row, self.head));
+        let count = self.of.dim - col;
+        let from = self.of.at(self.tokens.start + row, self.head);
         // SAFETY: a head has `dim` numbers.
         unsafe { if count >= LANES { E::load(s, from.add(col)) } else { E::load_partial(s, from.add(col), count) } }
     }
@@ -36,7 +37,8 @@ impl<E: Element> Rows<E> {
     /// The row and the column exist and belong to this task.
     #[inline(always)]
     unsafe fn store<S: Simd>(&self, s: S, row: usize, col: usize, vector: S::Vector) {
-        let (count, to) = (self.of.dim - col, self.of.at(self.tokens.start + row, self.head));
+        let count = self.of.dim - col;
+        let to = self.of.at(self.tokens.start + row, self.head);
         // SAFETY: a head has `dim` numbers.
         unsafe {
             if count >= LANES {

@@ -1,4 +1,4 @@
-//! Sums that several tasks have of the same keys' gradients.
+//! Partial sums of the same keys' gradients from several tasks.
 
 use super::super::matrix::Element;
 use super::super::simd::{LANES, Simd, Vectorised};
@@ -16,7 +16,7 @@ impl SharedSums {
         SharedSums(memory.as_mut_ptr())
     }
 
-    /// The sums that begin so many numbers in, by the division's count.
+    /// The sums at an offset that the division counted.
     pub fn at(&self, numbers: usize) -> *mut f32 {
         self.0.wrapping_add(numbers)
     }

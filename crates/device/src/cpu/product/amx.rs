@@ -1,14 +1,14 @@
 //! Products by AMX tiles: 32 rows × 32 columns of sums in four tiles, two tiles of each operand beside them.
 //!
-//! Tiles multiply bf16 and add in f32. An f32 is the sum of three bf16, so that the tiles multiply f32 too, in six
-//! products of parts; the three products left out are smaller than the rounding of an f32. Sixteen f32 multiply-adds
-//! take AVX-512 as long as 256 of bf16 take the tiles: six products are well paid.
+//! Tiles multiply bf16 and add in f32. An f32 is the sum of three bf16, so tiles multiply f32 too, in six products of parts;
+//! the three products omitted are smaller than the rounding of an f32. AVX-512 takes as long for sixteen f32 multiply-adds as
+//! tiles for 256 of bf16, so six products pay.
 //!
 //! Rust has no stable intrinsics for tiles, so the loop over K is assembly. The tile registers hold a thread's state only
 //! within a task: [`Level::begin`] configures them, [`Level::end`] gives them back so that the system need not save them.
 //!
-//! Each step fetches the next step's operands into the first cache. Left to the tile loads, which wait for sixteen lines
-//! each, it was measured at 60 % of the speed beside a busy neighbour on the same core, and as fast without one.
+//! Each step fetches the next step's operands into the first cache. Measured without this, with tile loads that wait for
+//! sixteen lines each: 60 % of the speed beside a busy neighbour on the same core, and the same speed without one.
 
 use std::arch::asm;
 
@@ -20,7 +20,7 @@ const COLS: usize = 32;
 /// Words of K in a tile.
 const TILE_WORDS: usize = 16;
 
-/// The four products of two left and two right tiles, each followed by what is to be done beside it.
+/// The four products of two left and two right tiles, each followed by instructions that run beside it.
 macro_rules! four_products {
     ($beside:expr) => {
         concat!(
@@ -254,7 +254,7 @@ pub(in super::super) unsafe fn release_tiles() {
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
 }
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,

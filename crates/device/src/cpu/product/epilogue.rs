@@ -1,4 +1,4 @@
-//! What follows the sums: bias, activation, rounding, or addition to what is there.
+//! The steps after the sums: bias, activation, rounding, or addition to the output.
 
 use super::super::activation::activate;
 use super::super::matrix::{Element, Matrix, matrix};
@@ -6,7 +6,7 @@ use super::super::rows::{each_vector, load, store};
 use super::super::simd::{Simd, Vectorised, vectorise};
 use crate::kernel::{Activation, Product};
 
-/// The output of a product and what is done to each sum on its way there.
+/// The output of a product and the steps between sum and output.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<O> {
     pub out: Matrix<O>,
@@ -49,7 +49,7 @@ struct Finish<O> {
 impl<O: Element> Vectorised for Finish<O> {
     type Output = ();
 
-    /// The two common cases have loops of their own: choosing per vector took as long as the arithmetic of a tile.
+    /// The two common cases have their own loops: choosing per vector took as long as the arithmetic of a tile.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Epilogue { accumulate, bias, activation, preactivation, .. } = self.epilogue;
@@ -63,7 +63,7 @@ impl<O: Element> Vectorised for Finish<O> {
     }
 }
 
-/// What is done to a vector of sums. Numbers, since a closure would not surely be compiled for the vector level.
+/// The step for a vector of sums. Numbers, since a closure might not be compiled for the vector level.
 const STORE: u8 = 0;
 const ADD: u8 = 1;
 const EVERYTHING: u8 = 2;

@@ -1,7 +1,7 @@
 //! f32 by fused multiply-adds of AVX-512: 8 rows × 48 columns of sums in 24 registers.
 //!
-//! Eight rows and not twelve: rows of a power of two apart share one set of the first cache, which has twelve ways, and
-//! the left operand is read where it lies.
+//! Eight rows and not twelve: rows a power of two apart share one set of the first cache, which has twelve ways, and the left
+//! operand is read in place.
 
 use std::arch::x86_64::*;
 
@@ -14,8 +14,8 @@ pub(super) const COLS: usize = 48;
 /// A level that multiplies words and adds them with one instruction, and its loop over K: of eight rows, whose words are
 /// `STEP` apart, and `VECTORS` vectors of columns.
 ///
-/// A macro with plain loops: what passes through a closure or an iterator is not surely compiled for AVX-512, and then
-/// costs a call for each vector.
+/// A macro with plain loops: a closure or an iterator might not be compiled for AVX-512, and would then cost a call for each
+/// vector.
 macro_rules! words_level {
     ($level:ident, $packing:ty, $features:literal, |$sum:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         pub(super) struct $level;
@@ -70,7 +70,7 @@ macro_rules! words_level {
             }
             let mut k = 0;
             while k < depth {
-                // Four at a time: a neighbour on the same core leaves few slots for the counting.
+                // Four at a time: a neighbour on the same core leaves few slots for loop counting.
                 let steps = if k + 4 <= depth { 4 } else { 1 };
                 for _ in 0..steps {
                     let mut vectors = [_mm512_setzero_si512(); VECTORS];

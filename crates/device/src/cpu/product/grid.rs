@@ -1,9 +1,9 @@
 //! Products by panels: the loops that the AVX-512 and AMX levels share.
 //!
-//! Depth is K counted in 32-bit words, an f32 or two bf16 (see `pack`). The right operand is packed in panels of `COLS`
-//! columns of the output, depth × columns, by the whole team; the left one is read in panels of `ROWS` rows where it
-//! lies, or copied first where a level cannot read it so. A task computes one block of the output: for each block of
-//! depth, for each left panel, all right panels of the block, which stay in the second cache.
+//! Depth is K counted in 32-bit words, an f32 or two bf16 (see `pack`). The right operand is packed in panels of `COLS` columns
+//! of the output, depth × columns, by the whole team; the left one is read in panels of `ROWS` rows in place, or copied first
+//! if a level cannot read it so. A task computes one block of the output: for each block of depth, for each left panel, all
+//! right panels of the block, which stay in the second cache.
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(super) trait Level: 'static {
     const BLOCK: (usize, usize);
     /// Whether left panels must have all their rows.
     const LEFT_PADDED: bool;
-    /// Whether the left operand's words are not those that lie in memory.
+    /// Whether the left operand's words differ from those in memory.
     const LEFT_REPACKED: bool = false;
     /// Whether a left operand whose columns run along K may stay so, packed in squares' widths, or is turned.
     const LEFT_ACROSS: bool;
@@ -61,7 +61,7 @@ pub(super) trait Level: 'static {
     unsafe fn multiply(now: Panels, next: Panels, ahead: Left, width: usize, depth: usize, sums: *mut f32, add: bool);
 }
 
-/// What one call multiplies.
+/// The operands of one call.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub left: Left,
@@ -132,7 +132,7 @@ impl Right {
 
 /// The slabs that a product is computed in, and their packed operands, by shape alone.
 struct Slabs {
-    /// Of all slabs.
+    /// Common to all slabs.
     depth: usize,
     /// Whether the left operand is copied; if not, one slab has all rows.
     copied: bool,
@@ -155,7 +155,7 @@ impl Slabs {
     }
 }
 
-/// What [`run_tiles`] keeps of memory for a product.
+/// The memory that [`run_tiles`] needs for a product.
 pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
     let [m, n, _] = product.dims();
     let slabs = Slabs::of::<L>(product);
@@ -295,7 +295,7 @@ fn pack_right<L: Level>(product: &Product, cols: Range<usize>, right: Right, tea
     });
 }
 
-/// A part of the output whose operands are at hand.
+/// A part of the output with packed operands.
 struct Slab {
     left: Left,
     right: Right,
@@ -337,7 +337,8 @@ impl Slab {
         let steps = depth_steps::<L>(self.depth);
         let step = self.depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
         let floats = sums_floats::<L>(rows.len(), cols.len(), self.depth);
-        let (sums, buffers) = (scratch.floats(floats).as_mut_ptr(), floats / (L::ROWS * L::COLS));
+        let sums = scratch.floats(floats).as_mut_ptr();
+        let buffers = floats / (L::ROWS * L::COLS);
         let mut pending = None;
         for index in 0..steps {
             let words = (index * step).min(self.depth)..((index + 1) * step).min(self.depth);
@@ -388,7 +389,7 @@ fn sums_floats<L: Level>(rows: usize, cols: usize, depth: usize) -> usize {
     L::ROWS * L::COLS * if depth_steps::<L>(depth) == 1 { 2 } else { tiles }
 }
 
-/// A tile that is ready but for the epilogue.
+/// A tile that only lacks the epilogue.
 struct Sums {
     first: *const f32,
     at: (usize, usize),

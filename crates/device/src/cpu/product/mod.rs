@@ -1,8 +1,8 @@
 //! Products of matrices.
 //!
-//! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left
-//! one is read where it lies if it can be ([`grid`]). A level brings only the multiplication of one panel by another:
-//! [`mod@f32`], [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm` crate, task by task ([`portable`]).
+//! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left one is
+//! read in place if possible ([`grid`]). A level brings only the multiplication of one panel by another: [`mod@f32`],
+//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm` crate, task by task ([`portable`]).
 //!
 //! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on
 //! any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).
@@ -38,7 +38,7 @@ impl Run for Product {
     }
 }
 
-/// Computes with the means of the given levels, which this CPU must have.
+/// Computes at the given levels, which this CPU must have.
 fn run_at(product: &Product, f32: F32Level, bf16: Bf16Level, team: &mut Team) {
     let [m, n, _] = product.dims();
     if m > 0 && n > 0 {
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Runs the product in memory of its own, and compares what the team has then with what was foretold.
+    /// Runs the product with a new team, and compares the team's memory with the forecast.
     fn check_working_memory(product: Product, f32: F32Level, bf16: Bf16Level) {
         let memory = [product.a, product.b, product.out].map(|view| vec![0f32; view.rows * view.cols]);
         let at = |view: View, memory: &[f32]| View::new(memory.as_ptr() as u64, *view);
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(team.working_memory(), foretold, "{:?} {dims:?} at {f32:?}, {bf16:?}", product.order);
     }
 
-    // Numbers of many sizes, whose three parts reach far down: a part or a product of parts left out shows.
+    // Numbers of many sizes, whose three parts reach far down: a missing part or product of parts shows.
     #[test]
     fn tiles_of_parts_err_no_more_than_half_as_much_again_as_fused_multiply_adds() {
         if f32_level() < F32Level::AmxTiles {

@@ -1,7 +1,7 @@
 //! Packing operands with AVX-512.
 //!
-//! Both dtypes are packed as 32-bit words along K: an f32, or the two bf16 of K = 2w and 2w + 1, the order in which the
-//! tile and dot-product instructions want them. What is missing at the edges becomes zero.
+//! Both dtypes are packed as 32-bit words along K: an f32, or the two bf16 of K = 2w and 2w + 1, the order in which the tile
+//! and dot-product instructions want them. Missing elements at the edges become zero.
 
 use std::arch::x86_64::*;
 
@@ -40,7 +40,7 @@ pub(super) struct Singles;
 pub(super) struct Pairs;
 
 /// Every f32 is the sum of three bf16, each the rounding of what the ones before leave; nothing is left after the third.
-/// Of each 32 elements the sixteen words of the first parts are followed by those of the second and of the third.
+/// In each 32 elements, the sixteen words of the first parts are followed by those of the second and of the third.
 pub(super) struct Parts;
 
 /// Words of 32 elements in three parts.
@@ -111,7 +111,8 @@ unsafe impl Packing for Parts {
 
     #[inline(always)]
     unsafe fn across(from: &Matrix<f32>, word: usize, col: usize) -> __m512i {
-        let (part, row) = (word / SQUARE % 3, 2 * (word / PARTS_WORDS * SQUARE + word % SQUARE));
+        let part = word / SQUARE % 3;
+        let row = 2 * (word / PARTS_WORDS * SQUARE + word % SQUARE);
         // SAFETY: reads nothing where there is no such row.
         unsafe {
             let (low, high) = (load_f32(from, row, col), load_f32(from, row + 1, col));
@@ -144,7 +145,7 @@ unsafe fn load_bf16(from: &Matrix<bf16>, row: usize, col: usize) -> __m512i {
     }
 }
 
-/// What the parts before `part` leave of each element.
+/// The remainder of each element after the parts before `part`.
 /// # Safety
 /// AVX-512.
 #[inline(always)]
@@ -157,14 +158,15 @@ unsafe fn left_for_part(elements: __m512, part: usize) -> __m512 {
     left
 }
 
-/// Rounded to bf16, to nearest. What is not a number stays so, there or in the parts that follow.
+/// Rounds to the nearest bf16. NaN stays NaN, there or in the parts that follow.
 /// # Safety
 /// AVX-512.
 #[inline(always)]
 unsafe fn rounded(elements: __m512) -> __m512 {
     // SAFETY: the caller's promise.
     unsafe {
-        let (bits, numbers) = (_mm512_castps_si512(elements), _mm512_cmpord_ps_mask(elements, elements));
+        let bits = _mm512_castps_si512(elements);
+        let numbers = _mm512_cmpord_ps_mask(elements, elements);
         let nearest = _mm512_mask_add_epi32(bits, numbers, bits, _mm512_set1_epi32(0x8000));
         _mm512_castsi512_ps(_mm512_and_si512(nearest, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
     }

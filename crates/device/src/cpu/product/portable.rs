@@ -13,10 +13,10 @@ use crate::kernel::{Order, Product};
 /// that a task's repacking of its operands does not show.
 const BLOCK_ROWS: usize = 256;
 const BLOCK_COLS: usize = 256;
-/// How much of K is widened at a time.
+/// Elements along K widened at a time.
 const BLOCK_DEPTH: usize = 1024;
 
-/// Of each task: its sums, and its operands where they are widened.
+/// Working memory of each task: its sums, and its operands if they are widened.
 pub(super) fn task_floats(product: &Product) -> usize {
     let widened = if product.a.dtype == DType::Bf16 { (BLOCK_ROWS + BLOCK_COLS) * BLOCK_DEPTH } else { 0 };
     BLOCK_ROWS * BLOCK_COLS + widened

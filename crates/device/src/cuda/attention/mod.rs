@@ -1,12 +1,12 @@
-//! Attention on a card: cuDNN's fused kernels where they take the problem and it is worth a plan, else kernels of our
-//! own, which take everything.
+//! Attention on a GPU: cuDNN's fused kernels if they take the problem and it is worth a plan, else our own kernels, which take
+//! everything.
 //!
-//! Our own give the same bits every time. So does cuDNN's forward, but its backward adds up the queries' gradients in
-//! the order in which blocks happen to finish. `EVENKEEL_CUDA_ATTENTION` holds attention below the fastest it can do:
-//! `repeatable` computes gradients by our own kernels, `own` everything.
+//! Our own give the same bits every time. So does cuDNN's forward, but its backward adds up the queries' gradients in the order
+//! in which blocks happen to finish. `EVENKEEL_CUDA_ATTENTION` limits this: with `repeatable`, our own kernels compute
+//! gradients, with `own`, everything.
 //!
 //! Measured on an H200 (cuDNN 9.19, bf16, causal, 8 × 2048 tokens, 32 query and 8 key heads of 64): cuDNN 370 TFLOP/s
-//! forward and 312 backward, ours 344 and 180, the latter with half of the card; those for other heads and cards 187 and
+//! forward and 312 backward, ours 344 and 180, the latter with half of the GPU; those for other heads and GPUs 187 and
 //! 138.
 
 mod cudnn;
@@ -58,7 +58,7 @@ pub fn cuda_attention_repeats() -> bool {
     choice() < Choice::Fastest
 }
 
-/// Which kernels may be used.
+/// The kernels that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Choice {
     Own,

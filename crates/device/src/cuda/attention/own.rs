@@ -30,10 +30,10 @@ mod hopper {
     pub const FORWARD_BYTES: usize = ALIGNMENT_BYTES + (QUERIES + 3 * 2 * 64) * ROW_BYTES;
     /// Keys, values and gradients twice; queries, dout and four numbers of each query thrice.
     pub const BACKWARD_BYTES: usize = ALIGNMENT_BYTES + (2 * 3 * 128 + 3 * 2 * 64) * ROW_BYTES + 3 * 64 * 16;
-    /// Sums of the queries' gradients: of a tile of 64 queries.
+    /// Sums of the gradients of a tile of 64 queries.
     pub const SUM_TILE_BYTES: usize = 64 * HOPPER_WIDTH * size_of::<f32>();
 
-    /// At most the tiles of a launch: segments begin one of their own.
+    /// An upper bound on the tiles of a launch: each segment begins a tile.
     pub fn sum_tiles(tokens: usize, segments: &Segments) -> usize {
         tokens / 64 + segments.iter().count().min(MOST_SEGMENTS)
     }
@@ -42,7 +42,7 @@ mod hopper {
 /// A block takes all keys of a segment.
 const WHOLE_SEGMENTS: usize = usize::MAX;
 
-/// The tiles that a block has of a variant's kernels, as their sources say.
+/// The tiles of a block, as the sources of a variant's kernels declare them.
 struct Tiles {
     dtype: DType,
     width: usize,
@@ -54,7 +54,7 @@ impl Tiles {
         if self.dtype == DType::F32 { 32 } else { 64 }
     }
 
-    /// Keys, or queries where keys have the block, that stream past, twice: one is fetched while another is used.
+    /// Keys that stream past the block's queries, or queries past its keys; two tiles, one fetched while the other is used.
     fn bf16_columns(&self, widest_at_64: usize) -> usize {
         if self.width <= widest_at_64 { 64 } else { 32 }
     }
@@ -106,7 +106,7 @@ pub(super) fn forward(kernel: &Attention, stream: &mut Stream) {
     }
 }
 
-/// Whether there are kernels for warpgroups of this card.
+/// Whether there are kernels for warpgroups of this GPU.
 fn by_warpgroups(parameters: &Parameters, dtype: DType, stream: &Stream) -> bool {
     let fits = dtype == DType::Bf16 && Variant::of(parameters.dim as usize).width == HOPPER_WIDTH;
     fits && parameters.aligned == 1 && stream.context().properties().capability == (9, 0)
@@ -133,7 +133,7 @@ fn attend(
     launch.over_segments(parameters, segments, cached, dtype, stream);
 }
 
-/// How many blocks with a segment each are busy on average until the longest segment is done: work grows with the square of a
+/// The average number of busy blocks, with a segment each, until the longest segment is done: work grows with the square of a
 /// length.
 fn segments_at_once(segments: &Segments) -> f64 {
     let squares = || segments.iter().map(|segment| (segment.len() as f64).powi(2));
@@ -144,12 +144,16 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout } = kernel;
     let dtype = q.view.dtype;
     let mut parameters = Parameters::new(q, k, v, *mask, *scale);
-    (parameters.out, parameters.dout) = (Heads::of(out), Heads::of(dout));
-    (parameters.dq, parameters.dk, parameters.dv) = (Heads::of(dq), Heads::of(dk), Heads::of(dv));
+    parameters.out = Heads::of(out);
+    parameters.dout = Heads::of(dout);
+    parameters.dq = Heads::of(dq);
+    parameters.dk = Heads::of(dk);
+    parameters.dv = Heads::of(dv);
     parameters.aligned = are_aligned(&[q, k, v, out, dout, dq, dk, dv]) as u32;
     parameters.set_logsum(logsum);
     parameters.set_dropout(*dropout);
-    let (tokens, group) = (q.tokens(), q.count / k.count);
+    let tokens = q.tokens();
+    let group = q.count / k.count;
     let delta_bytes = ((tokens * q.count * size_of::<f32>()) as u64).next_multiple_of(256);
     let sum_bytes = (group * hopper::sum_tiles(tokens, segments) * hopper::SUM_TILE_BYTES) as u64;
     let fills = k.count as f64 * segments_at_once(segments) * 100.0
@@ -191,11 +195,11 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     }
 }
 
-/// What the sums of queries' gradients may take beside the arena: key heads that need more go by themselves.
+/// The most memory for sums of queries' gradients beside the arena: key heads that need more are computed separately.
 const MOST_SUM_BYTES: u64 = 256 << 20;
-/// A block for each key head of a segment is worthwhile where they fill so much of the card: the other kernels take twice the
-/// time, and have a block for every 64 queries or keys. With 64 blocks on an H200's 132 multiprocessors (8 × 2048 tokens, 32
-/// query and 8 key heads) it took 1.9 ms, where the others' 138 TFLOP/s are 2.5.
+/// A block for each key head of a segment pays if the blocks fill this share of the GPU: the other kernels take twice the time,
+/// and have a block for every 64 queries or keys. Measured with 64 blocks on an H200's 132 multiprocessors (8 × 2048 tokens, 32
+/// query and 8 key heads): 1.9 ms, where the others' 138 TFLOP/s are 2.5.
 const LEAST_FILLED_PERCENT: usize = 45;
 
 fn launch_delta(parameters: &Parameters, heads: usize, dtype: DType, stream: &mut Stream) {

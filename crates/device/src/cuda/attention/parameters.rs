@@ -1,4 +1,4 @@
-//! What our own kernels are given, field by field as `kernels/attention/shared.cuh` declares it.
+//! The parameters of our own kernels, field by field as `kernels/attention/shared.cuh` declares them.
 
 use crate::kernel::{AttentionDropout, Mask};
 use crate::{DType, View};
@@ -63,7 +63,7 @@ const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of 
 const WIDEST_WINDOW: usize = 1 << 30;
 
 impl Parameters {
-    /// Of attention without a gradient, a cache or dropout, and of no segments.
+    /// Parameters without a gradient, a cache, dropout or segments.
     pub fn new(q: &crate::Heads, k: &crate::Heads, v: &crate::Heads, mask: Mask, scale: f32) -> Parameters {
         assert_ne!(mask.window, Some(0), "a window without the query's own token hides everything");
         // The largest score is then also the largest before it is scaled.
@@ -103,17 +103,20 @@ impl Parameters {
     }
 
     pub fn set_logsum(&mut self, logsum: &View) {
-        (self.logsum, self.logsum_stride) = (logsum.address(), logsum.stride as i64);
+        self.logsum = logsum.address();
+        self.logsum_stride = logsum.stride as i64;
     }
 
     pub fn set_dropout(&mut self, dropout: Option<AttentionDropout>) {
         let Some(dropout) = dropout.filter(|dropout| dropout.probability > 0.0) else { return };
         self.dropped_below = dropped_below(dropout.probability);
         self.kept = 1.0 / (1.0 - dropout.probability);
-        (self.seed, self.first_head, self.first_token) = (dropout.seed, dropout.first_head, dropout.first_token);
+        self.seed = dropout.seed;
+        self.first_head = dropout.first_head;
+        self.first_token = dropout.first_token;
     }
 
-    /// For heads from this one on: what is computed for each of them begins there.
+    /// Parameters for the heads from this one on.
     pub fn starting_at(&self, head: usize) -> Parameters {
         let delta = self.delta + head as u64 * self.tokens as u64 * size_of::<f32>() as u64;
         Parameters { head_start: number(head), delta, ..*self }
@@ -124,8 +127,8 @@ impl Parameters {
     }
 }
 
-/// Of the sixteen bits that decide on a weight, those below this drop it. They are the upper half of the word that the
-/// kernels compare, whatever the lower half is.
+/// A weight is dropped if its sixteen bits are below this. They are the upper half of the word that the kernels compare,
+/// whatever the lower half is.
 fn dropped_below(probability: f32) -> u32 {
     const STEPS: f32 = (1 << 16) as f32;
     ((probability * STEPS).ceil().min(STEPS - 1.0) as u32) << 16

@@ -1,4 +1,4 @@
-//! What cuDNN is asked for: a problem that one plan serves.
+//! An attention problem for cuDNN, which one plan serves.
 
 use crate::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Operation, Segments};
 use crate::{DType, Heads, View};
@@ -10,7 +10,7 @@ const LEAST_FLOPS: u64 = 1 << 32;
 const WIDEST_HEAD: usize = 128;
 const SHORTEST_SEGMENT: usize = 64;
 
-/// How an operand's heads lie: elements from token to token, and from head to head.
+/// An operand's strides in elements: from token to token, and from head to head.
 pub(super) type Steps = [i64; 2];
 
 /// Shapes, layouts and mask.

@@ -1,4 +1,4 @@
-//! Our own kernels' sources, which are compiled for a width of heads, and for dropping weights or not.
+//! Our own kernels' sources, compiled for a width of heads, with dropout and without.
 
 use super::super::modules::Source;
 use crate::DType;
@@ -9,7 +9,7 @@ macro_rules! kernels {
     };
 }
 
-/// What is computed from the same text with dropout and without.
+/// The same text without dropout and with it.
 type ByDropout = [Source; 2];
 
 /// The kernels for heads of up to `width` elements.

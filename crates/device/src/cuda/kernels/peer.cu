@@ -1,4 +1,4 @@
-// Sums and copies of memory of several devices on one card, by address.
+// Sums and copies of memory of several devices on one GPU, by address.
 
 // As in peer.rs and cuda/peer.rs.
 #define MOST_PEERS 16

@@ -206,7 +206,7 @@ __device__ __forceinline__ u32 word(u64 key, u32 col) {
 #define TANH_SCALE 0.7978846f
 #define TANH_CUBIC 0.044715f
 
-// Where the result is rounded to bf16, the card's own exponential and reciprocal are exact enough.
+// Where the result is rounded to bf16, the GPU's own exponential and reciprocal are exact enough.
 template <class T> struct Rounded { static const bool value = sizeof(T) == 2; };
 
 template <bool ROUNDED> __device__ __forceinline__ float exponential(float x) { return ROUNDED ? __expf(x) : expf(x); }

@@ -1,4 +1,4 @@
-//! One card's end of a way between several cards.
+//! One GPU's end of an NCCL communicator.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,10 +11,10 @@ use crate::Queue;
 use crate::cuda::CudaError;
 use crate::cuda::context::{Context, succeed};
 
-/// How long an end that is let go of waits for what is on its way.
+/// How long dropping an end waits for transfers in flight.
 const CLOSING: Duration = Duration::from_secs(10);
 
-/// By what the ends of a way find one another. One of them asks for it and tells the others.
+/// Identifies a communicator. One end creates it and gives it to the others.
 #[derive(Clone, Copy)]
 pub struct NcclId(RawId);
 
@@ -29,7 +29,7 @@ impl NcclId {
     }
 }
 
-/// Bytes that go from one card to another, or to all. `to`, `from` and `root` are places among the ends.
+/// A transfer from one GPU to another, or to all. `to`, `from` and `root` are indices of ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NcclTransfer {
     Send {
@@ -42,7 +42,7 @@ pub enum NcclTransfer {
         bytes: usize,
         from: usize,
     },
-    /// The root's bytes come to everybody's.
+    /// Every end receives the root's bytes.
     Broadcast {
         address: u64,
         bytes: usize,
@@ -50,12 +50,12 @@ pub enum NcclTransfer {
     },
 }
 
-/// One card's end of a way between `members` cards, and working memory for what is moved over it. Dropping it waits for what is
-/// on its way, or ends that after a failure.
+/// One GPU's end of a communicator of `members` GPUs, with working memory for its transfers. Dropping it waits for transfers in
+/// flight, or aborts them after a failure.
 pub struct NcclCommunicator {
     library: Arc<NcclLibrary>,
     context: Arc<Context>,
-    /// None once it has been ended.
+    /// `None` after it has been closed or aborted.
     raw: Mutex<Option<Handle>>,
     scratch: Scratch,
 }
@@ -67,7 +67,8 @@ struct Handle(RawCommunicator);
 unsafe impl Send for Handle {}
 
 impl NcclCommunicator {
-    /// Begins to connect the card of `queue` with the others, which do the same. [`is_idle`](Self::is_idle) says when it is done.
+    /// Begins to connect the GPU of `queue` with the others, which do the same. [`is_idle`](Self::is_idle) tells when that is
+    /// done.
     pub fn begin(
         library: Arc<NcclLibrary>,
         queue: &Queue,
@@ -76,11 +77,12 @@ impl NcclCommunicator {
         me: usize,
         scratch_bytes: u64,
     ) -> Result<NcclCommunicator, CudaError> {
-        let ordinal = queue.card().expect("only cards are connected by NCCL");
+        let ordinal = queue.gpu().expect("only GPUs are connected by NCCL");
         let context = Context::of(ordinal, None)?;
         let scratch = Scratch::take(context.clone(), scratch_bytes)?;
-        let (mut raw, mut config) = (std::ptr::null_mut(), Config::that_does_not_block());
-        // SAFETY: the card's context is current, which is how NCCL knows the card; the pointers are to variables of their types.
+        let mut raw = std::ptr::null_mut();
+        let mut config = Config::that_does_not_block();
+        // SAFETY: the GPU's context is current, which is how NCCL knows the GPU; the pointers are to variables of their types.
         let result = unsafe { (library.functions.init)(&mut raw, members as c_int, id.0, me as c_int, &mut config) };
         if !matches!(result, SUCCESS | IN_PROGRESS) {
             return Err(failure(&format!("connecting GPU {ordinal}"), &library, result, std::ptr::null_mut()));
@@ -93,8 +95,8 @@ impl NcclCommunicator {
         (self.scratch.address, self.scratch.bytes)
     }
 
-    /// Whether NCCL has done what it was asked last, as far as the host is concerned: the cards are connected, or transfers are on
-    /// their stream. An error is NCCL's, of then or since: a card or a link that was lost.
+    /// Whether NCCL has finished the host's part of the last request: the GPUs are connected, or transfers are on their stream.
+    /// An error is NCCL's, of that request or since, such as a lost GPU or link.
     pub fn is_idle(&self) -> Result<bool, String> {
         let held = self.lock();
         let Some(Handle(raw)) = *held else { return Err("it was ended".to_owned()) };
@@ -108,13 +110,13 @@ impl NcclCommunicator {
         }
     }
 
-    /// Issues transfers, which run at once and in the stream's order. Panics with NCCL's words.
+    /// Issues transfers, which run together and in the stream's order. Panics with NCCL's message.
     ///
     /// # Safety
     /// As for [`Queue::transfer`].
     pub(crate) unsafe fn issue(&self, stream: sys::CUstream, transfers: &[NcclTransfer]) {
         let held = self.lock();
-        let Some(Handle(raw)) = *held else { panic!("transfers over a way that was ended") };
+        let Some(Handle(raw)) = *held else { panic!("transfers over a closed communicator") };
         let functions = &self.library.functions;
         // SAFETY: a live communicator, which is idle; the caller's promise.
         let result = unsafe {
@@ -142,10 +144,10 @@ impl NcclCommunicator {
         }
     }
 
-    /// Ends what is on its way, on this card: kernels that wait for other cards return without what they waited for.
-    /// It returns when the card has done so.
+    /// Aborts transfers in flight on this GPU: kernels that wait for other GPUs return without their data. It returns when the
+    /// GPU is idle.
     pub fn abort(&self) {
-        // Nobody finds it any more, and whoever looks need not wait for NCCL.
+        // Taken out first, so that other threads neither use it nor wait for NCCL.
         let taken = self.lock().take();
         if let Some(Handle(raw)) = taken {
             let _ = self.context.make_current();
@@ -161,7 +163,7 @@ impl NcclCommunicator {
 
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
-        // A way that is still being made, or whose other ends are gone, cannot be closed in order.
+        // A communicator that is still connecting, or whose other ends are gone, cannot be closed in order.
         if self.is_idle() != Ok(true) {
             return self.abort();
         }
@@ -171,7 +173,8 @@ impl Drop for NcclCommunicator {
         // SAFETY: a live communicator that nobody has any more.
         unsafe {
             let begun = (functions.finalize)(raw);
-            let (mut told, since) = (begun, Instant::now());
+            let mut told = begun;
+            let since = Instant::now();
             while told == IN_PROGRESS && since.elapsed() < CLOSING {
                 std::thread::sleep(Duration::from_micros(100));
                 let asked = (functions.async_error)(raw, &mut told);
@@ -186,7 +189,7 @@ fn failure(what: &str, library: &NcclLibrary, result: c_int, raw: RawCommunicato
     CudaError::Call { what: what.to_owned(), error: library.words(result, raw) }
 }
 
-/// Memory of the card that other cards may write to: not that of a stream's pool, which they cannot reach.
+/// Memory of the GPU that other GPUs can write to; they cannot reach a stream's pool.
 struct Scratch {
     context: Arc<Context>,
     address: u64,
@@ -207,7 +210,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: freeing waits for the card, so nothing uses it any more: what did was issued before.
+        // SAFETY: freeing waits for the GPU, so nothing uses it any more: what did was issued before.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
 }

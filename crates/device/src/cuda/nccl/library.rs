@@ -1,4 +1,4 @@
-//! The functions of NCCL that are used here. Bindings of cudarc look for other file names than NCCL's package installs.
+//! The functions of NCCL used here. cudarc's bindings look for other file names than NCCL's package installs.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -9,9 +9,9 @@ use libloading::Library;
 
 use crate::cuda::CudaError;
 
-/// What NCCL's package installs, and what the loader is asked for.
+/// The file that NCCL's package installs and the loader looks for.
 const FILE: &str = "libnccl.so.2";
-/// The first that is made for CUDA 12 and has communicators that do not block without their early defects.
+/// The first version for CUDA 12 whose non-blocking communicators lack early defects.
 const LEAST_VERSION: i32 = 21_800;
 
 pub(super) type RawCommunicator = *mut c_void;
@@ -19,7 +19,7 @@ pub(super) type Result = c_int;
 
 pub(super) const SUCCESS: Result = 0;
 pub(super) const IN_PROGRESS: Result = 7;
-/// The type of elements that are moved as they are.
+/// NCCL's type of raw bytes.
 pub(super) const BYTES: c_int = 1;
 const ID_BYTES: usize = 128;
 
@@ -88,13 +88,13 @@ pub struct NcclLibrary {
 }
 
 impl NcclLibrary {
-    /// The one that the system's loader finds, loaded when it is first asked for.
+    /// The library that the system's loader finds, loaded at the first call.
     pub fn find() -> std::result::Result<Arc<NcclLibrary>, CudaError> {
         static FOUND: OnceLock<std::result::Result<Arc<NcclLibrary>, CudaError>> = OnceLock::new();
         FOUND.get_or_init(|| NcclLibrary::load(FILE.as_ref())).clone()
     }
 
-    /// The one in this file. Another file is another library, with state of its own.
+    /// The library in this file. Another file is another library, with its own state.
     pub fn open(file: &Path) -> std::result::Result<Arc<NcclLibrary>, CudaError> {
         NcclLibrary::load(file.as_os_str())
     }
@@ -116,7 +116,8 @@ impl NcclLibrary {
         // SAFETY: a pointer to a number.
         let result = unsafe { (functions.get_version)(&mut version) };
         if result != SUCCESS || version < LEAST_VERSION {
-            let (what, needed) = ("NCCL library", "NCCL 2.18");
+            let what = "NCCL library";
+            let needed = "NCCL 2.18";
             return Err(CudaError::TooOld { what, found: version_text(version), needed });
         }
         Ok(Arc::new(NcclLibrary { functions, version, _library: library }))
@@ -127,7 +128,7 @@ impl NcclLibrary {
         version_text(self.version)
     }
 
-    /// NCCL's words for a result, with the last message that it would have logged.
+    /// NCCL's message for a result, with the last one that it would have logged.
     pub(super) fn words(&self, result: Result, communicator: RawCommunicator) -> String {
         let text = |words: *const c_char| {
             // SAFETY: NCCL's texts end with a zero and are not changed by this thread meanwhile.

@@ -1,10 +1,10 @@
 //! Products of matrices, by cuBLASLt.
 //!
-//! cuBLASLt's matrices are column-major, so ours are the transposes of what it sees: outᵀ = bᵀ·aᵀ. Its "A" is our `b`,
-//! its "B" our `a`, and a bias along our columns is one along its rows, which its epilogue adds before rounding.
+//! cuBLASLt's matrices are column-major, so it sees the transposes of ours: outᵀ = bᵀ·aᵀ. Its "A" is our `b`, its "B" our `a`,
+//! and a bias along our columns is one along its rows, which its epilogue adds before rounding.
 //!
-//! GELU by the hyperbolic tangent is another epilogue of it. What it does not offer (other activations, f32 operands into
-//! bf16, no depth at all) is done by a kernel of ours behind it, on what it wrote.
+//! GELU by the hyperbolic tangent is another epilogue of it. A kernel of ours does the rest on its output (other activations,
+//! f32 operands into bf16, zero depth).
 
 mod plan;
 
@@ -26,10 +26,10 @@ use plan::{Bias, Operands, Plan, PlanKey};
 /// cuBLASLt's own working memory.
 pub(super) const WORKSPACE_BYTES: u64 = 64 << 20;
 
-/// cuBLASLt's handle for a card, and how each product that was seen is computed.
+/// cuBLASLt's handle for a GPU, and the plan of each product seen.
 pub(crate) struct Products {
     handle: sys::cublasLtHandle_t,
-    /// The card and the library, as part of a choice's key.
+    /// The GPU and the library, as part of a choice's key.
     version: String,
     plans: HashMap<PlanKey, Option<Arc<Plan>>>,
 }
@@ -38,17 +38,17 @@ pub(crate) struct Products {
 unsafe impl Send for Products {}
 
 impl Products {
-    pub fn new(card: &Properties) -> Result<Products, CudaError> {
+    pub fn new(gpu: &Properties) -> Result<Products, CudaError> {
         let version = cublaslt_version()?;
         let handle = lt::create_handle().map_err(|error| CudaError::Call {
             what: "starting cuBLASLt".to_owned(),
             error: format!("{error}\n  hint: is enough of the GPU's memory free?"),
         })?;
-        Ok(Products { handle, version: format!("{}-{version}", card.name), plans: HashMap::new() })
+        Ok(Products { handle, version: format!("{}-{version}", gpu.name), plans: HashMap::new() })
     }
 }
 
-/// The library's version, once it is known to be there: 130000 is 13.0.0.
+/// The library's version, if it is found: 130000 is 13.0.0.
 pub(super) fn cublaslt_version() -> Result<usize, CudaError> {
     // SAFETY: asks the loader for a library that may be loaded and let go at any time.
     if !unsafe { sys::is_culib_present() } {
@@ -59,7 +59,7 @@ pub(super) fn cublaslt_version() -> Result<usize, CudaError> {
     }
     // SAFETY: the library is there.
     let version = unsafe { sys::cublasLtGetVersion() };
-    // Earlier ones count differently and lack what Hopper cards need.
+    // Earlier versions count differently and lack support for Hopper GPUs.
     if version < 120_000 {
         return Err(CudaError::TooOld {
             what: "cuBLASLt library",
@@ -88,21 +88,21 @@ impl Run for Product {
         {
             return;
         }
-        // The sums, with the bias, go where backward wants them; an activation reads them there.
+        // The sums with the bias go to the preactivation, if backward needs it; an activation reads them there.
         let sums = self.preactivation.filter(|_| self.activation.is_some()).unwrap_or(self.out);
         let bias = multiply(self, sums, self.bias, stream);
         let copied = self.activation.is_none() && self.preactivation.is_some();
         if bias == Added::No || self.activation.is_some() || copied {
             let bias = self.bias.filter(|_| bias == Added::No);
-            // Where the bias is still missing from what backward reads, it is written there, too.
+            // If the preactivation still lacks the bias, it is written there, too.
             let preactivation = self.preactivation.filter(|_| bias.is_some() || copied);
             finish(Finish { sums: Some(sums), bias, preactivation, ..Finish::of(self) }, stream);
         }
     }
 }
 
-/// The library adds a bias in the output's dtype: in bf16, an error of 2⁻⁹ of the bias. Outputs of at most this many
-/// elements are computed in f32 first and rounded once; of larger ones that would take a multiple of the time.
+/// The library adds a bias in the output's dtype: in bf16, an error of 2⁻⁹ of the bias. Outputs of at most this many elements
+/// are computed in f32 first and rounded once; for larger ones that would take a multiple of the time.
 const SMALL_ELEMENTS: usize = 1 << 16;
 
 /// Whether the library added the bias.
@@ -123,7 +123,7 @@ fn multiply(product: &Product, sums: View, bias: Option<View>, stream: &mut Stre
     panic!("cuBLASLt has no way to compute {:?} {:?} of {:?}", product.order, product.dims(), product.a.dtype);
 }
 
-/// How the library may be asked to add a bias, best first. Without it only where it can be added later.
+/// The ways for the library to add a bias, best first. Leaving it out is one only if it can be added later.
 fn attempts(bias: Option<View>, sums: DType, must_add: bool) -> &'static [Bias] {
     let all: &[Bias] = match (bias, sums) {
         (None, _) => return &[Bias::None],
@@ -133,7 +133,7 @@ fn attempts(bias: Option<View>, sums: DType, must_add: bool) -> &'static [Bias] 
     if must_add { &all[..all.len() - 1] } else { all }
 }
 
-/// Where the sums are kept, if GELU by the hyperbolic tangent is all that follows and the library's epilogue takes them there.
+/// The destination of the sums, if only GELU by the hyperbolic tangent follows and the library's epilogue can store them.
 fn kept_before_gelu(product: &Product) -> Option<View> {
     let before = product.preactivation.filter(|_| product.activation == Some(Activation::GeluTanh))?;
     let is_aligned = before.address.is_multiple_of(EPILOGUE_ALIGNMENT_BYTES)
@@ -141,10 +141,11 @@ fn kept_before_gelu(product: &Product) -> Option<View> {
     (product.out.dtype == DType::Bf16 && is_aligned).then_some(before)
 }
 
-/// Issues the product with a bias of this kind, if the library can: into `sums`, or, with GELU behind it, into `before` and
-/// its activation into `sums`.
+/// Issues the product with a bias of this kind, if the library can: into `sums`, or, with GELU after it, into `before` and its
+/// activation into `sums`.
 fn attempt(product: &Product, sums: View, choice: Bias, before: Option<View>, stream: &mut Stream) -> bool {
-    let (context, bias) = (stream.context().clone(), product.bias);
+    let context = stream.context().clone();
+    let bias = product.bias;
     let key = PlanKey::of(product, sums, choice, before, stream.part_multiprocessors());
     let Some(plan) = plan::find(key, product, sums, bias, stream) else { return false };
     let bias_address = match (choice, bias) {
@@ -169,7 +170,7 @@ fn attempt(product: &Product, sums: View, choice: Bias, before: Option<View>, st
     true
 }
 
-/// What the library's epilogues read at once.
+/// The alignment that the library's epilogues need.
 const EPILOGUE_ALIGNMENT_BYTES: u64 = 16;
 
 /// The bias, rounded or aligned, behind the library's working memory.
@@ -228,8 +229,12 @@ fn finish(what: Finish, stream: &mut Stream) {
     let present: Vec<View> = [Some(out), sums, bias, preactivation].into_iter().flatten().collect();
     let Some(walk) = Walk::rows_of(out.dtype, &present) else { return };
     let name = walk.typed("finish", out.dtype);
-    let (sums, preactivation, out) = (Mixed::optional(&sums), Matrix::optional(&preactivation), Matrix::of(&out));
-    let (bias, activation, accumulate) = (Matrix::optional(&bias), activation_number(activation), accumulate as i32);
+    let sums = Mixed::optional(&sums);
+    let preactivation = Matrix::optional(&preactivation);
+    let out = Matrix::of(&out);
+    let bias = Matrix::optional(&bias);
+    let activation = activation_number(activation);
+    let accumulate = accumulate as i32;
     let arguments = arguments![walk.rows, walk.cols, sums, bias, preactivation, out, activation, accumulate];
     // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
     unsafe { stream.launch(&PRODUCT, &name, walk.shape(), arguments) };

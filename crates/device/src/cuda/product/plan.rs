@@ -1,4 +1,4 @@
-//! How one kind of product is computed: cuBLASLt's descriptions of it, and the algorithm chosen for it.
+//! The plan of one kind of product: cuBLASLt's descriptions of it, and the algorithm chosen for it.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::WORKSPACE_BYTES;
 use crate::kernel::{Order, Product};
 use crate::{DType, View};
 
-/// What the library's epilogue adds.
+/// The bias that the library's epilogue adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Bias {
     None,
@@ -26,16 +26,16 @@ pub(super) enum Bias {
 pub(super) struct PlanKey {
     order: [bool; 2],
     dims: [usize; 3],
-    /// Of a, b and the sums.
+    /// Strides of a, b and the sums.
     strides: [usize; 3],
     alignments: [u32; 3],
     operands: DType,
     sums: DType,
     accumulate: bool,
     bias: Bias,
-    /// Of the sums that are kept before GELU, by the hyperbolic tangent, follows; none where nothing follows.
+    /// Stride of the sums kept before GELU by the hyperbolic tangent; `None` if no GELU follows.
     before_stride: Option<usize>,
-    /// Where they are not all that the card has.
+    /// The multiprocessors of a part; `None` for the whole GPU.
     multiprocessors: Option<u32>,
 }
 
@@ -51,7 +51,7 @@ impl PlanKey {
         PlanKey {
             order: [product.order == Order::TN, product.order == Order::NT],
             dims: product.dims(),
-            // A matrix of one row is never stepped over; its stride may be anything, also less than the library accepts.
+            // The stride of a matrix of one row is unused, and may be less than the library accepts.
             strides: views.map(|view| view.stride.max(view.cols)),
             alignments: views.map(|view| alignment(view.address)),
             operands: product.a.dtype,
@@ -63,14 +63,14 @@ impl PlanKey {
         }
     }
 
-    /// Bytes of what is kept before an activation.
+    /// Bytes of the sums kept before an activation.
     fn before_bytes(&self) -> u64 {
         self.before_stride.map_or(0, |stride| (self.dims[0] * stride * self.sums.size_bytes()) as u64)
     }
 }
 
-/// The largest power of two up to 16, which is what kernels read at once, that divides the address. An arena's blocks begin at
-/// multiples of it, so where one happens to lie changes no choice and no bits: ranks that compute the same agree.
+/// The largest power of two up to 16, the bytes that kernels read at once, that divides the address. An arena's blocks begin at
+/// multiples of 16, so their addresses change no choice and no bits: ranks with the same work agree.
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(4)
 }
@@ -83,7 +83,7 @@ pub(super) fn scratch_bytes(bias_cols: usize) -> u64 {
 pub(super) struct Plan {
     key: PlanKey,
     operation: sys::cublasLtMatmulDesc_t,
-    /// Of the library's A (our b), B (our a) and C.
+    /// Layouts of the library's A (our b), B (our a) and C.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
     accumulate: bool,
@@ -91,12 +91,12 @@ pub(super) struct Plan {
     keeps_before: bool,
 }
 
-/// Where a product's operands lie; 0 where there is none.
+/// The addresses of a product's operands; 0 if absent.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub a: u64,
     pub b: u64,
-    /// What is added to, and where to.
+    /// The sums to add to, and the output.
     pub sums: u64,
     pub out: u64,
     pub bias: u64,
@@ -104,7 +104,7 @@ pub(super) struct Operands {
     pub workspace: u64,
 }
 
-/// A product on its way: how it is computed, and of what.
+/// A call of a plan with its operands.
 #[derive(Clone)]
 pub(in super::super) struct ProductCall {
     plan: Arc<Plan>,
@@ -120,7 +120,7 @@ impl ProductCall {
         ProductCall { plan, handle, operands }
     }
 
-    /// All that the library is given.
+    /// Everything given to the library.
     pub fn identity(&self) -> [u64; 8] {
         let Operands { a, b, sums, out, bias, before, workspace } = self.operands;
         [Arc::as_ptr(&self.plan) as u64, a, b, sums, out, bias, before, workspace]
@@ -152,7 +152,7 @@ impl Drop for Plan {
     }
 }
 
-/// The plan for a key, made on first use; none where the library has no algorithm.
+/// The plan for a key, made on first use; `None` if the library has no algorithm.
 pub(super) fn find(
     key: PlanKey,
     product: &Product,
@@ -164,7 +164,7 @@ pub(super) fn find(
     if let Some(plan) = context.products().plans.get(&key) {
         return plan.clone();
     }
-    // Another device may come to the same product: what it computes must have the same bits, so one choice is made for both.
+    // Another device may need the same product with the same bits, so one choice is made for both.
     let _alone = Context::planning();
     if let Some(plan) = context.products().plans.get(&key) {
         return plan.clone();
@@ -174,11 +174,11 @@ pub(super) fn find(
     plan
 }
 
-/// Algorithms that are tried where a choice can be kept.
+/// Algorithms to time, if the choice can be kept.
 const CANDIDATES: usize = 6;
-/// How often each is run before it is timed, and while it is.
+/// Runs of each before it is timed, and while it is.
 const RUNS: [usize; 2] = [1, 3];
-/// An output of more than this is not written twice just to compare algorithms.
+/// A larger output is not written twice just to compare algorithms.
 const MOST_TRIED_BYTES: u64 = 1 << 30;
 /// Below this many operations any algorithm will do.
 const LEAST_TRIED_FLOPS: u64 = 1 << 30;
@@ -206,7 +206,7 @@ fn make(
     plan.algorithm = candidates.first()?.algo;
     let bytes = (sums.rows * sums.stride * sums.dtype.size_bytes()) as u64;
     let worthwhile = crate::kernel::Operation::flops(product) >= LEAST_TRIED_FLOPS && bytes <= MOST_TRIED_BYTES;
-    // Another run must choose alike, or its bits would differ: without a place to keep the choice, the library's stands.
+    // Another run must choose alike, or its bits would differ: without a cache for the choice, the library's stands.
     let Some(cache) = context.cache().filter(|_| worthwhile && candidates.len() > 1) else {
         return Some(Arc::new(plan));
     };
@@ -230,7 +230,7 @@ fn choice_name(key: PlanKey, version: &str) -> String {
     format!("product-{:016x}", super::super::modules::digest(text.as_bytes()))
 }
 
-/// The place of the fastest algorithm. It computes into scratch memory, and waits for the card.
+/// The index of the fastest algorithm. It computes into scratch memory, and waits for the GPU.
 #[allow(clippy::too_many_arguments)]
 fn fastest(
     plan: &mut Plan,
@@ -245,7 +245,8 @@ fn fastest(
     let bytes = ((sums.rows * sums.stride * sums.dtype.size_bytes()) as u64).next_multiple_of(256);
     let workspace = stream.scratch(WORKSPACE_BYTES + bytes + key.before_bytes());
     let bias = if plan.has_bias { bias.map_or(0, |bias| bias.address) } else { 0 };
-    let (events, raw) = (stream.context().events(true).clone(), stream.raw());
+    let events = stream.context().events(true).clone();
+    let raw = stream.raw();
     let mut best = (f64::INFINITY, 0);
     for (place, &algorithm) in algorithms.iter().enumerate() {
         plan.algorithm = algorithm;

@@ -1,4 +1,4 @@
-//! What a stream is asked to run, as data: it can be compared, issued, captured.
+//! A stream's commands as data that can be compared, issued and captured.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -14,12 +14,12 @@ use super::super::stream::Shape;
 #[derive(Clone, Default)]
 pub(super) struct Commands {
     list: Vec<Command>,
-    /// What a graph of them cannot change: which kernels, and all that the libraries are given. Commands that are equal here
+    /// The parts that a graph cannot change: the kernels, and everything given to the libraries. Commands with equal identities
     /// differ at most in the arguments and shapes of our own kernels.
     identity: Vec<u64>,
-    /// The arguments of our own kernels, one behind the other.
+    /// The arguments of our own kernels, one after the other.
     words: Vec<u64>,
-    /// Where in `words` each argument begins.
+    /// The index in `words` where each argument begins.
     places: Vec<usize>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct KernelCall {
 unsafe impl Send for KernelCall {}
 
 impl KernelCall {
-    /// A kernel as a graph's node is told about it, with [`pointers`](Commands::pointers), which must live as long as it is used.
+    /// A kernel's parameters for a graph's node, with [`pointers`](Commands::pointers), which must outlive their use.
     pub fn node_parameters(&self, pointers: &mut [*mut c_void; MOST_ARGUMENTS]) -> sys::CUDA_KERNEL_NODE_PARAMS {
         let ([gx, gy, gz], [tx, ty, tz]) = (self.shape.blocks, self.shape.threads);
         sys::CUDA_KERNEL_NODE_PARAMS {
@@ -97,7 +97,7 @@ impl Commands {
         }
         let (arguments, words) = (first_place..self.places.len(), first_word..self.words.len());
         assert!(arguments.len() <= MOST_ARGUMENTS, "{} arguments of a kernel", arguments.len());
-        // The number of words keeps neighbours from being taken for one another.
+        // The number of words keeps neighbouring commands distinct.
         self.identity.extend([1, function as u64, words.len() as u64]);
         self.list.push(Command::Kernel(KernelCall { function, shape, arguments, words }));
     }
@@ -123,7 +123,7 @@ impl Commands {
     /// Issues one command.
     ///
     /// # Safety
-    /// What the command names lives until it has run, and the stream lives.
+    /// The command's operands live until it has run, and the stream lives.
     pub unsafe fn issue(&self, index: usize, stream: sys::CUstream) -> Result<(), String> {
         // SAFETY: the caller's promise.
         unsafe {

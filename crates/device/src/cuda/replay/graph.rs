@@ -5,14 +5,14 @@ use cudarc::driver::sys;
 use super::commands::{Commands, told};
 
 pub(super) struct Graph {
-    /// Nodes are named by those of the graph that was captured, so it stays.
+    /// Nodes are named by those of the captured graph, so it stays.
     _captured: Captured,
     executable: Executable,
     /// The nodes of our own kernels, by command.
     nodes: Vec<Option<sys::CUgraphNode>>,
     /// The stream's context. It must be the current one for a node to be changed.
     context: sys::CUcontext,
-    /// What it does as it is now.
+    /// Its present commands.
     commands: Commands,
 }
 
@@ -38,10 +38,10 @@ impl Drop for Executable {
 }
 
 impl Graph {
-    /// Captures what the commands issue; nothing of it runs. An error leaves the stream as it was.
+    /// Captures the commands without running them. An error leaves the stream as it was.
     ///
     /// # Safety
-    /// What the commands name lives, the stream too, and the card's context is current. `context` is the stream's.
+    /// The commands' operands and the stream live, and the GPU's context is current. `context` is the stream's.
     pub unsafe fn capture(
         commands: &Commands,
         stream: sys::CUstream,
@@ -70,8 +70,8 @@ impl Graph {
         }
     }
 
-    /// Launches the graph with these commands, which have the identity of those that it was made of. Returns how many nodes
-    /// were changed for it. What is left in `commands` is of no more use; after an error nothing was issued and they are whole.
+    /// Launches the graph with these commands, whose identity is that of its own. Returns the number of nodes changed.
+    /// `commands` is used up; after an error nothing was issued and it is unchanged.
     ///
     /// # Safety
     /// As for [`Graph::capture`], until the graph has run.
@@ -106,14 +106,17 @@ impl Graph {
     }
 }
 
-/// The node of what was last issued to a stream that is captured.
+/// The node of the last command issued to a stream under capture.
 ///
 /// # Safety
 /// The stream lives.
 unsafe fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, String> {
     let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
-    let (mut number, mut graph, mut nodes) = (0, std::ptr::null_mut(), std::ptr::null());
-    let (mut edges, mut count) = (std::ptr::null(), 0);
+    let mut number = 0;
+    let mut graph = std::ptr::null_mut();
+    let mut nodes = std::ptr::null();
+    let mut edges = std::ptr::null();
+    let mut count = 0;
     // SAFETY: every pointer is to a variable of the right type; the nodes are read before anything else is issued.
     unsafe {
         let asked = sys::cuStreamGetCaptureInfo_v3(

@@ -1,11 +1,11 @@
-//! Repeated work as CUDA graphs, so that what the host does for a launch is done once.
+//! Replays repeated work as CUDA graphs, so that the host prepares its launches once.
 //!
-//! A stream holds back what it is asked to run and hands it on in passages: some commands at a time, or those there are when
-//! something else comes behind them, such as a copy, an event or the host. A passage that comes for the second time is captured as
-//! a graph, and from then on one call launches it. Where only arguments of our own kernels differ (a seed, a rate, borders of
-//! documents), the graph is changed to have the new ones. What the libraries give their kernels is not known here, so any
-//! other difference, such as an address of a product's operand, makes another passage: commands are issued one by one until that
-//! has come twice, too. So nobody who issues work needs to know of it, and the same kernels run with the same arguments.
+//! A stream holds commands back and issues them in passages: a number of commands at a time, or those held when a copy, an
+//! event or the host comes. The second time a passage comes, it is captured as a graph, and from then on one call launches it.
+//! If only arguments of our own kernels differ (a seed, a rate, borders of documents), the graph's nodes get the new ones. The
+//! arguments of the libraries' kernels are unknown here, so any other difference, such as an address of a product's operand,
+//! makes another passage, whose commands are issued one by one until it has come twice, too. Callers need not know of it: the
+//! same kernels run with the same arguments.
 
 mod commands;
 mod graph;
@@ -20,7 +20,7 @@ use super::stream::Shape;
 use commands::Commands;
 use graph::Graph;
 
-/// What became of the commands that a device was given.
+/// Counts of a device's commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replays {
     /// Launches of graphs, and the commands in them.
@@ -28,10 +28,10 @@ pub struct Replays {
     pub commands_in_graphs: u64,
     /// Commands issued one by one.
     pub commands_alone: u64,
-    /// Kernels that were given other arguments in their graph.
+    /// Kernels whose arguments were changed in their graph.
     pub changed: u64,
     pub captured: u64,
-    /// Why there are no graphs any more, in the driver's words.
+    /// The driver's message, if graphs were given up.
     pub refusal: Option<String>,
 }
 
@@ -48,38 +48,38 @@ impl Replays {
 
 /// Passages of fewer commands are not worth a graph.
 const LEAST_COMMANDS: usize = 4;
-/// The first passage behind something else is short, for the card has nothing to do until it has come; each is twice as long as
-/// the one before.
+/// The first passage after an interruption is short, because the GPU is idle until it comes; each is twice as long as the one
+/// before.
 const FIRST_COMMANDS: usize = 16;
 const MOST_COMMANDS: usize = 128;
-/// Commands of all passages that are remembered. Those of a step of GPT-2 are about 800.
+/// Commands of all remembered passages. A step of GPT-2 has about 800.
 const MOST_REMEMBERED: usize = 1 << 16;
 
-/// What a stream holds back, and what it has seen before.
+/// The commands that a stream holds back, and the passages it has seen.
 pub(super) struct Replay {
     held: Commands,
-    /// So many commands are handed on together.
+    /// The number of commands issued together.
     most_held: usize,
     is_on: bool,
     passages: HashMap<Vec<u64>, Passage>,
     /// Commands of the passages.
     remembered: usize,
-    /// Counts passages that were handed on.
+    /// Counts passages.
     turn: u64,
     counts: Replays,
-    /// The one that the stream belongs to: the card's, or that of a part of it.
+    /// The stream's context: the GPU's, or that of a part of it.
     context: sys::CUcontext,
 }
 
 struct Passage {
-    /// None until it comes again.
+    /// `None` until the passage comes again.
     graph: Option<Graph>,
     commands: usize,
     last_turn: u64,
 }
 
 impl Replay {
-    /// One that is off issues every command at once.
+    /// If it is off, it issues every command immediately.
     pub fn new(is_on: bool, context: sys::CUcontext) -> Replay {
         Replay {
             held: Commands::default(),
@@ -99,7 +99,7 @@ impl Replay {
         self.remembered = 0;
     }
 
-    /// Turns it on or off from here on; what was seen stays known. After a refusal it stays off.
+    /// Turns it on or off; passages stay known. After a refusal it stays off.
     ///
     /// # Safety
     /// As for [`Replay::hand_on_all`].
@@ -163,10 +163,10 @@ impl Replay {
         }
     }
 
-    /// Has the stream do all that is held, before something else. Panics with the message of what cannot be issued.
+    /// Issues all held commands, before something else. Panics with the message of a failed command.
     ///
     /// # Safety
-    /// What was held lives until it has run; the stream lives and its context is current.
+    /// Operands of held commands live until they have run; the stream lives and its context is current.
     pub unsafe fn hand_on_all(&mut self, stream: sys::CUstream) {
         if self.held.len() > 0 {
             // SAFETY: the caller's promise.
@@ -178,7 +178,7 @@ impl Replay {
     /// # Safety
     /// As for [`Replay::hand_on_all`].
     unsafe fn hand_on(&mut self, stream: sys::CUstream) {
-        // Whatever panics below fails the device: what is held then is never issued.
+        // A panic below fails the device, so the held commands are never issued.
         let mut held = std::mem::take(&mut self.held);
         // SAFETY: the caller's promise.
         unsafe {
@@ -231,7 +231,7 @@ impl Replay {
         Ok(true)
     }
 
-    /// Forgets what was not used for longest, if there is too much.
+    /// Forgets the least recently used passages, if there are too many.
     ///
     /// # Safety
     /// The stream lives.
@@ -255,13 +255,15 @@ impl Replay {
     unsafe fn stop(&mut self, why: String, stream: sys::CUstream) {
         // SAFETY: the caller's promise.
         unsafe { wait_for(stream) };
-        (self.is_on, self.most_held, self.remembered) = (false, 1, 0);
+        self.is_on = false;
+        self.most_held = 1;
+        self.remembered = 0;
         self.passages.clear();
         self.counts.refusal = Some(why);
     }
 }
 
-/// Graphs are let go when they have run. Whatever went wrong on the stream is told to whoever waits for it next.
+/// Waits until graphs have run, so that they can be freed. The next wait reports errors of the stream.
 ///
 /// # Safety
 /// The stream lives.

@@ -361,7 +361,7 @@ fn error(times: &[f64]) -> f64 {
 
 /// Of steps on cores that jump between two speeds, the median would be one of the two.
 fn typical(times: &[f64]) -> f64 {
-    evenkeel_balance::middle(times.to_vec()).unwrap_or(f64::NAN)
+    evenkeel_balance::trimmed_mean(times.to_vec()).unwrap_or(f64::NAN)
 }
 
 /// Steps until times stay within a tenth of where they end, if they did not from the beginning and a mode is what changed them.

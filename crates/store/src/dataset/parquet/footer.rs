@@ -1,10 +1,10 @@
-//! A look at a file's metadata before its reader gets it: how deeply its columns are nested.
+//! Checks how deeply a file's columns are nested before the Parquet reader sees its metadata.
 //!
 //! The reader (parquet 60) descends into the schema by recursion without a bound, so a footer of some ten thousand
 //! groups within each other would overflow the stack, which ends the process. This walks the same bytes (Thrift's
 //! compact protocol) with a bound of its own and keeps nothing.
 
-/// How deep one value of the metadata may lie within others. Parquet's own has 6 levels.
+/// The deepest nesting of a value in the metadata. Parquet's own has 6 levels.
 const VALUE_DEPTH: usize = 32;
 const SCHEMA_FIELD: i64 = 2;
 const CHILDREN_FIELD: i64 = 5;
@@ -38,7 +38,7 @@ struct Walk<'footer> {
 }
 
 impl Walk<'_> {
-    /// The list of schema elements: each but the leaves is followed by as many children as it says.
+    /// The list of schema elements: each inner one is followed by as many children as it says.
     fn schema(&mut self) -> Option<usize> {
         let (count, kind) = self.list()?;
         let mut open: Vec<i64> = Vec::new();
@@ -97,7 +97,7 @@ impl Walk<'_> {
         Some((count, header & 0x0f))
     }
 
-    /// Goes past a value. Booleans have no bytes of their own as fields, and are told apart by their type.
+    /// Skips a value. A boolean field has no bytes; its type is its value.
     fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         if depth > VALUE_DEPTH {
             return None;
@@ -134,7 +134,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Within lists and maps a boolean is a byte. So each element has one at least, and a count ends with the footer.
+    /// Within lists and maps a boolean is a byte. So each element has at least one, and the footer's length bounds a count.
     fn skip_element(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
             1 | 2 => self.bytes(1),

@@ -1,4 +1,4 @@
-//! The values of one leaf column in some rows, with the levels that say to which row and list each belongs.
+//! The values of one leaf column in some rows, with the levels that assign each to its row and list.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader}
 use parquet::data_type::{ByteArray, DataType};
 use parquet::schema::types::ColumnDescPtr;
 
-/// Values and levels, and how far they have been used.
+/// Values and levels, and the position reached in them.
 pub(super) struct LeafValues {
     /// `None`: no value is null.
     definitions: Option<Vec<i16>>,
@@ -29,7 +29,7 @@ pub(super) enum Values {
     Bytes(Vec<ByteArray>),
 }
 
-/// Reads these rows. Pages before them are skipped, mostly without decompressing.
+/// Reads these rows. It skips the pages before them, mostly without decompressing.
 pub(super) fn read(
     description: ColumnDescPtr,
     pages: Box<dyn PageReader>,
@@ -66,7 +66,7 @@ impl LeafValues {
         Some((level(&self.definitions, self.most_definition)?, level(&self.repetitions, 0)?))
     }
 
-    /// Goes past the next level, and says which value it stands for unless that is null.
+    /// Advances past the next level: `Some(None)` for a null, else the index of its value; `None` after the last.
     pub fn take(&mut self) -> Option<Option<usize>> {
         let (definition, _) = self.peek()?;
         self.next_level += 1;
@@ -83,7 +83,8 @@ impl LeafValues {
 
     fn read<T: DataType>(&mut self, mut reader: ColumnReaderImpl<T>, rows: &Range<u64>) -> Result<Vec<T::T>, String> {
         let text = |error: parquet::errors::ParquetError| error.to_string();
-        let (skipped, wanted) = (rows.start as usize, (rows.end - rows.start) as usize);
+        let skipped = rows.start as usize;
+        let wanted = (rows.end - rows.start) as usize;
         let mut values = Vec::new();
         if reader.skip_records(skipped).map_err(text)? != skipped {
             return Err(format!("a column ends before row {skipped} of its group"));

@@ -1,5 +1,4 @@
-//! Parquet files. A row group is one chunk, or several where it is large; columns are read by themselves, and rows put
-//! together from them.
+//! Parquet files. A row group is one chunk, or several if it is large. Columns are read separately and assembled into rows.
 
 mod footer;
 mod leaf;
@@ -21,7 +20,7 @@ use self::window::Window;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::guard::guarded;
-use super::place::{Origin, Place};
+use super::place::{Origin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::error::printable;
 use crate::{Defect, Error, limits};
@@ -33,7 +32,7 @@ const ROWS_PER_CHUNK: u64 = 1 << 16;
 
 pub(super) struct ParquetChunks {
     tables: Vec<Table>,
-    /// Of all row groups of all tables.
+    /// All row groups of all tables.
     groups: Vec<Group>,
     index: ChunkIndex,
     record_bytes: u64,
@@ -50,7 +49,7 @@ struct Group {
     table: usize,
     place: usize,
     rows: u64,
-    /// How many rows of the table come before it.
+    /// Rows of the table before it.
     rows_before: u64,
     parts: u64,
 }
@@ -94,7 +93,7 @@ impl Chunks for ParquetChunks {
         let first = group.rows_before + range.start;
         let mut leaves = table.read(group, &range)?;
         let too_long = |row: u64| {
-            let place = Place::Row { row: row + 1 };
+            let place = RecordPlace::Row { row: row + 1 };
             table.file.fail(Defect::RecordTooLong { place, limit_bytes: self.record_bytes })
         };
         let mut records = Vec::new();
@@ -102,7 +101,9 @@ impl Chunks for ParquetChunks {
             let fields = rows::next(&table.columns, &mut leaves, self.record_bytes);
             let fields = fields.map_err(|reason| match reason {
                 rows::Reason::TooLong => too_long(row),
-                rows::Reason::NotUtf8 => table.file.fail(Defect::RecordNotUtf8 { place: Place::Row { row: row + 1 } }),
+                rows::Reason::NotUtf8 => {
+                    table.file.fail(Defect::RecordNotUtf8 { place: RecordPlace::Row { row: row + 1 } })
+                }
                 rows::Reason::ColumnsDisagree => {
                     bad(&table.file, format!("its columns end at different rows, near {row}"))
                 }
@@ -118,7 +119,7 @@ impl Chunks for ParquetChunks {
 
     fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
         let table = &self.tables[self.groups[self.index.locate(chunk).0].table];
-        Ok(Origin { file: table.file.path.clone(), place: Place::Row { row: position + 1 } })
+        Ok(Origin { file: table.file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
     }
 }
 
@@ -138,7 +139,7 @@ impl Table {
         let read_leaf = |&leaf: &usize| {
             let column = metadata.columns().get(leaf).ok_or("a row group lacks a column")?;
             let text = |error: parquet::errors::ParquetError| error.to_string();
-            // More rows than this the page reader need not expect; it is a count, not a size.
+            // The page reader's upper bound; a count, not a size.
             let total_rows = usize::try_from(group.rows).map_err(|_| "too many rows")?;
             let pages = SerializedPageReader::new(window.clone(), column, total_rows, None).map_err(text)?;
             leaf::read(column.column_descr_ptr(), Box::new(pages), rows)

@@ -1,21 +1,21 @@
-//! Rows put together from the values of their leaves.
+//! Assembles rows from the values of their leaves.
 
 use serde_json::{Map, Value};
 
 use super::leaf::{LeafValues, Values};
 use super::schema::{Column, Node, Shape};
 
-/// Why a row cannot be put together.
+/// Why a row cannot be assembled.
 #[derive(Debug)]
 pub(super) enum Reason {
     TooLong,
     NotUtf8,
-    /// One column has lists, rows or nulls where another of the same list has not.
+    /// One column has lists, rows or nulls where another of the same list has none.
     ColumnsDisagree,
 }
 
-/// The next row. A number that JSON does not have, such as NaN, is null. Null fields of a group within another are left out: such
-/// a group has a field for every key that any row has there.
+/// The next row. A number that JSON does not have, such as NaN, becomes null. Null fields of a nested group are omitted: such a
+/// group has a field for every key that any row has there.
 pub(super) fn next(
     columns: &[Column],
     leaves: &mut [LeafValues],
@@ -31,7 +31,7 @@ struct Row<'leaves> {
 }
 
 impl Row<'_> {
-    /// A value that lies within so many groups.
+    /// A value nested in `groups` groups.
     fn value(&mut self, node: &Node, groups: usize) -> Result<Value, Reason> {
         let (definition, _) = self.leaves[node.first_leaf].peek().ok_or(Reason::ColumnsDisagree)?;
         if definition < node.present_from {
@@ -64,7 +64,7 @@ impl Row<'_> {
         }
     }
 
-    /// Goes past a null or an empty list, which each leaf below has one level for.
+    /// Skips a null or an empty list, for which each leaf below has one level.
     fn skip(&mut self, node: &Node) -> Result<(), Reason> {
         for leaf in &mut self.leaves[node.first_leaf..node.first_leaf + node.leaf_count] {
             match leaf.take() {

@@ -1,4 +1,4 @@
-//! Which columns are wanted, and how their leaves make up a value.
+//! The columns to read, and how their leaves form values.
 
 use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
 use parquet::schema::types::{SchemaDescriptor, Type};
@@ -11,16 +11,16 @@ use crate::error::printable;
 pub(super) struct Column {
     pub name: String,
     pub node: Node,
-    /// Where its leaves are among those of the file.
+    /// The indices of its leaves among those of the file.
     leaves: Vec<usize>,
 }
 
-/// A value: from a definition level on it is not null.
+/// A value; not null from a definition level on.
 #[derive(Debug)]
 pub(super) struct Node {
     pub present_from: i16,
     pub shape: Shape,
-    /// The first leaf below, counted among those of all wanted columns, and how many there are.
+    /// The first leaf below, counted among those of all columns read, and their number.
     pub first_leaf: usize,
     pub leaf_count: usize,
 }
@@ -31,7 +31,7 @@ pub(super) enum Shape {
         is_unsigned: bool,
     },
     Group(Vec<(String, Node)>),
-    /// From a definition level on it has elements; those after the first have its repetition level.
+    /// It has elements from a definition level on; those after the first have its repetition level.
     List {
         filled_from: i16,
         repetition: i16,
@@ -45,7 +45,8 @@ impl Column {
     }
 }
 
-/// The columns of these names, and of the optional ones that there are, or all of them. Recursion here is bounded: deep schemas have been refused.
+/// The columns of these names and the optional ones that exist, or all columns. Recursion is bounded, because deep schemas are
+/// refused before.
 pub(super) fn choose(schema: &SchemaDescriptor, names: &[String], optional: &[String]) -> Result<Vec<Column>, Defect> {
     let fields = schema.root_schema().get_fields();
     let all: Vec<String> = fields.iter().map(|field| field.name().to_owned()).collect();
@@ -79,7 +80,7 @@ struct Levels {
     repetition: i16,
 }
 
-/// Numbers the leaves while it descends. Its errors name what was found.
+/// Numbers the leaves while it descends. Its errors name the type found.
 struct Builder {
     leaves: usize,
 }
@@ -94,7 +95,7 @@ impl Builder {
         }
     }
 
-    /// A value of a type, whatever its repetition is.
+    /// A value of a type, without regard to its repetition.
     fn value(&mut self, field: &Type, levels: Levels) -> Result<Node, String> {
         if field.is_primitive() {
             return self.leaf(field, levels);

@@ -1,4 +1,4 @@
-//! A plan on its way: what is executed, on what.
+//! A call of a plan with its operands.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl AttentionCall {
         AttentionCall { plan, handle, workspace, operands }
     }
 
-    /// All that the library is given, but for the operands.
+    /// Everything given to the library but the operands.
     pub fn identity(&self) -> [u64; 2] {
         [Arc::as_ptr(&self.plan) as u64, self.workspace]
     }

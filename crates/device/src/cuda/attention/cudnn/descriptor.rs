@@ -1,4 +1,4 @@
-//! cuDNN's descriptors: made, given attributes, finalised, and let go.
+//! cuDNN's descriptors: makes them, sets attributes, finalises and frees them.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use sys::cudnnBackendAttributeName_t as Name;
 use sys::cudnnBackendAttributeType_t as Type;
 use sys::cudnnBackendDescriptorType_t as Kind;
 
-/// What was asked, and cuDNN's words about it.
+/// A refused request with cuDNN's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub String);
 
@@ -103,10 +103,10 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// How many elements an attribute has, and as many of them as `to` has room for.
+    /// The number of elements of an attribute; copies as many as fit in `to`.
     fn get<T>(&self, name: Name, of: Type, to: &mut [T]) -> Result<usize, Refusal> {
         let mut count = 0;
-        // Without a place to write to, the number of elements is the answer.
+        // Without a destination, cuDNN answers with the number of elements.
         let room = if to.is_empty() { None } else { NonNull::new(to.as_mut_ptr()) };
         let place = room.map_or(std::ptr::null_mut(), |room| room.as_ptr().cast::<c_void>());
         // SAFETY: `to` has room for so many, and the callers below pair each type with cuDNN's name of it.

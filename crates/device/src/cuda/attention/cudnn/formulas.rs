@@ -7,7 +7,7 @@ use super::super::problem::{Layouts, Problem, Steps};
 use super::descriptor::Refusal;
 use super::graph::{BF16, F32, Graph, Mode, Node, Reduction, Shape};
 
-/// What an execution gives a plan, by the role that a tensor has.
+/// The role of a tensor that an execution gives a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Q,
@@ -199,7 +199,7 @@ impl Writer<'_> {
         let products = self.graph.pointwise_to(Mode::CUDNN_POINTWISE_MUL, &[dout, out], products)?;
         let sum = self.graph.inside(F32, self.problem.rows())?;
         let sum = self.graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, products, sum)?;
-        // Dropout's factor stands here in the usual form of this graph, which is the form that was tried on a card.
+        // The usual form of this graph has dropout's factor here; only that form was tried on a GPU.
         let one = self.scalar(Role::One)?;
         let delta = self.memory(Role::Delta, self.problem.rows())?;
         let delta = self.graph.pointwise_to(Mode::CUDNN_POINTWISE_MUL, &[sum, one], delta)?;

@@ -14,7 +14,7 @@ pub(super) const BF16: Data = Data::CUDNN_DATA_BFLOAT16;
 const I32: Data = Data::CUDNN_DATA_INT32;
 const BOOL: Data = Data::CUDNN_DATA_BOOLEAN;
 
-/// What every operand is aligned to.
+/// The alignment of every operand.
 const ALIGNMENT_BYTES: i64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// One number, which every element of another shape meets.
+    /// One number, broadcast to other shapes.
     pub const SCALAR: Shape = Shape { dims: [1; 4], strides: [1; 4] };
 
     /// Without gaps, in the order of the dimensions.
@@ -44,7 +44,7 @@ impl Shape {
     }
 }
 
-/// A tensor by its place in its graph's list. Its number among those that a plan is given is one more.
+/// A tensor by its index in its graph's list. Its number for a plan is one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node(usize);
 
@@ -65,12 +65,12 @@ pub(super) struct Graph {
     operations: Vec<Descriptor>,
 }
 
-/// Where a tensor lies.
+/// The memory of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// In the card's memory.
+    /// In the GPU's memory.
     Memory,
-    /// Nowhere: one kernel makes and uses it.
+    /// None: one kernel makes and uses it.
     Inside,
     /// In the host's memory, read when a plan is executed.
     Host,
@@ -205,7 +205,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// The finished graph, for a card's handle if there is one.
+    /// The finished graph, for a GPU's handle if there is one.
     pub fn finish(self, handle: Option<sys::cudnnHandle_t>) -> Result<Descriptor, Refusal> {
         let mut graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         let operations: Vec<&Descriptor> = self.operations.iter().collect();

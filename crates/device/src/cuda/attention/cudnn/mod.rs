@@ -1,5 +1,5 @@
-//! cuDNN's fused attention, where the library is there and takes the problem. What it refuses is ours to compute, and
-//! is told once by [`cudnn_report`].
+//! cuDNN's fused attention, if the library is found and takes the problem. Our own kernels compute what it refuses;
+//! [`cudnn_report`] lists refusals once.
 
 mod call;
 mod descriptor;
@@ -24,22 +24,22 @@ use super::problem::{Layouts, Problem};
 use crate::kernel::{Attention, AttentionBackward};
 
 const LEAST_VERSION: usize = 91_002;
-/// Older ones have wrong gradients for lengths that are no multiple of this.
+/// Older versions have wrong gradients for lengths that are no multiple of [`EVEN_LENGTH`].
 const EVERY_LENGTH_VERSION: usize = 91_600;
 const EVEN_LENGTH: i64 = 128;
-/// Refusals that are kept to be told.
+/// Refusals kept for the report.
 const MOST_REFUSALS: usize = 16;
 /// Working memory is cut at multiples of this.
 const CUT_BYTES: u64 = 256;
 
-/// What cuDNN did and did not do for attention in this process.
+/// cuDNN's use for attention in this process.
 #[derive(Clone, Debug, Default)]
 pub struct CudnnReport {
     /// Its version, or why it is not used.
     pub version: Option<Result<String, String>>,
-    /// Plans that were made, each for a shape.
+    /// Plans made, one for each shape.
     pub plans: usize,
-    /// Problems that it refused, with its words. Our own kernels computed them.
+    /// Problems that it refused, with its messages. Our own kernels computed them.
     pub refusals: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn version_number() -> usize {
     unsafe { sys::cudnnGetVersion() }
 }
 
-/// What is not to be asked of a version.
+/// Refuses problems that a version computes wrongly.
 fn check(problem: &Problem, version: usize) -> Result<(), Refusal> {
     let is_backward = matches!(problem.layouts, Layouts::Backward { .. });
     if is_backward && version < EVERY_LENGTH_VERSION && problem.len % EVEN_LENGTH != 0 {
@@ -99,14 +99,14 @@ fn check(problem: &Problem, version: usize) -> Result<(), Refusal> {
 /// threads can run a plan.
 #[derive(Default)]
 pub(in super::super) struct Cudnn {
-    /// Opened at the first problem; none if it cannot be.
+    /// Opened at the first problem; `Some(None)` if that failed.
     library: Option<Option<Library>>,
 }
 
 struct Library {
     handle: sys::cudnnHandle_t,
     version: String,
-    /// None for what was refused.
+    /// `None` for a refused problem.
     plans: HashMap<Problem, Option<Arc<Plan>>>,
 }
 
@@ -126,7 +126,7 @@ impl Library {
         let version = cudnn_report().version.unwrap_or_else(|| Err("cuDNN has not been looked for".to_owned()))?;
         let mut handle = std::ptr::null_mut();
         let refused = |Refusal(why)| format!("cuDNN {version} does not start: {why}");
-        // SAFETY: the library is there, and the card's context is current.
+        // SAFETY: the library is there, and the GPU's context is current.
         succeed("a handle", unsafe { sys::cudnnCreate(&mut handle) }).map_err(refused)?;
         let library = Library { handle, version: version.clone(), plans: HashMap::new() };
         // SAFETY: the stream outlives what it keeps of cuDNN.
@@ -135,12 +135,12 @@ impl Library {
     }
 
     /// The problem's plan: made before, kept in the cache, or made now.
-    fn plan(&mut self, problem: &Problem, cache: Option<&dyn KernelCache>, card: &str) -> Option<Arc<Plan>> {
+    fn plan(&mut self, problem: &Problem, cache: Option<&dyn KernelCache>, gpu: &str) -> Option<Arc<Plan>> {
         if !self.plans.contains_key(problem) {
-            let key = format!("cudnn{}-{card}-{:016x}", self.version, digest(format!("{problem:?}").as_bytes()));
+            let key = format!("cudnn{}-{gpu}-{:016x}", self.version, digest(format!("{problem:?}").as_bytes()));
             let kept = cache.and_then(|cache| cache.get(&key)).and_then(unwrap_entry);
             let plan = check(problem, version_number())
-                .and_then(|()| Plan::new(problem, &Target::Card(self.handle), kept.as_deref()));
+                .and_then(|()| Plan::new(problem, &Target::Gpu(self.handle), kept.as_deref()));
             match &plan {
                 Ok(plan) => {
                     report().plans += 1;
@@ -164,7 +164,7 @@ fn note(problem: &Problem, Refusal(why): &Refusal) {
 }
 
 impl Cudnn {
-    /// Whether cuDNN computes it. Nothing was written if not.
+    /// Whether cuDNN computes it; if not, nothing was written.
     pub(super) fn forward(&mut self, problem: Problem, kernel: &Attention, stream: &mut Stream) -> bool {
         let Attention { q, k, v, out, logsum, scale, .. } = kernel;
         self.run(problem, *scale, stream, |role| match role {
@@ -193,7 +193,7 @@ impl Cudnn {
         })
     }
 
-    /// `operand` says where each operand and result lies.
+    /// `operand` gives the address of each operand and result.
     fn run(&mut self, problem: Problem, scale: f32, stream: &mut Stream, operand: impl Fn(Role) -> u64) -> bool {
         let library = self.library.get_or_insert_with(|| match Library::open(stream) {
             Ok(library) => Some(library),
@@ -203,9 +203,10 @@ impl Cudnn {
             }
         });
         let Some(library) = library else { return false };
-        let (context, handle) = (stream.context().clone(), library.handle);
-        let card = &context.properties().name;
-        let Some(plan) = library.plan(&problem, context.cache().as_deref(), card) else { return false };
+        let context = stream.context().clone();
+        let handle = library.handle;
+        let gpu = &context.properties().name;
+        let Some(plan) = library.plan(&problem, context.cache().as_deref(), gpu) else { return false };
         // The workspace, then the sums that only the plan uses.
         let bytes = |elements: i64| (elements as u64 * size_of::<f32>() as u64).next_multiple_of(CUT_BYTES);
         let [(_, delta), (_, dq_sums)] = plan.sums;
@@ -221,8 +222,8 @@ impl Cudnn {
             Role::Window => number(problem.window.unwrap_or(0) as f32),
             _ => operand(role),
         });
-        // What cuDNN refuses to run is ours to compute, so the first time is now.
-        // SAFETY: the plan is for these layouts, the operands and the stream's memory live until it has run.
+        // The first run happens now, so that our own kernels can take over if cuDNN refuses. SAFETY: the plan is for these
+        // layouts, the operands and the stream's memory live until it has run.
         let outcome = unsafe {
             if plan.has_run() {
                 stream.attention(call);
@@ -246,7 +247,7 @@ mod tests {
     use super::descriptor::Descriptor;
     use super::*;
 
-    /// An H200, as cuDNN describes cards.
+    /// An H200, as cuDNN describes GPUs.
     const H200: &str = r#"{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,
         "multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,"maxSharedMemoryPerBlockOptin":232448,
         "reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,"maxCtasPerSM":32,"maxThreadsPerBlock":1024,
@@ -259,7 +260,7 @@ mod tests {
             properties.set_text(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, H200.as_bytes())?;
             properties.finalize()
         });
-        Target::Described(properties.expect("a description of a card"))
+        Target::Described(properties.expect("a description of a GPU"))
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! From a formula to a plan: what cuDNN compiled for it, ready to run.
+//! Compiles a formula into a plan that is ready to run.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use super::super::problem::Problem;
 use super::descriptor::{Descriptor, Refusal, succeed};
 use super::formulas::{Role, formula};
 
-/// What plans are made for.
+/// The GPU that a plan is made for.
 pub(super) enum Target {
-    /// The card of a handle.
-    Card(sys::cudnnHandle_t),
-    /// A card that is described, and need not be there: nothing made for it is run.
+    /// The GPU of a handle.
+    Gpu(sys::cudnnHandle_t),
+    /// A described GPU that need not exist: its plans are never run.
     #[cfg(test)]
     Described(Descriptor),
 }
@@ -23,24 +23,24 @@ pub(super) enum Target {
 impl Target {
     fn handle(&self) -> Option<sys::cudnnHandle_t> {
         match self {
-            Target::Card(handle) => Some(*handle),
+            Target::Gpu(handle) => Some(*handle),
             #[cfg(test)]
             Target::Described(_) => None,
         }
     }
 
-    /// Tells a descriptor about a card that is not its handle's.
+    /// Gives a descriptor the described GPU.
     #[cfg_attr(not(test), allow(unused_variables))]
     fn describe(&self, descriptor: &mut Descriptor, name: Name) -> Result<(), Refusal> {
         match self {
-            Target::Card(_) => Ok(()),
+            Target::Gpu(_) => Ok(()),
             #[cfg(test)]
             Target::Described(properties) => descriptor.set_descriptors(name, &[properties]),
         }
     }
 }
 
-/// Configurations that are tried until one can be compiled.
+/// Configurations tried until one compiles.
 const MOST_TRIED: usize = 8;
 
 pub(super) struct Plan {
@@ -56,7 +56,7 @@ pub(super) struct Plan {
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// The best plan by cuDNN's own judgement, or the one that `kept` tells of, as [`Plan::text`] wrote it.
+    /// The best plan by cuDNN's own judgement, or the one in `kept`, as [`Plan::text`] wrote it.
     pub fn new(problem: &Problem, target: &Target, kept: Option<&[u8]>) -> Result<Plan, Refusal> {
         let formula = formula(problem)?;
         let roles = formula.roles.iter().map(|(role, node)| (*role, node.id())).collect();
@@ -69,12 +69,12 @@ impl Plan {
         Ok(Plan { descriptor, roles, has_run: AtomicBool::new(false), sums: formula.sums, workspace_bytes })
     }
 
-    /// The plan with what was compiled for it.
+    /// The plan with its compiled code.
     pub fn text(&self) -> Result<Vec<u8>, Refusal> {
         self.descriptor.text(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
     }
 
-    /// Whether cuDNN has ever taken it.
+    /// Whether it has run before.
     pub fn has_run(&self) -> bool {
         self.has_run.load(Ordering::Acquire)
     }
