@@ -6,7 +6,7 @@ use std::sync::Arc;
 use evenkeel_device::DType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ExchangeKind {
     AllReduce,
     ReduceScatter,
     AllGather,
@@ -19,19 +19,19 @@ pub enum Kind {
     Exchange,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ExchangeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::AllReduce => "all-reduce",
-            Kind::ReduceScatter => "reduce-scatter",
-            Kind::AllGather => "all-gather",
-            Kind::Reduce => "reduce",
-            Kind::Broadcast => "broadcast",
-            Kind::Redistribute => "redistribution",
-            Kind::Send => "send",
-            Kind::Receive => "receive",
-            Kind::Barrier => "barrier",
-            Kind::Exchange => "exchange",
+            ExchangeKind::AllReduce => "all-reduce",
+            ExchangeKind::ReduceScatter => "reduce-scatter",
+            ExchangeKind::AllGather => "all-gather",
+            ExchangeKind::Reduce => "reduce",
+            ExchangeKind::Broadcast => "broadcast",
+            ExchangeKind::Redistribute => "redistribution",
+            ExchangeKind::Send => "send",
+            ExchangeKind::Receive => "receive",
+            ExchangeKind::Barrier => "barrier",
+            ExchangeKind::Exchange => "exchange",
         })
     }
 }
@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 /// The description of a collective, on which all members must agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    pub kind: Kind,
+    pub kind: ExchangeKind,
     pub dtype: DType,
     /// Size of the whole tensor, not of a part.
     pub bytes: u64,
@@ -52,20 +52,20 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub fn of(kind: Kind) -> Call {
+    pub fn of(kind: ExchangeKind) -> Call {
         Call { kind, dtype: DType::F32, bytes: 0, root: None, bounds: None, gpu: None }
     }
 
     pub fn agrees_with(&self, other: &Call) -> bool {
         // A send and its receive name each other as the root.
         let is_same = match (self.kind, other.kind) {
-            (Kind::Send, Kind::Receive) | (Kind::Receive, Kind::Send) => true,
+            (ExchangeKind::Send, ExchangeKind::Receive) | (ExchangeKind::Receive, ExchangeKind::Send) => true,
             (one, another) => one == another && self.root == other.root,
         };
         // Members cannot mix host memory and GPU memory.
         let is_same = is_same && self.gpu.is_some() == other.gpu.is_some();
         // Only the sender and the receiver of a parcel compare it.
-        if is_same && self.kind == Kind::Redistribute {
+        if is_same && self.kind == ExchangeKind::Redistribute {
             return true;
         }
         is_same && self.dtype == other.dtype && self.bytes == other.bytes && self.bounds == other.bounds
@@ -75,7 +75,7 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
-        if !matches!(self.kind, Kind::Barrier | Kind::Exchange) {
+        if !matches!(self.kind, ExchangeKind::Barrier | ExchangeKind::Exchange) {
             self.fmt_operand(f)?;
         }
         self.gpu.map_or(Ok(()), |gpu| write!(f, " on GPU {gpu}"))
@@ -91,8 +91,8 @@ impl Call {
         };
         write!(f, " of {} bytes of {dtype}", self.bytes)?;
         match (self.kind, self.root) {
-            (Kind::Reduce | Kind::Send, Some(root)) => write!(f, " to rank {root}")?,
-            (Kind::Broadcast | Kind::Receive, Some(root)) => write!(f, " from rank {root}")?,
+            (ExchangeKind::Reduce | ExchangeKind::Send, Some(root)) => write!(f, " to rank {root}")?,
+            (ExchangeKind::Broadcast | ExchangeKind::Receive, Some(root)) => write!(f, " from rank {root}")?,
             _ => (),
         }
         match &self.bounds {

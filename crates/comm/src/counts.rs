@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use crate::call::Kind;
+use crate::call::ExchangeKind;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -11,10 +11,10 @@ pub struct Count {
 
 /// A rank's issued collectives by kind. Groups of one member issue none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts(pub BTreeMap<Kind, Count>);
+pub struct Counts(pub BTreeMap<ExchangeKind, Count>);
 
 impl Counts {
-    pub fn of(&self, kind: Kind) -> Count {
+    pub fn of(&self, kind: ExchangeKind) -> Count {
         self.0.get(&kind).copied().unwrap_or_default()
     }
 
@@ -22,7 +22,7 @@ impl Counts {
         self.0.values().map(|count| count.bytes).sum()
     }
 
-    pub(crate) fn add(&mut self, kind: Kind, bytes: u64) {
+    pub(crate) fn add(&mut self, kind: ExchangeKind, bytes: u64) {
         let count = self.0.entry(kind).or_default();
         count.calls += 1;
         count.bytes += bytes as u128;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use evenkeel_device::kernel::Copy;
 use evenkeel_device::{DType, Health, Queue, Stamp, Tensor, View};
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, ExchangeKind};
 use crate::counts::Counts;
 use crate::local::{self, Meeting, Parcels, Post, RankHandle, Shared, Visit};
 
@@ -67,33 +67,33 @@ impl Group {
 
     /// Every member's tensor becomes the sum of all.
     pub fn all_reduce(&self, queue: &Queue, tensor: &Tensor) -> Stamp {
-        let call = self.call(Kind::AllReduce, tensor);
+        let call = self.call(ExchangeKind::AllReduce, tensor);
         self.issue(queue, call, tensor, tensor, 0)
     }
 
     /// Rows `bounds[i]..bounds[i + 1]` of the sum of all `from` go to member i's `to`, which may be those rows of `from`.
     pub fn reduce_scatter(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) -> Stamp {
-        self.check_bounds(Kind::ReduceScatter, from, to, bounds);
-        let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::ReduceScatter, from) };
+        self.check_bounds(ExchangeKind::ReduceScatter, from, to, bounds);
+        let call = Call { bounds: Some(bounds.into()), ..self.call(ExchangeKind::ReduceScatter, from) };
         self.issue(queue, call, from, to, 0)
     }
 
     /// Member i's `from` comes to rows `bounds[i]..bounds[i + 1]` of every `to`; `from` may be those rows of `to`.
     pub fn all_gather(&self, queue: &Queue, from: &Tensor, to: &Tensor, bounds: &[usize]) -> Stamp {
-        self.check_bounds(Kind::AllGather, to, from, bounds);
-        let call = Call { bounds: Some(bounds.into()), ..self.call(Kind::AllGather, to) };
+        self.check_bounds(ExchangeKind::AllGather, to, from, bounds);
+        let call = Call { bounds: Some(bounds.into()), ..self.call(ExchangeKind::AllGather, to) };
         self.issue(queue, call, from, to, 0)
     }
 
     /// The root's tensor becomes the sum of all; the others keep theirs.
     pub fn reduce(&self, queue: &Queue, tensor: &Tensor, root: usize) -> Stamp {
-        let call = self.rooted(Kind::Reduce, tensor, root);
+        let call = self.rooted(ExchangeKind::Reduce, tensor, root);
         self.issue(queue, call, tensor, tensor, root)
     }
 
     /// Every member's tensor becomes the root's.
     pub fn broadcast(&self, queue: &Queue, tensor: &Tensor, root: usize) -> Stamp {
-        let call = self.rooted(Kind::Broadcast, tensor, root);
+        let call = self.rooted(ExchangeKind::Broadcast, tensor, root);
         self.issue(queue, call, tensor, tensor, root)
     }
 
@@ -102,7 +102,7 @@ impl Group {
     /// Parts need not be contiguous, a member may send to itself, and no part may be both sent and received.
     pub fn redistribute(&self, queue: &Queue, sent: &[(usize, View)], received: &[(usize, View)]) -> Stamp {
         let parcels = Parcels { sent: sent.to_vec(), received: received.to_vec() };
-        let call = Call { bytes: parcels.traffic_bytes(self.rank()), ..Call::of(Kind::Redistribute) };
+        let call = Call { bytes: parcels.traffic_bytes(self.rank()), ..Call::of(ExchangeKind::Redistribute) };
         self.count(&call);
         match self.with_others() {
             Some(local) => {
@@ -124,18 +124,18 @@ impl Group {
     /// Sends a tensor to another member. The queue continues once the receiver has it, so two members that both send first wait
     /// until the deadline.
     pub fn send(&self, queue: &Queue, tensor: &Tensor, to: usize) -> Stamp {
-        let call = self.rooted(Kind::Send, tensor, to);
+        let call = self.rooted(ExchangeKind::Send, tensor, to);
         self.transfer(queue, call, tensor, [self.rank(), to])
     }
 
     pub fn receive(&self, queue: &Queue, tensor: &Tensor, from: usize) -> Stamp {
-        let call = self.rooted(Kind::Receive, tensor, from);
+        let call = self.rooted(ExchangeKind::Receive, tensor, from);
         self.transfer(queue, call, tensor, [from, self.rank()])
     }
 
     /// The queue continues when every member has arrived.
     pub fn barrier(&self, queue: &Queue) -> Stamp {
-        let call = Call::of(Kind::Barrier);
+        let call = Call::of(ExchangeKind::Barrier);
         self.count(&call);
         let Some(local) = self.with_others() else { return Stamp::default() };
         let meeting = local.shared.collectives.clone();
@@ -144,7 +144,7 @@ impl Group {
 
     /// All members' values, in their order. The host waits for them, whatever its queues do.
     pub fn exchange(&self, value: u64) -> Vec<u64> {
-        let call = Call::of(Kind::Exchange);
+        let call = Call::of(ExchangeKind::Exchange);
         self.count(&call);
         let Some(local) = self.with_others() else { return vec![value; self.size()] };
         let meeting = &local.shared.exchanges;
@@ -161,8 +161,8 @@ impl Group {
         values.unwrap_or_else(|message| resume_unwind(Box::new(message)))
     }
 
-    fn call(&self, kind: Kind, whole: &Tensor) -> Call {
-        let is_sum = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+    fn call(&self, kind: ExchangeKind, whole: &Tensor) -> Call {
+        let is_sum = matches!(kind, ExchangeKind::AllReduce | ExchangeKind::ReduceScatter | ExchangeKind::Reduce);
         assert!(
             whole.is_contiguous() && !(is_sum && whole.dtype == DType::U32),
             "{}: {kind} of {:?} {:?} with rows {} apart, expected {} without gaps",
@@ -175,14 +175,14 @@ impl Group {
         Call { dtype: whole.dtype, bytes: whole.bytes(), ..Call::of(kind) }
     }
 
-    fn rooted(&self, kind: Kind, tensor: &Tensor, root: usize) -> Call {
+    fn rooted(&self, kind: ExchangeKind, tensor: &Tensor, root: usize) -> Call {
         let rank = self.ranks().get(root).copied();
         let rank = rank.unwrap_or_else(|| panic!("{}: {kind} with member {root} of {}", self.name(), self.size()));
         Call { root: Some(rank), ..self.call(kind, tensor) }
     }
 
     /// `part` is this member's rows of `whole`, or a separate tensor.
-    fn check_bounds(&self, kind: Kind, whole: &Tensor, part: &Tensor, bounds: &[usize]) {
+    fn check_bounds(&self, kind: ExchangeKind, whole: &Tensor, part: &Tensor, bounds: &[usize]) {
         let name = self.name();
         let me = self.rank();
         assert!(

@@ -18,7 +18,7 @@ mod local;
 mod nccl;
 mod ranks;
 
-pub use call::Kind;
+pub use call::ExchangeKind;
 pub use communicator::Communicator;
 pub use counts::{Count, Counts};
 pub use group::Group;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, ExchangeKind};
 
 /// The link from a rank to the next one of a ring.
 ///
@@ -31,7 +31,7 @@ impl Link {
     }
 
     /// Duration of a collective of `bytes` among `members` ranks.
-    pub fn duration_of(&self, kind: Kind, bytes: u64, members: usize) -> Duration {
+    pub fn duration_of(&self, kind: ExchangeKind, bytes: u64, members: usize) -> Duration {
         let (steps, share) = kind.on_a_ring(members);
         let transfer = Duration::try_from_secs_f64(share * bytes as f64 / self.bytes_per_s);
         // Zero bandwidth takes for ever.
@@ -39,17 +39,17 @@ impl Link {
     }
 }
 
-impl Kind {
+impl ExchangeKind {
     /// The number of consecutive messages in a ring of `members`, and the share of the bytes that each member sends.
     pub fn on_a_ring(self, members: usize) -> (u32, f64) {
         let others = members as u32 - 1;
         let n = members as f64;
         match self {
-            Kind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
-            Kind::ReduceScatter | Kind::AllGather => (others, (n - 1.0) / n),
-            Kind::Reduce | Kind::Broadcast => (others, 1.0),
-            Kind::Redistribute | Kind::Send | Kind::Receive => (1, 1.0),
-            Kind::Barrier | Kind::Exchange => (2 * others, 0.0),
+            ExchangeKind::AllReduce => (2 * others, 2.0 * (n - 1.0) / n),
+            ExchangeKind::ReduceScatter | ExchangeKind::AllGather => (others, (n - 1.0) / n),
+            ExchangeKind::Reduce | ExchangeKind::Broadcast => (others, 1.0),
+            ExchangeKind::Redistribute | ExchangeKind::Send | ExchangeKind::Receive => (1, 1.0),
+            ExchangeKind::Barrier | ExchangeKind::Exchange => (2 * others, 0.0),
         }
     }
 }
@@ -62,15 +62,15 @@ mod tests {
     fn a_collective_takes_the_steps_and_the_traffic_of_a_ring() {
         let link = Link { latency: Duration::from_millis(1), bytes_per_s: 1e6 };
         let cases = [
-            (Kind::AllReduce, 4, 6 + 1500),
-            (Kind::AllReduce, 2, 2 + 1000),
-            (Kind::ReduceScatter, 4, 3 + 750),
-            (Kind::AllGather, 2, 1 + 500),
-            (Kind::Reduce, 4, 3 + 1000),
-            (Kind::Broadcast, 3, 2 + 1000),
-            (Kind::Redistribute, 4, 1 + 1000),
-            (Kind::Send, 2, 1 + 1000),
-            (Kind::Barrier, 4, 6),
+            (ExchangeKind::AllReduce, 4, 6 + 1500),
+            (ExchangeKind::AllReduce, 2, 2 + 1000),
+            (ExchangeKind::ReduceScatter, 4, 3 + 750),
+            (ExchangeKind::AllGather, 2, 1 + 500),
+            (ExchangeKind::Reduce, 4, 3 + 1000),
+            (ExchangeKind::Broadcast, 3, 2 + 1000),
+            (ExchangeKind::Redistribute, 4, 1 + 1000),
+            (ExchangeKind::Send, 2, 1 + 1000),
+            (ExchangeKind::Barrier, 4, 6),
         ];
         for (kind, members, expected_ms) in cases {
             let duration = link.duration(&Call { bytes: 1_000_000, ..Call::of(kind) }, members);

@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_comm::{Communicator, Group, Kind};
+use evenkeel_comm::{Communicator, ExchangeKind, Group};
 use evenkeel_device::{DType, Queue, Tensor};
 use support::{Random, bits, numbers_of, on_ranks, options, possible, sum_of, try_on_ranks};
 
@@ -233,7 +233,7 @@ fn a_thousand_small_all_reduces_back_to_back_keep_their_order() {
                 let expected: f32 = (0..ranks).map(|rank| number(round, rank)).sum();
                 assert_eq!(queue.read(x), [expected; 24], "round {round}");
             }
-            assert_eq!(communicator.counts().of(Kind::AllReduce).calls, 1000);
+            assert_eq!(communicator.counts().of(ExchangeKind::AllReduce).calls, 1000);
         });
     }
 }

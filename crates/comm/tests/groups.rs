@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_comm::{Communicator, Count, Kind};
+use evenkeel_comm::{Communicator, Count, ExchangeKind};
 use evenkeel_device::{DType, Device};
 use support::{bits, numbers_of, on_ranks, sum_of};
 
@@ -101,8 +101,8 @@ fn a_dry_rank_counts_what_a_real_one_issues() {
         let dry = Communicator::dry(rank, 2);
         issue(&dry, &Device::dry());
         assert_eq!(dry.counts(), real, "rank {rank}");
-        assert_eq!(real.of(Kind::AllReduce), Count { calls: 2, bytes: 512 });
-        assert_eq!(real.of([Kind::Send, Kind::Receive][rank]), Count { calls: 1, bytes: 256 });
+        assert_eq!(real.of(ExchangeKind::AllReduce), Count { calls: 2, bytes: 512 });
+        assert_eq!(real.of([ExchangeKind::Send, ExchangeKind::Receive][rank]), Count { calls: 1, bytes: 256 });
         assert_eq!(real.bytes(), 512 + 256 * 3);
         assert_eq!(dry.link(), None);
     }

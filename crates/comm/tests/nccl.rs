@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_comm::{Kind, Options};
+use evenkeel_comm::{ExchangeKind, Options};
 use evenkeel_device::{CudaError, DType, NcclLibrary};
 use support::{nccl, on_ranks, options, try_on_ranks};
 
@@ -59,7 +59,7 @@ fn collectives_over_nccl_are_counted_and_stamped_like_all_others() {
         let moments = stamps.map(|stamp| stamp.get().expect("its moment has come"));
         assert!(before <= moments[0] + Duration::from_millis(1) && moments.is_sorted(), "{moments:?}");
         let counts = communicator.counts();
-        assert_eq!((counts.of(Kind::AllReduce).calls, counts.of(Kind::AllReduce).bytes), (1, 8000));
-        assert_eq!((counts.of(Kind::Broadcast).calls, counts.of(Kind::Barrier).calls), (1, 1));
+        assert_eq!((counts.of(ExchangeKind::AllReduce).calls, counts.of(ExchangeKind::AllReduce).bytes), (1, 8000));
+        assert_eq!((counts.of(ExchangeKind::Broadcast).calls, counts.of(ExchangeKind::Barrier).calls), (1, 1));
     });
 }

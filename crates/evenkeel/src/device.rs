@@ -9,17 +9,17 @@ use crate::{Failure, Mistake};
 
 /// What a command can be told to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum DeviceChoice {
     Cpu,
     #[value(alias = "gpu")]
     Cuda,
 }
 
-impl From<Kind> for DeviceKind {
-    fn from(kind: Kind) -> DeviceKind {
+impl From<DeviceChoice> for DeviceKind {
+    fn from(kind: DeviceChoice) -> DeviceKind {
         match kind {
-            Kind::Cpu => DeviceKind::Cpu,
-            Kind::Cuda => DeviceKind::Cuda,
+            DeviceChoice::Cpu => DeviceKind::Cpu,
+            DeviceChoice::Cuda => DeviceKind::Cuda,
         }
     }
 }

@@ -51,7 +51,7 @@ pub struct Arguments {
     dtype: crate::bench::Precision,
     /// What computes: the machine's cores, or its first NVIDIA GPU.
     #[arg(long, value_enum, default_value = "cpu")]
-    device: device::Kind,
+    device: device::DeviceChoice,
     /// A folder with tokenizer.json, or "bytes"; the model's own by default.
     #[arg(long)]
     tokenizer: Option<String>,

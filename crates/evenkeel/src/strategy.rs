@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use evenkeel_device::{DeviceKind, cpu_report};
-use evenkeel_model::{Cut, Model, Part, Plan, ZeroStage};
+use evenkeel_model::{Cut, Model, Part, TpPlan, ZeroStage};
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::read_json;
@@ -72,13 +72,13 @@ pub fn arrangement(parallel: &Parallel) -> Arrangement {
 }
 
 /// The plan of how layers are cut: a file's, else config.json's.
-pub fn plan(file: Option<&Path>, config: &Value) -> Result<Plan, Failure> {
+pub fn plan(file: Option<&Path>, config: &Value) -> Result<TpPlan, Failure> {
     const MOST_BYTES: u64 = 16 << 20;
     let own = match file {
-        Some(path) => Plan::from_json(&read_json(path, MOST_BYTES)?)?,
-        None => Plan::default(),
+        Some(path) => TpPlan::from_json(&read_json(path, MOST_BYTES)?)?,
+        None => TpPlan::default(),
     };
-    Ok(own.or(Plan::of_config(config)?))
+    Ok(own.or(TpPlan::of_config(config)?))
 }
 
 fn cores(ranks: usize, per_rank: Option<usize>, comm_cores: usize, threads: Option<usize>) -> Devices {

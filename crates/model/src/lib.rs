@@ -37,8 +37,8 @@ pub use config::{Config, Input};
 pub use error::Error;
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use generation::sampling::{Sampling, SamplingError};
-pub use lossy::frozen::{Frozen, LeftOut};
 pub use lossy::intake::Intake;
+pub use lossy::pruned_mask::{LeftOut, PrunedMask};
 pub use lossy::resize::{Imputation, Resizing};
 pub use parameters::bucket::{Bucket, GRAIN, in_grains};
 pub use parameters::load::fill_slice;
@@ -49,6 +49,6 @@ pub use sharding::layout::{
     Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
 };
 pub use sharding::loan::{Loan, Migration};
-pub use sharding::plan::Plan;
+pub use sharding::plan::TpPlan;
 pub use sharding::shard::{Cut, Part, SHARES, Shard, Widths};
 pub use sharding::strip::Strip;

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::time::Duration;
 
-use evenkeel_comm::{Kind, Link, Options, run_ranks};
+use evenkeel_comm::{ExchangeKind, Link, Options, run_ranks};
 use evenkeel_device::kernel::{Fill, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{
@@ -395,7 +395,7 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
             parameters.set_borrowed(id, None);
             queue.read(&gradients.sum(queue, id))
         });
-        assert_eq!(communicator.counts().of(Kind::Redistribute).calls, 4);
+        assert_eq!(communicator.counts().of(ExchangeKind::Redistribute).calls, 4);
         let kept = queue.read(&parameters.value(id));
         (kept, borrowed, gradients)
     });

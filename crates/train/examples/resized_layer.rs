@@ -7,7 +7,7 @@ use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
-    Batch, Context, Frozen, Gradients, Imputation, LeftOut, Model, Parameters, Resizing, RotaryTables, ZeroSharding,
+    Batch, Context, Gradients, Imputation, LeftOut, Model, Parameters, PrunedMask, Resizing, RotaryTables, ZeroSharding,
 };
 use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
@@ -56,18 +56,18 @@ impl Layer {
         }
     }
 
-    fn resizing(&self, gamma: f64, imputation: Imputation) -> (Resizing, Frozen) {
+    fn resizing(&self, gamma: f64, imputation: Imputation) -> (Resizing, PrunedMask) {
         let mut resizing = Resizing::new(&self.model, imputation, true);
         for (index, intake) in self.model.intakes().iter().enumerate() {
             let kept = random_columns(1, index as u64, 0, intake.inputs, kept_count(intake.inputs, gamma));
             resizing.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
         }
         let pruned = (0..resizing.intakes().len()).map(|index| resizing.pruned(index)).collect();
-        let frozen = Frozen::new(self.device.compute(), &self.model, &[LeftOut { model: &self.model, pruned }]);
+        let frozen = PrunedMask::new(self.device.compute(), &self.model, &[LeftOut { model: &self.model, pruned }]);
         (resizing, frozen)
     }
 
-    fn run(&self, (resizing, frozen): &(Resizing, Frozen)) -> Run {
+    fn run(&self, (resizing, frozen): &(Resizing, PrunedMask)) -> Run {
         let Layer { device, parameters, tables, batch, gradients, x, .. } = self;
         let queue = device.compute();
         let times = || {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use evenkeel_comm::{Communicator, Kind, Link};
+use evenkeel_comm::{Communicator, ExchangeKind, Link};
 use evenkeel_device::{Counts, DType, Device};
 use evenkeel_model::{Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding, ZeroStage};
 use evenkeel_step::schedule::{Chain, PartSize};
@@ -96,9 +96,9 @@ impl Machine {
 
     fn exchange_s(&self, task: &Task, members: usize) -> f64 {
         let kind = match task.work {
-            Work::ReduceScatter => Kind::ReduceScatter,
-            Work::AllGather => Kind::AllGather,
-            _ => Kind::AllReduce,
+            Work::ReduceScatter => ExchangeKind::ReduceScatter,
+            Work::AllGather => ExchangeKind::AllGather,
+            _ => ExchangeKind::AllReduce,
         };
         let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
         self.link.duration_of(kind, bytes, members).as_secs_f64()

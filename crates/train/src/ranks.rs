@@ -10,9 +10,9 @@ use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_model::{Held, Model, Move, ParamId, ParamSpec, Slice, Widths, moves};
 
 use crate::Error;
-use crate::kind::Kind;
 use crate::resize::Resize;
 use crate::samples::Samples;
+use crate::state_kind::StateKind;
 use crate::trainer::{Evaluation, Observe, StepOutcome, Trainer};
 
 type Job = Box<dyn FnOnce(&mut Trainer) + Send>;
@@ -169,7 +169,7 @@ impl Ranks {
     }
 
     /// Some rows of a whole parameter, or of a kind of state that every element has, put together from the ranks' slices.
-    pub fn read_rows(&self, kind: Kind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
+    pub fn read_rows(&self, kind: StateKind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let cols = self.specs[id.0].whole[1];
         let wanted = Held::all(Slice::of_rows(rows, cols));
         let spoken_for = self.spoken_for.lock().expect("no panic under this lock");
@@ -215,11 +215,17 @@ pub(crate) fn all_or_first_error<R>(results: Vec<Result<R, Error>>) -> Result<Ve
 /// By parameter: which elements a rank keeps, where it speaks for them.
 fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
     let ids = trainer.parameters.ids();
-    ids.map(|id| Some(trainer.kept(Kind::Weight, id).filter(|_| trainer.speaks_for(Kind::Weight, id))?.0)).collect()
+    ids.map(|id| Some(trainer.kept(StateKind::Weight, id).filter(|_| trainer.speaks_for(StateKind::Weight, id))?.0))
+        .collect()
 }
 
 /// Stretches of what a rank keeps of a parameter, each with where it is to go.
-fn read(trainer: &Trainer, kind: Kind, id: ParamId, by_rank: &[Vec<(Range<usize>, usize)>]) -> Vec<(usize, Vec<f32>)> {
+fn read(
+    trainer: &Trainer,
+    kind: StateKind,
+    id: ParamId,
+    by_rank: &[Vec<(Range<usize>, usize)>],
+) -> Vec<(usize, Vec<f32>)> {
     let wanted = &by_rank[trainer.rank()];
     let (Some(first), Some(last)) =
         (wanted.iter().map(|(range, _)| range.start).min(), wanted.iter().map(|(range, _)| range.end).max())

@@ -5,7 +5,7 @@ mod shared;
 
 use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_columns};
 use evenkeel_device::Queue;
-use evenkeel_model::{Frozen, Imputation, Intake, LeftOut, Model, Parameters, Resizing};
+use evenkeel_model::{Imputation, Intake, LeftOut, Model, Parameters, PrunedMask, Resizing};
 use evenkeel_store::Digest;
 
 pub use remembered::Periods;
@@ -48,7 +48,7 @@ pub(crate) struct Resizer {
     /// Of what steps are computed with: the shard that is kept here, or another.
     resizing: Resizing,
     /// Of the shard that is kept here.
-    frozen: Frozen,
+    frozen: PrunedMask,
     intakes: Vec<Intake>,
     /// As the shard lists its intakes.
     columns: Vec<Columns>,
@@ -90,7 +90,7 @@ impl Resizer {
         Resizer {
             settings,
             resizing: Resizing::new(model, settings.imputation, repeats_weights),
-            frozen: Frozen::default(),
+            frozen: PrunedMask::default(),
             columns: intakes.iter().map(columns).collect(),
             intakes,
             period: 0,
@@ -133,7 +133,7 @@ impl Resizer {
     }
 
     /// What the optimizer leaves as it is.
-    pub fn frozen(&self) -> &Frozen {
+    pub fn frozen(&self) -> &PrunedMask {
         &self.frozen
     }
 
@@ -195,6 +195,6 @@ impl Resizer {
             self.resizing.keep(place.queue, place.parameters.dtype(), index, &kept);
         }
         let pruned = (0..self.columns.len()).map(|index| self.resizing.pruned(index)).collect();
-        self.frozen = Frozen::new(place.queue, place.model, &[LeftOut { model: place.model, pruned }]);
+        self.frozen = PrunedMask::new(place.queue, place.model, &[LeftOut { model: place.model, pruned }]);
     }
 }

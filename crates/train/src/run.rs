@@ -48,7 +48,7 @@ pub struct Limits {
 
 /// What a run is to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
+pub struct RunGoals {
     pub rate: Rate,
     pub limits: Limits,
     /// Of all shares of the data.
@@ -159,7 +159,7 @@ pub struct RankReport {
 }
 
 /// What the loop does not do itself.
-pub trait Attendant {
+pub trait RunObserver {
     /// Step `step`, from 1, is about to begin.
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
     fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
@@ -187,11 +187,11 @@ pub trait Attendant {
 pub fn run(
     ranks: &Ranks,
     feed: &mut dyn Feed,
-    plan: &Plan,
+    plan: &RunGoals,
     balance: Option<&mut Balance>,
     progress: &mut Progress,
     interrupted: &AtomicBool,
-    attendant: &mut dyn Attendant,
+    observer: &mut dyn RunObserver,
 ) -> Result<Stop, Error> {
     let (begun, mut balance) = (Instant::now(), balance);
     let seconds_before = progress.seconds;
@@ -200,7 +200,7 @@ pub fn run(
     let (mut reached, mut feed_state) = (progress.step, feed.state());
     // A run that is continued may have been interrupted in the middle of an evaluation.
     if is_due(plan.evaluate_every, progress.step) && progress.evaluated != Some(progress.step) {
-        evaluate(ranks, plan, progress, attendant)?;
+        evaluate(ranks, plan, progress, observer)?;
     }
     let outcome = loop {
         if interrupted.load(Ordering::Relaxed) {
@@ -212,7 +212,7 @@ pub fn run(
         if plan.early_stop.is_some_and(|stop| progress.evaluations_without_gain >= stop.patience) {
             break Ok(Stop::NoGain);
         }
-        let stepped = step(ranks, feed, plan, balance.as_deref_mut(), progress, attendant);
+        let stepped = step(ranks, feed, plan, balance.as_deref_mut(), progress, observer);
         if progress.step > reached {
             (reached, feed_state) = (progress.step, feed.state());
         }
@@ -223,29 +223,29 @@ pub fn run(
         }
         let is_wanted = is_due(plan.checkpoint_every, progress.step) || (plan.keep_best && progress.is_best());
         if is_wanted && share(plan, progress, feed) < 1.0 {
-            attendant.checkpoint(ranks, &feed_state, progress)?;
+            observer.checkpoint(ranks, &feed_state, progress)?;
             checkpointed = progress.step;
         }
     };
     let told = match balance.and_then(Balance::judge) {
-        Some(balanced) => attendant.balanced(&balanced),
+        Some(balanced) => observer.balanced(&balanced),
         None => Ok(()),
     };
     if matches!(outcome, Err(Error::NotFinite { .. })) {
-        return attendant.settle().and(told).and(outcome);
+        return observer.settle().and(told).and(outcome);
     }
     let before = *progress;
     let evaluated = match outcome {
         Ok(Stop::Done | Stop::DataEnded) if progress.evaluated != Some(progress.step) => {
-            evaluate(ranks, plan, progress, attendant)
+            evaluate(ranks, plan, progress, observer)
         }
         _ => Ok(()),
     };
     // A checkpoint of this step may be there already, but does not know of its evaluation.
     if checkpointed != progress.step || *progress != before {
-        attendant.last_checkpoint(ranks, &feed_state, progress)?;
+        observer.last_checkpoint(ranks, &feed_state, progress)?;
     }
-    attendant.settle()?;
+    observer.settle()?;
     told.and(evaluated).and(outcome)
 }
 
@@ -253,16 +253,16 @@ pub fn run(
 fn step(
     ranks: &Ranks,
     feed: &mut dyn Feed,
-    plan: &Plan,
+    plan: &RunGoals,
     balance: Option<&mut Balance>,
     progress: &mut Progress,
-    attendant: &mut dyn Attendant,
+    observer: &mut dyn RunObserver,
 ) -> Result<bool, Error> {
-    attendant.stepping(ranks, progress.step + 1)?;
+    observer.stepping(ranks, progress.step + 1)?;
     let start = Instant::now();
     let share = rate_share(plan, progress, feed);
     let micros = next_micros(feed, plan.micros_per_step);
-    feed.take_notes().iter().try_for_each(|note| attendant.noted(note))?;
+    feed.take_notes().iter().try_for_each(|note| observer.noted(note))?;
     let micros = micros?;
     if micros.is_empty() {
         return Ok(false);
@@ -280,7 +280,7 @@ fn step(
     let duration = start.elapsed();
     progress.seconds += duration.as_secs_f64();
     let share = self::share(plan, progress, feed).min(1.0);
-    attendant.stepped(&StepReport {
+    observer.stepped(&StepReport {
         step: progress.step,
         epoch: feed.epoch(),
         lr,
@@ -297,19 +297,24 @@ fn step(
         // At the pace so far.
         let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
         if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
-            attendant.balanced(&balanced)?;
+            observer.balanced(&balanced)?;
         }
     }
     if is_due(plan.evaluate_every, progress.step) {
-        evaluate(ranks, plan, progress, attendant)?;
+        evaluate(ranks, plan, progress, observer)?;
     }
     Ok(true)
 }
 
-fn evaluate(ranks: &Ranks, plan: &Plan, progress: &mut Progress, attendant: &mut dyn Attendant) -> Result<(), Error> {
-    let Some(evaluation) = attendant.evaluate(ranks)? else { return Ok(()) };
+fn evaluate(
+    ranks: &Ranks,
+    plan: &RunGoals,
+    progress: &mut Progress,
+    observer: &mut dyn RunObserver,
+) -> Result<(), Error> {
+    let Some(evaluation) = observer.evaluate(ranks)? else { return Ok(()) };
     progress.judge(evaluation.loss(), plan.early_stop.map_or(0.0, |stop| stop.min_delta));
-    attendant.evaluated(progress.step, &evaluation)
+    observer.evaluated(progress.step, &evaluation)
 }
 
 fn is_due(every: Option<u64>, step: u64) -> bool {
@@ -328,18 +333,18 @@ fn next_micros(feed: &mut dyn Feed, count: usize) -> Result<Vec<Samples>, Error>
 }
 
 /// The share of the run that lies behind, by the limit that is nearest.
-fn share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> f64 {
+fn share(plan: &RunGoals, progress: &Progress, feed: &dyn Feed) -> f64 {
     let time = plan.limits.duration.map_or(0.0, |duration| progress.seconds / duration.as_secs_f64());
     countable_share(plan, progress, feed).unwrap_or(0.0).max(time)
 }
 
 /// The share that the learning rate follows. The clock counts only where nothing else limits the run, for no two runs
 /// agree on it.
-fn rate_share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> f64 {
+fn rate_share(plan: &RunGoals, progress: &Progress, feed: &dyn Feed) -> f64 {
     countable_share(plan, progress, feed).unwrap_or_else(|| share(plan, progress, feed))
 }
 
-fn countable_share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> Option<f64> {
+fn countable_share(plan: &RunGoals, progress: &Progress, feed: &dyn Feed) -> Option<f64> {
     let shares = [
         plan.limits.steps.map(|steps| progress.step as f64 / steps as f64),
         plan.limits.tokens.map(|tokens| progress.tokens as f64 / tokens as f64),
@@ -349,7 +354,7 @@ fn countable_share(plan: &Plan, progress: &Progress, feed: &dyn Feed) -> Option<
 }
 
 /// Ends a run that no longer learns.
-fn guard(plan: &Plan, progress: &mut Progress, outcome: &StepOutcome) -> Result<(), Error> {
+fn guard(plan: &RunGoals, progress: &mut Progress, outcome: &StepOutcome) -> Result<(), Error> {
     let is_finite = outcome.loss.is_finite() && outcome.grad_norm.is_finite();
     progress.nonfinite_in_a_row = if is_finite { 0 } else { progress.nonfinite_in_a_row + 1 };
     if progress.nonfinite_in_a_row >= plan.nonfinite_limit {

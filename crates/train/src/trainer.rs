@@ -20,13 +20,13 @@ use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, Strategy, join};
 
 use crate::Error;
-use crate::kind::Kind;
 use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{Optimizer, OptimizerOptions, Peers, Update};
 use crate::relocation::{Keeping, exchange_s_per_byte};
 use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
+use crate::state_kind::StateKind;
 pub use micros::Prepared;
 use micros::Sizes;
 use programs::{Programs, Shape};
@@ -375,8 +375,8 @@ impl Trainer {
     }
 
     /// What this rank keeps of a parameter: which elements of its slice, and where they lie, f32 [1, n].
-    pub fn kept(&self, kind: Kind, id: ParamId) -> Option<(Held, Tensor)> {
-        if kind != Kind::Weight {
+    pub fn kept(&self, kind: StateKind, id: ParamId) -> Option<(Held, Tensor)> {
+        if kind != StateKind::Weight {
             return self.optimizer.as_ref()?.kept(kind, id, &self.parameters);
         }
         let Stretch { elements, place } = self.parameters.own_stretch(id)?;
@@ -391,7 +391,7 @@ impl Trainer {
     }
 
     /// Whether this rank speaks for what it keeps of a parameter where others keep the same.
-    pub(crate) fn speaks_for(&self, kind: Kind, id: ParamId) -> bool {
+    pub(crate) fn speaks_for(&self, kind: StateKind, id: ParamId) -> bool {
         if kind.is_kept_by_all() {
             return self.rank == 0;
         }

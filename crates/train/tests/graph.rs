@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_device::{DType, Replays, cuda_attention_repeats, cudnn_report};
 use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
-use evenkeel_train::{Kind, OptimizerOptions, Samples, Trainer, TrainerOptions, costs};
+use evenkeel_train::{OptimizerOptions, Samples, StateKind, Trainer, TrainerOptions, costs};
 use serde_json::{Value, json};
 
 /// With dropout everywhere, which is computed by our own kernels.
@@ -76,7 +76,7 @@ fn train(config: &Value, dtype: DType, graph: bool) -> (Outcome, Replays) {
             evaluations.push(trainer.evaluate(&samples(&[32, 32], 99)).loss().to_bits());
         }
     }
-    let kinds = [Kind::Weight, Kind::Mean, Kind::Variance];
+    let kinds = [StateKind::Weight, StateKind::Mean, StateKind::Variance];
     let kept = kinds.into_iter().flat_map(|kind| trainer.parameters.ids().map(move |id| (kind, id)));
     let state = kept.filter_map(|(kind, id)| Some(device.compute().read(&trainer.kept(kind, id)?.1)));
     let state = state.map(|values| values.into_iter().map(f32::to_bits).collect()).collect();

@@ -7,7 +7,7 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Cut, GRAIN, Model, ParamId, Parameters, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
-    AdamW, Error, Kind, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, Trainer, TrainerOptions,
+    AdamW, Error, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, StateKind, Trainer, TrainerOptions,
     checkpoint, costs,
 };
 use support::{Strategy, device, golden, micros, spread, start_on, state};
@@ -75,12 +75,12 @@ fn train(model: &Model, ranks: &Ranks, rule: Rule, steps: std::ops::Range<usize>
     steps.map(step).collect()
 }
 
-fn whole(ranks: &Ranks, kind: Kind, id: usize) -> Vec<f32> {
+fn whole(ranks: &Ranks, kind: StateKind, id: usize) -> Vec<f32> {
     ranks.read_rows(kind, ParamId(id), 0..ranks.specs()[id].whole[0]).unwrap()
 }
 
 fn weights(ranks: &Ranks) -> Vec<Vec<f32>> {
-    (0..ranks.specs().len()).map(|id| whole(ranks, Kind::Weight, id)).collect()
+    (0..ranks.specs().len()).map(|id| whole(ranks, StateKind::Weight, id)).collect()
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f64 {
@@ -171,7 +171,7 @@ fn every_rule_moves_every_parameter_as_on_the_single_rank() {
                     let parameter = &ours.specs()[id].name;
                     let mut is_sure = vec![true; found.len()];
                     if let Rule::Lion { .. } = rule {
-                        let means = whole(&single, Kind::Mean, id);
+                        let means = whole(&single, StateKind::Mean, id);
                         let most = means.iter().fold(0.0f32, |most, mean| most.max(mean.abs()));
                         is_sure = means.iter().map(|mean| mean.abs() > 1e-4 * most).collect();
                         let unsure = means.iter().filter(|mean| **mean != 0.0 && mean.abs() <= 1e-4 * most).count();
@@ -276,7 +276,7 @@ fn ranks_that_hold_the_same_keep_the_same_bits() {
             train(&model, &ranks, rule, 0..3);
             support::check_replicas(&format!("{rule:?}"), &ranks, |trainer| {
                 let queue = trainer.device.compute();
-                let read = |id| trainer.kept(Kind::Weight, id).map(|(_, kept)| queue.read(&kept));
+                let read = |id| trainer.kept(StateKind::Weight, id).map(|(_, kept)| queue.read(&kept));
                 trainer.parameters.ids().map(read).collect()
             });
         }

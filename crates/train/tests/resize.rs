@@ -6,7 +6,7 @@ use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
 use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
-use evenkeel_train::{Kind, OptimizerOptions, Ranks, Resize, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Ranks, Resize, Samples, StateKind, Trainer, TrainerOptions};
 use support::{POLICIES, Strategy, check_replicas, compare_curves, micros, spread, start_on, vit};
 
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
@@ -63,7 +63,7 @@ fn steps(trainer: &mut Trainer, count: usize) -> Vec<f64> {
 fn everything(trainer: &Trainer) -> Vec<Vec<u32>> {
     let queue = trainer.device.compute();
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-    let kinds = [Kind::Weight, Kind::Mean, Kind::Variance];
+    let kinds = [StateKind::Weight, StateKind::Mean, StateKind::Variance];
     let kept = kinds.into_iter().flat_map(|kind| {
         trainer.parameters.ids().map(move |id| queue.read(&trainer.kept(kind, id).expect("nothing is split").1))
     });

@@ -10,8 +10,8 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    Attendant, Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Plan,
-    Progress, Ranks, Rate, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
+    Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate,
+    RunGoals, RunObserver, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
 
@@ -86,7 +86,7 @@ impl Watch<'_> {
     }
 }
 
-impl Attendant for Watch<'_> {
+impl RunObserver for Watch<'_> {
     fn stepping(&mut self, _: &Ranks, _: u64) -> Result<(), Error> {
         Ok(())
     }
@@ -125,8 +125,8 @@ impl Attendant for Watch<'_> {
     }
 }
 
-fn plan(steps: u64) -> Plan {
-    Plan {
+fn plan(steps: u64) -> RunGoals {
+    RunGoals {
         rate: Rate { peak: 1e-2, floor: 1e-3, warmup_steps: 3, decay: Decay::Cosine },
         limits: Limits { steps: Some(steps), ..Limits::default() },
         micros_per_step: 2,
@@ -145,7 +145,7 @@ fn train(folder: &Path, cut: &Cut, dtype: DType, steps: u64, stop_at: u64) -> Tr
     train_by(&plan(steps), folder, cut, dtype, stop_at)
 }
 
-fn train_by(plan: &Plan, folder: &Path, cut: &Cut, dtype: DType, stop_at: u64) -> Trained {
+fn train_by(plan: &RunGoals, folder: &Path, cut: &Cut, dtype: DType, stop_at: u64) -> Trained {
     let ranks = support::random(&model(), cut, options(), dtype);
     let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
     if folder.exists() {
@@ -201,7 +201,7 @@ fn every_schedule_of_the_rate_goes_on_where_it_was() {
         [Decay::Restarts { cycles: 3 }, Decay::Polynomial { power: 2.0 }, Decay::Stable { decay_share: wsd, form }];
     for decay in decays {
         let usual = plan(21);
-        let plan = Plan { rate: Rate { decay, ..usual.rate }, ..usual };
+        let plan = RunGoals { rate: Rate { decay, ..usual.rate }, ..usual };
         let temporary = tempfile::tempdir().unwrap();
         let train =
             |folder: &str, stop_at| train_by(&plan, &temporary.path().join(folder), &Cut::even(1), DType::F32, stop_at);
@@ -223,7 +223,7 @@ struct Scripted<'a> {
 /// After steps 2, 4, …: the best counts as a gain only where it is so by more than 0.1.
 const LOSSES: [f64; 10] = [3.0, 2.0, 2.5, 1.95, f64::NAN, 1.9, 1.8, 1.7, 1.6, 1.5];
 
-impl Attendant for Scripted<'_> {
+impl RunObserver for Scripted<'_> {
     fn stepping(&mut self, _: &Ranks, _: u64) -> Result<(), Error> {
         Ok(())
     }
@@ -257,7 +257,7 @@ impl Attendant for Scripted<'_> {
 }
 
 /// What a run came to: why it ended, its progress, and the steps that it checkpointed.
-fn judged(folder: &Path, plan: &Plan, stop_at: u64) -> (Stop, Progress, Vec<u64>) {
+fn judged(folder: &Path, plan: &RunGoals, stop_at: u64) -> (Stop, Progress, Vec<u64>) {
     let ranks = alone(DType::F32);
     let (mut feed, mut progress) = (Numbers { next: 0, end: 1000 }, Progress::default());
     if folder.exists() {
@@ -274,7 +274,7 @@ fn judged(folder: &Path, plan: &Plan, stop_at: u64) -> (Stop, Progress, Vec<u64>
 #[test]
 fn a_run_that_no_longer_gains_ends_at_the_same_step_however_often_it_was_resumed() {
     let early_stop = Some(EarlyStop { patience: 3, min_delta: 0.1 });
-    let plan = Plan { evaluate_every: Some(2), keep_best: true, early_stop, ..plan(20) };
+    let plan = RunGoals { evaluate_every: Some(2), keep_best: true, early_stop, ..plan(20) };
     let temporary = tempfile::tempdir().unwrap();
     let folder = |name: &str| temporary.path().join(name);
     let (stop, straight, saved) = judged(&folder("straight"), &plan, 0);
@@ -293,10 +293,10 @@ fn a_run_that_no_longer_gains_ends_at_the_same_step_however_often_it_was_resumed
         assert_eq!((stop, progress, saved), (Stop::NoGain, straight, vec![]), "it has ended");
     }
     // With more patience it goes on, and its last step is its best.
-    let more = Plan { early_stop: Some(EarlyStop { patience: 4, min_delta: 0.1 }), ..plan };
+    let more = RunGoals { early_stop: Some(EarlyStop { patience: 4, min_delta: 0.1 }), ..plan };
     let (stop, progress, _) = judged(&folder("straight"), &more, 0);
     assert_eq!((stop, progress.best), (Stop::NoGain, Some(Best { step: 12, loss: 1.9 })));
-    let any = Plan { early_stop: Some(EarlyStop { patience: 3, min_delta: 0.0 }), ..plan };
+    let any = RunGoals { early_stop: Some(EarlyStop { patience: 3, min_delta: 0.0 }), ..plan };
     let (stop, progress, _) = judged(&folder("any"), &any, 0);
     assert_eq!((stop, progress.step, progress.best), (Stop::Done, 20, Some(Best { step: 20, loss: 1.5 })));
 }
@@ -305,14 +305,14 @@ fn a_run_that_no_longer_gains_ends_at_the_same_step_however_often_it_was_resumed
 fn the_evaluation_at_the_end_is_in_the_last_checkpoint() {
     // Step 4 is the last, and evaluated before it is checkpointed, for 4 is no multiple of 3.
     let usual = plan(4);
-    let plan = Plan { evaluate_every: Some(3), checkpoint_every: Some(4), keep_best: true, ..usual };
+    let plan = RunGoals { evaluate_every: Some(3), checkpoint_every: Some(4), keep_best: true, ..usual };
     let temporary = tempfile::tempdir().unwrap();
     let folder = temporary.path().join("run");
     let (_, progress, saved) = judged(&folder, &plan, 0);
     assert_eq!((progress.best, saved), (Some(Best { step: 4, loss: 2.0 }), vec![3, 4]));
     let state = checkpoint::State::of(&Checkpoint::open(&folder).unwrap()).unwrap();
     assert_eq!(state.progress.best, progress.best);
-    let plain = Plan { keep_best: false, ..plan };
+    let plain = RunGoals { keep_best: false, ..plan };
     assert_eq!(judged(&temporary.path().join("plain"), &plain, 0).2, [4], "no state depends on it");
 }
 

@@ -9,11 +9,11 @@ use std::path::Path;
 use cases::CASES;
 use evenkeel_comm::{Communicator, Options, RankFailure};
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Plan, Shard, ZeroSharding};
+use evenkeel_model::{Cut, Input, Model, ParamId, Parameters, Shard, TpPlan, ZeroSharding};
 use evenkeel_step::Strategy;
 use evenkeel_store::{FileDtype, Folder, NewFolder};
 use evenkeel_train::{
-    Error, Kind, OptimizerOptions, Progress, Ranks, Samples, Trainer, TrainerOptions, checkpoint, save_weights,
+    Error, OptimizerOptions, Progress, Ranks, Samples, StateKind, Trainer, TrainerOptions, checkpoint, save_weights,
 };
 use support::{compare_curves, golden};
 
@@ -142,7 +142,7 @@ fn replicated_parameters_stay_bitwise_equal_across_ranks() {
             train(case, &ranks, 10);
             support::check_replicas(&format!("{case}, {cut:?}"), &ranks, |trainer| {
                 let queue = trainer.device.compute();
-                let of = |id: ParamId| trainer.kept(Kind::Weight, id).map(|(_, kept)| queue.read(&kept));
+                let of = |id: ParamId| trainer.kept(StateKind::Weight, id).map(|(_, kept)| queue.read(&kept));
                 trainer.parameters.ids().map(of).collect()
             });
         }
@@ -176,7 +176,7 @@ fn nothing_is_made_of_what_ranks_computed_once_one_has_ended_the_run() {
 
 fn saved(ranks: &Ranks, folder: &Path) -> Vec<u8> {
     let new = NewFolder::create(folder).unwrap();
-    save_weights(&new, ranks.specs(), FileDtype::F32, |id, rows| ranks.read_rows(Kind::Weight, id, rows)).unwrap();
+    save_weights(&new, ranks.specs(), FileDtype::F32, |id, rows| ranks.read_rows(StateKind::Weight, id, rows)).unwrap();
     new.commit(false).unwrap();
     std::fs::read(folder.join("model.safetensors")).unwrap()
 }
@@ -267,7 +267,7 @@ fn what_a_plan_leaves_whole_is_computed_whole_on_every_rank() {
         ("qwen3", serde_json::json!({"layers": [["layers.0.self_attn.*", "replicate"], ["lm_head", "replicate"]]})),
         ("gpt2", serde_json::json!({"wte": "replicate", "h.*.attn.c_*": "replicate"})),
     ] {
-        let uncut = Plan::from_json(&plan).unwrap().uncut(&model(case)).unwrap();
+        let uncut = TpPlan::from_json(&plan).unwrap().uncut(&model(case)).unwrap();
         assert!(!uncut.is_empty());
         let cut = Cut { uncut, ..Cut::even(2) };
         let curve = |cut: &Cut| train(case, &loaded(case, cut, DType::F32, options(Some(1.0))), 10);

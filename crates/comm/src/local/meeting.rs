@@ -17,7 +17,7 @@ use evenkeel_device::{Event, Health};
 use super::World;
 use super::signal::Signal;
 use super::transfer::Parcels;
-use crate::call::{Call, Kind, ordinal};
+use crate::call::{Call, ExchangeKind, ordinal};
 use crate::nccl::Way;
 use crate::ranks::panic_message;
 
@@ -85,7 +85,7 @@ impl Post {
     }
 
     pub fn is_touched_by_others(&self) -> bool {
-        !matches!(self.call.kind, Kind::Barrier | Kind::Exchange)
+        !matches!(self.call.kind, ExchangeKind::Barrier | ExchangeKind::Exchange)
     }
 }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use evenkeel_device::{PeerWork, View};
 
 use super::Post;
-use crate::call::{Call, Kind};
+use crate::call::{Call, ExchangeKind};
 
 /// Pieces of a sum begin at multiples of a cache line, so two members never write the same one.
 const LINE_BYTES: usize = 64;
@@ -45,33 +45,33 @@ pub(crate) fn part_of(posts: &[Post], me: usize, mut part: impl FnMut(PeerWork<'
         part(PeerWork::Sum { dtype, sources, destinations, len: bytes / dtype.size_bytes() });
     };
     match call.kind {
-        Kind::AllReduce => {
+        ExchangeKind::AllReduce => {
             let piece = piece(bytes, posts.len(), me);
             let addresses = addresses(posts, piece.start);
             sum(&addresses, &addresses, piece.len());
         }
-        Kind::Reduce => {
+        ExchangeKind::Reduce => {
             let piece = piece(bytes, posts.len(), me);
             let addresses = addresses(posts, piece.start);
             sum(&addresses, &[addresses[own.root]], piece.len());
         }
-        Kind::ReduceScatter => {
+        ExchangeKind::ReduceScatter => {
             let rows = rows_of(call, me);
             sum(&addresses(posts, rows.start), &[own.to], rows.len());
         }
-        Kind::AllGather => {
+        ExchangeKind::AllGather => {
             for (member, post) in posts.iter().enumerate() {
                 let rows = rows_of(call, member);
                 part(PeerWork::copy(post.from, own.to + rows.start as u64, rows.len()));
             }
         }
-        Kind::Broadcast | Kind::Send | Kind::Receive => {
+        ExchangeKind::Broadcast | ExchangeKind::Send | ExchangeKind::Receive => {
             if me != own.root {
                 part(PeerWork::copy(posts[own.root].from, own.to, bytes));
             }
         }
-        Kind::Redistribute => receive_parcels(posts, me, part),
-        Kind::Barrier | Kind::Exchange => (),
+        ExchangeKind::Redistribute => receive_parcels(posts, me, part),
+        ExchangeKind::Barrier | ExchangeKind::Exchange => (),
     }
 }
 

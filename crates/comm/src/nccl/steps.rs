@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use evenkeel_device::{DType, NcclTransfer, View};
 
-use crate::call::Kind;
+use crate::call::ExchangeKind;
 use crate::local::{Post, parcels, piece, rows_of};
 
 /// A member's working memory for parts that it receives or packs to send.
@@ -40,23 +40,29 @@ pub(crate) fn steps(posts: &[Post], me: usize, scratch: Scratch) -> Vec<Step> {
     let pieces = || -> Vec<_> { (0..posts.len()).map(|other| piece(bytes, posts.len(), other)).collect() };
     let rows = || -> Vec<_> { (0..posts.len()).map(|other| rows_of(&own.call, other)).collect() };
     match own.call.kind {
-        Kind::AllReduce => {
+        ExchangeKind::AllReduce => {
             let pieces = pieces();
             member.sum(&pieces, Destination::Own(own.to + pieces[me].start as u64));
             member.gather(own.to + pieces[me].start as u64, &pieces);
         }
-        Kind::Reduce => member.sum(&pieces(), Destination::Root(own.root)),
-        Kind::ReduceScatter => member.sum(&rows(), Destination::Own(own.to)),
-        Kind::AllGather => member.gather(own.from, &rows()),
-        Kind::Broadcast if bytes > 0 => {
+        ExchangeKind::Reduce => member.sum(&pieces(), Destination::Root(own.root)),
+        ExchangeKind::ReduceScatter => member.sum(&rows(), Destination::Own(own.to)),
+        ExchangeKind::AllGather => member.gather(own.from, &rows()),
+        ExchangeKind::Broadcast if bytes > 0 => {
             member.steps.push(Step::Transfer(vec![NcclTransfer::Broadcast { address: own.to, bytes, root: own.root }]));
         }
-        Kind::Send | Kind::Receive if bytes > 0 => member.steps.push(Step::Transfer(vec![match me == own.root {
-            true => NcclTransfer::Send { address: own.from, bytes, to: 1 - me },
-            false => NcclTransfer::Receive { address: own.to, bytes, from: 1 - me },
-        }])),
-        Kind::Redistribute => member.redistribute(),
-        Kind::Broadcast | Kind::Send | Kind::Receive | Kind::Barrier | Kind::Exchange => (),
+        ExchangeKind::Send | ExchangeKind::Receive if bytes > 0 => {
+            member.steps.push(Step::Transfer(vec![match me == own.root {
+                true => NcclTransfer::Send { address: own.from, bytes, to: 1 - me },
+                false => NcclTransfer::Receive { address: own.to, bytes, from: 1 - me },
+            }]))
+        }
+        ExchangeKind::Redistribute => member.redistribute(),
+        ExchangeKind::Broadcast
+        | ExchangeKind::Send
+        | ExchangeKind::Receive
+        | ExchangeKind::Barrier
+        | ExchangeKind::Exchange => (),
     }
     member.steps
 }

@@ -15,7 +15,7 @@ use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, cost
 
 use super::llama::Llama;
 use super::{between, median};
-use crate::device::Kind;
+use crate::device::DeviceChoice;
 use crate::drawing::{perfetto, svg};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
@@ -59,8 +59,8 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = not_negative)]
     link_latency_us: f64,
     /// What to compute on: cores, or GPUs, one for each rank or one for all.
-    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
-    device: Kind,
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
     /// With --device cuda: multiprocessors that each rank has for itself, such as 64,56; by default all ranks share all.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     virtual_gpus: Vec<u32>,
@@ -133,7 +133,7 @@ impl Arguments {
         let cut = Cut { split_sequence, ..strategy.cut };
         let strategy = Strategy { cut, zero: zero_stage(self.zero), ..strategy };
         let on_gpus = |strategy| on_gpus(strategy, &self.virtual_gpus, true);
-        let mut launch = Launch::from(if self.device == Kind::Cuda { on_gpus(strategy) } else { strategy });
+        let mut launch = Launch::from(if self.device == DeviceChoice::Cuda { on_gpus(strategy) } else { strategy });
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
         launch
@@ -141,7 +141,7 @@ impl Arguments {
 
     fn check_device(&self) -> Result<(), Mistake> {
         let mistake = |what: &str, hint: &str| Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
-        let on_card = self.device == Kind::Cuda;
+        let on_card = self.device == DeviceChoice::Cuda;
         match self.virtual_gpus.len() {
             0 => (),
             _ if !on_card => return mistake("--virtual-gpus are parts of a GPU", "use --device cuda, too"),
@@ -368,9 +368,9 @@ impl Layer {
         let mut all = Layer::default();
         for task in program.tasks.iter().filter(|task| (1..head).contains(&task.unit.0)) {
             let (kind, count) = match task.work {
-                Work::AllReduce => (evenkeel_comm::Kind::AllReduce, &mut all.reductions),
-                Work::ReduceScatter => (evenkeel_comm::Kind::ReduceScatter, &mut all.reductions),
-                Work::AllGather => (evenkeel_comm::Kind::AllGather, &mut all.gathers),
+                Work::AllReduce => (evenkeel_comm::ExchangeKind::AllReduce, &mut all.reductions),
+                Work::ReduceScatter => (evenkeel_comm::ExchangeKind::ReduceScatter, &mut all.reductions),
+                Work::AllGather => (evenkeel_comm::ExchangeKind::AllGather, &mut all.gathers),
                 _ => continue,
             };
             *count += 1;

@@ -11,7 +11,7 @@ use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::llama::Llama;
 use super::{between, cuda, roofline};
-use crate::device::Kind;
+use crate::device::DeviceChoice;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::{Failure, Mistake, process, strategy, text};
@@ -59,8 +59,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "json")]
     roofline: bool,
     /// What to compute on. A GPU runs the models of --model, in the precision of --dtype.
-    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
-    device: Kind,
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
     /// With --device cuda: which models to train; all of them by default.
     #[arg(long, value_enum)]
     model: Vec<cuda::Preset>,
@@ -89,7 +89,7 @@ impl Arguments {
     /// What is given for each rank is given for all.
     fn check_ranks(&self) -> Result<(), Mistake> {
         let mistake = |what: String, hint: &str| Err(Mistake { what, hint: Some(hint.to_owned()) });
-        let on_card = self.device == Kind::Cuda;
+        let on_card = self.device == DeviceChoice::Cuda;
         for (name, count) in [("--tp-weights", self.tp_weights.len()), ("--virtual-gpus", self.virtual_gpus.len())] {
             if count > 0 && count != self.tp {
                 return mistake(format!("{name} has {count} numbers, --tp is {}", self.tp), "give one for each rank");
@@ -129,7 +129,7 @@ impl Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     arguments.check_ranks()?;
-    if arguments.device == Kind::Cuda {
+    if arguments.device == DeviceChoice::Cuda {
         return cuda::run(&cuda::Options {
             presets: if arguments.model.is_empty() { &cuda::Preset::ALL } else { &arguments.model },
             precision: arguments.llama.dtype,

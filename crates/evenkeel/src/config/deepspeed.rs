@@ -15,7 +15,7 @@ use toml::Value;
 
 use self::keys::{Fate, KEYS, Keys, is_asked_for};
 use super::nearest::nearest;
-use super::raw::{Place, RawConfig, printable, show};
+use super::raw::{Origin, RawConfig, printable, show};
 
 /// The largest file that is read. Those that people write have a few kilobytes.
 pub const MOST_BYTES: u64 = 1 << 16;
@@ -24,7 +24,7 @@ pub const MOST_BYTES: u64 = 1 << 16;
 pub fn add(raw: &mut RawConfig, name: &str, file: &Json) {
     let mut reader = Reader { raw, name, file, idle: Vec::new(), defaults: Vec::new() };
     let Json::Object(keys) = file else {
-        let place = Place::File { name: name.to_owned(), line: 1 };
+        let place = Origin::File { name: name.to_owned(), line: 1 };
         return reader.raw.note(place, format!("is {}, expected an object", show(&in_toml(file))), None);
     };
     reader.walk("", KEYS, keys);
@@ -221,8 +221,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn place(&self, key: &str) -> Place {
-        Place::Key { file: self.name.to_owned(), key: printable(key) }
+    fn place(&self, key: &str) -> Origin {
+        Origin::Key { file: self.name.to_owned(), key: printable(key) }
     }
 
     /// `hint` is empty where there is none.

@@ -9,7 +9,7 @@ use toml::Value;
 use toml::de::{DeTable, DeValue};
 
 use super::nearest::nearest;
-use super::setting::{Bounds, Kind, Setting, in_toml};
+use super::setting::{Bounds, Setting, SettingKind, in_toml};
 use super::table::{Section, Source, UnlessGiven};
 use super::{RUN_CONFIG, RUN_STRATEGY, Settings, foreign};
 use crate::Mistake;
@@ -32,12 +32,12 @@ pub struct RawConfig {
 
 struct Given {
     value: Value,
-    place: Place,
+    place: Origin,
 }
 
 /// Where something was given. Ordered as mistakes are reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Origin {
     File {
         name: String,
         line: usize,
@@ -52,7 +52,7 @@ pub enum Place {
 }
 
 struct Finding {
-    place: Place,
+    place: Origin,
     what: String,
     hint: Option<String>,
 }
@@ -75,7 +75,7 @@ impl RawConfig {
         let (document, errors) = DeTable::parse_recoverable(text);
         if let Some((form, hint)) = other_form(name, text).filter(|_| !errors.is_empty()) {
             self.incomplete = true;
-            let place = Place::File { name: name.to_owned(), line: 1 };
+            let place = Origin::File { name: name.to_owned(), line: 1 };
             return self.note(place, format!("is {form}, expected TOML"), Some(hint.to_owned()));
         }
         let line_ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
@@ -85,13 +85,13 @@ impl RawConfig {
             let line = line_of(error.span().unwrap_or(0..0));
             // One slip often has several consequences on its line; the first names it best.
             if broken_lines.insert(line) {
-                let place = Place::File { name: name.to_owned(), line };
+                let place = Origin::File { name: name.to_owned(), line };
                 self.note(place, format!("is not TOML: {}", printable(error.message())), None);
             }
         }
         self.incomplete |= !broken_lines.is_empty();
         for (section, content) in document.get_ref() {
-            let place_of = |span: Range<usize>| Place::File { name: name.to_owned(), line: line_of(span) };
+            let place_of = |span: Range<usize>| Origin::File { name: name.to_owned(), line: line_of(span) };
             let section_place = place_of(section.span());
             let section_name: &str = section.get_ref();
             let known = self.sections.iter().any(|section| section.name == section_name);
@@ -99,14 +99,14 @@ impl RawConfig {
                 DeValue::Table(keys) if known => {
                     for (key, value) in keys {
                         let place = place_of(key.span());
-                        let broken = matches!(place, Place::File { line, .. } if broken_lines.contains(&line));
+                        let broken = matches!(place, Origin::File { line, .. } if broken_lines.contains(&line));
                         let value = Some(value.get_ref()).filter(|_| !broken).map(owned);
                         self.give(section_name, key.get_ref(), place, value);
                     }
                 }
                 DeValue::Table(_) if is_run_strategy(name, section_name) => (),
                 DeValue::Table(_) => self.note_unknown_section(section_place, section_name),
-                _ if matches!(&section_place, Place::File { line, .. } if broken_lines.contains(line)) => (),
+                _ if matches!(&section_place, Origin::File { line, .. } if broken_lines.contains(line)) => (),
                 value if known => {
                     let found = show(&owned(value));
                     self.note(section_place, format!("`{section_name}` is {found}, expected a section"), None);
@@ -118,7 +118,7 @@ impl RawConfig {
 
     /// `section.key=value` from the command line. Texts need no quotes, and a list of one no brackets.
     pub fn set(&mut self, flag: &'static str, assignment: &str) {
-        let place = Place::Flag(flag);
+        let place = Origin::Flag(flag);
         let parts = assignment.split_once('=').and_then(|(name, words)| Some((name.trim().split_once('.')?, words)));
         let Some(((section, key), words)) = parts else {
             let what = format!("`{}` is no assignment, expected section.key=value", printable(assignment));
@@ -133,11 +133,11 @@ impl RawConfig {
     }
 
     /// What a file beside the run's own says of a setting. Flags win over it; what another file says must be the same.
-    pub(super) fn give_also(&mut self, place: Place, setting: &str, value: Value) {
+    pub(super) fn give_also(&mut self, place: Origin, setting: &str, value: Value) {
         match self.given.get(setting) {
             None if self.unread.contains(setting) => (),
             None => drop(self.given.insert(setting.to_owned(), Given { value, place })),
-            Some(Given { place: Place::Flag(_), .. }) => (),
+            Some(Given { place: Origin::Flag(_), .. }) => (),
             Some(given) if is_same(&given.value, &value) => (),
             Some(given) => {
                 let (other, found) = (&given.place, show(&given.value));
@@ -151,7 +151,7 @@ impl RawConfig {
     /// Replaces what was given.
     pub(super) fn give_by_flag(&mut self, flag: &'static str, setting: &str, value: Value) {
         self.unread.remove(setting);
-        self.given.insert(setting.to_owned(), Given { value, place: Place::Flag(flag) });
+        self.given.insert(setting.to_owned(), Given { value, place: Origin::Flag(flag) });
     }
 
     /// As if it had not been given.
@@ -166,7 +166,7 @@ impl RawConfig {
 
     /// Whether the command line says it, which no file can change.
     pub(super) fn is_given_by_flag(&self, setting: &str) -> bool {
-        matches!(self.given.get(setting), Some(Given { place: Place::Flag(_), .. }))
+        matches!(self.given.get(setting), Some(Given { place: Origin::Flag(_), .. }))
     }
 
     /// What was given for a setting, or its default, if it is a number.
@@ -192,7 +192,7 @@ impl RawConfig {
     /// A file that could not be read at all.
     pub fn note_unreadable(&mut self, error: &evenkeel_store::Error, hint: &str) {
         self.incomplete = true;
-        self.note(Place::Nowhere, error.to_string(), Some(hint.to_owned()));
+        self.note(Origin::Nowhere, error.to_string(), Some(hint.to_owned()));
     }
 
     /// Notes that the values of these keys contradict each other, unless one of them could not be read. The first of
@@ -202,7 +202,7 @@ impl RawConfig {
             return;
         }
         let place =
-            keys.iter().find_map(|&key| self.given.get(key)).map_or(Place::Nowhere, |given| given.place.clone());
+            keys.iter().find_map(|&key| self.given.get(key)).map_or(Origin::Nowhere, |given| given.place.clone());
         self.note(place, what, hint.map(str::to_owned));
     }
 
@@ -215,7 +215,7 @@ impl RawConfig {
         self.findings.sort_by(|a, b| a.place.cmp(&b.place));
         let mistake = |finding: Finding| Mistake {
             what: match &finding.place {
-                Place::Nowhere => finding.what,
+                Origin::Nowhere => finding.what,
                 place => format!("{place}: {}", finding.what),
             },
             hint: finding.hint,
@@ -224,7 +224,7 @@ impl RawConfig {
     }
 
     /// `value` is None where the file is broken, or the key unknown.
-    fn give(&mut self, section: &str, key: &str, place: Place, value: Option<Value>) {
+    fn give(&mut self, section: &str, key: &str, place: Origin, value: Option<Value>) {
         let known = self.sections.iter().find(|known| known.name == section);
         if !known.is_some_and(|known| known.keys.iter().any(|known| known.name == key)) {
             return self.note_unknown_key(place, Some(section), key);
@@ -241,11 +241,11 @@ impl RawConfig {
         }
     }
 
-    pub(super) fn note(&mut self, place: Place, what: String, hint: Option<String>) {
+    pub(super) fn note(&mut self, place: Origin, what: String, hint: Option<String>) {
         self.findings.push(Finding { place, what, hint });
     }
 
-    fn note_unknown_section(&mut self, place: Place, section: &str) {
+    fn note_unknown_section(&mut self, place: Origin, section: &str) {
         let names: Vec<&str> = self.sections.iter().map(|known| known.name).collect();
         let hint = match nearest(section, names.iter().copied()) {
             Some(meant) => format!("did you mean [{meant}]?"),
@@ -254,7 +254,7 @@ impl RawConfig {
         self.note(place, format!("unknown section `{}`", printable(section)), Some(hint));
     }
 
-    fn note_unknown_key(&mut self, place: Place, section: Option<&str>, key: &str) {
+    fn note_unknown_key(&mut self, place: Origin, section: Option<&str>, key: &str) {
         let of = |wanted: Option<&str>| {
             let sections = self.sections.iter().filter(move |known| wanted.is_none_or(|wanted| known.name == wanted));
             sections.flat_map(|known| known.keys.iter().map(|key| (known.name, key.name))).collect::<Vec<_>>()
@@ -288,7 +288,7 @@ impl Source for RawConfig {
             if !self.incomplete {
                 let what = format!("`{name}` is missing, expected {}", kind.expected());
                 let hint = self.evaluates && name == "data.source";
-                self.note(Place::Nowhere, what, hint.then(|| "name a file to evaluate on: --data FILE".to_owned()));
+                self.note(Origin::Nowhere, what, hint.then(|| "name a file to evaluate on: --data FILE".to_owned()));
             }
             self.unread.insert(name);
             return T::placeholder();
@@ -304,13 +304,13 @@ impl Source for RawConfig {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File { name, line } => write!(out, "{name}:{line}"),
-            Place::Key { file, key } => write!(out, "{file}: `{key}`"),
-            Place::Flag(flag) => out.write_str(flag),
-            Place::Nowhere => Ok(()),
+            Origin::File { name, line } => write!(out, "{name}:{line}"),
+            Origin::Key { file, key } => write!(out, "{file}: `{key}`"),
+            Origin::Flag(flag) => out.write_str(flag),
+            Origin::Nowhere => Ok(()),
         }
     }
 }
@@ -349,24 +349,26 @@ fn other_form(name: &str, text: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// How a value of the wrong type or name may have come about.
-fn misreading(kind: Kind, value: &Value) -> Option<String> {
-    if let (Kind::Numbers(_), Some([Value::String(text)])) = (kind, value.as_array().map(Vec::as_slice)) {
+fn misreading(kind: SettingKind, value: &Value) -> Option<String> {
+    if let (SettingKind::Numbers(_), Some([Value::String(text)])) = (kind, value.as_array().map(Vec::as_slice)) {
         return text.contains(',').then(|| format!("write [{text}]"));
     }
     let text = value.as_str()?;
     match kind {
-        Kind::Choice(names) => {
+        SettingKind::Choice(names) => {
             let meant = foreign::value(text, names).or_else(|| nearest(text, names.iter().copied()));
             meant.map(|meant| format!("did you mean \"{meant}\"?"))
         }
-        Kind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
-        Kind::Whole(_) | Kind::Number(_) if text.parse::<f64>().is_ok() => Some("write it without quotes".to_owned()),
-        Kind::Texts | Kind::Paths | Kind::Numbers(_) => Some("put it in brackets".to_owned()),
+        SettingKind::Flag if text.parse::<bool>().is_ok() => Some("write it without quotes".to_owned()),
+        SettingKind::Whole(_) | SettingKind::Number(_) if text.parse::<f64>().is_ok() => {
+            Some("write it without quotes".to_owned())
+        }
+        SettingKind::Texts | SettingKind::Paths | SettingKind::Numbers(_) => Some("put it in brackets".to_owned()),
         _ => None,
     }
 }
 
-fn from_words(kind: Kind, words: &str) -> Value {
+fn from_words(kind: SettingKind, words: &str) -> Value {
     let trimmed = words.trim();
     let quoted = trimmed.starts_with(['"', '\'']);
     let text = || Value::String(words.to_owned());

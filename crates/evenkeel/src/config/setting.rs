@@ -8,7 +8,7 @@ use toml::Value;
 
 /// A type that a key can have.
 pub trait Setting: Sized {
-    fn kind(bounds: Bounds) -> Kind;
+    fn kind(bounds: Bounds) -> SettingKind;
 
     /// None if the value is of another type or out of bounds.
     fn read(value: &Value, bounds: Bounds) -> Option<Self>;
@@ -83,7 +83,7 @@ impl fmt::Display for Bounds {
 
 /// The form of a key's values, for messages, for `--explain` and for the words after `--set`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum SettingKind {
     Flag,
     Whole(Bounds),
     Number(Bounds),
@@ -96,40 +96,40 @@ pub enum Kind {
     Choice(&'static [&'static str]),
 }
 
-impl Kind {
+impl SettingKind {
     /// Whether `--set` takes the words as they are, without quotes.
     pub fn is_text(self) -> bool {
-        matches!(self, Kind::Text | Kind::Path | Kind::Choice(_))
+        matches!(self, SettingKind::Text | SettingKind::Path | SettingKind::Choice(_))
     }
 
     pub fn is_list(self) -> bool {
-        matches!(self, Kind::Texts | Kind::Paths | Kind::Numbers(_) | Kind::WholeNumbers(_))
+        matches!(self, SettingKind::Texts | SettingKind::Paths | SettingKind::Numbers(_) | SettingKind::WholeNumbers(_))
     }
 
     /// For `expected …` in a message.
     pub fn expected(self) -> String {
         match self {
-            Kind::Flag => self.to_string(),
-            Kind::Choice([_]) => self.to_string(),
-            Kind::Choice(_) => format!("one of {self}"),
+            SettingKind::Flag => self.to_string(),
+            SettingKind::Choice([_]) => self.to_string(),
+            SettingKind::Choice(_) => format!("one of {self}"),
             _ => format!("a {self}"),
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SettingKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Flag => out.write_str("true or false"),
-            Kind::Whole(bounds) => write!(out, "whole number{bounds}"),
-            Kind::Number(bounds) => write!(out, "number{bounds}"),
-            Kind::Text => out.write_str("text"),
-            Kind::Path => out.write_str("path"),
-            Kind::Texts => out.write_str("list of texts"),
-            Kind::Paths => out.write_str("list of paths"),
-            Kind::Numbers(bounds) => write!(out, "list of numbers{bounds}"),
-            Kind::WholeNumbers(bounds) => write!(out, "list of whole numbers{bounds}"),
-            Kind::Choice(names) => {
+            SettingKind::Flag => out.write_str("true or false"),
+            SettingKind::Whole(bounds) => write!(out, "whole number{bounds}"),
+            SettingKind::Number(bounds) => write!(out, "number{bounds}"),
+            SettingKind::Text => out.write_str("text"),
+            SettingKind::Path => out.write_str("path"),
+            SettingKind::Texts => out.write_str("list of texts"),
+            SettingKind::Paths => out.write_str("list of paths"),
+            SettingKind::Numbers(bounds) => write!(out, "list of numbers{bounds}"),
+            SettingKind::WholeNumbers(bounds) => write!(out, "list of whole numbers{bounds}"),
+            SettingKind::Choice(names) => {
                 let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
                 out.write_str(&quoted.join(", "))
             }
@@ -146,8 +146,8 @@ pub fn in_toml(value: &Value) -> String {
 }
 
 impl Setting for bool {
-    fn kind(_: Bounds) -> Kind {
-        Kind::Flag
+    fn kind(_: Bounds) -> SettingKind {
+        SettingKind::Flag
     }
 
     fn read(value: &Value, _: Bounds) -> Option<bool> {
@@ -166,8 +166,8 @@ impl Setting for bool {
 macro_rules! whole_numbers {
     ($($type:ty),+) => {$(
         impl Setting for $type {
-            fn kind(bounds: Bounds) -> Kind {
-                Kind::Whole(bounds)
+            fn kind(bounds: Bounds) -> SettingKind {
+                SettingKind::Whole(bounds)
             }
 
             fn read(value: &Value, bounds: Bounds) -> Option<$type> {
@@ -190,8 +190,8 @@ macro_rules! whole_numbers {
 whole_numbers!(usize, u64, u32);
 
 impl Setting for f64 {
-    fn kind(bounds: Bounds) -> Kind {
-        Kind::Number(bounds)
+    fn kind(bounds: Bounds) -> SettingKind {
+        SettingKind::Number(bounds)
     }
 
     fn read(value: &Value, bounds: Bounds) -> Option<f64> {
@@ -209,8 +209,8 @@ impl Setting for f64 {
 }
 
 impl Setting for String {
-    fn kind(_: Bounds) -> Kind {
-        Kind::Text
+    fn kind(_: Bounds) -> SettingKind {
+        SettingKind::Text
     }
 
     fn read(value: &Value, _: Bounds) -> Option<String> {
@@ -227,8 +227,8 @@ impl Setting for String {
 }
 
 impl Setting for PathBuf {
-    fn kind(_: Bounds) -> Kind {
-        Kind::Path
+    fn kind(_: Bounds) -> SettingKind {
+        SettingKind::Path
     }
 
     fn read(value: &Value, _: Bounds) -> Option<PathBuf> {
@@ -246,12 +246,12 @@ impl Setting for PathBuf {
 }
 
 impl<T: Setting> Setting for Vec<T> {
-    fn kind(bounds: Bounds) -> Kind {
+    fn kind(bounds: Bounds) -> SettingKind {
         match T::kind(bounds) {
-            Kind::Path => Kind::Paths,
-            Kind::Number(bounds) => Kind::Numbers(bounds),
-            Kind::Whole(bounds) => Kind::WholeNumbers(bounds),
-            _ => Kind::Texts,
+            SettingKind::Path => SettingKind::Paths,
+            SettingKind::Number(bounds) => SettingKind::Numbers(bounds),
+            SettingKind::Whole(bounds) => SettingKind::WholeNumbers(bounds),
+            _ => SettingKind::Texts,
         }
     }
 
@@ -269,7 +269,7 @@ impl<T: Setting> Setting for Vec<T> {
 }
 
 impl<T: Setting> Setting for Option<T> {
-    fn kind(bounds: Bounds) -> Kind {
+    fn kind(bounds: Bounds) -> SettingKind {
         T::kind(bounds)
     }
 
@@ -291,8 +291,8 @@ impl<T: Setting> Setting for Option<T> {
 }
 
 impl Setting for Mode {
-    fn kind(_: Bounds) -> Kind {
-        Kind::Choice(&Mode::NAMES)
+    fn kind(_: Bounds) -> SettingKind {
+        SettingKind::Choice(&Mode::NAMES)
     }
 
     fn read(value: &Value, _: Bounds) -> Option<Mode> {
@@ -322,8 +322,8 @@ macro_rules! choices {
         }
 
         impl $crate::config::setting::Setting for $type {
-            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::Kind {
-                $crate::config::setting::Kind::Choice(&[$first_name $(, $name)*])
+            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::SettingKind {
+                $crate::config::setting::SettingKind::Choice(&[$first_name $(, $name)*])
             }
 
             fn read(value: &toml::Value, _: $crate::config::setting::Bounds) -> Option<$type> {
@@ -345,8 +345,8 @@ macro_rules! choices {
 macro_rules! named {
     ($($type:ident { $first:expr => $first_name:literal $(, $other:expr => $name:literal)* })+) => {$(
         impl $crate::config::setting::Setting for $type {
-            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::Kind {
-                $crate::config::setting::Kind::Choice(&[$first_name $(, $name)*])
+            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::SettingKind {
+                $crate::config::setting::SettingKind::Choice(&[$first_name $(, $name)*])
             }
 
             fn read(value: &toml::Value, _: $crate::config::setting::Bounds) -> Option<$type> {

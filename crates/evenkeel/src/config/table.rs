@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::setting::{Bounds, Kind, Setting};
+use super::setting::{Bounds, Setting, SettingKind};
 
 /// One `[section]` of the file.
 pub struct Section {
@@ -14,7 +14,7 @@ pub struct Section {
 pub struct Key {
     pub name: &'static str,
     pub meaning: String,
-    pub kind: Kind,
+    pub kind: SettingKind,
     pub unless_given: UnlessGiven,
 }
 

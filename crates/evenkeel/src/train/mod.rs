@@ -1,10 +1,10 @@
 //! `evenkeel train CONFIG`: from a configuration to a trained model.
 
 pub mod arrange;
-mod attendant;
 mod balance;
 pub mod feed;
 pub mod model;
+mod observer;
 mod output;
 mod sample;
 
@@ -21,7 +21,8 @@ use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, Saver};
 use evenkeel_train::{
-    Best, Cost, Decay, EarlyStop, Form, Kind, Limits, Plan, Progress, Rate, Samples, Stop, TrainerOptions, checkpoint,
+    Best, Cost, Decay, EarlyStop, Form, Limits, Progress, Rate, RunGoals, Samples, StateKind, Stop, TrainerOptions,
+    checkpoint,
 };
 
 use crate::bench::peak_flops_per_s;
@@ -31,9 +32,9 @@ use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
-use attendant::{Attending, Records, Told};
 use feed::{Data, Primed, Text, first_of};
 use model::{ModelInput, SavedTokenizer};
+use observer::{Observer, Records, Told};
 use output::RunFolder;
 pub use output::{RUN_MODEL, Which, find_checkpoint};
 
@@ -106,7 +107,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
-    let mut attending = Attending {
+    let mut observer = Observer {
         folder: &folder,
         interruption: &interruption,
         data: &data,
@@ -137,12 +138,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Some(peak) => format!("{} of memory", text::bytes(peak.bytes())),
         None => format!("{} of GPU memory", text::bytes(costs.iter().map(|cost| cost.arena_bytes).sum())),
     };
-    attending.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
+    observer.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, prompt, describe_batch(strategy), describe_stragglers(&attending.stragglers), divided];
+    let begun = [parts, prompt, describe_batch(strategy), describe_stragglers(&observer.stragglers), divided];
     for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
-        attending.say(&line)?;
+        observer.say(&line)?;
     }
 
     let stop = evenkeel_train::run(
@@ -152,9 +153,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         balance.as_mut(),
         &mut progress,
         interruption.is_asked(),
-        &mut attending,
+        &mut observer,
     );
-    attending.progress.finish().map_err(evenkeel_train::Error::Report)?;
+    observer.progress.finish().map_err(evenkeel_train::Error::Report)?;
     let stop = stop.map_err(|error| ended_by_data(error, progress.step, &folder))?;
     if stop == Stop::Interrupted {
         let what = match progress.step {
@@ -176,7 +177,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             specs,
             |id, rows| match &best {
                 Some(best) => best.read_rows(&specs[id.0], rows),
-                None => ranks.read_rows(Kind::Weight, id, rows),
+                None => ranks.read_rows(StateKind::Weight, id, rows),
             },
             true,
         )?;
@@ -187,11 +188,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         [] => Vec::new(),
         _ => sample::samples(&folder.model(), settings, is_chat)?,
     };
-    attending.summary.memory(process::peak_bytes());
-    Ok(conclusion(&attending, &folder, settings, stop, &progress, &samples, is_chat))
+    observer.summary.memory(process::peak_bytes());
+    Ok(conclusion(&observer, &folder, settings, stop, &progress, &samples, is_chat))
 }
 
-impl Attending<'_> {
+impl Observer<'_> {
     fn say(&mut self, line: &str) -> Result<(), evenkeel_train::Error> {
         self.progress.note(line).map_err(evenkeel_train::Error::Report)
     }
@@ -207,7 +208,7 @@ pub fn trainer_options(settings: &Settings) -> TrainerOptions {
     }
 }
 
-fn plan(settings: &Settings, strategy: &Strategy) -> Plan {
+fn plan(settings: &Settings, strategy: &Strategy) -> RunGoals {
     let train = &settings.train;
     let form = match train.lr_decay_form {
         None | Some(DecayForm::Cosine) => Form::Cosine,
@@ -224,7 +225,7 @@ fn plan(settings: &Settings, strategy: &Strategy) -> Plan {
     };
     let min_delta = settings.eval.min_delta.unwrap_or(0.0);
     let every = |steps: u32| (steps > 0).then_some(u64::from(steps));
-    Plan {
+    RunGoals {
         rate: Rate { peak: train.lr, floor: train.min_lr, warmup_steps: train.warmup_steps.into(), decay },
         limits: Limits {
             steps: train.steps.map(u64::from),
@@ -381,7 +382,7 @@ fn describe_no_gain(progress: &Progress) -> String {
 
 /// What is said at the end.
 fn conclusion(
-    attending: &Attending,
+    observer: &Observer,
     folder: &RunFolder,
     settings: &Settings,
     stop: Stop,
@@ -406,7 +407,7 @@ fn conclusion(
         files.push(("model", format!("{}{of_step}", folder.model().display())));
     }
     let mut out = Vec::new();
-    attending.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
+    observer.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
         let how = if is_chat { "answers through its chat template" } else { "writes" };
@@ -416,7 +417,7 @@ fn conclusion(
     if settings.output.save_model {
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
-        if attending.data.tokenizer().is_some() {
+        if observer.data.tokenizer().is_some() {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
             let chat = if is_chat { " --chat" } else { "" };
             lines.push(format!("  evenkeel generate {model}{chat} --prompt {}", quoted(prompt)));

@@ -2,7 +2,7 @@
 //!
 //! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`frozen`] marks what updates skip.
 
-pub(crate) mod frozen;
 pub(crate) mod intake;
+pub(crate) mod pruned_mask;
 pub(crate) mod resize;
 pub(crate) mod selected;

@@ -18,7 +18,7 @@ use crate::sharding::shard::Part;
 
 /// Patterns of layer names, each with how such layers are cut. The first that matches counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct TpPlan {
     entries: Vec<(String, Style)>,
     /// Refuse matrices that no pattern matches.
     strict: bool,
@@ -56,24 +56,24 @@ const STYLES: [(&str, Style); 18] = [
     ("skip", Style::Whole),
 ];
 
-impl Plan {
+impl TpPlan {
     /// The plan in a config.json, empty if it has none.
-    pub fn of_config(config: &Value) -> Result<Plan, Error> {
+    pub fn of_config(config: &Value) -> Result<TpPlan, Error> {
         match config.get("base_model_tp_plan") {
-            None | Some(Value::Null) => Ok(Plan::default()),
-            Some(plan) => Plan::from_json(plan),
+            None | Some(Value::Null) => Ok(TpPlan::default()),
+            Some(plan) => TpPlan::from_json(plan),
         }
     }
 
     /// `{"layers.*.mlp.up_proj": "colwise", …}`, or, where the order matters,
     /// `{"strict": true, "layers": [["layers.0.*", "skip"], …]}`.
-    pub fn from_json<'a>(json: &'a Value) -> Result<Plan, Error> {
+    pub fn from_json<'a>(json: &'a Value) -> Result<TpPlan, Error> {
         let form = || Error::BadPlan {
             what: "it is not an object of patterns and styles, nor one with a list `layers` of such pairs".to_owned(),
         };
         let object = json.as_object().ok_or_else(form)?;
         let Some(Value::Array(layers)) = object.get("layers") else {
-            return Plan::of_pairs(object.iter().map(|(pattern, style)| (pattern.as_str(), style)), false);
+            return TpPlan::of_pairs(object.iter().map(|(pattern, style)| (pattern.as_str(), style)), false);
         };
         let pair = |layer: &'a Value| match &layer.as_array()?[..] {
             [pattern, style] => Some((pattern.as_str()?, style)),
@@ -81,10 +81,10 @@ impl Plan {
         };
         let pairs: Option<Vec<(&str, &Value)>> = layers.iter().map(pair).collect();
         let strict = object.get("strict").and_then(Value::as_bool).unwrap_or(false);
-        Plan::of_pairs(pairs.ok_or_else(form)?.into_iter(), strict)
+        TpPlan::of_pairs(pairs.ok_or_else(form)?.into_iter(), strict)
     }
 
-    fn of_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a Value)>, strict: bool) -> Result<Plan, Error> {
+    fn of_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a Value)>, strict: bool) -> Result<TpPlan, Error> {
         let entry = |(pattern, style): (&str, &Value)| -> Result<(String, Style), Error> {
             let known = STYLES.iter().find(|(name, _)| style.as_str() == Some(name));
             let (_, known) = known.ok_or_else(|| {
@@ -94,11 +94,11 @@ impl Plan {
             })?;
             Ok((pattern.to_owned(), *known))
         };
-        Ok(Plan { entries: pairs.map(entry).collect::<Result<_, Error>>()?, strict })
+        Ok(TpPlan { entries: pairs.map(entry).collect::<Result<_, Error>>()?, strict })
     }
 
     /// This plan, and behind it another one for what it does not mention.
-    pub fn or(mut self, other: Plan) -> Plan {
+    pub fn or(mut self, other: TpPlan) -> TpPlan {
         self.entries.extend(other.entries);
         self.strict |= other.strict;
         self
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn uncut(plan: Value) -> Result<Vec<Part>, String> {
-        let plan = Plan::from_json(&plan).map_err(|error| error.to_string())?;
+        let plan = TpPlan::from_json(&plan).map_err(|error| error.to_string())?;
         plan.uncut(&model(false)).map(|parts| parts.into_iter().collect()).map_err(|error| error.to_string())
     }
 
@@ -316,7 +316,7 @@ mod tests {
             (json!({"layers.2.mlp.*": "skip", "x": "skip"}), "`layers.2.mlp.*`, `x` match nothing"),
             (json!({"layers": [["layers.*.mlp.experts.*", "skip"]]}), "`layers.*.mlp.experts.*` matches nothing"),
         ] {
-            let error = Plan::from_json(&plan).unwrap().uncut(&model(false)).unwrap_err();
+            let error = TpPlan::from_json(&plan).unwrap().uncut(&model(false)).unwrap_err();
             assert!(error.to_string().contains(expected), "{plan}: {error}");
             let hint = error.hint().unwrap();
             assert!(hint.contains("model.embed_tokens, model.layers.*.input_layernorm, "), "{hint}");
@@ -324,13 +324,13 @@ mod tests {
         }
         // Norms are never cut; plans may name them, as those of transformers do.
         let plan = json!({"norm": "sequence_parallel", "layers.*.input_layernorm": "replicate", "*": "replicate"});
-        assert!(Plan::from_json(&plan).unwrap().uncut(&model(false)).is_ok());
-        assert!(Plan::from_json(&json!({"lm_head": "colwise_rep"})).unwrap().uncut(&model(true)).is_ok());
+        assert!(TpPlan::from_json(&plan).unwrap().uncut(&model(false)).is_ok());
+        assert!(TpPlan::from_json(&json!({"lm_head": "colwise_rep"})).unwrap().uncut(&model(true)).is_ok());
     }
 
     #[test]
     fn a_tied_head_is_held_as_its_embedding_is() {
-        let uncut = |plan: Value| Plan::from_json(&plan).unwrap().uncut(&model(true));
+        let uncut = |plan: Value| TpPlan::from_json(&plan).unwrap().uncut(&model(true));
         assert_eq!(uncut(json!({"lm_head": "replicate"})).unwrap(), BTreeSet::from([Part::Embedding]));
         let error = uncut(json!({"lm_head": "replicate", "embed_tokens": "embedding_rowwise"})).unwrap_err();
         assert!(error.to_string().contains("only one of them is cut"), "{error}");

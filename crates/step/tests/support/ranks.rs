@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use evenkeel_comm::{Communicator, Count, Kind, Options, run_ranks};
+use evenkeel_comm::{Communicator, Count, ExchangeKind, Options, run_ranks};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{
     Batch, Cut, Gradients, LossOptions, Migration, Model, Noise, ParamId, ParamSpec, Parameters, RotaryTables, Sharing,
@@ -284,7 +284,7 @@ fn run(
     queue.finish();
     device.comm().finish();
     let peak_bytes = device.usage().peak_bytes;
-    let all_reductions = communicator.counts().of(Kind::AllReduce).calls;
+    let all_reductions = communicator.counts().of(ExchangeKind::AllReduce).calls;
     let spans = recording.read(&program, epoch).expect("everything has run");
 
     let chains = Chain::all(shards, &strategy);
@@ -313,7 +313,7 @@ fn run(
         (spec, elements, queue.read(&own))
     };
     let gradients = parameters.ids().map(gradient).collect();
-    let lent = communicator.counts().of(Kind::Redistribute);
+    let lent = communicator.counts().of(ExchangeKind::Redistribute);
     Outcome { losses, evaluated, gradients, program, spans, peak_bytes, lent, all_reductions }
 }
 

@@ -23,10 +23,10 @@ use snapshot::Snapshot;
 pub(crate) use snapshot::write_pieces;
 
 use crate::Error;
-use crate::kind::Kind;
 use crate::ranks::{Ranks, all_or_first_error};
 use crate::resize::{Periods, Remembered};
 use crate::run::Progress;
+use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
 
 const VERSION: u32 = 3;
@@ -161,7 +161,7 @@ fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
 }
 
 /// Every tensor of the state.
-fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (Kind, ParamId, &ParamSpec)> {
+fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (StateKind, ParamId, &ParamSpec)> {
     let of = move |kind| specs.iter().enumerate().map(move |(index, spec)| (kind, ParamId(index), spec));
-    Kind::ALL.into_iter().flat_map(of)
+    StateKind::ALL.into_iter().flat_map(of)
 }

@@ -10,7 +10,7 @@ use evenkeel_store::checkpoint::Checkpoint;
 
 use super::{State, tensor_name};
 use crate::Error;
-use crate::kind::Kind;
+use crate::state_kind::StateKind;
 
 /// Values on their way from file to device at a time.
 const PIECE_ELEMENTS: usize = 1 << 20;
@@ -105,7 +105,7 @@ impl Opened {
     pub fn read_rows(&self, spec: &ParamSpec, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let held = Held::all(Slice::of_rows(rows, spec.whole[1]));
         let mut values = vec![0.0; held.len()];
-        self.read(Kind::Weight.name(), spec, &held, |elements, fill| fill(&mut values[elements]))?;
+        self.read(StateKind::Weight.name(), spec, &held, |elements, fill| fill(&mut values[elements]))?;
         Ok(values)
     }
 

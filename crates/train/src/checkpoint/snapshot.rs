@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::{ADAMW, State, VERSION, all, tensor_name};
 use crate::Error;
-use crate::kind::Kind;
 use crate::ranks::Ranks;
 use crate::resize::Told;
 use crate::run::Progress;
+use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
 
 /// Values that are handed on at a time.
@@ -36,7 +36,7 @@ enum Values<'ranks> {
 /// What of a rank's state a tensor is.
 #[derive(Clone, Copy)]
 struct Place {
-    kind: Kind,
+    kind: StateKind,
     id: ParamId,
     len: usize,
 }

@@ -10,7 +10,7 @@ use evenkeel_device::{DType, Queue, Tensor, View};
 use evenkeel_model::{Held, ParamId, ParamSpec, Rectangle, Stretch};
 
 use super::{Changing, Optimizer, Peers};
-use crate::kind::Kind;
+use crate::state_kind::StateKind;
 
 /// The share of a step's squares in the variance is its number to this power.
 const DECAY_POWER: f64 = -0.8;
@@ -44,9 +44,9 @@ impl Variances {
     }
 
     /// Of a parameter's rows or columns, f32 [1, n].
-    pub fn of(&self, kind: Kind, id: ParamId) -> Option<Tensor> {
+    pub fn of(&self, kind: StateKind, id: ParamId) -> Option<Tensor> {
         let (rows, cols) = &self.places[id.0];
-        let place = if kind == Kind::RowVariance { rows } else { cols };
+        let place = if kind == StateKind::RowVariance { rows } else { cols };
         (!place.is_empty()).then(|| self.all.col_range(place.clone()))
     }
 
@@ -112,7 +112,7 @@ impl Optimizer {
         let [row_sums, squared_updates] = [(); 2].map(|()| queue.zeros(1, specs.len(), DType::F32));
         let scalar = |of: &Tensor, id: ParamId| of.col_range(id.0..id.0 + 1).view();
         for id in parameters.ids() {
-            if let Some(rows) = variances.of(Kind::RowVariance, id) {
+            if let Some(rows) = variances.of(StateKind::RowVariance, id) {
                 let x = rows.reshaped(rows.len(), 1).view();
                 queue.launch(ColumnSum { x, out: scalar(&row_sums, id) });
             }

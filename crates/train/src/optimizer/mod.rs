@@ -9,10 +9,10 @@ use std::ops::Range;
 
 use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor, View};
-use evenkeel_model::{Frozen, Gradients, Held, Model, ParamId, Parameters, Stretch};
+use evenkeel_model::{Gradients, Held, Model, ParamId, Parameters, PrunedMask, Stretch};
 
-use crate::kind::Kind;
 use crate::relocation::Keeping;
+use crate::state_kind::StateKind;
 use adafactor::Variances;
 use muon::Round;
 pub(crate) use peers::Peers;
@@ -43,7 +43,7 @@ pub struct Optimizer {
 
 /// A number for each element, f32, of what masters are kept here.
 struct Moments {
-    kind: Kind,
+    kind: StateKind,
     /// By bucket, [1, n]; nothing where no parameter of the bucket has any.
     flats: Vec<Option<Tensor>>,
 }
@@ -52,7 +52,7 @@ impl Optimizer {
     /// For the parameters of a model, or of a shard of one.
     pub fn new(options: OptimizerOptions, model: &Model, parameters: &Parameters, queue: &Queue) -> Optimizer {
         let rules: Vec<Rule> = parameters.ids().map(|id| options.rule.of(model, id)).collect();
-        let kinds = [Kind::Mean, Kind::Variance, Kind::Momentum].into_iter();
+        let kinds = [StateKind::Mean, StateKind::Variance, StateKind::Momentum].into_iter();
         let kinds = kinds.filter(|&kind| parameters.ids().any(|id| keeps(&rules, parameters, kind, id)));
         let scalar = || queue.zeros(1, 1, DType::F32);
         Optimizer {
@@ -107,7 +107,7 @@ impl Optimizer {
         parameters: &Parameters,
         gradients: &Gradients,
         update: Update,
-        frozen: Option<&Frozen>,
+        frozen: Option<&PrunedMask>,
     ) {
         self.update_among(None, queue, parameters, gradients, update, frozen);
     }
@@ -120,7 +120,7 @@ impl Optimizer {
         parameters: &Parameters,
         gradients: &Gradients,
         update: Update,
-        frozen: Option<&Frozen>,
+        frozen: Option<&PrunedMask>,
     ) {
         let rule = self.options.rule;
         assert!(frozen.is_none() || rule.is_elementwise(), "{} moves elements together", rule.name());
@@ -155,13 +155,13 @@ impl Optimizer {
         let Changing { queue, parameters, gradients, update: Update { lr, step }, grad_factor } = *changing;
         let Alike { rule, weight_decay, scale, .. } = alike;
         let of = |flat: &Tensor| flat.col_range(place.clone()).view();
-        let moment = |kind: Kind| of(self.flat(kind, bucket).expect("a rule's state is there"));
+        let moment = |kind: StateKind| of(self.flat(kind, bucket).expect("a rule's state is there"));
         let weight = of(parameters.masters(bucket));
         let grad = of(&gradients.own(queue, bucket));
         let copy = parameters.copies(bucket).as_ref().map(of);
         match rule {
             Rule::AdamW(AdamW { beta1, beta2, epsilon }) => {
-                let (mean, variance) = (moment(Kind::Mean), moment(Kind::Variance));
+                let (mean, variance) = (moment(StateKind::Mean), moment(StateKind::Variance));
                 queue.launch(kernel::AdamW {
                     weight,
                     grad,
@@ -179,7 +179,7 @@ impl Optimizer {
                 });
             }
             Rule::Sgd { momentum: beta, nesterov } => {
-                let momentum = (beta != 0.0).then(|| moment(Kind::Momentum));
+                let momentum = (beta != 0.0).then(|| moment(StateKind::Momentum));
                 queue.launch(kernel::Sgd {
                     weight,
                     grad,
@@ -194,7 +194,7 @@ impl Optimizer {
                 });
             }
             Rule::Lion { beta1, beta2 } => {
-                let mean = moment(Kind::Mean);
+                let mean = moment(StateKind::Mean);
                 queue.launch(kernel::Lion {
                     weight,
                     grad,
@@ -247,7 +247,7 @@ impl Optimizer {
     }
 
     /// What is kept here of a parameter beside its weight: which elements, and where they lie, f32 [1, n].
-    pub(crate) fn kept(&self, kind: Kind, id: ParamId, parameters: &Parameters) -> Option<(Held, Tensor)> {
+    pub(crate) fn kept(&self, kind: StateKind, id: ParamId, parameters: &Parameters) -> Option<(Held, Tensor)> {
         let spec = &parameters.specs[id.0];
         if kind.is_kept_by_all() {
             let held = Held::all(kind.extent(spec.whole));
@@ -262,7 +262,7 @@ impl Optimizer {
     }
 
     /// A kind of state of a bucket's masters that are kept here.
-    fn flat(&self, kind: Kind, bucket: usize) -> Option<&Tensor> {
+    fn flat(&self, kind: StateKind, bucket: usize) -> Option<&Tensor> {
         self.moments.iter().find(|moments| moments.kind == kind)?.flats[bucket].as_ref()
     }
 }
@@ -288,12 +288,12 @@ struct Alike {
 }
 
 /// Whether such a kind of state is kept of a parameter.
-fn keeps(rules: &[Rule], parameters: &Parameters, kind: Kind, id: ParamId) -> bool {
+fn keeps(rules: &[Rule], parameters: &Parameters, kind: StateKind, id: ParamId) -> bool {
     rules[id.0].kinds(&parameters.specs[id.0]).contains(&kind)
 }
 
 /// Zeros for a kind of state, by bucket.
-fn flats(rules: &[Rule], parameters: &Parameters, kind: Kind, queue: &Queue) -> Vec<Option<Tensor>> {
+fn flats(rules: &[Rule], parameters: &Parameters, kind: StateKind, queue: &Queue) -> Vec<Option<Tensor>> {
     let flat = |bucket: usize| {
         let is_used = parameters.buckets[bucket].members.iter().any(|&(id, _)| keeps(rules, parameters, kind, id));
         is_used.then(|| queue.zeros(1, parameters.masters(bucket).len(), DType::F32))

@@ -8,8 +8,8 @@ use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{ParamId, ParamSpec};
 
 use super::{Changing, Optimizer, Peers, Rule, Together, together};
-use crate::kind::Kind;
 use crate::relocation::{Keeping, Route};
+use crate::state_kind::StateKind;
 
 /// The quintic that drives singular values towards one, and how often it is applied.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
@@ -56,7 +56,7 @@ impl Optimizer {
         for Together { bucket, place, .. } in together(parameters.ids().filter(|&id| is_made(id)).filter_map(stretch)) {
             let of = |flat: &Tensor| flat.col_range(place.clone()).view();
             let grad = of(&gradients.own(queue, bucket));
-            let momentum = of(self.flat(Kind::Momentum, bucket).expect("matrices have a momentum"));
+            let momentum = of(self.flat(StateKind::Momentum, bucket).expect("matrices have a momentum"));
             queue.launch(MuonMomentum { grad, momentum, beta, nesterov, grad_factor });
         }
         let dtype = parameters.dtype();

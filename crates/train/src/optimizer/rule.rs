@@ -2,7 +2,7 @@
 
 use evenkeel_model::{Model, ParamId, ParamSpec};
 
-use crate::kind::Kind;
+use crate::state_kind::StateKind;
 
 /// How weights follow gradients, by any rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,21 +112,21 @@ impl Rule {
     }
 
     /// What it keeps of a parameter beside the weight.
-    pub(super) fn kinds(self, spec: &ParamSpec) -> &'static [Kind] {
+    pub(super) fn kinds(self, spec: &ParamSpec) -> &'static [StateKind] {
         match self {
-            Rule::AdamW(_) => &[Kind::Mean, Kind::Variance],
+            Rule::AdamW(_) => &[StateKind::Mean, StateKind::Variance],
             Rule::Sgd { momentum: 0.0, .. } => &[],
-            Rule::Sgd { .. } | Rule::Muon { .. } => &[Kind::Momentum],
-            Rule::Lion { .. } => &[Kind::Mean],
-            Rule::Adafactor if spec.is_vector() => &[Kind::ColumnVariance],
-            Rule::Adafactor => &[Kind::RowVariance, Kind::ColumnVariance],
+            Rule::Sgd { .. } | Rule::Muon { .. } => &[StateKind::Momentum],
+            Rule::Lion { .. } => &[StateKind::Mean],
+            Rule::Adafactor if spec.is_vector() => &[StateKind::ColumnVariance],
+            Rule::Adafactor => &[StateKind::RowVariance, StateKind::ColumnVariance],
         }
     }
 
     /// Bytes of a model's weights, f32, and of what is kept beside them.
     pub fn state_bytes(self, model: &Model) -> u64 {
         let of = |(id, spec): (usize, &ParamSpec)| -> usize {
-            let elements = |kind: &Kind| kind.extent(spec.whole).dims().iter().product::<usize>();
+            let elements = |kind: &StateKind| kind.extent(spec.whole).dims().iter().product::<usize>();
             let beside: usize = self.of(model, ParamId(id)).kinds(spec).iter().map(elements).sum();
             spec.whole.iter().product::<usize>() + beside
         };

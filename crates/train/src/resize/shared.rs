@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use evenkeel_balance::{Scores, Selection};
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device};
-use evenkeel_model::{Frozen, Intake, LeftOut, Model, ParamId};
+use evenkeel_model::{Intake, LeftOut, Model, ParamId, PrunedMask};
 use evenkeel_store::Digest;
 
 use super::{Place, Resize, Resizer};
@@ -61,7 +61,7 @@ impl Resizer {
             let pruned = columns.iter().map(Vec::as_slice).collect();
             left_out.push(LeftOut { model: &shared.work[*shard], pruned });
         }
-        self.frozen = Frozen::new(place.queue, place.model, &left_out);
+        self.frozen = PrunedMask::new(place.queue, place.model, &left_out);
     }
 
     /// The shares that all shards leave out, which may differ; nothing else may.

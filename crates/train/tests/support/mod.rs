@@ -11,7 +11,7 @@ use evenkeel_comm::{Options, RankFailure};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, ParamSpec, Parameters, Sharing, ZeroSharding, ZeroStage};
 pub use evenkeel_step::Strategy;
-use evenkeel_train::{Kind, Ranks, Samples, Trainer, TrainerOptions};
+use evenkeel_train::{Ranks, Samples, StateKind, Trainer, TrainerOptions};
 
 pub fn device(threads: usize) -> Device {
     under_test::device(threads, 1 << 30)
@@ -65,8 +65,9 @@ pub fn random(model: &Model, cut: &Cut, options: TrainerOptions, dtype: DType) -
 
 /// All parameters and what the optimizer keeps beside them, whole.
 pub fn state(ranks: &Ranks) -> Vec<Vec<f32>> {
-    let kinds = Kind::ALL.into_iter().flat_map(|kind| ranks.specs().iter().enumerate().map(move |spec| (kind, spec)));
-    let whole = |(kind, (index, spec)): (Kind, (usize, &ParamSpec))| {
+    let kinds =
+        StateKind::ALL.into_iter().flat_map(|kind| ranks.specs().iter().enumerate().map(move |spec| (kind, spec)));
+    let whole = |(kind, (index, spec)): (StateKind, (usize, &ParamSpec))| {
         let id = ParamId(index);
         let read = move |trainer: &mut Trainer| Some(trainer.device.compute().read(&trainer.kept(kind, id)?.1));
         if !kind.is_kept_by_all() {

@@ -116,7 +116,7 @@ fn tensors(device: &Device, members: usize, rows: usize, cols: usize, dtype: DTy
     tensors
 }
 
-fn post(kind: Kind, whole: &Tensor, from: u64, to: u64) -> Post {
+fn post(kind: ExchangeKind, whole: &Tensor, from: u64, to: u64) -> Post {
     let call = Call { dtype: whole.dtype, bytes: whole.bytes(), ..Call::of(kind) };
     Post::new(call, from, to)
 }
@@ -147,7 +147,7 @@ fn an_all_reduce_gives_everybody_the_sum_in_order_however_little_scratch_memory_
         for len in [0, 1, 63, 1000, 20_011] {
             let tensors = tensors(device, members, 1, len, dtype);
             let expected = sum(device, &tensors);
-            let post = |tensor: &Tensor| post(Kind::AllReduce, tensor, tensor.address(), tensor.address());
+            let post = |tensor: &Tensor| post(ExchangeKind::AllReduce, tensor, tensor.address(), tensor.address());
             run(&tensors.iter().map(post).collect::<Vec<_>>(), scratch);
             for tensor in &tensors {
                 assert_eq!(device.compute().read(tensor), expected, "{members} members, {dtype:?}, {len}, {scratch}");
@@ -163,8 +163,10 @@ fn a_reduce_gives_the_root_the_sum_and_leaves_the_others_theirs() {
             let tensors = tensors(device, members, 1, 5003, dtype);
             let before: Vec<Vec<f32>> = tensors.iter().map(|tensor| device.compute().read(tensor)).collect();
             let expected = sum(device, &tensors);
-            let post =
-                |tensor: &Tensor| Post { root, ..post(Kind::Reduce, tensor, tensor.address(), tensor.address()) };
+            let post = |tensor: &Tensor| Post {
+                root,
+                ..post(ExchangeKind::Reduce, tensor, tensor.address(), tensor.address())
+            };
             run(&tensors.iter().map(post).collect::<Vec<_>>(), scratch);
             for (member, tensor) in tensors.iter().enumerate() {
                 let expected = if member == root { &expected } else { &before[member] };
@@ -198,7 +200,7 @@ fn rows_of_unequal_cuts_are_summed_to_their_members_and_gathered_from_them() {
             };
             let parts: Vec<Tensor> = (0..members).map(part).collect();
             let what = format!("{members} members, {dtype:?}, {scratch}, in place: {in_place}");
-            let posts = |kind: Kind, is_from_whole: bool| -> Vec<Post> {
+            let posts = |kind: ExchangeKind, is_from_whole: bool| -> Vec<Post> {
                 let post = |(whole, part): (&Tensor, &Tensor)| {
                     let (a, b) = (whole.address(), part.address());
                     let mut post = if is_from_whole { post(kind, whole, a, b) } else { post(kind, whole, b, a) };
@@ -207,12 +209,12 @@ fn rows_of_unequal_cuts_are_summed_to_their_members_and_gathered_from_them() {
                 };
                 wholes.iter().zip(&parts).map(post).collect()
             };
-            run(&posts(Kind::ReduceScatter, true), scratch);
+            run(&posts(ExchangeKind::ReduceScatter, true), scratch);
             for (member, part) in parts.iter().enumerate() {
                 let rows = bounds[member] * 23..bounds[member + 1] * 23;
                 assert_eq!(queue.read(part), expected[rows], "{member}: {what}");
             }
-            run(&posts(Kind::AllGather, false), scratch);
+            run(&posts(ExchangeKind::AllGather, false), scratch);
             for whole in &wholes {
                 assert_eq!(queue.read(whole), expected, "gathered: {what}");
             }
@@ -223,9 +225,10 @@ fn rows_of_unequal_cuts_are_summed_to_their_members_and_gathered_from_them() {
 #[test]
 fn a_tensor_comes_from_the_root_or_the_sender() {
     let device = device();
-    for (kind, members, root) in [(Kind::Broadcast, 4, 2), (Kind::Send, 2, 0)] {
+    for (kind, members, root) in [(ExchangeKind::Broadcast, 4, 2), (ExchangeKind::Send, 2, 0)] {
         let tensors = tensors(&device, members, 1, 777, DType::F32);
-        let kind_of = |member: usize| if kind == Kind::Send && member == 1 { Kind::Receive } else { kind };
+        let kind_of =
+            |member: usize| if kind == ExchangeKind::Send && member == 1 { ExchangeKind::Receive } else { kind };
         let post = |(member, tensor): (usize, &Tensor)| Post {
             root,
             ..post(kind_of(member), tensor, tensor.address(), tensor.address())
@@ -249,7 +252,7 @@ fn parcels_come_to_their_places_whole_or_in_stretches() {
             };
             let post = |(from, to): (&Tensor, &Tensor)| {
                 let parcels = Arc::new(Parcels { sent: of(from), received: of(to) });
-                Post { parcels, ..Post::new(Call::of(Kind::Redistribute), 0, 0) }
+                Post { parcels, ..Post::new(Call::of(ExchangeKind::Redistribute), 0, 0) }
             };
             let values: Vec<Vec<f32>> = from.iter().map(|tensor| queue.read(tensor)).collect();
             run(&from.iter().zip(&to).map(post).collect::<Vec<_>>(), scratch);
@@ -280,7 +283,7 @@ fn a_parcel_without_gaps_comes_to_a_place_with_gaps() {
             let sent = (0..members).map(|other| (other, from.row_range(other * ROWS..(other + 1) * ROWS).view()));
             let received = (0..members).map(|other| (other, to.col_range(other * width..(other + 1) * width).view()));
             let parcels = Arc::new(Parcels { sent: sent.collect(), received: received.collect() });
-            Post { parcels, ..Post::new(Call::of(Kind::Redistribute), 0, 0) }
+            Post { parcels, ..Post::new(Call::of(ExchangeKind::Redistribute), 0, 0) }
         };
         let values: Vec<Vec<f32>> = from.iter().map(|tensor| queue.read(tensor)).collect();
         run(&from.iter().zip(&to).map(post).collect::<Vec<_>>(), scratch);
@@ -299,6 +302,6 @@ fn a_parcel_without_gaps_comes_to_a_place_with_gaps() {
 
 #[test]
 fn a_barrier_moves_nothing() {
-    let posts: Vec<Post> = (0..3).map(|_| Post::new(Call::of(Kind::Barrier), 0, 0)).collect();
+    let posts: Vec<Post> = (0..3).map(|_| Post::new(Call::of(ExchangeKind::Barrier), 0, 0)).collect();
     assert_eq!(run(&posts, 2048), 0);
 }

@@ -11,7 +11,7 @@ use evenkeel_report::{
 };
 use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
 use evenkeel_train::checkpoint::Saver;
-use evenkeel_train::{Attendant, Balanced, Error, Evaluation, Progress, RankReport, Ranks, StepReport};
+use evenkeel_train::{Balanced, Error, Evaluation, Progress, RankReport, Ranks, RunObserver, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
@@ -19,7 +19,7 @@ use super::output::RunFolder;
 use crate::config::Straggler;
 use crate::interruption::Interruption;
 
-pub struct Attending<'a> {
+pub struct Observer<'a> {
     pub folder: &'a RunFolder,
     pub interruption: &'a Interruption,
     pub data: &'a Data,
@@ -216,7 +216,7 @@ fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-impl Attending<'_> {
+impl Observer<'_> {
     /// A signal waits for a checkpoint that is being written; behind it old ones go.
     fn when_saved(&self, progress: &Progress) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
         let (saving, prune) = (self.interruption.saving(), self.folder.pruning(progress));
@@ -266,7 +266,7 @@ impl Attending<'_> {
     }
 }
 
-impl Attendant for Attending<'_> {
+impl RunObserver for Observer<'_> {
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error> {
         let factors = Straggler::factors(&self.stragglers, ranks.count(), step);
         if factors != self.slowed {

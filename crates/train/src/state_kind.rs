@@ -4,7 +4,7 @@ use evenkeel_model::Slice;
 
 /// A kind of state. Which of them there are besides the weight is for the optimizer's rule to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StateKind {
     Weight,
     Mean,
     Variance,
@@ -15,19 +15,25 @@ pub enum Kind {
     ColumnVariance,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 6] =
-        [Kind::Weight, Kind::Mean, Kind::Variance, Kind::Momentum, Kind::RowVariance, Kind::ColumnVariance];
+impl StateKind {
+    pub const ALL: [StateKind; 6] = [
+        StateKind::Weight,
+        StateKind::Mean,
+        StateKind::Variance,
+        StateKind::Momentum,
+        StateKind::RowVariance,
+        StateKind::ColumnVariance,
+    ];
 
     /// Its name in checkpoints.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Weight => "weight",
-            Kind::Mean => "mean",
-            Kind::Variance => "variance",
-            Kind::Momentum => "momentum",
-            Kind::RowVariance => "row_variance",
-            Kind::ColumnVariance => "column_variance",
+            StateKind::Weight => "weight",
+            StateKind::Mean => "mean",
+            StateKind::Variance => "variance",
+            StateKind::Momentum => "momentum",
+            StateKind::RowVariance => "row_variance",
+            StateKind::ColumnVariance => "column_variance",
         }
     }
 
@@ -35,14 +41,14 @@ impl Kind {
     /// others are few, and every rank keeps them all.
     pub(crate) fn extent(self, [rows, cols]: [usize; 2]) -> Slice {
         match self {
-            Kind::RowVariance => Slice::whole([rows, 1]),
-            Kind::ColumnVariance => Slice::whole([1, cols]),
+            StateKind::RowVariance => Slice::whole([rows, 1]),
+            StateKind::ColumnVariance => Slice::whole([1, cols]),
             _ => Slice::whole([rows, cols]),
         }
     }
 
     /// Whether every rank keeps the numbers of whole parameters.
     pub fn is_kept_by_all(self) -> bool {
-        matches!(self, Kind::RowVariance | Kind::ColumnVariance)
+        matches!(self, StateKind::RowVariance | StateKind::ColumnVariance)
     }
 }

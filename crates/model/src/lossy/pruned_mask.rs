@@ -13,7 +13,7 @@ use crate::sharding::layout::Region;
 
 /// A bit for each element, of the matrices that have any frozen ones.
 #[derive(Default)]
-pub struct Frozen(BTreeMap<ParamId, Tensor>);
+pub struct PrunedMask(BTreeMap<ParamId, Tensor>);
 
 /// What a shard that computes with a model leaves out: by intake, as the model lists them, the pruned columns in ascending order.
 pub struct LeftOut<'a> {
@@ -21,12 +21,12 @@ pub struct LeftOut<'a> {
     pub pruned: Vec<&'a [u32]>,
 }
 
-impl Frozen {
+impl PrunedMask {
     /// What `home` keeps of what shards leave out. Gradients that shards sum are complete whoever leaves something out, so
     /// nothing of their parameters is frozen.
-    pub fn new(queue: &Queue, home: &Model, left_out: &[LeftOut]) -> Frozen {
+    pub fn new(queue: &Queue, home: &Model, left_out: &[LeftOut]) -> PrunedMask {
         let masks = masks(home, left_out).into_iter();
-        Frozen(masks.map(|(weight, mask)| (weight, queue.indices(&mask.words))).collect())
+        PrunedMask(masks.map(|(weight, mask)| (weight, queue.indices(&mask.words))).collect())
     }
 
     /// As [`AdamW::frozen`](evenkeel_device::kernel::AdamW::frozen) wants it, where anything of the parameter is frozen.
