@@ -44,7 +44,7 @@ fn corpus() -> f64 {
 
 /// Millions of tokens a second, the corpus being written meanwhile.
 fn rows(workers: usize, shuffle: bool) -> f64 {
-    let order = OrderOptions { seed: 1, shuffle, held_out_every: Some(100), part: Part::Train };
+    let order = OrderOptions { seed: 1, shuffle, held_out_every: Some(100), part: Subset::Train };
     let options = LoaderOptions { order, epochs: None, workers, on_bad_record: OnBadRecord::Stop };
     let format = Format::Text { column: "text".into() };
     let encoder = Arc::new(Encoder::new(Tokenizer::Bytes, None, format, 258).expect("a plain encoder"));

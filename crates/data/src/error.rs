@@ -5,16 +5,16 @@ use std::fmt;
 
 use evenkeel_store::Defect;
 
-use crate::order::{Cursor, Part};
+use crate::order::{Cursor, Subset};
 
 /// A record's place in its source, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct RecordAt {
     pub chunk: usize,
     pub record: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordAt {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "record {} of chunk {}", self.record, self.chunk)
     }
@@ -79,7 +79,7 @@ pub enum Error {
     #[error("the data files hold no records")]
     NoChunks,
     #[error("epoch {epoch} has no {part} record with anything in it{}", left_out(*skipped, *truncated))]
-    NothingToRead { epoch: u64, part: Part, skipped: u64, truncated: u64 },
+    NothingToRead { epoch: u64, part: Subset, skipped: u64, truncated: u64 },
     #[error("an epoch has more than {limit} bad records; the first of them: {first}")]
     TooManyBad { limit: u64, first: String },
     #[error("the {what} is {found}, expected {expected}")]
@@ -154,7 +154,7 @@ impl Error {
             Error::NoTemplate { .. } => {
                 "the tokenizer has no chat template: give one with data.chat_template, or use data.format = \"text\""
             }
-            Error::NothingToRead { part: Part::HeldOut, .. } => {
+            Error::NothingToRead { part: Subset::HeldOut, .. } => {
                 "lower data.holdout, which holds back one record of so many, or give data.eval_paths"
             }
             Error::NothingToRead { skipped: 1.., .. } => {

@@ -1,12 +1,12 @@
 //! From records to batches: what a run reads, in which order, cut into rows of tokens or batches of images.
 //!
 //! ```text
-//! Source → Order → Encoder → Packer → Loader::next
+//! Source → RecordOrder → Encoder → Packer → Loader::next
 //! chunks   places  documents rows     (worker threads up to here)
 //! ```
 //!
 //! Everything is a function of the seed and the place in the data. The number of workers changes nothing, and a
-//! [`State`] taken after any row continues with the next one, bit for bit.
+//! [`DataPosition`] taken after any row continues with the next one, bit for bit.
 //!
 //! This crate knows no models, devices or ranks. It opens no file: contents come in as bytes, or through a [`Source`].
 
@@ -32,10 +32,10 @@ pub use alpaca::alpaca_template;
 pub use byte_files::byte_tokenizer_files;
 pub use corpus::Corpus;
 pub use encode::{Document, Encoder, Format, OPTIONAL_COLUMNS};
-pub use error::{Error, Place};
+pub use error::{Error, RecordAt};
 pub use images::{Augment, BATCHES_READY, ImageBatch, ImageOptions, Images};
 pub use loader::{Loader, LoaderOptions};
-pub use order::{Counts, Cursor, Group, Order, OrderOptions, Part, State, WINDOW_CHUNKS};
+pub use order::{Cursor, DataPosition, OrderOptions, PackedGroup, RecordCounts, RecordOrder, Subset, WINDOW_CHUNKS};
 pub use packing::{Fill, Packing, Row};
 pub use pipeline::OnBadRecord;
 pub use source::{Record, Source};

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use crate::encode::Encoder;
 use crate::error::Error;
 use crate::images::{ImageBatch, Images};
-use crate::order::{Counts, Order, OrderOptions, State};
+use crate::order::{DataPosition, OrderOptions, RecordCounts, RecordOrder};
 use crate::packing::{Packer, Packing, Row};
 use crate::pipeline::{self, Assemble, BATCHES_AHEAD, Decode, OnBadRecord, Plan, Ready};
 use crate::source::Source;
@@ -26,8 +26,8 @@ pub struct LoaderOptions {
 pub struct Loader<Item> {
     ready: Option<Receiver<Ready<Item>>>,
     threads: Vec<JoinHandle<()>>,
-    state: State,
-    order: Order,
+    state: DataPosition,
+    order: RecordOrder,
     epochs: Option<u64>,
     skipped: Vec<Error>,
 }
@@ -39,7 +39,7 @@ impl Loader<Row> {
         encoder: Arc<Encoder>,
         packing: Packing,
         options: LoaderOptions,
-        from: Option<State>,
+        from: Option<DataPosition>,
     ) -> Result<Loader<Row>, Error> {
         let plan = plan(&*source, options, from)?;
         let packer = Packer::new(packing, encoder.tokenizer().padding(), plan.start)?;
@@ -54,7 +54,7 @@ impl Loader<ImageBatch> {
         images: Images,
         batch: usize,
         options: LoaderOptions,
-        from: Option<State>,
+        from: Option<DataPosition>,
     ) -> Result<Loader<ImageBatch>, Error> {
         let plan = plan(&*source, options, from)?;
         let batches = images.batches(batch)?;
@@ -85,7 +85,7 @@ impl<Item: Send + 'static> Loader<Item> {
     }
 
     /// What was passed over or cut before what was handed out so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> RecordCounts {
         self.state.counts
     }
 
@@ -96,7 +96,7 @@ impl<Item: Send + 'static> Loader<Item> {
 
     /// The place behind what was handed out so far, not counting what is waiting. A loader started from it continues
     /// with the very next item.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DataPosition {
         self.state
     }
 
@@ -157,13 +157,13 @@ impl<Item> Drop for Loader<Item> {
     }
 }
 
-fn plan(source: &dyn Source, options: LoaderOptions, from: Option<State>) -> Result<Plan, Error> {
+fn plan(source: &dyn Source, options: LoaderOptions, from: Option<DataPosition>) -> Result<Plan, Error> {
     const MOST_WORKERS: usize = 1024;
     if !(1..=MOST_WORKERS).contains(&options.workers) {
         let found = options.workers.to_string();
         return Err(Error::BadOption { what: "number of workers", found, expected: format!("1 to {MOST_WORKERS}") });
     }
-    let order = Order::new(options.order, source.chunks())?;
+    let order = RecordOrder::new(options.order, source.chunks())?;
     let start = from.unwrap_or_else(|| order.start());
     order.check(&start)?;
     let LoaderOptions { epochs, workers, on_bad_record, .. } = options;

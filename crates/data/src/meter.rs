@@ -41,13 +41,13 @@ pub(crate) fn exceeded() -> usize {
     EXCEEDED.get()
 }
 
-/// Counts what is about to be written, and refuses too much.
+/// RecordCounts what is about to be written, and refuses too much.
 pub(crate) fn write(value: &Value) -> Result<(), Error> {
     WRITTEN.set(WRITTEN.get().saturating_add(printed_bytes(value, WRITTEN_BYTES)?));
     if WRITTEN.get() <= WRITTEN_BYTES { Ok(()) } else { Err(refuse(WRITTEN_BYTES)) }
 }
 
-/// Counts what is about to be made, and refuses too much.
+/// RecordCounts what is about to be made, and refuses too much.
 fn make(bytes: usize) -> Result<(), Error> {
     if bytes > ONE_BYTES {
         return Err(refuse(ONE_BYTES));

@@ -8,7 +8,7 @@ use std::fmt;
 use evenkeel_random::{Random, hash, permuted};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Place};
+use crate::error::{Error, RecordAt};
 
 /// Chunks whose records are shuffled together.
 pub const WINDOW_CHUNKS: usize = 8;
@@ -21,16 +21,16 @@ const FINGERPRINT: u64 = 4;
 
 /// Which records are read: all of them, or one side of the split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
+pub enum Subset {
     Train,
     HeldOut,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Subset {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Part::Train => "training",
-            Part::HeldOut => "held-out",
+            Subset::Train => "training",
+            Subset::HeldOut => "held-out",
         })
     }
 }
@@ -42,7 +42,7 @@ pub struct OrderOptions {
     pub shuffle: bool,
     /// One record of so many, chosen by a hash of its place, is held out for evaluation.
     pub held_out_every: Option<u64>,
-    pub part: Part,
+    pub part: Subset,
 }
 
 /// A place between two records. The record counts in the window's own order, after the split.
@@ -65,26 +65,26 @@ impl fmt::Display for Cursor {
 /// records that were packed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct DataPosition {
     pub cursor: Cursor,
     pub tokens: u64,
     /// Of how many, where some were.
     pub record_tokens: u64,
     /// Records of the cursor's window, where some were handed out.
     pub window_records: u64,
-    /// Of the order, [`Order::fingerprint`].
+    /// Of the order, [`RecordOrder::fingerprint`].
     pub order: u64,
     #[serde(default)]
-    pub counts: Counts,
+    pub counts: RecordCounts,
     /// The group of records whose rows are being handed out.
     #[serde(default)]
-    pub group: Option<Group>,
+    pub group: Option<PackedGroup>,
 }
 
 /// Records that were not read as they are, from the beginning of a run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Counts {
+pub struct RecordCounts {
     /// Bad records that were passed over.
     pub skipped: u64,
     pub skipped_in_epoch: u64,
@@ -95,37 +95,37 @@ pub struct Counts {
 /// Records that are packed together, of which some rows were handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
+pub struct PackedGroup {
     /// The group's first record.
     pub first: Cursor,
     pub rows: u64,
     /// What was counted before it.
-    pub counts: Counts,
+    pub counts: RecordCounts,
 }
 
-impl State {
+impl DataPosition {
     /// Where reading has to begin to go on from here.
     pub fn reads_from(&self) -> Cursor {
         self.group.map_or(self.cursor, |group| group.first)
     }
 
     /// What was counted before that.
-    pub(crate) fn counts_before(&self) -> Counts {
+    pub(crate) fn counts_before(&self) -> RecordCounts {
         let counts = self.group.map_or(self.counts, |group| group.counts);
         let begins_epoch = self.cursor == Cursor { epoch: self.cursor.epoch, ..Cursor::default() };
-        if begins_epoch { Counts { skipped_in_epoch: 0, ..counts } } else { counts }
+        if begins_epoch { RecordCounts { skipped_in_epoch: 0, ..counts } } else { counts }
     }
 }
 
 /// The order of a source's records.
 #[derive(Clone, Copy, Debug)]
-pub struct Order {
+pub struct RecordOrder {
     options: OrderOptions,
     chunks: u64,
 }
 
-impl Order {
-    pub fn new(options: OrderOptions, chunks: usize) -> Result<Order, Error> {
+impl RecordOrder {
+    pub fn new(options: OrderOptions, chunks: usize) -> Result<RecordOrder, Error> {
         let bad = |found: String, expected: &str| Error::BadOption {
             what: "held-out share",
             found,
@@ -133,16 +133,16 @@ impl Order {
         };
         match (options.held_out_every, options.part) {
             (Some(every @ 0..2), _) => return Err(bad(format!("one record of {every}"), "one of 2 or more")),
-            (None, Part::HeldOut) => return Err(bad("none".to_owned(), "one, to read held-out records")),
+            (None, Subset::HeldOut) => return Err(bad("none".to_owned(), "one, to read held-out records")),
             _ => (),
         }
         if chunks == 0 {
             return Err(Error::NoChunks);
         }
-        Ok(Order { options, chunks: chunks as u64 })
+        Ok(RecordOrder { options, chunks: chunks as u64 })
     }
 
-    pub fn part(&self) -> Part {
+    pub fn part(&self) -> Subset {
         self.options.part
     }
 
@@ -155,14 +155,14 @@ impl Order {
     pub fn fingerprint(&self) -> u64 {
         let OrderOptions { seed, shuffle, held_out_every, part } = self.options;
         let every = held_out_every.unwrap_or(0);
-        hash(&[FINGERPRINT, seed, shuffle.into(), every, (part == Part::Train).into(), self.chunks])
+        hash(&[FINGERPRINT, seed, shuffle.into(), every, (part == Subset::Train).into(), self.chunks])
     }
 
-    pub fn start(&self) -> State {
-        State { order: self.fingerprint(), ..State::default() }
+    pub fn start(&self) -> DataPosition {
+        DataPosition { order: self.fingerprint(), ..DataPosition::default() }
     }
 
-    pub fn check(&self, state: &State) -> Result<(), Error> {
+    pub fn check(&self, state: &DataPosition) -> Result<(), Error> {
         if state.order != self.fingerprint() {
             return Err(Error::OtherOrder);
         }
@@ -175,7 +175,7 @@ impl Order {
     }
 
     /// The epoch that comes next, and the share of it that lies behind.
-    pub fn epoch(&self, state: &State) -> (u64, f64) {
+    pub fn epoch(&self, state: &DataPosition) -> (u64, f64) {
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let Cursor { epoch, window, record } = state.cursor;
         let records = record as f64 + share(state.tokens, state.record_tokens);
@@ -194,19 +194,19 @@ impl Order {
     }
 
     /// The places of a window's records in reading order, given its chunks and how many records each has.
-    pub fn places(&self, epoch: u64, window: u64, sizes: &[(usize, usize)]) -> Vec<Place> {
-        let all = sizes.iter().flat_map(|&(chunk, records)| (0..records).map(move |record| Place { chunk, record }));
-        let mut places: Vec<Place> = all.filter(|&place| self.wanted(place)).collect();
+    pub fn places(&self, epoch: u64, window: u64, sizes: &[(usize, usize)]) -> Vec<RecordAt> {
+        let all = sizes.iter().flat_map(|&(chunk, records)| (0..records).map(move |record| RecordAt { chunk, record }));
+        let mut places: Vec<RecordAt> = all.filter(|&place| self.wanted(place)).collect();
         if self.options.shuffle {
             Random::new(&[RECORDS, self.options.seed, epoch, window]).shuffle(&mut places);
         }
         places
     }
 
-    fn wanted(&self, place: Place) -> bool {
+    fn wanted(&self, place: RecordAt) -> bool {
         let Some(every) = self.options.held_out_every else { return true };
         let held_out = hash(&[SPLIT, self.options.seed, place.chunk as u64, place.record as u64]).is_multiple_of(every);
-        held_out == (self.options.part == Part::HeldOut)
+        held_out == (self.options.part == Subset::HeldOut)
     }
 }
 
@@ -214,10 +214,10 @@ impl Order {
 mod tests {
     use super::*;
 
-    const PLAIN: OrderOptions = OrderOptions { seed: 3, shuffle: true, held_out_every: None, part: Part::Train };
+    const PLAIN: OrderOptions = OrderOptions { seed: 3, shuffle: true, held_out_every: None, part: Subset::Train };
 
-    fn epoch(options: OrderOptions, chunks: usize, epoch: u64) -> Vec<Place> {
-        let order = Order::new(options, chunks).unwrap();
+    fn epoch(options: OrderOptions, chunks: usize, epoch: u64) -> Vec<RecordAt> {
+        let order = RecordOrder::new(options, chunks).unwrap();
         let window = |window| {
             let sizes: Vec<_> = order.chunks(epoch, window).into_iter().map(|chunk| (chunk, chunk % 5 + 1)).collect();
             order.places(epoch, window, &sizes)
@@ -225,8 +225,8 @@ mod tests {
         (0..order.windows()).flat_map(window).collect()
     }
 
-    fn file_order(chunks: usize) -> Vec<Place> {
-        (0..chunks).flat_map(|chunk| (0..chunk % 5 + 1).map(move |record| Place { chunk, record })).collect()
+    fn file_order(chunks: usize) -> Vec<RecordAt> {
+        (0..chunks).flat_map(|chunk| (0..chunk % 5 + 1).map(move |record| RecordAt { chunk, record })).collect()
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
             assert!(differ, "{chunks} chunks");
         }
         assert_ne!(epoch(PLAIN, 31, 0), epoch(OrderOptions { seed: 4, ..PLAIN }, 31, 0));
-        let one_chunk = Order::new(PLAIN, 1).unwrap();
+        let one_chunk = RecordOrder::new(PLAIN, 1).unwrap();
         assert_ne!(one_chunk.places(0, 0, &[(0, 50)]), one_chunk.places(1, 0, &[(0, 50)]));
     }
 
@@ -258,7 +258,7 @@ mod tests {
         let split = OrderOptions { held_out_every: Some(5), ..PLAIN };
         let train: std::collections::BTreeSet<_> = epoch(split, 200, 0).into_iter().collect();
         let held_out: std::collections::BTreeSet<_> =
-            epoch(OrderOptions { part: Part::HeldOut, ..split }, 200, 7).into_iter().collect();
+            epoch(OrderOptions { part: Subset::HeldOut, ..split }, 200, 7).into_iter().collect();
         assert!(train.is_disjoint(&held_out));
         assert_eq!(train.union(&held_out).copied().collect::<Vec<_>>(), file_order(200));
         assert!((90..150).contains(&held_out.len()), "{} of 600 held out, one of five", held_out.len());
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_state_of_another_order_is_refused() {
-        let order = |options, chunks| Order::new(options, chunks).unwrap();
+        let order = |options, chunks| RecordOrder::new(options, chunks).unwrap();
         let here = order(PLAIN, 20);
         let others = [
             order(OrderOptions { seed: 4, ..PLAIN }, 20),
@@ -286,10 +286,10 @@ mod tests {
     #[test]
     fn a_share_that_holds_out_everything_is_refused() {
         for every in [0, 1] {
-            let error = Order::new(OrderOptions { held_out_every: Some(every), ..PLAIN }, 1).unwrap_err();
+            let error = RecordOrder::new(OrderOptions { held_out_every: Some(every), ..PLAIN }, 1).unwrap_err();
             assert!(error.to_string().contains("one of 2 or more"), "{error}");
         }
-        assert!(matches!(Order::new(PLAIN, 0), Err(Error::NoChunks)));
-        assert!(Order::new(OrderOptions { part: Part::HeldOut, ..PLAIN }, 1).is_err());
+        assert!(matches!(RecordOrder::new(PLAIN, 0), Err(Error::NoChunks)));
+        assert!(RecordOrder::new(OrderOptions { part: Subset::HeldOut, ..PLAIN }, 1).is_err());
     }
 }

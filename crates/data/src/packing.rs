@@ -4,7 +4,7 @@ use crate::IGNORE;
 use crate::best_fit::best_fit;
 use crate::encode::Document;
 use crate::error::Error;
-use crate::order::{Counts, Cursor, Group, State};
+use crate::order::{Cursor, DataPosition, PackedGroup, RecordCounts};
 use crate::pipeline::{Assemble, At, Emit, Stop};
 
 /// How documents become rows of up to `sequence` tokens.
@@ -76,21 +76,21 @@ pub(crate) struct Packer {
     padding: u32,
     row: Row,
     /// Documents that wait to be packed together, each with the state before it.
-    group: Vec<(State, Document)>,
+    group: Vec<(DataPosition, Document)>,
     group_tokens: usize,
-    /// Counts before the group's first document.
-    group_counts: Counts,
+    /// RecordCounts before the group's first document.
+    group_counts: RecordCounts,
     /// Where a run continues: so many tokens of the document there, or rows of the group, were handed out already.
-    resume: Option<State>,
+    resume: Option<DataPosition>,
 }
 
 impl Packer {
-    pub(crate) fn new(packing: Packing, padding: u32, start: State) -> Result<Packer, Error> {
+    pub(crate) fn new(packing: Packing, padding: u32, start: DataPosition) -> Result<Packer, Error> {
         if packing.sequence == 0 {
             return Err(Error::BadOption { what: "sequence", found: "0".into(), expected: "1 token or more".into() });
         }
         let resume = (start.tokens > 0 || start.group.is_some()).then_some(start);
-        let (row, group, group_counts) = (Row::default(), Vec::new(), Counts::default());
+        let (row, group, group_counts) = (Row::default(), Vec::new(), RecordCounts::default());
         Ok(Packer { packing, padding, row, group, group_tokens: 0, group_counts, resume })
     }
 
@@ -115,7 +115,7 @@ impl Packer {
             if self.row.ids.len() == sequence {
                 let rest = taken < document.ids.len();
                 let (tokens, record_tokens) = (taken as u64, document.ids.len() as u64);
-                let state = if rest { State { tokens, record_tokens, ..at.before() } } else { at.through() };
+                let state = if rest { DataPosition { tokens, record_tokens, ..at.before() } } else { at.through() };
                 emit(std::mem::take(&mut self.row), state)?;
             }
         }
@@ -152,7 +152,7 @@ impl Packer {
 
     /// Rows in the order of the first document of each, so that all before a row's first are in the rows before it. `end` is the state
     /// behind the group.
-    fn pack_group(&mut self, end: State, emit: Emit<Row>) -> Result<(), Stop> {
+    fn pack_group(&mut self, end: DataPosition, emit: Emit<Row>) -> Result<(), Stop> {
         let documents = std::mem::take(&mut self.group);
         self.group_tokens = 0;
         let lengths: Vec<usize> = documents.iter().map(|(_, document)| document.ids.len()).collect();
@@ -167,9 +167,9 @@ impl Packer {
                 row.push(document, 0..document.ids.len(), true);
             }
             row.pad(self.padding, self.packing.sequence);
-            let group = Group { first, rows: number as u64 + 1, counts: self.group_counts };
+            let group = PackedGroup { first, rows: number as u64 + 1, counts: self.group_counts };
             let state = match rows.get(number + 1) {
-                Some(next) => State { group: Some(group), ..documents[next[0]].0 },
+                Some(next) => DataPosition { group: Some(group), ..documents[next[0]].0 },
                 None => end,
             };
             emit(row, state)?;
@@ -178,7 +178,7 @@ impl Packer {
     }
 
     /// Rows of the first group that a run which is continued has had already.
-    fn rows_handed_out(&mut self, documents: &[(State, Document)], rows: usize) -> Result<usize, Stop> {
+    fn rows_handed_out(&mut self, documents: &[(DataPosition, Document)], rows: usize) -> Result<usize, Stop> {
         let Some(state) = self.resume.take() else { return Ok(0) };
         let group = state.group.unwrap_or_default();
         let begins_there = documents.first().is_some_and(|(state, _)| state.cursor == group.first);
@@ -239,12 +239,12 @@ mod tests {
     }
 
     /// Two epochs of documents, numbered on from one to the other.
-    fn rows(packing: Packing, lengths: &[u32], start: State) -> Vec<(Row, State)> {
+    fn rows(packing: Packing, lengths: &[u32], start: DataPosition) -> Vec<(Row, DataPosition)> {
         let mut packer = Packer::new(packing, PADDING, start).unwrap();
         let mut rows = Vec::new();
         let counts = Cell::new(start.counts_before());
         let mut emit = |row, state| {
-            rows.push((row, State { counts: counts.get(), ..state }));
+            rows.push((row, DataPosition { counts: counts.get(), ..state }));
             Ok(())
         };
         let at = |epoch, record| At { cursor: Cursor { epoch, window: 0, record }, window_records: 0, counts: &counts };
@@ -272,7 +272,7 @@ mod tests {
     fn cut_rows_are_full_and_hold_every_token_once_in_order() {
         for sequence in [1, 2, 3, 7, 8, 64, 100] {
             let packing = Packing { sequence, label_beyond_cut: true, ..CUT };
-            let rows = rows(packing, &LENGTHS, State::default());
+            let rows = rows(packing, &LENGTHS, DataPosition::default());
             let ids: Vec<u32> = rows.iter().flat_map(|(row, _)| row.ids.clone()).collect();
             let expected = tokens_of_both_epochs();
             assert!(rows.iter().all(|(row, _)| row.ids.len() == sequence && row.labels.len() == sequence));
@@ -289,7 +289,7 @@ mod tests {
         for packing in [CUT, WHOLE, SINGLE] {
             for (sequence, label_beyond_cut) in [(8, true), (1, true), (13, false), (64, true), (8, false)] {
                 let packing = Packing { sequence, label_beyond_cut, ..packing };
-                for (row, _) in rows(packing, &LENGTHS, State::default()) {
+                for (row, _) in rows(packing, &LENGTHS, DataPosition::default()) {
                     assert_eq!(row.segment_lengths.iter().sum::<usize>(), row.ids.len());
                     let mut start = 0;
                     for &length in &row.segment_lengths {
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_cut_document_continues_as_a_segment_of_its_own() {
         for label_beyond_cut in [true, false] {
-            let rows = rows(Packing { label_beyond_cut, ..CUT }, &[3, 20, 1], State::default());
+            let rows = rows(Packing { label_beyond_cut, ..CUT }, &[3, 20, 1], DataPosition::default());
             let lengths: Vec<_> = rows.iter().take(3).map(|(row, _)| row.segment_lengths.clone()).collect();
             assert_eq!(lengths, [vec![3, 5], vec![8], vec![7, 1]]);
             assert_eq!(rows[0].0.labels[7], if label_beyond_cut { 105 } else { IGNORE });
@@ -321,7 +321,7 @@ mod tests {
     fn packing_from_any_rows_state_gives_the_rows_that_follow() {
         for packing in [CUT, WHOLE, SINGLE] {
             let packing = Packing { sequence: 6, ..packing };
-            let straight = rows(packing, &LENGTHS, State::default());
+            let straight = rows(packing, &LENGTHS, DataPosition::default());
             for (index, (_, state)) in straight.iter().enumerate().take(straight.len() - 1) {
                 assert_eq!(rows(packing, &LENGTHS, *state), straight[index + 1..], "{packing:?} after row {index}");
             }
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn single_rows_are_cut_and_never_padded() {
-        let rows = rows(Packing { label_beyond_cut: true, ..SINGLE }, &LENGTHS, State::default());
+        let rows = rows(Packing { label_beyond_cut: true, ..SINGLE }, &LENGTHS, DataPosition::default());
         let lengths: Vec<_> = rows.iter().take(8).map(|(row, _)| row.ids.len()).collect();
         assert_eq!(lengths, [3, 8, 8, 2, 2, 8, 8, 5], "a document of one token has nothing to predict");
         assert_eq!(rows[1].0.labels[7], 108);
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn best_fit_keeps_documents_whole_and_each_epoch_by_itself() {
-        let rows = rows(WHOLE, &LENGTHS, State::default());
+        let rows = rows(WHOLE, &LENGTHS, DataPosition::default());
         let segments: Vec<Vec<(u32, usize)>> = rows
             .iter()
             .map(|(row, _)| {
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn a_group_ends_before_it_takes_much_memory() {
         let packing = Packing { sequence: 2, ..WHOLE };
-        let mut packer = Packer::new(packing, PADDING, State::default()).unwrap();
+        let mut packer = Packer::new(packing, PADDING, DataPosition::default()).unwrap();
         let counts = Cell::default();
         let mut most = 0;
         for record in 0..1000 {
@@ -378,13 +378,14 @@ mod tests {
         let cursor = Cursor { record: 1, ..Cursor::default() };
         let counts = Cell::default();
         let at = At { cursor, window_records: 0, counts: &counts };
-        let state = State { tokens: 20, cursor, ..State::default() };
+        let state = DataPosition { tokens: 20, cursor, ..DataPosition::default() };
         let mut packer = Packer::new(Packing { sequence: 4, ..CUT }, PADDING, state).unwrap();
         let stop = packer.add(at, document(1, 20), &mut |_, _| Ok(())).unwrap_err();
         assert!(matches!(stop, Stop::Failed(Error::BadState { .. })));
         for (rows, first) in [(1, cursor), (0, Cursor::default())] {
-            let group = Some(Group { first, rows, counts: Counts::default() });
-            let mut packer = Packer::new(WHOLE, PADDING, State { cursor, group, ..State::default() }).unwrap();
+            let group = Some(PackedGroup { first, rows, counts: RecordCounts::default() });
+            let mut packer =
+                Packer::new(WHOLE, PADDING, DataPosition { cursor, group, ..DataPosition::default() }).unwrap();
             packer.add(at, document(1, 5), &mut |_, _| Ok(())).unwrap();
             let stop = packer.end_epoch(at, &mut |_, _| Ok(())).unwrap_err();
             assert!(matches!(stop, Stop::Failed(Error::BadState { .. })));

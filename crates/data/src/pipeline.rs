@@ -8,8 +8,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use crate::error::{Error, Place};
-use crate::order::{Counts, Cursor, Order, State};
+use crate::error::{Error, RecordAt};
+use crate::order::{Cursor, DataPosition, RecordCounts, RecordOrder};
 use crate::source::{Record, Source};
 
 /// Pieces travel together, so that a channel is not used for each.
@@ -55,31 +55,31 @@ pub(crate) trait Assemble: Send + 'static {
 }
 
 /// Hands on an item and the state behind it, but for its order and its counts.
-pub(crate) type Emit<'a, Item> = &'a mut dyn FnMut(Item, State) -> Result<(), Stop>;
+pub(crate) type Emit<'a, Item> = &'a mut dyn FnMut(Item, DataPosition) -> Result<(), Stop>;
 
 /// A place, how many records its window has, and what was counted before it.
 #[derive(Clone, Copy)]
 pub(crate) struct At<'a> {
     pub(crate) cursor: Cursor,
     pub(crate) window_records: u64,
-    pub(crate) counts: &'a Cell<Counts>,
+    pub(crate) counts: &'a Cell<RecordCounts>,
 }
 
 impl At<'_> {
     /// Everything before it is handed out.
-    pub(crate) fn before(self) -> State {
-        State { cursor: self.cursor, window_records: self.window_records, ..State::default() }
+    pub(crate) fn before(self) -> DataPosition {
+        DataPosition { cursor: self.cursor, window_records: self.window_records, ..DataPosition::default() }
     }
 
     /// Everything up to the record there is handed out.
-    pub(crate) fn through(self) -> State {
+    pub(crate) fn through(self) -> DataPosition {
         let cursor = Cursor { record: self.cursor.record + 1, ..self.cursor };
         At { cursor, ..self }.before()
     }
 
     pub(crate) fn count_truncated(self) {
         let counts = self.counts.get();
-        self.counts.set(Counts { truncated: counts.truncated + 1, ..counts });
+        self.counts.set(RecordCounts { truncated: counts.truncated + 1, ..counts });
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) enum Read<Piece> {
 
 /// From the assembling thread to the caller.
 pub(crate) enum Ready<Item> {
-    Item(Item, State),
+    Item(Item, DataPosition),
     /// A bad record was passed over, and why.
     Skipped(Error),
     End,
@@ -117,8 +117,8 @@ pub(crate) enum Ready<Item> {
 /// What all threads know.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    pub(crate) order: Order,
-    pub(crate) start: State,
+    pub(crate) order: RecordOrder,
+    pub(crate) start: DataPosition,
     pub(crate) epochs: Option<u64>,
     pub(crate) workers: usize,
     pub(crate) on_bad_record: OnBadRecord,
@@ -231,7 +231,7 @@ fn first_record(plan: &Plan, epoch: u64, window: u64, records: usize) -> Result<
 /// A record, or why its file does not give it.
 type Taken = Result<Record, evenkeel_store::Error>;
 
-fn take(chunks: &mut [(usize, Vec<Option<Taken>>)], place: Place) -> Taken {
+fn take(chunks: &mut [(usize, Vec<Option<Taken>>)], place: RecordAt) -> Taken {
     let chunk = chunks.iter_mut().find(|(chunk, _)| *chunk == place.chunk);
     let (_, records) = chunk.expect("places are of the window's own chunks");
     records[place.record].take().expect("an order visits a record once")
@@ -247,7 +247,7 @@ pub(crate) fn assemble<A: Assemble>(
     let all = || -> Result<(), Stop> {
         let counts = Cell::new(plan.start.counts_before());
         let emit: Emit<A::Item> = &mut |item, state| {
-            let state = State { order: plan.start.order, counts: counts.get(), ..state };
+            let state = DataPosition { order: plan.start.order, counts: counts.get(), ..state };
             out.send(Ready::Item(item, state)).map_err(|_| Stop::Gone)
         };
         let mut first_bad = None;
@@ -258,14 +258,14 @@ pub(crate) fn assemble<A: Assemble>(
         for (number, (epoch, window)) in plan.windows().enumerate() {
             useful |= assemble_window(assembler, &inputs[number % inputs.len()], &counts, skipped, emit)?;
             if window + 1 == plan.order.windows() {
-                let Counts { skipped_in_epoch: skipped, truncated, .. } = counts.get();
+                let RecordCounts { skipped_in_epoch: skipped, truncated, .. } = counts.get();
                 if !useful {
                     let part = plan.order.part();
                     return Err(Error::NothingToRead { epoch, part, skipped, truncated }.into());
                 }
                 useful = false;
                 assembler.end_epoch(at(Cursor { epoch: epoch + 1, ..Cursor::default() }), emit)?;
-                counts.set(Counts { skipped_in_epoch: 0, ..counts.get() });
+                counts.set(RecordCounts { skipped_in_epoch: 0, ..counts.get() });
             }
         }
         assembler.finish(at(plan.end()), emit)
@@ -278,19 +278,19 @@ pub(crate) fn assemble<A: Assemble>(
     let _ = out.send(last);
 }
 
-/// Counts a bad record, names it if it is one of the first, and ends the run if there are too many. `first` is the first of all:
+/// RecordCounts a bad record, names it if it is one of the first, and ends the run if there are too many. `first` is the first of all:
 /// later ones may not say where they are.
 fn skip<Item>(
     plan: &Plan,
-    counts: &Cell<Counts>,
+    counts: &Cell<RecordCounts>,
     first: &mut Option<String>,
     error: Error,
     out: &SyncSender<Ready<Item>>,
 ) -> Result<(), Stop> {
     let first = first.get_or_insert_with(|| error.to_string());
     let before = counts.get();
-    let Counts { skipped, skipped_in_epoch, .. } = before;
-    counts.set(Counts { skipped: skipped + 1, skipped_in_epoch: skipped_in_epoch + 1, ..before });
+    let RecordCounts { skipped, skipped_in_epoch, .. } = before;
+    counts.set(RecordCounts { skipped: skipped + 1, skipped_in_epoch: skipped_in_epoch + 1, ..before });
     let OnBadRecord::Skip { most_in_epoch } = plan.on_bad_record else { return Err(error.into()) };
     if skipped_in_epoch >= most_in_epoch {
         return Err(Error::TooManyBad { limit: most_in_epoch, first: first.clone() }.into());
@@ -305,7 +305,7 @@ fn skip<Item>(
 fn assemble_window<A: Assemble>(
     assembler: &mut A,
     input: &Receiver<Read<A::Piece>>,
-    counts: &Cell<Counts>,
+    counts: &Cell<RecordCounts>,
     skipped: &mut dyn FnMut(Error) -> Result<(), Stop>,
     emit: Emit<A::Item>,
 ) -> Result<bool, Stop> {

@@ -2,7 +2,7 @@
 
 pub use evenkeel_store::Record;
 
-use crate::error::Place;
+use crate::error::RecordAt;
 
 /// Records in numbered chunks. Reading a chunk again gives the same records.
 pub trait Source: Send + Sync {
@@ -15,7 +15,7 @@ pub trait Source: Send + Sync {
     }
 
     /// Where a person finds a record, for messages: a line of a file, say.
-    fn origin(&self, place: Place) -> String {
+    fn origin(&self, place: RecordAt) -> String {
         place.to_string()
     }
 }
@@ -33,7 +33,7 @@ impl Source for evenkeel_store::Source {
         evenkeel_store::Source::read_each(self, chunk)
     }
 
-    fn origin(&self, place: Place) -> String {
+    fn origin(&self, place: RecordAt) -> String {
         // Reading the chunk again may fail; then its number must do.
         match evenkeel_store::Source::origin(self, place.chunk, place.record) {
             Ok(origin) => origin.to_string(),

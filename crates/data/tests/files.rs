@@ -7,7 +7,7 @@ use evenkeel_data::*;
 use evenkeel_store::SourceSpec;
 
 const OPTIONS: LoaderOptions = LoaderOptions {
-    order: OrderOptions { seed: 5, shuffle: true, held_out_every: None, part: Part::Train },
+    order: OrderOptions { seed: 5, shuffle: true, held_out_every: None, part: Subset::Train },
     epochs: Some(1),
     workers: 3,
     on_bad_record: OnBadRecord::Stop,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use evenkeel_data::*;
 
-const ORDER: OrderOptions = OrderOptions { seed: 2, shuffle: true, held_out_every: None, part: Part::Train };
+const ORDER: OrderOptions = OrderOptions { seed: 2, shuffle: true, held_out_every: None, part: Subset::Train };
 
 fn options(size: usize, augment: Option<Augment>) -> ImageOptions {
     ImageOptions { size, mean: vec![0.0; 3], deviation: vec![1.0 / 255.0; 3], augment, classes: 10 }
@@ -112,7 +112,7 @@ impl Source for Pictures {
     }
 }
 
-fn load(workers: usize, from: Option<State>) -> Vec<(ImageBatch, State)> {
+fn load(workers: usize, from: Option<DataPosition>) -> Vec<(ImageBatch, DataPosition)> {
     let images = Images::new(options(5, Some(Augment { flip: true, shift: 1 }))).unwrap();
     let options = LoaderOptions { order: ORDER, epochs: Some(2), workers, on_bad_record: OnBadRecord::Stop };
     let mut loader = Loader::images(Arc::new(Pictures), images, 7, options, from).unwrap();

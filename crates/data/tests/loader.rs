@@ -37,7 +37,7 @@ impl Source for Texts {
     }
 }
 
-const ORDER: OrderOptions = OrderOptions { seed: 11, shuffle: true, held_out_every: None, part: Part::Train };
+const ORDER: OrderOptions = OrderOptions { seed: 11, shuffle: true, held_out_every: None, part: Subset::Train };
 const OPTIONS: LoaderOptions =
     LoaderOptions { order: ORDER, epochs: Some(2), workers: 2, on_bad_record: OnBadRecord::Stop };
 const PACKED: Packing = Packing { sequence: 24, fill: Fill::Cut, label_beyond_cut: false };
@@ -48,7 +48,12 @@ fn encoder() -> Arc<Encoder> {
     Arc::new(Encoder::new(Tokenizer::Bytes, None, Format::Text { column: "text".into() }, 258).unwrap())
 }
 
-fn load(chunks: usize, packing: Packing, options: LoaderOptions, from: Option<State>) -> Vec<(Row, State)> {
+fn load(
+    chunks: usize,
+    packing: Packing,
+    options: LoaderOptions,
+    from: Option<DataPosition>,
+) -> Vec<(Row, DataPosition)> {
     let mut loader = Loader::rows(Texts::new(chunks), encoder(), packing, options, from).unwrap();
     let mut rows = Vec::new();
     while let Some(row) = loader.next().unwrap() {
@@ -58,7 +63,7 @@ fn load(chunks: usize, packing: Packing, options: LoaderOptions, from: Option<St
     rows
 }
 
-fn texts(rows: &[(Row, State)]) -> Vec<String> {
+fn texts(rows: &[(Row, DataPosition)]) -> Vec<String> {
     let ids: Vec<u32> = rows.iter().flat_map(|(row, _)| row.ids.iter().copied()).collect();
     let texts = ids.split(|&id| id == 256).map(|ids| Tokenizer::Bytes.decode(ids).unwrap());
     texts.filter(|text| !text.is_empty()).collect()
@@ -84,7 +89,7 @@ fn continuing_from_any_rows_state_equals_the_straight_run() {
         let straight = load(20, packing, OPTIONS, None);
         for (index, (_, state)) in straight.iter().enumerate() {
             let saved = serde_json::to_string(state).unwrap();
-            let state: State = serde_json::from_str(&saved).unwrap();
+            let state: DataPosition = serde_json::from_str(&saved).unwrap();
             let workers = index % 3 + 1;
             let rest = load(20, packing, LoaderOptions { workers, ..OPTIONS }, Some(state));
             assert_eq!(rest, straight[index + 1..], "after row {index}");
@@ -142,7 +147,7 @@ fn held_out_records_are_never_trained_on() {
         let options = LoaderOptions { order, epochs: Some(epochs), ..OPTIONS };
         texts(&load(60, PACKED, options, None)).into_iter().collect::<BTreeSet<_>>()
     };
-    let (train, held_out) = (part(Part::Train, 3), part(Part::HeldOut, 1));
+    let (train, held_out) = (part(Subset::Train, 3), part(Subset::HeldOut, 1));
     assert!(train.is_disjoint(&held_out) && !held_out.is_empty());
     let all: BTreeSet<_> = texts(&load(60, PACKED, OPTIONS, None)).into_iter().collect();
     assert_eq!(train.union(&held_out).cloned().collect::<BTreeSet<_>>(), all);
@@ -167,7 +172,7 @@ fn more_epochs_can_be_asked_for_at_the_end() {
 fn best_fit_reads_every_record_whole_once_an_epoch_with_little_padding() {
     let packing = Packing { sequence: 64, ..WHOLE };
     let (rows, alone) = (load(60, packing, OPTIONS, None), load(60, Packing { sequence: 64, ..SINGLE }, OPTIONS, None));
-    let texts = |rows: &[(Row, State)]| {
+    let texts = |rows: &[(Row, DataPosition)]| {
         let mut texts: Vec<Vec<u32>> = Vec::new();
         for (row, _) in rows {
             let mut rest = &row.ids[..];
@@ -192,8 +197,8 @@ fn load_skipping(
     packing: Packing,
     limit: u64,
     workers: usize,
-    from: Option<State>,
-) -> (Vec<(Row, State)>, Vec<String>) {
+    from: Option<DataPosition>,
+) -> (Vec<(Row, DataPosition)>, Vec<String>) {
     let source = Arc::new(Texts { chunks: 30, broken: Some(17), reads: AtomicUsize::new(0) });
     let on_bad_record = OnBadRecord::Skip { most_in_epoch: limit };
     let options = LoaderOptions { workers, on_bad_record, epochs: Some(7), ..OPTIONS };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::Observation;
-use evenkeel_data::Counts;
+use evenkeel_data::RecordCounts;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
@@ -25,8 +25,8 @@ pub trait Feed {
     fn epoch(&self) -> f64;
 
     /// Records that were passed over or cut before what was handed out so far.
-    fn counts(&self) -> Counts {
-        Counts::default()
+    fn counts(&self) -> RecordCounts {
+        RecordCounts::default()
     }
 
     /// What there is to say of the data since this was last asked.
@@ -144,7 +144,7 @@ pub struct StepReport {
     /// The share of the run that lies behind.
     pub share: f64,
     /// Of all records so far.
-    pub counts: Counts,
+    pub counts: RecordCounts,
     /// Of the ranks of the first share of the data, where they are watched.
     pub ranks: Vec<RankReport>,
 }

@@ -310,7 +310,7 @@ fn the_evaluation_at_the_end_is_in_the_last_checkpoint() {
     let folder = temporary.path().join("run");
     let (_, progress, saved) = judged(&folder, &plan, 0);
     assert_eq!((progress.best, saved), (Some(Best { step: 4, loss: 2.0 }), vec![3, 4]));
-    let state = checkpoint::State::of(&Checkpoint::open(&folder).unwrap()).unwrap();
+    let state = checkpoint::CheckpointState::of(&Checkpoint::open(&folder).unwrap()).unwrap();
     assert_eq!(state.progress.best, progress.best);
     let plain = RunGoals { keep_best: false, ..plan };
     assert_eq!(judged(&temporary.path().join("plain"), &plain, 0).2, [4], "no state depends on it");

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use evenkeel_data::{
-    Augment, Clock, Corpus, Counts, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Loader, LoaderOptions,
-    OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, Part, Row, Source, State, Template, Tokenizer,
-    TokenizerConfig, alpaca_template,
+    Augment, Clock, Corpus, DataPosition, Encoder, Fill, Format, ImageBatch, ImageOptions, Images, Loader,
+    LoaderOptions, OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, RecordCounts, Row, Source, Subset, Template,
+    Tokenizer, TokenizerConfig, alpaca_template,
 };
 use evenkeel_model::{Input, Model};
 use evenkeel_report::Reads;
@@ -120,7 +120,7 @@ impl Text {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeedState {
-    place: State,
+    place: DataPosition,
     /// What chat templates take for now.
     time_s: u64,
     data: Fingerprint,
@@ -157,12 +157,12 @@ impl Data {
         let mut fingerprint = Fingerprint::new(settings);
         let source = open_source(settings, &data.paths, &mut fingerprint)?;
         let held_out_every = (data.holdout > 0).then_some(data.holdout);
-        let order = OrderOptions { seed: data.seed, shuffle: data.shuffle, held_out_every, part: Part::Train };
+        let order = OrderOptions { seed: data.seed, shuffle: data.shuffle, held_out_every, part: Subset::Train };
         let held_out = if !data.eval_paths.is_empty() {
             let whole = OrderOptions { shuffle: false, held_out_every: None, ..order };
             Some((open_source(settings, &data.eval_paths, &mut Fingerprint::default())?, whole))
         } else {
-            held_out_every.map(|_| (source.clone(), OrderOptions { part: Part::HeldOut, ..order }))
+            held_out_every.map(|_| (source.clone(), OrderOptions { part: Subset::HeldOut, ..order }))
         };
         let reader = match (model.config.input, text) {
             (Input::Tokens { .. }, Some(text)) => {
@@ -296,7 +296,7 @@ impl Data {
         &self,
         source: &Arc<dyn Source>,
         options: LoaderOptions,
-        from: Option<State>,
+        from: Option<DataPosition>,
         training: bool,
     ) -> Result<Box<dyn Feed>, Error> {
         let (batch, source) = (self.batch, source.clone());
@@ -447,7 +447,7 @@ where
         self.loader.epoch()
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> RecordCounts {
         self.loader.counts()
     }
 
@@ -500,7 +500,7 @@ impl Feed for Primed {
         if self.first.is_some() { self.epoch } else { self.feed.epoch() }
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> RecordCounts {
         self.feed.counts()
     }
 

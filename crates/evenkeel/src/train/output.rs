@@ -16,7 +16,7 @@ use evenkeel_report::is_event_file_name;
 use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::{Checkpoint, Damaged, keep_newest_and, list, newest_good};
 use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, write_file_atomically};
-use evenkeel_train::checkpoint::State;
+use evenkeel_train::checkpoint::CheckpointState;
 use evenkeel_train::{Best, Progress};
 
 use crate::config::{RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};
@@ -55,7 +55,7 @@ pub fn find_checkpoint(run: &Path, which: Which) -> Result<Checkpoint, Failure> 
         Which::Newest => (),
         Which::Step(step) => return Ok(Checkpoint::open(of_step(step))?),
         Which::Best => {
-            let best = State::of(&find_checkpoint(run, Which::Newest)?)?.progress.best;
+            let best = CheckpointState::of(&find_checkpoint(run, Which::Newest)?)?.progress.best;
             return match best.filter(|best| exists(of_step(best.step))) {
                 Some(best) => Ok(Checkpoint::open(of_step(best.step))?),
                 None => Err(no_best(run, best).into()),

@@ -36,7 +36,7 @@ const MOST: u64 = 1 << 48;
 /// What the manifest says beside its files' digests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct CheckpointState {
     version: u32,
     pub progress: Progress,
     updates: u32,
@@ -61,20 +61,17 @@ pub struct State {
     layout: BTreeMap<String, BTreeMap<String, Held>>,
 }
 
-impl State {
+impl CheckpointState {
     /// What a checkpoint's manifest says; its files are not looked at.
-    pub fn of(checkpoint: &Checkpoint) -> Result<State, Error> {
+    pub fn of(checkpoint: &Checkpoint) -> Result<CheckpointState, Error> {
         let path = || checkpoint.path().to_owned();
         let found = checkpoint.body().get("version").and_then(Value::as_u64).unwrap_or(0);
         if found != u64::from(VERSION) {
             let found = found.try_into().unwrap_or(u32::MAX);
             return Err(Error::CheckpointVersion { path: path(), found, known: VERSION });
         }
-        let state: State = serde_json::from_value(checkpoint.body().clone()).map_err(|error| Error::BadManifest {
-            path: path(),
-            what: "body",
-            why: error.to_string(),
-        })?;
+        let state: CheckpointState = serde_json::from_value(checkpoint.body().clone())
+            .map_err(|error| Error::BadManifest { path: path(), what: "body", why: error.to_string() })?;
         state.check().map_err(|what| Error::BadState { path: path(), what })?;
         Ok(state)
     }
@@ -130,11 +127,11 @@ pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Res
 }
 
 /// Puts the ranks in the state of a checkpoint, each reading what it keeps, and says how far that was.
-pub fn load(path: &Path, ranks: &Ranks) -> Result<State, Error> {
+pub fn load(path: &Path, ranks: &Ranks) -> Result<CheckpointState, Error> {
     load_from(&Checkpoint::open(path)?, ranks)
 }
 
-pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<State, Error> {
+pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointState, Error> {
     let opened = Arc::new(Opened::new(checkpoint)?);
     let state = opened.state.clone();
     all_or_first_error(ranks.each(move |trainer| load_rank(&opened, trainer))?)?;

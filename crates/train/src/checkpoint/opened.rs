@@ -8,7 +8,7 @@ use evenkeel_model::{Held, Move, ParamSpec, Slice, as_matrix, moves};
 use evenkeel_store::SafeTensorsFile;
 use evenkeel_store::checkpoint::Checkpoint;
 
-use super::{State, tensor_name};
+use super::{CheckpointState, tensor_name};
 use crate::Error;
 use crate::state_kind::StateKind;
 
@@ -17,7 +17,7 @@ const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// A checkpoint whose files have been compared with their digests.
 pub struct Opened {
-    pub state: State,
+    pub state: CheckpointState,
     path: PathBuf,
     files: Vec<SafeTensorsFile>,
     /// By tensor: in which files it is, and which elements of it.
@@ -27,7 +27,7 @@ pub struct Opened {
 impl Opened {
     pub fn new(checkpoint: &Checkpoint) -> Result<Opened, Error> {
         let path = checkpoint.path().to_owned();
-        let state = State::of(checkpoint)?;
+        let state = CheckpointState::of(checkpoint)?;
         let damaged = |what: &'static str, why: String| Error::BadManifest { path: path.clone(), what, why };
         let (mut files, mut places) = (Vec::new(), BTreeMap::new());
         for (name, tensors) in &state.layout {

@@ -10,7 +10,7 @@ use evenkeel_store::checkpoint::CheckpointWriter;
 use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
 use serde_json::Value;
 
-use super::{ADAMW, State, VERSION, all, tensor_name};
+use super::{ADAMW, CheckpointState, VERSION, all, tensor_name};
 use crate::Error;
 use crate::ranks::Ranks;
 use crate::resize::Told;
@@ -23,7 +23,7 @@ const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// The state of all ranks.
 pub struct Snapshot<'ranks> {
-    state: State,
+    state: CheckpointState,
     /// By file and tensor.
     files: BTreeMap<String, BTreeMap<String, Values<'ranks>>>,
 }
@@ -76,7 +76,7 @@ impl<'ranks> Snapshot<'ranks> {
         })?;
         let strategy = ranks.each(|trainer| trainer.strategy().clone())?.swap_remove(0);
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
-        let mut state = State {
+        let mut state = CheckpointState {
             version: VERSION,
             progress: *progress,
             updates: kept[0].0,
