@@ -31,7 +31,7 @@ pub fn start(threads: Option<usize>) -> Result<Device, Mistake> {
         .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })
 }
 
-/// One of a kind: all cores of this machine, or the first card.
+/// One of a kind: all cores of this machine, or the first GPU.
 pub fn start_kind(kind: DeviceKind, threads: Option<usize>) -> Result<Device, Failure> {
     match kind {
         DeviceKind::Cpu => Ok(start(threads)?),
@@ -39,7 +39,7 @@ pub fn start_kind(kind: DeviceKind, threads: Option<usize>) -> Result<Device, Fa
     }
 }
 
-/// A card, with the kernels that were compiled for it before.
+/// A GPU, with the kernels that were compiled for it before.
 pub fn start_cuda(ordinal: usize) -> Result<Device, Failure> {
     start_cuda_with(CudaOptions::new(ordinal))
 }

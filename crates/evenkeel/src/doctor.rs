@@ -15,7 +15,7 @@ pub fn run() -> Result<String, Mistake> {
         format!("libraries      {}", list(&libraries_found())),
         cuda.to_string(),
     ];
-    // What is missing is told only where somebody has a card to use.
+    // What is missing is told only where somebody has a GPU to use.
     let problems = if process::gpus().is_empty() { Vec::new() } else { cuda.problems };
     Ok(lines.into_iter().chain(problems).collect::<Vec<_>>().join("\n"))
 }

@@ -1,4 +1,4 @@
-//! Whether something fits in memory, this machine's or a card's, asked before any of it is taken.
+//! Whether something fits in memory, this machine's or a GPU's, asked before any of it is taken.
 //!
 //! The memory of a training process is the most that it ever has resident, the system's `VmHWM`. [`Peak`] foretells it, part by
 //! part; progress lines, metrics and the summary tell what it came to. Files of weights are mapped, and what was read of them is
@@ -111,7 +111,7 @@ fn check_fit_on_gpu(gpu: usize, ranks: usize, what: &str, needed_bytes: u64, hin
     Ok(check_card(ranks, what, needed_bytes, &cuda_memory(gpu).map_err(device::fault)?, hint)?)
 }
 
-/// A part of a card's memory is left to libraries and compiled kernels.
+/// A part of a GPU's memory is left to libraries and compiled kernels.
 fn check_card(ranks: usize, what: &str, needed_bytes: u64, card: &CudaMemory, hint: &str) -> Result<(), Mistake> {
     let usable_bytes = card.arena_bytes_of(ranks);
     if needed_bytes <= usable_bytes {

@@ -40,7 +40,7 @@ fn golden(case: &str) -> PathBuf {
     support::golden().join(case)
 }
 
-/// A CPU of so many threads, or the card under test.
+/// A CPU of so many threads, or the GPU under test.
 fn device(threads: usize) -> Device {
     support::device(threads, 1 << 30)
 }

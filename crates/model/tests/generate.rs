@@ -27,7 +27,7 @@ fn tolerance(dtype: DType) -> f32 {
     }
 }
 
-/// A CPU of so many threads, or the card under test.
+/// A CPU of so many threads, or the GPU under test.
 fn device(threads: usize) -> Device {
     support::device(threads, 1 << 30)
 }

@@ -248,7 +248,7 @@ fn check(case: &str, dtype: DType, tolerance: f64) {
 
 #[test]
 fn what_shards_compute_of_shared_heads_adds_up_to_the_whole() {
-    // On a card each new shape of a product costs a choice of its algorithm.
+    // On a GPU each new shape of a product costs a choice of its algorithm.
     let cases = if support::on_cuda() { &ARCHITECTURES[..] } else { &CASES[..] };
     cases.iter().for_each(|case| check(case, DType::F32, TOLERANCE));
 }

@@ -1,4 +1,4 @@
-//! A step of ranks that NCCL connects against the same step in the memory of the card that they share.
+//! A step of ranks that NCCL connects against the same step in the memory of the GPU that they share.
 
 mod support;
 

@@ -163,7 +163,7 @@ impl Balance {
 
     /// Has the limits of widths follow from how full each rank's memory was.
     fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        // A card's memory is divided among its ranks; those on cores each reserve what all of them share.
+        // A GPU's memory is divided among its ranks; those on cores each reserve what all of them share.
         let ranks_on_cores = self.mesh.ranks() as f64;
         let usages = ranks.each(move |trainer| {
             let sharing = if trainer.device.kind() == DeviceKind::Cpu { ranks_on_cores } else { 1.0 };

@@ -106,7 +106,7 @@ impl Ranks {
                 let (answer, answered) = channel();
                 let work = work.clone();
                 // A rank that has ended takes no job and its answer does not come. Nor does that of one whose exchanges were
-                // ended by another's failure: cards go on without what they waited for.
+                // ended by another's failure: GPUs go on without what they waited for.
                 let _ = jobs.send(Box::new(move |trainer| {
                     let done = work(trainer);
                     match trainer.communicator().failure() {

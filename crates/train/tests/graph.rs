@@ -148,7 +148,7 @@ fn train_ranks(tp: usize, graph: bool) -> (Vec<f64>, Vec<Replays>) {
     (losses.into_iter().next().unwrap(), replays)
 }
 
-/// Each rank has a thread and streams of its own, with `EVENKEEL_TEST_PARTS` a part of the card, too.
+/// Each rank has a thread and streams of its own, with `EVENKEEL_TEST_PARTS` a part of the GPU, too.
 #[test]
 fn ranks_that_share_a_card_replay_attention_by_cudnn() {
     if !support::under_test::on_cuda() || cuda_attention_repeats() || !matches!(cudnn_report().version, Some(Ok(_))) {

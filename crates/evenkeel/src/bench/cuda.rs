@@ -1,4 +1,4 @@
-//! `evenkeel bench step --device cuda`: whole training steps on a card, of models that PyTorch is measured on, too.
+//! `evenkeel bench step --device cuda`: whole training steps on a GPU, of models that PyTorch is measured on, too.
 
 mod ranks;
 
@@ -130,7 +130,7 @@ pub struct Options<'a> {
     pub graph: bool,
 }
 
-/// What the card is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
+/// What the GPU is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
 const PEAK_FLOPS_PER_S: f64 = 790e12;
 const PEAK_BYTES_PER_S: f64 = 4.3e12;
 
@@ -151,7 +151,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
-    // Two batches in turn, on the card beforehand, as PyTorch's are: loading data is not what is timed.
+    // Two batches in turn, on the GPU beforehand, as PyTorch's are: loading data is not what is timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;
     let mut number = 0;

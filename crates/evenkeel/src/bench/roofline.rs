@@ -60,7 +60,7 @@ pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
     probe.work as f64 / best.as_secs_f64()
 }
 
-/// A card has more multiprocessors than a small product has tiles, but a rank that shares one may have little memory left.
+/// A GPU has more multiprocessors than a small product has tiles, but a rank that shares one may have little memory left.
 fn card_side(usage: &Usage) -> usize {
     let room_bytes = usage.capacity_bytes.saturating_sub(usage.live_bytes);
     let bytes = |side: usize| (3 * side * side * size_of::<f32>()) as u64;

@@ -363,7 +363,7 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// Each rank has a card of its own, or all share one.
+/// Each rank has a GPU of its own, or all share one.
 fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
     let count = cards.iter().collect::<BTreeSet<_>>().len();
     let keys = ["device.cards", "parallel.tp", "parallel.dp"];
@@ -380,7 +380,7 @@ fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
     }
 }
 
-/// What a card has nothing to do with, or cannot do.
+/// What a GPU has nothing to do with, or cannot do.
 fn check_device(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, parts, cards) = (&settings.parallel, settings.device.virtual_gpus.len(), &settings.device.cards);
     let ranks = parallel.dp * parallel.tp;

@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 let threads = strategy.devices.cores_per_rank();
                 peak.is_none_or(|peak| peak.with(&costs, threads).check(&memory_hint).is_ok())
             }
-            // Each rank has taken its share of the card by now.
+            // Each rank has taken its share of the GPU by now.
             DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
         }
     };

@@ -226,7 +226,7 @@ impl Observer<'_> {
         }
     }
 
-    /// Says if a card's driver refused to go on with graphs.
+    /// Says if a GPU's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));

@@ -86,7 +86,7 @@ impl Model {
         Ok(shards.into_iter().map(model).collect())
     }
 
-    /// The model as it is computed on such devices: its head treats more rows at a time on a card. The same model is given to
+    /// The model as it is computed on such devices: its head treats more rows at a time on a GPU. The same model is given to
     /// dry runs, which then take the same memory.
     pub fn for_device(self, kind: DeviceKind) -> Model {
         Model { head: Head { logit_bytes: kind.logit_bytes(), ..self.head }, ..self }

@@ -157,8 +157,8 @@ pub fn on_working_ranks(
         let device = device(communicator.rank());
         (run(&shards, work, origin, &communicator, &device, dtype, way), device)
     });
-    // A card's memory is freed when nothing runs on the card any more. Freed earlier, it would hold up ranks that NCCL's kernels of
-    // others wait for, if all share one card.
+    // A GPU's memory is freed when nothing runs on the GPU any more. Freed earlier, it would hold up ranks that NCCL's kernels of
+    // others wait for, if all share one GPU.
     let (outcomes, _devices): (Vec<Outcome>, Vec<Device>) = outcomes.expect("no rank fails").into_iter().unzip();
     outcomes
 }
@@ -384,7 +384,7 @@ pub fn compare_rank_by_rank(what: &str, ours: &[Outcome], theirs: &[Outcome], to
     for (rank, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let error = distance(&ours.losses, &theirs.losses) / norm(theirs.losses.iter().copied());
         assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
-        // On a card, the bits of a row depend on how many there are: products choose their kernels by that.
+        // On a GPU, the bits of a row depend on how many there are: products choose their kernels by that.
         let error = distance(&ours.evaluated, &theirs.evaluated) / norm(theirs.evaluated.iter().copied());
         let allowed = if on_cuda() { tolerance } else { 0.0 };
         assert!(error <= allowed, "{what}, rank {rank}: evaluation is off by {error:e}");

@@ -309,7 +309,7 @@ struct Together<T> {
 }
 
 /// Joins stretches of a bucket where one begins at the end of the other: a launch for each parameter costs a small model on a
-/// card more than the work. Gaps between parameters are nobody's and end a stretch.
+/// GPU more than the work. Gaps between parameters are nobody's and end a stretch.
 fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
     let mut found: Vec<Together<T>> = Vec::new();
     for (place, bucket, like) in stretches {

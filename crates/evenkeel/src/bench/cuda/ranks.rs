@@ -1,4 +1,4 @@
-//! The same steps by several ranks: each on a card, or on one that they share, whole or in parts.
+//! The same steps by several ranks: each on a GPU, or on one that they share, whole or in parts.
 
 use std::time::{Duration, Instant};
 
