@@ -2,10 +2,35 @@
 
 use std::sync::Arc;
 
-use evenkeel_device::{CpuOptions, CudaError, CudaOptions, Device, DeviceKind, KernelCache, cpu_report};
+use evenkeel_device::{CpuOptions, CudaError, CudaOptions, DType, Device, DeviceKind, KernelCache, cpu_report};
 
 use crate::kernel_cache::CacheFolder;
 use crate::{Failure, Mistake};
+
+/// What a command can be told to compute in.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Precision {
+    F32,
+    Bf16,
+}
+
+impl Precision {
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
+impl From<Precision> for DType {
+    fn from(precision: Precision) -> DType {
+        match precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        }
+    }
+}
 
 /// What a command can be told to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -29,7 +29,7 @@ pub struct Arguments {
     overwrite: bool,
     /// Dtype of the written weights; the run's if not given.
     #[arg(long, value_enum)]
-    dtype: Option<crate::bench::Precision>,
+    dtype: Option<crate::device::Precision>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -50,8 +50,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = Overrides::of_file(arguments.run.join(RUN_CONFIG)).read()?;
     if let Some(dtype) = arguments.dtype {
         config.settings.output.save_dtype = Some(match dtype {
-            crate::bench::Precision::F32 => Dtype::F32,
-            crate::bench::Precision::Bf16 => Dtype::Bf16,
+            crate::device::Precision::F32 => Dtype::F32,
+            crate::device::Precision::Bf16 => Dtype::Bf16,
         });
     }
     let text = Text::open(&config)?;

@@ -48,7 +48,7 @@ pub struct Arguments {
     seed: u64,
     /// Compute dtype.
     #[arg(long, value_enum, default_value = "f32")]
-    dtype: crate::bench::Precision,
+    dtype: crate::device::Precision,
     /// What computes: the machine's cores, or its first NVIDIA GPU.
     #[arg(long, value_enum, default_value = "cpu")]
     device: device::DeviceChoice,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use evenkeel_comm::{Communicator, Options, run_ranks};
 use evenkeel_device::{CpuOptions, Device, allowed_cores};
 
-use super::{Precision, between};
+use super::between;
+use crate::device::Precision;
 use crate::memory::check_fit;
 use crate::{Failure, text};
 

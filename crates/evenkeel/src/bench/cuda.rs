@@ -11,7 +11,8 @@ use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
 use evenkeel_train::{Observe, OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
-use super::{Precision, median};
+use super::median;
+use crate::device::Precision;
 use crate::{Failure, Mistake, device, text};
 
 /// A model and the step that is timed.

@@ -5,8 +5,9 @@ use evenkeel_model::{Model, even_bounds};
 use evenkeel_step::Strategy;
 use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
-use super::{Precision, between};
+use super::between;
 use crate::Mistake;
+use crate::device::Precision;
 use crate::strategy::on_cores;
 
 /// Its sizes, and those of a step.

@@ -9,36 +9,7 @@ mod schedules;
 mod step;
 mod stragglers;
 
-use evenkeel_device::DType;
-
-pub use roofline::peak_flops_per_s;
-
 use crate::Failure;
-
-/// What is computed in.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Precision {
-    F32,
-    Bf16,
-}
-
-impl Precision {
-    fn name(self) -> &'static str {
-        match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-        }
-    }
-}
-
-impl From<Precision> for DType {
-    fn from(precision: Precision) -> DType {
-        match precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        }
-    }
-}
 
 #[derive(clap::Subcommand)]
 pub enum Command {

@@ -7,29 +7,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use evenkeel_device::kernel::{Copy, Kernel, Order, Placement, Product, RandomNormal};
-use evenkeel_device::{DType, Device, DeviceKind, KernelTime, Tensor, Usage};
+use evenkeel_device::kernel::{Kernel, Order};
+use evenkeel_device::{DType, Device, KernelTime};
 
 use super::median;
+use crate::probe::{PEAK, Probe, ProductShape};
 use crate::text;
 
 const ROUNDS: usize = 7;
-/// How often a limit is measured in each round.
-const PROBES_PER_ROUND: usize = 3;
 
 /// Kernels that count as one row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     name: &'static str,
-    product: Option<Shape>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Shape {
-    order: &'static str,
-    dims: [usize; 3],
-    wide_out: bool,
-    accumulate: bool,
+    product: Option<ProductShape>,
 }
 
 /// The launches of a row in all measured steps.
@@ -48,23 +39,6 @@ impl Launches {
     fn time(&self) -> Duration {
         self.times.iter().sum()
     }
-}
-
-/// Operations per second of a large product: what this machine has, measured in some milliseconds.
-pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
-    let dims = if device.kind() == DeviceKind::Cuda { [card_side(&device.usage()); 3] } else { PEAK.dims };
-    let probe = Probe::of_product(device, Shape { dims, ..PEAK }, dtype);
-    // Of many, since others may be using the machine.
-    let times = (0..5).flat_map(|_| probe.measure(device));
-    let best = times.min().expect("several runs");
-    probe.work as f64 / best.as_secs_f64()
-}
-
-/// A GPU has more multiprocessors than a small product has tiles, but a rank that shares one may have little memory left.
-fn card_side(usage: &Usage) -> usize {
-    let room_bytes = usage.capacity_bytes.saturating_sub(usage.live_bytes);
-    let bytes = |side: usize| (3 * side * side * size_of::<f32>()) as u64;
-    [8192, 4096, 2048].into_iter().find(|&side| bytes(side) <= room_bytes / 2).unwrap_or(1024)
 }
 
 /// Runs steps and limits in turns, and prints the table of the steps' kernels.
@@ -101,8 +75,8 @@ pub fn table(device: &Device, mut step: impl FnMut() -> Duration) -> String {
             times.extend(probe.measure(device));
         }
     }
-    let peak_rate = peak.0.rate(&peak.1);
-    let limits = limits.into_iter().map(|(row, (probe, times))| (row, probe.rate(&times))).collect();
+    let peak_rate = rate(&peak.0, &peak.1);
+    let limits = limits.into_iter().map(|(row, (probe, times))| (row, rate(&probe, &times))).collect();
     lay_out(rows, &limits, peak_rate, &steps)
 }
 
@@ -185,7 +159,7 @@ fn measured(device: &Device, step: &mut impl FnMut() -> Duration) -> (Duration, 
 
 fn row(kernel: &Kernel) -> Row {
     let product = match kernel {
-        Kernel::Product(product) => Some(Shape {
+        Kernel::Product(product) => Some(ProductShape {
             order: match product.order {
                 Order::NN => "NN",
                 Order::NT => "NT",
@@ -203,7 +177,7 @@ fn row(kernel: &Kernel) -> Row {
 fn describe(row: &Row) -> String {
     match row.product {
         None => row.name.to_owned(),
-        Some(Shape { order, dims: [m, n, k], accumulate, .. }) => {
+        Some(ProductShape { order, dims: [m, n, k], accumulate, .. }) => {
             format!("{} {order} {m}×{n}×{k}{}", row.name, if accumulate { " +" } else { "" })
         }
     }
@@ -214,65 +188,7 @@ fn compute_dtype(times: &[KernelTime]) -> DType {
     product.map_or(DType::F32, |product| product.a.dtype)
 }
 
-/// A product large enough to reach what the machine has.
-const PEAK: Shape = Shape { order: "NN", dims: [1024, 1024, 1024], wide_out: true, accumulate: false };
-const COPY_COLS: usize = 1024;
-
-/// A kernel that shows a limit, with its operands.
-struct Probe {
-    kernel: Kernel,
-    /// Operations or bytes.
-    work: u64,
-    _operands: Vec<Tensor>,
-}
-
-impl Probe {
-    fn of_product(device: &Device, shape: Shape, dtype: DType) -> Probe {
-        let queue = device.compute();
-        let [m, n, k] = shape.dims;
-        let (order, a, b) = match shape.order {
-            "NN" => (Order::NN, [m, k], [k, n]),
-            "NT" => (Order::NT, [m, k], [n, k]),
-            _ => (Order::TN, [k, m], [k, n]),
-        };
-        let operand = |[rows, cols]: [usize; 2]| {
-            let tensor = queue.tensor(rows, cols, dtype);
-            // Numbers with all their digits: constants draw less power, and so run at a higher clock.
-            let (out, placement) = (tensor.view(), Placement::whole(cols));
-            queue.launch(RandomNormal { out, mean: 0.0, deviation: 1.0, seed: rows as u64, placement });
-            tensor
-        };
-        let out = queue.zeros(m, n, if shape.wide_out { DType::F32 } else { dtype });
-        let (a, b) = (operand(a), operand(b));
-        let product = Product { accumulate: shape.accumulate, ..Product::new(order, &a, &b, &out) };
-        Probe { kernel: product.into(), work: 2 * (m * n * k) as u64, _operands: vec![a, b, out] }
-    }
-
-    fn of_copy(device: &Device, bytes: u64) -> Probe {
-        let queue = device.compute();
-        let (rows, cols) = ((bytes as usize / (8 * COPY_COLS)).max(1), COPY_COLS);
-        let (x, out) = (queue.zeros(rows, cols, DType::F32), queue.zeros(rows, cols, DType::F32));
-        let kernel = Copy { x: x.view(), out: out.view() };
-        Probe { kernel: kernel.into(), work: (8 * rows * cols) as u64, _operands: vec![x, out] }
-    }
-
-    /// Several runs; a first one that warms the caches does not count. Each begins anew: a product right behind another
-    /// with the same operand would not pack it.
-    fn measure(&self, device: &Device) -> Vec<Duration> {
-        let run = |_| {
-            device.compute().launch(self.kernel.clone());
-            device.compute().finish();
-        };
-        run(0);
-        device.measure_kernels(true);
-        (0..PROBES_PER_ROUND).for_each(run);
-        let times = device.take_kernel_times();
-        device.measure_kernels(false);
-        times.iter().map(|time| time.duration).collect()
-    }
-
-    /// Operations or bytes per nanosecond.
-    fn rate(&self, times: &[Duration]) -> f64 {
-        self.work as f64 / median_s(times) / 1e9
-    }
+/// Operations or bytes per nanosecond.
+fn rate(probe: &Probe, times: &[Duration]) -> f64 {
+    probe.work as f64 / median_s(times) / 1e9
 }

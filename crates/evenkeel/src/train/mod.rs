@@ -25,11 +25,11 @@ use evenkeel_train::{
     checkpoint,
 };
 
-use crate::bench::peak_flops_per_s;
 use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
+use crate::probe::peak_flops_per_s;
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
 use feed::{Data, Primed, Text, first_of};
