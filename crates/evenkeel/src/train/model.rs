@@ -87,7 +87,7 @@ impl ModelInput {
             }
         };
         let json = without_keys(&json, &config.settings.model.ignore_keys, "model.ignore_keys");
-        let model = Model::from_json(&json)?.for_device(config.settings.device.kind.into());
+        let model = Model::from_json(&json)?.for_device(config.settings.device.kind);
         if let Some(folder) = &folder {
             model.check(folder)?;
         }

@@ -37,7 +37,7 @@ pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure
 /// and the answer below it.
 pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<String>, Failure> {
     let saved = Folder::open(folder)?;
-    let kind = settings.device.kind.into();
+    let kind = settings.device.kind;
     let model = Model::open(&saved)?.for_device(kind);
     let device = start(kind, settings)?;
     let parameters = model.load(&saved, device_dtype(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
