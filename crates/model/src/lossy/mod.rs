@@ -1,6 +1,7 @@
 //! Less work than the model asks for: [`resize`] has linear layers compute with some of their input columns.
 //!
-//! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`pruned_mask`] marks what updates skip.
+//! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`pruned_mask`] marks what
+//! updates skip.
 
 pub(crate) mod intake;
 pub(crate) mod pruned_mask;
