@@ -271,11 +271,12 @@ impl<'a> Run<'a> {
                     let stamp = group.reduce_scatter(comm, tensor, &received, &bounds);
                     (received, stamp)
                 }
-                _ => {
+                Work::AllGather => {
                     let received = like_tensor(bounds[group.size()]);
                     let stamp = group.all_gather(comm, tensor, &received, &bounds);
                     (received, stamp)
                 }
+                other => unreachable!("{other:?} is no exchange of values"),
             };
             bytes += tensor.bytes().max(received.bytes());
             came.get_or_insert(stamp);

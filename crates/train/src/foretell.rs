@@ -98,7 +98,8 @@ impl Machine {
         let kind = match task.work {
             Work::ReduceScatter => ExchangeKind::ReduceScatter,
             Work::AllGather => ExchangeKind::AllGather,
-            _ => ExchangeKind::AllReduce,
+            Work::AllReduce | Work::SumGradients(_) => ExchangeKind::AllReduce,
+            other => unreachable!("a lone replica without ZeRO does not {other:?}"),
         };
         let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
         self.link.duration_of(kind, bytes, members).as_secs_f64()
