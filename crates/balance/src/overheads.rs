@@ -9,9 +9,9 @@ use crate::watch::{Sample, is_measured};
 /// By class, as widths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overheads {
-    /// Of a rank with any work of the class.
+    /// Every rank with work of the class has this one.
     pub bases: ByClass<f64>,
-    /// Of a rank whose work differs from its home.
+    /// A rank whose work differs from its home has this one, too.
     pub migrating: ByClass<f64>,
 }
 

@@ -118,9 +118,9 @@ mod tests {
     struct Case {
         slowness: Vec<f64>,
         gamma_max: f64,
-        /// Of migrating a column or a head group, as a share of an even step.
+        /// A migrated column or head group costs this share of an even step.
         cost: f64,
-        /// Of attention and MLP, summed over the ranks.
+        /// All ranks together take so long for attention, and for the MLP.
         work_s: [f64; 2],
     }
 

@@ -72,7 +72,7 @@ pub struct DataPosition {
     pub record_tokens: u64,
     /// Records of the cursor's window, where some were handed out.
     pub window_records: u64,
-    /// Of the order, [`RecordOrder::fingerprint`].
+    /// The fingerprint of the order: [`RecordOrder::fingerprint`].
     pub order: u64,
     #[serde(default)]
     pub counts: RecordCounts,

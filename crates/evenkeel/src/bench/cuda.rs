@@ -131,7 +131,7 @@ pub struct Options<'a> {
     pub graph: bool,
 }
 
-/// What the GPU is measured against: a bf16 product of 8192³, and a device copy, as seen on an H200.
+/// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are of them.
 const PEAK_FLOPS_PER_S: f64 = 790e12;
 const PEAK_BYTES_PER_S: f64 = 4.3e12;
 

@@ -308,40 +308,7 @@ impl Setting for Mode {
     }
 }
 
-/// An enum whose values have one name each.
-macro_rules! choices {
-    ($($(#[$attribute:meta])* $type:ident { $first:ident = $first_name:literal $(, $other:ident = $name:literal)* })+) => {$(
-        $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $type { $first $(, $other)* }
-
-        impl $type {
-            pub fn name(self) -> &'static str {
-                match self { $type::$first => $first_name $(, $type::$other => $name)* }
-            }
-        }
-
-        impl $crate::config::setting::Setting for $type {
-            fn kind(_: $crate::config::setting::Bounds) -> $crate::config::setting::SettingKind {
-                $crate::config::setting::SettingKind::Choice(&[$first_name $(, $name)*])
-            }
-
-            fn read(value: &toml::Value, _: $crate::config::setting::Bounds) -> Option<$type> {
-                [$type::$first $(, $type::$other)*].into_iter().find(|choice| value.as_str() == Some(choice.name()))
-            }
-
-            fn write(&self) -> Option<toml::Value> {
-                Some(toml::Value::String(self.name().to_owned()))
-            }
-
-            fn placeholder() -> $type {
-                $type::$first
-            }
-        }
-    )+};
-}
-
-/// Types of other crates whose values have one name each.
+/// Settings of types whose values have one name each.
 macro_rules! named {
     ($($type:ident { $first:expr => $first_name:literal $(, $other:expr => $name:literal)* })+) => {$(
         impl $crate::config::setting::Setting for $type {
@@ -367,6 +334,24 @@ macro_rules! named {
                 $first
             }
         }
+    )+};
+}
+
+/// An enum whose values have one name each.
+macro_rules! choices {
+    ($($(#[$attribute:meta])* $type:ident { $first:ident = $first_name:literal $(, $other:ident = $name:literal)* })+) => {$(
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type { $first $(, $other)* }
+
+        impl $type {
+            #[allow(dead_code, reason = "not every choice is named outside of settings")]
+            pub fn name(self) -> &'static str {
+                match self { $type::$first => $first_name $(, $type::$other => $name)* }
+            }
+        }
+
+        $crate::config::setting::named! { $type { $type::$first => $first_name $(, $type::$other => $name)* } }
     )+};
 }
 

@@ -1,7 +1,7 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
 use evenkeel_balance::{Dim, Division, Mode, Selection};
-use evenkeel_model::{Cut, Model, SHARES, Widths, ZeroStage};
+use evenkeel_model::{Cut, Model, SHARES, Widths};
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
@@ -51,7 +51,7 @@ pub fn start(
         resize: resize(settings),
         value_bytes: device_dtype(settings.train.dtype).size_bytes(),
         state_bytes: settings.train.optimizer_options().rule.bytes_moved_per_element(),
-        zero: if launch.strategy.dp > 1 { launch.strategy.zero } else { ZeroStage::Nothing },
+        zero: launch.strategy.zero_sharding(0).stage(),
         samples: settings.train.batch / settings.parallel.parts.unwrap_or(1),
     };
     let only_migrates = mode == Mode::Migrate || (mode == Mode::Semi && options.gamma_max == 0.0);

@@ -122,6 +122,10 @@ impl ZeroSharding {
         ZeroSharding { stage, replica, replicas }
     }
 
+    pub fn stage(&self) -> ZeroStage {
+        self.stage
+    }
+
     pub fn splits_state(&self) -> bool {
         self.stage >= ZeroStage::State
     }

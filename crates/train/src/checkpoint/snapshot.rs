@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use evenkeel_model::{Held, ParamId, ParamSpec};
+use evenkeel_model::{Held, ParamId, ParamSpec, Widths};
+use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::CheckpointWriter;
 use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
 use serde_json::Value;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use super::{ADAMW, CheckpointState, VERSION, all, tensor_name};
 use crate::Error;
 use crate::ranks::Ranks;
-use crate::resize::Told;
+use crate::resize::{Periods, Told};
 use crate::run::Progress;
 use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
@@ -39,6 +40,16 @@ struct Place {
     kind: StateKind,
     id: ParamId,
     len: usize,
+}
+
+/// What a rank tells of itself.
+struct OfRank {
+    updates: u32,
+    strategy: Strategy,
+    widths: Widths,
+    resize: Option<Periods>,
+    rule: Option<&'static str>,
+    kept: Kept,
 }
 
 /// By tensor: which elements a rank keeps and speaks for, and their values or where they are.
@@ -71,26 +82,31 @@ impl<'ranks> Snapshot<'ranks> {
         copies: bool,
         in_place: impl Fn(usize, Place) -> Values<'ranks>,
     ) -> Result<Self, Error> {
-        let kept = ranks.each(move |trainer| {
-            (trainer.updates, trainer.widths(), trainer.periods(), trainer.rule_name(), kept(trainer, copies))
+        let of_ranks = ranks.each(move |trainer| OfRank {
+            updates: trainer.updates,
+            strategy: trainer.strategy().clone(),
+            widths: trainer.widths(),
+            resize: trainer.periods(),
+            rule: trainer.rule_name(),
+            kept: kept(trainer, copies),
         })?;
-        let strategy = ranks.each(|trainer| trainer.strategy().clone())?.swap_remove(0);
+        let first = &of_ranks[0];
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = CheckpointState {
             version: VERSION,
             progress: *progress,
-            updates: kept[0].0,
-            optimizer: kept[0].3.unwrap_or(ADAMW).to_owned(),
+            updates: first.updates,
+            optimizer: first.rule.unwrap_or(ADAMW).to_owned(),
             feed,
             configuration,
-            strategy: Some(strategy),
-            widths: kept[0].1.clone(),
-            resize: kept[0].2,
+            strategy: Some(first.strategy.clone()),
+            widths: first.widths.clone(),
+            resize: first.resize,
             shapes: ranks.specs().iter().map(shape).collect(),
             layout: BTreeMap::new(),
         };
         let mut files = BTreeMap::new();
-        for (rank, (.., kept)) in kept.into_iter().enumerate().filter(|(_, (.., kept))| !kept.is_empty()) {
+        for (rank, OfRank { kept, .. }) in of_ranks.into_iter().enumerate().filter(|(_, rank)| !rank.kept.is_empty()) {
             let name = format!("rank-{rank:05}.safetensors");
             let (mut layout, mut tensors) = (BTreeMap::new(), BTreeMap::new());
             for (tensor, (held, values)) in kept {
