@@ -133,7 +133,7 @@ fn others(device: &Device) {
             dout: dout.view(),
             residual: Some(add.view()),
             dx: out.view(),
-            dweight: dweight.view(),
+            dweight: Some(dweight.view()),
             dbias: (kind == NormKind::Layer).then(|| dweight.view()),
         };
         time(device, &format!("{kind:?} [16384, 2048]"), backward);

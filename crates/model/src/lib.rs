@@ -27,12 +27,13 @@ mod sharding;
 
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};
-pub use chain::build::{Model, Unit, UnitKind};
 pub use chain::dropout::{Dropouts, Noise};
-pub use chain::entry::{Entry, EntryState};
+pub use chain::entry::{Entry, EntryState, Join};
 pub use chain::head::{Head, LossOptions};
+pub use chain::model::Model;
 pub use chain::pass;
 pub use chain::rotary::RotaryTables;
+pub use chain::unit::{Sublayer, Unit, UnitKind};
 pub use config::{Config, Input};
 pub use error::Error;
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};

@@ -178,7 +178,7 @@ fn columns_that_come_back_and_values_that_are_forgotten_leave_no_trace() {
 #[test]
 fn only_the_kept_columns_of_an_input_wait_for_backward() {
     let setting = Setting::new("llama3", DType::F32, Device::dry());
-    let (queue, mlp) = (setting.device.compute(), &setting.model.units[2].body);
+    let (queue, mlp) = (setting.device.compute(), setting.model.units[2].body());
     let input = queue.zeros(setting.batches[0].token_count(), setting.model.config.hidden, DType::F32);
     let held_bytes = |stride: u32| {
         let resizing = setting.resizing(Imputation::Zero, stride);

@@ -142,16 +142,17 @@ impl<'a> Runner<'a> {
             let tokens = batch.token_count();
             first_token += tokens as u64;
             let context = Context { queue, parameters, tables, batch: &batch, resizing: None };
-            let inputs: Vec<Tensor> = (0..unit.entry.norm_count() as u64)
+            let inputs: Vec<Tensor> = (0..unit.norm_count() as u64)
                 .map(|input| numbers(1000 * micro + input, tokens, hidden, dtype, queue))
                 .collect();
             let doutput = numbers(1000 * micro + 500, tokens, hidden, dtype, queue);
-            let (_, first, _) = unit.body.forward(&context, &inputs);
-            let (_, output, state) = unit.body.forward(&context, &inputs);
+            let (_, first, _) = unit.body().forward(&context, &inputs);
+            let (_, output, state) = unit.body().forward(&context, &inputs);
             let output = queue.read(&output);
             assert!(output == queue.read(&first), "recomputation repeats the same bits");
-            let (gradients_of_inputs, backward) = unit.body.backward_input(&context, gradients, state, None, &doutput);
-            unit.body.backward_weight(&context, gradients, backward);
+            let (gradients_of_inputs, backward) =
+                unit.body().backward_input(&context, gradients, state, None, &doutput);
+            unit.body().backward_weight(&context, gradients, backward);
             outputs.push(output);
             dinputs.extend(gradients_of_inputs.iter().map(|gradient| queue.read(gradient)));
         }

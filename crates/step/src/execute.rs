@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
             (Work::AllGather, Some(ValueKind::Stats(chunk))) => chunk,
             _ => return true,
         };
-        let head = &self.executor.model.head;
+        let head = self.executor.model.head();
         chunk.0 == 0 || head.chunks(head.rows(self.batch(task))).nth(chunk.0).is_some()
     }
 
@@ -364,8 +364,7 @@ impl<'a> Run<'a> {
     }
 
     fn entry(&self, unit: UnitIdx) -> &'a Entry {
-        let model = self.executor.model;
-        model.units.get(unit.0).map_or(&model.head.entry, |unit| &unit.entry)
+        self.executor.model.unit(unit.0).entry.as_ref().expect("a program enters units that have an entry")
     }
 
     fn enter(&mut self, task: &Task) {
@@ -393,7 +392,7 @@ impl<'a> Run<'a> {
     fn run_body(&self, task: &Task) -> (Option<Tensor>, Tensor, BodyState) {
         let input = task.read(&[ValueKind::NormalisedGathered, ValueKind::Normalised]);
         let inputs = input.map_or(&[][..], |input| self.values.tensors(input));
-        self.executor.model.units[task.unit.0].body.forward(&self.context(task), inputs)
+        self.executor.model.unit(task.unit.0).body().forward(&self.context(task), inputs)
     }
 
     fn forward(&mut self, task: &Task) {
@@ -429,7 +428,7 @@ impl<'a> Run<'a> {
 
     /// The rows that the head treats, and where a chunk of them lies.
     fn chunk(&self, task: &Task, chunk: Chunk) -> (Tensor, std::ops::Range<usize>) {
-        let (head, context) = (&self.executor.model.head, self.context(task));
+        let (head, context) = (self.executor.model.head(), self.context(task));
         let x = head.classified(&context, self.head_input(task));
         let rows = head.chunks(x.rows).nth(chunk.0).expect("a program's chunks are the head's");
         (x, rows)
@@ -441,7 +440,7 @@ impl<'a> Run<'a> {
 
     fn logits(&mut self, task: &Task, chunk: Chunk) {
         let (x, rows) = self.chunk(task, chunk);
-        let (head, context) = (&self.executor.model.head, self.context(task));
+        let (head, context) = (self.executor.model.head(), self.context(task));
         let queue = context.queue;
         let found = self.findings.remove(&task.micro).unwrap_or_else(|| Findings {
             losses: queue.tensor(1, x.rows, DType::F32),
@@ -462,7 +461,7 @@ impl<'a> Run<'a> {
 
     fn loss(&mut self, task: &Task, chunk: Chunk) {
         let (x, rows) = self.chunk(task, chunk);
-        let (head, gradient) = (&self.executor.model.head, task.value(ValueKind::NormalisedGradient));
+        let (head, gradient) = (self.executor.model.head(), task.value(ValueKind::NormalisedGradient));
         if task.writes.contains(&gradient) {
             let dnormalised = head.dnormalised(self.queue(), self.head_input(task));
             self.values.put(gradient, vec![dnormalised]);
@@ -489,7 +488,7 @@ impl<'a> Run<'a> {
         rows: std::ops::Range<usize>,
         dlogits: Option<&Tensor>,
     ) {
-        let (head, context) = (&self.executor.model.head, self.context(task));
+        let (head, context) = (self.executor.model.head(), self.context(task));
         let found = self.findings.get(&task.micro).expect(VERIFIED);
         let stats = found.stats.row_range(rows.clone());
         if let Some(parts) = self.values.tensors.get(&task.value(ValueKind::StatsGathered(chunk))) {
@@ -503,17 +502,18 @@ impl<'a> Run<'a> {
         let doutput = [ValueKind::OutputGradientGathered, ValueKind::OutputGradient];
         let doutput = self.read(task, &doutput).expect("a body's output has a gradient");
         let dstream = self.read(task, &[ValueKind::StreamGradientGathered, ValueKind::StreamGradient]);
-        let (body, context) = (&self.executor.model.units[task.unit.0].body, self.context(task));
+        let (body, context) = (self.executor.model.unit(task.unit.0).body(), self.context(task));
         let (dinputs, backward) = body.backward_input(&context, self.executor.gradients, saved, dstream, doutput);
-        if task.unit.0 > 0 {
-            self.values.put(task.value(ValueKind::NormalisedGradient), dinputs);
+        let gradient = task.value(ValueKind::NormalisedGradient);
+        if task.writes.contains(&gradient) {
+            self.values.put(gradient, dinputs);
         }
         self.values.weight_inputs.insert(task.value(ValueKind::WeightInputs), backward);
     }
 
     fn backward_weight(&mut self, task: &Task) {
         let inputs = self.values.weight_inputs.remove(&task.value(ValueKind::WeightInputs)).expect(VERIFIED);
-        let body = &self.executor.model.units[task.unit.0].body;
+        let body = self.executor.model.unit(task.unit.0).body();
         body.backward_weight(&self.context(task), self.executor.gradients, inputs);
     }
 
@@ -525,8 +525,9 @@ impl<'a> Run<'a> {
         let (context, gradients, first_row) = (self.context(task), self.executor.gradients, self.own_rows(task).start);
         let (dstream, doutput) =
             self.entry(task.unit).backward(&context, first_row, gradients, entry, dstream, dnormalised);
-        let [stream_gradient, output_gradient] = task.writes[..] else { unreachable!("an entry has two gradients") };
-        self.values.put(stream_gradient, vec![dstream]);
-        self.values.put(output_gradient, vec![doutput]);
+        // At the lowest unit that is trained nobody asks for them.
+        for (&value, gradient) in task.writes.iter().zip([dstream, doutput]) {
+            self.values.put(value, vec![gradient]);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A unit's place in the chain; the head's is behind the last.
+/// A unit's place in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitIdx(pub usize);
 

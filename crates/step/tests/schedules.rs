@@ -79,12 +79,10 @@ const ROW_BYTES: u64 = 1024;
 /// A decoder of [`LAYERS`] layers over `ranks` ranks.
 fn chain(ranks: usize, splits_sequence: bool) -> Chain {
     let is_partial = ranks > 1;
-    let unit = |kind| ChainUnit { kind, is_partial, inputs: 1 };
+    let unit = |kind| ChainUnit::of(kind, is_partial);
     let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
     Chain {
-        units: [UnitKind::Embedding].into_iter().chain(layers).map(unit).collect(),
-        head_is_partial: is_partial,
-        starts_stream: false,
+        units: [UnitKind::Embedding].into_iter().chain(layers).chain([UnitKind::Head]).map(unit).collect(),
         splits_sequence,
         row_bytes: ROW_BYTES,
         stats_bytes: 16,

@@ -159,12 +159,10 @@ const LAYERS: usize = 12;
 /// often as the published default makes them, as long as what it computes. Of a split stream, each half of a reduction takes half
 /// of its time.
 fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
-    let unit = |kind| ChainUnit { kind, is_partial: true, inputs: 1 };
+    let unit = |kind| ChainUnit::of(kind, true);
     let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
     let chain = Chain {
-        units: [UnitKind::Embedding].into_iter().chain(layers).map(unit).collect(),
-        head_is_partial: true,
-        starts_stream: false,
+        units: [UnitKind::Embedding].into_iter().chain(layers).chain([UnitKind::Head]).map(unit).collect(),
         splits_sequence,
         row_bytes: 1000,
         stats_bytes: 0,

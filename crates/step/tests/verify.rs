@@ -15,10 +15,15 @@ fn members(name: &str, ranks: &[usize]) -> Members {
 fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     let is_partial = ranks > 1;
     let loan = |unit| ChainLoan { unit, value_bytes: 12, gradient_bytes: 24 };
-    let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1)];
+    let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1), UnitKind::Head];
+    let unit = |kind| ChainUnit {
+        starts_stream: starts_stream && kind == UnitKind::Embedding,
+        ..ChainUnit::of(kind, is_partial)
+    };
     let sum = ChainBucket {
         users: vec![1, 2, 3, 4],
         is_of_entries: true,
+        is_trained: true,
         summed_in: Some(GroupIdx(0)),
         gradient_bytes: 100,
         value_bytes: 100,
@@ -26,9 +31,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         splits_values: false,
     };
     Chain {
-        units: kinds.map(|kind| ChainUnit { kind, is_partial, inputs: 1 }).to_vec(),
-        head_is_partial: is_partial,
-        starts_stream,
+        units: kinds.map(unit).to_vec(),
         splits_sequence,
         row_bytes: 8,
         stats_bytes: 16,

@@ -7,7 +7,8 @@ use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
-    Batch, Context, Gradients, Imputation, LeftOut, Model, Parameters, PrunedMask, Resizing, RotaryTables, ZeroSharding,
+    Batch, Context, Gradients, Imputation, LeftOut, Model, Parameters, PrunedMask, Resizing, RotaryTables, UnitKind,
+    ZeroSharding,
 };
 use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
@@ -77,10 +78,12 @@ impl Layer {
         resizing.begin_step();
         gradients.clear();
         let context = Context { queue, parameters, tables, batch, resizing: Some(resizing) };
-        for unit in &self.model.units[1..] {
-            let (_, _, state) = unit.body.forward(&context, std::slice::from_ref(x));
-            let (_, backward) = unit.body.backward_input(&context, gradients, state, None, x);
-            unit.body.backward_weight(&context, gradients, backward);
+        for unit in
+            self.model.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Attention(_) | UnitKind::Mlp(_)))
+        {
+            let (_, _, state) = unit.body().forward(&context, std::slice::from_ref(x));
+            let (_, backward) = unit.body().backward_input(&context, gradients, state, None, x);
+            unit.body().backward_weight(&context, gradients, backward);
         }
         let layer = times();
         self.optimizer.update(queue, parameters, gradients, Update { lr: 0.0, step: 1 }, Some(frozen));

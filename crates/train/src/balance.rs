@@ -284,10 +284,10 @@ fn grain(width: usize) -> usize {
 /// Elements of matrices for one of a dim's width, in all layers together.
 fn elements(model: &Model, dim: Dim) -> f64 {
     let of_dim = |users: &[usize]| match users {
-        [unit] => match model.units.get(*unit).map(|unit| unit.kind) {
-            Some(UnitKind::Attention(_)) => dim == Dim::Heads,
-            Some(UnitKind::Mlp(_) | UnitKind::Layer(_)) => dim == Dim::Columns,
-            Some(UnitKind::Embedding) | None => dim == Dim::Classes,
+        [unit] => match model.unit(*unit).kind {
+            UnitKind::Attention(_) => dim == Dim::Heads,
+            UnitKind::Mlp(_) | UnitKind::Layer(_) => dim == Dim::Columns,
+            UnitKind::Embedding | UnitKind::Head => dim == Dim::Classes,
         },
         _ => dim == Dim::Classes,
     };

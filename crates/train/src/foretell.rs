@@ -55,7 +55,10 @@ pub fn foretell(
 ) -> Result<Foretold, Unforeseen> {
     let (cut, dtype, arrangement) = (&strategy.cut, strategy.dtype, strategy.arrangement);
     let mut shards = model.cut(cut).expect("a cut that the run has, too");
-    shards.iter_mut().for_each(|shard| shard.units.truncate(MOST_UNITS));
+    for shard in &mut shards {
+        let head = shard.units.len() - 1;
+        shard.units.drain(MOST_UNITS.min(head)..head);
+    }
     let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing);
     let chains = Chain::all(&shards, &replica);
     // Where the next micro-batch begins early, there is a next one.

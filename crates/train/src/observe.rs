@@ -43,12 +43,12 @@ fn late_s(spans: &[Span]) -> f64 {
 }
 
 fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
-    match (work, model.units.get(unit.0).map(|unit| unit.kind)) {
+    match (work, model.unit(unit.0).kind) {
         (Work::Enter | Work::Normalise | Work::BackwardEnter, _) => Class::Stream,
-        (_, Some(UnitKind::Attention(_))) => Class::Attention,
-        (_, Some(UnitKind::Mlp(_))) => Class::Mlp,
-        (_, Some(UnitKind::Layer(_))) => Class::Layer,
-        (_, Some(UnitKind::Embedding) | None) => Class::Head,
+        (_, UnitKind::Attention(_)) => Class::Attention,
+        (_, UnitKind::Mlp(_)) => Class::Mlp,
+        (_, UnitKind::Layer(_)) => Class::Layer,
+        (_, UnitKind::Embedding | UnitKind::Head) => Class::Head,
     }
 }
 

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device, Tensor, View};
-use evenkeel_model::{Block, Held, Model, ParamId, ParamSpec, Slice, ZeroSharding, blocks, moves, own_stretches};
+use evenkeel_model::{
+    Block, Held, Model, ParamId, ParamSpec, Slice, Stretch, ZeroSharding, blocks, moves, own_stretches,
+};
 use evenkeel_step::Strategy;
 
 /// What one rank keeps of a model's state.
@@ -15,11 +17,17 @@ pub(crate) struct Keeping(Vec<Kept>);
 /// What a rank keeps of a parameter.
 #[derive(PartialEq)]
 struct Kept {
-    bucket: usize,
     /// Columns of the whole parameter.
     cols: usize,
-    /// Which elements, and where they lie in what is kept of the bucket; none where others keep it all.
-    own: Option<(Held, Range<usize>)>,
+    /// Which elements, and where they lie; none where others keep it all.
+    own: Option<(Held, Lies)>,
+}
+
+/// Elements of what is kept of a bucket.
+#[derive(PartialEq)]
+struct Lies {
+    bucket: usize,
+    place: Range<usize>,
 }
 
 impl Keeping {
@@ -30,11 +38,10 @@ impl Keeping {
     }
 
     fn of(model: &Model, split: ZeroSharding) -> Keeping {
-        let kept = |((bucket, stretch), spec): ((usize, Option<_>), &ParamSpec)| Kept {
-            bucket,
+        let kept = |(own, spec): (Option<(usize, Stretch)>, &ParamSpec)| Kept {
             cols: spec.whole[1],
-            own: stretch.map(|stretch: evenkeel_model::Stretch| {
-                (Held { slice: spec.slice.clone(), range: stretch.elements }, stretch.place)
+            own: own.map(|(bucket, Stretch { elements, place })| {
+                (Held { slice: spec.slice.clone(), range: elements }, Lies { bucket, place })
             }),
         };
         Keeping(own_stretches(model, split).into_iter().zip(&model.specs).map(kept).collect())
@@ -45,8 +52,8 @@ impl Keeping {
         let kept = |(id, spec): (usize, &ParamSpec)| {
             let all = Held::all(Slice::whole(spec.whole));
             let place = 0..all.len();
-            let own = (owned == Some(ParamId(id))).then_some((all, place));
-            Kept { bucket: 0, cols: spec.whole[1], own }
+            let own = (owned == Some(ParamId(id))).then_some((all, Lies { bucket: 0, place }));
+            Kept { cols: spec.whole[1], own }
         };
         Keeping(specs.iter().enumerate().map(kept).collect())
     }
@@ -85,7 +92,7 @@ impl Route {
         route
     }
 
-    /// Fills flats of buckets, f32 [1, n], from those of the layout before.
+    /// Fills flats of buckets, [1, n], from those of the layout before.
     pub fn run(&self, from: &[Option<Tensor>], to: &[Option<Tensor>], everybody: &Group, device: &Device) {
         let seen = |spots: &[(usize, Spot)], flats: &[Option<Tensor>]| -> Vec<(usize, View)> {
             spots.iter().map(|(peer, spot)| (*peer, spot.of_flat(flats))).collect()
@@ -100,8 +107,8 @@ impl Route {
 impl Spot {
     /// The rows of a block in what is kept of a parameter.
     fn of(kept: &Kept, (first, shape, stride): (usize, [usize; 2], usize)) -> Spot {
-        let (_, place) = kept.own.as_ref().expect("a block lies in something that is kept");
-        Spot { bucket: kept.bucket, first: place.start + first, shape, stride }
+        let (_, Lies { bucket, place }) = kept.own.as_ref().expect("a block lies in something that is kept");
+        Spot { bucket: *bucket, first: place.start + first, shape, stride }
     }
 
     fn of_flat(&self, flats: &[Option<Tensor>]) -> View {

@@ -339,7 +339,7 @@ impl Trainer {
         let (compute, comm) = (self.device.compute(), self.device.comm());
         comm.wait(&compute.record());
         for (index, bucket) in self.parameters.buckets.iter().enumerate() {
-            if self.parameters.own_values(index).is_some() {
+            if self.parameters.own_values(index).is_some() || !bucket.is_trained {
                 continue;
             }
             let values = self.parameters.values(index).expect("values that are not split are here");
@@ -374,7 +374,7 @@ impl Trainer {
         evaluation
     }
 
-    /// What this rank keeps of a parameter: which elements of its slice, and where they lie, f32 [1, n].
+    /// What this rank keeps of a parameter: which elements of its slice, and where they lie, [1, n]; in f32 unless it is frozen.
     pub fn kept(&self, kind: StateKind, id: ParamId) -> Option<(Held, Tensor)> {
         if kind != StateKind::Weight {
             return self.optimizer.as_ref()?.kept(kind, id, &self.parameters);
@@ -395,7 +395,8 @@ impl Trainer {
         if kind.is_kept_by_all() {
             return self.rank == 0;
         }
-        let is_first = self.parameters.split.splits_state() || self.mesh().replica(self.rank) == 0;
+        let bucket = &self.parameters.buckets[self.parameters.bucket_of(id)];
+        let is_first = self.parameters.split.splits_state_of(bucket) || self.mesh().replica(self.rank) == 0;
         is_first && self.model.specs[id.0].is_counted_by(self.model.shard.index)
     }
 

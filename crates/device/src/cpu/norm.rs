@@ -147,10 +147,10 @@ impl Run for NormBackward {
                 dout: matrix(&self.dout),
                 residual: self.residual.map(|residual| matrix(&residual)),
                 dx: matrix(&self.dx),
-                sums: matrix(&self.dweight),
+                sums: matrix(&self.weight),
                 rows: 0..0,
             };
-            let outs = [Some(matrix(&self.dweight)), self.dbias.map(|dbias| matrix(&dbias))];
+            let outs = [self.dweight, self.dbias].map(|out| out.map(|out| matrix(&out)));
             column_sums(team, self.x.rows, self.x.cols, &outs, |block, sums| {
                 vectorise(BackwardRows { rows: block, sums, ..rows.clone() });
             });

@@ -100,7 +100,8 @@ pub(super) unsafe fn add_partials(
     stream: &mut Stream,
 ) {
     const SIDE: u32 = 32;
-    let vectors = outs.iter().flatten().count() as u32;
+    let Some(last) = outs.iter().rposition(Option::is_some) else { return };
+    let vectors = last as u32 + 1;
     let shape =
         Shape { blocks: [cols.div_ceil(SIDE as usize) as u32, vectors, 1], threads: [SIDE, SIDE, 1], shared_bytes: 0 };
     let [first, second] = outs.map(|out| out.map_or(0, |out| out.address));

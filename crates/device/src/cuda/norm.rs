@@ -119,5 +119,5 @@ fn columns_then_rows(kernel: &NormBackward, stream: &mut Stream) {
 fn add_to_vectors(kernel: &NormBackward, partials: u64, blocks: usize, stream: &mut Stream) {
     let cols = kernel.x.cols;
     // SAFETY: the partial sums were issued before.
-    unsafe { add_partials(partials, blocks, 2 * cols, cols, [Some(kernel.dweight), kernel.dbias], 1.0, stream) };
+    unsafe { add_partials(partials, blocks, 2 * cols, cols, [kernel.dweight, kernel.dbias], 1.0, stream) };
 }

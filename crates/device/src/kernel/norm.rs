@@ -66,8 +66,8 @@ pub struct NormBackward {
     pub residual: Option<View>,
     /// [T, H]; may be `dout` or `residual` itself.
     pub dx: View,
-    /// f32 [1, H], added to.
-    pub dweight: View,
+    /// f32 [1, H], added to. A gradient that nobody wants is not computed.
+    pub dweight: Option<View>,
     /// f32 [1, H], added to.
     pub dbias: Option<View>,
 }
@@ -79,9 +79,8 @@ impl Operation for NormBackward {
             assert_same_shape("NormBackward", &[self.x, residual]);
         }
         assert_vector("NormBackward weight", &self.weight, self.x.cols);
-        assert_vector("NormBackward dweight", &self.dweight, self.x.cols);
-        if let Some(dbias) = &self.dbias {
-            assert_vector("NormBackward dbias", dbias, self.x.cols);
+        for (what, vector) in [("NormBackward dweight", &self.dweight), ("NormBackward dbias", &self.dbias)] {
+            vector.iter().for_each(|vector| assert_vector(what, vector, self.x.cols));
         }
         assert_eq!(self.stats.shape(), [self.x.rows, 2], "NormBackward stats");
     }

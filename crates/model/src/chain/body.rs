@@ -33,6 +33,11 @@ impl<'a> Context<'a> {
         self.resizing?.resized(weight)
     }
 
+    /// Whether a parameter is trained, so that its gradient is wanted.
+    pub(crate) fn trains(&self, id: ParamId) -> bool {
+        self.parameters.specs[id.0].is_trained
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.parameters.dtype()
     }
@@ -121,11 +126,6 @@ impl Body {
         self.ops.iter().flat_map(Op::parameters).collect()
     }
 
-    /// Whether this body puts something on the residual stream directly.
-    pub fn starts_stream(&self) -> bool {
-        self.stream.is_some()
-    }
-
     /// Returns the contribution to the stream, the partial output, and what backward needs.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
         let mut values = Slots::new(self.slots);
@@ -161,7 +161,7 @@ impl Body {
         }
         let dinputs = self.inputs.iter().map(|&slot| slots.take(slot)).collect();
         values.keep(|slot| self.ops.iter().any(|op| op.weight_inputs(context).contains(&slot)));
-        slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradients().contains(&slot)));
+        slots.keep(|slot| self.ops.iter().any(|op| op.weight_gradients(context).contains(&slot)));
         (dinputs, BodyBackward { values, gradients: slots })
     }
 

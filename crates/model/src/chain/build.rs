@@ -8,115 +8,27 @@ use evenkeel_device::DeviceKind;
 
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
-use crate::chain::entry::Entry;
+use crate::chain::entry::{Entry, Join};
 use crate::chain::head::Head;
 use crate::chain::norm::NormSpec;
 use crate::chain::op::{Index, Linear, LinearPart, Lookup, Op};
+use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::family::{Mlp, Names, Positions, Qkv};
 use crate::config::{Config, Input, Layer};
-use crate::error::Error;
-use crate::parameters::bucket::{Bucket, buckets};
 use crate::parameters::{Init, ParamId, ParamSpec};
 use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
-use crate::sharding::shard::{Cut, Part, Shard};
+use crate::sharding::shard::{Part, Shard};
 
-/// A network, or one shard of it: its parameters and its chain of units.
-#[derive(Clone, Debug)]
-pub struct Model {
-    pub config: Config,
-    pub shard: Shard,
-    pub specs: Vec<ParamSpec>,
-    /// Embed, then the layers' sublayers in order.
-    pub units: Vec<Unit>,
-    pub head: Head,
-    /// How the parameters lie side by side.
-    pub buckets: Vec<Bucket>,
-}
-
-/// One link of the chain.
-#[derive(Clone, Debug)]
-pub struct Unit {
-    pub kind: UnitKind,
-    pub entry: Entry,
-    pub body: Body,
-    /// Whether the body's output is a summand, to be added to those of the other shards.
-    pub is_partial: bool,
-}
-
-/// Which sublayers a unit computes; layers by their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitKind {
-    Embedding,
-    Attention(usize),
-    Mlp(usize),
-    /// Attention and MLP side by side.
-    Layer(usize),
-}
-
-impl std::fmt::Display for UnitKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            UnitKind::Embedding => f.write_str("embedding"),
-            UnitKind::Attention(layer) => write!(f, "attention {layer}"),
-            UnitKind::Mlp(layer) => write!(f, "mlp {layer}"),
-            UnitKind::Layer(layer) => write!(f, "layer {layer}"),
-        }
+/// The parameters and units of a shard.
+pub(crate) fn build(config: &Config, shard: &Shard) -> (Vec<ParamSpec>, Vec<Unit>) {
+    let mut builder = Builder { config, names: &config.family.names, shard, specs: Vec::new() };
+    let mut units = vec![builder.embed()];
+    let mut post = None;
+    for (index, layer) in config.layers.iter().enumerate() {
+        post = builder.layer(index, layer, post, &mut units);
     }
-}
-
-impl Model {
-    pub fn from_json(json: &serde_json::Value) -> Result<Model, Error> {
-        Ok(Model::new(Config::from_json(json)?))
-    }
-
-    /// The whole model.
-    pub fn new(config: Config) -> Model {
-        let shard = Shard::whole(&config);
-        Model::of_shard(config, shard)
-    }
-
-    /// The shards of this model.
-    pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
-        let shards = Shard::cut(&self.config, cut)?;
-        let logit_bytes = self.head.logit_bytes;
-        let model = |shard: Shard| {
-            let model = Model::of_shard(self.config.clone(), shard);
-            Model { head: Head { logit_bytes, ..model.head }, ..model }
-        };
-        Ok(shards.into_iter().map(model).collect())
-    }
-
-    /// The model as it is computed on such devices: its head treats more rows at a time on a GPU. The same model is given to
-    /// dry runs, which then take the same memory.
-    pub fn for_device(self, kind: DeviceKind) -> Model {
-        Model { head: Head { logit_bytes: kind.logit_bytes(), ..self.head }, ..self }
-    }
-
-    fn of_shard(config: Config, shard: Shard) -> Model {
-        let mut builder = Builder { config: &config, names: &config.family.names, shard: &shard, specs: Vec::new() };
-        let mut units = vec![builder.embed()];
-        let mut post = None;
-        for (index, layer) in config.layers.iter().enumerate() {
-            post = builder.layer(index, layer, post, &mut units);
-        }
-        let head = builder.head(post, units.len());
-        let specs = builder.specs;
-        let mut model = Model { specs, units, head, shard, config, buckets: Vec::new() };
-        model.buckets = buckets(&model);
-        model
-    }
-
-    /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
-    pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
-        let embedding = &self.units[0];
-        let outer = [embedding.entry.parameters(), embedding.body.parameters(), self.head.parameters()];
-        self.specs[id.0].shape.len() == 2 && !outer.iter().flatten().any(|&other| other == id)
-    }
-
-    /// Of the whole model.
-    pub fn parameter_count(&self) -> u64 {
-        self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
-    }
+    units.push(builder.head(post, units.len()));
+    (builder.specs, units)
 }
 
 struct Builder<'a> {
@@ -201,7 +113,7 @@ impl Builder<'_> {
             }
         };
         let body = body.finish(Vec::new(), stream, output);
-        Unit { kind: UnitKind::Embedding, entry: Entry::default(), body, is_partial: !shard.is_whole() }
+        Unit { kind: UnitKind::Embedding, entry: None, sublayer: Sublayer::Body(body), is_partial: !shard.is_whole() }
     }
 
     /// Adds a layer's units; returns the norm that its output passes on the way into the stream.
@@ -235,13 +147,13 @@ impl Builder<'_> {
             let output = body.slot();
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
             let entry = self.entry(units.len(), post, vec![attention_norm, mlp_norm]);
-            let body = body.finish(vec![attention_input, mlp_input], None, output);
-            units.push(Unit { kind: UnitKind::Layer(index), entry, body, is_partial });
+            let sublayer = Sublayer::Body(body.finish(vec![attention_input, mlp_input], None, output));
+            units.push(Unit { kind: UnitKind::Layer(index), entry, sublayer, is_partial });
             return None;
         }
         let entry = self.entry(units.len(), post, vec![attention_norm]);
-        let body = body.finish(vec![attention_input], None, attended);
-        units.push(Unit { kind: UnitKind::Attention(index), entry, body, is_partial });
+        let sublayer = Sublayer::Body(body.finish(vec![attention_input], None, attended));
+        units.push(Unit { kind: UnitKind::Attention(index), entry, sublayer, is_partial });
 
         let hidden = self.config.hidden;
         let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
@@ -249,8 +161,8 @@ impl Builder<'_> {
         let input = body.slot();
         let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
         let entry = self.entry(units.len(), post, vec![mlp_norm]);
-        let (body, is_partial) = (body.finish(vec![input], None, output), !mlp_shard.is_whole());
-        units.push(Unit { kind: UnitKind::Mlp(index), entry, body, is_partial });
+        let sublayer = Sublayer::Body(body.finish(vec![input], None, output));
+        units.push(Unit { kind: UnitKind::Mlp(index), entry, sublayer, is_partial: !mlp_shard.is_whole() });
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 
@@ -291,7 +203,7 @@ impl Builder<'_> {
         self.linear(body, wide, linear)
     }
 
-    fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Head {
+    fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Unit {
         let Config { hidden, classes, init_deviation: deviation, tied, .. } = *self.config;
         let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
         let norm = self.norm(self.names.final_norm, hidden);
@@ -309,19 +221,20 @@ impl Builder<'_> {
             let slice = Slice::of_cols(1, held.clone());
             self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
         });
-        let (first_class, widest, is_partial) = (held.start, shard.widest_classes, !shard.is_whole());
+        let (first_class, widest) = (held.start, shard.widest_classes);
         let logit_bytes = DeviceKind::Cpu.logit_bytes();
-        Head { entry, weight, bias, classes, first_class, widest, is_partial, first_tokens_only, logit_bytes }
+        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, logit_bytes };
+        Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
     /// The entry of the unit of this number. The embedding's output makes up the stream, so the sum of both is dropped.
-    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Entry {
+    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Option<Entry> {
         let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
         let is_first = unit == 1;
         let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
         let stream = if is_first { dropouts.embedding } else { 0.0 };
         let [output_dropout, stream_dropout] = [output, stream].map(|share| Dropout::new(share, site));
-        Entry { post, output_dropout, stream_dropout, norms }
+        Some(Entry { join: Some(Join { post, output_dropout, stream_dropout }), norms })
     }
 
     /// GPT-2 stores its matrices [in, out].
@@ -402,7 +315,16 @@ impl Builder<'_> {
 
     fn tensor(&mut self, name: &str, shape: Vec<usize>, slice: Slice, sharing: Sharing, init: Init) -> ParamId {
         let (whole, matrix) = (matrix_of(&shape), slice.dims());
-        self.specs.push(ParamSpec { name: name.to_owned(), shape, whole, slice, matrix, sharing, init });
+        self.specs.push(ParamSpec {
+            name: name.to_owned(),
+            shape,
+            whole,
+            slice,
+            matrix,
+            sharing,
+            init,
+            is_trained: true,
+        });
         ParamId(self.specs.len() - 1)
     }
 }

@@ -11,15 +11,22 @@ use crate::chain::dropout::{Dropout, dropped};
 use crate::chain::norm::{Input, NormSpec};
 use crate::parameters::{Gradients, ParamId};
 
-/// `stream = drop(x + drop(post(p)))`, then one norm of the stream for each input of the unit's body.
+/// The addition at a unit's entry: `stream = drop(x + drop(post(p)))`, where `p` is the reduced output of the unit before.
 #[derive(Clone, Debug, Default)]
-pub struct Entry {
+pub struct Join {
     /// A norm on the previous unit's output, before it joins the stream.
     pub(crate) post: Option<NormSpec>,
     /// What is dropped of that output.
     pub(crate) output_dropout: Option<Dropout>,
     /// What is dropped of the sum: at the stream's beginning.
     pub(crate) stream_dropout: Option<Dropout>,
+}
+
+/// An addition, then one norm of the stream for each input of the unit's body.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// Absent where the stream arrives with everything added: at the beginning of a stage.
+    pub(crate) join: Option<Join>,
     pub(crate) norms: Vec<NormSpec>,
 }
 
@@ -30,6 +37,12 @@ pub struct EntryState {
     /// The stream normalised, one per input of the body. [T, H]
     pub normalised: Vec<Tensor>,
     stats: Vec<Tensor>,
+    join: JoinState,
+}
+
+/// What an addition leaves for backward.
+#[derive(Default)]
+pub struct JoinState {
     /// The previous unit's output and its statistics, where it was normalised.
     post: Option<(Tensor, Tensor)>,
 }
@@ -41,19 +54,27 @@ impl EntryState {
     }
 }
 
-impl Entry {
+impl Join {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
-        self.post.iter().chain(&self.norms).flat_map(NormSpec::parameters).collect()
-    }
-
-    /// How often the stream is normalised.
-    pub fn norm_count(&self) -> usize {
-        self.norms.len()
+        self.post.iter().flat_map(NormSpec::parameters).collect()
     }
 
     /// `x` is the stream so far, absent at its beginning; `p` the reduced output of the unit before. Both begin with row
     /// `first_row` of the batch.
-    pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> EntryState {
+    pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> (Tensor, JoinState) {
+        let (stream, sum, state) = self.prepare(context, first_row, x, p);
+        add(context.queue, sum);
+        (stream, state)
+    }
+
+    /// The stream, and the sum that is still to be formed in it: a norm may do that on its way.
+    fn prepare(
+        &self,
+        context: &Context,
+        first_row: usize,
+        x: Option<&Tensor>,
+        p: &Tensor,
+    ) -> (Tensor, Option<Input>, JoinState) {
         let (queue, parameters) = (context.queue, context.parameters);
         let like_p = || queue.tensor(p.rows, p.cols, p.dtype);
         let (added, post) = match &self.post {
@@ -71,10 +92,57 @@ impl Entry {
             add(queue, sum.take());
             stream = dropped(self.stream_dropout, context, first_row, stream);
         }
+        (stream, sum, JoinState { post })
+    }
+
+    /// Takes the gradient of the stream behind the addition; returns that of the stream before it and that of the previous
+    /// unit's output. All begin with row `first_row` of the batch, and what is given is left as it is.
+    pub fn backward(
+        &self,
+        context: &Context,
+        first_row: usize,
+        gradients: &Gradients,
+        state: &JoinState,
+        dstream: Tensor,
+    ) -> (Tensor, Tensor) {
+        let (queue, parameters) = (context.queue, context.parameters);
+        let dx = dropped(self.stream_dropout, context, first_row, dstream);
+        let dadded = dropped(self.output_dropout, context, first_row, dx.clone());
+        let dp = match (&self.post, &state.post) {
+            (Some(norm), Some((p, stats))) => {
+                let dp = queue.tensor(p.rows, p.cols, p.dtype);
+                norm.backward(queue, parameters, gradients, p.view(), stats, dadded.view(), None, dp.view());
+                dp
+            }
+            _ => dadded,
+        };
+        (dx, dp)
+    }
+}
+
+impl Entry {
+    pub(crate) fn parameters(&self) -> Vec<ParamId> {
+        let join = self.join.iter().flat_map(Join::parameters);
+        join.chain(self.norms.iter().flat_map(NormSpec::parameters)).collect()
+    }
+
+    /// Adds `p` to the stream `x` as [`Join::forward`] does, and normalises the sum.
+    pub fn forward(&self, context: &Context, first_row: usize, x: Option<&Tensor>, p: &Tensor) -> EntryState {
+        let (stream, mut sum, join) = self.joined().prepare(context, first_row, x, p);
         // The first norm does the addition; without a norm it is a kernel of its own.
         let (normalised, stats) = self.normalise(context, &stream, &mut sum);
-        add(queue, sum);
-        EntryState { stream, normalised, stats, post }
+        add(context.queue, sum);
+        EntryState { stream, normalised, stats, join }
+    }
+
+    /// Normalises a stream that arrives with everything added.
+    pub fn resume(&self, context: &Context, stream: &Tensor) -> EntryState {
+        let (normalised, stats) = self.normalise(context, stream, &mut None);
+        EntryState { stream: stream.clone(), normalised, stats, join: JoinState::default() }
+    }
+
+    fn joined(&self) -> &Join {
+        self.join.as_ref().expect("an entry inside a stage begins with an addition")
     }
 
     /// Restores what [`EntryState::forget`] dropped, with the same bits.
@@ -105,6 +173,19 @@ impl Entry {
         dstream: Option<&Tensor>,
         dnormalised: &[Tensor],
     ) -> (Tensor, Tensor) {
+        let dstream = self.backward_norms(context, gradients, state, dstream, dnormalised);
+        self.joined().backward(context, first_row, gradients, &state.join, dstream)
+    }
+
+    /// The gradient of the stream behind the addition.
+    pub fn backward_norms(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        state: &EntryState,
+        dstream: Option<&Tensor>,
+        dnormalised: &[Tensor],
+    ) -> Tensor {
         let (queue, parameters) = (context.queue, context.parameters);
         assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per norm");
         let like_stream = || queue.tensor(state.stream.rows, state.stream.cols, state.stream.dtype);
@@ -115,18 +196,7 @@ impl Entry {
             norm.backward(queue, parameters, gradients, x, stats, dout.view(), residual, sum.view());
             dx = Some(sum);
         }
-        let dx = dx.expect("an entry has a norm or a stream behind it");
-        let dx = dropped(self.stream_dropout, context, first_row, dx);
-        let dadded = dropped(self.output_dropout, context, first_row, dx.clone());
-        let dp = match (&self.post, &state.post) {
-            (Some(norm), Some((p, stats))) => {
-                let dp = like_stream();
-                norm.backward(queue, parameters, gradients, p.view(), stats, dadded.view(), None, dp.view());
-                dp
-            }
-            _ => dadded,
-        };
-        (dx, dp)
+        dx.expect("an entry has a norm or a stream behind it")
     }
 }
 

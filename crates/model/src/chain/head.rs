@@ -10,14 +10,12 @@ use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::batch::Batch;
 use crate::chain::body::Context;
-use crate::chain::entry::Entry;
 use crate::chain::op::add_weight_gradient;
 use crate::parameters::{Gradients, ParamId};
 
-/// The last unit.
+/// What the last unit computes.
 #[derive(Clone, Debug)]
 pub struct Head {
-    pub entry: Entry,
     pub(crate) weight: ParamId,
     pub(crate) bias: Option<ParamId>,
     /// Classes over all shards.
@@ -26,8 +24,6 @@ pub struct Head {
     pub(crate) first_class: usize,
     /// The most classes that any shard has.
     pub(crate) widest: usize,
-    /// Whether other shards have other classes: statistics are to be merged, gradients of `x` to be summed.
-    pub is_partial: bool,
     /// Only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
     /// What the logits that are in memory at a time may take, as f32.
@@ -45,7 +41,7 @@ pub struct LossOptions {
 
 impl Head {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
-        self.entry.parameters().into_iter().chain([self.weight]).chain(self.bias).collect()
+        [self.weight].into_iter().chain(self.bias).collect()
     }
 
     /// How many rows of a batch get logits.
@@ -137,13 +133,15 @@ impl Head {
         }
     }
 
-    /// Writes the gradient of `x` and adds those of weight and bias.
+    /// Writes the gradient of `x` and adds those of weight and bias as far as they are trained.
     pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
         let queue = context.queue;
         queue.launch(Product::new(Order::NN, dlogits, &context.parameters.value(self.weight), dx));
-        add_weight_gradient(queue, gradients, self.weight, dlogits, x);
-        if let Some(bias) = self.bias {
-            queue.launch(ColumnSum { x: dlogits.view(), out: gradients.sum(queue, bias).view() });
+        if context.trains(self.weight) {
+            add_weight_gradient(queue, gradients, self.weight, dlogits, x);
+        }
+        if let Some(dbias) = self.bias.and_then(|bias| gradients.sum_of_trained(queue, bias)) {
+            queue.launch(ColumnSum { x: dlogits.view(), out: dbias.view() });
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The chain of units: [`build`] makes it from a config, [`pass`] runs it plainly.
+//! The chain of units: [`build`] makes a [`model`] from a config, [`pass`] runs it plainly.
 //!
-//! A unit is an [`entry`] and a [`body`], a list of operations ([`op`]); the [`head`] ends the chain. [`norm`], [`rotary`],
-//! [`dropout`] and [`on_rows`] are parts of them; a [`batch`] is what they read.
+//! A [`unit`] is an [`entry`] and a [`body`], a list of operations ([`op`]); the last one has the [`head`] instead of a body.
+//! [`norm`], [`rotary`], [`dropout`] and [`on_rows`] are parts of them; a [`batch`] is what they read.
 
 pub(crate) mod batch;
 pub(crate) mod body;
@@ -9,8 +9,10 @@ pub(crate) mod build;
 pub(crate) mod dropout;
 pub(crate) mod entry;
 pub(crate) mod head;
+pub(crate) mod model;
 pub(crate) mod norm;
 pub(crate) mod on_rows;
 pub(crate) mod op;
 pub mod pass;
 pub(crate) mod rotary;
+pub(crate) mod unit;

@@ -53,7 +53,7 @@ impl NormSpec {
         stats
     }
 
-    /// `dx = residual + …`, and the gradients of weight and bias.
+    /// `dx = residual + …`, and the gradients of weight and bias as far as they are trained.
     pub fn backward(
         &self,
         queue: &Queue,
@@ -74,8 +74,8 @@ impl NormSpec {
             dout,
             residual,
             dx,
-            dweight: gradients.sum(queue, self.weight).view(),
-            dbias: self.bias.map(|bias| gradients.sum(queue, bias).view()),
+            dweight: gradients.sum_of_trained(queue, self.weight).map(|sum| sum.view()),
+            dbias: self.bias.and_then(|bias| Some(gradients.sum_of_trained(queue, bias)?.view())),
         });
     }
 }

@@ -312,18 +312,21 @@ impl Op {
     /// The slots whose values the weight half multiplies with. A resized layer has what it needs of its own.
     pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         match self {
-            Op::Linear(linear) if context.resized(linear.weight).is_none() => vec![linear.x],
+            Op::Linear(linear) if context.resized(linear.weight).is_none() && context.trains(linear.weight) => {
+                vec![linear.x]
+            }
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
             _ => Vec::new(),
         }
     }
 
     /// The slots whose gradients the weight half reads.
-    pub fn weight_gradients(&self) -> Vec<Slot> {
+    pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
         match self {
+            _ if !self.parameters().iter().any(|&id| context.trains(id)) => Vec::new(),
             Op::Linear(linear) => vec![linear.out],
             Op::Lookup(lookup) => vec![lookup.out],
-            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::weight_gradients).collect(),
+            Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_gradients(context)).collect(),
             _ => Vec::new(),
         }
     }
@@ -331,13 +334,16 @@ impl Op {
     pub fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         match self {
             Op::Linear(linear) => linear.backward_weight(context, gradients, values, slots),
-            Op::Lookup(lookup) => context.queue.launch(EmbedBackward {
-                dtable: gradients.sum(context.queue, lookup.table).view(),
-                indices: lookup.index.of(context).view(),
-                first: lookup.first as u32,
-                scale: lookup.scale,
-                dout: slots.get(lookup.out).view(),
-            }),
+            Op::Lookup(lookup) => {
+                let Some(dtable) = gradients.sum_of_trained(context.queue, lookup.table) else { return };
+                context.queue.launch(EmbedBackward {
+                    dtable: dtable.view(),
+                    indices: lookup.index.of(context).view(),
+                    first: lookup.first as u32,
+                    scale: lookup.scale,
+                    dout: slots.get(lookup.out).view(),
+                });
+            }
             Op::OnRows(strip) => strip.backward_weight(context, gradients, values, slots),
             _ => (),
         }
@@ -428,20 +434,22 @@ impl Linear {
 
     fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         let queue = context.queue;
-        let (x, dout) = (self.input(context, values), slots.get(self.out));
-        let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
-        match (context.resized(self.weight), &self.part) {
-            (Some(resized), _) => resized.add_weight_gradient(queue, gradients, a, b),
-            (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
-            // Overwriting one part would leave the others undefined, so the whole is zeroed first.
-            (None, Some(_)) => {
-                let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
-                queue.launch(Product::new(Order::TN, a, b, &dweight).accumulating());
+        if context.trains(self.weight) {
+            let (x, dout) = (self.input(context, values), slots.get(self.out));
+            let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
+            match (context.resized(self.weight), &self.part) {
+                (Some(resized), _) => resized.add_weight_gradient(queue, gradients, a, b),
+                (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
+                // Overwriting one part would leave the others undefined, so the whole is zeroed first.
+                (None, Some(_)) => {
+                    let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
+                    queue.launch(Product::new(Order::TN, a, b, &dweight).accumulating());
+                }
             }
         }
-        if let Some(bias) = self.bias {
-            let dbias = self.part_of_bias(gradients.sum(queue, bias));
-            queue.launch(ColumnSum { x: dout.view(), out: dbias.view() });
+        if let Some(dbias) = self.bias.and_then(|bias| gradients.sum_of_trained(queue, bias)) {
+            let dbias = self.part_of_bias(dbias);
+            queue.launch(ColumnSum { x: slots.get(self.out).view(), out: dbias.view() });
         }
     }
 

@@ -4,22 +4,30 @@ use evenkeel_device::kernel::{Embed, STATS_PER_TOKEN};
 use evenkeel_device::{DType, Tensor};
 
 use crate::chain::body::{BodyState, Context};
-use crate::chain::build::{Model, Unit};
-use crate::chain::entry::EntryState;
-use crate::chain::head::{Head, LossOptions};
+use crate::chain::entry::{EntryState, Join, JoinState};
+use crate::chain::head::LossOptions;
+use crate::chain::model::Model;
+use crate::chain::unit::{Unit, UnitKind};
 use crate::parameters::Gradients;
 
 /// The stream and the last unit's output, on the way from unit to unit.
+#[derive(Default)]
 struct Flow {
     stream: Option<Tensor>,
-    output: Tensor,
+    output: Option<Tensor>,
 }
 
-/// What one unit leaves for backward; the first has no entry.
+/// What one unit leaves for backward; the first of a chain has no entry.
 struct UnitState {
     entry: Option<EntryState>,
     /// Absent where the body is to be computed again.
     body: Option<BodyState>,
+}
+
+/// What a stage's forward leaves for its backward.
+pub struct StageState {
+    units: Vec<UnitState>,
+    exit: JoinState,
 }
 
 /// What a forward pass keeps for backward.
@@ -50,16 +58,15 @@ pub fn label_is_first(stats: &[f32]) -> bool {
 /// The losses of the batch's labels, and no gradients.
 pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
     let context = &context.unresized();
-    let (flow, _) = forward(model, context, Keep::Nothing);
-    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
+    let (head, x) = (model.head(), classified(model, context));
     let losses = context.queue.tensor(1, x.rows, DType::F32);
     let stats = context.queue.tensor(x.rows, STATS, DType::F32);
     let options = LossOptions { smoothing, scale: 1.0 };
-    for rows in model.head.chunks(x.rows) {
-        let logits = model.head.logits(context, &x.row_range(rows.clone()));
+    for rows in head.chunks(x.rows) {
+        let logits = head.logits(context, &x.row_range(rows.clone()));
         let stats = stats.row_range(rows.clone());
-        model.head.stats(context, &logits, rows.clone(), &stats);
-        model.head.loss(context, &logits, &stats, rows, options, &losses, None);
+        head.stats(context, &logits, rows.clone(), &stats);
+        head.loss(context, &logits, &stats, rows, options, &losses, None);
     }
     Findings { losses, stats }
 }
@@ -67,16 +74,14 @@ pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
     let context = &context.unresized();
-    let (flow, _) = forward(model, context, Keep::Nothing);
-    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
-    model.head.logits(context, &x)
+    let x = classified(model, context);
+    model.head().logits(context, &x)
 }
 
 /// The logits of what follows each segment that has tokens, in order, f32 [segments with tokens, classes].
 pub fn next_logits(model: &Model, context: &Context) -> Tensor {
     let context = &context.unresized();
-    let (flow, _) = forward(model, context, Keep::Nothing);
-    let (_, x) = enter_head(&model.head, context, flow.stream.as_ref(), &flow.output);
+    let x = classified(model, context);
     let segments = context.batch.segments.iter().filter(|segment| !segment.is_empty());
     let ends: Vec<u32> = segments.map(|segment| segment.end as u32 - 1).collect();
     let ends = context.queue.indices(&ends);
@@ -84,7 +89,7 @@ pub fn next_logits(model: &Model, context: &Context) -> Tensor {
     // A lookup in the rows themselves picks the segments' last.
     let (table, indices, out) = (x.view(), ends.view(), last.view());
     context.queue.launch(Embed { table, indices, first: 0, scale: 1.0, out, accumulate: false });
-    model.head.logits(context, &last)
+    model.head().logits(context, &last)
 }
 
 /// The losses, f32 [1, labels]; every parameter's gradient is added to `gradients`.
@@ -95,69 +100,98 @@ pub fn losses_and_gradients(
     options: LossOptions,
     keep: Keep,
 ) -> Tensor {
+    last_stage(model, context, gradients, options, keep, None).0
+}
+
+/// The same for the last stage, at which this stream arrives; with the gradient of that stream.
+pub fn last_stage(
+    model: &Model,
+    context: &Context,
+    gradients: &Gradients,
+    options: LossOptions,
+    keep: Keep,
+    arriving: Option<&Tensor>,
+) -> (Tensor, Option<Tensor>) {
     assert_ne!(keep, Keep::Nothing, "backward needs at least the stream");
-    let (flow, states) = forward(model, context, keep);
-    let (losses, mut dstream, mut doutput) =
-        head_backward(model, context, gradients, flow.stream.as_ref(), flow.output, options);
-    for (unit, mut state) in model.units.iter().zip(states).rev() {
-        let body = state.body.take().unwrap_or_else(|| recompute(unit, context, state.entry.as_mut()));
-        let (dinputs, backward) = unit.body.backward_input(context, gradients, body, Some(&dstream), &doutput);
-        unit.body.backward_weight(context, gradients, backward);
-        let Some(entry) = state.entry else { break };
-        (dstream, doutput) = unit.entry.backward(context, 0, gradients, &entry, Some(&dstream), &dinputs);
-    }
-    losses
+    let (flow, states) = forward(model, context, arriving, keep);
+    let entry = enter(last(model), context, arriving, &flow);
+    let (losses, dnormalised) = losses_and_input_gradient(model, context, gradients, &entry, options);
+    let dflow = backward_entry(last(model), context, gradients, &entry, None, &[dnormalised]);
+    (losses, backward(model, context, gradients, states, dflow))
 }
 
-/// Runs a unit's forward again from the stream at its entry.
-fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
-    let inputs = entry.map_or(Vec::new(), |entry| {
-        unit.entry.recompute(context, entry);
-        entry.normalised.clone()
-    });
-    unit.body.forward(context, &inputs).2
+/// The stream that a stage before the last passes on.
+pub fn stage_forward(model: &Model, context: &Context, keep: Keep, arriving: Option<&Tensor>) -> (Tensor, StageState) {
+    let (flow, units) = forward(model, context, arriving, keep);
+    let (exit, output) = (exit(model), flow.output.as_ref().expect("a stage has units"));
+    let (leaving, exit) = exit.forward(context, 0, flow.stream.as_ref(), output);
+    (leaving, StageState { units, exit })
 }
 
-fn forward(model: &Model, context: &Context, keep: Keep) -> (Flow, Vec<UnitState>) {
+/// From the gradient of the stream that a stage passed on to that of the one that arrived at it, which the first has none of.
+pub fn stage_backward(
+    model: &Model,
+    context: &Context,
+    gradients: &Gradients,
+    state: StageState,
+    dleaving: Tensor,
+) -> Option<Tensor> {
+    let (stream, output) = exit(model).backward(context, 0, gradients, &state.exit, dleaving);
+    backward(model, context, gradients, state.units, Flow { stream: Some(stream), output: Some(output) })
+}
+
+fn last(model: &Model) -> &Unit {
+    model.units.last().expect("a model has units")
+}
+
+fn exit(model: &Model) -> &Join {
+    model.exit.as_ref().expect("a stage before the last passes its stream on")
+}
+
+/// Runs the units before the head.
+fn forward(model: &Model, context: &Context, arriving: Option<&Tensor>, keep: Keep) -> (Flow, Vec<UnitState>) {
     context.batch.check(&model.config);
-    let (embed, rest) = model.units.split_first().expect("a chain begins with its embedding");
-    let (stream, output, body) = embed.body.forward(context, &[]);
-    let mut flow = Flow { stream, output };
-    let mut states = vec![UnitState { entry: None, body: (keep == Keep::Everything).then_some(body) }];
-    for unit in rest {
-        let mut entry = unit.entry.forward(context, 0, flow.stream.as_ref(), &flow.output);
-        let (_, output, body) = unit.body.forward(context, &entry.normalised);
-        flow = Flow { stream: Some(entry.stream.clone()), output };
-        match keep {
-            Keep::Nothing => (),
-            Keep::Stream => {
-                entry.forget();
-                states.push(UnitState { entry: Some(entry), body: None });
-            }
-            Keep::Everything => states.push(UnitState { entry: Some(entry), body: Some(body) }),
+    let (mut flow, mut states) = (Flow::default(), Vec::new());
+    for unit in model.units.iter().filter(|unit| unit.kind != UnitKind::Head) {
+        let mut entry = unit.entry.is_some().then(|| enter(unit, context, arriving, &flow));
+        let inputs = entry.as_ref().map_or(&[][..], |entry| &entry.normalised);
+        let (stream, output, body) = unit.body().forward(context, inputs);
+        flow = Flow { stream: entry.as_ref().map(|entry| entry.stream.clone()).or(stream), output: Some(output) };
+        if keep == Keep::Stream {
+            entry.iter_mut().for_each(EntryState::forget);
+        }
+        if keep != Keep::Nothing {
+            states.push(UnitState { entry, body: (keep == Keep::Everything).then_some(body) });
         }
     }
     (flow, states)
 }
 
-/// The head's entry, and the rows that get logits.
-fn enter_head(head: &Head, context: &Context, stream: Option<&Tensor>, output: &Tensor) -> (EntryState, Tensor) {
-    let entry = head.entry.forward(context, 0, stream, output);
-    let x = head.classified(context, &entry.normalised[0]);
-    (entry, x)
+fn enter(unit: &Unit, context: &Context, arriving: Option<&Tensor>, flow: &Flow) -> EntryState {
+    let entry = unit.entry.as_ref().expect("only a chain's first unit has no entry");
+    match &flow.output {
+        Some(output) => entry.forward(context, 0, flow.stream.as_ref(), output),
+        None => entry.resume(context, arriving.expect("a stream arrives at all stages but the first")),
+    }
 }
 
-/// The head, forward and backward: the losses, and the gradients of the stream and of the last unit's output.
-fn head_backward(
+/// The head's input: the rows that get logits.
+fn classified(model: &Model, context: &Context) -> Tensor {
+    let (flow, _) = forward(model, context, None, Keep::Nothing);
+    let entry = enter(last(model), context, None, &flow);
+    model.head().classified(context, &entry.normalised[0])
+}
+
+/// The losses, and the gradient of what the head's entry normalised.
+fn losses_and_input_gradient(
     model: &Model,
     context: &Context,
     gradients: &Gradients,
-    stream: Option<&Tensor>,
-    output: Tensor,
+    entry: &EntryState,
     options: LossOptions,
-) -> (Tensor, Tensor, Tensor) {
-    let (head, queue) = (&model.head, context.queue);
-    let (entry, x) = enter_head(head, context, stream, &output);
+) -> (Tensor, Tensor) {
+    let (head, queue) = (model.head(), context.queue);
+    let x = head.classified(context, &entry.normalised[0]);
     let dnormalised = head.dnormalised(queue, &entry.normalised[0]);
     let dx = head.classified(context, &dnormalised);
     let losses = queue.tensor(1, x.rows, DType::F32);
@@ -170,6 +204,52 @@ fn head_backward(
         head.loss(context, &logits, &stats, rows.clone(), options, &losses, Some(&dlogits));
         head.backward(context, gradients, &part, &dlogits, &dx.row_range(rows));
     }
-    let (dstream, doutput) = head.entry.backward(context, 0, gradients, &entry, None, &[dnormalised]);
-    (losses, dstream, doutput)
+    (losses, dnormalised)
+}
+
+/// Backward of the units before the head. `dflow` has the gradients of the last one's stream and output. Returns the gradient
+/// of the stream that arrived.
+fn backward(
+    model: &Model,
+    context: &Context,
+    gradients: &Gradients,
+    states: Vec<UnitState>,
+    mut dflow: Flow,
+) -> Option<Tensor> {
+    for (unit, mut state) in model.units.iter().zip(states).rev() {
+        let body = state.body.take().unwrap_or_else(|| recompute(unit, context, state.entry.as_mut()));
+        let doutput = dflow.output.as_ref().expect("a unit behind it gave a gradient");
+        let (dinputs, backward) = unit.body().backward_input(context, gradients, body, dflow.stream.as_ref(), doutput);
+        unit.body().backward_weight(context, gradients, backward);
+        dflow = backward_entry(unit, context, gradients, &state.entry?, dflow.stream.as_ref(), &dinputs);
+    }
+    dflow.stream
+}
+
+/// The gradients of the stream before an entry and of the output that it adds to it; at a stage's beginning nothing is added.
+fn backward_entry(
+    unit: &Unit,
+    context: &Context,
+    gradients: &Gradients,
+    state: &EntryState,
+    dstream: Option<&Tensor>,
+    dnormalised: &[Tensor],
+) -> Flow {
+    let entry = unit.entry.as_ref().expect("it was entered");
+    if entry.join.is_none() {
+        let stream = entry.backward_norms(context, gradients, state, dstream, dnormalised);
+        return Flow { stream: Some(stream), output: None };
+    }
+    let (stream, output) = entry.backward(context, 0, gradients, state, dstream, dnormalised);
+    Flow { stream: Some(stream), output: Some(output) }
+}
+
+/// Runs a unit's forward again from the stream at its entry.
+fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
+    let mut inputs = Vec::new();
+    if let (Some(entry), Some(state)) = (&unit.entry, entry) {
+        entry.recompute(context, state);
+        inputs.clone_from(&state.normalised);
+    }
+    unit.body().forward(context, &inputs).2
 }

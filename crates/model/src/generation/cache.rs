@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::chain::op::Op;
+use crate::chain::unit::{Unit, UnitKind};
 
 /// Room for B sequences of `capacity` tokens. Clones share the memory and keep their own lengths.
 #[derive(Clone)]
@@ -26,7 +27,8 @@ struct LayerCache {
 impl Cache {
     /// One pair of tensors for each attention in the chain, as wide as its keys.
     pub fn new(model: &Model, dtype: DType, queue: &Queue, sequences: usize, capacity: usize) -> Cache {
-        let ops = model.units.iter().flat_map(|unit| &unit.body.ops);
+        let bodies = model.units.iter().filter(|unit| unit.kind != UnitKind::Head).map(Unit::body);
+        let ops = bodies.flat_map(|body| &body.ops);
         let attentions = ops.filter_map(|op| if let Op::Attention(attention) = op { Some(attention) } else { None });
         let layers = attentions.enumerate().map(|(index, attention)| {
             assert_eq!(attention.layer, index, "layers lie in the cache in the chain's order");

@@ -8,7 +8,7 @@ use evenkeel_device::{Queue, Tensor};
 
 use crate::chain::batch::Batch;
 use crate::chain::body::Context;
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::chain::pass;
 use crate::chain::rotary::RotaryTables;
 use crate::config::Input;

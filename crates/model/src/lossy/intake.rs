@@ -1,8 +1,9 @@
 //! Which linear layers can compute with some of their input columns, and which of them read the same values.
 
 use crate::chain::body::Slot;
-use crate::chain::build::{Model, Unit, UnitKind};
+use crate::chain::model::Model;
 use crate::chain::op::{Linear, Op};
+use crate::chain::unit::{Unit, UnitKind};
 use crate::parameters::ParamId;
 use crate::sharding::layout::Sharing;
 
@@ -26,10 +27,10 @@ impl Intake {
 }
 
 impl Model {
-    /// Of the layers' linears, not of embedding and head. What every shard computes whole is left out: shards that computed
-    /// it differently would come apart.
+    /// Of the layers' trained linears, not of embedding and head. What every shard computes whole is left out: shards that
+    /// computed it differently would come apart.
     pub fn intakes(&self) -> Vec<Intake> {
-        let units = self.units.iter().filter(|unit| unit.kind != UnitKind::Embedding);
+        let units = self.units.iter().filter(|unit| !matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
         units.flat_map(|unit| self.intakes_of(unit)).collect()
     }
 
@@ -37,11 +38,12 @@ impl Model {
         let sharing = |weight: ParamId| &self.specs[weight.0].sharing;
         // Of heads that are shared by samples, layers have parts of their weights; those keep every column.
         let is_whole = |linear: &&Linear| linear.part.is_none() && !linear.adds;
+        let is_trained = |linear: &&Linear| self.specs[linear.weight.0].is_trained;
         let is_of_this_shard = |linear: &&Linear| self.shard.count == 1 || *sharing(linear.weight) != Sharing::Same;
         let linears =
-            unit.body.ops.iter().filter_map(|op| if let Op::Linear(linear) = op { Some(linear) } else { None });
+            unit.body().ops.iter().filter_map(|op| if let Op::Linear(linear) = op { Some(linear) } else { None });
         let mut found: Vec<(Slot, Intake)> = Vec::new();
-        for linear in linears.filter(is_whole).filter(is_of_this_shard) {
+        for linear in linears.filter(is_whole).filter(is_trained).filter(is_of_this_shard) {
             let [rows, cols] = self.specs[linear.weight.0].matrix;
             let (transposed, inputs) = (linear.transposed, if linear.transposed { rows } else { cols });
             let at = found.iter().position(|(slot, _)| *slot == linear.x).unwrap_or_else(|| {

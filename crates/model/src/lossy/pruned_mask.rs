@@ -6,7 +6,7 @@ use std::ops::Range;
 use evenkeel_device::kernel::frozen_words;
 use evenkeel_device::{Queue, Tensor};
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::lossy::intake::Intake;
 use crate::parameters::ParamId;
 use crate::sharding::layout::Region;

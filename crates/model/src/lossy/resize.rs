@@ -13,7 +13,7 @@ use evenkeel_device::kernel::{Add, Copy, Fill, Order, Product, ScatterColumns};
 use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::body::{Context, Slot, Slots};
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::lossy::intake::Intake;
 use crate::lossy::selected::{column_means, gather, gathered, row_means, scatter};
 use crate::parameters::{Gradients, ParamId};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use evenkeel_device::Tensor;
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::parameters::{ParamId, ParamSpec};
 use crate::sharding::layout::{Sharing, even_bounds};
 
@@ -19,12 +19,14 @@ pub struct Bucket {
     pub members: Vec<(ParamId, usize)>,
     /// Elements, gaps included.
     pub len: usize,
-    /// The units that compute with them, by their place in the chain; the head is behind the last.
+    /// The units that compute with them, by their numbers in the chain.
     pub users: Vec<usize>,
     /// The shards whose gradients are to be summed, where there are several.
     pub summed_over: Option<Range<usize>>,
     /// Kept in f32 whatever the compute dtype is.
     pub holds_vectors: bool,
+    /// Whether they are trained: all of them, or none.
+    pub is_trained: bool,
 }
 
 impl Bucket {
@@ -50,25 +52,30 @@ pub fn in_grains(flat: &Tensor) -> Tensor {
 }
 
 /// What makes parameters lie in one bucket.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Key {
     summed_over: Option<Range<usize>>,
     holds_vectors: bool,
+    is_trained: bool,
     /// Matrices that are no summands lie with those of the same unit: where their gradient is complete.
     unit: Option<usize>,
 }
 
 /// The buckets of a model's parameters.
 pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
-    let used = used(model);
+    let used = model.parameters_by_unit();
     let mut found: Vec<(Key, Bucket)> = Vec::new();
     for (index, spec) in model.specs.iter().enumerate() {
-        let users: Vec<usize> = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index))).collect();
+        let users = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index)));
+        let users: Vec<usize> = users.map(|unit| model.first_unit + unit).collect();
+        if users.is_empty() {
+            continue;
+        }
         let key = key(spec, &users);
         let at = found.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
-            let (summed_over, holds_vectors) = (key.summed_over.clone(), key.holds_vectors);
-            let bucket = Bucket { members: Vec::new(), len: 0, users: Vec::new(), summed_over, holds_vectors };
-            found.push((key, bucket));
+            let Key { summed_over, holds_vectors, is_trained, .. } = key.clone();
+            let (members, users) = (Vec::new(), Vec::new());
+            found.push((key, Bucket { members, len: 0, users, summed_over, holds_vectors, is_trained }));
             found.len() - 1
         });
         let bucket = &mut found[at].1;
@@ -83,16 +90,10 @@ pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
 
 fn key(spec: &ParamSpec, users: &[usize]) -> Key {
     let summed_over = match &spec.sharing {
-        Sharing::Summed(holders) => Some(holders.clone()),
-        Sharing::Alone | Sharing::Same => None,
+        Sharing::Summed(holders) if spec.is_trained => Some(holders.clone()),
+        _ => None,
     };
     let holds_vectors = spec.is_vector();
     let unit = if holds_vectors || summed_over.is_some() { None } else { users.first().copied() };
-    Key { summed_over, holds_vectors, unit }
-}
-
-/// The parameters that each unit, and behind them the head, computes with.
-fn used(model: &Model) -> Vec<Vec<ParamId>> {
-    let units = model.units.iter().map(|unit| [unit.entry.parameters(), unit.body.parameters()].concat());
-    units.chain([model.head.parameters()]).collect()
+    Key { summed_over, holds_vectors, is_trained: spec.is_trained, unit }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::Folder;
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::error::Error;
 use crate::parameters::{ParamSpec, Parameters, ZeroSharding};
 use crate::sharding::layout::Piece;

@@ -10,7 +10,7 @@ use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
 use evenkeel_device::{DType, Queue, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Region, Sharing, Slice};
 
@@ -33,9 +33,18 @@ pub struct ParamSpec {
     pub matrix: [usize; 2],
     pub sharing: Sharing,
     pub init: Init,
+    /// Whether training changes it. What it does not change has no master, moments or gradient.
+    pub is_trained: bool,
 }
 
 impl ParamSpec {
+    /// What a stage that does not use it knows of it.
+    pub(crate) fn hold_nothing(&mut self) {
+        self.slice = Slice::of_cols(self.whole[0], 0..0);
+        self.matrix = self.slice.dims();
+        self.sharing = Sharing::Alone;
+    }
+
     /// Elements held.
     pub fn len(&self) -> usize {
         self.matrix[0] * self.matrix[1]
@@ -138,9 +147,9 @@ impl ZeroSharding {
         self.stage >= ZeroStage::Values
     }
 
-    /// The elements of a bucket whose masters and moments are kept here.
+    /// The elements of a bucket whose masters and moments are kept here; of frozen parameters, whose values.
     pub fn own_state(&self, bucket: &Bucket) -> Range<usize> {
-        if self.splits_state() { self.own(bucket) } else { 0..bucket.len }
+        if self.splits_state_of(bucket) { self.own(bucket) } else { 0..bucket.len }
     }
 
     /// The elements of a bucket that are this replica's.
@@ -159,12 +168,17 @@ impl ZeroSharding {
         })
     }
 
+    /// Whether replicas keep different elements of a bucket. Frozen parameters have no state but their values.
+    pub fn splits_state_of(&self, bucket: &Bucket) -> bool {
+        if bucket.is_trained { self.splits_state() } else { self.splits_values_of(bucket) }
+    }
+
     pub fn splits_values_of(&self, bucket: &Bucket) -> bool {
         self.splits_values() && bucket.is_of_one_place()
     }
 
     pub fn splits_gradients_of(&self, bucket: &Bucket) -> bool {
-        self.splits_gradients() && bucket.is_of_one_place()
+        self.splits_gradients() && bucket.is_trained && bucket.is_of_one_place()
     }
 }
 
@@ -177,19 +191,20 @@ pub struct Stretch {
     pub place: Range<usize>,
 }
 
-/// By parameter: its bucket and where it begins there.
-fn places(model: &Model) -> Vec<(usize, usize)> {
-    let mut places = vec![(0, 0); model.specs.len()];
+/// By parameter: its bucket and where it begins there; none if no unit of this stage uses it.
+fn places(model: &Model) -> Vec<Option<(usize, usize)>> {
+    let mut places = vec![None; model.specs.len()];
     for (index, bucket) in model.buckets.iter().enumerate() {
-        bucket.members.iter().for_each(|&(id, start)| places[id.0] = (index, start));
+        bucket.members.iter().for_each(|&(id, start)| places[id.0] = Some((index, start)));
     }
     places
 }
 
-/// By parameter: its bucket, and the elements of it whose masters and moments are kept where the state is split so.
-pub fn own_stretches(model: &Model, split: ZeroSharding) -> Vec<(usize, Option<Stretch>)> {
-    let own = |((bucket, start), spec): ((usize, usize), &ParamSpec)| {
-        (bucket, split.own_stretch(&model.buckets[bucket], start, spec.len()))
+/// By parameter: its bucket and the elements of it whose masters and moments are kept where the state is split so, if any are.
+pub fn own_stretches(model: &Model, split: ZeroSharding) -> Vec<Option<(usize, Stretch)>> {
+    let own = |(place, spec): (Option<(usize, usize)>, &ParamSpec)| {
+        let (bucket, start) = place?;
+        Some((bucket, split.own_stretch(&model.buckets[bucket], start, spec.len())?))
     };
     places(model).into_iter().zip(&model.specs).map(own).collect()
 }
@@ -201,8 +216,9 @@ pub struct Parameters {
     pub split: ZeroSharding,
     dtype: DType,
     /// By parameter: its bucket and where it begins there.
-    places: Vec<(usize, usize)>,
-    /// By bucket, f32 [1, n]: all of it, or this part's.
+    places: Vec<Option<(usize, usize)>>,
+    /// By bucket, [1, n]: all of it, or this part's. In f32 if they are trained; frozen parameters have no other masters than
+    /// their values.
     masters: Vec<Tensor>,
     /// By bucket, [1, n]: what is computed with, where it is all here; the masters themselves where those are of its dtype.
     values: RefCell<Vec<Option<Tensor>>>,
@@ -221,15 +237,15 @@ impl Parameters {
         for bucket in &buckets {
             let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
             let own = split.own_state(bucket);
+            let is_master = dtype == DType::F32 || !bucket.is_trained;
             if split.splits_values_of(bucket) {
-                let master = queue.tensor(1, own.len(), DType::F32);
-                let value = if dtype == DType::F32 { master.clone() } else { queue.tensor(1, own.len(), dtype) };
+                let master = queue.tensor(1, own.len(), if is_master { dtype } else { DType::F32 });
+                let value = if is_master { master.clone() } else { queue.tensor(1, own.len(), dtype) };
                 masters.push(master);
                 values.push(None);
                 own_values.push(Some(value));
             } else {
                 let value = queue.tensor(1, bucket.len, dtype);
-                let is_master = dtype == DType::F32;
                 masters.push(if is_master { value.col_range(own) } else { queue.tensor(1, own.len(), DType::F32) });
                 values.push(Some(value));
                 own_values.push(None);
@@ -276,7 +292,7 @@ impl Parameters {
         queue: &Queue,
         mut fill: impl FnMut(ParamId, &ParamSpec, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        for id in self.ids() {
+        for id in self.ids().filter(|id| self.places[id.0].is_some()) {
             let (spec, value) = (&self.specs[id.0], self.resident(id));
             let [rows, cols] = spec.matrix;
             if let Some(value) = value.as_ref().filter(|value| value.dtype == DType::F32) {
@@ -290,8 +306,9 @@ impl Parameters {
             }
             let flat = whole.reshaped(1, rows * cols);
             let Some(Stretch { elements, place }) = self.own_stretch(id) else { continue };
-            let (bucket, from) = (self.places[id.0].0, flat.col_range(elements));
-            for to in [Some(&self.masters[bucket]), self.own_values[bucket].as_ref()].into_iter().flatten() {
+            let (bucket, from) = (self.bucket_of(id), flat.col_range(elements));
+            let master = self.buckets[bucket].is_trained.then_some(&self.masters[bucket]);
+            for to in [master, self.own_values[bucket].as_ref()].into_iter().flatten() {
                 queue.launch(Copy { x: from.view(), out: to.col_range(place.clone()).view() });
             }
         }
@@ -314,7 +331,7 @@ impl Parameters {
     }
 
     fn resident(&self, id: ParamId) -> Option<Tensor> {
-        let (bucket, start) = self.places[id.0];
+        let (bucket, start) = self.places[id.0]?;
         let [rows, cols] = self.specs[id.0].matrix;
         let values = self.values.borrow();
         Some(values[bucket].as_ref()?.col_range(start..start + rows * cols).reshaped(rows, cols))
@@ -322,15 +339,16 @@ impl Parameters {
 
     /// The elements of a parameter whose masters and moments are kept here: one stretch, or none.
     pub fn own_stretch(&self, id: ParamId) -> Option<Stretch> {
-        let (bucket, start) = self.places[id.0];
+        let (bucket, start) = self.places[id.0]?;
         self.split.own_stretch(&self.buckets[bucket], start, self.specs[id.0].len())
     }
 
+    /// The bucket of a parameter that this stage uses.
     pub fn bucket_of(&self, id: ParamId) -> usize {
-        self.places[id.0].0
+        place_of(&self.places, id).0
     }
 
-    /// A bucket's masters that are kept here, f32 [1, n].
+    /// A bucket's masters that are kept here, f32 [1, n]; of frozen parameters the values, in their own dtype.
     pub fn masters(&self, bucket: usize) -> &Tensor {
         &self.masters[bucket]
     }
@@ -342,6 +360,9 @@ impl Parameters {
 
     /// The copies of those masters that an optimizer must keep equal to them, where they are not the masters themselves.
     pub fn copies(&self, bucket: usize) -> Option<Tensor> {
+        if !self.buckets[bucket].is_trained {
+            return None;
+        }
         let own = self.split.own_state(&self.buckets[bucket]);
         let whole = || self.values.borrow()[bucket].as_ref().map(|value| value.col_range(own));
         let copies = self.own_values[bucket].clone().or_else(whole).expect("values are here, whole or in part");
@@ -351,7 +372,7 @@ impl Parameters {
     /// A whole master, [rows, columns], where nothing is split.
     pub fn master(&self, id: ParamId) -> Tensor {
         assert!(!self.split.splits_state(), "masters are split");
-        let (bucket, start) = self.places[id.0];
+        let (bucket, start) = place_of(&self.places, id);
         let [rows, cols] = self.specs[id.0].matrix;
         self.masters[bucket].col_range(start..start + rows * cols).reshaped(rows, cols)
     }
@@ -379,6 +400,11 @@ impl Parameters {
         (0..self.specs.len()).map(ParamId)
     }
 
+    /// The parameters that an optimizer changes.
+    pub fn trained(&self) -> impl Iterator<Item = ParamId> {
+        self.ids().filter(|id| self.specs[id.0].is_trained)
+    }
+
     /// Rounds the masters to the compute dtype, after they were written other than by the optimizer. Where masters are split
     /// and values are not, those of others are still to be gathered.
     pub fn refresh_copies(&self, queue: &Queue) {
@@ -395,15 +421,20 @@ fn hash_name(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The gradients of all parameters, f32, summed until they are cleared.
+fn place_of(places: &[Option<(usize, usize)>], id: ParamId) -> (usize, usize) {
+    places[id.0].unwrap_or_else(|| panic!("no unit of this stage uses parameter {}", id.0))
+}
+
+/// The gradients of all trained parameters, f32, summed until they are cleared.
 ///
 /// Clearing touches no memory: the first to add to a gradient overwrites it. Where gradients are split, a bucket's are here
 /// whole from the first addition until they are reduced, and then this part's alone.
 pub struct Gradients {
-    specs: Vec<[usize; 2]>,
+    /// Rows and columns, of parameters that are trained.
+    specs: Vec<Option<[usize; 2]>>,
     buckets: Vec<Bucket>,
     split: ZeroSharding,
-    places: Vec<(usize, usize)>,
+    places: Vec<Option<(usize, usize)>>,
     /// By parameter: nothing has been added to what is here whole.
     cleared: Vec<Cell<bool>>,
     whole: RefCell<Vec<Option<Tensor>>>,
@@ -425,12 +456,13 @@ impl Gradients {
     pub fn new(parameters: &Parameters, queue: &Queue) -> Gradients {
         let (buckets, split) = (parameters.buckets.clone(), parameters.split);
         let is_split = |bucket: &Bucket| split.splits_gradients_of(bucket);
-        let whole = |bucket: &Bucket| (!is_split(bucket)).then(|| queue.tensor(1, bucket.len, DType::F32));
+        let is_whole = |bucket: &Bucket| bucket.is_trained && !is_split(bucket);
+        let whole = |bucket: &Bucket| is_whole(bucket).then(|| queue.tensor(1, bucket.len, DType::F32));
         let own = |bucket: &Bucket| {
             is_split(bucket).then(|| (queue.tensor(1, split.own(bucket).len(), DType::F32), Cell::new(false)))
         };
         Gradients {
-            specs: parameters.specs.iter().map(|spec| spec.matrix).collect(),
+            specs: parameters.specs.iter().map(|spec| spec.is_trained.then_some(spec.matrix)).collect(),
             whole: RefCell::new(buckets.iter().map(whole).collect()),
             own: buckets.iter().map(own).collect(),
             places: parameters.places.clone(),
@@ -467,6 +499,11 @@ impl Gradients {
         tensor
     }
 
+    /// The same of a parameter that is trained.
+    pub fn sum_of_trained(&self, queue: &Queue, id: ParamId) -> Option<Tensor> {
+        self.specs[id.0].map(|_| self.sum(queue, id))
+    }
+
     /// Whether nothing was added so far; something is now.
     fn begin(&self, id: ParamId) -> bool {
         match &mut self.borrowed.borrow_mut()[id.0] {
@@ -484,8 +521,8 @@ impl Gradients {
 
     /// The gradient of the part that is kept here.
     fn kept(&self, queue: &Queue, id: ParamId) -> Tensor {
-        let (bucket, start) = self.places[id.0];
-        let [rows, cols] = self.specs[id.0];
+        let (bucket, start) = place_of(&self.places, id);
+        let [rows, cols] = self.specs[id.0].unwrap_or_else(|| panic!("parameter {} is not trained", id.0));
         let mut whole = self.whole.borrow_mut();
         let flat = whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32));
         flat.col_range(start..start + rows * cols).reshaped(rows, cols)

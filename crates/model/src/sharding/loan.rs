@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use evenkeel_device::DType;
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
+use crate::chain::unit::Sublayer;
 use crate::parameters::ParamId;
 use crate::sharding::layout::{Region, Slice};
 
@@ -23,6 +24,8 @@ pub struct Migration {
 pub struct Loan {
     pub id: ParamId,
     pub is_vector: bool,
+    /// Whether gradients go back.
+    pub is_trained: bool,
     /// Rows and columns that this shard computes with.
     pub matrix: [usize; 2],
     /// What it computes with as a part of what it keeps, where it is one.
@@ -49,7 +52,16 @@ impl Loan {
             lent[..index].iter().any(|(_, earlier)| earlier.meets(region))
         };
         let is_summed = lent.iter().enumerate().any(meets_earlier);
-        Loan { id, is_vector, matrix: work[me].dims(), own: work[me].within(home[me]), lent, borrowed, is_summed }
+        Loan {
+            id,
+            is_vector,
+            is_trained: true,
+            matrix: work[me].dims(),
+            own: work[me].within(home[me]),
+            lent,
+            borrowed,
+            is_summed,
+        }
     }
 
     /// Where gradients can be added up as a part of those that are kept: nobody else has summands of them, which would have to
@@ -71,7 +83,8 @@ impl Migration {
         check(home, work);
         let mut all = vec![Migration::default(); home.len()];
         for (place, unit) in home[0].units.iter().enumerate() {
-            let ids: BTreeSet<ParamId> = unit.body.parameters().into_iter().collect();
+            let Sublayer::Body(body) = &unit.sublayer else { continue };
+            let ids: BTreeSet<ParamId> = body.parameters().into_iter().collect();
             for id in ids.into_iter().filter(|id| is_moved(home, work, *id)) {
                 let slices = |models: &'_ [Model]| -> Vec<Slice> {
                     models.iter().map(|model| model.specs[id.0].slice.clone()).collect()
@@ -79,9 +92,10 @@ impl Migration {
                 let (home_slices, work_slices) = (slices(home), slices(work));
                 let (kept, used): (Vec<&Slice>, Vec<&Slice>) =
                     (home_slices.iter().collect(), work_slices.iter().collect());
-                let is_vector = home[0].specs[id.0].is_vector();
+                let spec = &home[0].specs[id.0];
+                let (is_vector, is_trained) = (spec.is_vector(), spec.is_trained);
                 for (me, migration) in all.iter_mut().enumerate() {
-                    let loan = Loan::new(id, is_vector, &kept, &used, me);
+                    let loan = Loan { is_trained, ..Loan::new(id, is_vector, &kept, &used, me) };
                     migration.units.entry(place).or_default().push(loan);
                 }
             }
@@ -106,7 +120,8 @@ impl Migration {
             sent.max(received) as u64
         };
         let value = |loan: &Loan| if loan.is_vector { DType::F32 } else { dtype }.size_bytes();
-        [most(&value), most(&|_| DType::F32.size_bytes())]
+        let gradient = |loan: &Loan| if loan.is_trained { DType::F32.size_bytes() } else { 0 };
+        [most(&value), most(&gradient)]
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::chain::build::Model;
+use crate::chain::model::Model;
 use crate::config::family::{Mlp, Qkv};
 use crate::config::shorten;
 use crate::error::Error;

@@ -24,6 +24,8 @@ impl<'a> Run<'a> {
         let (comm, me) = (device.comm(), group.rank());
         let (mut sent, mut received): (Parcels, Parcels) = Default::default();
         let mut held = Vec::new();
+        let [borrowed, gradient] = [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(|kind| task.value(kind));
+        let has_gradients = task.writes.contains(&gradient);
         for loan in self.loans(task.unit) {
             let kept = parameters.kept_value(loan.id);
             let value = match &loan.own {
@@ -33,15 +35,18 @@ impl<'a> Run<'a> {
             let is_moved = |shard: usize| shard != me || loan.own.is_none();
             sent.extend(parcels(&loan.lent, &kept, is_moved));
             received.extend(parcels(&loan.borrowed, &value, is_moved));
-            gradients.borrow(device.compute(), loan.id, loan.matrix, loan.gradient_in_place());
+            if has_gradients && loan.is_trained {
+                gradients.borrow(device.compute(), loan.id, loan.matrix, loan.gradient_in_place());
+            }
             parameters.set_borrowed(loan.id, Some(value.clone()));
             held.push(value);
         }
         let stamp = self.redistribute(task, group, &sent, &received);
-        let [values, gradients] = [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(|kind| task.value(kind));
-        self.values.put(values, held);
-        self.values.put(gradients, Vec::new());
-        self.arrivals.insert(values, (self.exchanges, comm.record()));
+        self.values.put(borrowed, held);
+        if has_gradients {
+            self.values.put(gradient, Vec::new());
+        }
+        self.arrivals.insert(borrowed, (self.exchanges, comm.record()));
         stamp
     }
 
@@ -52,13 +57,17 @@ impl<'a> Run<'a> {
     /// Gradients that nothing was added to are zeroed before they are returned.
     pub(super) fn complete_borrowed(&self, unit: UnitIdx) {
         let Executor { gradients, .. } = *self.executor;
-        self.loans(unit).iter().for_each(|loan| drop(gradients.sum(self.queue(), loan.id)));
+        self.trained_loans(unit).for_each(|loan| drop(gradients.sum(self.queue(), loan.id)));
+    }
+
+    fn trained_loans(&self, unit: UnitIdx) -> impl Iterator<Item = &'a Loan> + use<'a> {
+        self.loans(unit).iter().filter(|loan| loan.is_trained)
     }
 
     pub(super) fn give_back(&mut self, task: &Task, group: &Group) -> Stamp {
         let comm = self.executor.device.comm();
         let mut returned = Returned::default();
-        for loan in self.loans(task.unit) {
+        for loan in self.trained_loans(task.unit) {
             returned.add(loan, self.executor, group.rank());
         }
         let stamp = self.redistribute(task, group, &returned.sent, &returned.received);

@@ -12,11 +12,8 @@ use crate::strategy::Strategy;
 /// of their loans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Before the head.
+    /// The head is the last.
     pub units: Vec<ChainUnit>,
-    pub head_is_partial: bool,
-    /// Whether the first unit puts something on the stream beside its output.
-    pub starts_stream: bool,
     /// Whether the stream is split by tokens: then every output is partial.
     pub splits_sequence: bool,
     /// Of a token's row of the whole stream.
@@ -35,19 +32,45 @@ pub struct Chain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainUnit {
     pub kind: UnitKind,
-    /// Whether its output is a summand of the group's.
+    /// Whether its output, or the head's softmax, is a summand of the group's.
     pub is_partial: bool,
-    /// How often its entry normalises the stream.
+    /// How often its entry normalises the stream; never if it has no entry.
     pub inputs: usize,
+    /// Whether it puts something on the stream beside its output.
+    pub starts_stream: bool,
+    /// Whether some of its parameters are trained, and some of those of its entry.
+    pub is_trained: bool,
+    pub entry_is_trained: bool,
+}
+
+impl ChainUnit {
+    /// A unit that is trained. The embedding has no entry, every other kind normalises the stream once at its entry.
+    pub fn of(kind: UnitKind, is_partial: bool) -> ChainUnit {
+        let has_entry = kind != UnitKind::Embedding;
+        ChainUnit {
+            kind,
+            is_partial,
+            inputs: usize::from(has_entry),
+            starts_stream: false,
+            is_trained: true,
+            entry_is_trained: has_entry,
+        }
+    }
+
+    pub fn has_entry(&self) -> bool {
+        self.inputs > 0
+    }
 }
 
 /// Parameters whose values and gradients are moved together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainBucket {
-    /// The units that compute with them, by their place; the head is behind the last.
+    /// The units that compute with them, by their place.
     pub users: Vec<usize>,
     /// Whether a unit's entry may compute with them, too, and not only its body.
     pub is_of_entries: bool,
+    /// Whether they have gradients.
+    pub is_trained: bool,
     /// The group of ranks that each have a summand of the gradients, where there are several.
     pub summed_in: Option<GroupIdx>,
     pub gradient_bytes: u64,
@@ -104,6 +127,7 @@ impl Chain {
             ChainBucket {
                 users: bucket.users.clone(),
                 is_of_entries: !bucket.is_of_one_place(),
+                is_trained: bucket.is_trained,
                 summed_in,
                 gradient_bytes: (bucket.len * DType::F32.size_bytes()) as u64,
                 value_bytes: (bucket.len * value_dtype.size_bytes()) as u64,
@@ -112,12 +136,16 @@ impl Chain {
             }
         };
         let buckets = model.buckets.iter().map(bucket).collect();
-        let unit =
-            |unit: &Unit| ChainUnit { kind: unit.kind, is_partial: unit.is_partial, inputs: unit.entry.norm_count() };
+        let unit = |unit: &Unit| ChainUnit {
+            kind: unit.kind,
+            is_partial: unit.is_partial,
+            inputs: unit.norm_count(),
+            starts_stream: unit.starts_stream(),
+            is_trained: model.trains(unit.parameters()),
+            entry_is_trained: model.trains(unit.entry_parameters()),
+        };
         Chain {
             units: model.units.iter().map(unit).collect(),
-            head_is_partial: model.head.is_partial,
-            starts_stream: model.units[0].body.starts_stream(),
             splits_sequence: shard.split_sequence,
             row_bytes: (model.config.hidden * dtype.size_bytes()) as u64,
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
@@ -145,12 +173,17 @@ impl Chain {
                 return rows as u64 * self.stats_bytes;
             }
             // An entry may normalise the stream more than once.
-            ValueKind::Normalised | ValueKind::NormalisedGradient => {
-                self.units.get(unit.0).map_or(1, |unit| unit.inputs)
-            }
+            ValueKind::Normalised | ValueKind::NormalisedGradient => self.units[unit.0].inputs,
             _ => 1,
         };
         (size.tokens * tensors) as u64 * self.row_bytes
+    }
+
+    /// The lowest unit that has trained parameters. Those before it have no backward.
+    pub(super) fn lowest_trained(&self) -> UnitIdx {
+        UnitIdx(
+            self.units.iter().position(|unit| unit.is_trained).expect("a model that is trained has something to train"),
+        )
     }
 
     /// The chains of all ranks that run these shards of a model.
@@ -163,11 +196,11 @@ impl Chain {
 impl PartSize {
     /// Of so many tokens, of which so many rows get logits.
     pub fn new(model: &Model, tokens: usize, rows: usize) -> PartSize {
-        PartSize { tokens, chunk_rows: model.head.chunks(rows).map(|rows| rows.len()).collect() }
+        PartSize { tokens, chunk_rows: model.head().chunks(rows).map(|rows| rows.len()).collect() }
     }
 
     pub fn of(model: &Model, batch: &Batch) -> PartSize {
-        PartSize::new(model, batch.token_count(), model.head.rows(batch))
+        PartSize::new(model, batch.token_count(), model.head().rows(batch))
     }
 
     /// The same with this many chunks, of which the last have no rows: programs of such sizes are alike however many rows

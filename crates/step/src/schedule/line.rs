@@ -2,7 +2,7 @@
 
 use evenkeel_model::UnitKind;
 
-use super::{Chain, PartSize};
+use super::{Chain, ChainUnit, PartSize};
 use crate::program::{Chunk, Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind, Work};
 
 /// What is kept of a unit's forward for its backward.
@@ -60,21 +60,29 @@ impl Line<'_> {
     fn forward(&mut self) {
         for unit in (0..self.chain.units.len()).map(UnitIdx) {
             self.enter(unit, |unit| self.keep[unit] == Keep::Nothing);
-            self.body(Work::Forward, unit, self.keep[unit.0] == Keep::Everything, true);
-            self.reduce_output(unit);
+            if unit != self.head() {
+                self.body(Work::Forward, unit, self.keep[unit.0] == Keep::Everything, true);
+                self.reduce_output(unit);
+            }
         }
-        self.enter(self.head(), |unit| self.keep[unit] == Keep::Nothing);
     }
 
-    /// The entry of a unit behind the first, or of the head. It frees the stream of the unit before where nothing needs it
-    /// afterwards.
+    fn has_entry(&self, unit: UnitIdx) -> bool {
+        self.chain.units[unit.0].has_entry()
+    }
+
+    /// A unit's entry, if it has one. It frees the stream of the unit before if nothing needs it afterwards.
     fn enter(&mut self, unit: UnitIdx, is_done: impl Fn(usize) -> bool) {
         use ValueKind::*;
-        let Some(below) = unit.0.checked_sub(1).map(UnitIdx) else { return };
-        let stream = (below.0 > 0 || self.chain.starts_stream).then(|| self.value(Stream, below));
-        let output = self.value(if self.chain.units[below.0].is_partial { OutputReduced } else { Output }, below);
-        // The stream that the first unit starts is part of no entry.
-        let is_done = |stream: &Value| stream.unit.0 == 0 || is_done(stream.unit.0);
+        if !self.has_entry(unit) {
+            return;
+        }
+        let below = UnitIdx(unit.0 - 1);
+        let ChainUnit { is_partial, starts_stream, .. } = self.chain.units[below.0];
+        let stream = (self.has_entry(below) || starts_stream).then(|| self.value(Stream, below));
+        let output = self.value(if is_partial { OutputReduced } else { Output }, below);
+        // A stream that a unit starts is part of no entry.
+        let is_done = |stream: &Value| !self.has_entry(stream.unit) || is_done(stream.unit.0);
         let frees = [Some(output), stream.filter(is_done)].into_iter().flatten().collect();
         let reads = [stream, Some(output)].into_iter().flatten().collect();
         let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
@@ -85,15 +93,15 @@ impl Line<'_> {
     /// A unit's body, forward, on its input, which it frees.
     fn body(&mut self, work: Work, unit: UnitIdx, saves: bool, gives_output: bool) {
         use ValueKind::*;
-        let input: Vec<Value> = (unit.0 > 0).then(|| self.input(unit)).into_iter().collect();
-        let starts = work == Work::Forward && unit.0 == 0 && self.chain.starts_stream;
+        let input: Vec<Value> = self.has_entry(unit).then(|| self.input(unit)).into_iter().collect();
+        let starts = work == Work::Forward && self.chain.units[unit.0].starts_stream;
         let writes = [starts.then_some(Stream), gives_output.then_some(Output), saves.then_some(Saved)];
         let writes = writes.into_iter().flatten().map(|kind| self.value(kind, unit)).collect();
         self.push(work, unit, input.clone(), writes, input);
     }
 
     fn reduce_output(&mut self, unit: UnitIdx) {
-        if self.chain.units[unit.0].is_partial {
+        if self.is_partial(unit) {
             self.reduce(unit, ValueKind::Output, ValueKind::OutputReduced);
         }
     }
@@ -126,10 +134,18 @@ impl Line<'_> {
             frees.extend((chunk.0 + 1 == chunks).then_some(input));
             self.push(Work::Loss(chunk), head, known, writes, frees);
         }
-        self.reduce_gradient(head, self.chain.head_is_partial);
+        if !self.needs_input_gradient(head) {
+            return self.forget(head, [Stream, NormalisedGradient]);
+        }
+        let is_partial = self.is_partial(head);
+        self.reduce_gradient(head, is_partial);
         // What the last units' recomputation needs of other ranks travels while the head's gradient does.
         self.prefetch(self.blocks().last().copied());
-        self.backward_enter(head, self.chain.head_is_partial);
+        self.backward_enter(head, is_partial);
+    }
+
+    fn is_partial(&self, unit: UnitIdx) -> bool {
+        self.chain.units[unit.0].is_partial
     }
 
     fn evaluations(&mut self) {
@@ -151,7 +167,7 @@ impl Line<'_> {
         use ValueKind::*;
         let (head, input) = (self.head(), self.input(self.head()));
         let logits = self.value(Logits(chunk), head);
-        if !self.chain.head_is_partial {
+        if !self.is_partial(head) {
             self.push(Work::Logits(chunk), head, vec![input], vec![logits], Vec::new());
             return vec![logits];
         }
@@ -161,12 +177,13 @@ impl Line<'_> {
         vec![logits, self.value(StatsGathered(chunk), head)]
     }
 
-    /// Units that are recomputed together, by the first and the one behind the last: a unit with what it keeps, and those
-    /// behind it that keep nothing.
+    /// Units with a backward before the head, as those that are recomputed together, by the first and the one behind the last:
+    /// a unit with what it keeps, and those behind it that keep nothing.
     fn blocks(&self) -> Vec<[usize; 2]> {
-        let starts = (0..self.keep.len()).filter(|&unit| unit == 0 || self.keep[unit] != Keep::Nothing);
+        let (lowest, head) = (self.chain.lowest_trained().0, self.head().0);
+        let starts = (lowest..head).filter(|&unit| unit == lowest || self.keep[unit] != Keep::Nothing);
         let starts: Vec<usize> = starts.collect();
-        let ends = starts.iter().copied().skip(1).chain([self.keep.len()]);
+        let ends = starts.iter().copied().skip(1).chain([head]);
         starts.iter().copied().zip(ends).map(|(start, end)| [start, end]).collect()
     }
 
@@ -186,7 +203,7 @@ impl Line<'_> {
 
     /// The first input of a block that is to be recomputed: it depends on no gradient, so it can travel early.
     fn prefetch(&mut self, block: Option<[usize; 2]>) {
-        let Some(unit) = block.map(|[first, _]| UnitIdx(first)).filter(|unit| unit.0 > 0) else { return };
+        let Some(unit) = block.map(|[first, _]| UnitIdx(first)).filter(|unit| self.has_entry(*unit)) else { return };
         if self.keep[unit.0] != Keep::Everything && self.chain.splits_sequence {
             self.normalise(unit);
         }
@@ -205,7 +222,7 @@ impl Line<'_> {
         for unit in (first..end).map(UnitIdx) {
             if unit.0 > first {
                 self.enter(unit, |_| false);
-            } else if unit.0 > 0 && !self.chain.splits_sequence {
+            } else if self.has_entry(unit) && !self.chain.splits_sequence {
                 self.normalise(unit);
             }
             let is_read = unit.0 + 1 < end;
@@ -221,8 +238,7 @@ impl Line<'_> {
 
     /// Nobody reads what the last unit of a layer gave again.
     fn forget_output(&mut self, unit: UnitIdx) {
-        let is_partial = self.chain.units[unit.0].is_partial;
-        let kind = if is_partial { ValueKind::OutputReduced } else { ValueKind::Output };
+        let kind = if self.is_partial(unit) { ValueKind::OutputReduced } else { ValueKind::Output };
         let output = self.value(kind, unit);
         self.tasks.last_mut().expect("the unit was just recomputed").frees.push(output);
     }
@@ -234,19 +250,36 @@ impl Line<'_> {
         let mut reads = vec![self.value(Saved, unit)];
         let gathered = self.chain.splits_sequence;
         reads.push(self.value(if gathered { OutputGradientGathered } else { OutputGradient }, unit));
-        if unit.0 == 0 {
+        if !self.has_entry(unit) {
             reads.push(self.value(if gathered { StreamGradientGathered } else { StreamGradient }, unit));
         }
         let inputs = self.value(WeightInputs, unit);
+        let goes_on = self.needs_input_gradient(unit);
         let mut writes = vec![inputs];
-        writes.extend((unit.0 > 0).then(|| self.value(NormalisedGradient, unit)));
+        writes.extend(goes_on.then(|| self.value(NormalisedGradient, unit)));
         self.push(Work::BackwardInput, unit, reads.clone(), writes, reads);
-        let is_reduced = unit.0 > 0 && self.chain.units[unit.0].is_partial;
+        let is_reduced = goes_on && self.is_partial(unit);
         self.reduce_gradient(unit, is_reduced);
         self.push(Work::BackwardWeight, unit, vec![inputs], Vec::new(), vec![inputs]);
-        if unit.0 > 0 {
+        if goes_on {
             self.backward_enter(unit, is_reduced);
+        } else if self.has_entry(unit) {
+            self.forget(unit, [Stream, StreamGradient]);
         }
+    }
+
+    /// Whether anything is trained at a unit's entry or before it.
+    fn needs_input_gradient(&self, unit: UnitIdx) -> bool {
+        unit > self.chain.lowest_trained() || self.chain.units[unit.0].entry_is_trained
+    }
+
+    /// Nothing is left to do with these values of the unit whose backward was just added.
+    fn forget(&mut self, unit: UnitIdx, kinds: [ValueKind; 2]) {
+        let values = kinds.map(|kind| self.value(kind, unit));
+        let last = self.tasks.last_mut().expect("a backward has tasks");
+        let unread: Vec<Value> = values.into_iter().filter(|value| !last.writes.contains(value)).collect();
+        last.reads.extend(unread.iter().filter(|value| !last.reads.contains(value)).copied().collect::<Vec<_>>());
+        last.frees.extend(values);
     }
 
     fn reduce_gradient(&mut self, unit: UnitIdx, is_partial: bool) {
@@ -262,12 +295,15 @@ impl Line<'_> {
         if unit != self.head() {
             reads.push(self.value(StreamGradient, unit));
         }
+        if unit == self.chain.lowest_trained() {
+            return self.push(Work::BackwardEnter, unit, reads.clone(), Vec::new(), reads);
+        }
         let below = UnitIdx(unit.0 - 1);
         let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).to_vec();
         self.push(Work::BackwardEnter, unit, reads.clone(), writes, reads);
         if self.chain.splits_sequence {
             self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered);
-            if below.0 == 0 {
+            if !self.has_entry(below) {
                 self.exchange(Work::AllGather, below, StreamGradient, StreamGradientGathered);
             }
         }
@@ -288,7 +324,7 @@ impl Line<'_> {
     }
 
     fn head(&self) -> UnitIdx {
-        UnitIdx(self.chain.units.len())
+        UnitIdx(self.chain.units.len() - 1)
     }
 
     fn value(&self, kind: ValueKind, unit: UnitIdx) -> Value {

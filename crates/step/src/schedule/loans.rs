@@ -19,15 +19,17 @@ pub(super) fn borrow_and_return(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     for Borrowed { loan, uses, additions } in &borrowed {
         let value = |kind| Value { kind, unit: UnitIdx(loan.unit), micro: WHOLE_STEP };
         let [values, gradients] = [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(value);
-        let borrow = task(Work::Borrow, loan.unit, loan.value_bytes, vec![], vec![values, gradients]);
+        let written = if additions.is_empty() { vec![values] } else { vec![values, gradients] };
+        let borrow = task(Work::Borrow, loan.unit, loan.value_bytes, vec![], written);
         before.entry(ahead).or_default().push(borrow);
         ahead = uses[0];
         uses.iter().for_each(|&index| out[index].reads.push(values));
         additions.iter().for_each(|&index| out[index].reads.push(gradients));
         out[uses[uses.len() - 1]].frees.push(values);
-        let last = additions[additions.len() - 1];
-        let returned = task(Work::Return, loan.unit, loan.gradient_bytes, vec![gradients], vec![]);
-        behind.entry(behind_exchanges(&out, last)).or_default().push(returned);
+        if let Some(&last) = additions.last() {
+            let returned = task(Work::Return, loan.unit, loan.gradient_bytes, vec![gradients], vec![]);
+            behind.entry(behind_exchanges(&out, last)).or_default().push(returned);
+        }
     }
     let with_loans = |(index, task)| {
         let [borrowed, returned] = [&mut before, &mut behind].map(|tasks| tasks.remove(&index).unwrap_or_default());
@@ -41,7 +43,7 @@ struct Borrowed<'a> {
     loan: &'a ChainLoan,
     /// Those that compute with its parameters.
     uses: Vec<usize>,
-    /// Those that may add to their gradients.
+    /// Those that may add to their gradients; none if nothing is trained there or below.
     additions: Vec<usize>,
 }
 
@@ -53,7 +55,7 @@ impl Borrowed<'_> {
         };
         let uses = of_unit(&[Work::Forward, Work::Recompute, Work::BackwardInput]);
         let additions = of_unit(&[Work::BackwardInput, Work::BackwardWeight]);
-        (!uses.is_empty() && !additions.is_empty()).then_some(Borrowed { loan, uses, additions })
+        (!uses.is_empty()).then_some(Borrowed { loan, uses, additions })
     }
 }
 

@@ -212,7 +212,13 @@ impl<'a> Request<'a> {
 
     /// A line for each part of each micro-batch.
     fn lines(&self, keep: impl Fn(&ChainUnit) -> Keep, recompute: Recompute) -> Vec<Vec<Vec<Task>>> {
-        let keep: Vec<Keep> = self.chain.units.iter().map(keep).collect();
+        let lowest = self.chain.lowest_trained().0;
+        let kept = |(index, unit): (usize, &ChainUnit)| match keep(unit) {
+            _ if index < lowest => Keep::Nothing,
+            Keep::Nothing if index == lowest => Keep::Stream,
+            kept => kept,
+        };
+        let keep: Vec<Keep> = self.chain.units.iter().enumerate().map(kept).collect();
         let micros = self.micros.iter().enumerate();
         let line = |index, part, size| line::training(self.chain, Micro { index, part }, size, &keep, recompute);
         micros

@@ -18,7 +18,7 @@ pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 /// soon as a micro-batch adds nothing more.
 pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
-    for (index, bucket) in chain.buckets.iter().enumerate() {
+    for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.is_trained) {
         for (micro, last) in last_additions(&tasks, bucket) {
             let micro = Micro { index: micro, part: 0 };
             after.entry(behind_exchanges(&tasks, last)).or_default().push((index, micro));

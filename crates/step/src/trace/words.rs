@@ -13,7 +13,7 @@ pub struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// `units` are the names of the chain's units; the head is behind the last.
+    /// `units` are the names of the chain's units.
     pub fn of(timeline: &Timeline, units: &'a [String]) -> Words<'a> {
         let any = |is_told: fn(&Span) -> bool| timeline.ranks.iter().flatten().any(is_told);
         Words { units, tells_micro: any(|span| span.micro.index > 0), tells_part: any(|span| span.micro.part > 0) }
@@ -22,7 +22,6 @@ impl<'a> Words<'a> {
     pub fn unit(&self, unit: UnitIdx) -> Cow<'a, str> {
         match self.units.get(unit.0) {
             Some(name) => Cow::Borrowed(name),
-            None if unit.0 == self.units.len() => Cow::Borrowed("head"),
             None => Cow::Owned(format!("unit {}", unit.0)),
         }
     }

@@ -22,7 +22,7 @@ const MOST_RMS: f32 = 1.0;
 
 /// The variances of all parameters' rows and columns.
 pub(super) struct Variances {
-    /// By parameter: where its rows, which a vector has none of, and its columns lie.
+    /// By parameter: where its rows, which a vector has none of, and its columns lie. Frozen parameters have neither.
     places: Vec<(Range<usize>, Range<usize>)>,
     /// f32 [1, n]
     all: Tensor,
@@ -36,7 +36,7 @@ impl Variances {
             end - len..end
         };
         let of = |spec: &ParamSpec| {
-            let [rows, cols] = spec.whole;
+            let [rows, cols] = if spec.is_trained { spec.whole } else { [0, 0] };
             (place(if spec.is_vector() { 0 } else { rows }), place(cols))
         };
         let places: Vec<_> = specs.iter().map(of).collect();
@@ -159,5 +159,5 @@ fn parts(changing: &Changing, shard: Option<usize>) -> Vec<Part> {
         };
         Some(held.rectangles().into_iter().map(part))
     };
-    parameters.ids().filter_map(of).flatten().collect()
+    parameters.trained().filter_map(of).flatten().collect()
 }

@@ -68,7 +68,7 @@ impl Optimizer {
 
     /// The same for one of several ranks, of which this is what they keep.
     pub(crate) fn among(mut self, model: &Model, keeping: &[Keeping], rank: usize) -> Optimizer {
-        let is_made = |id: &ParamId| matches!(self.rules[id.0], Rule::Muon { .. });
+        let is_made = |id: &ParamId| model.specs[id.0].is_trained && matches!(self.rules[id.0], Rule::Muon { .. });
         let made: Vec<ParamId> = (0..self.rules.len()).map(ParamId).filter(is_made).collect();
         self.rounds = if keeping.len() > 1 { Round::all(&model.specs, made, keeping, rank) } else { Vec::new() };
         self
@@ -89,7 +89,7 @@ impl Optimizer {
     ) -> &Tensor {
         let out = self.squared_norm.view();
         queue.launch(Fill { out, value: 0.0 });
-        let counted = parameters.ids().filter(|&id| is_counted(id));
+        let counted = parameters.trained().filter(|&id| is_counted(id));
         let stretches =
             counted.filter_map(|id| Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), ())));
         for Together { bucket, place, .. } in together(stretches) {
@@ -135,7 +135,7 @@ impl Optimizer {
             Rule::Muon { momentum, nesterov, .. } => self.make_orthogonal(&changing, momentum, nesterov, peers),
             Rule::AdamW(_) | Rule::Sgd { .. } | Rule::Lion { .. } => (),
         }
-        let stretches = parameters.ids().filter_map(|id| {
+        let stretches = parameters.trained().filter_map(|id| {
             let Stretch { place, .. } = parameters.own_stretch(id)?;
             let (rule, spec) = (self.rules[id.0], &parameters.specs[id.0]);
             let weight_decay = self.decay_of(parameters, id);
@@ -289,7 +289,8 @@ struct Alike {
 
 /// Whether such a kind of state is kept of a parameter.
 fn keeps(rules: &[Rule], parameters: &Parameters, kind: StateKind, id: ParamId) -> bool {
-    rules[id.0].kinds(&parameters.specs[id.0]).contains(&kind)
+    let spec = &parameters.specs[id.0];
+    spec.is_trained && rules[id.0].kinds(spec).contains(&kind)
 }
 
 /// Zeros for a kind of state, by bucket.

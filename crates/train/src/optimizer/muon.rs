@@ -51,7 +51,7 @@ impl Optimizer {
     /// Moves the momentum of hidden matrices; their gradients become the directions to go.
     pub(super) fn make_orthogonal(&self, changing: &Changing, beta: f32, nesterov: bool, peers: Option<&Peers>) {
         let Changing { queue, parameters, gradients, grad_factor, .. } = *changing;
-        let is_made = |id: ParamId| matches!(self.rules[id.0], Rule::Muon { .. });
+        let is_made = |id: ParamId| parameters.specs[id.0].is_trained && matches!(self.rules[id.0], Rule::Muon { .. });
         let stretch = |id: ParamId| Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), ()));
         for Together { bucket, place, .. } in together(parameters.ids().filter(|&id| is_made(id)).filter_map(stretch)) {
             let of = |flat: &Tensor| flat.col_range(place.clone()).view();

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(1024) add_partials(
     col = (i64)blockIdx.x * 32 + threadIdx.y;
     if (threadIdx.x > 0 || col >= cols) return;
     float *out = blockIdx.y == 0 ? first_out : second_out;
-    out[col] += scale * sum;
+    if (out) out[col] += scale * sum;
 }
 
 // A bad column number is reported, and its column left out.

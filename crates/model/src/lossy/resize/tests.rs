@@ -265,7 +265,7 @@ fn compare(what: &str, ours: &[f32], expected: &[f32], dtype: DType, largest: f6
 /// Four steps of one body, all but the third with other columns than the one before.
 fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
     let mut setting = Setting::new(model, way);
-    let body = &model.units[unit].body;
+    let body = model.units[unit].body();
     let mut resizing = Resizing::new(model, way.imputation, way.repeats_weights);
     let (mut memory, mut kept) = (Memory::default(), Vec::new());
     for step in 0..4 {

@@ -1,0 +1,148 @@
+//! Models: chains of units and the lists of their parameters.
+
+use std::ops::Range;
+
+use evenkeel_device::DeviceKind;
+
+use crate::chain::build::build;
+use crate::chain::entry::Join;
+use crate::chain::head::Head;
+use crate::chain::unit::{Sublayer, Unit, UnitKind};
+use crate::config::Config;
+use crate::error::Error;
+use crate::parameters::bucket::{Bucket, buckets};
+use crate::parameters::{ParamId, ParamSpec};
+use crate::sharding::shard::{Cut, Shard};
+
+/// A network, one shard of it, or a stage of a shard: its parameters and its chain of units.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub config: Config,
+    pub shard: Shard,
+    /// Of the whole network, so that all stages number parameters alike. A stage holds nothing of those that it does not use.
+    pub specs: Vec<ParamSpec>,
+    /// Embedding, the layers' sublayers in order, head; of a stage, some of them.
+    pub units: Vec<Unit>,
+    /// The number of the first unit in the whole chain.
+    pub first_unit: usize,
+    /// Joins the last unit's output to the stream that a stage passes on; the last stage passes nothing on.
+    pub exit: Option<Join>,
+    /// How the parameters lie side by side.
+    pub buckets: Vec<Bucket>,
+}
+
+impl Model {
+    pub fn from_json(json: &serde_json::Value) -> Result<Model, Error> {
+        Ok(Model::new(Config::from_json(json)?))
+    }
+
+    /// The whole model.
+    pub fn new(config: Config) -> Model {
+        let shard = Shard::whole(&config);
+        Model::of_shard(config, shard)
+    }
+
+    /// The shards of this model.
+    pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
+        let shards = Shard::cut(&self.config, cut)?;
+        let logit_bytes = self.head().logit_bytes;
+        let model = |shard: Shard| {
+            let model = Model::of_shard(self.config.clone(), shard).with_logit_bytes(logit_bytes);
+            model.training(|id, _| self.specs[id.0].is_trained)
+        };
+        Ok(shards.into_iter().map(model).collect())
+    }
+
+    /// The model as it is computed on such devices: its head treats more rows at a time on a GPU. The same model is given to
+    /// dry runs, which then take the same memory.
+    pub fn for_device(self, kind: DeviceKind) -> Model {
+        self.with_logit_bytes(kind.logit_bytes())
+    }
+
+    fn with_logit_bytes(mut self, logit_bytes: usize) -> Model {
+        for unit in &mut self.units {
+            if let Sublayer::Head(head) = &mut unit.sublayer {
+                head.logit_bytes = logit_bytes;
+            }
+        }
+        self
+    }
+
+    fn of_shard(config: Config, shard: Shard) -> Model {
+        let (specs, units) = build(&config, &shard);
+        let mut model = Model { config, shard, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
+        model.buckets = buckets(&model);
+        model
+    }
+
+    /// The same model, of which training changes only these parameters.
+    pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
+        for (index, spec) in self.specs.iter_mut().enumerate() {
+            spec.is_trained = is_trained(ParamId(index), spec);
+        }
+        self.buckets = buckets(&self);
+        self
+    }
+
+    /// The units of these numbers as a model of their own. What passes from a stage to the next is the stream behind the
+    /// addition at its entry, so that addition, with its norm, belongs to the stage before.
+    pub fn stage(&self, units: Range<usize>) -> Model {
+        assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
+        let join = |unit: usize| self.units.get(unit).and_then(|unit| unit.entry.as_ref()?.join.clone());
+        let mut stage = Model {
+            units: self.units[units.clone()].to_vec(),
+            first_unit: self.first_unit + units.start,
+            exit: if units.end < self.units.len() { join(units.end) } else { self.exit.clone() },
+            ..self.clone()
+        };
+        if units.start > 0 {
+            stage.units[0].entry.as_mut().expect("only the first unit of a chain has no entry").join = None;
+        }
+        let used: Vec<ParamId> = stage.parameters_by_unit().concat();
+        for (index, spec) in stage.specs.iter_mut().enumerate() {
+            if !used.contains(&ParamId(index)) {
+                spec.hold_nothing();
+            }
+        }
+        stage.buckets = buckets(&stage);
+        stage
+    }
+
+    /// Whether training changes some of these parameters.
+    pub fn trains(&self, parameters: impl IntoIterator<Item = ParamId>) -> bool {
+        parameters.into_iter().any(|id| self.specs[id.0].is_trained)
+    }
+
+    /// A unit by its number in the whole chain.
+    pub fn unit(&self, number: usize) -> &Unit {
+        &self.units[number - self.first_unit]
+    }
+
+    /// The head, which a model has unless it is a stage before the last.
+    pub fn head(&self) -> &Head {
+        let head = self.units.last().and_then(|unit| match &unit.sublayer {
+            Sublayer::Head(head) => Some(head),
+            Sublayer::Body(_) => None,
+        });
+        head.expect("the last stage has the head")
+    }
+
+    /// The parameters that each unit computes with; with the last, those of a stage's exit.
+    pub(crate) fn parameters_by_unit(&self) -> Vec<Vec<ParamId>> {
+        let mut by_unit: Vec<Vec<ParamId>> = self.units.iter().map(Unit::parameters).collect();
+        let exit = self.exit.iter().flat_map(Join::parameters);
+        by_unit.last_mut().expect("a model has units").extend(exit);
+        by_unit
+    }
+
+    /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
+    pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
+        let mut outer = self.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
+        self.specs[id.0].shape.len() == 2 && !outer.any(|unit| unit.parameters().contains(&id))
+    }
+
+    /// Of the whole model.
+    pub fn parameter_count(&self) -> u64 {
+        self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
+    }
+}
