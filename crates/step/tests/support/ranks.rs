@@ -308,7 +308,8 @@ fn run(
     }
     let gradient = |id: ParamId| {
         let spec = model.specs[id.0].clone();
-        let Some(Stretch { elements, place }) = parameters.own_stretch(id) else { return (spec, 0..0, Vec::new()) };
+        let own = parameters.own_stretch(id).filter(|_| spec.is_trained);
+        let Some(Stretch { elements, place }) = own else { return (spec, 0..0, Vec::new()) };
         let own = gradients.own(queue, parameters.bucket_of(id)).col_range(place);
         (spec, elements, queue.read(&own))
     };
