@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let blank = Samples::blank(input.model.config.input, settings.train.batch, settings.data.sequence);
     let micros = vec![blank.part_sizes(&input.model, arrangement.parts); settings.train.accumulate];
     let chains = Chain::all(&shards, strategy);
-    let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &micros)).collect();
+    let programs: Vec<Program> = chains.iter().map(|chain| arrangement.step(chain, &micros)).collect();
     let units: Vec<String> = input.model.units.iter().map(|unit| unit.kind.to_string()).collect();
     let (schedule, parts) = (arrangement.schedule.name, micros[0].len());
     let stream = if strategy.cut.split_sequence { "split" } else { "whole" };

@@ -13,8 +13,9 @@ use evenkeel_model::{
     Parameters, Resizing, RotaryTables, in_grains,
 };
 
-use crate::program::{BucketIdx, Chunk, Lane, Micro, Program, Task, UnitIdx, Value, ValueKind, Work};
+use crate::program::{Micro, Program, Task, UnitIdx, Value, ValueKind};
 use crate::trace::Recording;
+use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// What tasks work on.
 pub struct Executor<'a> {
@@ -33,8 +34,8 @@ pub struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// Runs a verified program over its micro-batches, each given in its parts. Returns what it found of each part, in
-    /// order; gradients are added to what is there. What ran when is noted in `recording`.
+    /// Runs a verified program over its micro-batches, each given in its parts, up to its tail. Returns what it found of each
+    /// part, in order; gradients are added to what is there. What ran when is noted in `recording`.
     pub fn run(
         &self,
         program: &Program,
@@ -66,7 +67,7 @@ impl Executor<'_> {
             exchanges: 0,
             awaited: 0,
         };
-        for (index, task) in program.tasks.iter().enumerate() {
+        for (index, task) in program.tasks[..program.tail()].iter().enumerate() {
             let lane = task.work.lane();
             let queue = match lane {
                 Lane::Compute => self.device.compute(),
@@ -196,14 +197,7 @@ impl<'a> Run<'a> {
             Work::BackwardInput => self.backward_input(task),
             Work::BackwardWeight => self.backward_weight(task),
             Work::BackwardEnter => self.backward_enter(task),
-            Work::AllReduce
-            | Work::ReduceScatter
-            | Work::AllGather
-            | Work::SumGradients(_)
-            | Work::ReduceGradients(_)
-            | Work::GatherParameters(_)
-            | Work::Borrow
-            | Work::Return => unreachable!("exchanges run on the comm queue"),
+            other => unreachable!("{other:?} is an exchange or of the tail"),
         }
         self.free(task);
     }

@@ -1,8 +1,8 @@
 //! A training step is a program: a list of tasks over named values, plain data.
 //!
-//! A [`Strategy`] says how a model is run. [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they run, an [`Executor`] runs one on a
-//! device, [`simulate`] runs them on a table of costs, and [`trace`] says what ran when. A new technique is a new function
-//! in `schedule`; the others need not know it.
+//! A [`Strategy`] says how a model is run. [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they
+//! run, an [`Executor`] runs one on a device, [`simulate`] runs them on a table of costs, and [`trace`] says what ran when. A new
+//! technique is a new function in `schedule`; the others need not know it.
 //!
 //! This crate knows no files, no optimizer and no data; it is given batches.
 
@@ -16,13 +16,13 @@ pub mod simulate;
 mod strategy;
 pub mod trace;
 mod verify;
+mod work;
 
 pub use execute::Executor;
 pub use groups::join;
 pub use listing::listing;
 pub use mesh::Mesh;
-pub use program::{
-    BucketIdx, Chunk, Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Value, ValueKind, Work,
-};
+pub use program::{Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Value, ValueKind};
 pub use strategy::{Devices, Strategy};
 pub use verify::{Unsound, verify};
+pub use work::{BucketIdx, Chunk, Family, Lane, Row, Scope, Work};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::program::{Lane, Program, Value};
+use crate::program::{Program, Value};
 use crate::trace::{Span, Timeline, Words};
 
 /// A line per task: its place, its queue, what it does, and the values that it reads, writes and frees. `units` names the
@@ -15,10 +15,7 @@ pub fn listing(program: &Program, units: &[String]) -> String {
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (index, (task, name)) in program.tasks.iter().zip(&names).enumerate() {
-        let lane = match task.work.lane() {
-            Lane::Compute => "compute",
-            Lane::Comm => "comm",
-        };
+        let lane = task.work.lane().name();
         let mut line = format!("{index:>5}  {lane:<7}  {name:<width$}");
         for (verb, values) in [("reads", &task.reads), ("writes", &task.writes), ("frees", &task.frees)] {
             let values: Vec<String> = values.iter().map(Value::to_string).collect();

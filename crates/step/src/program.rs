@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::work::{BucketIdx, Chunk, Work};
+
 /// A unit's place in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitIdx(pub usize);
@@ -13,87 +15,9 @@ pub struct Micro {
     pub part: usize,
 }
 
-/// Some rows that the head treats at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Chunk(pub usize);
-
-/// Parameters whose values and gradients are moved together, by the rank's own numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BucketIdx(pub usize);
-
 /// A group of ranks, by its place in [`Program::groups`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupIdx(pub usize);
-
-/// Which of a rank's two in-order queues a task runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lane {
-    Compute,
-    Comm,
-}
-
-/// What a task does. The chain's first unit has no entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// A unit's entry: the output of the unit before joins the stream, which is normalised.
-    Enter,
-    /// A unit's body.
-    Forward,
-    /// The entry's norms again, from the stream.
-    Normalise,
-    /// A unit's body again.
-    Recompute,
-    /// The head's logits of a chunk, and what they say of the softmax.
-    Logits(Chunk),
-    /// A chunk's losses, and their gradients down to the head's input.
-    Loss(Chunk),
-    /// A chunk's losses alone.
-    Evaluate(Chunk),
-    /// The gradients of a body's inputs.
-    BackwardInput,
-    /// The gradients of a body's weights.
-    BackwardWeight,
-    /// The gradients of a unit's entry.
-    BackwardEnter,
-    /// The value that the task reads, summed over the tensor-parallel group.
-    AllReduce,
-    /// The same, but each rank gets its own rows of the sum.
-    ReduceScatter,
-    /// The rows of all ranks.
-    AllGather,
-    /// The gradients of parameters that several ranks hold, summed over those.
-    SumGradients(BucketIdx),
-    /// A bucket's gradients, summed over the data-parallel group; where they are split, each rank keeps its part.
-    ReduceGradients(BucketIdx),
-    /// A bucket's parameters, of which the ranks of the data-parallel group keep a part each.
-    GatherParameters(BucketIdx),
-    /// A unit's parameters, from the ranks of the tensor-parallel group that keep them to those that compute with them.
-    Borrow,
-    /// A unit's gradients, from the ranks that computed them to those that keep its parameters, who add them up.
-    Return,
-}
-
-impl Work {
-    pub fn lane(self) -> Lane {
-        match self {
-            Work::AllReduce
-            | Work::ReduceScatter
-            | Work::AllGather
-            | Work::SumGradients(_)
-            | Work::ReduceGradients(_)
-            | Work::GatherParameters(_)
-            | Work::Borrow
-            | Work::Return => Lane::Comm,
-            _ => Lane::Compute,
-        }
-    }
-
-    /// Whether an exchange can hide behind it: norms and additions are over at once.
-    pub fn is_heavy(self) -> bool {
-        let is_light = matches!(self, Work::Enter | Work::Normalise | Work::BackwardEnter);
-        self.lane() == Lane::Compute && !is_light
-    }
-}
 
 /// What a value is, of one unit and one part of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +54,8 @@ pub enum ValueKind {
     Borrowed,
     /// What is added up of their gradients, until it is returned.
     BorrowedGradients,
+    /// The squared norm of the gradients that this rank keeps, summed over so many groups.
+    SquaredNorm(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +65,8 @@ pub struct Value {
     pub micro: Micro,
 }
 
-/// What an exchange asks of a group. All its members name the same kind of work and, but for loans, the same bytes.
+/// What an exchange asks of a group. All its members name the same kind of work and, unless its row says otherwise, the same
+/// bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     pub group: GroupIdx,
@@ -156,7 +83,7 @@ pub struct Task {
     pub reads: Vec<Value>,
     pub writes: Vec<Value>,
     pub frees: Vec<Value>,
-    /// Present on the comm lane alone.
+    /// Present on the lanes of exchanges alone.
     pub exchange: Option<Exchange>,
 }
 
@@ -190,6 +117,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// Where the tail begins: what follows the gradients of all micro-batches. The end of a program that has none.
+    pub fn tail(&self) -> usize {
+        self.tasks.iter().position(|task| task.work.is_of_tail()).unwrap_or(self.tasks.len())
+    }
+
     /// The exchanges that somebody waits for, by their places, each with whether something heavy is computed before that.
     pub fn awaited(&self) -> Vec<(usize, bool)> {
         let exchanges = self.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_some());

@@ -2,11 +2,12 @@
 //!
 //! Memory needs no table: an [`Executor`](crate::Executor) on a dry device places and frees what a program does, to the byte.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::program::{Lane, Program, Task, UnitIdx, Work};
+use crate::program::{Program, Task, UnitIdx};
 use crate::trace::{Span, Timeline};
 use crate::verify::{Meetings, Unsound, meetings, verify};
+use crate::work::{Lane, Work};
 
 /// Why programs cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,9 +41,9 @@ impl Costs {
     /// it. For drawing programs.
     pub fn nominal(programs: &[Program]) -> Costs {
         Costs::of_tasks(programs, |_, _, task| match task.work.lane() {
-            Lane::Comm => 0.8e-3,
             Lane::Compute if task.work.is_heavy() => 1e-3,
             Lane::Compute => 0.1e-3,
+            _ => 0.8e-3,
         })
     }
 
@@ -55,7 +56,7 @@ impl Costs {
                 let seconds = seconds(rank, index, task);
                 match task.exchange {
                     Some(exchange) => {
-                        costs.exchange_s.insert((exchange_name(task.work), exchange.bytes), seconds);
+                        costs.exchange_s.insert((task.work.row().name, exchange.bytes), seconds);
                     }
                     None => {
                         costs.compute_s.insert((rank, task.work, task.unit, task.micro.part), seconds);
@@ -76,8 +77,8 @@ impl Costs {
                     let key = (rank, span.work, span.unit, span.micro.part);
                     compute.entry(key).or_default().push(span.duration_s());
                 }
-                Lane::Comm => {
-                    let key = (exchange_name(span.work), moved_bytes(step, span));
+                _ => {
+                    let key = (span.work.row().name, moved_bytes(step, span));
                     exchange.entry(key).or_default().push(span.end_s - span.came_s);
                 }
             }
@@ -96,7 +97,7 @@ impl Costs {
         let overlapped = Costs::measured(steps);
         let mut longer = [0.0; 2];
         for (rank, span) in step.spans() {
-            let queue = usize::from(span.lane == Lane::Comm);
+            let queue = usize::from(span.lane.exchanges());
             longer[queue] += overlapped.of(rank, span)? - self.of(rank, span)?;
         }
         let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
@@ -113,14 +114,14 @@ impl Costs {
         let Span { work, unit, micro, bytes, .. } = *span;
         let seconds = match span.lane {
             Lane::Compute => self.compute_s.get(&(rank, work, unit, micro.part)).copied(),
-            Lane::Comm => self.exchange(work, bytes),
+            _ => self.exchange(work, bytes),
         };
         seconds.ok_or_else(|| Unforeseen::NoCost { rank, task: format!("{work:?}({}, {micro})", unit.0) })
     }
 
     /// Sizes between those measured cost what lies between, others what the nearest one does by the byte.
     fn exchange(&self, work: Work, bytes: u64) -> Option<f64> {
-        let name = exchange_name(work);
+        let name = work.row().name;
         let below = self.exchange_s.range((name, 0)..=(name, bytes)).next_back();
         let above = self.exchange_s.range((name, bytes)..=(name, u64::MAX)).next();
         match (below, above) {
@@ -137,27 +138,13 @@ impl Costs {
     }
 }
 
-/// The bytes that an exchange's time is due to: of a loan, those of whoever moves most.
+/// The bytes that an exchange's time is due to: those of whoever moves most.
 fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
-    if !matches!(span.work, Work::Borrow | Work::Return) {
+    if span.work.row().moves_alike {
         return span.bytes;
     }
     let same = step.spans().filter(|(_, other)| (other.work, other.unit) == (span.work, span.unit));
     same.map(|(_, other)| other.bytes).max().unwrap_or(span.bytes)
-}
-
-fn exchange_name(work: Work) -> &'static str {
-    match work {
-        Work::AllReduce => "all-reduce",
-        Work::ReduceScatter => "reduce-scatter",
-        Work::AllGather => "all-gather",
-        Work::SumGradients(_) => "sum of gradients",
-        Work::ReduceGradients(_) => "reduction of gradients",
-        Work::GatherParameters(_) => "gather of parameters",
-        Work::Borrow => "loan of parameters",
-        Work::Return => "return of gradients",
-        _ => unreachable!("not an exchange"),
-    }
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {
@@ -217,13 +204,13 @@ struct Rank<'a> {
     /// By task, when nothing runs beside it.
     alone_s: Vec<f64>,
     meetings: HashMap<usize, usize>,
-    /// By task: which exchange writes a value that it reads, and the last exchange before it.
+    /// By task: which exchange writes a value that it reads, and the last exchange of each lane before it.
     awaits: Vec<Vec<usize>>,
-    /// What each queue still has to do, the next task last.
-    compute: Vec<usize>,
-    comm: Vec<usize>,
+    /// What each lane still has to do, the next task last.
+    queues: BTreeMap<Lane, Vec<usize>>,
     running: Option<(usize, f64)>,
-    is_meeting: bool,
+    /// The lanes whose exchange is under way or waits for others.
+    meeting: BTreeSet<Lane>,
     starts_s: Vec<f64>,
     spans: Vec<Option<Span>>,
 }
@@ -232,7 +219,7 @@ impl<'a> Rank<'a> {
     fn new(number: usize, program: &'a Program, meetings: &Meetings, costs: &Costs) -> Result<Rank<'a>, Unforeseen> {
         let tasks = &program.tasks;
         let alone_s = tasks.iter().map(|task| costs.of(number, &Span::of(task, 0.0, 0.0, 0.0)));
-        let on = |lane: Lane| (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect();
+        let on = |lane: Lane| (lane, (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect());
         let own = meetings.iter().filter(|((rank, _), _)| *rank == number);
         Ok(Rank {
             number,
@@ -240,10 +227,9 @@ impl<'a> Rank<'a> {
             alone_s: alone_s.collect::<Result<_, _>>()?,
             meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
             awaits: awaits(program),
-            compute: on(Lane::Compute),
-            comm: on(Lane::Comm),
+            queues: Lane::ALL.map(on).into(),
             running: None,
-            is_meeting: false,
+            meeting: BTreeSet::new(),
             starts_s: vec![0.0; tasks.len()],
             spans: vec![None; tasks.len()],
         })
@@ -260,7 +246,16 @@ impl<'a> Rank<'a> {
     /// Every compute task before it has run.
     fn can_exchange(&self, task: usize) -> bool {
         let is_behind = |other: Option<usize>| other.is_none_or(|other| other > task);
-        is_behind(self.running.map(|(task, _)| task)) && is_behind(self.compute.last().copied())
+        is_behind(self.running.map(|(task, _)| task)) && is_behind(self.next(Lane::Compute))
+    }
+
+    /// What a lane has to do next.
+    fn next(&self, lane: Lane) -> Option<usize> {
+        self.queues[&lane].last().copied()
+    }
+
+    fn take_next(&mut self, lane: Lane) {
+        self.queues.get_mut(&lane).expect("every lane has a queue").pop();
     }
 
     fn finish(&mut self, task: usize, came_s: f64, now_s: f64) {
@@ -274,15 +269,16 @@ impl<'a> Rank<'a> {
 
 /// The exchanges that each compute task waits for.
 fn awaits(program: &Program) -> Vec<Vec<usize>> {
-    let (mut writers, mut last) = (HashMap::new(), None);
+    let mut writers = HashMap::new();
+    let mut last: BTreeMap<Lane, usize> = BTreeMap::new();
     let mut of_task = |(index, task): (usize, &Task)| {
         if task.exchange.is_some() {
-            last = Some(index);
+            last.insert(task.work.lane(), index);
             writers.extend(task.writes.iter().map(|&value| (value, index)));
             return Vec::new();
         }
         let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
-        read.chain(last.filter(|_| program.blocking)).collect()
+        read.chain(last.values().copied().filter(|_| program.blocking)).collect()
     };
     program.tasks.iter().enumerate().map(&mut of_task).collect()
 }
@@ -321,7 +317,8 @@ impl Simulation<'_> {
             transfer.remaining_s -= step_s / exchange_slowness(transfer);
             if transfer.remaining_s <= ROUNDING_S {
                 for &(rank, task) in &transfer.present {
-                    self.ranks[rank].is_meeting = false;
+                    let lane = self.ranks[rank].task(task).work.lane();
+                    self.ranks[rank].meeting.remove(&lane);
                     self.ranks[rank].finish(task, transfer.came_s, self.now_s);
                 }
                 *slot = None;
@@ -339,12 +336,12 @@ impl Simulation<'_> {
     fn start(&mut self, rank: usize) {
         let now_s = self.now_s;
         let rank = &mut self.ranks[rank];
-        if let Some(&task) = rank.comm.last()
-            && !rank.is_meeting
-            && rank.can_exchange(task)
-        {
-            rank.comm.pop();
-            rank.is_meeting = true;
+        for lane in Lane::ALL.into_iter().filter(|lane| lane.exchanges()) {
+            let Some(task) = rank.next(lane).filter(|&task| rank.can_exchange(task)) else { continue };
+            if !rank.meeting.insert(lane) {
+                continue;
+            }
+            rank.take_next(lane);
             rank.starts_s[task] = now_s;
             let meeting = rank.meetings[&task];
             let transfer = self.transfers[meeting].as_mut().expect("a meeting ends once");
@@ -353,14 +350,13 @@ impl Simulation<'_> {
             }
             transfer.present.push((rank.number, task));
             transfer.came_s = now_s;
-            // Of a loan, whoever moves most says how long it takes.
+            // Whoever moves most says how long it takes.
             transfer.remaining_s = transfer.remaining_s.max(rank.alone_s[task]);
         }
-        if let Some(&task) = rank.compute.last()
+        if let Some(task) = rank.next(Lane::Compute).filter(|&task| rank.can_compute(task))
             && rank.running.is_none()
-            && rank.can_compute(task)
         {
-            rank.compute.pop();
+            rank.take_next(Lane::Compute);
             rank.starts_s[task] = now_s;
             rank.running = Some((task, rank.alone_s[task]));
         }

@@ -8,7 +8,8 @@ use evenkeel_device::Stamp;
 
 pub use words::Words;
 
-use crate::program::{Lane, Micro, Program, Task, UnitIdx, Work};
+use crate::program::{Micro, Program, Task, UnitIdx};
+use crate::work::{Lane, Work};
 
 /// One task's time, in seconds from the beginning.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +48,10 @@ pub struct Timeline {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     pub compute_s: f64,
-    /// The comm queue waited for other ranks.
+    /// Exchanges waited for other ranks.
     pub waiting_s: f64,
     pub transfer_s: f64,
-    /// The comm queue was busy while the compute queue was not.
+    /// Something was exchanged while nothing was computed.
     pub exposed_s: f64,
 }
 
@@ -85,34 +86,50 @@ impl Timeline {
 
     /// How long a rank computed and transferred at once.
     pub fn beside_s(&self, rank: usize) -> f64 {
-        overlap_s(&self.computing(rank), &self.intervals(rank, Lane::Comm, |span| span.came_s))
+        overlap_s(&self.computing(rank), &self.exchanging(rank, |span| span.came_s))
     }
 
     pub fn shares(&self, rank: usize) -> Shares {
-        let busy_s: f64 = self.on(rank, Lane::Comm).map(Span::duration_s).sum();
-        let waiting_s = self.on(rank, Lane::Comm).map(|span| span.came_s - span.start_s).sum();
-        let exchanging = self.intervals(rank, Lane::Comm, |span| span.start_s);
+        let busy_s: f64 = self.exchanges(rank).map(Span::duration_s).sum();
+        let waiting_s = self.exchanges(rank).map(|span| span.came_s - span.start_s).sum();
+        let exchanging = self.exchanging(rank, |span| span.start_s);
+        let exchanging_s: f64 = exchanging.iter().map(|(start_s, end_s)| end_s - start_s).sum();
         Shares {
-            compute_s: self.on(rank, Lane::Compute).map(Span::duration_s).sum(),
+            compute_s: self.computed(rank).map(Span::duration_s).sum(),
             waiting_s,
             transfer_s: busy_s - waiting_s,
-            exposed_s: busy_s - overlap_s(&self.computing(rank), &exchanging),
+            exposed_s: exchanging_s - overlap_s(&self.computing(rank), &exchanging),
         }
     }
 
-    fn on(&self, rank: usize, lane: Lane) -> impl Iterator<Item = &Span> {
-        self.ranks[rank].iter().filter(move |span| span.lane == lane)
+    fn computed(&self, rank: usize) -> impl Iterator<Item = &Span> {
+        self.ranks[rank].iter().filter(|span| !span.lane.exchanges())
     }
 
-    fn intervals(&self, rank: usize, lane: Lane, start_s: fn(&Span) -> f64) -> Vec<(f64, f64)> {
-        self.on(rank, lane).map(|span| (start_s(span), span.end_s)).collect()
+    /// On all lanes.
+    fn exchanges(&self, rank: usize) -> impl Iterator<Item = &Span> {
+        self.ranks[rank].iter().filter(|span| span.lane.exchanges())
     }
 
     fn computing(&self, rank: usize) -> Vec<(f64, f64)> {
-        self.intervals(rank, Lane::Compute, |span| span.start_s)
+        self.computed(rank).map(|span| (span.start_s, span.end_s)).collect()
     }
 
-    /// The largest share of the step that any rank's comm queue was busy while it computed nothing.
+    /// While any lane exchanges something, in order and without overlaps.
+    fn exchanging(&self, rank: usize, start_s: fn(&Span) -> f64) -> Vec<(f64, f64)> {
+        let mut spans: Vec<(f64, f64)> = self.exchanges(rank).map(|span| (start_s(span), span.end_s)).collect();
+        spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut merged: Vec<(f64, f64)> = Vec::new();
+        for (start_s, end_s) in spans {
+            match merged.last_mut().filter(|last| start_s < last.1) {
+                Some(last) => last.1 = last.1.max(end_s),
+                None => merged.push((start_s, end_s)),
+            }
+        }
+        merged
+    }
+
+    /// The largest share of the step that any rank exchanged something and computed nothing.
     pub fn exposed_share(&self) -> f64 {
         let most = (0..self.ranks.len()).map(|rank| self.shares(rank).exposed_s).fold(0.0, f64::max);
         most / self.duration_s().max(f64::MIN_POSITIVE)
@@ -121,10 +138,10 @@ impl Timeline {
     /// How many exchanges of a rank had some computation run beside them.
     pub fn overlapped_exchanges(&self, rank: usize) -> usize {
         let runs_beside = |exchange: &&Span| {
-            let mut tasks = self.on(rank, Lane::Compute);
+            let mut tasks = self.computed(rank);
             tasks.any(|task| task.start_s < exchange.end_s && exchange.start_s < task.end_s)
         };
-        self.on(rank, Lane::Comm).filter(runs_beside).count()
+        self.exchanges(rank).filter(runs_beside).count()
     }
 }
 
@@ -152,7 +169,8 @@ struct Note {
 }
 
 impl Recording {
-    pub(crate) fn add(&mut self, task: usize, start: Stamp, came: Option<Stamp>, end: Stamp) {
+    /// Notes when a task of a program ran.
+    pub fn add(&mut self, task: usize, start: Stamp, came: Option<Stamp>, end: Stamp) {
         self.notes.push(Note { task, start, came, end });
     }
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
 
-use crate::program::{Exchange, Lane, Members, Micro, Program, Task, UnitIdx, Value, Work};
+use crate::program::{Exchange, Members, Micro, Program, Task, UnitIdx, Value};
+use crate::work::{Lane, Work};
 
 /// Why programs may not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +18,7 @@ pub enum Unsound {
     FreesNothing { place: Place, value: Value },
     #[error("rank {rank}: {value} is never freed")]
     NeverFreed { rank: usize, value: Value },
-    #[error("{place} is on the comm lane and exchanges nothing, or exchanges on the compute lane")]
+    #[error("{place} is on a lane of exchanges and exchanges nothing, or exchanges on the compute lane")]
     WrongLane { place: Place },
     #[error("{place} exchanges in group {group} of {groups}")]
     NoGroup { place: Place, group: usize, groups: usize },
@@ -91,7 +92,7 @@ fn check_groups(rank: usize, program: &Program, world: usize) -> Result<(), Unso
     }
     for (index, task) in program.tasks.iter().enumerate() {
         let place = || place(rank, index, task);
-        let is_exchange = task.work.lane() == Lane::Comm;
+        let is_exchange = task.work.lane().exchanges();
         if is_exchange != task.exchange.is_some() {
             return Err(Unsound::WrongLane { place: place() });
         }
@@ -148,10 +149,9 @@ pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
     Ok(meetings)
 }
 
-/// What members must agree on. Buckets are numbered by each rank for itself, and of a loan each moves its own part.
+/// What members must agree on. Buckets are numbered by each rank for itself.
 fn what_is_asked(task: &Task) -> (Discriminant<Work>, UnitIdx, Micro, u64) {
-    let is_loan = matches!(task.work, Work::Borrow | Work::Return);
-    let bytes = task.exchange.filter(|_| !is_loan).map_or(0, |exchange| exchange.bytes);
+    let bytes = task.exchange.filter(|_| task.work.row().moves_alike).map_or(0, |exchange| exchange.bytes);
     (discriminant(&task.work), task.unit, task.micro, bytes)
 }
 
@@ -197,7 +197,8 @@ fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound>
 fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
     let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
     for (rank, program) in programs.iter().enumerate() {
-        let (mut computed, mut exchanged) = (None, None);
+        let mut computed = None;
+        let mut exchanged: BTreeMap<Lane, Node> = BTreeMap::new();
         let mut arriving: HashMap<Value, Node> = HashMap::new();
         for (index, task) in program.tasks.iter().enumerate() {
             let node = match meetings.get(&(rank, index)) {
@@ -207,12 +208,11 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
             let before = awaited.entry(node).or_default();
             before.extend(computed);
             if task.exchange.is_some() {
-                before.extend(exchanged);
-                exchanged = Some(node);
+                before.extend(exchanged.insert(task.work.lane(), node));
                 arriving.extend(task.writes.iter().map(|&value| (value, node)));
             } else {
                 before.extend(task.reads.iter().filter_map(|value| arriving.get(value)));
-                before.extend(exchanged.filter(|_| program.blocking));
+                before.extend(exchanged.values().filter(|_| program.blocking));
                 computed = Some(node);
             }
         }

@@ -11,7 +11,7 @@ use evenkeel_step::schedule::{
     Arrangement, CROSS_PASS, CROSS_PASS_REFERENCE, Chain, ChainUnit, DEFAULT, DEFAULT_REFERENCE, NONE, OASES, PartSize,
     REFERENCES, SAVED_COMM, SCHEDULES, Schedule, Units, fit,
 };
-use evenkeel_step::{Members, Program, Task, Work, verify};
+use evenkeel_step::{GroupIdx, Members, Program, Task, Work, verify};
 use support::on_cuda;
 use support::ranks::{TOLERANCE, compare, dropping, dry_peak_bytes, on_one_rank, on_ranks, timeline};
 
@@ -88,6 +88,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         stats_bytes: 16,
         groups: vec![Members { name: "tp".to_owned(), ranks: (0..ranks).collect() }],
         data_group: None,
+        keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
         loans: Vec::new(),
     }

@@ -29,6 +29,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         value_bytes: 100,
         splits_gradients: false,
         splits_values: false,
+        splits_update: false,
     };
     Chain {
         units: kinds.map(unit).to_vec(),
@@ -37,6 +38,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         stats_bytes: 16,
         groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
         data_group: None,
+        keepers: vec![GroupIdx(0)],
         buckets: if is_partial { vec![sum] } else { Vec::new() },
         loans: if is_partial { [1, 3].map(loan).to_vec() } else { Vec::new() },
     }
@@ -50,7 +52,7 @@ fn sound() -> Vec<Vec<Program>> {
     let mut all = Vec::new();
     for (chain, schedule) in chains.iter().flat_map(|chain| SCHEDULES.map(|schedule| (chain, schedule))) {
         for arrangement in [Arrangement::of(schedule), Arrangement::of(schedule).ahead()] {
-            all.push(vec![arrangement.write(chain, &micros); chain.groups[0].ranks.len()]);
+            all.push(vec![arrangement.step(chain, &micros); chain.groups[0].ranks.len()]);
         }
     }
     all

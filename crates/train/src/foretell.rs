@@ -65,6 +65,7 @@ pub fn foretell(
     let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];
     let sizes: Vec<Vec<PartSize>> =
         micros.iter().map(|samples| samples.part_sizes(&shards[0], arrangement.parts)).collect();
+    // What follows the gradients takes as long whatever the candidate is.
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
     let mut seconds = Vec::new();
     for (rank, program) in programs.iter().enumerate() {

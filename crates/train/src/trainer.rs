@@ -4,6 +4,7 @@ mod layout;
 mod micros;
 mod programs;
 mod resizing;
+mod tail;
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Device, Queue, Tensor};
 use evenkeel_model::pass;
 use evenkeel_model::{
-    Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Resizing, RotaryTables, Stretch, in_grains,
+    Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Resizing, RotaryTables, Stretch,
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -22,7 +23,7 @@ use evenkeel_step::{Executor, Mesh, Program, Strategy, join};
 use crate::Error;
 use crate::migration::Migrated;
 use crate::observe::observation;
-use crate::optimizer::{Optimizer, OptimizerOptions, Peers, Update};
+use crate::optimizer::{Optimizer, OptimizerOptions, Update};
 use crate::relocation::{Keeping, exchange_s_per_byte};
 use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
@@ -196,20 +197,18 @@ impl Trainer {
 
     /// A step on samples that were prepared, and what was asked about it; see [`Trainer::step`].
     pub fn step_on(&mut self, prepared: &mut Prepared, lr: f64, observe: Observe) -> Step {
-        let mut recording = Recording::default();
-        let mut recorded = |trainer: &mut Trainer| trainer.run_step(prepared, lr, Some(&mut recording));
+        let (mut recording, start) = (Recording::default(), Instant::now());
+        let outcome = self.run_step(prepared, lr, observe, &mut recording);
         match observe {
-            Observe::Nothing => Step { outcome: self.run_step(prepared, lr, None), ..Step::default() },
+            Observe::Nothing => Step { outcome, ..Step::default() },
             Observe::Work => {
-                let (epoch, outcome) = (Instant::now(), recorded(self));
                 // The host has read the losses, which are behind everything that the program did.
-                let spans = recording.read(self.program(), epoch).unwrap_or_default();
+                let spans = recording.read(self.program(), start).unwrap_or_default();
                 let gamma = self.resizing().map_or(0.0, Resizing::left_out);
                 let work = Observation { gamma, ..observation(&self.model, &spans) };
                 Step { outcome, work, ..Step::default() }
             }
             Observe::Tasks { epoch } => {
-                let outcome = recorded(self);
                 self.device.compute().finish();
                 self.device.comm().finish();
                 let spans = recording.read(self.program(), epoch).expect("the program has run");
@@ -218,7 +217,13 @@ impl Trainer {
         }
     }
 
-    fn run_step(&mut self, prepared: &mut Prepared, lr: f64, recording: Option<&mut Recording>) -> StepOutcome {
+    fn run_step(
+        &mut self,
+        prepared: &mut Prepared,
+        lr: f64,
+        observe: Observe,
+        recording: &mut Recording,
+    ) -> StepOutcome {
         self.remembered = None;
         self.set_noise(&mut prepared.batches);
         let Prepared { ref batches, ref shape, ref sizes, parts, targets, tokens } = *prepared;
@@ -229,23 +234,25 @@ impl Trainer {
             resizer.begin_step(&self.place());
             self.resizer = Some(resizer);
         }
+        let (mut of_gradients, mut of_tail) = match observe {
+            Observe::Nothing => (None, None),
+            Observe::Work => (Some(recording), None),
+            Observe::Tasks { .. } => (None, Some(recording)),
+        };
         let resizing = self.resizing();
-        let found = Executor { resizing, ..self.step_executor() }.run(self.program(), batches, loss_options, recording);
-        let squared_norm = self.measure_norm();
+        let executor = Executor { resizing, ..self.step_executor() };
+        let recording = of_gradients.as_deref_mut().or(of_tail.as_deref_mut());
+        let found = executor.run(self.program(), batches, loss_options, recording);
+        let grad_norm = self.measure_norm(of_tail.as_deref_mut());
         let queue = self.device.compute();
-        let grad_norm = (queue.read(squared_norm)[0] as f64).sqrt();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
         let loss = self.sum_over_shares(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
-            let update = Update { lr: lr as f32, step: self.updates };
-            let frozen = self.resizer.as_ref().map(Resizer::frozen);
-            let peers = (self.mesh().ranks() > 1).then(|| self.peers());
-            self.optimizer().update_among(peers.as_ref(), queue, &self.parameters, &self.gradients, update, frozen);
-            self.gather_values();
+            self.update(Update { lr: lr as f32, step: self.updates }, of_tail);
             // The next step may be long in coming.
-            queue.submit();
+            self.device.compute().submit();
         }
         if let Some(resizer) = &mut self.resizer {
             resizer.end_step(updated);
@@ -300,54 +307,12 @@ impl Trainer {
         self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
     }
 
-    /// The shards' group and another, as far as there is anybody to exchange with.
-    fn exchanging<'a>(&'a self, other: Option<&'a Group>) -> Vec<&'a Group> {
-        [Some(&self.groups[0]), other].into_iter().flatten().filter(|group| group.size() > 1).collect()
-    }
-
     /// On all ranks the same bits.
     fn sum_over_shares(&self, value: f64) -> f64 {
         match self.data_group() {
             Some(group) => group.exchange(value.to_bits()).into_iter().map(f64::from_bits).sum(),
             None => value,
         }
-    }
-
-    /// The ranks that keep the rest of the model.
-    fn peers(&self) -> Peers<'_> {
-        let split = self.data_group().filter(|_| self.parameters.split.splits_state());
-        Peers {
-            device: &self.device,
-            keepers: self.exchanging(split),
-            everybody: &self.everybody,
-            shard: self.model.shard.index,
-        }
-    }
-
-    /// The squared norm of the whole gradient, every parameter counted once, on all ranks the same.
-    fn measure_norm(&self) -> &Tensor {
-        let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
-        let compute = self.device.compute();
-        let squared_norm = self.optimizer().measure_norm(compute, &self.parameters, &self.gradients, is_counted);
-        self.peers().sum(squared_norm);
-        squared_norm
-    }
-
-    /// Everybody gets the values whose masters others keep, but for those that are gathered as they are used.
-    pub(crate) fn gather_values(&self) {
-        let (Some(group), true) = (self.data_group(), self.parameters.split.splits_state()) else { return };
-        let (compute, comm) = (self.device.compute(), self.device.comm());
-        comm.wait(&compute.record());
-        for (index, bucket) in self.parameters.buckets.iter().enumerate() {
-            if self.parameters.own_values(index).is_some() || !bucket.is_trained {
-                continue;
-            }
-            let values = self.parameters.values(index).expect("values that are not split are here");
-            let (values, bounds) = (in_grains(&values), bucket.grain_bounds(group.size()));
-            let own = values.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
-            group.all_gather(comm, &own, &values, &bounds);
-        }
-        compute.wait(&comm.record());
     }
 
     /// What one batch says. Parameters stay as they are.
@@ -430,7 +395,7 @@ impl Trainer {
     fn schedule(&mut self, shape: &Shape, sizes: &Sizes) {
         let (arrangement, mesh) = (self.strategy.arrangement, self.mesh());
         let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
-        let write = |rank, chain: &Chain| arrangement.write(chain, &sizes[mesh.replica(rank)]);
+        let write = |rank, chain: &Chain| arrangement.step(chain, &sizes[mesh.replica(rank)]);
         self.programs.take(shape.clone(), chains, self.rank, &sizes[mesh.replica(self.rank)], write);
         self.programs.note_last(shape.clone());
     }

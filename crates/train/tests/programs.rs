@@ -5,16 +5,23 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_train::{OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
+use evenkeel_step::simulate::{Costs, simulate};
+use evenkeel_step::trace::Timeline;
+use evenkeel_step::{Program, Work};
+use evenkeel_train::{Observe, OptimizerOptions, Ranks, Samples, Trainer, TrainerOptions, costs};
 use support::{Strategy, spread, start_on, state};
 
 const STEPS: usize = 3;
 
 /// Its head treats few rows at a time, so that a part has several chunks.
 fn model() -> Model {
+    llama(1 << 18)
+}
+
+fn llama(vocabulary: usize) -> Model {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 16, "vocab_size": 1 << 18, "tie_word_embeddings": true,
+        "intermediate_size": 16, "vocab_size": vocabulary, "tie_word_embeddings": true,
     });
     Model::from_json(&config).unwrap()
 }
@@ -25,7 +32,11 @@ fn options() -> TrainerOptions {
 }
 
 fn ranks(topology: &Strategy, arrangement: Arrangement) -> Ranks {
-    start_on(&model(), &topology.clone().arranged(arrangement), options(), |shard, split, queue| {
+    ranks_of(&model(), topology, arrangement)
+}
+
+fn ranks_of(model: &Model, topology: &Strategy, arrangement: Arrangement) -> Ranks {
+    start_on(model, &topology.clone().arranged(arrangement), options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     })
 }
@@ -106,5 +117,52 @@ fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_
     for (rank, (parts, peak_bytes)) in ranks.each(of).unwrap().into_iter().enumerate() {
         assert_eq!(parts, [Some(1), Some(2)], "rank {rank}: the other micro-batch still overlaps");
         assert!(peak_bytes <= foreseen[rank].peak_bytes, "rank {rank}: {peak_bytes} of {:?}", foreseen[rank]);
+    }
+}
+
+/// What follows the gradients, in the order in which a rank does it.
+fn tail(dp: usize, tp: usize, zero: usize) -> Vec<&'static str> {
+    let splits_state = dp > 1 && zero > 0;
+    let sums = usize::from(tp > 1) + usize::from(splits_state);
+    let mut tail = vec!["measure norm"];
+    tail.extend(vec!["sum norm"; sums]);
+    tail.push("update");
+    tail
+}
+
+#[test]
+fn a_trace_and_a_simulation_cover_the_whole_step() {
+    for (dp, tp, zero) in [(1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 1), (2, 1, 3)] {
+        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
+        let ranks = ranks_of(&llama(64), &spread(dp, tp, zero), Arrangement::of(OASES));
+        let epoch = std::time::Instant::now();
+        let traced = ranks.each(move |trainer: &mut Trainer| {
+            let mut prepared = trainer.prepare(&support::micros(&trainer.model, 0)).unwrap();
+            let step = trainer.step_on(&mut prepared, 1e-3, Observe::Tasks { epoch });
+            (step.spans, trainer.program().clone(), trainer.parameters.buckets.len())
+        });
+        let mut timeline = Timeline::default();
+        let mut programs: Vec<Program> = Vec::new();
+        for (spans, program, buckets) in traced.unwrap() {
+            let names: Vec<&str> =
+                spans.iter().filter(|span| span.work.is_of_tail()).map(|span| span.work.row().name).collect();
+            let expected = tail(dp, tp, zero);
+            assert_eq!(names[..expected.len()], expected, "{what}");
+            let gathers = names.len() - expected.len();
+            let most = if dp > 1 && zero > 0 { buckets } else { 0 };
+            assert!(names[expected.len()..].iter().all(|name| *name == "gather updated") && gathers <= most, "{what}");
+            assert!(zero != 1 || gathers == buckets, "{what}: every bucket is gathered");
+            let ends = spans.iter().map(|span| span.end_s).fold(0.0, f64::max);
+            let update = spans.iter().find(|span| span.work == Work::Update).expect("found above");
+            assert!(
+                spans.iter().all(|span| span.work.is_of_tail() || span.start_s <= update.start_s)
+                    && update.end_s <= ends
+            );
+            timeline.ranks.push(spans);
+            programs.push(program);
+        }
+        assert_eq!(programs[0].tasks.len(), timeline.ranks[0].len(), "{what}");
+        let foretold = simulate(&programs, &Costs::measured(&[timeline])).unwrap();
+        assert!(foretold.ranks.iter().flatten().any(|span| span.work == Work::Update), "{what}");
     }
 }

@@ -9,7 +9,7 @@ use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline};
-use evenkeel_step::{Devices, Lane, Program, Strategy, Work};
+use evenkeel_step::{Devices, Program, Strategy, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, costs, preferred};
 
@@ -218,7 +218,7 @@ impl Arguments {
         let (samples, arrangement) = (self.llama.samples(0, self.dp), strategy.arrangement);
         let sizes = |replica: usize| [samples[replica].part_sizes(&shards[0], arrangement.parts)];
         let chains = Chain::all(shards, strategy);
-        let write = |(rank, chain): (usize, &Chain)| arrangement.write(chain, &sizes(strategy.mesh().replica(rank)));
+        let write = |(rank, chain): (usize, &Chain)| arrangement.step(chain, &sizes(strategy.mesh().replica(rank)));
         chains.iter().enumerate().map(write).collect()
     }
 }
@@ -243,7 +243,7 @@ struct Step {
 }
 
 impl Step {
-    /// What is not in the program: the norm, the update, the host.
+    /// What is not in the program: the host.
     fn beside_s(&self) -> f64 {
         self.duration_s - self.timeline.duration_s()
     }
@@ -253,8 +253,10 @@ impl Step {
     fn bound_s(&self) -> f64 {
         let of_rank = |rank: usize| {
             let Shares { compute_s, transfer_s, .. } = self.timeline.shares(rank);
-            let exchanges = || self.timeline.ranks[rank].iter().filter(|span| span.lane == Lane::Comm);
-            let is_last = |span: &&Span| matches!(span.work, Work::SumGradients(_) | Work::ReduceGradients(_));
+            let exchanges = || self.timeline.ranks[rank].iter().filter(|span| span.lane.exchanges());
+            let is_last = |span: &&Span| {
+                matches!(span.work, Work::SumGradients(_) | Work::ReduceGradients(_)) || span.work.is_of_tail()
+            };
             let sums = exchanges().rev().take_while(is_last);
             let fill_s: f64 = exchanges().take(1).chain(sums).map(|span| span.end_s - span.came_s).sum();
             compute_s.max(transfer_s) + fill_s

@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 use super::sensible::sensible;
 
 const MICROSECONDS: f64 = 1e6;
-const LANES: [(Lane, &str); 2] = [(Lane::Compute, "compute"), (Lane::Comm, "comm")];
 /// Processes are so many numbers apart, so that no thread has the number of a process or of another rank's thread.
 const PROCESS_STRIDE: usize = 10;
 
-/// One process per rank with a thread for each lane. `units` names the chain's units; the head is behind the last. An
-/// exchange that waited for its peers is two events.
+/// One process per rank with a thread for each lane. `units` names the chain's units. An exchange that waited for its peers is two events.
 pub fn perfetto(timeline: &Timeline, units: &[String]) -> String {
     let timeline = sensible(timeline);
     let words = Words::of(&timeline, units);
@@ -31,11 +29,7 @@ fn process(rank: usize) -> usize {
 }
 
 fn thread(rank: usize, lane: Lane) -> usize {
-    let place = match lane {
-        Lane::Compute => 1,
-        Lane::Comm => 2,
-    };
-    process(rank) + place
+    process(rank) + 1 + lane as usize
 }
 
 /// The names of a rank and of its lanes, and their order.
@@ -47,9 +41,9 @@ fn titles(rank: usize) -> Vec<Value> {
         meta("process_name", pid, json!({"name": format!("rank {rank}")})),
         meta("process_sort_index", pid, json!({"sort_index": rank})),
     ];
-    for (lane, name) in LANES {
+    for lane in Lane::ALL {
         let tid = thread(rank, lane);
-        titles.push(meta("thread_name", tid, json!({"name": name})));
+        titles.push(meta("thread_name", tid, json!({"name": lane.name()})));
         titles.push(meta("thread_sort_index", tid, json!({"sort_index": tid})));
     }
     titles
@@ -66,7 +60,7 @@ fn drawn(rank: usize, span: &Span, words: &Words) -> Vec<Value> {
         })
     };
     let name = words.name(span);
-    if span.lane == Lane::Compute {
+    if !span.lane.exchanges() {
         return vec![event(&name, "compute", span.start_s, span.end_s)];
     }
     let waited = span.came_s > span.start_s;

@@ -6,8 +6,8 @@ mod look;
 
 use evenkeel_report::svg::colour::{FAINT_INK, GRID};
 use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
-use evenkeel_step::Lane;
 use evenkeel_step::trace::{Shares, Span, Timeline, Words};
+use evenkeel_step::{Family, Lane};
 
 use axis::Axis;
 use boxes::{Piece, pieces};
@@ -34,12 +34,12 @@ const SWATCH_GAP: f64 = 6.0;
 const LEGEND_GAP: f64 = 18.0;
 const RANKS_TOP: f64 = LEGEND_TOP + 2.0 * LEGEND_ROW + 38.0;
 
-/// A rank's summary, its two rows, and the room below them.
+/// A rank's summary, its rows, and the room below them.
 const SUMMARY_HEIGHT: f64 = 20.0;
 const ROW_HEIGHT: f64 = 22.0;
 const ROW_GAP: f64 = 3.0;
-const RANK_HEIGHT: f64 = SUMMARY_HEIGHT + 2.0 * ROW_HEIGHT + ROW_GAP + 16.0;
-const ROWS: [(Lane, &str); 2] = [(Lane::Compute, "compute"), (Lane::Comm, "comm")];
+const ROWS: [Lane; 2] = Lane::ALL;
+const RANK_HEIGHT: f64 = SUMMARY_HEIGHT + ROWS.len() as f64 * (ROW_HEIGHT + ROW_GAP) - ROW_GAP + 16.0;
 
 const AXIS_HEIGHT: f64 = 28.0;
 /// Between the first rank and the times above it.
@@ -88,7 +88,8 @@ fn plot_width(timeline: &Timeline) -> f64 {
         timeline.ranks.iter().map(count).max().unwrap_or(0)
     };
     let (least, most) = PLOT_WIDTHS;
-    (USUAL_BOX * boxes(Lane::Compute).max(boxes(Lane::Comm)) as f64).clamp(least, most)
+    let most_boxes = ROWS.into_iter().map(boxes).max().unwrap_or(0);
+    (USUAL_BOX * most_boxes as f64).clamp(least, most)
 }
 
 impl Drawing<'_> {
@@ -126,11 +127,11 @@ impl Drawing<'_> {
     /// A row for each lane; the parts stand behind the second.
     fn legend(&self) -> String {
         let mut svg = String::new();
-        for (row, (lane, name)) in ROWS.into_iter().enumerate() {
+        for (row, lane) in ROWS.into_iter().enumerate() {
             let y = LEGEND_TOP + LEGEND_ROW * row as f64;
-            svg += &row_name(name, y + SWATCH_HEIGHT / 2.0);
+            svg += &row_name(lane.name(), y + SWATCH_HEIGHT / 2.0);
             let mut x = LEFT;
-            for look in LOOKS.iter().filter(|look| look.lane == lane && (look.kind != Kind::Loan || self.has_loans())) {
+            for look in LOOKS.iter().filter(|look| look.lane == lane && self.shows(look.kind)) {
                 svg += &entry(&mut x, y, look, Edges::of(0), look.name);
             }
             if lane == Lane::Comm {
@@ -140,9 +141,10 @@ impl Drawing<'_> {
         svg
     }
 
-    /// Most runs have none, so the legend need not explain them.
-    fn has_loans(&self) -> bool {
-        self.timeline.ranks.iter().flatten().any(|span| Kind::of(span.work) == Kind::Loan)
+    /// Whether the legend explains a kind. Few drawings have some of them.
+    fn shows(&self, kind: Kind) -> bool {
+        let is_rare = matches!(kind, Kind::Of(Family::Migrate | Family::Update));
+        !is_rare || self.timeline.ranks.iter().flatten().any(|span| Kind::of(span.work) == kind)
     }
 
     /// How boxes tell their parts, where there are several.
@@ -155,7 +157,7 @@ impl Drawing<'_> {
         let part = |part: usize| {
             let again = part + Edges::COUNT;
             let name = if again > last { format!("part {part}") } else { format!("part {part}, {again}, …") };
-            entry(&mut x, y, Kind::Forward.look(), Edges::of(part), &name)
+            entry(&mut x, y, Kind::Of(Family::Forward).look(), Edges::of(part), &name)
         };
         (0..=last.min(Edges::COUNT - 1)).map(part).collect()
     }
@@ -182,9 +184,9 @@ impl Drawing<'_> {
         let mut svg = text(MARGIN, baseline, "font-weight=\"bold\"", &format!("rank {rank}"));
         let summary = self.summary(&self.timeline.shares(rank));
         svg += &text(LEFT, baseline, &format!("fill=\"{FAINT_INK}\""), &summary);
-        for (row, (lane, name)) in ROWS.into_iter().enumerate() {
+        for (row, lane) in ROWS.into_iter().enumerate() {
             let y = top + SUMMARY_HEIGHT + (ROW_HEIGHT + ROW_GAP) * row as f64;
-            svg += &row_name(name, y + ROW_HEIGHT / 2.0);
+            svg += &row_name(lane.name(), y + ROW_HEIGHT / 2.0);
             svg += &self.row(rank, lane, y);
         }
         svg

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Chain, NONE, PartSize, Request, Schedule, Units};
+use super::{Chain, NONE, PartSize, Request, Schedule, Units, with_tail};
 use crate::program::Program;
 
 /// A schedule with its choices made, which writes programs:
@@ -54,7 +54,12 @@ impl Arrangement {
         self.schedule.overlaps && !self.blocking
     }
 
-    /// The program of micro-batches in parts of these sizes.
+    /// The program of a step on micro-batches in parts of these sizes.
+    pub fn step(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
+        with_tail(self.write(chain, micros), chain)
+    }
+
+    /// The same without its tail: the gradients alone.
     pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
         let request = Request { chain, micros, recompute: self.recompute, ahead: self.ahead };
         let program = (self.schedule.write)(&request);

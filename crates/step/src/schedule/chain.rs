@@ -24,6 +24,8 @@ pub struct Chain {
     pub groups: Vec<Members>,
     /// The data-parallel group, where there is one.
     pub data_group: Option<GroupIdx>,
+    /// Groups whose sums, one after another, are those of all ranks that keep other gradients.
+    pub keepers: Vec<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
     /// The units that ranks of the tensor-parallel group compute for one another, in their order.
     pub loans: Vec<ChainLoan>,
@@ -78,6 +80,8 @@ pub struct ChainBucket {
     /// Whether a rank keeps only its part of the gradients, and of the values.
     pub splits_gradients: bool,
     pub splits_values: bool,
+    /// Whether each rank updates its part of values that all compute with.
+    pub splits_update: bool,
 }
 
 /// A unit of which some rank computes with other parameters than those that it keeps.
@@ -133,9 +137,12 @@ impl Chain {
                 value_bytes: (bucket.len * value_dtype.size_bytes()) as u64,
                 splits_gradients: split.splits_gradients_of(bucket),
                 splits_values: split.splits_values_of(bucket),
+                splits_update: split.splits_state_of(bucket) && !split.splits_values_of(bucket),
             }
         };
         let buckets = model.buckets.iter().map(bucket).collect();
+        let of_replicas = data_group.filter(|_| split.splits_state());
+        let keepers = (mesh.tp > 1).then_some(TENSOR).into_iter().chain(of_replicas).collect();
         let unit = |unit: &Unit| ChainUnit {
             kind: unit.kind,
             is_partial: unit.is_partial,
@@ -151,6 +158,7 @@ impl Chain {
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
             groups,
             data_group,
+            keepers,
             buckets,
             loans: Vec::new(),
         }

@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::program::{Task, Value, Work};
+use crate::program::{Task, Value};
+use crate::work::Work;
 
 /// Merges the lines of micro-batches in order. A line is left where it would wait for an exchange, and taken up again
 /// when others have computed meanwhile. The next micro-batch begins when the one before it is through or, `ahead`, when

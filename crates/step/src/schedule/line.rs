@@ -3,7 +3,8 @@
 use evenkeel_model::UnitKind;
 
 use super::{Chain, ChainUnit, PartSize};
-use crate::program::{Chunk, Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind, Work};
+use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
+use crate::work::{Chunk, Work};
 
 /// What is kept of a unit's forward for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use super::chain::{Chain, ChainLoan};
 use super::line::TENSOR;
 use super::state::{WHOLE_STEP, behind_exchanges};
-use crate::program::{Exchange, Task, UnitIdx, Value, ValueKind, Work};
+use crate::program::{Exchange, Task, UnitIdx, Value, ValueKind};
+use crate::work::Work;
 
 /// Adds the loans of a chain. Each unit is borrowed once in a step, before the first body of the borrowing unit before it
 /// computes, so that it travels beside a body at least.

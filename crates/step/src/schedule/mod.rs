@@ -17,13 +17,14 @@ use interleave::interleave;
 pub use line::Keep;
 use line::Recompute;
 use loans::borrow_and_return;
-use state::{gather_parameters, reduce_gradients};
+use state::{gather_parameters, reduce_gradients, tail};
 
 use evenkeel_model::UnitKind;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::program::{Micro, Program, Task, Work};
+use crate::program::{Micro, Program, Task};
+use crate::work::Work;
 
 /// What a schedule is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +180,12 @@ fn default_reference(request: &Request) -> Program {
 
 fn cross_pass_reference(request: &Request) -> Program {
     request.overlapped(request.lines(layer_inputs, Recompute::Everything))
+}
+
+/// A program of gradients with what follows them in a step.
+pub fn with_tail(mut program: Program, chain: &Chain) -> Program {
+    program.tasks.extend(tail(chain));
+    program
 }
 
 /// The losses of one micro-batch, and no gradients.

@@ -1,11 +1,14 @@
-//! What data parallelism adds to a program, whatever schedule wrote it: reductions of gradients as they are complete, and
-//! gathers of parameters ahead of their use.
+//! What state adds to a program, whatever schedule wrote it: reductions of gradients as they are complete, gathers of parameters
+//! ahead of their use, and the tail that updates them.
 
 use std::collections::BTreeMap;
 
 use super::Chain;
 use super::chain::ChainBucket;
-use crate::program::{BucketIdx, Chunk, Exchange, GroupIdx, Lane, Micro, Task, UnitIdx, Value, ValueKind, Work};
+use evenkeel_device::DType;
+
+use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
+use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// How many reductions of split gradients may be on their way: each holds the gradients of a whole bucket.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
@@ -93,6 +96,35 @@ fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
         task(Work::ReduceGradients(index), group, writes)
     });
     sum.into_iter().chain(reduction).collect()
+}
+
+/// The tail of a step: the norm of all gradients, the update, and what ranks have updated for one another.
+pub(super) fn tail(chain: &Chain) -> Vec<Task> {
+    let unit = UnitIdx(chain.units.len() - 1);
+    let task = |work, reads, writes, exchange| Task {
+        work,
+        unit,
+        micro: WHOLE_STEP,
+        reads,
+        writes,
+        frees: Vec::new(),
+        exchange,
+    };
+    let norm = |groups| Value { kind: ValueKind::SquaredNorm(groups), unit, micro: WHOLE_STEP };
+    let norms: Vec<Value> = (0..=chain.keepers.len()).map(norm).collect();
+    let mut tasks = vec![task(Work::MeasureNorm, vec![], vec![norm(0)], None)];
+    for (index, &group) in chain.keepers.iter().enumerate() {
+        let exchange = Exchange { group, bytes: DType::F32.size_bytes() as u64 };
+        tasks.push(task(Work::SumNorm, vec![norm(index)], vec![norm(index + 1)], Some(exchange)));
+    }
+    tasks.push(Task { frees: norms.clone(), ..task(Work::Update, norms, vec![], None) });
+    if let Some(group) = chain.data_group {
+        for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_update) {
+            let exchange = Exchange { group, bytes: bucket.value_bytes };
+            tasks.push(task(Work::GatherUpdated(BucketIdx(index)), vec![], vec![], Some(exchange)));
+        }
+    }
+    tasks
 }
 
 /// Adds the gathers of split parameters, each while the bodies before its users compute, and frees them behind their users.

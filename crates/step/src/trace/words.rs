@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use super::{Span, Timeline};
-use crate::program::{UnitIdx, Work};
+use crate::program::UnitIdx;
+use crate::work::{Row, Scope};
 
 /// The words for the spans of one timeline. They tell parts and micro-batches apart only where there are several.
 pub struct Words<'a> {
@@ -28,68 +29,47 @@ impl<'a> Words<'a> {
 
     /// As in "forward attention 3, part 1".
     pub fn name(&self, span: &Span) -> String {
-        if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
-            return format!("{}, bucket {}", verb(span.work), bucket.0);
+        let Row { name, scope, .. } = span.work.row();
+        let of_unit = || format!("{name} {}", self.unit(span.unit));
+        match scope {
+            Scope::Step => name.to_owned(),
+            Scope::Bucket(bucket) => format!("{name}, bucket {}", bucket.0),
+            Scope::Unit => of_unit(),
+            Scope::Part => of_unit() + &self.place(span),
+            Scope::Chunk(chunk) => format!("{}, chunk {}{}", of_unit(), chunk.0, self.place(span)),
         }
-        let mut name = format!("{} {}", verb(span.work), self.unit(span.unit));
-        if is_of_whole_step(span.work) {
-            return name;
-        }
-        if let Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk) = span.work {
-            name += &format!(", chunk {}", chunk.0);
-        }
+    }
+
+    /// The micro-batch and part of a span, where there are several.
+    fn place(&self, span: &Span) -> String {
+        let mut place = String::new();
         if self.tells_micro {
-            name += &format!(", micro-batch {}", span.micro.index);
+            place += &format!(", micro-batch {}", span.micro.index);
         }
         if self.tells_part {
-            name += &format!(", part {}", span.micro.part);
+            place += &format!(", part {}", span.micro.part);
         }
-        name
+        place
     }
 
     /// What a box may say of its span, the longest first.
     pub fn labels(&self, span: &Span) -> Vec<String> {
-        if let Work::SumGradients(bucket) | Work::ReduceGradients(bucket) | Work::GatherParameters(bucket) = span.work {
-            return vec![self.name(span), verb(span.work).to_owned(), bucket.0.to_string()];
+        let Row { name, scope, .. } = span.work.row();
+        match scope {
+            Scope::Step => return vec![name.to_owned()],
+            Scope::Bucket(bucket) => return vec![self.name(span), name.to_owned(), bucket.0.to_string()],
+            Scope::Unit | Scope::Part | Scope::Chunk(_) => (),
         }
         let unit = self.unit(span.unit);
         let short = abbreviated(&unit);
         let place = match (self.tells_micro, self.tells_part) {
-            _ if is_of_whole_step(span.work) => return vec![self.name(span), unit.into_owned(), short],
+            _ if scope == Scope::Unit => return vec![self.name(span), unit.into_owned(), short],
             (true, true) => span.micro.to_string(),
             (true, false) => span.micro.index.to_string(),
             (false, true) => span.micro.part.to_string(),
             (false, false) => return vec![self.name(span), unit.into_owned(), short],
         };
         vec![self.name(span), format!("{unit} · {place}"), format!("{short}·{place}"), short]
-    }
-}
-
-/// Whether it is done once for all micro-batches.
-fn is_of_whole_step(work: Work) -> bool {
-    matches!(work, Work::Borrow | Work::Return)
-}
-
-fn verb(work: Work) -> &'static str {
-    match work {
-        Work::Enter => "enter",
-        Work::Forward => "forward",
-        Work::Normalise => "normalise again",
-        Work::Recompute => "recompute",
-        Work::Logits(_) => "logits",
-        Work::Loss(_) => "loss",
-        Work::Evaluate(_) => "evaluate",
-        Work::BackwardInput => "backward input",
-        Work::BackwardWeight => "backward weight",
-        Work::BackwardEnter => "backward enter",
-        Work::AllReduce => "all-reduce",
-        Work::ReduceScatter => "reduce-scatter",
-        Work::AllGather => "all-gather",
-        Work::SumGradients(_) => "sum gradients",
-        Work::ReduceGradients(_) => "reduce gradients",
-        Work::GatherParameters(_) => "gather parameters",
-        Work::Borrow => "borrow",
-        Work::Return => "return",
     }
 }
 

@@ -74,6 +74,11 @@ impl Optimizer {
         self
     }
 
+    /// What was measured last, f32 [1, 1].
+    pub(crate) fn squared_norm(&self) -> &Tensor {
+        &self.squared_norm
+    }
+
     pub(crate) fn rule(&self) -> Rule {
         self.options.rule
     }

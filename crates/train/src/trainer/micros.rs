@@ -47,7 +47,8 @@ impl Trainer {
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        let groups = self.exchanging(self.data_group());
+        let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
+        let groups: Vec<&Group> = groups.collect();
         if groups.is_empty() {
             return Ok(());
         }

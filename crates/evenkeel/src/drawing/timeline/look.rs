@@ -1,18 +1,10 @@
 //! The kinds of work that a drawing tells apart, and how each looks.
 
-use evenkeel_step::{Lane, Work};
+use evenkeel_step::{Family, Lane, Work};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Forward,
-    Recompute,
-    BackwardInput,
-    BackwardWeight,
-    Head,
-    Entry,
-    Reduce,
-    Gather,
-    Loan,
+    Of(Family),
     Waiting,
 }
 
@@ -36,32 +28,23 @@ pub(super) const HATCH_LINE: &str = "#c2c0b8";
 /// Blue runs forward, red and yellow backward, green between ranks; light is what could be spared or
 /// put off.
 #[rustfmt::skip]
-pub(super) const LOOKS: [Look; 10] = [
-    Look { kind: Kind::Forward,        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
-    Look { kind: Kind::Recompute,      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
-    Look { kind: Kind::BackwardInput,  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
-    Look { kind: Kind::BackwardWeight, name: "backward weight",   lane: Lane::Compute, fill: "#f2b54a", ink: BLACK },
-    Look { kind: Kind::Head,           name: "head and loss",     lane: Lane::Compute, fill: "#8a4a9e", ink: WHITE },
-    Look { kind: Kind::Entry,          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
-    Look { kind: Kind::Reduce,         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
-    Look { kind: Kind::Gather,         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
-    Look { kind: Kind::Loan,           name: "borrow and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
-    Look { kind: Kind::Waiting,        name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
+pub(super) const LOOKS: [Look; 11] = [
+    Look { kind: Kind::Of(Family::Forward),        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
+    Look { kind: Kind::Of(Family::Recompute),      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
+    Look { kind: Kind::Of(Family::BackwardInput),  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
+    Look { kind: Kind::Of(Family::BackwardWeight), name: "backward weight",   lane: Lane::Compute, fill: "#f2b54a", ink: BLACK },
+    Look { kind: Kind::Of(Family::Head),           name: "head and loss",     lane: Lane::Compute, fill: "#8a4a9e", ink: WHITE },
+    Look { kind: Kind::Of(Family::Entry),          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
+    Look { kind: Kind::Of(Family::Update),         name: "norm and update",   lane: Lane::Compute, fill: "#3d4450", ink: WHITE },
+    Look { kind: Kind::Of(Family::Reduce),         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
+    Look { kind: Kind::Of(Family::Gather),         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
+    Look { kind: Kind::Of(Family::Migrate),           name: "borrow and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
+    Look { kind: Kind::Waiting,                      name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
 ];
 
 impl Kind {
     pub(super) fn of(work: Work) -> Kind {
-        match work {
-            Work::Forward => Kind::Forward,
-            Work::Recompute => Kind::Recompute,
-            Work::BackwardInput => Kind::BackwardInput,
-            Work::BackwardWeight => Kind::BackwardWeight,
-            Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_) => Kind::Head,
-            Work::Enter | Work::Normalise | Work::BackwardEnter => Kind::Entry,
-            Work::AllReduce | Work::ReduceScatter | Work::SumGradients(_) | Work::ReduceGradients(_) => Kind::Reduce,
-            Work::AllGather | Work::GatherParameters(_) => Kind::Gather,
-            Work::Borrow | Work::Return => Kind::Loan,
-        }
+        Kind::Of(work.row().family)
     }
 
     pub(super) fn look(self) -> &'static Look {
@@ -101,7 +84,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 18] = [
+    const WORKS: [Work; 22] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -120,6 +103,10 @@ mod tests {
         Work::GatherParameters(BucketIdx(0)),
         Work::Borrow,
         Work::Return,
+        Work::MeasureNorm,
+        Work::Update,
+        Work::SumNorm,
+        Work::GatherUpdated(BucketIdx(0)),
     ];
 
     #[test]

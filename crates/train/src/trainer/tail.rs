@@ -1,0 +1,101 @@
+//! The tail of a step: the norm of all gradients, the update, and what ranks update for one another.
+
+use evenkeel_comm::Group;
+use evenkeel_device::Stamp;
+use evenkeel_model::{ParamId, in_grains};
+use evenkeel_step::trace::Recording;
+use evenkeel_step::{Lane, Task, Work};
+
+use super::Trainer;
+use crate::optimizer::{Peers, Update};
+use crate::resize::Resizer;
+
+impl Trainer {
+    /// The norm of the whole gradient, every parameter counted once, on all ranks the same.
+    pub(super) fn measure_norm(&self, recording: Option<&mut Recording>) -> f64 {
+        self.run_tail(None, recording);
+        let squared_norm = self.device.compute().read(self.optimizer().squared_norm());
+        (squared_norm[0] as f64).sqrt()
+    }
+
+    /// Updates what this rank keeps, and gets what others have updated of the values that it computes with.
+    pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>) {
+        self.run_tail(Some(update), recording);
+    }
+
+    /// Runs the tasks of the program's tail that measure the norm, or those that update.
+    fn run_tail(&self, update: Option<Update>, mut recording: Option<&mut Recording>) {
+        let (program, compute, comm) = (self.program(), self.device.compute(), self.device.comm());
+        let is_wanted = |task: &Task| matches!(task.work, Work::MeasureNorm | Work::SumNorm) == update.is_none();
+        let tasks = program.tasks.iter().enumerate().skip(program.tail()).filter(|(_, task)| is_wanted(task));
+        let mut last = Lane::Compute;
+        for (index, task) in tasks {
+            let lane = task.work.lane();
+            let queue = if lane.exchanges() { comm } else { compute };
+            if lane.exchanges() && last == Lane::Compute {
+                comm.wait(&compute.record());
+            }
+            let start = recording.is_some().then(|| queue.stamp());
+            let came = self.run_task(task, update);
+            if let (Some(recording), Some(start)) = (recording.as_deref_mut(), start) {
+                recording.add(index, start, came, queue.stamp());
+            }
+            last = lane;
+        }
+        if last.exchanges() {
+            compute.wait(&comm.record());
+        }
+    }
+
+    /// Returns when the last member of an exchange will have come.
+    fn run_task(&self, task: &Task, update: Option<Update>) -> Option<Stamp> {
+        let (compute, optimizer) = (self.device.compute(), self.optimizer());
+        let group = || &self.groups[task.exchange.expect("an exchange has a group").group.0];
+        match task.work {
+            Work::MeasureNorm => {
+                let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
+                optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
+                None
+            }
+            Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squared_norm())),
+            Work::Update => {
+                let update = update.expect("an update has its rate");
+                let frozen = self.resizer.as_ref().map(Resizer::frozen);
+                let peers = (self.mesh().ranks() > 1).then(|| self.peers());
+                optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, frozen);
+                None
+            }
+            Work::GatherUpdated(bucket) => Some(self.gather_bucket(bucket.0, group())),
+            other => unreachable!("{other:?} is not of the tail"),
+        }
+    }
+
+    /// The ranks that keep the rest of the model.
+    fn peers(&self) -> Peers<'_> {
+        Peers {
+            device: &self.device,
+            keepers: self.chains[self.rank].keepers.iter().map(|group| &self.groups[group.0]).collect(),
+            everybody: &self.everybody,
+            shard: self.model.shard.index,
+        }
+    }
+
+    /// Everybody gets the values whose masters others keep, but for those that are gathered as they are used.
+    pub(crate) fn gather_values(&self) {
+        let chain = &self.chains[self.rank];
+        let Some(group) = chain.data_group.map(|group| &self.groups[group.0]) else { return };
+        let (compute, comm) = (self.device.compute(), self.device.comm());
+        comm.wait(&compute.record());
+        for (index, _) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_update) {
+            self.gather_bucket(index, group);
+        }
+        compute.wait(&comm.record());
+    }
+
+    fn gather_bucket(&self, index: usize, group: &Group) -> Stamp {
+        let values = self.parameters.values(index).expect("values that are not split are here");
+        let (values, bounds) = (in_grains(&values), self.parameters.buckets[index].grain_bounds(group.size()));
+        let own = values.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
+        group.all_gather(self.device.comm(), &own, &values, &bounds)
+    }
+}
