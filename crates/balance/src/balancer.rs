@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use evenkeel_widths::{Dim, Widths};
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{Class, Dim, Division, Observation};
+use crate::observation::{Class, Observation};
 use crate::speeds::Speeds;
 use crate::statistics::{push, trimmed_mean};
 use crate::target::{Mode, Rules, Search, Target};
@@ -75,11 +76,11 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    pub fn new(options: Options, home: Division) -> Balancer {
+    pub fn new(options: Options, home: Widths) -> Balancer {
         Balancer::with_tuning(options, home, Tuning::default())
     }
 
-    pub fn with_tuning(options: Options, home: Division, tuning: Tuning) -> Balancer {
+    pub fn with_tuning(options: Options, home: Widths, tuning: Tuning) -> Balancer {
         let now = Target::at_home(home);
         Balancer {
             options,

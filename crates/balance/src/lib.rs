@@ -28,9 +28,11 @@ mod target;
 mod tuning;
 mod watch;
 
+pub use evenkeel_widths::{Dim, Widths};
+
 pub use balancer::{Balancer, Decision, Options, Prospect};
 pub use fill::fill;
-pub use observation::{Class, Dim, Division, Observation};
+pub use observation::{Class, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use speeds::Speeds;
 pub use statistics::trimmed_mean;

@@ -1,5 +1,6 @@
-//! The measurements that ranks report of a step, and the divisions of work that they refer to.
+//! The measurements that ranks report of a step, and the widths of work that they refer to.
 
+use evenkeel_widths::{Dim, Widths};
 use serde::{Deserialize, Serialize};
 
 /// A kind of work with a dim of its own to divide it by. A reduction follows each, so each is balanced by itself.
@@ -48,71 +49,20 @@ impl Class {
     }
 }
 
-/// A dim that ranks can divide unevenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dim {
-    Heads,
-    Columns,
-    Classes,
-    Tokens,
+/// The classes whose work a dim divides.
+pub(crate) fn classes(dim: Dim) -> impl Iterator<Item = Class> {
+    Class::ALL.into_iter().filter(move |class| class.dim() == dim)
 }
 
-impl Dim {
-    pub const ALL: [Dim; 4] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::Tokens];
-
-    /// The classes whose work it divides.
-    pub(crate) fn classes(self) -> impl Iterator<Item = Class> {
-        Class::ALL.into_iter().filter(move |class| class.dim() == self)
-    }
+/// The width of each rank if all had the same.
+pub(crate) fn even_width(widths: &Widths, class: Class) -> f64 {
+    widths.total(class.dim()) as f64 / widths.shards() as f64
 }
 
-/// The width of every dim on each rank of a tensor-parallel group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Division {
-    widths: [Vec<usize>; Dim::ALL.len()],
-}
-
-impl Division {
-    pub fn new(of: impl Fn(Dim) -> Vec<usize>) -> Division {
-        let division = Division { widths: Dim::ALL.map(of) };
-        let ranks = division.ranks();
-        assert!(division.widths.iter().all(|widths| widths.len() == ranks), "{division:?}");
-        division
-    }
-
-    pub fn of(&self, dim: Dim) -> &[usize] {
-        &self.widths[dim as usize]
-    }
-
-    pub fn set(&mut self, dim: Dim, widths: Vec<usize>) {
-        assert_eq!(widths.len(), self.ranks(), "a width for each rank");
-        self.widths[dim as usize] = widths;
-    }
-
-    pub fn total(&self, dim: Dim) -> usize {
-        self.of(dim).iter().sum()
-    }
-
-    /// The width that ranks have beyond what they had before, summed over the ranks.
-    pub fn gained(&self, before: &Division, dim: Dim) -> usize {
-        self.of(dim).iter().zip(before.of(dim)).map(|(now, before)| now.saturating_sub(*before)).sum()
-    }
-
-    pub fn ranks(&self) -> usize {
-        self.widths[0].len()
-    }
-
-    /// The width of each rank if all had the same.
-    pub(crate) fn even_width(&self, class: Class) -> f64 {
-        self.total(class.dim()) as f64 / self.ranks() as f64
-    }
-
-    /// The width that a rank computes with, after pruning.
-    pub(crate) fn worked_width(&self, class: Class, gammas: &[f64], rank: usize) -> f64 {
-        let width = self.of(class.dim())[rank] as f64;
-        if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
-    }
+/// The width that a rank computes with, after pruning.
+pub(crate) fn worked_width(widths: &Widths, class: Class, gammas: &[f64], rank: usize) -> f64 {
+    let width = widths.of(class.dim())[rank] as f64;
+    if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
 /// One rank's step. Compute times exclude waits for other ranks.

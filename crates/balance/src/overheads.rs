@@ -2,7 +2,9 @@
 //!
 //! They are estimated from the same ranks in two layouts, so that overhead does not count as slowness.
 
-use crate::observation::{ByClass, Class, Division};
+use evenkeel_widths::Widths;
+
+use crate::observation::{ByClass, Class, even_width};
 use crate::tuning::Tuning;
 use crate::watch::{Sample, is_measured};
 
@@ -22,12 +24,12 @@ impl Overheads {
     }
 
     /// Corrects the estimates by the typical step of two layouts. `errors` are the relative standard errors by class.
-    pub fn learn(&mut self, layouts: [&Sample; 2], division: &Division, errors: ByClass<f64>, tuning: &Tuning) {
+    pub fn learn(&mut self, layouts: [&Sample; 2], division: &Widths, errors: ByClass<f64>, tuning: &Tuning) {
         let of_ranks =
-            |class: usize| (0..division.ranks()).filter_map(|rank| Pair::of(layouts, class, rank, tuning)).collect();
+            |class: usize| (0..division.shards()).filter_map(|rank| Pair::of(layouts, class, rank, tuning)).collect();
         let comparison = Comparison {
             pairs: std::array::from_fn(of_ranks),
-            evens: Class::ALL.map(|class| division.even_width(class)),
+            evens: Class::ALL.map(|class| even_width(division, class)),
             errors,
             tuning,
         };
@@ -161,7 +163,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<(f64, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::Dim;
+    use evenkeel_widths::Dim;
 
     const EVEN: f64 = 100.0;
     const MLP: usize = Class::Mlp as usize;
@@ -182,8 +184,8 @@ mod tests {
         Sample::of(seconds, worked, migrates)
     }
 
-    fn division() -> Division {
-        Division::new(|dim| if dim == Dim::Tokens { vec![1; 2] } else { vec![EVEN as usize; 2] })
+    fn division() -> Widths {
+        Widths::new(|dim| if dim == Dim::Tokens { vec![1; 2] } else { vec![EVEN as usize; 2] })
     }
 
     fn learn(

@@ -6,12 +6,14 @@
 //! cost of migration; among targets about as fast, the one that prunes least.
 
 use crate::fill::fill;
-use crate::observation::{ByClass, Class, Dim, Division};
+use evenkeel_widths::{Dim, Widths};
+
+use crate::observation::{ByClass, Class, classes};
 use crate::target::{Search, Target};
 
 impl Search<'_> {
     /// The best split; plain migration if the rules allow no pruning.
-    pub(crate) fn pruned_and_migrated(&self, home: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
+    pub(crate) fn pruned_and_migrated(&self, home: &Widths, migration_s: impl Fn(&Target) -> f64) -> Target {
         let exact = self.migrated(home);
         if self.rules.gamma_max == 0.0 {
             return exact;
@@ -47,19 +49,19 @@ impl Search<'_> {
 
     /// Divides work by speed where ranks prune as expected. Heads stay in whole groups: a group that ranks share by samples
     /// cannot be pruned.
-    fn work_with_pruning(&self, home: &Division, expected: &[f64]) -> Division {
+    fn work_with_pruning(&self, home: &Widths, expected: &[f64]) -> Widths {
         let mut work = home.clone();
         for dim in [Dim::Heads, Dim::Columns] {
             let Some(grain) = self.rules.grains[dim as usize] else { continue };
             // Times are lines over the width. Computing each from the speeds would take most of a decision's time.
             let seconds = |rank: usize, width: f64| {
-                dim.classes().map(|class| self.speeds.seconds(class, rank, width)).sum::<f64>()
+                classes(dim).map(|class| self.speeds.seconds(class, rank, width)).sum::<f64>()
             };
             let line = |rank: usize| {
                 let [one, two] = [1.0, 2.0].map(|width| seconds(rank, width));
                 (2.0 * one - two, (two - one) * (1.0 - expected[rank]))
             };
-            let lines: Vec<(f64, f64)> = (0..home.ranks()).map(line).collect();
+            let lines: Vec<(f64, f64)> = (0..home.shards()).map(line).collect();
             let on_line = |rank: usize, width: usize| (lines[rank].0 + lines[rank].1 * width as f64).max(0.0);
             if let Some(widths) = fill(home.total(dim), grain, &self.rules.most[dim as usize], on_line) {
                 work.set(dim, widths);
@@ -70,28 +72,28 @@ impl Search<'_> {
 
     /// By rank: the least share to prune so that stragglers hold up nobody. Ranks that may not prune enough set the pace, and
     /// the others prune only what that pace asks for.
-    fn gammas_needed(&self, work: &Division) -> Vec<f64> {
+    fn gammas_needed(&self, work: &Widths) -> Vec<f64> {
         let largest = |rank: usize| if self.straggles(rank) { self.rules.gamma_max } else { 0.0 };
         let pace_s = self.paces(work, |rank| Some(largest(rank)));
         self.excesses(work, pace_s).into_iter().map(|excess| excess.min(self.rules.gamma_max)).collect()
     }
 
     /// By rank: the share to prune to be as fast as the ranks that do not straggle.
-    fn gammas_wanted(&self, work: &Division) -> Vec<f64> {
+    fn gammas_wanted(&self, work: &Widths) -> Vec<f64> {
         self.excesses(work, self.paces(work, |rank| (!self.straggles(rank)).then_some(0.0)))
     }
 
     /// By class: seconds of the slowest of the ranks with a `gamma`, each pruning that share.
-    fn paces(&self, work: &Division, gamma: impl Fn(usize) -> Option<f64>) -> ByClass<f64> {
+    fn paces(&self, work: &Widths, gamma: impl Fn(usize) -> Option<f64>) -> ByClass<f64> {
         Class::ALL.map(|class| {
             let width = |rank: usize| work.of(class.dim())[rank] as f64;
             let seconds = |rank: usize| Some(self.speeds.seconds(class, rank, width(rank) * (1.0 - gamma(rank)?)));
-            (0..work.ranks()).filter_map(seconds).fold(0.0, f64::max)
+            (0..work.shards()).filter_map(seconds).fold(0.0, f64::max)
         })
     }
 
     /// By rank: the share that stragglers prune to keep these paces.
-    fn excesses(&self, work: &Division, pace_s: ByClass<f64>) -> Vec<f64> {
+    fn excesses(&self, work: &Widths, pace_s: ByClass<f64>) -> Vec<f64> {
         let excess = |rank: usize| {
             let prunable = Class::ALL.into_iter().filter(|class| class.is_resizable());
             let of_class = |class: Class| {
@@ -101,7 +103,7 @@ impl Search<'_> {
         };
         let of_straggler = |rank: usize| if self.straggles(rank) { excess(rank) } else { 0.0 };
         let above_noise = |excess: f64| if excess > self.tuning.gamma_least { excess } else { 0.0 };
-        (0..work.ranks()).map(of_straggler).map(above_noise).collect()
+        (0..work.shards()).map(of_straggler).map(above_noise).collect()
     }
 }
 
@@ -129,15 +131,15 @@ mod tests {
     const GROUPS: usize = 4;
 
     impl Case {
-        fn home(&self) -> Division {
+        fn home(&self) -> Widths {
             let ranks = self.slowness.len();
             let even = |total: usize| -> Vec<usize> {
                 (0..ranks).map(|rank| total / ranks + usize::from(rank < total % ranks)).collect()
             };
-            Division::new(|dim| match dim {
+            Widths::new(|dim| match dim {
                 Dim::Heads => even(GROUPS).into_iter().map(|groups| groups * HEAD_SHARES).collect(),
                 Dim::Columns => even(COLUMNS),
-                Dim::Classes | Dim::Tokens => vec![1; ranks],
+                _ => vec![1; ranks],
             })
         }
 
@@ -148,7 +150,7 @@ mod tests {
                 grains: Dim::ALL.map(|dim| match dim {
                     Dim::Heads => Some(HEAD_SHARES).filter(|_| self.work_s[0] > 0.0),
                     Dim::Columns => Some(GRAIN),
-                    Dim::Classes | Dim::Tokens => None,
+                    _ => None,
                 }),
                 may_migrate: true,
                 work_heads_grain: HEAD_SHARES,
@@ -286,7 +288,7 @@ mod tests {
     fn nothing_is_pruned_if_migrating_is_about_as_fast() {
         let ranks = 20;
         let slowness: Vec<f64> = (0..ranks).map(|rank| if rank == 7 { 1.2 } else { 1.0 }).collect();
-        let home = Division::new(|dim| vec![if dim == Dim::Columns { 600 } else { 1 }; ranks]);
+        let home = Widths::new(|dim| vec![if dim == Dim::Columns { 600 } else { 1 }; ranks]);
         let seconds = Class::ALL.map(|class| if class == Class::Mlp { 1e-3 } else { 0.0 });
         let rules = Rules {
             grains: Dim::ALL.map(|dim| Some(1).filter(|_| dim == Dim::Columns)),

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::fill::fill;
-use crate::observation::{Class, Dim, Division};
+use evenkeel_widths::{Dim, Widths};
+
+use crate::observation::{Class, classes, worked_width};
 use crate::speeds::Speeds;
 use crate::tuning::Tuning;
 
@@ -60,7 +62,7 @@ pub struct Rules {
 
 impl Rules {
     /// Whether the ranks have memory for this.
-    pub(crate) fn allow(&self, work: &Division) -> bool {
+    pub(crate) fn allow(&self, work: &Widths) -> bool {
         let fits = |dim: Dim| work.of(dim).iter().zip(&self.most[dim as usize]).all(|(width, most)| width <= most);
         Dim::ALL.into_iter().all(fits)
     }
@@ -69,16 +71,16 @@ impl Rules {
 /// Where state is kept (home), where work is done, and how much of it is pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    pub home: Division,
-    pub work: Division,
+    pub home: Widths,
+    pub work: Widths,
     /// By rank: the share of its products that it prunes.
     pub gammas: Vec<f64>,
 }
 
 impl Target {
     /// Every rank works on what it keeps.
-    pub fn at_home(home: Division) -> Target {
-        Target { work: home.clone(), gammas: vec![0.0; home.ranks()], home }
+    pub fn at_home(home: Widths) -> Target {
+        Target { work: home.clone(), gammas: vec![0.0; home.shards()], home }
     }
 
     /// Seconds of a step's compute tasks: the slowest rank of each class counts.
@@ -88,11 +90,11 @@ impl Target {
 
     fn class_s(&self, speeds: &Speeds, class: Class) -> f64 {
         let of = |rank: usize| {
-            let width = self.work.worked_width(class, &self.gammas, rank);
+            let width = worked_width(&self.work, class, &self.gammas, rank);
             let migrates = self.migrates_in(class, rank) && width > 0.0;
             speeds.seconds(class, rank, width) + if migrates { speeds.migrating_s(class, rank) } else { 0.0 }
         };
-        (0..self.work.ranks()).map(of).fold(0.0, f64::max)
+        (0..self.work.shards()).map(of).fold(0.0, f64::max)
     }
 
     /// The width of a dim that ranks work on away from home, summed over the ranks.
@@ -138,7 +140,7 @@ impl Search<'_> {
     }
 
     /// Divides state and work by speed. Heads also migrate, in a finer grain than state has, if that pays.
-    fn resharded(&self, now: &Division, migration_s: impl Fn(&Target) -> f64) -> Target {
+    fn resharded(&self, now: &Widths, migration_s: impl Fn(&Target) -> f64) -> Target {
         let mut home = now.clone();
         for dim in [Dim::Heads, Dim::Columns, Dim::Classes] {
             if let Some(grain) = self.rules.grains[dim as usize] {
@@ -146,7 +148,7 @@ impl Search<'_> {
             }
         }
         let with = |dims: &[Dim]| Target {
-            gammas: vec![0.0; home.ranks()],
+            gammas: vec![0.0; home.shards()],
             work: self.work_by_speed(&home, dims),
             home: home.clone(),
         };
@@ -158,12 +160,12 @@ impl Search<'_> {
     }
 
     /// Divides work by speed; state stays at home.
-    pub fn migrated(&self, home: &Division) -> Target {
+    pub fn migrated(&self, home: &Widths) -> Target {
         let work = self.work_by_speed(home, &[Dim::Heads, Dim::Columns, Dim::Tokens]);
-        Target { home: home.clone(), work, gammas: vec![0.0; home.ranks()] }
+        Target { home: home.clone(), work, gammas: vec![0.0; home.shards()] }
     }
 
-    fn work_by_speed(&self, home: &Division, dims: &[Dim]) -> Division {
+    fn work_by_speed(&self, home: &Widths, dims: &[Dim]) -> Widths {
         let mut work = home.clone();
         for &dim in dims {
             let may_move = self.rules.may_migrate || dim == Dim::Tokens;
@@ -173,13 +175,13 @@ impl Search<'_> {
             let grain = if dim == Dim::Heads { grain.min(self.rules.work_heads_grain) } else { grain };
             let migrating_s = |rank: usize| match dim {
                 Dim::Tokens => 0.0,
-                _ => dim.classes().map(|class| self.speeds.migrating_s(class, rank)).sum(),
+                _ => classes(dim).map(|class| self.speeds.migrating_s(class, rank)).sum(),
             };
             let mut other = work.clone();
             other.set(dim, self.divided(home, dim, grain, migrating_s));
-            let takes_s = |work: &Division| -> f64 {
+            let takes_s = |work: &Widths| -> f64 {
                 let target = Target { work: work.clone(), ..Target::at_home(home.clone()) };
-                dim.classes().map(|class| target.class_s(self.speeds, class)).sum()
+                classes(dim).map(|class| target.class_s(self.speeds, class)).sum()
             };
             if takes_s(&other) < (1.0 - self.tuning.class_gain_least_share) * takes_s(&work) {
                 work = other;
@@ -189,9 +191,9 @@ impl Search<'_> {
     }
 
     /// Divides a dim by speed, or keeps it if memory leaves no room. A rank with any width takes `besides_s` longer.
-    fn divided(&self, now: &Division, dim: Dim, grain: usize, besides_s: impl Fn(usize) -> f64) -> Vec<usize> {
+    fn divided(&self, now: &Widths, dim: Dim, grain: usize, besides_s: impl Fn(usize) -> f64) -> Vec<usize> {
         let seconds = |rank: usize, width: usize| -> f64 {
-            let computing_s: f64 = dim.classes().map(|class| self.speeds.seconds(class, rank, width as f64)).sum();
+            let computing_s: f64 = classes(dim).map(|class| self.speeds.seconds(class, rank, width as f64)).sum();
             computing_s + if width > 0 { besides_s(rank) } else { 0.0 }
         };
         let filled = fill(now.total(dim), grain, &self.rules.most[dim as usize], seconds);
@@ -211,12 +213,12 @@ impl Search<'_> {
     }
 
     /// Seconds that a rank computes in a step without pruning.
-    fn rank_s(&self, work: &Division, rank: usize) -> f64 {
+    fn rank_s(&self, work: &Widths, rank: usize) -> f64 {
         Class::ALL.iter().map(|&class| self.speeds.seconds(class, rank, work.of(class.dim())[rank] as f64)).sum()
     }
 
     /// The share that a rank must prune to finish in `pace_s`, as far as the rules allow.
-    fn gamma(&self, work: &Division, rank: usize, pace_s: f64) -> f64 {
+    fn gamma(&self, work: &Widths, rank: usize, pace_s: f64) -> f64 {
         let width_s = |class: Class| self.speeds.width_s(class, rank, work.of(class.dim())[rank] as f64);
         let products_s: f64 = Class::ALL.into_iter().filter(|class| class.is_resizable()).map(width_s).sum();
         let excess = (self.rank_s(work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);

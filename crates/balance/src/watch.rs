@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::observation::{ByClass, Class, Division, Observation};
+use evenkeel_widths::Widths;
+
+use crate::observation::{ByClass, Class, Observation, even_width, worked_width};
 use crate::overheads::Overheads;
 use crate::speeds::Speeds;
 use crate::statistics::{TRIMMED_MEAN_ERROR, over_mean, push, quantile, trimmed_mean};
@@ -93,7 +95,7 @@ impl Watch {
     fn sample(&self, step: u64, target: &Target, observed: &[Observation]) -> Sample {
         let ranks = observed.len();
         let gammas: Vec<f64> = observed.iter().map(|rank| rank.gamma).collect();
-        let width = |class: Class, rank: usize| target.work.worked_width(class, &gammas, rank);
+        let width = |class: Class, rank: usize| worked_width(&target.work, class, &gammas, rank);
         let is_credible = |late_s: &f64| (0.0..self.tuning.credible_s_max).contains(late_s);
         let mut sample = Sample {
             step,
@@ -108,7 +110,7 @@ impl Watch {
     }
 
     /// Forgets the samples before a change of speeds.
-    fn look_for_a_change(&mut self, division: &Division) {
+    fn look_for_a_change(&mut self, division: &Widths) {
         let relative: Vec<Relative> = self.samples.iter().map(|sample| self.relative(sample, division)).collect();
         self.deviations.extend(deviation(&relative));
         self.deviations.drain(..self.deviations.len().saturating_sub(self.tuning.deviations_kept));
@@ -144,7 +146,7 @@ impl Watch {
         self.samples.iter_mut().zip(rates).for_each(|(sample, rates)| sample.rates = rates);
     }
 
-    fn relative(&self, sample: &Sample, division: &Division) -> Relative {
+    fn relative(&self, sample: &Sample, division: &Widths) -> Relative {
         let overall = over_mean(&add(self.even_seconds(&sample.rates, division), &sample.late_s));
         Relative { by_class: Class::ALL.map(|class| over_mean(&sample.rates[class as usize])), overall }
     }
@@ -186,15 +188,15 @@ impl Watch {
     }
 
     /// By rank: seconds to compute every class at even widths.
-    fn even_seconds(&self, rates: &PerRank, division: &Division) -> Vec<f64> {
+    fn even_seconds(&self, rates: &PerRank, division: &Widths) -> Vec<f64> {
         let of = |class: Class, rank: usize| {
-            rates[class as usize][rank] * self.overheads.worked(class as usize, division.even_width(class), false)
+            rates[class as usize][rank] * self.overheads.worked(class as usize, even_width(division, class), false)
         };
-        (0..division.ranks()).map(|rank| Class::ALL.iter().map(|&class| of(class, rank)).sum()).collect()
+        (0..division.shards()).map(|rank| Class::ALL.iter().map(|&class| of(class, rank)).sum()).collect()
     }
 
     /// The layout changes; `division` is the work of the layout before.
-    pub fn relaid(&mut self, division: &Division) {
+    pub fn relaid(&mut self, division: &Widths) {
         self.before = self.typical_sample();
         if let Some(speeds) = self.speeds(division) {
             self.slowness = speeds.slowness;
@@ -224,13 +226,13 @@ impl Watch {
     }
 
     /// `None` until enough steps were observed.
-    pub fn speeds(&self, division: &Division) -> Option<Speeds> {
+    pub fn speeds(&self, division: &Widths) -> Option<Speeds> {
         if self.deviations.len() < self.tuning.deviations_needed || self.in_layout < self.tuning.settling_steps {
             return None;
         }
         let rates = self.shrunk(self.trimmed_means(|sample| &sample.rates)?, division);
         let late_s = |rank: usize| trimmed_mean(self.of_layout().map(|sample| sample.late_s[rank]).collect());
-        let late_s: Vec<f64> = (0..division.ranks()).filter_map(late_s).collect();
+        let late_s: Vec<f64> = (0..division.shards()).filter_map(late_s).collect();
         let computing_s = self.even_seconds(&rates, division);
         let bases = self.bases(&rates, &late_s, computing_s.iter().sum(), division);
         let even_s = add(computing_s, &late_s);
@@ -246,11 +248,11 @@ impl Watch {
     }
 
     /// Base overheads with lateness added: each class gets its share of it by compute time.
-    fn bases(&self, rates: &PerRank, late_s: &[f64], all_s: f64, division: &Division) -> PerRank {
+    fn bases(&self, rates: &PerRank, late_s: &[f64], all_s: f64, division: &Widths) -> PerRank {
         Class::ALL.map(|class| {
             let rates = &rates[class as usize];
             let base = self.overheads.bases[class as usize];
-            let share = rates.iter().sum::<f64>() * (base + division.even_width(class)) / all_s.max(f64::MIN_POSITIVE);
+            let share = rates.iter().sum::<f64>() * (base + even_width(division, class)) / all_s.max(f64::MIN_POSITIVE);
             let late =
                 rates.iter().zip(late_s).map(|(rate, late_s)| if *rate > 0.0 { share * late_s / rate } else { 0.0 });
             late.map(|late| base + late).collect()
@@ -258,7 +260,7 @@ impl Watch {
     }
 
     /// Shrinkage estimate: pulls a rank's slowness at each class towards its overall slowness, by as much as noise explains.
-    fn shrunk(&self, mut rates: PerRank, division: &Division) -> PerRank {
+    fn shrunk(&self, mut rates: PerRank, division: &Widths) -> PerRank {
         let overall = over_mean(&self.even_seconds(&rates, division));
         for (class, rates) in rates.iter_mut().enumerate() {
             let mean = rates.iter().sum::<f64>() / rates.len() as f64;

@@ -1,6 +1,6 @@
 //! The balancer against simulated ranks, whose times follow from its decisions.
 
-use evenkeel_balance::{Balancer, Class, Decision, Dim, Division, Mode, Observation, Options, Rules, Target};
+use evenkeel_balance::{Balancer, Class, Decision, Dim, Mode, Observation, Options, Rules, Target, Widths};
 
 const HEAD_SHARES: usize = 64;
 
@@ -21,14 +21,15 @@ struct World {
 
 fn rules(ranks: usize, gamma_max: f64) -> Rules {
     let grain = |dim: Dim| match dim {
-        Dim::Heads => HEAD_SHARES,
-        Dim::Columns => 16,
-        Dim::Classes => 64,
-        Dim::Tokens => 1,
+        Dim::Heads => Some(HEAD_SHARES),
+        Dim::Columns => Some(16),
+        Dim::Classes => Some(64),
+        Dim::PatchElements => None,
+        Dim::Tokens => Some(1),
     };
     Rules {
         gamma_max,
-        grains: Dim::ALL.map(|dim| Some(grain(dim))),
+        grains: Dim::ALL.map(grain),
         may_migrate: true,
         work_heads_grain: 1,
         most: Dim::ALL.map(|_| vec![usize::MAX; ranks]),
@@ -41,6 +42,7 @@ impl World {
             Dim::Heads => 16 * HEAD_SHARES,
             Dim::Columns => 8192,
             Dim::Classes => 32000,
+            Dim::PatchElements => 0,
             Dim::Tokens => 64 * ranks,
         };
         let even = |dim: Dim| -> Vec<usize> {
@@ -58,7 +60,7 @@ impl World {
             Class::Stream => 0.05,
         });
         World {
-            balancer: Balancer::new(options, Division::new(even)),
+            balancer: Balancer::new(options, Widths::new(even)),
             work_s,
             base: 0.0,
             migrating: 0.0,

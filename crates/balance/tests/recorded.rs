@@ -2,12 +2,12 @@
 //! themselves. In a third of the steps a busy process competes for the second rank's core. The steps were recorded with even
 //! widths; times at other widths are scaled in proportion.
 
-use evenkeel_balance::{Balancer, Class, Dim, Division, Mode, Observation, Options, Rules, Target, trimmed_mean};
+use evenkeel_balance::{Balancer, Class, Dim, Mode, Observation, Options, Rules, Target, Widths, trimmed_mean};
 
 const RECORDED: &str = include_str!("recorded/vit-beside-a-neighbour.txt");
 const CLASSES: [Class; 4] = [Class::Attention, Class::Mlp, Class::Head, Class::Stream];
-/// By dim: groups of heads in 64 shares, columns, classes, shares of the stream.
-const WIDTHS: [usize; Dim::ALL.len()] = [8 * 64, 2048, 10, 128];
+/// By dim: groups of heads in 64 shares, columns, classes, elements of patches, shares of the stream.
+const WIDTHS: [usize; Dim::ALL.len()] = [8 * 64, 2048, 10, 0, 128];
 /// Steps of a phase.
 const STEPS: usize = 45;
 /// Steps of a phase before it should have settled.
@@ -30,7 +30,7 @@ fn recorded(phases: &[&str]) -> Vec<Step> {
 }
 
 /// A recorded step with its work divided anew: its seconds and its observations.
-fn divided(step: &Step, work: &Division) -> (f64, Vec<Observation>) {
+fn divided(step: &Step, work: &Widths) -> (f64, Vec<Observation>) {
     let mut observed = vec![Observation::default(); 2];
     let mut step_s = 0.0;
     for class in CLASSES {
@@ -49,8 +49,8 @@ fn divided(step: &Step, work: &Division) -> (f64, Vec<Observation>) {
 }
 
 /// The first rank has `share` of every dim.
-fn division(share: f64) -> Division {
-    Division::new(|dim| {
+fn division(share: f64) -> Widths {
+    Widths::new(|dim| {
         let first = (share * WIDTHS[dim as usize] as f64).round() as usize;
         vec![first, WIDTHS[dim as usize] - first]
     })
@@ -72,12 +72,12 @@ fn best_s(steps: &[Step]) -> f64 {
 fn balancer(mode: Mode) -> Balancer {
     let rules = Rules {
         gamma_max: 0.0,
-        grains: [Some(64), Some(32), Some(1), Some(1)],
+        grains: [Some(64), Some(32), Some(1), None, Some(1)],
         may_migrate: true,
         work_heads_grain: 16,
         most: Dim::ALL.map(|_| vec![usize::MAX; 2]),
     };
-    let state_bytes = [1e5, 1e5, 1e5, 0.0];
+    let state_bytes = [1e5, 1e5, 1e5, 0.0, 0.0];
     let options = Options { mode, rules, state_bytes, work_bytes: state_bytes.map(|bytes| bytes / 3.0) };
     Balancer::new(options, division(0.5))
 }

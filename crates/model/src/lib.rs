@@ -36,6 +36,7 @@ pub use chain::rotary::RotaryTables;
 pub use chain::unit::{Sublayer, Unit, UnitKind};
 pub use config::{Config, Input};
 pub use error::Error;
+pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use generation::sampling::{Sampling, SamplingError};
 pub use lossy::intake::Intake;
@@ -51,5 +52,5 @@ pub use sharding::layout::{
 };
 pub use sharding::loan::{Loan, Migration};
 pub use sharding::plan::TpPlan;
-pub use sharding::shard::{Cut, Part, SHARES, Shard, Widths};
+pub use sharding::shard::{Cut, Part, Shard, widths_of};
 pub use sharding::strip::Strip;

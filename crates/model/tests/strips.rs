@@ -9,8 +9,8 @@ use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue, Tensor};
 use evenkeel_model::{
-    Batch, Config, Context, Cut, Generator, Gradients, Images, Input, Model, Noise, Parameters, RotaryTables, SHARES,
-    Shard, Sharing, Unit, UnitKind, Widths, ZeroSharding,
+    Batch, Config, Context, Cut, Dim, Generator, Gradients, Images, Input, Model, Noise, Parameters, RotaryTables,
+    SHARES, Shard, Sharing, Unit, UnitKind, ZeroSharding, widths_of,
 };
 use evenkeel_store::Folder;
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ fn dropping(case: &str) -> Model {
 fn cut(config: &Config, head_shares: &[usize]) -> Cut {
     let even = Cut::even(head_shares.len());
     let shards = Shard::cut(config, &even).expect("enough of everything");
-    let widths = Widths { head_shares: head_shares.to_vec(), ..Widths::of(&shards) };
+    let widths = widths_of(&shards).with(Dim::Heads, head_shares.to_vec());
     Cut { widths: Some(widths), ..even }
 }
 
@@ -368,14 +368,14 @@ fn widths_of_shared_shards_cut_the_same_again() {
         let config = config(kv_heads);
         let cut = cut(&config, &head_shares);
         let shards = Shard::cut(&config, &cut).expect("enough heads");
-        let widths = Widths::of(&shards);
+        let widths = widths_of(&shards);
         assert_eq!(Some(&widths), cut.widths.as_ref());
-        assert!(widths.fit(&config, shards.len()), "{widths:?}");
-        assert_eq!(widths.is_shared_by_samples(), is_shared, "{widths:?}");
+        assert!(config.can_be_cut(&widths, shards.len()), "{widths:?}");
+        assert_eq!(widths.share_heads_by_samples(), is_shared, "{widths:?}");
         assert!(shards.iter().all(|shard| shard.is_shared_by_samples() == is_shared), "{shards:?}");
     }
-    let uneven = Widths { head_shares: vec![171, 86], ..cut(&config(4), &[171, 85]).widths.unwrap() };
-    assert!(!uneven.fit(&config(4), 2), "more than there is");
+    let uneven = cut(&config(4), &[171, 85]).widths.unwrap().with(Dim::Heads, vec![171, 86]);
+    assert!(!config(4).can_be_cut(&uneven, 2), "more than there is");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 
 use evenkeel_comm::Options;
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Batch, Cut, Model, ParamSpec, Parameters, SHARES, Shard, Widths, ZeroSharding};
+use evenkeel_model::{Batch, Cut, Dim, Model, ParamSpec, Parameters, SHARES, Shard, ZeroSharding, widths_of};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
 use evenkeel_step::{Program, Work};
 use support::ranks::{
@@ -121,11 +121,11 @@ fn ranks_compute_frozen_units_for_one_another() {
     for origin in [ORIGINS[0], ORIGINS[1], ORIGINS[5]] {
         let (whole, model) = (on_one_rank(origin.case, DType::F32), origin.model());
         let cut = Cut::even(2);
-        let home = Widths::of(&Shard::cut(&model.config, &cut).unwrap());
+        let home = widths_of(&Shard::cut(&model.config, &cut).unwrap());
         let ffn = model.config.ffn;
         let groups = model.config.kv_heads;
         let head_shares = vec![SHARES * (groups - 1), SHARES];
-        let work = Widths { ffn: vec![ffn - ffn / 4, ffn / 4], head_shares, ..home };
+        let work = home.with(Dim::Columns, vec![ffn - ffn / 4, ffn / 4]).with(Dim::Heads, head_shares);
         for schedule in [NONE, OASES] {
             let arrangement = Arrangement::of(schedule).in_parts(2);
             let options = Options::default();

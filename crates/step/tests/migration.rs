@@ -11,8 +11,8 @@ use evenkeel_comm::{ExchangeKind, Link, Options, run_ranks};
 use evenkeel_device::kernel::{Fill, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{
-    Batch, Cut, Gradients, Loan, LossOptions, Migration, Model, ParamId, Parameters, RotaryTables, SHARES, Shard,
-    Slice, Widths, ZeroSharding,
+    Batch, Cut, Dim, Gradients, Loan, LossOptions, Migration, Model, ParamId, Parameters, RotaryTables, SHARES, Shard,
+    Slice, Widths, ZeroSharding, widths_of,
 };
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, SCHEDULES};
 use evenkeel_step::trace::Span;
@@ -30,10 +30,11 @@ const CASES: [&str; 4] = ["llama2", "gpt2", "gpt_neox", "vit"];
 
 /// These groups of heads and sixteenths of the FFN's columns; the first has what is left of these.
 fn widths(model: &Model, cut: &Cut, head_groups: &[usize], sixteenths: &[usize]) -> Widths {
-    let home = Widths::of(&Shard::cut(&model.config, cut).unwrap());
+    let home = widths_of(&Shard::cut(&model.config, cut).unwrap());
     let mut ffn: Vec<usize> = sixteenths.iter().map(|part| model.config.ffn * part / 16).collect();
     ffn[0] += model.config.ffn - ffn.iter().sum::<usize>();
-    Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn, ..home }
+    let head_shares = head_groups.iter().map(|groups| groups * SHARES).collect();
+    home.with(Dim::Heads, head_shares).with(Dim::Columns, ffn)
 }
 
 /// Groups of heads, of four, and sixteenths of the FFN for so many shards: uneven ones, and some without any.
@@ -105,7 +106,7 @@ fn heads_that_ranks_share_by_samples_give_the_same_losses_and_gradients() {
         for (index, head_shares) in shared_heads(shards).into_iter().enumerate() {
             let cut = split(Cut::even(shards), index == 1);
             let even = vec![16 / shards; shards];
-            let work = Widths { head_shares, ..widths(&model, &cut, &vec![0; shards], &even) };
+            let work = widths(&model, &cut, &vec![0; shards], &even).with(Dim::Heads, head_shares);
             for schedule in [SCHEDULES[index], OASES] {
                 let arrangement = Arrangement::of(schedule).in_parts(1 + index % 2);
                 let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, arrangement, &Options::default());
@@ -187,20 +188,21 @@ fn only_what_is_migrated_travels() {
     let (case, cut) = ("llama2", Cut::even(4));
     let model = case.model();
     let (layers, hidden, head) = (model.config.layers.len(), model.config.hidden, model.config.head_dim);
-    let home = Widths::of(&Shard::cut(&model.config, &cut).unwrap());
+    let home = widths_of(&Shard::cut(&model.config, &cut).unwrap());
+    let home_ffn = home.of(Dim::Columns);
     for dtype in [DType::F32, DType::Bf16] {
         // A column and a row of every FFN matrix of one rank to two others; a head of another rank.
         for (head_groups, ffn) in [
-            ([1, 1, 1, 1], [home.ffn[0] - 3, home.ffn[1] + 3, home.ffn[2], home.ffn[3]]),
-            ([2, 0, 1, 1], [home.ffn[0], home.ffn[1], home.ffn[2], home.ffn[3]]),
-            ([1, 1, 1, 1], [home.ffn[0], home.ffn[1] + 2, home.ffn[2] - 6, home.ffn[3] + 4]),
+            ([1, 1, 1, 1], [home_ffn[0] - 3, home_ffn[1] + 3, home_ffn[2], home_ffn[3]]),
+            ([2, 0, 1, 1], [home_ffn[0], home_ffn[1], home_ffn[2], home_ffn[3]]),
+            ([1, 1, 1, 1], [home_ffn[0], home_ffn[1] + 2, home_ffn[2] - 6, home_ffn[3] + 4]),
         ] {
             let head_shares = head_groups.map(|groups| groups * SHARES).to_vec();
-            let work = Widths { head_shares, ffn: ffn.to_vec(), ..home.clone() };
-            let moved = |work: &[usize], home: &[usize]| -> Vec<usize> {
-                home.iter().zip(work).map(|(home, work)| home.abs_diff(*work)).collect()
+            let work = home.clone().with(Dim::Heads, head_shares).with(Dim::Columns, ffn.to_vec());
+            let moved = |dim: Dim| -> Vec<usize> {
+                home.of(dim).iter().zip(work.of(dim)).map(|(home, work)| home.abs_diff(*work)).collect()
             };
-            let (columns, shares) = (moved(&work.ffn, &home.ffn), moved(&work.head_shares, &home.head_shares));
+            let (columns, shares) = (moved(Dim::Columns), moved(Dim::Heads));
             let ranks = on_working_ranks(case, &cut, Some(&work), dtype, Arrangement::default(), &Options::default());
             for (rank, outcome) in ranks.iter().enumerate() {
                 // Gate, up and down; q, k, v and o. Once as values, once as gradients.

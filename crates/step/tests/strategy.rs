@@ -1,18 +1,18 @@
 //! A strategy is plain data: what is written is read back.
 
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Part, SHARES, Widths, ZeroStage};
+use evenkeel_model::{Cut, Dim, Part, SHARES, Widths, ZeroStage};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS_REFERENCE, OASES, Units};
 use evenkeel_step::{Devices, Strategy};
 
 fn strategies() -> Vec<Strategy> {
-    let widths = Widths {
-        head_shares: vec![2 * SHARES, SHARES],
-        ffn: vec![64, 32],
-        classes: vec![100, 28],
-        patch_elements: vec![0, 0],
-        tokens: vec![3, 2],
-    };
+    let widths = Widths::new(|dim| match dim {
+        Dim::Heads => vec![2 * SHARES, SHARES],
+        Dim::Columns => vec![64, 32],
+        Dim::Classes => vec![100, 28],
+        Dim::PatchElements => vec![0, 0],
+        Dim::Tokens => vec![3, 2],
+    });
     let planned = Cut { uncut: [Part::Embedding, Part::Attention(3), Part::Head].into(), ..Cut::even(4) };
     let uneven = Cut { widths: Some(widths), split_sequence: true, ..Cut::weighted(vec![2.0, 1.0]) };
     let gpus = Devices::Cuda { gpus: vec![0; 4], multiprocessors: vec![40, 40, 24, 16], graph: true };

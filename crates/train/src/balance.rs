@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use evenkeel_balance::{Balancer, Decision, Dim, Division, Mode, Observation, Options, Prospect, Rules, Target};
+use evenkeel_balance::{Balancer, Decision, Mode, Observation, Options, Prospect, Rules, Target};
 use evenkeel_device::{DeviceKind, Usage};
-use evenkeel_model::{Cut, Model, Part, SHARES, UnitKind, Widths, ZeroStage};
+use evenkeel_model::{Cut, Dim, Model, Part, SHARES, UnitKind, Widths, ZeroStage, widths_of};
 use evenkeel_step::Mesh;
 
 use crate::Error;
@@ -18,7 +18,6 @@ pub struct Balance {
     model: Model,
     cut: Cut,
     mesh: Mesh,
-    patch_elements: Vec<usize>,
     /// How ranks leave something out, where they may.
     resize: Option<Resize>,
     /// What was done last, until it is known what it was good for.
@@ -69,9 +68,9 @@ impl Balance {
     /// For ranks that begin with these shards of a model.
     pub fn new(options: BalanceOptions, model: &Model, cut: &Cut, shards: &[Model], mesh: Mesh) -> Balance {
         let BalanceOptions { mode, gamma_max, resize, value_bytes, state_bytes, .. } = options;
-        let mut widths = Widths::of(shards.iter().map(|model| &model.shard));
-        if widths.tokens.iter().all(|&share| share == 1) {
-            widths.tokens.iter_mut().for_each(|share| *share = TOKEN_SHARES);
+        let mut widths = widths_of(shards.iter().map(|model| &model.shard));
+        if widths.of(Dim::Tokens).iter().all(|&share| share == 1) {
+            widths.set(Dim::Tokens, vec![TOKEN_SHARES; widths.shards()]);
         }
         let bytes = |each: usize| Dim::ALL.map(|dim| each as f64 * elements(model, dim));
         let options = Options {
@@ -80,11 +79,10 @@ impl Balance {
             state_bytes: bytes(state_bytes),
             work_bytes: bytes(value_bytes + 4),
         };
-        let balancer = Balancer::new(options, division(&widths));
+        let balancer = Balancer::new(options, widths);
         let resizes = mode.resizes() && gamma_max > 0.0;
         let resize = resizes.then_some(resize);
-        let (model, cut, patch_elements) = (model.clone(), cut.clone(), widths.patch_elements);
-        Balance { balancer, model, cut, mesh, patch_elements, resize, pending: None }
+        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, resize, pending: None }
     }
 
     /// To be called before the first step: times an exchange, and has columns that may be left out watched from the beginning.
@@ -185,11 +183,12 @@ impl Balance {
         let (begun, before, target) = (Instant::now(), &self.balancer.now, &decision.target);
         let reshards = target.home != before.home || target.work.of(Dim::Tokens) != before.work.of(Dim::Tokens);
         if reshards {
-            let home = self.widths_of(&target.home, target);
+            // Rows of the stream are no state, so they go by work.
+            let home = target.home.clone().with(Dim::Tokens, target.work.of(Dim::Tokens).to_vec());
             let cut = Cut { widths: Some(home), ..self.cut.clone() };
             ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
         }
-        let work = self.widths_of(&target.work, target);
+        let work = target.work.clone();
         ranks.migrate(target.migrates().then_some(work))?;
         if reshards || target.gammas != before.gammas {
             self.leave_out(ranks, &target.gammas)?;
@@ -207,17 +206,6 @@ impl Balance {
         self.pending = Some(Balanced { step, prospect, before, now, after, steps_after: 0, mesh: self.mesh });
     }
 
-    /// Of a target's division; rows of the stream are no state, so they go by work.
-    fn widths_of(&self, division: &Division, target: &Target) -> Widths {
-        Widths {
-            head_shares: division.of(Dim::Heads).to_vec(),
-            ffn: division.of(Dim::Columns).to_vec(),
-            classes: division.of(Dim::Classes).to_vec(),
-            patch_elements: self.patch_elements.clone(),
-            tokens: target.work.of(Dim::Tokens).to_vec(),
-        }
-    }
-
     /// By shard: the slowest of those that have it, for all shares of the data are cut alike.
     fn by_shard(&self, observed: &[Observation]) -> Vec<Observation> {
         let of = |shard: usize| {
@@ -231,22 +219,13 @@ impl Balance {
 /// Memory grows with widths, at most as they do: a rank whose peak fits in its memory `growth` times may get as many times what
 /// it has, and may always compute what it keeps. Whoever has nothing can have an even share, whatever its peak says: everybody
 /// began with one.
-fn most(home: &Division, work: &Division, dim: Dim, growth: &[f64]) -> Vec<usize> {
-    let even = work.total(dim) / work.ranks();
+fn most(home: &Widths, work: &Widths, dim: Dim, growth: &[f64]) -> Vec<usize> {
+    let even = work.total(dim) / work.shards();
     let most = |rank: usize| match (home.of(dim)[rank], work.of(dim)[rank]) {
         (0, 0) => even,
         (kept, width) => kept.max((width as f64 * growth[rank]) as usize),
     };
-    (0..work.ranks()).map(most).collect()
-}
-
-fn division(widths: &Widths) -> Division {
-    Division::new(|dim| match dim {
-        Dim::Heads => widths.head_shares.clone(),
-        Dim::Columns => widths.ffn.clone(),
-        Dim::Classes => widths.classes.clone(),
-        Dim::Tokens => widths.tokens.clone(),
-    })
+    (0..work.shards()).map(most).collect()
 }
 
 /// Whether work can be done elsewhere than its state is kept.
@@ -255,7 +234,7 @@ pub fn may_migrate(model: &Model, cut: &Cut, zero: ZeroStage) -> bool {
 }
 
 fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) -> Rules {
-    let shards = widths.ffn.len();
+    let shards = widths.shards();
     let is_cut =
         |part: fn(usize) -> Part| (0..model.config.layers.len()).all(|layer| !cut.uncut.contains(&part(layer)));
     let classes_are_cut = ![Part::Embedding, Part::Head].iter().any(|part| cut.uncut.contains(part));
@@ -265,6 +244,7 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) ->
         Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
         Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
         Dim::Classes => classes_are_cut.then(|| grain(model.config.classes / shards)),
+        Dim::PatchElements => None,
         Dim::Tokens => cut.split_sequence.then_some(1),
     });
     Rules {
@@ -297,7 +277,7 @@ fn elements(model: &Model, dim: Dim) -> f64 {
         Dim::Heads => SHARES * model.config.kv_heads,
         Dim::Columns => model.config.ffn,
         Dim::Classes => model.config.classes,
-        Dim::Tokens => return 0.0,
+        Dim::PatchElements | Dim::Tokens => return 0.0,
     };
     elements as f64 / width as f64
 }
@@ -367,7 +347,7 @@ mod tests {
             (vec![0, 200], vec![50.0, 1.0], vec![100, 200]),
             (vec![0, 100, 200], vec![0.5, 1.2, 0.9], vec![100, 120, 200]),
         ] {
-            let work = Division::new(|dim| if dim == Dim::Columns { columns.clone() } else { vec![1; columns.len()] });
+            let work = Widths::new(|dim| if dim == Dim::Columns { columns.clone() } else { vec![1; columns.len()] });
             assert_eq!(most(&work, &work, Dim::Columns, &growth), expected, "{columns:?} growing {growth:?}");
         }
     }

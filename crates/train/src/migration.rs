@@ -28,7 +28,7 @@ impl Migrated {
         shard: usize,
     ) -> Option<Migrated> {
         assert!(
-            work.fit(&home[0].config, mesh.tp),
+            home[0].config.can_be_cut(&work, mesh.tp),
             "{work:?} is no cut of this model over {} ranks: widths of each dim must add up to it",
             mesh.tp
         );

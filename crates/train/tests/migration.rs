@@ -4,7 +4,7 @@ mod support;
 
 use evenkeel_comm::RankFailure;
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Model, Parameters, SHARES, Shard, Widths};
+use evenkeel_model::{Cut, Dim, Model, Parameters, SHARES, Shard, Widths, widths_of};
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{
@@ -55,8 +55,9 @@ fn micros(step: usize) -> Vec<Samples> {
 
 /// Groups of heads and columns of the FFN; what ranks have of the vocabulary stays.
 fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usize]) -> Widths {
-    let home = Widths::of(&Shard::cut(&model.config, &topology.cut).unwrap());
-    Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn: ffn.to_vec(), ..home }
+    let home = widths_of(&Shard::cut(&model.config, &topology.cut).unwrap());
+    let head_shares = head_groups.iter().map(|groups| groups * SHARES).collect();
+    home.with(Dim::Heads, head_shares).with(Dim::Columns, ffn.to_vec())
 }
 
 fn migrate(ranks: &Ranks, work: Option<&Widths>) -> Result<(), RankFailure> {
@@ -214,9 +215,9 @@ fn what_cannot_be_migrated_is_refused_with_a_reason() {
     let stage_2 = spread(2, 2, 2);
     let work = widths(&model, &two, &[1, 3], &[20, 28]);
     assert!(failure(&model, &stage_2, &work).contains("expected stage 0 or 1 of ZeRO, found 2"));
-    let too_wide = Widths { ffn: vec![20, 29], ..work.clone() };
+    let too_wide = work.clone().with(Dim::Columns, vec![20, 29]);
     assert!(failure(&model, &two, &too_wide).contains("widths of each dim must add up"));
-    let other_classes = Widths { classes: vec![30, 34], ..work.clone() };
+    let other_classes = work.clone().with(Dim::Classes, vec![30, 34]);
     assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns are lent"));
     let uncut = Cut { uncut: [evenkeel_model::Part::Mlp(0)].into(), ..Cut::even(2) };
     let partly = Strategy::of(uncut);
@@ -226,6 +227,6 @@ fn what_cannot_be_migrated_is_refused_with_a_reason() {
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64,
     });
     let (few, four) = (Model::from_json(&config).unwrap(), spread(1, 4, 0));
-    let work = Widths { head_shares: vec![0; 4], ..widths(&few, &four, &[0; 4], &[12, 12, 4, 20]) };
+    let work = widths(&few, &four, &[0; 4], &[12, 12, 4, 20]);
     assert!(failure(&few, &four, &work).contains("2 key and value heads over 4 shards"));
 }

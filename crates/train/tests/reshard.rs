@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths};
+use evenkeel_model::{Cut, Dim, Model, Parameters, SHARES, Widths, widths_of};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM};
 use evenkeel_train::{OptimizerOptions, Ranks, Samples, TrainerOptions};
 use support::{Strategy, compare_curves, spread, start_on, state};
@@ -67,14 +67,12 @@ fn widths(model: &Model, weights: &[usize]) -> Widths {
         *widths.last_mut().unwrap() += rest;
         widths
     };
-    let whole = Widths::of([&model.shard]);
-    Widths {
-        head_shares: divided(whole.head_shares[0] / SHARES).into_iter().map(|groups| groups * SHARES).collect(),
-        ffn: divided(whole.ffn[0]),
-        classes: divided(whole.classes[0]),
-        patch_elements: divided(whole.patch_elements[0]),
-        tokens: weights.to_vec(),
-    }
+    let whole = widths_of([&model.shard]);
+    Widths::new(|dim| match dim {
+        Dim::Heads => divided(whole.total(dim) / SHARES).into_iter().map(|groups| groups * SHARES).collect(),
+        Dim::Tokens => weights.to_vec(),
+        _ => divided(whole.total(dim)),
+    })
 }
 
 fn shards(model: &Model, cut: &Cut, weights: &[usize]) -> Vec<Model> {

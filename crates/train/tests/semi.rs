@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::DType;
-use evenkeel_model::{Cut, Imputation, Model, ParamId, Parameters, SHARES, Shard, Widths};
+use evenkeel_model::{Cut, Dim, Imputation, Model, ParamId, Parameters, SHARES, Shard, Widths, widths_of};
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
@@ -41,8 +41,9 @@ fn ranks(model: &Model, topology: &Strategy, arrangement: Arrangement) -> Ranks 
 
 /// Groups of heads and columns of the FFN; what ranks have of the rest stays.
 fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usize]) -> Widths {
-    let home = Widths::of(&Shard::cut(&model.config, &topology.cut).unwrap());
-    Widths { head_shares: head_groups.iter().map(|groups| groups * SHARES).collect(), ffn: ffn.to_vec(), ..home }
+    let home = widths_of(&Shard::cut(&model.config, &topology.cut).unwrap());
+    let head_shares = head_groups.iter().map(|groups| groups * SHARES).collect();
+    home.with(Dim::Heads, head_shares).with(Dim::Columns, ffn.to_vec())
 }
 
 fn resize(ranks: &Ranks, gammas: &[f64], imputation: Imputation, selection: Selection) {

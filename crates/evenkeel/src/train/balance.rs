@@ -1,7 +1,7 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
-use evenkeel_balance::{Dim, Division, Mode, Selection};
-use evenkeel_model::{Cut, Model, SHARES, Widths};
+use evenkeel_balance::{Mode, Selection};
+use evenkeel_model::{Cut, Dim, Model, SHARES, Widths};
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
@@ -30,7 +30,7 @@ pub fn start(
     let mut cut = launch.strategy.cut.clone();
     let mut said = None;
     match resumed {
-        Some(widths) if widths.fit(&model.config, cut.weights.len()) && !widths.is_shared_by_samples() => {
+        Some(widths) if model.config.can_be_cut(widths, cut.weights.len()) && !widths.share_heads_by_samples() => {
             let as_it_was = Cut { widths: Some(widths.clone()), ..cut.clone() };
             match first_that_fits(model, [as_it_was], fits)? {
                 Some((as_it_was, shards)) => {
@@ -190,7 +190,7 @@ pub fn describe(balanced: &Balanced) -> String {
 }
 
 /// Whether a rank has less of something than it had.
-fn gives(before: &Division, now: &Division, rank: usize) -> bool {
+fn gives(before: &Widths, now: &Widths, rank: usize) -> bool {
     Dim::ALL.iter().any(|&dim| now.of(dim)[rank] < before.of(dim)[rank])
 }
 
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_with_what_it_was_good_for_or_what_was_foretold_of_it() {
-        let home = Division::new(|dim| if dim == Dim::Columns { vec![704, 704] } else { vec![SHARES, SHARES] });
+        let home = Widths::new(|dim| if dim == Dim::Columns { vec![704, 704] } else { vec![SHARES, SHARES] });
         let mut work = home.clone();
         work.set(Dim::Columns, vec![1024, 384]);
         let prospect = Prospect { slowness: vec![1.0, 2.13], since: 240, now_s: 0.412, then_s: 0.3, optimum_s: 0.284 };

@@ -92,7 +92,9 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sharding::shard::{Cut, SHARES, Widths};
+    use evenkeel_widths::{Dim, SHARES, Widths};
+
+    use crate::sharding::shard::Cut;
 
     fn cut(model_type: &str, heads: [usize; 2], ffn: [usize; 2]) -> Vec<Model> {
         let config = match model_type {
@@ -105,13 +107,13 @@ mod tests {
                 "vocab_size": 16,
             }),
         };
-        let widths = Widths {
-            head_shares: heads.map(|heads| heads * SHARES).to_vec(),
-            ffn: ffn.to_vec(),
-            classes: vec![8, 8],
-            patch_elements: vec![0, 0],
-            tokens: vec![1, 1],
-        };
+        let widths = Widths::new(|dim| match dim {
+            Dim::Heads => heads.map(|heads| heads * SHARES).to_vec(),
+            Dim::Columns => ffn.to_vec(),
+            Dim::Classes => vec![8, 8],
+            Dim::PatchElements => vec![0, 0],
+            Dim::Tokens => vec![1, 1],
+        });
         Model::from_json(&config).unwrap().cut(&Cut { widths: Some(widths), ..Cut::even(2) }).unwrap()
     }
 

@@ -152,7 +152,9 @@ fn check(home: &[Model], work: &[Model]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sharding::shard::{Cut, SHARES, Widths};
+    use evenkeel_widths::{Dim, SHARES};
+
+    use crate::sharding::shard::{Cut, Shard, widths_of};
 
     fn rows(bounds: &[usize], cols: usize) -> Vec<Slice> {
         bounds.windows(2).map(|pair| Slice::of_rows(pair[0]..pair[1], cols)).collect()
@@ -195,8 +197,9 @@ mod tests {
     }
 
     fn cut(head_groups: [usize; 2], ffn: [usize; 2]) -> Vec<Model> {
-        let (head_shares, ffn) = (head_groups.map(|groups| groups * SHARES).to_vec(), ffn.to_vec());
-        let widths = Widths { head_shares, ffn, classes: vec![32, 32], patch_elements: vec![0, 0], tokens: vec![1, 1] };
+        let even = widths_of(&Shard::cut(&llama().config, &Cut::even(2)).unwrap());
+        let head_shares = head_groups.map(|groups| groups * SHARES).to_vec();
+        let widths = even.with(Dim::Heads, head_shares).with(Dim::Columns, ffn.to_vec());
         llama().cut(&Cut { widths: Some(widths), ..Cut::even(2) }).unwrap()
     }
 

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use evenkeel_widths::{Dim, SHARES, Widths};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Input};
@@ -50,62 +51,53 @@ impl Cut {
     }
 }
 
-/// The parts that a group of heads counts as.
-pub const SHARES: usize = 64;
-
 /// So that products of shares and tokens can be counted.
 const MOST_TOKEN_SHARES: usize = 1 << 20;
 
-/// How much of each dim every shard has. A shard may have none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Widths {
-    /// Of groups of query heads with their key and value head, in parts of a group: [`SHARES`] of them are one group. None for
-    /// anybody where there are fewer groups than shards and these share key and value heads.
-    pub head_shares: Vec<usize>,
-    pub ffn: Vec<usize>,
-    pub classes: Vec<usize>,
-    pub patch_elements: Vec<usize>,
-    /// Rows of the stream, where it is split by tokens, as shares of all there are.
-    pub tokens: Vec<usize>,
+/// What these shards have of each dim. Shards that share key and value heads have none of those.
+pub fn widths_of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
+    let shards: Vec<&Shard> = shards.into_iter().collect();
+    let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
+    let width = |dim: Dim, (index, shard): (usize, &&Shard)| match dim {
+        Dim::Heads => {
+            if shares_heads {
+                0
+            } else {
+                shard.head_shares()
+            }
+        }
+        Dim::Columns => shard.ffn.len(),
+        Dim::Classes => shard.classes.len(),
+        Dim::PatchElements => shard.patch_elements.len(),
+        Dim::Tokens => shard.token_shares[index],
+    };
+    Widths::new(|dim| shards.iter().enumerate().map(|shard| width(dim, shard)).collect())
 }
 
-impl Widths {
-    pub fn of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
-        let shards: Vec<&Shard> = shards.into_iter().collect();
-        let all = |width: fn(&Shard) -> usize| shards.iter().map(|shard| width(shard)).collect();
-        let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
-        Widths {
-            head_shares: all(if shares_heads { |_| 0 } else { Shard::head_shares }),
-            ffn: all(|shard| shard.ffn.len()),
-            classes: all(|shard| shard.classes.len()),
-            patch_elements: all(|shard| shard.patch_elements.len()),
-            tokens: shards[0].token_shares.clone(),
-        }
-    }
-
-    /// Whether groups of heads are cut by samples: good for computing, but not for keeping parameters. See
-    /// [`Shard::is_shared_by_samples`].
-    pub fn is_shared_by_samples(&self) -> bool {
-        self.head_shares.iter().any(|shares| !shares.is_multiple_of(SHARES))
-    }
-
-    /// Whether a model of this config can be cut so in `shards`.
-    pub fn fit(&self, config: &Config, shards: usize) -> bool {
-        let shares_heads = config.kv_heads < shards && self.head_shares.iter().all(|&shares| shares == 0);
-        let dims = [
-            (&self.head_shares, if shares_heads { 0 } else { SHARES * config.kv_heads }),
-            (&self.ffn, config.ffn),
-            (&self.classes, config.classes),
-            (&self.patch_elements, patch_elements(config)),
-        ];
-        let is_cut = |(widths, total): &(&Vec<usize>, usize)| {
-            let sum = widths.iter().try_fold(0usize, |sum, &width| sum.checked_add(width));
-            widths.len() == shards && sum == Some(*total)
+impl Config {
+    /// Whether a model of this config can be cut in so many shards of these widths.
+    pub fn can_be_cut(&self, widths: &Widths, shards: usize) -> bool {
+        let shares_heads = self.kv_heads < shards && widths.of(Dim::Heads).iter().all(|&shares| shares == 0);
+        let is_cut = |dim: Dim| {
+            let sum = widths.of(dim).iter().try_fold(0usize, |sum, &width| sum.checked_add(width));
+            let total = if dim == Dim::Heads && shares_heads { 0 } else { total(dim, self) };
+            widths.of(dim).len() == shards && sum == Some(total)
         };
-        let has_tokens = self.tokens.len() == shards && self.tokens.iter().any(|&share| share > 0);
-        let is_small = self.tokens.iter().all(|&share| share <= MOST_TOKEN_SHARES);
-        dims.iter().all(is_cut) && has_tokens && is_small
+        let tokens = widths.of(Dim::Tokens);
+        let has_tokens = tokens.len() == shards && tokens.iter().any(|&share| share > 0);
+        let is_small = tokens.iter().all(|&share| share <= MOST_TOKEN_SHARES);
+        Dim::ALL.into_iter().filter(|&dim| dim != Dim::Tokens).all(is_cut) && has_tokens && is_small
+    }
+}
+
+/// How much there is of a dim to divide; tokens come as they come.
+fn total(dim: Dim, config: &Config) -> usize {
+    match dim {
+        Dim::Heads => SHARES * config.kv_heads,
+        Dim::Columns => config.ffn,
+        Dim::Classes => config.classes,
+        Dim::PatchElements => patch_elements(config),
+        Dim::Tokens => 0,
     }
 }
 
@@ -177,16 +169,14 @@ impl Shard {
         if cut.split_sequence && !cut.uncut.is_empty() {
             return Err(Error::SplitsWhole { parts: cut.uncut.len() });
         }
-        assert!(cut.widths.as_ref().is_none_or(|widths| widths.fit(config, count)), "{:?}", cut.widths);
-        let dim = |total: usize, known: fn(&Widths) -> &Vec<usize>| match &cut.widths {
-            Some(widths) => side_by_side(known(widths)),
-            None => cut_dim(total, &cut.weights),
+        assert!(cut.widths.as_ref().is_none_or(|widths| config.can_be_cut(widths, count)), "{:?}", cut.widths);
+        let divided = |dim: Dim| match &cut.widths {
+            Some(widths) => side_by_side(widths.of(dim)),
+            None => cut_dim(total(dim, config), &cut.weights),
         };
         let heads = cut_heads(config, cut);
-        let ffn = dim(config.ffn, |widths| &widths.ffn);
-        let classes = dim(config.classes, |widths| &widths.classes);
+        let [ffn, classes, patch_elements] = [Dim::Columns, Dim::Classes, Dim::PatchElements].map(divided);
         let widest_classes = classes.iter().map(Range::len).max().unwrap_or(0);
-        let patch_elements = dim(patch_elements(config), |widths| &widths.patch_elements);
         let shard = |index: usize| Shard {
             index,
             count,
@@ -199,7 +189,7 @@ impl Shard {
             widest_classes,
             patch_elements: patch_elements[index].clone(),
             split_sequence: cut.split_sequence,
-            token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.tokens.clone()),
+            token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.of(Dim::Tokens).to_vec()),
             uncut: cut.uncut.clone(),
         };
         Ok((0..count).map(shard).collect())
@@ -252,9 +242,9 @@ fn cut_heads(config: &Config, cut: &Cut) -> Vec<HeadsOfShard> {
         kv_holders: shard..shard + 1,
         shared_line,
     };
-    if let Some(widths) = cut.widths.as_ref().filter(|widths| widths.head_shares.iter().any(|&shares| shares > 0)) {
-        let lines = side_by_side(&widths.head_shares).into_iter().enumerate();
-        let is_shared = widths.is_shared_by_samples();
+    if let Some(widths) = cut.widths.as_ref().filter(|widths| widths.total(Dim::Heads) > 0) {
+        let lines = side_by_side(widths.of(Dim::Heads)).into_iter().enumerate();
+        let is_shared = widths.share_heads_by_samples();
         return lines.map(|(shard, line)| of_groups(shard, groups_of(&line), is_shared.then_some(line))).collect();
     }
     if config.kv_heads >= weights.len() {

@@ -8,8 +8,9 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::Segments;
+use evenkeel_widths::SHARES;
 
-use crate::sharding::shard::{SHARES, Shard};
+use crate::sharding::shard::Shard;
 
 /// Some groups of heads for some of a batch's samples.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! row of those, which no other shard has. They are of use to shards as wide as those that wrote them, and to no others.
 
 use evenkeel_balance::{Scores, Selection};
-use evenkeel_model::{Held, Intake, Model, ParamSpec, Ranges, Slice, Widths};
+use evenkeel_model::{Dim, Held, Intake, Model, ParamSpec, Ranges, Slice, Widths};
 use serde::{Deserialize, Serialize};
 
 use super::{Columns, Resize, Resizer};
@@ -75,10 +75,9 @@ impl Resizer {
     /// The same as `new`, with what is remembered of a shard of these widths.
     pub fn restored(mut self, remembered: Option<Remembered>, widths: &Widths) -> Resizer {
         let is_of = |remembered: &Remembered| {
-            let Widths { head_shares, ffn, .. } = &remembered.widths;
             let inputs = self.intakes.iter().map(|intake| intake.inputs);
             let fits = remembered.columns.iter().map(|columns| columns.was_kept.len()).eq(inputs);
-            (head_shares, ffn) == (&widths.head_shares, &widths.ffn) && fits
+            [Dim::Heads, Dim::Columns].iter().all(|&dim| remembered.widths.of(dim) == widths.of(dim)) && fits
         };
         if let Some(Remembered { periods, columns, .. }) = remembered.filter(is_of) {
             let Periods { selection, period, updates, is_new_period } = periods;

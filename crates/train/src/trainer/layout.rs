@@ -1,7 +1,7 @@
 //! Where state is kept and work is done, and how that changes between two steps.
 
 use evenkeel_device::Tensor;
-use evenkeel_model::{Gradients, Model, ParamId, Parameters, Widths};
+use evenkeel_model::{Gradients, Model, ParamId, Parameters, Widths, widths_of};
 use evenkeel_step::join;
 use evenkeel_step::schedule::Chain;
 
@@ -12,7 +12,7 @@ use crate::relocation::{Keeping, Route};
 impl Trainer {
     /// How the model is cut now.
     pub fn widths(&self) -> Widths {
-        Widths::of(self.shards.iter().map(|model| &model.shard))
+        widths_of(self.shards.iter().map(|model| &model.shard))
     }
 
     /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All

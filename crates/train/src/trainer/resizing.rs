@@ -67,8 +67,8 @@ impl Trainer {
         read: impl FnOnce(&Model) -> Result<Remembered, Error>,
     ) -> Result<(), Error> {
         let shard = &self.model.shard;
-        let holds_own_heads = self.model.config.kv_heads >= shard.count && !widths.is_shared_by_samples();
-        if !holds_own_heads || !widths.fit(&self.model.config, shard.count) {
+        let holds_own_heads = self.model.config.kv_heads >= shard.count && !widths.share_heads_by_samples();
+        if !holds_own_heads || !self.model.config.can_be_cut(widths, shard.count) {
             return Ok(());
         }
         let cut = Cut {

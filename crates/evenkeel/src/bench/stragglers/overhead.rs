@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use evenkeel_balance::{Class, Division, Mode, Observation};
+use evenkeel_balance::{Class, Mode, Observation, Widths};
 use evenkeel_model::{Cut, Model};
 use evenkeel_step::Mesh;
 use evenkeel_train::Balance;
@@ -88,7 +88,7 @@ fn slowest_decision(arguments: &Arguments) -> Result<f64, Failure> {
             .map(|rank| {
                 let slowness = if rank == 17 { 4.0 } else { 1.0 };
                 let seconds = |class: Class| {
-                    let width = |division: &Division| division.of(class.dim())[rank] as f64;
+                    let width = |division: &Widths| division.of(class.dim())[rank] as f64;
                     slowness * 0.01 * width(&balance.target().work) / width(&even).max(1.0)
                 };
                 Observation { compute_s: Class::ALL.map(seconds), ..Observation::default() }

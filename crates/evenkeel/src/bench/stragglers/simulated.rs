@@ -1,9 +1,9 @@
 //! Ranks that are simulated from what one core really takes for shards of different widths.
 
-use evenkeel_balance::{Class, Dim, Division, Mode, Observation};
+use evenkeel_balance::{Class, Mode, Observation};
 use evenkeel_comm::Communicator;
 use evenkeel_device::{CpuOptions, Device};
-use evenkeel_model::{Cut, Model, Parameters, SHARES, Widths, ZeroSharding};
+use evenkeel_model::{Cut, Dim, Model, Parameters, SHARES, Widths, ZeroSharding, widths_of};
 use evenkeel_step::Mesh;
 use evenkeel_train::{Balance, Observe, Trainer};
 
@@ -51,12 +51,7 @@ pub fn measure(subject: &Subject, model: &Model, ranks: usize) -> Result<Curves,
     let mut curves = Curves(Class::ALL.map(|_| Vec::new()));
     for (widths, fastest) in all.iter().zip(&fastest) {
         for class in Class::ALL {
-            let width = match class.dim() {
-                Dim::Heads => widths.head_shares[0],
-                Dim::Columns => widths.ffn[0],
-                Dim::Classes => widths.classes[0],
-                Dim::Tokens => widths.tokens[0],
-            };
+            let width = widths.of(class.dim())[0];
             let points = &mut curves.0[class as usize];
             let (last_width, last_s) = points.last().copied().unwrap_or((0.0, 0.0));
             if width as f64 > last_width {
@@ -77,15 +72,14 @@ fn widths(model: &Model, ranks: usize, share: f64) -> Widths {
         [first].into_iter().chain((0..ranks - 1).map(|rank| each + usize::from(rank < left))).collect()
     };
     let config = &model.config;
-    let whole = Widths::of([&model.shard]);
+    let whole = widths_of([&model.shard]);
     let groups = if config.kv_heads >= ranks { divided(config.kv_heads, 1) } else { vec![0; ranks] };
-    Widths {
-        head_shares: groups.into_iter().map(|groups| SHARES * groups).collect(),
-        ffn: divided(config.ffn, 8),
-        classes: divided(config.classes, 1),
-        patch_elements: divided(whole.patch_elements[0], 1),
-        tokens: divided(SHARES * ranks, 1),
-    }
+    Widths::new(|dim| match dim {
+        Dim::Heads => groups.iter().map(|groups| SHARES * groups).collect(),
+        Dim::Columns => divided(config.ffn, 8),
+        Dim::Classes | Dim::PatchElements => divided(whole.total(dim), 1),
+        Dim::Tokens => divided(SHARES * ranks, 1),
+    })
 }
 
 fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation, Failure> {
@@ -144,7 +138,7 @@ pub fn run(arguments: &Arguments, model: &Model, curves: &Curves, case: &Case, m
 }
 
 /// A reduction separates the classes, so the slowest rank of each counts.
-fn simulated_step(curves: &Curves, work: &Division, gammas: &[f64], factors: &[f64]) -> (f64, Vec<Observation>) {
+fn simulated_step(curves: &Curves, work: &Widths, gammas: &[f64], factors: &[f64]) -> (f64, Vec<Observation>) {
     let mut observed: Vec<Observation> =
         gammas.iter().map(|&gamma| Observation { gamma, ..Observation::default() }).collect();
     let mut step_s = 0.0;

@@ -1,0 +1,128 @@
+//! The dims of a model that shards divide among them, and how much of each every shard has.
+//!
+//! The model cuts its parameters by these widths; the balancer decides on other ones.
+
+use serde::{Deserialize, Serialize};
+
+/// A dim that shards divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dim {
+    /// Groups of query heads with their key and value head, in parts of a group: [`SHARES`] of them are one group.
+    Heads,
+    /// Columns of the FFN.
+    Columns,
+    /// Classes of embedding and head.
+    Classes,
+    /// Elements of an image's patches. No balancer moves them.
+    PatchElements,
+    /// Rows of the stream, where it is split by tokens, as shares of all there are.
+    Tokens,
+}
+
+impl Dim {
+    pub const ALL: [Dim; 5] = [Dim::Heads, Dim::Columns, Dim::Classes, Dim::PatchElements, Dim::Tokens];
+}
+
+/// The parts that a group of heads counts as.
+pub const SHARES: usize = 64;
+
+/// The width of every dim on each shard. A shard may have none of a dim.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Names", into = "Names")]
+pub struct Widths {
+    by_dim: [Vec<usize>; Dim::ALL.len()],
+}
+
+impl Widths {
+    pub fn new(of: impl Fn(Dim) -> Vec<usize>) -> Widths {
+        let widths = Widths { by_dim: Dim::ALL.map(of) };
+        let shards = widths.shards();
+        assert!(widths.by_dim.iter().all(|widths| widths.len() == shards), "{widths:?}");
+        widths
+    }
+
+    /// The widths of a dim, by shard.
+    pub fn of(&self, dim: Dim) -> &[usize] {
+        &self.by_dim[dim as usize]
+    }
+
+    pub fn set(&mut self, dim: Dim, widths: Vec<usize>) {
+        assert_eq!(widths.len(), self.shards(), "a width for each shard");
+        self.by_dim[dim as usize] = widths;
+    }
+
+    /// The same with other widths of a dim.
+    pub fn with(mut self, dim: Dim, widths: Vec<usize>) -> Widths {
+        self.set(dim, widths);
+        self
+    }
+
+    pub fn shards(&self) -> usize {
+        self.by_dim[0].len()
+    }
+
+    pub fn total(&self, dim: Dim) -> usize {
+        self.of(dim).iter().sum()
+    }
+
+    /// Whether they cut groups of heads by samples: good for computing, but not for keeping parameters.
+    pub fn share_heads_by_samples(&self) -> bool {
+        self.of(Dim::Heads).iter().any(|shares| !shares.is_multiple_of(SHARES))
+    }
+
+    /// The width that shards have beyond what they had before, summed over the shards.
+    pub fn gained(&self, before: &Widths, dim: Dim) -> usize {
+        self.of(dim).iter().zip(before.of(dim)).map(|(now, before)| now.saturating_sub(*before)).sum()
+    }
+}
+
+/// Widths as files have them. What comes from a file is as long as it says: [`Widths`] of different lengths fit no model.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Names {
+    head_shares: Vec<usize>,
+    ffn: Vec<usize>,
+    classes: Vec<usize>,
+    patch_elements: Vec<usize>,
+    tokens: Vec<usize>,
+}
+
+impl From<Names> for Widths {
+    fn from(names: Names) -> Widths {
+        let Names { head_shares, ffn, classes, patch_elements, tokens } = names;
+        Widths { by_dim: [head_shares, ffn, classes, patch_elements, tokens] }
+    }
+}
+
+impl From<Widths> for Names {
+    fn from(widths: Widths) -> Names {
+        let [head_shares, ffn, classes, patch_elements, tokens] = widths.by_dim;
+        Names { head_shares, ffn, classes, patch_elements, tokens }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths_go_through_json_by_the_names_that_files_have() {
+        let widths = Widths::new(|dim| vec![dim as usize, 10]);
+        let json = serde_json::to_string(&widths).unwrap();
+        assert_eq!(
+            json,
+            r#"{"head_shares":[0,10],"ffn":[1,10],"classes":[2,10],"patch_elements":[3,10],"tokens":[4,10]}"#
+        );
+        assert_eq!(serde_json::from_str::<Widths>(&json).unwrap(), widths);
+        assert!(serde_json::from_str::<Widths>(r#"{"ffn":[1]}"#).is_err());
+    }
+
+    #[test]
+    fn a_dim_is_set_alone_and_what_shards_gain_is_counted() {
+        let before = Widths::new(|_| vec![4, 4]);
+        let now = before.clone().with(Dim::Columns, vec![6, 2]);
+        assert_eq!((now.of(Dim::Columns), now.of(Dim::Heads), now.total(Dim::Columns)), (&[6, 2][..], &[4, 4][..], 8));
+        assert_eq!(Dim::ALL.map(|dim| now.gained(&before, dim)), [0, 2, 0, 0, 0]);
+    }
+}
