@@ -353,7 +353,7 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
         let out = trainer.parameters.master(evenkeel_model::ParamId(0)).view();
         trainer.device.compute().launch(evenkeel_device::kernel::Fill { out, value: f32::NAN });
     };
-    ranks.each(poison).unwrap();
+    ranks.with_trainers(poison).unwrap();
     let before = support::state(&ranks);
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);

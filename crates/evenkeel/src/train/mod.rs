@@ -29,7 +29,6 @@ use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
-use crate::probe::peak_flops_per_s;
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
 use feed::{Data, Primed, Text, first_of};
@@ -91,8 +90,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
     let slowed = Straggler::factors(&stragglers, strategy.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
-    let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
-    let capacities = ranks.each(|trainer| trainer.device.usage().capacity_bytes)?;
+    let peaks = ranks.peak_flops_per_s()?;
+    let memory = ranks.memory()?;
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, strategy);
         match strategy.devices.kind() {
@@ -102,7 +101,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 peak.is_none_or(|peak| peak.with(&costs, threads).check(&memory_hint).is_ok())
             }
             // Each rank has taken its share of the GPU by now.
-            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
+            DeviceKind::Cuda => {
+                costs.iter().zip(&memory).all(|(cost, memory)| cost.arena_bytes <= memory.capacity_bytes)
+            }
         }
     };
     let (mut balance, divided) =

@@ -228,7 +228,7 @@ impl Observer<'_> {
 
     /// Says if a GPU's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
+        let refusals = ranks.graph_refusals()?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = refused else { return Ok(()) };
         self.told.graphs = true;
