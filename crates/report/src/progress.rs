@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use crate::{EvalMetrics, StepMetrics, text};
+use crate::{Begun, EvalMetrics, Event, Sink, StepMetrics, text};
 
 /// More often than this nobody can read, and a terminal over a network would slow the run.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// Shows a step if it is time to. A step that was skipped is always shown.
-    pub fn step(&mut self, metrics: &StepMetrics) -> io::Result<()> {
+    fn step(&mut self, metrics: &StepMetrics) -> io::Result<()> {
         let due = match self.options.style {
             Style::Terminal { .. } => {
                 self.drawn.is_none_or(|drawn| metrics.elapsed.saturating_sub(drawn) >= REDRAW_INTERVAL)
@@ -58,7 +58,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// The evaluation after a step stands below the line of that step. After a run's last step it stays there.
-    pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
+    fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
         let is_plain = self.options.style == Style::Plain;
         if self.last.is_some_and(|(last, _)| is_plain || last.share >= 1.0) {
             self.finish()?;
@@ -67,7 +67,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// A line of its own that stays; the progress goes on below it.
-    pub fn note(&mut self, line: &str) -> io::Result<()> {
+    fn note(&mut self, line: &str) -> io::Result<()> {
         match self.options.style {
             Style::Plain => writeln!(self.out, "{line}")?,
             Style::Terminal { .. } => write!(self.out, "\r\x1b[K{line}\n{}", self.shown)?,
@@ -76,7 +76,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// Shows the last step, whether or not it was time to, and ends the line.
-    pub fn finish(&mut self) -> io::Result<()> {
+    fn finish(&mut self) -> io::Result<()> {
         if let Some((metrics, shown @ false)) = &mut self.last {
             *shown = true;
             let metrics = *metrics;
@@ -102,6 +102,29 @@ impl<W: Write> ProgressLine<W> {
         }
         self.out.flush()
     }
+}
+
+impl<W: Write> Sink for ProgressLine<W> {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Begun(begun) => self.note(&first_line(begun)),
+            Event::Step { metrics, .. } => self.step(metrics),
+            Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
+            Event::Balance(balance) => self.note(&balance.line),
+            Event::Note { line } => self.note(line),
+            // Who called the run tells why it failed.
+            Event::Fault { .. } | Event::Ended { .. } => self.finish(),
+            Event::Checkpoint { .. } => Ok(()),
+        }
+    }
+}
+
+fn first_line(begun: &Begun) -> String {
+    let Begun { title, ranks, memory_bytes, is_gpu_memory, resumed_from, .. } = begun;
+    let ranks = if ranks.is_empty() { String::new() } else { format!(", {ranks}") };
+    let memory = if *is_gpu_memory { "GPU memory" } else { "memory" };
+    let begins = resumed_from.as_ref().map_or_else(|| "begins".to_owned(), |path| format!("resumes from `{path}`"));
+    format!("{title}{ranks}, {} of {memory}, {begins}", text::bytes(*memory_bytes))
 }
 
 /// The most important first, for a narrow terminal cuts the end.

@@ -2,6 +2,7 @@
 
 use evenkeel_balance::{Dim, Division, Mode, Selection};
 use evenkeel_model::{Cut, Model, SHARES, Widths};
+use evenkeel_report::Balance as BalanceEvent;
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
@@ -134,8 +135,22 @@ fn first_that_fits(
     Ok(None)
 }
 
+/// What was done about slow ranks, as it is told.
+pub fn event(balanced: &Balanced) -> BalanceEvent {
+    let prospect = &balanced.prospect;
+    BalanceEvent {
+        step: balanced.step,
+        slowness: prospect.slowness.clone(),
+        before_s: prospect.now_s,
+        after_s: balanced.after.as_secs_f64(),
+        optimum_s: prospect.optimum_s,
+        steps_after: balanced.steps_after as u64,
+        line: describe(balanced),
+    }
+}
+
 /// What was done about slow ranks and what it was good for, in a line.
-pub fn describe(balanced: &Balanced) -> String {
+fn describe(balanced: &Balanced) -> String {
     let Balanced { step, prospect, before, now, after, steps_after, mesh } = balanced;
     let who = if mesh.dp == 1 { "rank" } else { "shard" };
     let slow: Vec<String> = prospect
