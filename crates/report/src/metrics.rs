@@ -187,4 +187,20 @@ mod tests {
         let line = written(|out| write_eval_metrics(out, 7, &of_images));
         assert_eq!(line, "{\"step\":7,\"eval_loss\":0.5,\"eval_accuracy\":0.5}\n");
     }
+
+    #[test]
+    fn a_log_has_a_line_for_each_step_with_its_ranks_and_each_evaluation() {
+        let rank = RankMetrics { by_class_s: vec![("mlp".into(), 0.5)], columns: 7, ..RankMetrics::default() };
+        let metrics = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
+        let line = written(|out| {
+            let mut log = MetricsLog::new(out);
+            log.take(&Event::Note { line: "a note".to_owned() })?;
+            log.take(&Event::Step { time_s: 0.0, metrics: example(), ranks: vec![rank.clone()] })?;
+            log.take(&Event::Evaluation { time_s: 0.0, step: 120, metrics })
+        });
+        let lines: Vec<&str> = line.lines().collect();
+        assert_eq!(lines.len(), 2, "{line}");
+        assert!(lines[0].contains("\"ranks\":[{\"compute_s\":0.0,\"by_class_s\":{\"mlp\":0.5},"), "{line}");
+        assert_eq!(lines[1], "{\"step\":120,\"eval_loss\":0.5,\"eval_accuracy\":0.5}");
+    }
 }

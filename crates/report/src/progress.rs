@@ -260,4 +260,35 @@ mod tests {
             assert!(text.contains("step 7 skipped: loss NaN, gradient norm inf\n"), "{text:?}");
         }
     }
+
+    #[test]
+    fn a_run_says_how_it_begins_and_its_last_step_is_shown_however_it_ends() {
+        let begun = Begun { title: "Llama, 1 M parameters".to_owned(), memory_bytes: 3 << 29, ..Begun::default() };
+        let resumed = Begun {
+            ranks: "tp 2".to_owned(),
+            is_gpu_memory: true,
+            resumed_from: Some("run/step-00000005".to_owned()),
+            ..begun.clone()
+        };
+        let ended = Event::Ended { step: 11, why: "as planned".to_owned() };
+        let failed = Event::Fault { what: "rank 1 failed".to_owned(), hint: None };
+        let cases = [
+            (begun, ended, "Llama, 1 M parameters, 1.5 GiB of memory, begins"),
+            (resumed, failed, "Llama, 1 M parameters, tp 2, 1.5 GiB of GPU memory, resumes from `run/step-00000005`"),
+        ];
+        for (begun, last, expected) in cases {
+            let text = shown(Style::Plain, 10, |progress| {
+                progress.take(&Event::Begun(begun.clone()))?;
+                for step in 10..=11 {
+                    let metrics = StepMetrics { step, ..example() };
+                    progress.take(&Event::Step { time_s: 0.0, metrics, ranks: Vec::new() })?;
+                }
+                progress.take(&Event::Note { line: "a note".to_owned() })?;
+                progress.take(&last)
+            });
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines.len(), lines[0], lines[2]), (4, expected, "a note"), "{text}");
+            assert!(lines[1].starts_with("step   10/1000") && lines[3].starts_with("step   11/1000"), "{text}");
+        }
+    }
 }

@@ -265,4 +265,38 @@ mod tests {
             assert!(text.contains(tag), "{tag}");
         }
     }
+
+    #[test]
+    fn steps_reach_the_system_now_and_then_evaluations_and_checkpoints_at_once() {
+        let step = |time_s: f64| Event::Step { time_s, metrics: crate::example(), ranks: Vec::new() };
+        let metrics = EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 };
+        let mut events = EventWriter::new(Flushes(0), 0.0).expect("it takes all bytes");
+        for (event, flushes) in [
+            (step(100.0), 1),
+            (step(104.0), 1),
+            (Event::Evaluation { time_s: 104.5, step: 1, metrics }, 2),
+            (step(105.0), 3),
+            (Event::Note { line: String::new() }, 3),
+            (Event::Checkpoint { step: 1, path: String::new() }, 4),
+            // The clock was set back.
+            (step(90.0), 5),
+        ] {
+            events.take(&event).expect("it takes all bytes");
+            assert_eq!(events.out.0, flushes, "{event:?}");
+        }
+    }
+
+    /// Counts how often it is flushed.
+    struct Flushes(usize);
+
+    impl Write for Flushes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.0 += 1;
+            Ok(())
+        }
+    }
 }

@@ -32,7 +32,9 @@ pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
 pub use ranks::{Answer, RankMemory, Ranks, Request, Stretch};
 pub use rate::{Decay, Form, Rate};
 pub use resize::Resize;
-pub use run::{Best, EarlyStop, Feed, Limits, Progress, RankReport, RunGoals, RunObserver, StepReport, Stop, run};
+pub use run::{
+    Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
+};
 pub use samples::Samples;
 pub use state_kind::StateKind;
 pub use trainer::{Evaluation, Observe, Prepared, Step, StepOutcome, Trainer, TrainerOptions};

@@ -3,7 +3,7 @@
 use evenkeel_balance::{Class, Observation};
 use evenkeel_report::{EvalMetrics, Event, RankMetrics, Reads, Sink, StepMetrics};
 use evenkeel_train::checkpoint::Saver;
-use evenkeel_train::{Balanced, Error, Evaluation, Progress, RankReport, Ranks, RunObserver, StepReport};
+use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
@@ -109,6 +109,20 @@ impl Observer<'_> {
         }
     }
 
+    fn tell_of_step(&mut self, report: &StepReport) -> Result<(), Error> {
+        let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
+        let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
+        // A step that beats the peak shows that others used the machine while it was measured.
+        self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
+        let peak_share = Some(flops_per_s / self.peak_flops_per_s);
+        let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
+        self.interruption.stepped();
+        let ranks = report.ranks.iter().map(rank_metrics).collect();
+        self.emit(&Event::Step { time_s: now_s(), metrics, ranks })?;
+        self.tell_of_truncation(metrics.records_truncated)?;
+        self.tell_of_parts(report.step, report.outcome.parts)
+    }
+
     /// Says if a GPU's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let refusals = ranks.graph_refusals()?;
@@ -158,36 +172,21 @@ impl RunObserver for Observer<'_> {
         Ok(())
     }
 
-    fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error> {
-        self.emit(&Event::Balance(super::balance::event(balanced)))
-    }
-
-    fn noted(&mut self, note: &str) -> Result<(), Error> {
-        self.note(note)
-    }
-
-    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
-        let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
-        let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
-        // A step that beats the peak shows that others used the machine while it was measured.
-        self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
-        let peak_share = Some(flops_per_s / self.peak_flops_per_s);
-        let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
-        self.interruption.stepped();
-        let ranks = report.ranks.iter().map(rank_metrics).collect();
-        self.emit(&Event::Step { time_s: now_s(), metrics, ranks })?;
-        self.tell_of_truncation(metrics.records_truncated)?;
-        self.tell_of_parts(report.step, report.outcome.parts)
+    fn tell(&mut self, report: Report) -> Result<(), Error> {
+        match report {
+            Report::Step(report) => self.tell_of_step(report),
+            Report::Evaluation { step, evaluation } => {
+                let reads = self.data.reads();
+                let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
+                self.emit(&Event::Evaluation { time_s: now_s(), step, metrics })
+            }
+            Report::Balanced(balanced) => self.emit(&Event::Balance(super::balance::event(balanced))),
+            Report::Note(line) => self.note(line),
+        }
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
         self.data.evaluate(ranks, self.eval_batches, self.interruption.is_asked())
-    }
-
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        let reads = self.data.reads();
-        let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
-        self.emit(&Event::Evaluation { time_s: now_s(), step, metrics })
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {

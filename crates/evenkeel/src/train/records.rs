@@ -21,8 +21,8 @@ pub fn open(
     progress: &Progress,
     tensorboard: bool,
 ) -> Result<Vec<Box<dyn Sink>>, Error> {
-    let curve = Curve::new(title);
-    let (kept, curve) = before(&folder.metrics(), progress, curve)?;
+    let mut curve = Curve::new(title);
+    let kept = before(&folder.metrics(), progress, &mut curve)?;
     write_file_atomically(folder.metrics(), |file| file.put(kept.as_bytes()))?;
     let metrics = MetricsFile(MetricsLog::new(LogFile::append(folder.metrics())?));
     for path in folder.event_files()? {
@@ -48,8 +48,8 @@ pub fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The metrics so far of a run that is continued, and their curve.
-fn before(path: &Path, progress: &Progress, mut curve: Curve) -> Result<(String, Curve), Error> {
+/// The metrics so far of a run that is continued, which are put in its curve.
+fn before(path: &Path, progress: &Progress, curve: &mut Curve) -> Result<String, Error> {
     let step = progress.step;
     let before = if step > 0 && exists(path) { read_text(path, MOST_BYTES)? } else { String::new() };
     let mut kept = String::new();
@@ -68,7 +68,7 @@ fn before(path: &Path, progress: &Progress, mut curve: Curve) -> Result<(String,
         }
         kept.extend([line, "\n"]);
     }
-    Ok((kept, curve))
+    Ok(kept)
 }
 
 /// Drops what an earlier part of the run wrote after a step.
@@ -146,6 +146,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use evenkeel_report::{EvalMetrics, Reads};
+
     use super::*;
 
     #[test]
@@ -168,23 +170,21 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_named_and_any_other_failure_is_of_the_progress() {
         let folder = tempfile::tempdir().unwrap();
-        let in_the_way = folder.path().join("loss.svg");
-        std::fs::create_dir_all(in_the_way.join("folder")).unwrap();
-        let mut curve = CurveFile { curve: Curve::new("a run"), path: in_the_way.clone(), pace: Pace::default() };
-        let error = failure(curve.take(&Event::Checkpoint { step: 1, path: String::new() }).unwrap_err());
-        let Error::Store(of_file) = &error else { panic!("{error}") };
-        assert!(of_file.file.starts_with(folder.path()), "{error}");
-        let mut metrics = MetricsFile(MetricsLog::new(LogFile::create("/dev/full").unwrap()));
-        let step = Event::Evaluation {
-            time_s: 0.0,
-            step: 1,
-            metrics: evenkeel_report::EvalMetrics { reads: evenkeel_report::Reads::Tokens, loss: 1.0, accuracy: 0.5 },
-        };
-        let error = failure(metrics.take(&step).unwrap_err());
-        let expected = "`/dev/full`: no space is left on the disk";
-        assert!(matches!(error, Error::Store(_)), "{error}");
-        assert!(error.is_fault() && error.to_string().contains("/dev/full"), "{error}, expected {expected}");
+        let path = folder.path().join("loss.svg");
+        std::fs::create_dir_all(path.join("folder")).unwrap();
+        let mut curve = CurveFile { curve: Curve::new("a run"), path: path.clone(), pace: Pace::default() };
+        let mut metrics = MetricsFile(MetricsLog::new(LogFile::append("/dev/full").unwrap()));
+        let evaluated = EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 };
+        let event = Event::Evaluation { time_s: 0.0, step: 1, metrics: evaluated };
+        let cases: [(&mut dyn Sink, &Path); 2] = [(&mut curve, &path), (&mut metrics, Path::new("/dev/full"))];
+        for (sink, path) in cases {
+            match failure(sink.take(&event).unwrap_err()) {
+                Error::Store(error) => assert_eq!(error.file, path, "{error}"),
+                other => panic!("{other}"),
+            }
+        }
         let error = failure(io::Error::other("the terminal is gone"));
         assert_eq!(error.to_string(), "the run's progress cannot be written: the terminal is gone");
+        assert!(error.is_fault());
     }
 }
