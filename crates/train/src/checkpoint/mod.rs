@@ -134,14 +134,14 @@ pub fn load(path: &Path, ranks: &Ranks) -> Result<CheckpointState, Error> {
 
 pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointState, Error> {
     let opened = Arc::new(Opened::new(checkpoint)?);
-    ranks.specs().iter().try_for_each(|spec| opened.check(spec))?;
-    ranks.rule().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     ranks.load(opened.clone())?;
     Ok(opened.state.clone())
 }
 
-/// Puts a rank in the state of a checkpoint that was found to be of its model and its rule.
+/// Puts a rank in the state of a checkpoint, if that is of its model and its rule.
 pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
+    trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
+    trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     let queue = trainer.device.compute();
     for (kind, id, spec) in all(&trainer.model.specs) {
         let Some((held, kept)) = trainer.kept(kind, id) else { continue };

@@ -50,6 +50,8 @@ pub struct RankState {
     strategy: Strategy,
     widths: Widths,
     resize: Option<Periods>,
+    /// The name of the optimizer's rule, where there is one.
+    rule: Option<String>,
     /// By tensor: which elements the rank keeps and speaks for, and their values or where they are.
     kept: BTreeMap<String, (Held, Kept)>,
 }
@@ -68,6 +70,7 @@ impl RankState {
             strategy: trainer.strategy().clone(),
             widths: trainer.widths(),
             resize: trainer.periods(),
+            rule: trainer.rule_name().map(str::to_owned),
             kept: kept(trainer, copies),
         }
     }
@@ -107,7 +110,7 @@ impl<'ranks> Snapshot<'ranks> {
             version: VERSION,
             progress: *progress,
             updates: first.updates,
-            optimizer: ranks.rule().unwrap_or(ADAMW).to_owned(),
+            optimizer: first.rule.as_deref().unwrap_or(ADAMW).to_owned(),
             feed,
             configuration,
             strategy: Some(first.strategy.clone()),

@@ -48,8 +48,6 @@ pub struct Ranks {
     count: usize,
     threads: Mutex<Threads>,
     specs: Vec<ParamSpec>,
-    /// The name of the optimizer's rule, where there is one.
-    rule: Option<&'static str>,
     /// By rank and parameter: which elements it keeps, where it speaks for them.
     spoken_for: Mutex<Vec<Vec<Option<Held>>>>,
 }
@@ -82,7 +80,7 @@ impl Ranks {
                 Ok(trainer) => trainer,
                 Err(error) => return drop(made.send(Err(error))),
             };
-            if made.send(Ok(Start::of(&trainer))).is_ok() {
+            if made.send(Ok((rank, trainer.model.specs.clone(), spoken_for(&trainer)))).is_ok() {
                 drop(made);
                 queue.into_iter().flatten().for_each(|job| job.run(&mut trainer));
             }
@@ -91,13 +89,13 @@ impl Ranks {
         let threads = threads.spawn(move || run_ranks(count, &options, serve)).expect("the system starts a thread");
         let (jobs, threads) = (Mutex::new(jobs), Mutex::new(Threads::Running(threads)));
         let spoken_for = Mutex::new(vec![Vec::new(); count]);
-        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new(), rule: None, spoken_for };
+        let mut ranks = Ranks { jobs, count, threads, specs: Vec::new(), spoken_for };
         for _ in 0..count {
             match starts.recv() {
                 Ok(started) => {
-                    let Start { rank, specs, rule, spoken_for } = started?;
+                    let (rank, specs, spoken_for) = started?;
                     if rank == 0 {
-                        (ranks.specs, ranks.rule) = (specs, rule);
+                        ranks.specs = specs;
                     }
                     ranks.spoken_for.get_mut().expect("no panic under this lock")[rank] = spoken_for;
                 }
@@ -114,11 +112,6 @@ impl Ranks {
     /// The model's parameters; what their slices say is of rank 0, and of how the model was cut at the beginning.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
-    }
-
-    /// The name of the rule whose state the ranks keep, where they train.
-    pub(crate) fn rule(&self) -> Option<&'static str> {
-        self.rule
     }
 
     /// Has all ranks do the same; what they answer, in their order, or what the first that could not do it says.
@@ -331,21 +324,5 @@ impl Job {
 fn end_if_failed(trainer: &Trainer) {
     if let Some(failure) = trainer.communicator().failure() {
         std::panic::resume_unwind(Box::new(failure.message));
-    }
-}
-
-/// What a rank says of itself when it has started.
-struct Start {
-    rank: usize,
-    specs: Vec<ParamSpec>,
-    rule: Option<&'static str>,
-    /// By parameter: which elements it keeps, where it speaks for them.
-    spoken_for: Vec<Option<Held>>,
-}
-
-impl Start {
-    fn of(trainer: &Trainer) -> Start {
-        let specs = trainer.model.specs.clone();
-        Start { rank: trainer.rank(), specs, rule: trainer.rule_name(), spoken_for: spoken_for(trainer) }
     }
 }
