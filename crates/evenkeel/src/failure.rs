@@ -41,7 +41,7 @@ impl Failure {
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
     }
 
-    /// What there is to tell of it.
+    /// All that the user is told.
     pub fn mistakes(&self) -> &[Mistake] {
         match self {
             Failure::Mistakes(Mistakes(mistakes)) => mistakes,

@@ -1,4 +1,4 @@
-//! What happens in a run, as data, and where it goes.
+//! Events are what happens in a run, as data; sinks take them.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub enum Event {
         #[serde(with = "number")]
         time_s: f64,
         metrics: StepMetrics,
-        /// What each rank did, where they are watched.
+        /// One for each rank of a replica, where ranks are watched.
         ranks: Vec<RankMetrics>,
     },
     /// The model was evaluated after a step.
@@ -47,9 +47,9 @@ pub struct Begun {
     pub title: String,
     /// The ranks and how they share the work, in a few words; empty for one rank on cores.
     pub ranks: String,
-    /// What the run will take at its peak.
+    /// The peak that is foretold.
     pub memory_bytes: u64,
-    /// Whether that is memory of GPUs.
+    /// True for memory of GPUs, false for the machine's.
     pub is_gpu_memory: bool,
     /// Steps that lie behind, and the checkpoint that the run goes on from.
     pub step: u64,

@@ -112,7 +112,7 @@ impl<W: Write> Sink for ProgressLine<W> {
             Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
             Event::Balance(balance) => self.note(&balance.line),
             Event::Note { line } => self.note(line),
-            // Who called the run tells why it failed.
+            // The command itself says why it failed.
             Event::Fault { .. } | Event::Ended { .. } => self.finish(),
             Event::Checkpoint { .. } => Ok(()),
         }

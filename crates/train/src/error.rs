@@ -34,12 +34,12 @@ pub enum Error {
     DifferentSamples { ranks: [usize; 2] },
     #[error(transparent)]
     Rank(#[from] evenkeel_comm::RankFailure),
-    /// What a rank could not do, and goes on without.
+    /// A rank refused a request. It has not ended.
     #[error(transparent)]
     OnRank(#[from] ErrorText),
 }
 
-/// An error in a form that crosses hosts: all that is told of it, and nothing else.
+/// An error in a form that crosses hosts: its message, its hint and whose fault it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{what}")]
 pub struct ErrorText {

@@ -49,7 +49,7 @@ fn requests(model: &Model) -> Vec<Request> {
         Request::State { copies: false },
         Request::GraphRefusal,
         Request::Memory,
-        // What is measured is another number every time.
+        // Measured, and so another number every time.
         Request::Step { micros: micros(model, 4), lr: 1e-3, is_observed: true },
         Request::ExchangeSpeed,
         Request::PeakFlops,

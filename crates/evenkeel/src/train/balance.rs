@@ -135,7 +135,7 @@ fn first_that_fits(
     Ok(None)
 }
 
-/// What was done about slow ranks, as it is told.
+/// The event that tells of a change.
 pub fn event(balanced: &Balanced) -> BalanceEvent {
     let prospect = &balanced.prospect;
     BalanceEvent {

@@ -18,7 +18,7 @@ pub struct Observer<'a> {
     pub data: &'a Data,
     /// Micro-batches of an evaluation; all of them without it.
     pub eval_batches: Option<u64>,
-    /// What the user sees comes last: it is on disk by then.
+    /// Files before the console: a step is on disk before the user sees it.
     pub sinks: Vec<Box<dyn Sink + 'a>>,
     pub saver: Saver,
     /// What the run was configured as, in a few digits.

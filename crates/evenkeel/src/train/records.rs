@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::output::RunFolder;
 
-/// Of a file of records; millions of steps take so much.
+/// The largest file of records that is read; millions of steps take so much.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Continues the records of a run that has come so far; what was written after that is dropped.

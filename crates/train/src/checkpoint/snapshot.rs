@@ -43,7 +43,7 @@ struct Place {
     len: usize,
 }
 
-/// What a checkpoint has of a rank.
+/// A rank's part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankState {
     updates: u32,

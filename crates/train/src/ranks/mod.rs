@@ -21,7 +21,7 @@ use crate::samples::Samples;
 use crate::state_kind::StateKind;
 use crate::trainer::{Evaluation, StepOutcome, Trainer};
 
-/// What a rank's thread is given.
+/// Work for a rank's thread.
 enum Job {
     Answer {
         request: Arc<Request>,
@@ -114,7 +114,7 @@ impl Ranks {
         &self.specs
     }
 
-    /// Has all ranks do the same; what they answer, in their order, or what the first that could not do it says.
+    /// Has all ranks do the same. Returns their answers in their order, or the error of the first that failed.
     pub fn ask(&self, request: Request) -> Result<Vec<Answer>, Error> {
         let request = Arc::new(request);
         let answers = self.all(|to| Job::Answer { request: request.clone(), to })?;
@@ -280,7 +280,7 @@ impl Ranks {
         Ok(whole)
     }
 
-    /// What ranks answer to a request, each taken out of its answer by `take`.
+    /// The ranks' answers to a request, in their order; `take` unwraps each.
     fn gather<T>(&self, request: Request, take: impl Fn(Answer) -> Result<T, Answer>) -> Result<Vec<T>, Error> {
         let take =
             |answer| take(answer).unwrap_or_else(|other| unreachable!("another answer than was asked for: {other:?}"));

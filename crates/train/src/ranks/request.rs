@@ -1,8 +1,8 @@
-//! What ranks are asked for and what they answer: plain data, so that a rank may run in another process.
+//! Requests to ranks and their answers: plain data, so that a rank may run in another process.
 //!
 //! A new request is a variant of [`Request`], an arm of [`answer`], a variant of [`Answer`] where there is something to say, and
-//! a method of [`Ranks`](super::Ranks) for its callers. Weights and losses that are not finite are among the numbers: whoever
-//! sends them to another host uses a binary form, for JSON would lose them.
+//! a method of [`Ranks`](super::Ranks) for its callers. Send them to another host in a binary form: JSON is large, and loses weights
+//! and losses that are not finite.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub enum Request {
         id: ParamId,
         by_rank: Vec<Vec<Stretch>>,
     },
-    /// What a checkpoint has of a rank, with a copy of the values or where they are.
+    /// Each rank's part of a checkpoint, with a copy of its values or with where they are.
     State {
         copies: bool,
     },
@@ -71,7 +71,7 @@ pub enum Request {
     ExchangeSpeed,
     /// See [`peak_flops_per_s`].
     PeakFlops,
-    /// Whether a GPU's driver refused to go on with graphs.
+    /// The message of a GPU's driver that refused to go on with graphs.
     GraphRefusal,
 }
 
@@ -82,7 +82,7 @@ pub struct Stretch {
     pub to_start: usize,
 }
 
-/// What one rank answers.
+/// One rank's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// It is done, and there is nothing to say of it.
@@ -100,7 +100,7 @@ pub enum Answer {
     ExchangeSpeed(f64),
     /// Operations per second.
     PeakFlops(f64),
-    /// The driver's message, if it refused.
+    /// None where no driver refused.
     GraphRefusal(Option<String>),
 }
 
@@ -109,7 +109,7 @@ pub enum Answer {
 pub struct RankMemory {
     pub capacity_bytes: u64,
     pub peak_bytes: u64,
-    /// Whether the capacity is that of all ranks on the machine, and not this one's alone.
+    /// True where all ranks on the machine share the capacity.
     pub is_shared: bool,
 }
 
