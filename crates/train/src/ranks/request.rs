@@ -64,7 +64,7 @@ pub enum Request {
     /// process does once for all of its ranks.
     #[serde(skip)]
     Load(Arc<Opened>),
-    /// See [`Trainer::gather_values`].
+    /// Has replicas collect the values whose masters others of them keep.
     GatherValues,
     Memory,
     /// See [`Trainer::exchange_s_per_byte`].
