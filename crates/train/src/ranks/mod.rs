@@ -231,7 +231,7 @@ impl Ranks {
 
     /// By rank: what a checkpoint has of it.
     pub(crate) fn states(&self, copies: bool) -> Result<Vec<RankState>, Error> {
-        self.gather(Request::State { copies }, answer_of!(State))
+        Ok(self.gather(Request::State { copies }, answer_of!(State))?.into_iter().map(|state| *state).collect())
     }
 
     /// Puts the ranks in the state of a checkpoint.

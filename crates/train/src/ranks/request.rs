@@ -94,7 +94,7 @@ pub enum Answer {
     Resharded(Vec<Option<Held>>),
     /// Values, each with where they are to go.
     Values(Vec<(usize, Vec<f32>)>),
-    State(RankState),
+    State(Box<RankState>),
     Memory(RankMemory),
     /// Seconds for each byte.
     ExchangeSpeed(f64),
@@ -145,7 +145,7 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
             Answer::Done
         }
         Request::Read { kind, id, by_rank } => Answer::Values(read(trainer, *kind, *id, &by_rank[trainer.rank()])),
-        Request::State { copies } => Answer::State(RankState::of(trainer, *copies)),
+        Request::State { copies } => Answer::State(Box::new(RankState::of(trainer, *copies))),
         Request::Load(opened) => {
             load_rank(opened, trainer)?;
             Answer::Done
