@@ -41,14 +41,22 @@ impl Failure {
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
     }
 
+    /// All that the user is told.
+    pub fn mistakes(&self) -> &[Mistake] {
+        match self {
+            Failure::Mistakes(Mistakes(mistakes)) => mistakes,
+            Failure::Fault(mistake) | Failure::Interrupted { mistake, .. } => std::slice::from_ref(mistake),
+        }
+    }
+
     /// Tells the user, and says what the process ends with.
     pub fn report(self) -> ExitCode {
-        let (mistakes, code) = match self {
-            Failure::Mistakes(Mistakes(mistakes)) => (mistakes, EXIT_MISTAKE),
-            Failure::Fault(mistake) => (vec![mistake], EXIT_FAULT),
-            Failure::Interrupted { mistake, code } => (vec![mistake], code),
+        let code = match self {
+            Failure::Mistakes(_) => EXIT_MISTAKE,
+            Failure::Fault(_) => EXIT_FAULT,
+            Failure::Interrupted { code, .. } => code,
         };
-        for Mistake { what, hint } in mistakes {
+        for Mistake { what, hint } in self.mistakes() {
             eprintln!("error: {what}");
             if let Some(hint) = hint {
                 eprintln!("  hint: {hint}");

@@ -47,10 +47,9 @@ impl Launch {
 
     /// For the line that begins a run: nothing for one rank on cores.
     pub fn describe(&self) -> String {
-        let strategy = self.strategy.to_string();
-        let strategy = if strategy.is_empty() { strategy } else { format!(", {strategy}") };
-        let link = self.comm.link.as_ref().map_or("", |_| ", over an emulated link");
-        format!("{strategy}{link}")
+        let link = self.comm.link.as_ref().map(|_| "over an emulated link".to_owned());
+        let parts = [Some(self.strategy.to_string()).filter(|strategy| !strategy.is_empty()), link];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
     /// Starts the ranks; `parameters` loads or draws what a shard has.

@@ -17,7 +17,6 @@ mod kernel_cache;
 mod launch;
 mod memory;
 mod placement;
-mod probe;
 mod process;
 mod program;
 mod strategy;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use crate::svg::colour::{ALARM, AXIS, FAINT_INK, GRID, WHITE};
 use crate::svg::{Page, Scale, elided, text};
+use crate::{Event, Sink};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 540.0;
@@ -85,6 +86,17 @@ impl Curve {
         svg += &plot.dots(&eval, EVAL);
         svg += &legend(&[(name, TRAIN, shown.last()), ("eval", EVAL, eval.last())]);
         Page { width: WIDTH, height: HEIGHT, font_size: 14.0, background: WHITE, title: &self.title }.markup(&svg)
+    }
+}
+
+impl Sink for Curve {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Step { metrics, .. } => self.add(metrics.step, metrics.loss),
+            Event::Evaluation { step, metrics, .. } => self.add_eval(*step, metrics.loss),
+            _ => (),
+        }
+        Ok(())
     }
 }
 

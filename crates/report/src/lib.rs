@@ -1,11 +1,14 @@
-//! What a run writes and shows: metrics, event files, the loss curve, the progress line and the summary.
+//! What a run tells: its events, and the sinks that show them, write them down or sum them up.
 //!
-//! Everything here turns plain numbers into text or bytes on a [`Write`](std::io::Write). It opens no file, asks no clock and
-//! looks for no terminal: who calls it knows them. No other crate of the workspace is known here. [`svg`] is what every
-//! drawing is made of, those of other crates too.
+//! An [`Event`] is plain data. A [`Sink`] takes events and turns them into text or bytes on a [`Write`](std::io::Write):
+//! progress lines, metrics, TensorBoard's records, the loss curve, the summary. Nothing here opens a file, asks a clock or looks
+//! for a terminal: callers know them. No other crate of the workspace is known here. [`svg`] is what every drawing is made
+//! of, those of other crates too.
 
 mod curve;
+mod events;
 mod metrics;
+mod number;
 mod progress;
 mod summary;
 pub mod svg;
@@ -16,15 +19,18 @@ use std::fmt;
 use std::time::Duration;
 
 use progress::value;
+use serde::{Deserialize, Serialize};
 
 pub use curve::Curve;
-pub use metrics::{RankMetrics, write_eval_metrics, write_step_metrics};
+pub use events::{Balance, Begun, BestEvaluation, Event, Sink};
+pub use metrics::{MetricsLog, RankMetrics};
 pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
 pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
 
 /// What a model reads, and so the words for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Reads {
     Tokens,
     Images,
@@ -41,30 +47,37 @@ impl Reads {
 }
 
 /// One training step, as it is recorded.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     pub reads: Reads,
     /// From 1.
     pub step: u64,
     /// The epochs that lie behind, such as 1.25.
+    #[serde(with = "number")]
     pub epoch: f64,
     /// The mean over the step's labels.
+    #[serde(with = "number")]
     pub loss: f64,
+    #[serde(with = "number")]
     pub lr: f64,
     /// Before clipping.
+    #[serde(with = "number")]
     pub grad_norm: f64,
     /// Of all steps so far.
     pub tokens: u64,
     /// Of this step.
     pub step_tokens: u64,
     pub step_duration: Duration,
+    #[serde(with = "number")]
     pub tokens_per_s: f64,
     /// Share of the machine's peak that the step reached; None where the peak is not known.
+    #[serde(with = "number::option")]
     pub peak_share: Option<f64>,
     pub memory_bytes: u64,
     /// Since the beginning of the run, resumed parts included.
     pub elapsed: Duration,
     /// The share of the run that lies behind.
+    #[serde(with = "number")]
     pub share: f64,
     /// The step changed no weight, because its loss or gradients were not finite.
     pub skipped: bool,
@@ -83,11 +96,13 @@ impl StepMetrics {
 }
 
 /// One evaluation, as it is recorded.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
     pub reads: Reads,
+    #[serde(with = "number")]
     pub loss: f64,
     /// The share of labels that got the highest logit.
+    #[serde(with = "number")]
     pub accuracy: f64,
 }
 

@@ -1,44 +1,78 @@
 //! JSON lines: one object per step, and one per evaluation.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
-use crate::{EvalMetrics, StepMetrics};
+use serde::{Deserialize, Serialize};
+
+use crate::{EvalMetrics, Event, Sink, StepMetrics, number};
+
+/// Writes a line for each step and each evaluation, and hands it to the system at once.
+pub struct MetricsLog<W: Write> {
+    out: W,
+}
+
+impl<W: Write> MetricsLog<W> {
+    pub fn new(out: W) -> MetricsLog<W> {
+        MetricsLog { out }
+    }
+
+    pub fn out(&self) -> &W {
+        &self.out
+    }
+}
+
+impl<W: Write> Sink for MetricsLog<W> {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Step { metrics, ranks, .. } => write_step_metrics(&mut self.out, metrics, ranks)?,
+            Event::Evaluation { step, metrics, .. } => write_eval_metrics(&mut self.out, *step, metrics)?,
+            _ => return Ok(()),
+        }
+        self.out.flush()
+    }
+}
 
 /// What one rank did in a step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankMetrics {
     /// Of all classes of work.
+    #[serde(with = "number")]
     pub compute_s: f64,
     /// By the names of classes of work.
-    pub by_class_s: Vec<(&'static str, f64)>,
+    #[serde(with = "number::named")]
+    pub by_class_s: Vec<(Cow<'static, str>, f64)>,
+    #[serde(with = "number")]
     pub late_s: f64,
+    #[serde(with = "number")]
     pub wait_s: f64,
     /// The share of its products that it left out.
+    #[serde(with = "number")]
     pub left_out: f64,
     pub migrated_bytes: u64,
+    #[serde(with = "number")]
     pub migration_s: f64,
     /// What it worked on: groups of heads and FFN columns.
+    #[serde(with = "number")]
     pub head_groups: f64,
     pub columns: usize,
 }
 
 /// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values
 /// are all of one kind.
-///
-/// JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", which Python's `float` reads.
-pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankMetrics]) -> io::Result<()> {
+fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankMetrics]) -> io::Result<()> {
     let some = |count: u64| (count > 0).then(|| count.to_string());
     let fields = [
         ("step", Some(metrics.step.to_string())),
-        ("epoch", Some(number(metrics.epoch))),
-        ("loss", Some(number(metrics.loss))),
-        ("lr", Some(number(metrics.lr))),
-        ("grad_norm", Some(number(metrics.grad_norm))),
+        ("epoch", Some(json(metrics.epoch))),
+        ("loss", Some(json(metrics.loss))),
+        ("lr", Some(json(metrics.lr))),
+        ("grad_norm", Some(json(metrics.grad_norm))),
         ("tokens", Some(metrics.tokens.to_string())),
-        ("tokens_per_s", Some(number(metrics.tokens_per_s))),
-        ("peak_share", metrics.peak_share.map(number)),
+        ("tokens_per_s", Some(json(metrics.tokens_per_s))),
+        ("peak_share", metrics.peak_share.map(json)),
         ("memory_bytes", Some(metrics.memory_bytes.to_string())),
-        ("elapsed_s", Some(number(metrics.elapsed.as_secs_f64()))),
+        ("elapsed_s", Some(json(metrics.elapsed.as_secs_f64()))),
         ("skipped", Some(metrics.skipped.to_string())),
         ("records_skipped", some(metrics.records_skipped)),
         ("records_truncated", some(metrics.records_truncated)),
@@ -48,12 +82,12 @@ pub fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: 
 }
 
 /// Writes one line for the evaluation after `step`.
-pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
+fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
     let fields = [
         ("step", Some(step.to_string())),
-        ("eval_loss", Some(number(metrics.loss))),
-        ("eval_perplexity", metrics.perplexity().map(number)),
-        ("eval_accuracy", Some(number(metrics.accuracy))),
+        ("eval_loss", Some(json(metrics.loss))),
+        ("eval_perplexity", metrics.perplexity().map(json)),
+        ("eval_accuracy", Some(json(metrics.accuracy))),
     ];
     write_object(out, &fields)
 }
@@ -62,16 +96,16 @@ pub fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics
 fn ranks(ranks: &[RankMetrics]) -> String {
     let rank = |rank: &RankMetrics| {
         let classes: Vec<String> =
-            rank.by_class_s.iter().map(|(class, seconds)| format!("\"{class}\":{}", number(*seconds))).collect();
+            rank.by_class_s.iter().map(|(class, seconds)| format!("\"{class}\":{}", json(*seconds))).collect();
         let fields = [
-            ("compute_s", number(rank.compute_s)),
+            ("compute_s", json(rank.compute_s)),
             ("by_class_s", format!("{{{}}}", classes.join(","))),
-            ("late_s", number(rank.late_s)),
-            ("wait_s", number(rank.wait_s)),
-            ("left_out", number(rank.left_out)),
+            ("late_s", json(rank.late_s)),
+            ("wait_s", json(rank.wait_s)),
+            ("left_out", json(rank.left_out)),
             ("migrated_bytes", rank.migrated_bytes.to_string()),
-            ("migration_s", number(rank.migration_s)),
-            ("head_groups", number(rank.head_groups)),
+            ("migration_s", json(rank.migration_s)),
+            ("head_groups", json(rank.head_groups)),
             ("columns", rank.columns.to_string()),
         ];
         let fields: Vec<String> = fields.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
@@ -86,14 +120,8 @@ fn write_object(out: &mut impl Write, fields: &[(&str, Option<String>)]) -> io::
     out.write_all(format!("{{{}}}\n", fields.collect::<Vec<_>>().join(",")).as_bytes())
 }
 
-fn number(value: f64) -> String {
-    if value.is_nan() {
-        "\"NaN\"".to_owned()
-    } else if value.is_infinite() {
-        (if value > 0.0 { "\"Infinity\"" } else { "\"-Infinity\"" }).to_owned()
-    } else {
-        format!("{value:?}")
-    }
+fn json(value: f64) -> String {
+    number::text(value).map_or_else(|| format!("{value:?}"), |text| format!("\"{text}\""))
 }
 
 #[cfg(test)]
@@ -158,5 +186,21 @@ mod tests {
         let of_images = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
         let line = written(|out| write_eval_metrics(out, 7, &of_images));
         assert_eq!(line, "{\"step\":7,\"eval_loss\":0.5,\"eval_accuracy\":0.5}\n");
+    }
+
+    #[test]
+    fn a_log_has_a_line_for_each_step_with_its_ranks_and_each_evaluation() {
+        let rank = RankMetrics { by_class_s: vec![("mlp".into(), 0.5)], columns: 7, ..RankMetrics::default() };
+        let metrics = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
+        let line = written(|out| {
+            let mut log = MetricsLog::new(out);
+            log.take(&Event::Note { line: "a note".to_owned() })?;
+            log.take(&Event::Step { time_s: 0.0, metrics: example(), ranks: vec![rank.clone()] })?;
+            log.take(&Event::Evaluation { time_s: 0.0, step: 120, metrics })
+        });
+        let lines: Vec<&str> = line.lines().collect();
+        assert_eq!(lines.len(), 2, "{line}");
+        assert!(lines[0].contains("\"ranks\":[{\"compute_s\":0.0,\"by_class_s\":{\"mlp\":0.5},"), "{line}");
+        assert_eq!(lines[1], "{\"step\":120,\"eval_loss\":0.5,\"eval_accuracy\":0.5}");
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use crate::{EvalMetrics, StepMetrics, text};
+use crate::{Begun, EvalMetrics, Event, Sink, StepMetrics, text};
 
 /// More often than this nobody can read, and a terminal over a network would slow the run.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// Shows a step if it is time to. A step that was skipped is always shown.
-    pub fn step(&mut self, metrics: &StepMetrics) -> io::Result<()> {
+    fn step(&mut self, metrics: &StepMetrics) -> io::Result<()> {
         let due = match self.options.style {
             Style::Terminal { .. } => {
                 self.drawn.is_none_or(|drawn| metrics.elapsed.saturating_sub(drawn) >= REDRAW_INTERVAL)
@@ -58,7 +58,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// The evaluation after a step stands below the line of that step. After a run's last step it stays there.
-    pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
+    fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
         let is_plain = self.options.style == Style::Plain;
         if self.last.is_some_and(|(last, _)| is_plain || last.share >= 1.0) {
             self.finish()?;
@@ -67,7 +67,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// A line of its own that stays; the progress goes on below it.
-    pub fn note(&mut self, line: &str) -> io::Result<()> {
+    fn note(&mut self, line: &str) -> io::Result<()> {
         match self.options.style {
             Style::Plain => writeln!(self.out, "{line}")?,
             Style::Terminal { .. } => write!(self.out, "\r\x1b[K{line}\n{}", self.shown)?,
@@ -76,7 +76,7 @@ impl<W: Write> ProgressLine<W> {
     }
 
     /// Shows the last step, whether or not it was time to, and ends the line.
-    pub fn finish(&mut self) -> io::Result<()> {
+    fn finish(&mut self) -> io::Result<()> {
         if let Some((metrics, shown @ false)) = &mut self.last {
             *shown = true;
             let metrics = *metrics;
@@ -102,6 +102,29 @@ impl<W: Write> ProgressLine<W> {
         }
         self.out.flush()
     }
+}
+
+impl<W: Write> Sink for ProgressLine<W> {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Begun(begun) => self.note(&first_line(begun)),
+            Event::Step { metrics, .. } => self.step(metrics),
+            Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
+            Event::Balance(balance) => self.note(&balance.line),
+            Event::Note { line } => self.note(line),
+            // The command itself says why it failed.
+            Event::Fault { .. } | Event::Ended { .. } => self.finish(),
+            Event::Checkpoint { .. } => Ok(()),
+        }
+    }
+}
+
+fn first_line(begun: &Begun) -> String {
+    let Begun { title, ranks, memory_bytes, is_gpu_memory, resumed_from, .. } = begun;
+    let ranks = if ranks.is_empty() { String::new() } else { format!(", {ranks}") };
+    let memory = if *is_gpu_memory { "GPU memory" } else { "memory" };
+    let begins = resumed_from.as_ref().map_or_else(|| "begins".to_owned(), |path| format!("resumes from `{path}`"));
+    format!("{title}{ranks}, {} of {memory}, {begins}", text::bytes(*memory_bytes))
 }
 
 /// The most important first, for a narrow terminal cuts the end.
@@ -235,6 +258,37 @@ mod tests {
                 progress.step(&skipped)
             });
             assert!(text.contains("step 7 skipped: loss NaN, gradient norm inf\n"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_says_how_it_begins_and_its_last_step_is_shown_however_it_ends() {
+        let begun = Begun { title: "Llama, 1 M parameters".to_owned(), memory_bytes: 3 << 29, ..Begun::default() };
+        let resumed = Begun {
+            ranks: "tp 2".to_owned(),
+            is_gpu_memory: true,
+            resumed_from: Some("run/step-00000005".to_owned()),
+            ..begun.clone()
+        };
+        let ended = Event::Ended { step: 11, why: "as planned".to_owned() };
+        let failed = Event::Fault { what: "rank 1 failed".to_owned(), hint: None };
+        let cases = [
+            (begun, ended, "Llama, 1 M parameters, 1.5 GiB of memory, begins"),
+            (resumed, failed, "Llama, 1 M parameters, tp 2, 1.5 GiB of GPU memory, resumes from `run/step-00000005`"),
+        ];
+        for (begun, last, expected) in cases {
+            let text = shown(Style::Plain, 10, |progress| {
+                progress.take(&Event::Begun(begun.clone()))?;
+                for step in 10..=11 {
+                    let metrics = StepMetrics { step, ..example() };
+                    progress.take(&Event::Step { time_s: 0.0, metrics, ranks: Vec::new() })?;
+                }
+                progress.take(&Event::Note { line: "a note".to_owned() })?;
+                progress.take(&last)
+            });
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines.len(), lines[0], lines[2]), (4, expected, "a note"), "{text}");
+            assert!(lines[1].starts_with("step   10/1000") && lines[3].starts_with("step   11/1000"), "{text}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::progress::value;
-use crate::{EvalMetrics, StepMetrics, text};
+use crate::{BestEvaluation, EvalMetrics, Event, Sink, StepMetrics, text};
 
 /// Collects over a run what is said at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,17 +19,13 @@ pub struct Summary {
     memory_bytes: u64,
     skipped: u64,
     last_eval: Option<EvalMetrics>,
-    /// The step and the loss.
-    best_eval: Option<(u64, f64)>,
+    best_eval: Option<BestEvaluation>,
+    /// Why the run ended.
+    ended: String,
 }
 
 impl Summary {
-    /// Of a run that is continued, whose best evaluation so far was this.
-    pub fn after(best_step: u64, best_loss: f64) -> Summary {
-        Summary { best_eval: Some((best_step, best_loss)), ..Summary::default() }
-    }
-
-    pub fn step(&mut self, metrics: &StepMetrics) {
+    fn step(&mut self, metrics: &StepMetrics) {
         let first = self.first.get_or_insert(*metrics);
         self.tokens += metrics.step_tokens;
         self.duration = metrics.elapsed.saturating_sub(first.elapsed) + first.step_duration;
@@ -47,24 +43,24 @@ impl Summary {
         self.memory_bytes = self.memory_bytes.max(bytes);
     }
 
-    pub fn eval(&mut self, step: u64, metrics: &EvalMetrics) {
+    fn eval(&mut self, step: u64, metrics: &EvalMetrics) {
         // A loss that is not a number is never better.
-        if self.best_eval.is_none_or(|(_, best)| metrics.loss < best || best.is_nan()) {
-            self.best_eval = Some((step, metrics.loss));
+        if self.best_eval.is_none_or(|best| metrics.loss < best.loss || best.loss.is_nan()) {
+            self.best_eval = Some(BestEvaluation { step, loss: metrics.loss });
         }
         self.last_eval = Some(*metrics);
     }
 
-    /// Writes the table. `ended` says why the run ended, `files` what it left and where.
-    pub fn write(&self, out: &mut impl Write, ended: &str, files: &[(&str, String)]) -> io::Result<()> {
-        let rows = self.rows(ended).into_iter().chain(files.iter().map(|(what, place)| (*what, place.clone())));
+    /// Writes the table. `files` says what the run left and where.
+    pub fn write(&self, out: &mut impl Write, files: &[(&str, String)]) -> io::Result<()> {
+        let rows = self.rows().into_iter().chain(files.iter().map(|(what, place)| (*what, place.clone())));
         let rows: Vec<(&str, String)> = rows.collect();
         let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         rows.iter().try_for_each(|(label, value)| writeln!(out, "{label:<width$}  {value}"))
     }
 
-    fn rows(&self, ended: &str) -> Vec<(&'static str, String)> {
-        let mut rows = vec![("ended", ended.to_owned())];
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = vec![("ended", self.ended.clone())];
         let (Some(first), Some(last)) = (&self.first, &self.last) else {
             rows.push(("steps", "0".to_owned()));
             return rows;
@@ -86,10 +82,10 @@ impl Summary {
         if let Some(eval) = &self.last_eval {
             rows.push(("eval", eval.to_string()));
         }
-        if let Some((step, best)) =
-            self.best_eval.filter(|(_, best)| self.last_eval.is_none_or(|last| last.loss != *best))
+        if let Some(BestEvaluation { step, loss }) =
+            self.best_eval.filter(|best| self.last_eval.is_none_or(|last| last.loss != best.loss))
         {
-            rows.push(("best eval", format!("loss {} at step {step}", value(best, 4))));
+            rows.push(("best eval", format!("loss {} at step {step}", value(loss, 4))));
         }
         if !self.duration.is_zero() {
             let per_second = text::count((self.tokens as f64 / self.duration.as_secs_f64()) as u64);
@@ -101,6 +97,19 @@ impl Summary {
         }
         rows.push(("peak memory", text::mib(self.memory_bytes)));
         rows
+    }
+}
+
+impl Sink for Summary {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Begun(begun) => self.best_eval = begun.best,
+            Event::Step { metrics, .. } => self.step(metrics),
+            Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
+            Event::Ended { why, .. } => self.ended = why.clone(),
+            Event::Balance(_) | Event::Checkpoint { .. } | Event::Note { .. } | Event::Fault { .. } => (),
+        }
+        Ok(())
     }
 }
 
@@ -116,11 +125,13 @@ fn records(metrics: &StepMetrics) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Reads, example};
+    use crate::{Begun, Reads, example};
 
     fn written(summary: &Summary, ended: &str, files: &[(&str, String)]) -> String {
-        let mut out = Vec::new();
-        summary.write(&mut out, ended, files).expect("memory can be written");
+        let (mut summary, mut out) = (summary.clone(), Vec::new());
+        let last = Event::Ended { step: 0, why: ended.to_owned() };
+        summary.take(&last).expect("it keeps all events");
+        summary.write(&mut out, files).expect("memory can be written");
         String::from_utf8(out).expect("text")
     }
 
@@ -194,7 +205,9 @@ speed           500 patches/s, everything included
 
     #[test]
     fn a_resumed_run_knows_the_best_evaluation_of_the_whole() {
-        let mut summary = Summary::after(7, 1.5);
+        let mut summary = Summary::default();
+        let begun = Begun { step: 10, best: Some(BestEvaluation { step: 7, loss: 1.5 }), ..Begun::default() };
+        summary.take(&Event::Begun(begun)).expect("it keeps all events");
         summary.step(&StepMetrics { step: 11, ..example() });
         for (loss, best) in [(2.0, "loss 1.5000 at step 7"), (1.0, ""), (1.25, "loss 1.0000 at step 11")] {
             summary.eval(11, &EvalMetrics { reads: Reads::Tokens, loss, accuracy: 0.5 });

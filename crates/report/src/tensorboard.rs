@@ -11,24 +11,29 @@
 
 use std::io::{self, Write};
 
-use crate::{EvalMetrics, StepMetrics};
+use crate::{EvalMetrics, Event, Sink, StepMetrics};
+
+/// Steps are handed to the system so often, and at every evaluation and checkpoint.
+const FLUSH_INTERVAL_S: f64 = 5.0;
 
 /// Writes one event file. TensorBoard finds it by its name, see [`event_file_name`].
 pub struct EventWriter<W: Write> {
     out: W,
+    /// When steps were last handed to the system.
+    flushed_s: Option<f64>,
 }
 
 impl<W: Write> EventWriter<W> {
     /// Writes the event that every file begins with. `wall_time_s` is since 1970.
     pub fn new(out: W, wall_time_s: f64) -> io::Result<EventWriter<W>> {
-        let mut writer = EventWriter { out };
+        let mut writer = EventWriter { out, flushed_s: None };
         let mut event = event(wall_time_s, 0);
         event.bytes(3, b"brain.Event:2");
         writer.record(&event.0)?;
         Ok(writer)
     }
 
-    pub fn step(&mut self, wall_time_s: f64, metrics: &StepMetrics) -> io::Result<()> {
+    fn step(&mut self, wall_time_s: f64, metrics: &StepMetrics) -> io::Result<()> {
         let peak_share = metrics.peak_share.map(|share| ("speed/peak_share", share));
         let values = [
             ("train/loss", metrics.loss),
@@ -42,7 +47,7 @@ impl<W: Write> EventWriter<W> {
         self.scalars(wall_time_s, metrics.step, values.into_iter().chain(peak_share))
     }
 
-    pub fn eval(&mut self, wall_time_s: f64, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
+    fn eval(&mut self, wall_time_s: f64, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
         let perplexity = metrics.perplexity().map(|perplexity| ("eval/perplexity", perplexity));
         let values = [("eval/loss", metrics.loss), ("eval/accuracy", metrics.accuracy)];
         self.scalars(wall_time_s, step, values.into_iter().chain(perplexity))
@@ -67,15 +72,29 @@ impl<W: Write> EventWriter<W> {
         self.record(&event.0)
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-
     /// In one call, so that a reader finds whole records only.
     fn record(&mut self, message: &[u8]) -> io::Result<()> {
         let length = (message.len() as u64).to_le_bytes();
         let (of_length, of_message) = (masked_crc(&length).to_le_bytes(), masked_crc(message).to_le_bytes());
         self.out.write_all(&[&length[..], &of_length, message, &of_message].concat())
+    }
+}
+
+impl<W: Write> Sink for EventWriter<W> {
+    fn take(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Step { time_s, metrics, .. } => {
+                self.step(*time_s, metrics)?;
+                if self.flushed_s.is_some_and(|flushed_s| (flushed_s..flushed_s + FLUSH_INTERVAL_S).contains(time_s)) {
+                    return Ok(());
+                }
+                self.flushed_s = Some(*time_s);
+            }
+            Event::Evaluation { time_s, step, metrics } => self.eval(*time_s, *step, metrics)?,
+            Event::Checkpoint { .. } => (),
+            _ => return Ok(()),
+        }
+        self.out.flush()
     }
 }
 
@@ -199,7 +218,6 @@ mod tests {
         let mut out = Vec::new();
         let mut events = EventWriter::new(&mut out, 1.5e9).expect("memory can be written");
         events.scalars(1.5e9 + 0.5, 300, [("loss", 2.5), ("lr", f64::NAN)]).expect("memory can be written");
-        events.flush().expect("memory can be written");
         let hex: String = out.iter().map(|byte| format!("{byte:02x}")).collect();
         let version = "1a00000000000000129bd82d09000000c00b5ad64110001a0d627261696e2e4576656e743a327e57b311";
         let scalars = "2600000000000000734fe30009000020c00b5ad64110ac022a180a0b0a046c6f737315000020400a090a026c72150000c07f7704f734";
@@ -245,6 +263,40 @@ mod tests {
         for tag in ["train/loss", "train/lr", "train/grad_norm", "speed/peak_share", "eval/perplexity", "eval/accuracy"]
         {
             assert!(text.contains(tag), "{tag}");
+        }
+    }
+
+    #[test]
+    fn steps_reach_the_system_now_and_then_evaluations_and_checkpoints_at_once() {
+        let step = |time_s: f64| Event::Step { time_s, metrics: crate::example(), ranks: Vec::new() };
+        let metrics = EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 };
+        let mut events = EventWriter::new(Flushes(0), 0.0).expect("it takes all bytes");
+        for (event, flushes) in [
+            (step(100.0), 1),
+            (step(104.0), 1),
+            (Event::Evaluation { time_s: 104.5, step: 1, metrics }, 2),
+            (step(105.0), 3),
+            (Event::Note { line: String::new() }, 3),
+            (Event::Checkpoint { step: 1, path: String::new() }, 4),
+            // The clock was set back.
+            (step(90.0), 5),
+        ] {
+            events.take(&event).expect("it takes all bytes");
+            assert_eq!(events.out.0, flushes, "{event:?}");
+        }
+    }
+
+    /// Counts how often it is flushed.
+    struct Flushes(usize);
+
+    impl Write for Flushes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.0 += 1;
+            Ok(())
         }
     }
 }

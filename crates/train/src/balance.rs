@@ -3,19 +3,17 @@
 use std::time::{Duration, Instant};
 
 use evenkeel_balance::{Balancer, Decision, Mode, Observation, Options, Prospect, Rules, Target};
-use evenkeel_device::{DeviceKind, Usage};
 use evenkeel_model::{Cut, Dim, Model, Part, SHARES, UnitKind, Widths, ZeroStage, widths_of};
 use evenkeel_step::Mesh;
 
 use crate::Error;
-use crate::ranks::Ranks;
+use crate::ranks::{RankMemory, Ranks};
 use crate::resize::Resize;
 use crate::run::RankReport;
 
 /// What a run does about slow ranks.
 pub struct Balance {
     balancer: Balancer,
-    model: Model,
     cut: Cut,
     mesh: Mesh,
     /// How ranks leave something out, where they may.
@@ -82,12 +80,12 @@ impl Balance {
         let balancer = Balancer::new(options, widths);
         let resizes = mode.resizes() && gamma_max > 0.0;
         let resize = resizes.then_some(resize);
-        Balance { balancer, model: model.clone(), cut: cut.clone(), mesh, resize, pending: None }
+        Balance { balancer, cut: cut.clone(), mesh, resize, pending: None }
     }
 
     /// To be called before the first step: times an exchange, and has columns that may be left out watched from the beginning.
     pub fn start(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        let exchanges_s = ranks.each(|trainer| trainer.exchange_s_per_byte())?;
+        let exchanges_s = ranks.exchange_s_per_byte()?;
         self.balancer.expect_exchanges(exchanges_s.into_iter().fold(0.0, f64::max));
         self.leave_out(ranks, &vec![0.0; self.mesh.tp])
     }
@@ -161,16 +159,13 @@ impl Balance {
 
     /// Has the limits of widths follow from how full each rank's memory was.
     fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        // A GPU's memory is divided among its ranks; those on cores each reserve what all of them share.
-        let ranks_on_cores = self.mesh.ranks() as f64;
-        let usages = ranks.each(move |trainer| {
-            let sharing = if trainer.device.kind() == DeviceKind::Cpu { ranks_on_cores } else { 1.0 };
-            (trainer.device.usage(), sharing)
-        })?;
+        let (memory, all) = (ranks.memory()?, self.mesh.ranks());
         let growth = |shard: usize| {
-            let own = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard).map(|rank| usages[rank]);
-            let growth =
-                |(usage, sharing): (Usage, f64)| usage.capacity_bytes as f64 / sharing / usage.peak_bytes.max(1) as f64;
+            let own = (0..all).filter(|&rank| self.mesh.shard(rank) == shard).map(|rank| memory[rank]);
+            let growth = |RankMemory { capacity_bytes, peak_bytes, is_shared }: RankMemory| {
+                let sharing = if is_shared { all as f64 } else { 1.0 };
+                capacity_bytes as f64 / sharing / peak_bytes.max(1) as f64
+            };
             own.map(growth).fold(f64::INFINITY, f64::min)
         };
         let growth: Vec<f64> = (0..self.mesh.tp).map(growth).collect();
@@ -185,8 +180,7 @@ impl Balance {
         if reshards {
             // Rows of the stream are no state, so they go by work.
             let home = target.home.clone().with(Dim::Tokens, target.work.of(Dim::Tokens).to_vec());
-            let cut = Cut { widths: Some(home), ..self.cut.clone() };
-            ranks.reshard(self.model.cut(&cut).expect("widths that add up fit"))?;
+            ranks.reshard(Cut { widths: Some(home), ..self.cut.clone() })?;
         }
         let work = target.work.clone();
         ranks.migrate(target.migrates().then_some(work))?;

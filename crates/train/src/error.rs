@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 /// A run's end before its time.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,6 +34,24 @@ pub enum Error {
     DifferentSamples { ranks: [usize; 2] },
     #[error(transparent)]
     Rank(#[from] evenkeel_comm::RankFailure),
+    /// A rank refused a request. It has not ended.
+    #[error(transparent)]
+    OnRank(#[from] ErrorText),
+}
+
+/// An error in a form that crosses hosts: its message, its hint and whose fault it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{what}")]
+pub struct ErrorText {
+    what: String,
+    hint: Option<String>,
+    is_fault: bool,
+}
+
+impl From<&Error> for ErrorText {
+    fn from(error: &Error) -> ErrorText {
+        ErrorText { what: error.to_string(), hint: error.hint(), is_fault: error.is_fault() }
+    }
 }
 
 impl Error {
@@ -44,6 +64,7 @@ impl Error {
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
             Error::BadManifest { .. } | Error::OtherModel { .. } | Error::OtherOptimizer { .. } => false,
+            Error::OnRank(error) => error.is_fault,
         }
     }
 
@@ -52,6 +73,7 @@ impl Error {
             Error::Store(error) => error.hint().map(str::to_owned),
             Error::Data(error) => error.hint(),
             Error::Generate(error) => error.hint().map(str::to_owned),
+            Error::OnRank(error) => error.hint.clone(),
             Error::Report(_) | Error::Rank(_) => None,
             Error::DifferentSamples { .. } => {
                 Some("all ranks of a group must read the same data in the same order".to_owned())

@@ -12,6 +12,7 @@ mod foretell;
 mod migration;
 mod observe;
 mod optimizer;
+mod probe;
 mod ranks;
 mod rate;
 mod relocation;
@@ -23,14 +24,17 @@ mod trainer;
 
 pub use balance::{Balance, BalanceOptions, Balanced, may_migrate};
 pub use cost::{Cost, costs, costs_migrated};
-pub use error::Error;
+pub use error::{Error, ErrorText};
 pub use export::save_weights;
 pub use foretell::{Candidate, Foretold, Machine, foretell, preferred};
 pub use optimizer::{AdamW, MuonScale, Optimizer, OptimizerOptions, Rule, Update};
-pub use ranks::Ranks;
+pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
+pub use ranks::{Answer, RankMemory, Ranks, Request, Stretch};
 pub use rate::{Decay, Form, Rate};
 pub use resize::Resize;
-pub use run::{Best, EarlyStop, Feed, Limits, Progress, RankReport, RunGoals, RunObserver, StepReport, Stop, run};
+pub use run::{
+    Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
+};
 pub use samples::Samples;
 pub use state_kind::StateKind;
 pub use trainer::{Evaluation, Observe, Prepared, Step, StepOutcome, Trainer, TrainerOptions};

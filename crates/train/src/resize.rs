@@ -7,13 +7,14 @@ use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_column
 use evenkeel_device::Queue;
 use evenkeel_model::{Imputation, Intake, LeftOut, Model, Parameters, PrunedMask, Resizing};
 use evenkeel_store::Digest;
+use serde::{Deserialize, Serialize};
 
 pub use remembered::Periods;
 pub(crate) use remembered::{Remembered, Told};
 pub(crate) use shared::SharedWork;
 
 /// How a rank's linear layers are resized.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resize {
     /// The share of each layer's input columns that is pruned, in 0..1.
     pub gamma: f64,

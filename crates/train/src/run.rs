@@ -128,6 +128,20 @@ pub enum Stop {
 }
 
 /// What happens in a run, for those who show or record it.
+#[derive(Clone, Copy, Debug)]
+pub enum Report<'a> {
+    Step(&'a StepReport),
+    Evaluation {
+        step: u64,
+        evaluation: &'a Evaluation,
+    },
+    /// Something was done about slow ranks.
+    Balanced(&'a Balanced),
+    /// Something is to be said of the data.
+    Note(&'a str),
+}
+
+/// A step that was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// From 1.
@@ -162,16 +176,10 @@ pub struct RankReport {
 pub trait RunObserver {
     /// Step `step`, from 1, is about to begin.
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
-    fn stepped(&mut self, report: &StepReport) -> Result<(), Error>;
-    /// Something is to be said of the data.
-    fn noted(&mut self, _note: &str) -> Result<(), Error> {
-        Ok(())
-    }
-    /// Something was done about slow ranks.
-    fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error>;
+    /// Shows or records what has happened.
+    fn tell(&mut self, report: Report) -> Result<(), Error>;
     /// Evaluates on held-out samples; none where there are none, or the run was interrupted.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error>;
     /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
     /// The same, where no step follows: the ranks may be kept waiting until it is written.
@@ -228,7 +236,7 @@ pub fn run(
         }
     };
     let told = match balance.and_then(Balance::judge) {
-        Some(balanced) => observer.balanced(&balanced),
+        Some(balanced) => observer.tell(Report::Balanced(&balanced)),
         None => Ok(()),
     };
     if matches!(outcome, Err(Error::NotFinite { .. })) {
@@ -262,7 +270,7 @@ fn step(
     let start = Instant::now();
     let share = rate_share(plan, progress, feed);
     let micros = next_micros(feed, plan.micros_per_step);
-    feed.take_notes().iter().try_for_each(|note| observer.noted(note))?;
+    feed.take_notes().iter().try_for_each(|note| observer.tell(Report::Note(note)))?;
     let micros = micros?;
     if micros.is_empty() {
         return Ok(false);
@@ -280,7 +288,7 @@ fn step(
     let duration = start.elapsed();
     progress.seconds += duration.as_secs_f64();
     let share = self::share(plan, progress, feed).min(1.0);
-    observer.stepped(&StepReport {
+    let report = StepReport {
         step: progress.step,
         epoch: feed.epoch(),
         lr,
@@ -291,13 +299,14 @@ fn step(
         share,
         counts: feed.counts(),
         ranks: balance.as_deref().map_or_else(Vec::new, |balance| balance.reports(&observed)),
-    })?;
+    };
+    observer.tell(Report::Step(&report))?;
     guard(plan, progress, &outcome)?;
     if let Some(balance) = balance {
         // At the pace so far.
         let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
         if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
-            observer.balanced(&balanced)?;
+            observer.tell(Report::Balanced(&balanced))?;
         }
     }
     if is_due(plan.evaluate_every, progress.step) {
@@ -314,7 +323,7 @@ fn evaluate(
 ) -> Result<(), Error> {
     let Some(evaluation) = observer.evaluate(ranks)? else { return Ok(()) };
     progress.judge(evaluation.loss(), plan.early_stop.map_or(0.0, |stop| stop.min_delta));
-    observer.evaluated(progress.step, &evaluation)
+    observer.tell(Report::Evaluation { step: progress.step, evaluation: &evaluation })
 }
 
 fn is_due(every: Option<u64>, step: u64) -> bool {

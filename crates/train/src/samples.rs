@@ -7,12 +7,13 @@ use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Images, Input, Model};
 use evenkeel_step::schedule::PartSize;
 use evenkeel_store::Digest;
+use serde::{Deserialize, Serialize};
 
 // The data's labels go to kernels as they are.
 const _: () = assert!(evenkeel_data::IGNORE == IGNORE);
 
 /// The samples of a micro-batch.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Samples {
     /// Sequences one after another, cut in documents.
     Tokens { ids: Vec<u32>, labels: Vec<u32>, segment_lengths: Vec<usize> },

@@ -1,9 +1,10 @@
 //! What is kept of each parameter from step to step.
 
 use evenkeel_model::Slice;
+use serde::{Deserialize, Serialize};
 
 /// A kind of state. Which of them there are besides the weight is for the optimizer's rule to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StateKind {
     Weight,
     Mean,

@@ -64,7 +64,7 @@ pub struct Step {
 }
 
 /// What one step did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepOutcome {
     /// Mean over the labels of all micro-batches.
     pub loss: f64,
@@ -79,7 +79,7 @@ pub struct StepOutcome {
 }
 
 /// What held-out samples say.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
     pub labels: usize,
     pub loss_sum: f64,

@@ -138,7 +138,7 @@ fn train_ranks(tp: usize, graph: bool) -> (Vec<f64>, Vec<Replays>) {
     let cut = Cut { split_sequence: true, ..Cut::even(tp) };
     let options = TrainerOptions { longest: LONG, ..options() };
     let ranks = support::random(&Model::from_json(&wide_llama()).unwrap(), &cut, options, DType::Bf16);
-    let ran = ranks.each(move |trainer| {
+    let ran = ranks.with_trainers(move |trainer| {
         trainer.device.replay_graphs(graph);
         let step = |step: u32| trainer.step(&[samples(&[LONG, LONG], step % 2)], 1e-3).unwrap().loss;
         let losses: Vec<f64> = (0..8).map(step).collect();

@@ -62,7 +62,7 @@ fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usiz
 
 fn migrate(ranks: &Ranks, work: Option<&Widths>) -> Result<(), RankFailure> {
     let work = work.cloned();
-    ranks.each(move |trainer| trainer.migrate(work.clone())).map(drop)
+    ranks.with_trainers(move |trainer| trainer.migrate(work.clone())).map(drop)
 }
 
 /// Loss and gradient norm of each step, in the work layouts that take turns every few steps.
@@ -75,7 +75,7 @@ fn curve(ranks: &Ranks, works: &[Option<Widths>]) -> Vec<[f64; 2]> {
         assert!(outcome.updated);
         let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|task| task.work == Work::Borrow);
         let is_away = !works.is_empty() && works[step / 4 % works.len()].is_some();
-        assert!(ranks.each(borrows).unwrap().iter().all(|&borrows| borrows == is_away), "step {step}");
+        assert!(ranks.with_trainers(borrows).unwrap().iter().all(|&borrows| borrows == is_away), "step {step}");
         [outcome.loss, outcome.grad_norm]
     };
     (0..STEPS).map(step).collect()
@@ -179,7 +179,7 @@ fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
                 migrate(&ranks, Some(&work)).unwrap();
                 let of_step = {
                     let micros = micros.clone();
-                    ranks.each(move |trainer| {
+                    ranks.with_trainers(move |trainer| {
                         trainer.device.compute().finish();
                         trainer.device.reset_peak();
                         trainer.step(&micros, 0.0).unwrap();

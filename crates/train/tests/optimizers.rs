@@ -7,8 +7,8 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Cut, GRAIN, Model, ParamId, Parameters, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
-    AdamW, Error, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, StateKind, Trainer, TrainerOptions,
-    checkpoint, costs,
+    AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, StateKind, Trainer, TrainerOptions, checkpoint,
+    costs,
 };
 use support::{Strategy, device, golden, micros, spread, start_on, state};
 
@@ -233,11 +233,11 @@ fn the_state_of_another_rule_is_refused_with_both_names() {
             let loaded = checkpoint::load(&path, &ranks(&model, &alone, to));
             match loaded {
                 Ok(_) => assert_eq!(from, to),
-                Err(error @ Error::OtherOptimizer { .. }) => {
+                Err(error) => {
                     assert_ne!(from, to, "{error}");
+                    assert!(error.to_string().contains("holds the state of the optimizer \""), "{error}");
                     assert!(error.hint().is_some_and(|hint| hint.contains("train.optimizer")) && !error.is_fault());
                 }
-                Err(error) => panic!("{from:?} to {to:?}: {error}"),
             }
         }
     }
@@ -248,17 +248,14 @@ fn the_state_of_every_rule_moves_with_a_reshard() {
     let model = llama();
     for (rule, (dp, tp, zero)) in rules().into_iter().zip([(1, 2, 0), (2, 2, 0), (2, 2, 3), (2, 2, 1), (2, 2, 3)]) {
         let topology = spread(dp, tp, zero);
-        let shards = |weights: &[f64]| {
-            let cut = Cut { weights: weights.to_vec(), ..topology.cut.clone() };
-            model.cut(&cut).unwrap()
-        };
+        let cut = |weights: &[f64]| Cut { weights: weights.to_vec(), ..topology.cut.clone() };
         let [moved, stayed] = [(); 2].map(|()| ranks(&model, &topology, rule));
         train(&model, &moved, rule, 0..2);
         let before = state(&moved);
-        moved.reshard(shards(&[3.0, 1.0])).unwrap();
+        moved.reshard(cut(&[3.0, 1.0])).unwrap();
         assert_eq!(state(&moved), before, "{rule:?}");
         let ours = train(&model, &moved, rule, 2..4);
-        moved.reshard(shards(&[1.0, 1.0])).unwrap();
+        moved.reshard(cut(&[1.0, 1.0])).unwrap();
         let ours = [ours, train(&model, &moved, rule, 4..5)].concat();
         let theirs = train(&model, &stayed, rule, 0..5);
         for (ours, theirs) in ours.iter().zip(&theirs[2..]) {

@@ -78,14 +78,14 @@ fn packed_documents_have_one_program_and_the_bits_of_programs_of_their_own() {
         assert!(packed(0).part_sizes(&model(), 2)[0].chunk_rows.len() > 1, "the head has several chunks");
         for step in 0..STEPS {
             let kept = kept.step(micros(step), 1e-3).unwrap();
-            anew.each(move |trainer: &mut Trainer| trainer.rearrange(arrangement)).unwrap();
+            anew.with_trainers(move |trainer: &mut Trainer| trainer.rearrange(arrangement)).unwrap();
             let anew = anew.step(micros(step), 1e-3).unwrap();
             assert_eq!(kept, anew, "{what}, step {step}");
         }
         let evaluated = [&kept, &anew].map(|ranks| [1, 2].map(|seed| ranks.evaluate(packed(seed)).unwrap()));
         assert_eq!(evaluated[0], evaluated[1], "{what}");
         assert_eq!(state(&kept), state(&anew), "{what}");
-        let written = |ranks: &Ranks| ranks.each(|trainer| trainer.programs_written()).unwrap()[0];
+        let written = |ranks: &Ranks| ranks.with_trainers(|trainer| trainer.programs_written()).unwrap()[0];
         assert_eq!([written(&kept), written(&anew)], [1 + 1, STEPS + 1], "{what}");
     }
 }
@@ -114,7 +114,7 @@ fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_
     };
     let shards = model().cut(&topology.cut).unwrap();
     let foreseen = costs(&shards, &topology.arranged(arrangement), options(), &uneven);
-    for (rank, (parts, peak_bytes)) in ranks.each(of).unwrap().into_iter().enumerate() {
+    for (rank, (parts, peak_bytes)) in ranks.with_trainers(of).unwrap().into_iter().enumerate() {
         assert_eq!(parts, [Some(1), Some(2)], "rank {rank}: the other micro-batch still overlaps");
         assert!(peak_bytes <= foreseen[rank].peak_bytes, "rank {rank}: {peak_bytes} of {:?}", foreseen[rank]);
     }
@@ -136,7 +136,7 @@ fn a_trace_and_a_simulation_cover_the_whole_step() {
         let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
         let ranks = ranks_of(&llama(64), &spread(dp, tp, zero), Arrangement::of(OASES));
         let epoch = std::time::Instant::now();
-        let traced = ranks.each(move |trainer: &mut Trainer| {
+        let traced = ranks.with_trainers(move |trainer: &mut Trainer| {
             let mut prepared = trainer.prepare(&support::micros(&trainer.model, 0)).unwrap();
             let step = trainer.step_on(&mut prepared, 1e-3, Observe::Tasks { epoch });
             (step.spans, trainer.program().clone(), trainer.parameters.buckets.len())

@@ -75,8 +75,8 @@ fn widths(model: &Model, weights: &[usize]) -> Widths {
     })
 }
 
-fn shards(model: &Model, cut: &Cut, weights: &[usize]) -> Vec<Model> {
-    model.cut(&Cut { widths: Some(widths(model, weights)), ..cut.clone() }).unwrap()
+fn uneven(model: &Model, cut: &Cut, weights: &[usize]) -> Cut {
+    Cut { widths: Some(widths(model, weights)), ..cut.clone() }
 }
 
 /// The widths of one run after another: uneven, uneven the other way, and back.
@@ -95,7 +95,7 @@ fn curve(model: &Model, topology: &Strategy, arrangement: Arrangement, moves: &[
         if step % 2 == 1
             && let Some(weights) = moves.get(step / 2)
         {
-            ranks.reshard(shards(model, &topology.cut, weights)).unwrap();
+            ranks.reshard(uneven(model, &topology.cut, weights)).unwrap();
         }
         let outcome = ranks.step(vec![samples(model, step), samples(model, step + 1)], 3e-3).unwrap();
         assert!(outcome.updated);
@@ -139,14 +139,14 @@ fn weights_and_moments_arrive_bitwise_in_every_stage_and_dtype() {
             step(0);
             let before = state(&ranks);
             for weights in tours(tp) {
-                ranks.reshard(shards(&model, &topology.cut, &weights)).unwrap();
+                ranks.reshard(uneven(&model, &topology.cut, &weights)).unwrap();
                 assert!(state(&ranks) == before, "dp {dp}, tp {tp}, stage {zero}, {dtype:?}, {weights:?}");
             }
             let moved = step(1);
             let stayed = {
                 let ranks = start(&model, &topology, Arrangement::default(), dtype);
                 ranks.step(vec![samples(&model, 0); dp], 3e-3).unwrap();
-                ranks.reshard(shards(&model, &topology.cut, &vec![1; tp])).unwrap();
+                ranks.reshard(uneven(&model, &topology.cut, &vec![1; tp])).unwrap();
                 ranks.step(vec![samples(&model, 1); dp], 3e-3).unwrap().loss
             };
             assert_eq!(moved, stayed, "the same layout gives the same bits, however it came about");

@@ -265,7 +265,7 @@ fn a_step_that_is_not_finite_is_not_repeated() {
 fn curve(ranks: &Ranks, model: &Model, resize: Option<Resize>, steps: usize) -> Vec<[f64; 2]> {
     let last = ranks.count() - 1;
     let resize_last = move |trainer: &mut Trainer| trainer.resize(resize.filter(|_| trainer.rank() == last));
-    ranks.each(resize_last).unwrap();
+    ranks.with_trainers(resize_last).unwrap();
     let step = |step| ranks.step(micros(model, step), 1e-2).unwrap();
     (0..steps).map(step).map(|outcome| [outcome.loss, outcome.grad_norm]).collect()
 }
@@ -286,7 +286,7 @@ fn one_resized_rank_of_several_trains_and_the_others_notice_nothing() {
                     let shapes: Vec<[usize; 2]> = trainer.model.specs.iter().map(|spec| spec.matrix).collect();
                     (trainer.program().to_string(), shapes, trainer.resizing().is_some())
                 };
-                ranks.each(of).unwrap()
+                ranks.with_trainers(of).unwrap()
             };
             let (plain, resized) = (seen(&plain), seen(&resized));
             for (rank, (plain, resized)) in plain.iter().zip(&resized).enumerate() {
@@ -321,10 +321,10 @@ fn shares_of_the_data_resized_alike_equal_one_rank() {
         let settings = Some(resize(0.5, imputation, Selection::Random));
         let run = |dp| {
             let ranks = ranks(&model, dp, 1, Arrangement::default());
-            ranks.each(move |trainer| trainer.resize(settings)).unwrap();
+            ranks.with_trainers(move |trainer| trainer.resize(settings)).unwrap();
             let step = |step| ranks.step(micros(&model, step), 1e-2).unwrap();
             let losses: Vec<[f64; 2]> = (0..8).map(step).map(|outcome| [outcome.loss, outcome.grad_norm]).collect();
-            let held = ranks.each(|trainer| everything(trainer)).unwrap();
+            let held = ranks.with_trainers(|trainer| everything(trainer)).unwrap();
             assert!(held.iter().all(|values| *values == held[0]), "{imputation:?}: shares hold the same");
             losses
         };
@@ -339,13 +339,14 @@ fn shares_resized_differently_and_split_state_are_refused() {
         let gamma = 0.1 * trainer.rank() as f64;
         trainer.resize(Some(resize(gamma, Imputation::Zero, Selection::Random)));
     };
-    let failure = ranks(&llama(), 2, 1, Arrangement::default()).each(of_rank).unwrap_err();
+    let failure = ranks(&llama(), 2, 1, Arrangement::default()).with_trainers(of_rank).unwrap_err();
     assert!(failure.message.contains("ranks [0, 1] hold the same shard"), "{failure}");
     let split = start_on(&llama(), &spread(2, 1, 1), options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     });
-    let failure =
-        split.each(|trainer| trainer.resize(Some(resize(0.1, Imputation::Zero, Selection::Random)))).unwrap_err();
+    let failure = split
+        .with_trainers(|trainer| trainer.resize(Some(resize(0.1, Imputation::Zero, Selection::Random))))
+        .unwrap_err();
     assert!(failure.message.contains("parallel.zero = 0"), "{failure}");
 }
 

@@ -10,7 +10,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    Balanced, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate,
+    Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate, Report,
     RunGoals, RunObserver, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
@@ -91,14 +91,21 @@ impl RunObserver for Watch<'_> {
         Ok(())
     }
 
-    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
-        self.reports.push(report.clone());
-        self.interrupted.store(report.step == self.stop_at, std::sync::atomic::Ordering::Relaxed);
+    fn tell(&mut self, report: Report) -> Result<(), Error> {
+        match report {
+            Report::Step(report) => {
+                self.reports.push(report.clone());
+                self.interrupted.store(report.step == self.stop_at, std::sync::atomic::Ordering::Relaxed);
+            }
+            Report::Evaluation { step, evaluation } => {
+                assert_eq!(evaluation.labels, 2 * SEQUENCE);
+                assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
+                self.evaluations.push(step);
+            }
+            Report::Balanced(_) => unreachable!("nobody balances"),
+            Report::Note(_) => (),
+        }
         Ok(())
-    }
-
-    fn balanced(&mut self, _: &Balanced) -> Result<(), Error> {
-        unreachable!("nobody balances")
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
@@ -106,13 +113,6 @@ impl RunObserver for Watch<'_> {
             return Ok(None);
         }
         ranks.evaluate(Numbers { next: 900, end: 901 }.next()?.unwrap()).map(Some)
-    }
-
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        assert_eq!(evaluation.labels, 2 * SEQUENCE);
-        assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
-        self.evaluations.push(step);
-        Ok(())
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
@@ -228,22 +228,17 @@ impl RunObserver for Scripted<'_> {
         Ok(())
     }
 
-    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
-        self.watch.stepped(report)
-    }
-
-    fn balanced(&mut self, _: &Balanced) -> Result<(), Error> {
-        unreachable!("nobody balances")
+    fn tell(&mut self, report: Report) -> Result<(), Error> {
+        match report {
+            Report::Evaluation { .. } => Ok(()),
+            report => self.watch.tell(report),
+        }
     }
 
     fn evaluate(&mut self, _: &Ranks) -> Result<Option<Evaluation>, Error> {
         let step = self.watch.reports.last().map_or(0, |report| report.step);
         let loss_sum = LOSSES[(step / 2) as usize - 1];
         Ok(Some(Evaluation { labels: 1, loss_sum, correct: 0 }))
-    }
-
-    fn evaluated(&mut self, _: u64, _: &Evaluation) -> Result<(), Error> {
-        Ok(())
     }
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
@@ -353,7 +348,7 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
         let out = trainer.parameters.master(evenkeel_model::ParamId(0)).view();
         trainer.device.compute().launch(evenkeel_device::kernel::Fill { out, value: f32::NAN });
     };
-    ranks.each(poison).unwrap();
+    ranks.with_trainers(poison).unwrap();
     let before = support::state(&ranks);
     let temporary = tempfile::tempdir().unwrap();
     let interrupted = AtomicBool::new(false);
@@ -421,5 +416,6 @@ fn a_checkpoint_of_another_model_is_refused() {
     });
     let larger = Model::from_json(&config).unwrap();
     let error = checkpoint::load(&folder, &support::random(&larger, &Cut::even(2), options(), DType::F32)).unwrap_err();
-    assert!(matches!(error, Error::OtherModel { .. }), "{error}");
+    assert!(error.to_string().contains("of the shape this model needs"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("another model")) && !error.is_fault(), "{error}");
 }

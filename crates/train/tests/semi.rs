@@ -100,7 +100,7 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
                 assert_close(&what, &found, &expected);
                 compare_states(&what, &ours, &twin, 1e-3);
                 let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|t| t.work == Work::Borrow);
-                assert!(ours.each(borrows).unwrap().into_iter().all(|borrows| borrows), "{what}");
+                assert!(ours.with_trainers(borrows).unwrap().into_iter().all(|borrows| borrows), "{what}");
             }
         }
     }
@@ -136,7 +136,7 @@ fn left_out(ranks: &Ranks, model: &Model, work: &[Model]) -> Vec<Option<Vec<bool
         (trainer.model.shard.index, pruned.collect::<Vec<_>>())
     };
     let mut found: Vec<Option<Vec<bool>>> = vec![None; model.specs.len()];
-    for (shard, pruned) in ranks.each(pruned).unwrap() {
+    for (shard, pruned) in ranks.with_trainers(pruned).unwrap() {
         for (intake, pruned) in work[shard].intakes().iter().zip(pruned) {
             for weight in &intake.weights {
                 let spec = &work[shard].specs[weight.0];
@@ -283,7 +283,7 @@ fn shares_of_the_data_agree_on_what_is_left_out_of_what() {
     resize(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
     let losses = steps(&ranks, &model, 0..20);
     assert!(losses[19][0] < 0.9 * losses[0][0], "{losses:?}");
-    let held = ranks.each(|trainer| {
+    let held = ranks.with_trainers(|trainer| {
         let queue = trainer.device.compute();
         let masters = trainer.parameters.ids().map(|id| queue.read(&trainer.parameters.master(id)));
         (trainer.model.shard.index, masters.collect::<Vec<_>>())
@@ -331,7 +331,7 @@ fn pruned(ranks: &Ranks) -> Vec<Vec<Vec<u32>>> {
         let resizing = trainer.resizing().expect("it is resized");
         (0..resizing.intakes().len()).map(|intake| resizing.pruned(intake).to_vec()).collect()
     };
-    ranks.each(of).unwrap()
+    ranks.with_trainers(of).unwrap()
 }
 
 #[test]

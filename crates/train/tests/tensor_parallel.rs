@@ -153,7 +153,7 @@ fn replicated_parameters_stay_bitwise_equal_across_ranks() {
 fn different_batches_within_a_tp_group_are_detected_on_any_step() {
     let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
     train("llama3", &ranks, 3);
-    let outcomes = ranks.each(|trainer| {
+    let outcomes = ranks.with_trainers(|trainer| {
         let step = trainer.model.shard.index;
         trainer.step(&[samples(&trainer.model, step)], LR)
     });
@@ -168,7 +168,7 @@ fn different_batches_within_a_tp_group_are_detected_on_any_step() {
 #[test]
 fn nothing_is_made_of_what_ranks_computed_once_one_has_ended_the_run() {
     let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
-    let answers = ranks.each(|trainer| trainer.communicator().abort("the link is gone"));
+    let answers = ranks.with_trainers(|trainer| trainer.communicator().abort("the link is gone"));
     assert!(answers.unwrap_err().to_string().contains("the link is gone"));
     let step = ranks.step(vec![samples(&model("llama3"), 0)], LR);
     assert!(step.unwrap_err().to_string().contains("the link is gone"));
@@ -305,9 +305,10 @@ fn loading_touches_only_a_ranks_own_slices() {
 fn a_rank_that_panics_ends_all_whatever_the_others_do() {
     // The other rank has done its job and is idle.
     let ranks = loaded("llama3", &Cut::even(2), DType::F32, options(None));
-    let failure = ranks.each(|trainer| assert_eq!(trainer.model.shard.index, 0, "only the first")).unwrap_err();
+    let failure =
+        ranks.with_trainers(|trainer| assert_eq!(trainer.model.shard.index, 0, "only the first")).unwrap_err();
     assert!(failure.rank == 1 && failure.message.contains("only the first"), "{failure}");
-    let again = ranks.each(|_| ()).unwrap_err();
+    let again = ranks.with_trainers(|_| ()).unwrap_err();
     assert_eq!(again, failure, "it is known from then on");
     let error = ranks.step(vec![samples(&model("llama3"), 0)], LR).unwrap_err();
     assert!(error.is_fault(), "{error}");
@@ -348,5 +349,6 @@ fn a_checkpoint_that_one_rank_cannot_load_is_an_error() {
         Ok(Trainer::new(&mixed, &Strategy::of(Cut::even(2)), communicator, device, parameters, options(None)))
     });
     let error = checkpoint::load(&folder, &ranks.unwrap()).unwrap_err();
-    assert!(matches!(error, Error::OtherModel { .. }), "{error}");
+    assert!(error.to_string().contains("of the shape this model needs"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("another model")) && !error.is_fault(), "{error}");
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use evenkeel_device::kernel::{Kernel, Order};
 use evenkeel_device::{DType, Device, KernelTime};
+use evenkeel_train::{PEAK, Probe, ProductShape};
 
 use super::median;
-use crate::probe::{PEAK, Probe, ProductShape};
 use crate::text;
 
 const ROUNDS: usize = 7;

@@ -282,7 +282,8 @@ fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Sample
         Ok(([start.elapsed() - untraced, untraced], spans))
     };
     type Measured = ([Duration; 2], Vec<Span>);
-    let measured = ranks.each(measured)?.into_iter().collect::<Result<Vec<Measured>, evenkeel_train::Error>>()?;
+    let measured =
+        ranks.with_trainers(measured)?.into_iter().collect::<Result<Vec<Measured>, evenkeel_train::Error>>()?;
     let longest = |which: usize| measured.iter().map(|(durations, _)| durations[which]).max().expect("there is a rank");
     let [duration_s, untraced_s] = [0, 1].map(|which| longest(which).as_secs_f64());
     let ranks = measured.into_iter().map(|(_, spans)| spans).collect();

@@ -165,7 +165,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.roofline {
         let first = run.steps;
         let (llama, dp) = (arguments.llama.clone(), arguments.dp);
-        let table = run.ranks.each(move |trainer| {
+        let table = run.ranks.with_trainers(move |trainer| {
             let mut number = first;
             let device = trainer.device.clone();
             roofline::table(&device, || {
@@ -211,7 +211,7 @@ impl Run<'_> {
     fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
         let micros = self.arguments.llama.samples(self.steps, self.arguments.dp);
-        let steps = self.ranks.each(move |trainer| timed_step(trainer, &micros))?;
+        let steps = self.ranks.with_trainers(move |trainer| timed_step(trainer, &micros))?;
         let steps = steps.into_iter().collect::<Result<Vec<Step>, _>>()?;
         Ok(steps.into_iter().max_by_key(|step| step.duration).expect("there is a rank"))
     }
@@ -238,7 +238,7 @@ fn report(
     let tokens = arguments.llama.tokens() as f64;
     let dtype = arguments.llama.dtype.name();
     let (first, last) = (steps[0].loss, steps[steps.len() - 1].loss);
-    let peaks = ranks.each(|trainer| trainer.device.usage().peak_bytes)?;
+    let peaks = ranks.with_trainers(|trainer| trainer.device.usage().peak_bytes)?;
     let (peak_bytes, process_bytes) = (peaks.iter().sum(), process::peak_bytes());
     let (tp, threads) = (ranks.count(), ranks.count() * cores_per_rank);
     if arguments.json {

@@ -2,6 +2,7 @@
 
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_model::{Cut, Dim, Model, SHARES, Widths};
+use evenkeel_report::Balance as BalanceEvent;
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
 
 use super::model::device_dtype;
@@ -33,8 +34,8 @@ pub fn start(
         Some(widths) if model.config.can_be_cut(widths, cut.weights.len()) && !widths.share_heads_by_samples() => {
             let as_it_was = Cut { widths: Some(widths.clone()), ..cut.clone() };
             match first_that_fits(model, [as_it_was], fits)? {
-                Some((as_it_was, shards)) => {
-                    ranks.reshard(shards)?;
+                Some(as_it_was) => {
+                    ranks.reshard(as_it_was.clone())?;
                     cut = as_it_was;
                 }
                 None => said = Some("the checkpoint's widths do not fit in memory: work is divided anew".to_owned()),
@@ -103,10 +104,10 @@ fn calibrate(
         return Ok(None);
     }
     let relative: Vec<f64> = speeds.iter().map(|speed| speed / fastest).collect();
-    let Some((fitting, shards)) = first_that_fits(model, towards_even(cut, &relative), fits)? else {
+    let Some(fitting) = first_that_fits(model, towards_even(cut, &relative), fits)? else {
         return Ok(Some("ranks are unequal, but memory leaves no room to divide the work by their speeds".to_owned()));
     };
-    ranks.reshard(shards)?;
+    ranks.reshard(fitting.clone())?;
     *cut = fitting;
     let shown: Vec<String> = cut.weights.iter().map(|weight| format!("{weight:.2}")).collect();
     Ok(Some(format!("ranks are unequal: the work is divided {} by their measured speeds", shown.join(" : "))))
@@ -120,23 +121,36 @@ fn towards_even(cut: &Cut, speeds: &[f64]) -> impl Iterator<Item = Cut> {
     })
 }
 
-/// The first of these cuts whose shards fit in memory, with them.
+/// The first of these cuts whose shards fit in memory.
 fn first_that_fits(
     model: &Model,
     cuts: impl IntoIterator<Item = Cut>,
     fits: &dyn Fn(&[Model]) -> bool,
-) -> Result<Option<(Cut, Vec<Model>)>, Failure> {
+) -> Result<Option<Cut>, Failure> {
     for cut in cuts {
-        let shards = model.cut(&cut)?;
-        if fits(&shards) {
-            return Ok(Some((cut, shards)));
+        if fits(&model.cut(&cut)?) {
+            return Ok(Some(cut));
         }
     }
     Ok(None)
 }
 
+/// The event that tells of a change.
+pub fn event(balanced: &Balanced) -> BalanceEvent {
+    let prospect = &balanced.prospect;
+    BalanceEvent {
+        step: balanced.step,
+        slowness: prospect.slowness.clone(),
+        before_s: prospect.now_s,
+        after_s: balanced.after.as_secs_f64(),
+        optimum_s: prospect.optimum_s,
+        steps_after: balanced.steps_after as u64,
+        line: describe(balanced),
+    }
+}
+
 /// What was done about slow ranks and what it was good for, in a line.
-pub fn describe(balanced: &Balanced) -> String {
+fn describe(balanced: &Balanced) -> String {
     let Balanced { step, prospect, before, now, after, steps_after, mesh } = balanced;
     let who = if mesh.dp == 1 { "rank" } else { "shard" };
     let slow: Vec<String> = prospect
@@ -258,7 +272,7 @@ mod tests {
         ] {
             let fits = |shards: &[Model]| shards.iter().all(|shard| shard.shard.ffn.len() <= most_columns);
             let found = first_that_fits(&model, towards_even(&Cut::even(2), &[1.0, 0.25]), &fits).unwrap();
-            assert_eq!(found.map(|(cut, _)| cut.weights), expected, "at most {most_columns} columns");
+            assert_eq!(found.map(|cut| cut.weights), expected, "at most {most_columns} columns");
         }
     }
 }

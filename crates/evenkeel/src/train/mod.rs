@@ -6,6 +6,7 @@ pub mod feed;
 pub mod model;
 mod observer;
 mod output;
+mod records;
 mod sample;
 
 use std::io::{IsTerminal, stderr};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use evenkeel_data::BATCHES_READY;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
-use evenkeel_report::{ProgressLine, ProgressOptions, Style, Summary};
+use evenkeel_report::{Begun, BestEvaluation, Event, ProgressLine, ProgressOptions, Sink, Style, Summary};
 use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
@@ -29,12 +30,11 @@ use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
-use crate::probe::peak_flops_per_s;
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
 use feed::{Data, Primed, Text, first_of};
 use model::{ModelInput, SavedTokenizer};
-use observer::{Observer, Records, Told};
+use observer::{Observer, Told};
 use output::RunFolder;
 pub use output::{RUN_MODEL, Which, find_checkpoint};
 
@@ -91,8 +91,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
     let slowed = Straggler::factors(&stragglers, strategy.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
-    let peaks = ranks.each(move |trainer| peak_flops_per_s(&trainer.device, dtype))?;
-    let capacities = ranks.each(|trainer| trainer.device.usage().capacity_bytes)?;
+    let peaks = ranks.peak_flops_per_s()?;
+    let memory = ranks.memory()?;
     let fits = |shards: &[Model]| {
         let costs = self::costs(settings, shards, strategy);
         match strategy.devices.kind() {
@@ -102,24 +102,25 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 peak.is_none_or(|peak| peak.with(&costs, threads).check(&memory_hint).is_ok())
             }
             // Each rank has taken its share of the GPU by now.
-            DeviceKind::Cuda => costs.iter().zip(&capacities).all(|(cost, &capacity)| cost.arena_bytes <= capacity),
+            DeviceKind::Cuda => {
+                costs.iter().zip(&memory).all(|(cost, memory)| cost.arena_bytes <= memory.capacity_bytes)
+            }
         }
     };
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
+    let mut summary = Summary::default();
+    let curve_title = format!("{}: {title}", folder.name());
+    let mut sinks: Vec<Box<dyn Sink + '_>> = vec![Box::new(&mut summary)];
+    sinks.extend(records::open(&folder, &curve_title, &progress, settings.output.tensorboard)?);
+    sinks.push(Box::new(ProgressLine::new(stderr(), progress_options(settings))));
+    let slow = describe_stragglers(&stragglers);
     let mut observer = Observer {
         folder: &folder,
         interruption: &interruption,
         data: &data,
         eval_batches: config.eval_batches(),
-        progress: ProgressLine::new(stderr(), progress_options(settings)),
-        records: Records::open(
-            &folder,
-            &format!("{}: {title}", folder.name()),
-            &progress,
-            settings.output.tensorboard,
-        )?,
-        summary: progress.best.map_or_else(Summary::default, |Best { step, loss }| Summary::after(step, loss)),
+        sinks,
         saver: Saver::default(),
         configuration,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
@@ -130,21 +131,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         parts: strategy.arrangement.parts,
         told: Told::default(),
     };
-    let begin = match &newest {
-        Some(newest) => format!("resumes from `{}`", newest.path().display()),
-        None => "begins".to_owned(),
-    };
-    let memory = match &peak {
-        Some(peak) => format!("{} of memory", text::bytes(peak.bytes())),
-        None => format!("{} of GPU memory", text::bytes(costs.iter().map(|cost| cost.arena_bytes).sum())),
-    };
-    observer.say(&format!("{title}{}, {memory}, {begin}", launch.describe()))?;
+    observer.emit(&Event::Begun(Begun {
+        title,
+        ranks: launch.describe(),
+        memory_bytes: peak.map_or_else(|| costs.iter().map(|cost| cost.arena_bytes).sum(), |peak| peak.bytes()),
+        is_gpu_memory: peak.is_none(),
+        step: progress.step,
+        resumed_from: newest.as_ref().map(|newest| newest.path().display().to_string()),
+        best: progress.best.map(|Best { step, loss }| BestEvaluation { step, loss }),
+    }))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, prompt, describe_batch(strategy), describe_stragglers(&observer.stragglers), divided];
-    for line in arranged.into_iter().chain(begun.into_iter().flatten()) {
-        observer.say(&line)?;
-    }
+    let begun = [parts, prompt, describe_batch(strategy), slow, divided];
+    arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
         &ranks,
@@ -155,8 +154,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         interruption.is_asked(),
         &mut observer,
     );
-    observer.progress.finish().map_err(evenkeel_train::Error::Report)?;
-    let stop = stop.map_err(|error| ended_by_data(error, progress.step, &folder))?;
+    let stop = told_how_it_ended(stop, &mut observer, &progress)?;
+    drop(observer);
     if stop == Stop::Interrupted {
         let what = match progress.step {
             0 => "interrupted before the first step".to_owned(),
@@ -188,13 +187,38 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         [] => Vec::new(),
         _ => sample::samples(&folder.model(), settings, is_chat)?,
     };
-    observer.summary.memory(process::peak_bytes());
-    Ok(conclusion(&observer, &folder, settings, stop, &progress, &samples, is_chat))
+    summary.memory(process::peak_bytes());
+    let reads_text = data.tokenizer().is_some();
+    Ok(conclusion(&summary, &folder, settings, &progress, &samples, reads_text, is_chat))
 }
 
-impl Observer<'_> {
-    fn say(&mut self, line: &str) -> Result<(), evenkeel_train::Error> {
-        self.progress.note(line).map_err(evenkeel_train::Error::Report)
+/// Tells the sinks that no step follows, and why.
+fn told_how_it_ended(
+    stop: Result<Stop, evenkeel_train::Error>,
+    observer: &mut Observer,
+    progress: &Progress,
+) -> Result<Stop, Failure> {
+    match stop {
+        Ok(stop) => {
+            observer.emit(&Event::Ended { step: progress.step, why: why(stop, progress) })?;
+            Ok(stop)
+        }
+        Err(error) => {
+            let failure = ended_by_data(error, progress.step, observer.folder);
+            for Mistake { what, hint } in failure.mistakes() {
+                observer.emit(&Event::Fault { what: what.clone(), hint: hint.clone() })?;
+            }
+            Err(failure)
+        }
+    }
+}
+
+fn why(stop: Stop, progress: &Progress) -> String {
+    match stop {
+        Stop::Done => "as planned".to_owned(),
+        Stop::DataEnded => "the data are used up".to_owned(),
+        Stop::NoGain => describe_no_gain(progress),
+        Stop::Interrupted => "interrupted".to_owned(),
     }
 }
 
@@ -382,20 +406,14 @@ fn describe_no_gain(progress: &Progress) -> String {
 
 /// What is said at the end.
 fn conclusion(
-    observer: &Observer,
+    summary: &Summary,
     folder: &RunFolder,
     settings: &Settings,
-    stop: Stop,
     progress: &Progress,
     samples: &[String],
+    reads_text: bool,
     is_chat: bool,
 ) -> String {
-    let ended = match stop {
-        Stop::Done => "as planned".to_owned(),
-        Stop::DataEnded => "the data are used up".to_owned(),
-        Stop::NoGain => describe_no_gain(progress),
-        Stop::Interrupted => unreachable!("an interrupted run has no conclusion"),
-    };
     let mut files =
         vec![("metrics", folder.metrics().display().to_string()), ("curve", folder.curve().display().to_string())];
     if let (Some(path), Some(best)) = (folder.best(progress), progress.best) {
@@ -407,7 +425,7 @@ fn conclusion(
         files.push(("model", format!("{}{of_step}", folder.model().display())));
     }
     let mut out = Vec::new();
-    observer.summary.write(&mut out, &ended, &files).expect("memory takes all bytes");
+    summary.write(&mut out, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
         let how = if is_chat { "answers through its chat template" } else { "writes" };
@@ -417,7 +435,7 @@ fn conclusion(
     if settings.output.save_model {
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
-        if observer.data.tokenizer().is_some() {
+        if reads_text {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
             let chat = if is_chat { " --chat" } else { "" };
             lines.push(format!("  evenkeel generate {model}{chat} --prompt {}", quoted(prompt)));

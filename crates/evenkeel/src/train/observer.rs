@@ -1,21 +1,14 @@
-//! What goes on beside the steps: progress, metrics, evaluations, samples and checkpoints.
-
-use std::io::Stderr;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+//! Turns what the loop says into events, and does what goes on beside the steps: evaluations, checkpoints, emulated stragglers.
 
 use evenkeel_balance::{Class, Observation};
-use evenkeel_report::{
-    Curve, EvalMetrics, EventWriter, ProgressLine, RankMetrics, Reads, StepMetrics, Summary, event_file_name,
-    events_until, write_eval_metrics, write_step_metrics,
-};
-use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
+use evenkeel_report::{EvalMetrics, Event, RankMetrics, Reads, Sink, StepMetrics};
 use evenkeel_train::checkpoint::Saver;
-use evenkeel_train::{Balanced, Error, Evaluation, Progress, RankReport, Ranks, RunObserver, StepReport};
+use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
 
 use super::feed::Data;
 use super::output::RunFolder;
+use super::records::{self, now_s};
 use crate::config::Straggler;
 use crate::interruption::Interruption;
 
@@ -25,9 +18,8 @@ pub struct Observer<'a> {
     pub data: &'a Data,
     /// Micro-batches of an evaluation; all of them without it.
     pub eval_batches: Option<u64>,
-    pub progress: ProgressLine<Stderr>,
-    pub records: Records,
-    pub summary: Summary,
+    /// Files before the console: a step is on disk before the user sees it.
+    pub sinks: Vec<Box<dyn Sink + 'a>>,
     pub saver: Saver,
     /// What the run was configured as, in a few digits.
     pub configuration: String,
@@ -51,120 +43,6 @@ pub struct Told {
     parts: bool,
     /// Some records are longer than a sequence.
     truncation: bool,
-}
-
-/// What is written down of each step and evaluation.
-pub struct Records {
-    metrics: LogFile,
-    events: Option<EventWriter<LogFile>>,
-    curve: Curve,
-    /// Where the curve goes.
-    drawing: PathBuf,
-    pace: Pace,
-}
-
-/// When what is shown of a run is brought up to date: not all the time, and the less often the longer it takes.
-#[derive(Default)]
-struct Pace {
-    due: Option<Instant>,
-}
-
-impl Pace {
-    const LEAST: Duration = Duration::from_secs(5);
-    /// A slow disk costs a run 2 % of its time at most.
-    const REST: u32 = 50;
-
-    fn is_due(&self, now: Instant) -> bool {
-        self.due.is_none_or(|due| now >= due)
-    }
-
-    fn done(&mut self, began: Instant, ended: Instant) {
-        self.due = Some(ended + Pace::LEAST.max(Pace::REST * ended.saturating_duration_since(began)));
-    }
-}
-
-/// Of a file of records; millions of steps take so much.
-const MOST_BYTES: u64 = 1 << 30;
-
-impl Records {
-    /// Continues the records of a run that has come so far; what was written after that is dropped.
-    pub fn open(folder: &RunFolder, title: &str, progress: &Progress, tensorboard: bool) -> Result<Records, Error> {
-        let step = progress.step;
-        let path = folder.metrics();
-        let before = if step > 0 && exists(&path) { read_text(&path, MOST_BYTES)? } else { String::new() };
-        let mut curve = Curve::new(title);
-        let mut kept = String::new();
-        for line in before.lines() {
-            let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
-            let Some(at) = value["step"].as_u64().filter(|&at| at <= step) else { continue };
-            // The evaluation after this step is made once more, unless the checkpoint knows it.
-            if value.get("eval_loss").is_some() && at == step && progress.evaluated != Some(at) {
-                continue;
-            }
-            if let Some(loss) = value["loss"].as_f64() {
-                curve.add(at, loss);
-            }
-            if let Some(loss) = value["eval_loss"].as_f64() {
-                curve.add_eval(at, loss);
-            }
-            kept.extend([line, "\n"]);
-        }
-        write_file_atomically(&path, |file| file.put(kept.as_bytes()))?;
-        let metrics = LogFile::append(&path)?;
-        for path in folder.event_files()? {
-            cut_events(&path, step)?;
-        }
-        let events = if tensorboard { Some(open_events(folder)?) } else { None };
-        Ok(Records { metrics, events, curve, drawing: folder.curve(), pace: Pace::default() })
-    }
-
-    fn step(&mut self, metrics: &StepMetrics, ranks: &[RankMetrics]) -> Result<(), Error> {
-        self.curve.add(metrics.step, metrics.loss);
-        write_step_metrics(&mut self.metrics, metrics, ranks).map_err(|error| self.metrics.failure(error))?;
-        self.metrics.publish()?;
-        if let Some(events) = &mut self.events {
-            events.step(now_s(), metrics).map_err(event_failure)?;
-        }
-        if self.pace.is_due(Instant::now()) { self.publish() } else { Ok(()) }
-    }
-
-    fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> Result<(), Error> {
-        self.curve.add_eval(step, metrics.loss);
-        write_eval_metrics(&mut self.metrics, step, metrics).map_err(|error| self.metrics.failure(error))?;
-        self.metrics.publish()?;
-        if let Some(events) = &mut self.events {
-            events.eval(now_s(), step, metrics).map_err(event_failure)?;
-        }
-        self.publish()
-    }
-
-    /// Draws the curve as it is now and hands the events to the system.
-    fn publish(&mut self) -> Result<(), Error> {
-        let began = Instant::now();
-        let mut svg = Vec::new();
-        self.curve.write_svg(&mut svg).expect("memory takes all bytes");
-        write_file_atomically(&self.drawing, |file| file.put(&svg))?;
-        if let Some(events) = &mut self.events {
-            events.flush().map_err(event_failure)?;
-        }
-        self.pace.done(began, Instant::now());
-        Ok(())
-    }
-}
-
-/// Drops what an earlier part of the run wrote after a step.
-fn cut_events(path: &Path, step: u64) -> Result<(), Error> {
-    let written = read_bytes(path, MOST_BYTES)?;
-    let kept = events_until(&written, step);
-    if kept.len() < written.len() {
-        write_file_atomically(path, |file| file.put(kept))?;
-    }
-    Ok(())
-}
-
-fn open_events(folder: &RunFolder) -> Result<EventWriter<LogFile>, Error> {
-    let name = event_file_name(now_s() as u64, std::process::id());
-    EventWriter::new(LogFile::create(folder.file(&name))?, now_s()).map_err(event_failure)
 }
 
 /// `peak_share` and `memory_bytes` are not in the report: the loop knows no machine.
@@ -194,7 +72,7 @@ fn step_metrics(report: &StepReport, reads: Reads, peak_share: Option<f64>, memo
 fn rank_metrics(report: &RankReport) -> RankMetrics {
     let RankReport { observed, head_groups, columns } = report;
     let Observation { late_s, wait_s, gamma, migrated_bytes, migration_s, .. } = *observed;
-    let classes = Class::ALL.iter().map(|&class| (class.name(), observed.of(class)));
+    let classes = Class::ALL.iter().map(|&class| (class.name().into(), observed.of(class)));
     RankMetrics {
         compute_s: observed.total_s(),
         by_class_s: classes.filter(|(_, seconds)| *seconds > 0.0).collect(),
@@ -208,15 +86,20 @@ fn rank_metrics(report: &RankReport) -> RankMetrics {
     }
 }
 
-fn event_failure(error: std::io::Error) -> Error {
-    Error::Report(error)
-}
-
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
-
 impl Observer<'_> {
+    pub fn emit(&mut self, event: &Event) -> Result<(), Error> {
+        self.sinks.take(event).map_err(records::failure)
+    }
+
+    pub fn note(&mut self, line: impl Into<String>) -> Result<(), Error> {
+        self.emit(&Event::Note { line: line.into() })
+    }
+
+    fn emit_checkpoint(&mut self, progress: &Progress) -> Result<(), Error> {
+        let path = self.folder.checkpoint(progress.step).display().to_string();
+        self.emit(&Event::Checkpoint { step: progress.step, path })
+    }
+
     /// A signal waits for a checkpoint that is being written; behind it old ones go.
     fn when_saved(&self, progress: &Progress) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
         let (saving, prune) = (self.interruption.saving(), self.folder.pruning(progress));
@@ -226,14 +109,27 @@ impl Observer<'_> {
         }
     }
 
+    fn tell_of_step(&mut self, report: &StepReport) -> Result<(), Error> {
+        let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
+        let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
+        // A step that beats the peak shows that others used the machine while it was measured.
+        self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
+        let peak_share = Some(flops_per_s / self.peak_flops_per_s);
+        let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
+        self.interruption.stepped();
+        let ranks = report.ranks.iter().map(rank_metrics).collect();
+        self.emit(&Event::Step { time_s: now_s(), metrics, ranks })?;
+        self.tell_of_truncation(metrics.records_truncated)?;
+        self.tell_of_parts(report.step, report.outcome.parts)
+    }
+
     /// Says if a GPU's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        let refusals = ranks.each(|trainer| trainer.device.replays().refusal)?;
+        let refusals = ranks.graph_refusals()?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = refused else { return Ok(()) };
         self.told.graphs = true;
-        let note = format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})");
-        self.progress.note(&note).map_err(Error::Report)
+        self.note(format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})"))
     }
 
     /// Says once that a micro-batch has too few documents or images for as many parts as are wanted.
@@ -245,12 +141,10 @@ impl Observer<'_> {
         let hides = if parts == 1 { "nothing hides its exchanges" } else { "less of its exchanges is hidden" };
         let samples = if self.data.tokenizer().is_some() { "document" } else { "image" };
         let plural = if parts == 1 { "" } else { "s" };
-        self.progress
-            .note(&format!(
-                "step {step} has a micro-batch of {parts} {samples}{plural}, which cannot be cut in parallel.parts = {}: {hides}",
-                self.parts
-            ))
-            .map_err(Error::Report)
+        self.note(format!(
+            "step {step} has a micro-batch of {parts} {samples}{plural}, which cannot be cut in parallel.parts = {}: {hides}",
+            self.parts
+        ))
     }
 
     fn tell_of_truncation(&mut self, records: u64) -> Result<(), Error> {
@@ -259,10 +153,9 @@ impl Observer<'_> {
         }
         self.told.truncation = true;
         let were = if records == 1 { "record was" } else { "records were" };
-        let note = format!(
+        self.note(format!(
             "{records} {were} cut at data.sequence tokens so far; a larger data.sequence keeps more of their ends"
-        );
-        self.progress.note(&note).map_err(Error::Report)
+        ))
     }
 }
 
@@ -279,77 +172,36 @@ impl RunObserver for Observer<'_> {
         Ok(())
     }
 
-    fn balanced(&mut self, balanced: &Balanced) -> Result<(), Error> {
-        self.progress.note(&super::balance::describe(balanced)).map_err(Error::Report)
-    }
-
-    fn noted(&mut self, note: &str) -> Result<(), Error> {
-        self.progress.note(note).map_err(Error::Report)
-    }
-
-    fn stepped(&mut self, report: &StepReport) -> Result<(), Error> {
-        let seconds = report.duration.as_secs_f64().max(f64::MIN_POSITIVE);
-        let flops_per_s = self.flops_per_token * report.outcome.tokens as f64 / seconds;
-        // A step that beats the peak shows that others used the machine while it was measured.
-        self.peak_flops_per_s = self.peak_flops_per_s.max(flops_per_s);
-        let peak_share = Some(flops_per_s / self.peak_flops_per_s);
-        let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
-        self.interruption.stepped();
-        self.summary.step(&metrics);
-        let ranks: Vec<RankMetrics> = report.ranks.iter().map(rank_metrics).collect();
-        self.records.step(&metrics, &ranks)?;
-        self.progress.step(&metrics).map_err(Error::Report)?;
-        self.tell_of_truncation(metrics.records_truncated)?;
-        self.tell_of_parts(report.step, report.outcome.parts)
+    fn tell(&mut self, report: Report) -> Result<(), Error> {
+        match report {
+            Report::Step(report) => self.tell_of_step(report),
+            Report::Evaluation { step, evaluation } => {
+                let reads = self.data.reads();
+                let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
+                self.emit(&Event::Evaluation { time_s: now_s(), step, metrics })
+            }
+            Report::Balanced(balanced) => self.emit(&Event::Balance(super::balance::event(balanced))),
+            Report::Note(line) => self.note(line),
+        }
     }
 
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error> {
         self.data.evaluate(ranks, self.eval_batches, self.interruption.is_asked())
     }
 
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
-        let reads = self.data.reads();
-        let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
-        self.summary.eval(step, &metrics);
-        self.records.eval(step, &metrics)?;
-        self.progress.eval(step, &metrics).map_err(Error::Report)
-    }
-
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
         self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, then)?;
-        self.records.publish()
+        self.emit_checkpoint(progress)
     }
 
     fn last_checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
         self.saver.save(path, ranks, progress, feed.clone(), &self.configuration, then)?;
-        self.records.publish()
+        self.emit_checkpoint(progress)
     }
 
     fn settle(&mut self) -> Result<(), Error> {
         self.saver.finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_curve_is_drawn_at_first_then_now_and_then_and_seldom_on_a_slow_disk() {
-        let start = Instant::now();
-        let drawn = |took: Duration| {
-            let mut pace = Pace::default();
-            assert!(pace.is_due(start));
-            pace.done(start, start + took);
-            pace
-        };
-        let millisecond = Duration::from_millis(1);
-        for (took, rest) in [(millisecond, Pace::LEAST), (Duration::from_secs(1), Duration::from_secs(50))] {
-            let pace = drawn(took);
-            assert!(!pace.is_due(start + took + rest - millisecond), "{took:?}");
-            assert!(pace.is_due(start + took + rest), "{took:?}");
-        }
     }
 }

@@ -19,7 +19,7 @@ use crate::lossy::selected::{column_means, gather, gathered, row_means, scatter}
 use crate::parameters::{Gradients, ParamId};
 
 /// What stands for gradients that are not computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Imputation {
     Zero,
     /// The mean of those that are: of a token's in X, of an output's in W.

@@ -15,7 +15,7 @@ use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Region, Sharing, Slice};
 
 /// A parameter's number in the model's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ParamId(pub usize);
 
 /// What a parameter is, and which part of it a shard holds.

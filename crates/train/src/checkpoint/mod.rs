@@ -19,11 +19,12 @@ use serde_json::Value;
 
 pub use opened::Opened;
 pub use saver::Saver;
+pub use snapshot::RankState;
 use snapshot::Snapshot;
 pub(crate) use snapshot::write_pieces;
 
 use crate::Error;
-use crate::ranks::{Ranks, all_or_first_error};
+use crate::ranks::Ranks;
 use crate::resize::{Periods, Remembered};
 use crate::run::Progress;
 use crate::state_kind::StateKind;
@@ -133,13 +134,12 @@ pub fn load(path: &Path, ranks: &Ranks) -> Result<CheckpointState, Error> {
 
 pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointState, Error> {
     let opened = Arc::new(Opened::new(checkpoint)?);
-    let state = opened.state.clone();
-    all_or_first_error(ranks.each(move |trainer| load_rank(&opened, trainer))?)?;
-    ranks.each(|trainer| trainer.gather_values())?;
-    Ok(state)
+    ranks.load(opened.clone())?;
+    Ok(opened.state.clone())
 }
 
-fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
+/// Puts a rank in the state of a checkpoint, if that is of its model and its rule.
+pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
     trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
     trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     let queue = trainer.device.compute();

@@ -9,6 +9,7 @@ use evenkeel_model::{Held, ParamId, ParamSpec, Widths};
 use evenkeel_step::Strategy;
 use evenkeel_store::checkpoint::CheckpointWriter;
 use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ADAMW, CheckpointState, VERSION, all, tensor_name};
@@ -35,25 +36,45 @@ enum Values<'ranks> {
 }
 
 /// What of a rank's state a tensor is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     kind: StateKind,
     id: ParamId,
     len: usize,
 }
 
-/// What a rank tells of itself.
-struct OfRank {
+/// A rank's part of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankState {
     updates: u32,
     strategy: Strategy,
     widths: Widths,
     resize: Option<Periods>,
-    rule: Option<&'static str>,
-    kept: Kept,
+    /// The name of the optimizer's rule, where there is one.
+    rule: Option<String>,
+    /// By tensor: which elements the rank keeps and speaks for, and their values or where they are.
+    kept: BTreeMap<String, (Held, Kept)>,
 }
 
-/// By tensor: which elements a rank keeps and speaks for, and their values or where they are.
-type Kept = BTreeMap<String, (Held, Result<Vec<f32>, Place>)>;
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Kept {
+    Values(Vec<f32>),
+    InPlace(Place),
+}
+
+impl RankState {
+    /// With a copy of all values, or with where they are as far as they are on the device.
+    pub(crate) fn of(trainer: &Trainer, copies: bool) -> RankState {
+        RankState {
+            updates: trainer.updates,
+            strategy: trainer.strategy().clone(),
+            widths: trainer.widths(),
+            resize: trainer.periods(),
+            rule: trainer.rule_name().map(str::to_owned),
+            kept: kept(trainer, copies),
+        }
+    }
+}
 
 impl Snapshot<'static> {
     /// A copy, which the ranks need not wait for.
@@ -82,21 +103,14 @@ impl<'ranks> Snapshot<'ranks> {
         copies: bool,
         in_place: impl Fn(usize, Place) -> Values<'ranks>,
     ) -> Result<Self, Error> {
-        let of_ranks = ranks.each(move |trainer| OfRank {
-            updates: trainer.updates,
-            strategy: trainer.strategy().clone(),
-            widths: trainer.widths(),
-            resize: trainer.periods(),
-            rule: trainer.rule_name(),
-            kept: kept(trainer, copies),
-        })?;
-        let first = &of_ranks[0];
+        let states = ranks.states(copies)?;
+        let first = &states[0];
         let shape = |spec: &ParamSpec| (spec.name.clone(), spec.shape.clone());
         let mut state = CheckpointState {
             version: VERSION,
             progress: *progress,
             updates: first.updates,
-            optimizer: first.rule.unwrap_or(ADAMW).to_owned(),
+            optimizer: first.rule.as_deref().unwrap_or(ADAMW).to_owned(),
             feed,
             configuration,
             strategy: Some(first.strategy.clone()),
@@ -106,12 +120,16 @@ impl<'ranks> Snapshot<'ranks> {
             layout: BTreeMap::new(),
         };
         let mut files = BTreeMap::new();
-        for (rank, OfRank { kept, .. }) in of_ranks.into_iter().enumerate().filter(|(_, rank)| !rank.kept.is_empty()) {
+        for (rank, RankState { kept, .. }) in states.into_iter().enumerate().filter(|(_, rank)| !rank.kept.is_empty()) {
             let name = format!("rank-{rank:05}.safetensors");
             let (mut layout, mut tensors) = (BTreeMap::new(), BTreeMap::new());
-            for (tensor, (held, values)) in kept {
+            for (tensor, (held, kept)) in kept {
                 layout.insert(tensor.clone(), held);
-                tensors.insert(tensor, values.map_or_else(|place| in_place(rank, place), Values::Copied));
+                let values = match kept {
+                    Kept::Values(values) => Values::Copied(values),
+                    Kept::InPlace(place) => in_place(rank, place),
+                };
+                tensors.insert(tensor, values);
             }
             state.layout.insert(name.clone(), layout);
             files.insert(name, tensors);
@@ -149,29 +167,24 @@ impl Values<'_> {
         match *self {
             Values::Copied(ref values) => Ok(Cow::Borrowed(&values[elements])),
             Values::InPlace { ranks, rank, place: Place { kind, id, .. } } => {
-                let read = move |trainer: &mut Trainer| {
-                    let (_, kept) = (trainer.rank() == rank).then(|| trainer.kept(kind, id))??;
-                    Some(trainer.device.compute().read(&kept.col_range(elements.clone())))
-                };
-                let read = ranks.each(read)?.swap_remove(rank);
-                Ok(Cow::Owned(read.expect("the rank keeps it")))
+                Ok(Cow::Owned(ranks.read_kept(rank, kind, id, elements)?))
             }
         }
     }
 }
 
-fn kept(trainer: &mut Trainer, copies: bool) -> Kept {
+fn kept(trainer: &Trainer, copies: bool) -> BTreeMap<String, (Held, Kept)> {
     let queue = trainer.device.compute();
-    let mut kept = Kept::new();
+    let mut kept = BTreeMap::new();
     for (kind, id, spec) in all(&trainer.model.specs).filter(|&(kind, id, _)| trainer.speaks_for(kind, id)) {
         if let Some((held, tensor)) = trainer.kept(kind, id) {
             let place = Place { kind, id, len: held.len() };
-            let values = if copies { Ok(queue.read(&tensor)) } else { Err(place) };
+            let values = if copies { Kept::Values(queue.read(&tensor)) } else { Kept::InPlace(place) };
             kept.insert(tensor_name(kind.name(), &spec.name), (held, values));
         }
     }
     for Told { kind, spec, held, values } in trainer.told() {
-        kept.insert(tensor_name(kind, &spec.name), (held, Ok(values)));
+        kept.insert(tensor_name(kind, &spec.name), (held, Kept::Values(values)));
     }
     kept
 }

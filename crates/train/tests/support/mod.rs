@@ -71,10 +71,10 @@ pub fn state(ranks: &Ranks) -> Vec<Vec<f32>> {
         let id = ParamId(index);
         let read = move |trainer: &mut Trainer| Some(trainer.device.compute().read(&trainer.kept(kind, id)?.1));
         if !kind.is_kept_by_all() {
-            let is_kept = ranks.each(move |trainer| trainer.kept(kind, id).is_some()).unwrap().contains(&true);
+            let is_kept = ranks.with_trainers(move |trainer| trainer.kept(kind, id).is_some()).unwrap().contains(&true);
             return is_kept.then(|| ranks.read_rows(kind, id, 0..spec.whole[0]).unwrap());
         }
-        let kept = ranks.each(read).unwrap();
+        let kept = ranks.with_trainers(read).unwrap();
         assert!(kept.iter().all(|other| *other == kept[0]), "all ranks keep the same {kind:?} of {}", spec.name);
         kept.into_iter().next().flatten()
     };
@@ -108,7 +108,7 @@ pub fn check_replicas<V: PartialEq + Send + 'static>(
     ranks: &Ranks,
     values: impl Fn(&mut Trainer) -> Vec<V> + Send + Sync + 'static,
 ) {
-    let held = ranks.each(move |trainer| (trainer.model.specs.clone(), values(trainer))).unwrap();
+    let held = ranks.with_trainers(move |trainer| (trainer.model.specs.clone(), values(trainer))).unwrap();
     let mut shared = 0;
     for (specs, values) in &held {
         for (id, spec) in specs.iter().enumerate() {

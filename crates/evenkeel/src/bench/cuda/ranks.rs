@@ -34,7 +34,7 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
     })?;
     let (warmup, steps) = (options.warmup, options.steps);
-    let ran = ranks.each(move |trainer| run(trainer, preset, sizes, warmup, steps))?;
+    let ran = ranks.with_trainers(move |trainer| run(trainer, preset, sizes, warmup, steps))?;
     let ran = ran.into_iter().collect::<Result<Vec<Ran>, _>>()?;
     // A step has ended when it has on every rank.
     let slowest = |step: usize| ran.iter().map(|ran| ran.times[step]).max().expect("there are ranks").as_secs_f64();

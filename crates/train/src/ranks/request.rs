@@ -1,0 +1,192 @@
+//! Requests to ranks and their answers: plain data, so that a rank may run in another process.
+//!
+//! A new request is a variant of [`Request`], an arm of [`answer`], a variant of [`Answer`] where there is something to say, and
+//! a method of [`Ranks`](super::Ranks) for its callers. Send them to another host in a binary form: JSON is large, and loses weights
+//! and losses that are not finite.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use evenkeel_balance::Observation;
+use evenkeel_device::DeviceKind;
+use evenkeel_model::{Cut, Held, ParamId, Widths};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::checkpoint::{Opened, RankState, load_rank};
+use crate::error::ErrorText;
+use crate::probe::peak_flops_per_s;
+use crate::resize::Resize;
+use crate::samples::Samples;
+use crate::state_kind::StateKind;
+use crate::trainer::{Evaluation, Observe, StepOutcome, Trainer};
+
+/// Something that all ranks do together. They share one copy of it.
+#[derive(Serialize, Deserialize)]
+pub enum Request {
+    /// A step on each rank's share of these micro-batches, and what it computed if that is observed; see [`Trainer::step`].
+    Step {
+        micros: Vec<Samples>,
+        lr: f64,
+        is_observed: bool,
+    },
+    /// See [`Trainer::evaluate`].
+    Evaluate {
+        samples: Samples,
+    },
+    /// By rank: how many times as long its kernels take; see [`Device::throttle`](evenkeel_device::Device::throttle).
+    Throttle {
+        factors: Vec<f64>,
+    },
+    /// The model in other shards, for good; see [`Trainer::reshard`].
+    Reshard {
+        cut: Cut,
+    },
+    /// Computing in other widths than are kept, or in those again; see [`Trainer::migrate`].
+    Migrate {
+        work: Option<Widths>,
+    },
+    /// By shard: what is left out of products; see [`Trainer::resize`].
+    Resize {
+        by_shard: Vec<Option<Resize>>,
+    },
+    /// By rank: stretches of what it keeps of a parameter.
+    Read {
+        kind: StateKind,
+        id: ParamId,
+        by_rank: Vec<Vec<Stretch>>,
+    },
+    /// Each rank's part of a checkpoint, with a copy of its values or with where they are.
+    State {
+        copies: bool,
+    },
+    /// The state of a checkpoint. It does not cross hosts: opening one compares all its files with their digests, which each
+    /// process does once for all of its ranks.
+    #[serde(skip)]
+    Load(Arc<Opened>),
+    /// Has replicas collect the values whose masters others of them keep.
+    GatherValues,
+    Memory,
+    /// See [`Trainer::exchange_s_per_byte`].
+    ExchangeSpeed,
+    /// See [`peak_flops_per_s`].
+    PeakFlops,
+    /// The message of a GPU's driver that refused to go on with graphs.
+    GraphRefusal,
+}
+
+/// Elements of what a rank keeps of a parameter, and where they are to go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    pub elements: Range<usize>,
+    pub to_start: usize,
+}
+
+/// One rank's answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done, and there is nothing to say of it.
+    Done,
+    Failed(ErrorText),
+    Step((StepOutcome, Observation)),
+    Evaluation(Evaluation),
+    /// By parameter: which elements it keeps from here on, where it speaks for them.
+    Resharded(Vec<Option<Held>>),
+    /// Values, each with where they are to go.
+    Values(Vec<(usize, Vec<f32>)>),
+    State(Box<RankState>),
+    Memory(RankMemory),
+    /// Seconds for each byte.
+    ExchangeSpeed(f64),
+    /// Operations per second.
+    PeakFlops(f64),
+    /// None where no driver refused.
+    GraphRefusal(Option<String>),
+}
+
+/// The memory of a rank's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankMemory {
+    pub capacity_bytes: u64,
+    pub peak_bytes: u64,
+    /// True where all ranks on the machine share the capacity.
+    pub is_shared: bool,
+}
+
+/// Has a rank do its part.
+pub(super) fn answer(trainer: &mut Trainer, request: &Request) -> Answer {
+    try_answer(trainer, request).unwrap_or_else(|error| Answer::Failed(ErrorText::from(&error)))
+}
+
+fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error> {
+    Ok(match request {
+        Request::Step { micros, lr, is_observed } => {
+            let mut prepared = trainer.prepare(micros)?;
+            let observe = if *is_observed { Observe::Work } else { Observe::Nothing };
+            let step = trainer.step_on(&mut prepared, *lr, observe);
+            Answer::Step((step.outcome, step.work))
+        }
+        Request::Evaluate { samples } => Answer::Evaluation(trainer.evaluate(samples)),
+        Request::Throttle { factors } => {
+            trainer.device.throttle(factors[trainer.rank()]);
+            Answer::Done
+        }
+        Request::Reshard { cut } => {
+            let shards = trainer.model.cut(cut).expect("a cut that fits the model");
+            trainer.reshard(&shards);
+            Answer::Resharded(spoken_for(trainer))
+        }
+        Request::Migrate { work } => {
+            trainer.migrate(work.clone());
+            Answer::Done
+        }
+        Request::Resize { by_shard } => {
+            trainer.resize(by_shard[trainer.model.shard.index]);
+            Answer::Done
+        }
+        Request::Read { kind, id, by_rank } => Answer::Values(read(trainer, *kind, *id, &by_rank[trainer.rank()])),
+        Request::State { copies } => Answer::State(Box::new(RankState::of(trainer, *copies))),
+        Request::Load(opened) => {
+            load_rank(opened, trainer)?;
+            Answer::Done
+        }
+        Request::GatherValues => {
+            trainer.gather_values();
+            Answer::Done
+        }
+        Request::Memory => Answer::Memory(memory(trainer)),
+        Request::ExchangeSpeed => Answer::ExchangeSpeed(trainer.exchange_s_per_byte()),
+        Request::PeakFlops => Answer::PeakFlops(peak_flops_per_s(&trainer.device, trainer.parameters.dtype())),
+        Request::GraphRefusal => Answer::GraphRefusal(trainer.device.replays().refusal),
+    })
+}
+
+/// By parameter: which elements a rank keeps, where it speaks for them.
+pub(super) fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
+    let ids = trainer.parameters.ids();
+    ids.map(|id| Some(trainer.kept(StateKind::Weight, id).filter(|_| trainer.speaks_for(StateKind::Weight, id))?.0))
+        .collect()
+}
+
+fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[Stretch]) -> Vec<(usize, Vec<f32>)> {
+    let (Some(first), Some(last)) = (
+        wanted.iter().map(|stretch| stretch.elements.start).min(),
+        wanted.iter().map(|stretch| stretch.elements.end).max(),
+    ) else {
+        return Vec::new();
+    };
+    // One transfer for all of them: single rows would be many.
+    let (_, kept) = trainer.kept(kind, id).expect("it speaks for some");
+    let values = trainer.device.compute().read(&kept.col_range(first..last));
+    let stretch = |Stretch { elements, to_start }: &Stretch| {
+        (*to_start, values[elements.start - first..elements.end - first].to_vec())
+    };
+    wanted.iter().map(stretch).collect()
+}
+
+/// GPUs' memory is divided among their ranks; ranks on cores each reserve what all of them share.
+fn memory(trainer: &Trainer) -> RankMemory {
+    let usage = trainer.device.usage();
+    let is_shared = trainer.device.kind() == DeviceKind::Cpu;
+    RankMemory { capacity_bytes: usage.capacity_bytes, peak_bytes: usage.peak_bytes, is_shared }
+}
