@@ -34,7 +34,7 @@ impl Class {
     }
 
     /// Whether a rank can prune its products.
-    pub fn is_resizable(self) -> bool {
+    pub fn is_prunable(self) -> bool {
         matches!(self, Class::Attention | Class::Mlp | Class::Layer)
     }
 
@@ -62,7 +62,7 @@ pub(crate) fn even_width(widths: &Widths, class: Class) -> f64 {
 /// The width that a rank computes with, after pruning.
 pub(crate) fn worked_width(widths: &Widths, class: Class, gammas: &[f64], rank: usize) -> f64 {
     let width = widths.of(class.dim())[rank] as f64;
-    if class.is_resizable() { width * (1.0 - gammas[rank]) } else { width }
+    if class.is_prunable() { width * (1.0 - gammas[rank]) } else { width }
 }
 
 /// One rank's step. Compute times exclude waits for other ranks.

@@ -95,7 +95,7 @@ impl Search<'_> {
     /// By rank: the share that stragglers prune to keep these paces.
     fn excesses(&self, work: &Widths, pace_s: ByClass<f64>) -> Vec<f64> {
         let excess = |rank: usize| {
-            let prunable = Class::ALL.into_iter().filter(|class| class.is_resizable());
+            let prunable = Class::ALL.into_iter().filter(|class| class.is_prunable());
             let of_class = |class: Class| {
                 self.speeds.excess(class, rank, work.of(class.dim())[rank] as f64, pace_s[class as usize])
             };

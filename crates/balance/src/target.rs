@@ -40,7 +40,7 @@ impl Mode {
     }
 
     /// Whether a rank may prune, if the run allows any pruning.
-    pub fn resizes(self) -> bool {
+    pub fn prunes(self) -> bool {
         matches!(self, Mode::Resize | Mode::Semi | Mode::Auto)
     }
 }
@@ -220,7 +220,7 @@ impl Search<'_> {
     /// The share that a rank must prune to finish in `pace_s`, as far as the rules allow.
     fn gamma(&self, work: &Widths, rank: usize, pace_s: f64) -> f64 {
         let width_s = |class: Class| self.speeds.width_s(class, rank, work.of(class.dim())[rank] as f64);
-        let products_s: f64 = Class::ALL.into_iter().filter(|class| class.is_resizable()).map(width_s).sum();
+        let products_s: f64 = Class::ALL.into_iter().filter(|class| class.is_prunable()).map(width_s).sum();
         let excess = (self.rank_s(work, rank) - pace_s) / products_s.max(f64::MIN_POSITIVE);
         if excess > self.tuning.gamma_least { excess.clamp(0.0, self.rules.gamma_max) } else { 0.0 }
     }

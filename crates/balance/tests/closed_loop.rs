@@ -85,7 +85,7 @@ impl World {
         for class in Class::ALL {
             let mut slowest = 0.0f64;
             for (rank, &slow) in slowness.iter().enumerate() {
-                let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
+                let left = if class.is_prunable() { 1.0 - gammas[rank] } else { 1.0 };
                 let width = work.of(class.dim())[rank] as f64;
                 let base = if width > 0.0 { self.base / slowness.len() as f64 } else { 0.0 };
                 let is_away = class.dim() == Dim::Heads && work.of(class.dim())[rank] != home.of(class.dim())[rank];

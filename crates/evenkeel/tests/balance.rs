@@ -156,7 +156,7 @@ fn a_rank_that_may_do_both_is_relieved_and_keeps_to_its_limit() {
     assert!(output.status.success(), "{said}");
     // How much of each it does is a matter of timing.
     let is_relieved =
-        |line: &str| line.contains("rank 1 computes") && (line.contains("lent") || line.contains("prunes"));
+        |line: &str| line.contains("rank 1 computes") && (line.contains("migrated") || line.contains("prunes"));
     assert!(said.lines().any(is_relieved), "{said}");
     let steps = steps(&place, "run");
     let left_out = |step: &serde_json::Value| step["ranks"][1]["left_out"].as_f64().unwrap();

@@ -10,8 +10,8 @@
 //! config/      config.json in one form for every architecture, and the tables of architectures and keys
 //! chain/       units, their operations with forward and backward, building the chain and running it plainly
 //! parameters/  values and gradients on a device, in buckets; loading them
-//! sharding/    the cut over shards, layouts and moves between them, plans, loans
-//! lossy/       resized layers, which compute with some of their columns
+//! sharding/    the cut over shards, layouts and moves between them, plans, migrations
+//! lossy/       pruned layers, which compute with some of their columns
 //! generation/  new tokens from cached sequences
 //! ```
 //!
@@ -40,8 +40,8 @@ pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
 pub use generation::sampling::{Sampling, SamplingError};
 pub use lossy::intake::Intake;
-pub use lossy::pruned_mask::{LeftOut, PrunedMask};
-pub use lossy::resize::{Imputation, Resizing};
+pub use lossy::prune::{Imputation, Pruning};
+pub use lossy::pruned_mask::{PrunedColumns, PrunedMask};
 pub use parameters::bucket::{Bucket, GRAIN, in_grains};
 pub use parameters::load::fill_slice;
 pub use parameters::{
@@ -50,7 +50,7 @@ pub use parameters::{
 pub use sharding::layout::{
     Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
 };
-pub use sharding::loan::{Loan, Migration};
+pub use sharding::migration::{MigratedParam, Migration};
 pub use sharding::plan::TpPlan;
 pub use sharding::shard::{Cut, Part, Shard, widths_of};
 pub use sharding::strip::Strip;

@@ -153,7 +153,7 @@ fn train(
             None => batch,
             Some(noise) => batch.with_noise(Noise { first_token: noise.first_token + before, ..noise }),
         };
-        let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
+        let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
         let options = LossOptions { smoothing: 0.0, scale: 1.0 / targets as f32 };
         losses.extend(queue.read(&pass::losses_and_gradients(&model, &context, &gradients, options, keep)));
     }

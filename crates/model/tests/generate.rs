@@ -81,7 +81,7 @@ impl Loaded {
     fn full(&self, queue: &Queue, ids: &[u32]) -> Vec<Vec<f32>> {
         let batch = Batch::tokens(queue, ids, &vec![IGNORE; ids.len()], Segments::uniform(1, ids.len()));
         let tables = RotaryTables::new(&self.model.config, queue, ids.len());
-        let context = Context { queue, parameters: &self.parameters, tables: &tables, batch: &batch, resizing: None };
+        let context = Context { queue, parameters: &self.parameters, tables: &tables, batch: &batch, pruning: None };
         let logits = queue.read(&pass::logits(&self.model, &context));
         logits.chunks_exact(self.model.config.classes).map(<[f32]>::to_vec).collect()
     }

@@ -95,7 +95,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
 
 fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue, keep: Keep) -> Outcome {
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
-    let context = Context { queue, parameters, tables: &tables, batch, resizing: None };
+    let context = Context { queue, parameters, tables: &tables, batch, pruning: None };
     let gradients = Gradients::new(parameters, queue);
     let mean = |losses: Vec<f32>| losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
     let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
@@ -215,7 +215,7 @@ fn gradients_add_up_over_batches() {
     let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
     let batch = Expected::open("qwen3").batch(&model, DType::F32, queue);
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
-    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
     let gradients = Gradients::new(&parameters, queue);
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     let read = || -> Vec<Vec<f32>> { parameters.ids().map(|id| queue.read(&gradients.sum(queue, id))).collect() };

@@ -68,7 +68,7 @@ impl Held {
 
     fn context<'a>(&'a self, batch: &'a Batch, device: &'a Device) -> Context<'a> {
         let (queue, parameters, tables) = (device.compute(), &self.parameters, &self.tables);
-        Context { queue, parameters, tables, batch, resizing: None }
+        Context { queue, parameters, tables, batch, pruning: None }
     }
 
     fn gradient(&self, id: ParamId, device: &Device) -> Vec<f32> {

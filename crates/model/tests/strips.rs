@@ -141,7 +141,7 @@ impl<'a> Runner<'a> {
             let batch = batch(model, lengths, first_token, dtype, queue);
             let tokens = batch.token_count();
             first_token += tokens as u64;
-            let context = Context { queue, parameters, tables, batch: &batch, resizing: None };
+            let context = Context { queue, parameters, tables, batch: &batch, pruning: None };
             let inputs: Vec<Tensor> = (0..unit.norm_count() as u64)
                 .map(|input| numbers(1000 * micro + input, tokens, hidden, dtype, queue))
                 .collect();

@@ -1,6 +1,6 @@
 //! Runs programs: each task on its queue, each value held until the program frees it.
 
-mod loans;
+mod migration;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,7 +10,7 @@ use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
     Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
-    Parameters, Resizing, RotaryTables, in_grains,
+    Parameters, Pruning, RotaryTables, in_grains,
 };
 
 use crate::program::{Micro, Program, Task, UnitIdx, Value, ValueKind};
@@ -19,7 +19,7 @@ use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// What tasks work on.
 pub struct Executor<'a> {
-    /// What is computed: of a rank that borrows, the shard that it computes with.
+    /// What is computed: of a rank to which work migrates, the shard that it computes with.
     pub model: &'a Model,
     pub device: &'a Device,
     pub parameters: &'a Parameters,
@@ -27,10 +27,10 @@ pub struct Executor<'a> {
     pub gradients: &'a Gradients,
     /// This rank's memberships, as the program's groups are listed.
     pub groups: &'a [Group],
-    /// What the program's loans are.
+    /// What the program's migrations are.
     pub migration: Option<&'a Migration>,
     /// Which columns this rank's linear layers keep; all without it.
-    pub resizing: Option<&'a Resizing>,
+    pub pruning: Option<&'a Pruning>,
 }
 
 impl Executor<'_> {
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
                     self.executor.gradients.whole(self.queue(), bucket.0);
                 }
                 if task.work == Work::Return {
-                    self.complete_borrowed(task.unit);
+                    self.complete_migrated(task.unit);
                 }
                 self.executor.device.comm().wait(&self.queue().record());
             }
@@ -228,8 +228,8 @@ impl<'a> Run<'a> {
             if let ValueKind::ParametersGathered(bucket) = value.kind {
                 self.executor.parameters.set_values(bucket.0, None);
             }
-            if value.kind == ValueKind::Borrowed {
-                self.forget_borrowed(value.unit);
+            if value.kind == ValueKind::Migrated {
+                self.forget_migrated(value.unit);
             }
         }
     }
@@ -244,8 +244,8 @@ impl<'a> Run<'a> {
             Work::SumGradients(bucket) => return self.sum_gradients(bucket, group),
             Work::ReduceGradients(bucket) => return self.reduce_gradients(task, bucket, group),
             Work::GatherParameters(bucket) => return self.gather_parameters(task, bucket, group),
-            Work::Borrow => return self.borrow(task, group),
-            Work::Return => return self.give_back(task, group),
+            Work::Migrate => return self.migrate(task, group),
+            Work::Return => return self.return_gradients(task, group),
             _ => (),
         }
         let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) else { unreachable!("an exchange moves one value") };
@@ -348,8 +348,8 @@ impl<'a> Run<'a> {
     }
 
     fn context(&self, task: &Task) -> Context<'a> {
-        let Executor { device, parameters, tables, resizing, .. } = *self.executor;
-        Context { queue: device.compute(), parameters, tables, batch: self.batch(task), resizing }
+        let Executor { device, parameters, tables, pruning, .. } = *self.executor;
+        Context { queue: device.compute(), parameters, tables, batch: self.batch(task), pruning }
     }
 
     /// The first tensor of what a task reads of these kinds, if anything.

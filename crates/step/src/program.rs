@@ -51,9 +51,9 @@ pub enum ValueKind {
     GradientsReduced(BucketIdx),
     ParametersGathered(BucketIdx),
     /// A unit's parameters that are computed with and kept elsewhere.
-    Borrowed,
+    Migrated,
     /// What is added up of their gradients, until it is returned.
-    BorrowedGradients,
+    MigratedGradients,
     /// The squared norm of the gradients that this rank keeps, summed over so many groups.
     SquaredNorm(usize),
 }
@@ -70,7 +70,7 @@ pub struct Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     pub group: GroupIdx,
-    /// Of what is reduced or gathered, whole. Of a loan, what this member sends or receives, whichever is more.
+    /// Of what is reduced or gathered, whole. Of a migration, what this member sends or receives, whichever is more.
     pub bytes: u64,
 }
 

@@ -73,7 +73,7 @@ pub enum Work {
     /// A bucket's parameters, of which the ranks of the data-parallel group keep a part each.
     GatherParameters(BucketIdx),
     /// A unit's parameters, from the ranks of the tensor-parallel group that keep them to those that compute with them.
-    Borrow,
+    Migrate,
     /// A unit's gradients, from the ranks that computed them to those that keep its parameters, who add them up.
     Return,
     /// The squared norm, summed over ranks that keep other gradients.
@@ -161,7 +161,7 @@ impl Work {
             Work::SumGradients(b)     => Row::exchange("sum gradients",   Family::Reduce,         Scope::Bucket(b)),
             Work::ReduceGradients(b)  => Row::exchange("reduce gradients", Family::Reduce,        Scope::Bucket(b)),
             Work::GatherParameters(b) => Row::exchange("gather parameters", Family::Gather,       Scope::Bucket(b)),
-            Work::Borrow => Row { moves_alike: false, ..Row::exchange("borrow", Family::Migrate,  Scope::Unit) },
+            Work::Migrate => Row { moves_alike: false, ..Row::exchange("migrate", Family::Migrate, Scope::Unit) },
             Work::Return => Row { moves_alike: false, ..Row::exchange("return", Family::Migrate,  Scope::Unit) },
             Work::SumNorm             => Row::exchange("sum norm",        Family::Reduce,         Scope::Step).of_tail(),
             Work::GatherUpdated(b)    => Row::exchange("gather updated",  Family::Gather,         Scope::Bucket(b)).of_tail(),

@@ -131,7 +131,7 @@ fn ranks_compute_frozen_units_for_one_another() {
             let options = Options::default();
             let ranks = on_working_ranks(&origin, &cut, Some(&work), DType::F32, arrangement, &options);
             let what = format!("{}: {}, {arrangement:?}", origin.case, origin.what);
-            assert!(ranks.iter().any(|rank| rank.lent.calls > 0), "{what}: nothing is lent");
+            assert!(ranks.iter().any(|rank| rank.migrated.calls > 0), "{what}: nothing migrates");
             compare_gradients(&what, &whole, &ranks, TOLERANCE);
         }
     }

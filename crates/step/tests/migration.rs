@@ -11,8 +11,8 @@ use evenkeel_comm::{ExchangeKind, Link, Options, run_ranks};
 use evenkeel_device::kernel::{Fill, Segments};
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_model::{
-    Batch, Cut, Dim, Gradients, Loan, LossOptions, Migration, Model, ParamId, Parameters, RotaryTables, SHARES, Shard,
-    Slice, Widths, ZeroSharding, widths_of,
+    Batch, Cut, Dim, Gradients, LossOptions, MigratedParam, Migration, Model, ParamId, Parameters, RotaryTables,
+    SHARES, Shard, Slice, Widths, ZeroSharding, widths_of,
 };
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, SCHEDULES};
 use evenkeel_step::trace::Span;
@@ -66,7 +66,7 @@ fn losses_and_every_gradient_at_home_are_those_without_migration_for_every_sched
                 let what = format!("{case}, {work:?}, split {split_sequence}, {arrangement:?}");
                 compare(&what, &whole, &ranks, TOLERANCE);
                 compare_rank_by_rank(&what, &ranks, &uniform, TOLERANCE);
-                assert!(ranks.iter().any(|rank| rank.lent.bytes > 0), "{what}: something was lent");
+                assert!(ranks.iter().any(|rank| rank.migrated.bytes > 0), "{what}: something migrates");
             }
         }
     }
@@ -208,10 +208,10 @@ fn only_what_is_migrated_travels() {
                 // Gate, up and down; q, k, v and o. Once as values, once as gradients.
                 let elements = layers * hidden * (3 * columns[rank] + 4 * shares[rank] / SHARES * head);
                 let expected = elements * (dtype.size_bytes() + DType::F32.size_bytes());
-                assert_eq!(outcome.lent.bytes, expected as u128, "{dtype:?}, rank {rank}: {work:?}");
+                assert_eq!(outcome.migrated.bytes, expected as u128, "{dtype:?}, rank {rank}: {work:?}");
                 let units = usize::from(shares.iter().any(|&shares| shares > 0))
                     + usize::from(columns.iter().any(|&columns| columns > 0));
-                assert_eq!(outcome.lent.calls, (2 * layers * units) as u64, "borrowed and returned once a step");
+                assert_eq!(outcome.migrated.calls, (2 * layers * units) as u64, "migrated and returned once a step");
             }
         }
     }
@@ -262,7 +262,7 @@ impl Origin for Wide {
 }
 
 #[test]
-fn loans_are_on_the_comm_queue_beside_computation() {
+fn migrations_are_on_the_comm_queue_beside_computation() {
     if on_cuda() {
         return println!("skipped: no link is emulated between ranks on a card");
     }
@@ -274,43 +274,47 @@ fn loans_are_on_the_comm_queue_beside_computation() {
     for arrangement in [Arrangement::of(OASES).in_parts(2), Arrangement::of(NONE), Arrangement::of(NONE).blocking()] {
         let ranks = on_working_ranks(&Wide, &cut, Some(&work), DType::F32, arrangement, &options);
         let timeline = timeline(&ranks);
-        for loan in [Work::Borrow, Work::Return] {
+        for migrated in [Work::Migrate, Work::Return] {
             let mut beside = 0;
             for spans in &timeline.ranks {
-                let loans: Vec<&Span> = spans.iter().filter(|span| span.work == loan).collect();
-                assert_eq!(loans.len(), 4, "of two layers");
-                assert!(loans.iter().all(|span| span.lane == Lane::Comm && span.bytes > 0));
-                let is_beside = |loan: &&&Span| {
+                let migrations: Vec<&Span> = spans.iter().filter(|span| span.work == migrated).collect();
+                assert_eq!(migrations.len(), 4, "of two layers");
+                assert!(migrations.iter().all(|span| span.lane == Lane::Comm && span.bytes > 0));
+                let is_beside = |migrated: &&&Span| {
                     let mut computed = spans.iter().filter(|span| span.lane == Lane::Compute);
-                    computed.any(|task| task.start_s < loan.end_s && loan.start_s < task.end_s)
+                    computed.any(|task| task.start_s < migrated.end_s && migrated.start_s < task.end_s)
                 };
-                beside += loans.iter().filter(is_beside).count();
+                beside += migrations.iter().filter(is_beside).count();
             }
-            assert_eq!(beside > 0, !arrangement.blocking, "{loan:?}: {beside} of 8, {arrangement:?}");
+            assert_eq!(beside > 0, !arrangement.blocking, "{migrated:?}: {beside} of 8, {arrangement:?}");
         }
         let names = ["embedding", "attention 0", "mlp 0", "attention 1", "mlp 1"].map(str::to_owned);
         let text = listing(&ranks[0].program, &names);
-        for name in ["borrow attention 0", "borrow mlp 1", "return attention 1", "return mlp 0"] {
+        for name in ["migrate attention 0", "migrate mlp 1", "return attention 1", "return mlp 0"] {
             assert!(text.contains(name), "{name}:\n{text}");
         }
     }
 }
 
 #[test]
-fn units_are_borrowed_a_body_ahead_and_returned_behind_their_last_addition() {
+fn units_migrate_a_body_ahead_and_returned_behind_their_last_addition() {
     let (case, cut) = ("llama2", Cut::even(2));
     let work = widths(&case.model(), &cut, &[1, 3], &[5, 11]);
     for arrangement in SCHEDULES.iter().flat_map(|&of| [1, 2].map(|parts| Arrangement::of(of).in_parts(parts))) {
         let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, arrangement, &Options::default());
         let tasks = &ranks[0].program.tasks;
         let units = 2 * case.model().config.layers.len();
-        for loan in [Work::Borrow, Work::Return] {
-            assert_eq!(tasks.iter().filter(|task| task.work == loan).count(), units, "{arrangement:?}: {loan:?}");
+        for migrated in [Work::Migrate, Work::Return] {
+            assert_eq!(
+                tasks.iter().filter(|task| task.work == migrated).count(),
+                units,
+                "{arrangement:?}: {migrated:?}"
+            );
         }
         for (index, task) in tasks.iter().enumerate() {
             let is_of_unit = |other: &&Task| other.unit == task.unit;
             match task.work {
-                Work::Borrow => {
+                Work::Migrate => {
                     let before =
                         tasks[index..].iter().take_while(|other| !(is_of_unit(other) && other.work == Work::Forward));
                     let bodies = before.filter(|other| other.work == Work::Forward).count();
@@ -341,7 +345,7 @@ fn lone(work: Work, migration: &Migration, shard: usize) -> Program {
     let [value_bytes, gradient_bytes] = migration.bytes(2, shard, DType::F32);
     let value = |kind| Value { kind, unit: UnitIdx(2), micro: Micro { index: 0, part: 0 } };
     let (bytes, writes) = match work {
-        Work::Borrow => (value_bytes, [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(value).to_vec()),
+        Work::Migrate => (value_bytes, [ValueKind::Migrated, ValueKind::MigratedGradients].map(value).to_vec()),
         _ => (gradient_bytes, Vec::new()),
     };
     let exchange = Some(Exchange { group: GroupIdx(0), bytes });
@@ -357,7 +361,7 @@ fn computed(rank: usize, row: usize) -> f32 {
 
 /// Rows of a matrix of 12 that three ranks compute with, who keep four each and get what they compute with: the gradients
 /// that each keeps when all were returned once, and once more onto what is there.
-fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
+fn migrate(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
     let shards = llama(12).cut(&Cut::even(3)).unwrap();
     let id = ParamId(shards[0].specs.iter().position(|spec| spec.name.contains("gate_proj")).unwrap());
     let home: Vec<&Slice> = shards.iter().map(|shard| &shard.specs[id.0].slice).collect();
@@ -371,20 +375,20 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         let (left, _) = gradients.overwrite_or_add(queue, id);
         queue.launch(Fill { out: left.view(), value: f32::NAN });
         gradients.clear();
-        let loan = Loan::new(id, false, &home, &slices.each_ref(), me);
-        let migration = Migration { units: [(2, vec![loan])].into() };
+        let migrated = MigratedParam::new(id, false, &home, &slices.each_ref(), me);
+        let migration = Migration { units: [(2, vec![migrated])].into() };
         let groups = join(&communicator, &Chain::of(model, &Strategy::of(Cut::even(3)), me).groups);
         let run = |kind: Work| {
             let (device, parameters, tables, gradients) = (&device, &parameters, &tables, &gradients);
-            let (groups, loans, resizing) = (&groups[..], Some(&migration), None);
+            let (groups, migrations, pruning) = (&groups[..], Some(&migration), None);
             let executor =
-                Executor { model, device, parameters, tables, gradients, groups, migration: loans, resizing };
+                Executor { model, device, parameters, tables, gradients, groups, migration: migrations, pruning };
             executor.run(&lone(kind, &migration, me), &[], LossOptions { smoothing: 0.0, scale: 1.0 }, None);
         };
-        let mut borrowed = Vec::new();
+        let mut migrated = Vec::new();
         let gradients = [(); 2].map(|()| {
-            run(Work::Borrow);
-            borrowed = queue.read(&parameters.value(id));
+            run(Work::Migrate);
+            migrated = queue.read(&parameters.value(id));
             let (gradient, accumulate): (Tensor, bool) = gradients.overwrite_or_add(queue, id);
             let before = if accumulate { queue.read(&gradient) } else { vec![0.0; gradient.len()] };
             let fill = |first: usize, out: &mut [f32]| -> Result<(), Infallible> {
@@ -394,17 +398,17 @@ fn lend(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
             };
             queue.write_rows(&gradient, fill).unwrap();
             run(Work::Return);
-            parameters.set_borrowed(id, None);
+            parameters.set_work_value(id, None);
             queue.read(&gradients.sum(queue, id))
         });
         assert_eq!(communicator.counts().of(ExchangeKind::Redistribute).calls, 4);
         let kept = queue.read(&parameters.value(id));
-        (kept, borrowed, gradients)
+        (kept, migrated, gradients)
     });
     let found = found.unwrap();
     let values: Vec<f32> = found.iter().flat_map(|(kept, _, _)| kept.clone()).collect();
-    for (rows, (_, borrowed, _)) in work.iter().zip(&found) {
-        assert_eq!(borrowed, &values[rows.start * 8..rows.end * 8], "{rows:?} of {work:?}");
+    for (rows, (_, migrated, _)) in work.iter().zip(&found) {
+        assert_eq!(migrated, &values[rows.start * 8..rows.end * 8], "{rows:?} of {work:?}");
     }
     found.into_iter().map(|(_, _, gradients)| gradients).collect()
 }
@@ -419,7 +423,7 @@ fn summands_of_several_ranks_are_added_at_home_to_what_is_there() {
         [0..2, 2..9, 9..12],
         [0..12, 12..12, 12..12],
     ] {
-        for (rank, gradients) in lend(&work).into_iter().enumerate() {
+        for (rank, gradients) in migrate(&work).into_iter().enumerate() {
             for (times, gradient) in gradients.iter().enumerate() {
                 for (i, &sum) in gradient.iter().enumerate() {
                     let row = rank * 4 + i / 8;

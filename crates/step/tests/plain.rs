@@ -41,7 +41,7 @@ impl Setting {
     fn pass(&self, keep: Keep) -> Vec<evenkeel_device::Tensor> {
         let Setting { model, device, parameters, tables, gradients, .. } = self;
         let pass = |batch| {
-            let context = Context { queue: device.compute(), parameters, tables, batch, resizing: None };
+            let context = Context { queue: device.compute(), parameters, tables, batch, pruning: None };
             pass::losses_and_gradients(model, &context, gradients, OPTIONS, keep)
         };
         self.micros.iter().flatten().map(pass).collect()
@@ -59,7 +59,7 @@ impl Setting {
         let groups = join(&Communicator::dry(0, 1), &chain.groups);
         let groups = &groups;
         let executor =
-            Executor { model, device, parameters, tables, gradients, groups, migration: None, resizing: None };
+            Executor { model, device, parameters, tables, gradients, groups, migration: None, pruning: None };
         executor.run(&program, micros, OPTIONS, None).into_iter().map(|found| found.losses).collect()
     }
 

@@ -90,7 +90,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
-        loans: Vec::new(),
+        migrations: Vec::new(),
     }
 }
 

@@ -131,23 +131,24 @@ fn tasks_that_nobody_has_measured_are_refused_and_take_no_time_for_free() {
 
 #[test]
 fn a_loan_takes_as_long_as_whoever_moves_most() {
-    let borrowed = value(1, ValueKind::Borrowed);
+    let migrated = value(1, ValueKind::Migrated);
     let program = |bytes: u64| {
         let exchange = Some(Exchange { group: GroupIdx(0), bytes });
-        let borrow = Task { exchange, ..task(Work::Borrow, 1, &[], &[borrowed]) };
-        let tasks = vec![borrow, task(Work::Forward, 0, &[], &[]), task(Work::Forward, 1, &[borrowed], &[])];
+        let migrate = Task { exchange, ..task(Work::Migrate, 1, &[], &[migrated]) };
+        let tasks = vec![migrate, task(Work::Forward, 0, &[], &[]), task(Work::Forward, 1, &[migrated], &[])];
         Program { tasks, ..self::program() }
     };
     // A thousand bytes take 4 s, also of those who have nothing to move.
     let spans = |bytes: u64| {
-        let borrow = Span { bytes, ..span(Work::Borrow, 1, 4.0) };
-        vec![borrow, span(Work::Forward, 0, 1.0), span(Work::Forward, 1, 2.0)]
+        let migrate = Span { bytes, ..span(Work::Migrate, 1, 4.0) };
+        vec![migrate, span(Work::Forward, 0, 1.0), span(Work::Forward, 1, 2.0)]
     };
     let costs = Costs::measured(&[Timeline { ranks: vec![spans(0), spans(BYTES)] }]);
-    for (bytes, loan_s) in [([0, BYTES], 4.0), ([BYTES, 0], 4.0), ([BYTES / 2, BYTES], 4.0), ([0, BYTES / 2], 2.0)] {
+    for (bytes, migration_s) in [([0, BYTES], 4.0), ([BYTES, 0], 4.0), ([BYTES / 2, BYTES], 4.0), ([0, BYTES / 2], 2.0)]
+    {
         let timeline = simulate(&bytes.map(program), &costs).unwrap();
         for rank in [0, 1] {
-            let expected = [[0.0, 0.0, loan_s], [0.0, 0.0, 1.0], [loan_s, loan_s, loan_s + 2.0]];
+            let expected = [[0.0, 0.0, migration_s], [0.0, 0.0, 1.0], [migration_s, migration_s, migration_s + 2.0]];
             assert_eq!(times(&timeline, rank), expected, "{bytes:?}");
         }
     }
@@ -170,7 +171,7 @@ fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
-        loans: Vec::new(),
+        migrations: Vec::new(),
     };
     let parts = arrangement.parts;
     let size = PartSize { tokens: 48 / parts, chunk_rows: vec![48 / parts] };

@@ -2,7 +2,7 @@
 
 use evenkeel_model::UnitKind;
 use evenkeel_random::Random;
-use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainLoan, ChainUnit, PartSize, SCHEDULES};
+use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainMigration, ChainUnit, PartSize, SCHEDULES};
 use evenkeel_step::{
     BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
 };
@@ -14,7 +14,7 @@ fn members(name: &str, ranks: &[usize]) -> Members {
 /// A chain over two ranks, or on one.
 fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     let is_partial = ranks > 1;
-    let loan = |unit| ChainLoan { unit, value_bytes: 12, gradient_bytes: 24 };
+    let migrated = |unit| ChainMigration { unit, value_bytes: 12, gradient_bytes: 24 };
     let kinds = [UnitKind::Embedding, UnitKind::Attention(0), UnitKind::Mlp(0), UnitKind::Layer(1), UnitKind::Head];
     let unit = |kind| ChainUnit {
         starts_stream: starts_stream && kind == UnitKind::Embedding,
@@ -40,7 +40,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: if is_partial { vec![sum] } else { Vec::new() },
-        loans: if is_partial { [1, 3].map(loan).to_vec() } else { Vec::new() },
+        migrations: if is_partial { [1, 3].map(migrated).to_vec() } else { Vec::new() },
     }
 }
 
@@ -77,8 +77,8 @@ fn programs_that_lost_or_repeat_a_part_are_refused() {
                 let unfreed = |tasks: &mut Vec<Task>, index: usize| tasks[index].frees.truncate(0);
                 assert!(broken(unfreed).is_err(), "`{task}` frees less");
             }
-            let is_loan = matches!(task.work, Work::Borrow | Work::Return);
-            if is_loan {
+            let is_migration = matches!(task.work, Work::Migrate | Work::Return);
+            if is_migration {
                 let elsewhere = |tasks: &mut Vec<Task>, index: usize| tasks[index].unit.0 += 1;
                 assert!(broken(elsewhere).is_err(), "`{task}` is of another unit");
                 let larger = |tasks: &mut Vec<Task>, index: usize| tasks[index].exchange.as_mut().unwrap().bytes += 4;

@@ -7,8 +7,8 @@ use evenkeel_model::{Cut, Dim, Model, Part, SHARES, UnitKind, Widths, ZeroStage,
 use evenkeel_step::Mesh;
 
 use crate::Error;
+use crate::prune::Prune;
 use crate::ranks::{RankMemory, Ranks};
-use crate::resize::Resize;
 use crate::run::RankReport;
 
 /// What a run does about slow ranks.
@@ -17,7 +17,7 @@ pub struct Balance {
     cut: Cut,
     mesh: Mesh,
     /// How ranks leave something out, where they may.
-    resize: Option<Resize>,
+    prune: Option<Prune>,
     /// What was done last, until it is known what it was good for.
     pending: Option<Balanced>,
 }
@@ -45,7 +45,7 @@ pub struct BalanceOptions {
     pub mode: Mode,
     /// The most that a rank may leave out, and how; what is said there of the share does not matter.
     pub gamma_max: f64,
-    pub resize: Resize,
+    pub prune: Prune,
     /// Bytes of a number that is computed with.
     pub value_bytes: usize,
     /// Bytes that are kept of a parameter: its master, and what the optimizer keeps beside it.
@@ -65,7 +65,7 @@ const TOKEN_SHARES: usize = 64;
 impl Balance {
     /// For ranks that begin with these shards of a model.
     pub fn new(options: BalanceOptions, model: &Model, cut: &Cut, shards: &[Model], mesh: Mesh) -> Balance {
-        let BalanceOptions { mode, gamma_max, resize, value_bytes, state_bytes, .. } = options;
+        let BalanceOptions { mode, gamma_max, prune, value_bytes, state_bytes, .. } = options;
         let mut widths = widths_of(shards.iter().map(|model| &model.shard));
         if widths.of(Dim::Tokens).iter().all(|&share| share == 1) {
             widths.set(Dim::Tokens, vec![TOKEN_SHARES; widths.shards()]);
@@ -78,9 +78,9 @@ impl Balance {
             work_bytes: bytes(value_bytes + 4),
         };
         let balancer = Balancer::new(options, widths);
-        let resizes = mode.resizes() && gamma_max > 0.0;
-        let resize = resizes.then_some(resize);
-        Balance { balancer, cut: cut.clone(), mesh, resize, pending: None }
+        let prunes = mode.prunes() && gamma_max > 0.0;
+        let prune = prunes.then_some(prune);
+        Balance { balancer, cut: cut.clone(), mesh, prune, pending: None }
     }
 
     /// To be called before the first step: times an exchange, and has columns that may be left out watched from the beginning.
@@ -91,8 +91,8 @@ impl Balance {
     }
 
     fn leave_out(&self, ranks: &Ranks, gammas: &[f64]) -> Result<(), Error> {
-        let Some(resize) = self.resize else { return Ok(()) };
-        ranks.resize(gammas.iter().map(|&gamma| Some(Resize { gamma, ..resize })).collect())
+        let Some(prune) = self.prune else { return Ok(()) };
+        ranks.prune(gammas.iter().map(|&gamma| Some(Prune { gamma, ..prune })).collect())
     }
 
     pub fn target(&self) -> &Target {
@@ -291,12 +291,12 @@ mod tests {
         });
         let (model, cut) = (Model::from_json(&config).unwrap(), Cut::even(2));
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
-        let resize = Resize { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
+        let prune = Prune { gamma: 0.0, imputation, selection, period_steps: 1, seed: 0 };
         let mode = Mode::Reshard;
         let options = BalanceOptions {
             mode,
             gamma_max: 0.0,
-            resize,
+            prune,
             value_bytes: 4,
             state_bytes: 12,
             zero: ZeroStage::Nothing,

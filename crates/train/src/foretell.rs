@@ -137,7 +137,7 @@ fn counts(
         gradients: &gradients,
         groups: &groups,
         migration: None,
-        resizing: None,
+        pruning: None,
     };
     let mut before = device.counts();
     let mut counts = vec![Counts::default(); program.tasks.len()];

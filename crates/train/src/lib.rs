@@ -13,10 +13,10 @@ mod migration;
 mod observe;
 mod optimizer;
 mod probe;
+mod prune;
 mod ranks;
 mod rate;
 mod relocation;
-mod resize;
 mod run;
 mod samples;
 mod state_kind;
@@ -29,9 +29,9 @@ pub use export::save_weights;
 pub use foretell::{Candidate, Foretold, Machine, foretell, preferred};
 pub use optimizer::{AdamW, MuonScale, Optimizer, OptimizerOptions, Rule, Update};
 pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
+pub use prune::Prune;
 pub use ranks::{Answer, RankMemory, Ranks, Request, Stretch};
 pub use rate::{Decay, Form, Rate};
-pub use resize::Resize;
 pub use run::{
     Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
 };

@@ -10,7 +10,7 @@ pub(crate) struct Migrated {
     /// The shards that ranks compute with, and which of them is this rank's.
     pub shards: Vec<Model>,
     shard: usize,
-    /// What it borrows and lends.
+    /// What migrates to and from it.
     pub migration: Migration,
     /// Of all ranks, in their order.
     pub chains: Vec<Chain>,
@@ -36,11 +36,11 @@ impl Migrated {
         let cut = Cut { widths: Some(work), split_sequence, ..Cut::even(mesh.tp) };
         let work = home[0].cut(&cut).expect("what was cut in so many shards can be cut again");
         let mut all = Migration::all(home, &work);
-        let loaned = |(rank, chain): (usize, &Chain)| {
+        let migrating = |(rank, chain): (usize, &Chain)| {
             let shard = mesh.shard(rank);
-            chain.clone().with_loans(&all[shard], shard, dtype)
+            chain.clone().with_migration(&all[shard], shard, dtype)
         };
-        let chains = chains.iter().enumerate().map(loaned).collect();
+        let chains = chains.iter().enumerate().map(migrating).collect();
         let migration = all.swap_remove(shard);
         (!migration.is_empty()).then_some(Migrated { shards: work, shard, migration, chains })
     }

@@ -12,7 +12,7 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
         if span.lane == Lane::Compute {
             observed.compute_s[class(model, span.work, span.unit) as usize] += span.duration_s();
         }
-        if matches!(span.work, Work::Borrow | Work::Return) {
+        if matches!(span.work, Work::Migrate | Work::Return) {
             observed.migrated_bytes += span.bytes;
             observed.migration_s += span.end_s - span.came_s;
         }

@@ -3,7 +3,7 @@
 mod layout;
 mod micros;
 mod programs;
-mod resizing;
+mod pruning;
 mod tail;
 
 use std::time::Instant;
@@ -13,9 +13,7 @@ use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Device, Queue, Tensor};
 use evenkeel_model::pass;
-use evenkeel_model::{
-    Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Resizing, RotaryTables, Stretch,
-};
+use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, Strategy, join};
@@ -24,8 +22,8 @@ use crate::Error;
 use crate::migration::Migrated;
 use crate::observe::observation;
 use crate::optimizer::{Optimizer, OptimizerOptions, Update};
+use crate::prune::{Pruner, Remembered};
 use crate::relocation::{Keeping, exchange_s_per_byte};
-use crate::resize::{Remembered, Resizer};
 use crate::samples::Samples;
 use crate::state_kind::StateKind;
 pub use micros::Prepared;
@@ -136,8 +134,8 @@ pub struct Trainer {
     pub updates: u32,
     programs: Programs,
     evaluations: Programs,
-    resizer: Option<Resizer>,
-    /// What a checkpoint said of the columns, for whoever resizes before the next step.
+    pruner: Option<Pruner>,
+    /// What a checkpoint said of the columns, for whoever prunes before the next step.
     remembered: Option<Remembered>,
 }
 
@@ -170,7 +168,7 @@ impl Trainer {
             communicator: communicator.clone(),
             migrated: None,
             shards: shards.to_vec(),
-            resizer: None,
+            pruner: None,
             remembered: None,
             groups: join(communicator, &chains[rank].groups),
             model,
@@ -204,7 +202,7 @@ impl Trainer {
             Observe::Work => {
                 // The host has read the losses, which are behind everything that the program did.
                 let spans = recording.read(self.program(), start).unwrap_or_default();
-                let gamma = self.resizing().map_or(0.0, Resizing::left_out);
+                let gamma = self.pruning().map_or(0.0, Pruning::left_out);
                 let work = Observation { gamma, ..observation(&self.model, &spans) };
                 Step { outcome, work, ..Step::default() }
             }
@@ -230,17 +228,17 @@ impl Trainer {
         self.schedule(shape, sizes);
         let loss_options = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 / targets.max(1) as f32 };
         self.gradients.clear();
-        if let Some(mut resizer) = self.resizer.take() {
-            resizer.begin_step(&self.place());
-            self.resizer = Some(resizer);
+        if let Some(mut pruner) = self.pruner.take() {
+            pruner.begin_step(&self.place());
+            self.pruner = Some(pruner);
         }
         let (mut of_gradients, mut of_tail) = match observe {
             Observe::Nothing => (None, None),
             Observe::Work => (Some(recording), None),
             Observe::Tasks { .. } => (None, Some(recording)),
         };
-        let resizing = self.resizing();
-        let executor = Executor { resizing, ..self.step_executor() };
+        let pruning = self.pruning();
+        let executor = Executor { pruning, ..self.step_executor() };
         let recording = of_gradients.as_deref_mut().or(of_tail.as_deref_mut());
         let found = executor.run(self.program(), batches, loss_options, recording);
         let grad_norm = self.measure_norm(of_tail.as_deref_mut());
@@ -254,8 +252,8 @@ impl Trainer {
             // The next step may be long in coming.
             self.device.compute().submit();
         }
-        if let Some(resizer) = &mut self.resizer {
-            resizer.end_step(updated);
+        if let Some(pruner) = &mut self.pruner {
+            pruner.end_step(updated);
         }
         StepOutcome { loss, grad_norm, tokens, parts, updated }
     }
@@ -374,7 +372,7 @@ impl Trainer {
             gradients: &self.gradients,
             groups: &self.groups,
             migration: None,
-            resizing: None,
+            pruning: None,
         }
     }
 

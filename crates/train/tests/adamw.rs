@@ -102,7 +102,7 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     let ids: Vec<u32> = (0..32).collect();
     let batch = Batch::tokens(queue, &ids, &ids, Segments::uniform(2, 16));
     let tables = RotaryTables::new(&model.config, queue, 16);
-    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
     let clipped = OptimizerOptions {

@@ -31,7 +31,7 @@ fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again
 
     let batch = Batch::tokens(queue, &tokens, &vec![IGNORE; tokens.len()], Segments::uniform(1, tokens.len()));
     let tables = RotaryTables::new(&model.config, queue, tokens.len());
-    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, resizing: None };
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
     let logits = queue.read(&pass::logits(&model, &context));
     assert_eq!(logits.len(), expected.len());
     for (ours, theirs) in logits.iter().zip(&expected) {

@@ -73,9 +73,9 @@ fn curve(ranks: &Ranks, works: &[Option<Widths>]) -> Vec<[f64; 2]> {
         }
         let outcome = ranks.step(micros(step), 1e-3).unwrap();
         assert!(outcome.updated);
-        let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|task| task.work == Work::Borrow);
+        let migrates = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|task| task.work == Work::Migrate);
         let is_away = !works.is_empty() && works[step / 4 % works.len()].is_some();
-        assert!(ranks.with_trainers(borrows).unwrap().iter().all(|&borrows| borrows == is_away), "step {step}");
+        assert!(ranks.with_trainers(migrates).unwrap().iter().all(|&migrates| migrates == is_away), "step {step}");
         [outcome.loss, outcome.grad_norm]
     };
     (0..STEPS).map(step).collect()
@@ -110,7 +110,7 @@ fn the_curve_is_that_without_migration_whatever_the_work_layouts() {
             for works in [vec![first.clone()], vec![first, None, second]] {
                 let ranks = ranks(&model, &topology, arrangement, DType::F32);
                 assert_close(&what, &curve(&ranks, &works), &expected);
-                // Whatever was borrowed last, what is evaluated, kept and saved is at home.
+                // Whatever migrated last, what is evaluated, kept and saved is at home.
                 let [ours, theirs] =
                     [&ranks, &without].map(|ranks| ranks.evaluate(micros(3).remove(0)).unwrap().loss());
                 assert!((ours - theirs).abs() <= TOLERANCE * theirs, "{what}: evaluated {ours}, expected {theirs}");
@@ -184,8 +184,8 @@ fn a_dry_run_tells_the_memory_of_the_work_layout_to_the_byte() {
                         trainer.device.reset_peak();
                         trainer.step(&micros, 0.0).unwrap();
                         let program = trainer.program();
-                        let borrows = program.tasks.iter().filter(|task| task.work == Work::Borrow).count();
-                        assert_eq!(borrows, 4, "attention and MLP of two layers");
+                        let migrates = program.tasks.iter().filter(|task| task.work == Work::Migrate).count();
+                        assert_eq!(migrates, 4, "attention and MLP of two layers");
                         trainer.device.usage().peak_bytes
                     })
                 };
@@ -218,10 +218,10 @@ fn what_cannot_be_migrated_is_refused_with_a_reason() {
     let too_wide = work.clone().with(Dim::Columns, vec![20, 29]);
     assert!(failure(&model, &two, &too_wide).contains("widths of each dim must add up"));
     let other_classes = work.clone().with(Dim::Classes, vec![30, 34]);
-    assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns are lent"));
+    assert!(failure(&model, &two, &other_classes).contains("only heads and FFN columns migrate"));
     let uncut = Cut { uncut: [evenkeel_model::Part::Mlp(0)].into(), ..Cut::even(2) };
     let partly = Strategy::of(uncut);
-    assert!(failure(&model, &partly, &work).contains("what every shard holds whole cannot be lent"));
+    assert!(failure(&model, &partly, &work).contains("what every shard holds whole cannot migrate"));
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 8,
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64,

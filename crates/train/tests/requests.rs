@@ -5,7 +5,7 @@ mod support;
 use evenkeel_balance::Selection;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Dim, Imputation, Model, ParamId, widths_of};
-use evenkeel_train::{Answer, Error, OptimizerOptions, Ranks, Request, Resize, StateKind, Stretch, TrainerOptions};
+use evenkeel_train::{Answer, Error, OptimizerOptions, Prune, Ranks, Request, StateKind, Stretch, TrainerOptions};
 use support::{micros, random};
 
 fn llama() -> Model {
@@ -26,10 +26,10 @@ fn ranks(model: &Model) -> Ranks {
 fn requests(model: &Model) -> Vec<Request> {
     let of_shards = |cut: &Cut| widths_of(model.cut(cut).unwrap().iter().map(|shard| &shard.shard));
     let uneven = Cut { weights: vec![3.0, 1.0], ..Cut::even(2) };
-    // Only heads and columns are lent.
+    // Only heads and columns migrate.
     let work = of_shards(&uneven).with(Dim::Columns, of_shards(&Cut::even(2)).of(Dim::Columns).to_vec());
-    let resize =
-        Resize { gamma: 0.25, imputation: Imputation::Zero, selection: Selection::Random, period_steps: 1, seed: 3 };
+    let prune =
+        Prune { gamma: 0.25, imputation: Imputation::Zero, selection: Selection::Random, period_steps: 1, seed: 3 };
     let stretch = Stretch { elements: 1..4, to_start: 0 };
     vec![
         Request::Throttle { factors: vec![1.0, 1.5] },
@@ -38,10 +38,10 @@ fn requests(model: &Model) -> Vec<Request> {
         Request::Reshard { cut: uneven },
         Request::Step { micros: micros(model, 1), lr: 1e-3, is_observed: false },
         Request::Migrate { work: Some(work) },
-        Request::Resize { by_shard: vec![None, None] },
+        Request::Prune { by_shard: vec![None, None] },
         Request::Step { micros: micros(model, 2), lr: 1e-3, is_observed: false },
         Request::Migrate { work: None },
-        Request::Resize { by_shard: vec![None, Some(resize)] },
+        Request::Prune { by_shard: vec![None, Some(prune)] },
         Request::Step { micros: micros(model, 3), lr: 1e-3, is_observed: false },
         Request::GatherValues,
         Request::Read { kind: StateKind::Mean, id: ParamId(1), by_rank: vec![vec![stretch], Vec::new()] },

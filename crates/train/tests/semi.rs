@@ -9,7 +9,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Dim, Imputation, Model, ParamId, Parameters, SHARES, Shard, Widths, widths_of};
 use evenkeel_step::Work;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_train::{OptimizerOptions, Progress, Ranks, Resize, Trainer, TrainerOptions, checkpoint};
+use evenkeel_train::{OptimizerOptions, Progress, Prune, Ranks, Trainer, TrainerOptions, checkpoint};
 use support::{POLICIES, Strategy, compare_curves, compare_states, micros, spread, start_on, state, vit};
 
 const TOLERANCE: f64 = 1e-5;
@@ -46,9 +46,9 @@ fn widths(model: &Model, topology: &Strategy, head_groups: &[usize], ffn: &[usiz
     home.with(Dim::Heads, head_shares).with(Dim::Columns, ffn.to_vec())
 }
 
-fn resize(ranks: &Ranks, gammas: &[f64], imputation: Imputation, selection: Selection) {
-    let resize = |&gamma: &f64| Some(Resize { gamma, imputation, selection, period_steps: 2, seed: 5 });
-    ranks.resize(gammas.iter().map(resize).collect()).unwrap();
+fn prune(ranks: &Ranks, gammas: &[f64], imputation: Imputation, selection: Selection) {
+    let prune = |&gamma: &f64| Some(Prune { gamma, imputation, selection, period_steps: 2, seed: 5 });
+    ranks.prune(gammas.iter().map(prune).collect()).unwrap();
 }
 
 /// Losses and gradient norms.
@@ -90,7 +90,7 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
                 let cut = Cut { widths: Some(work), ..topology.cut.clone() };
                 let twin = ranks(&model, &Strategy { cut, ..topology }, arrangement);
                 for ranks in [&ours, &twin] {
-                    resize(ranks, gammas, imputation, Selection::Random);
+                    prune(ranks, gammas, imputation, Selection::Random);
                 }
                 let [found, mut expected] = [&ours, &twin].map(|ranks| steps(ranks, &model, 0..5));
                 if imputation == Imputation::Same {
@@ -99,8 +99,8 @@ fn what_is_left_out_while_work_is_elsewhere_equals_what_is_left_out_at_home() {
                 }
                 assert_close(&what, &found, &expected);
                 compare_states(&what, &ours, &twin, 1e-3);
-                let borrows = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|t| t.work == Work::Borrow);
-                assert!(ours.with_trainers(borrows).unwrap().into_iter().all(|borrows| borrows), "{what}");
+                let migrates = |trainer: &mut Trainer| trainer.program().tasks.iter().any(|t| t.work == Work::Migrate);
+                assert!(ours.with_trainers(migrates).unwrap().into_iter().all(|migrates| migrates), "{what}");
             }
         }
     }
@@ -116,7 +116,7 @@ fn leaving_out_nothing_is_bit_identical_to_migration() {
                 let ranks = ranks(&model, &topology, Arrangement::of(OASES));
                 ranks.migrate(Some(work.clone())).unwrap();
                 if let Some(selection) = selection {
-                    resize(&ranks, &vec![0.0; tp], Imputation::Zero, selection);
+                    prune(&ranks, &vec![0.0; tp], Imputation::Zero, selection);
                 }
                 (steps(&ranks, &model, 0..5), state(&ranks))
             };
@@ -131,8 +131,8 @@ fn leaving_out_nothing_is_bit_identical_to_migration() {
 /// By parameter: which of its elements somebody computes with and leaves out; none where nobody ever does.
 fn left_out(ranks: &Ranks, model: &Model, work: &[Model]) -> Vec<Option<Vec<bool>>> {
     let pruned = |trainer: &mut Trainer| {
-        let resizing = trainer.resizing().expect("it is resized");
-        let pruned = (0..resizing.intakes().len()).map(|intake| resizing.pruned(intake).to_vec());
+        let pruning = trainer.pruning().expect("it is pruned");
+        let pruned = (0..pruning.intakes().len()).map(|intake| pruning.pruned(intake).to_vec());
         (trainer.model.shard.index, pruned.collect::<Vec<_>>())
     };
     let mut found: Vec<Option<Vec<bool>>> = vec![None; model.specs.len()];
@@ -166,7 +166,7 @@ fn what_others_leave_out_of_what_a_rank_keeps_stays_bitwise_and_the_rest_moves()
                 let topology = spread(1, tp, 0);
                 let work = widths(&model, &topology, heads, ffn);
                 let ranks = ranks(&model, &topology, Arrangement::default());
-                resize(&ranks, &vec![0.0; tp], imputation, selection);
+                prune(&ranks, &vec![0.0; tp], imputation, selection);
                 steps(&ranks, &model, 0..3);
                 // In the middle of a period work moves, and then shares change.
                 ranks.migrate(Some(work.clone())).unwrap();
@@ -175,7 +175,7 @@ fn what_others_leave_out_of_what_a_rank_keeps_stays_bitwise_and_the_rest_moves()
                     let what =
                         format!("{} {heads:?} {ffn:?} {selection:?}, step {step}", model.config.family.names.embed);
                     if step == 4 {
-                        resize(&ranks, gammas, imputation, selection);
+                        prune(&ranks, gammas, imputation, selection);
                     }
                     let before = state(&ranks);
                     steps(&ranks, &model, step..step + 1);
@@ -223,7 +223,7 @@ fn columns_that_change_least_are_left_out_wherever_they_are_kept() {
     let work = model.cut(&Cut { widths: Some(widths.clone()), ..topology.cut.clone() }).unwrap();
     let home = model.cut(&topology.cut).unwrap();
     let ranks = ranks(&model, &topology, Arrangement::default());
-    resize(&ranks, &GAMMAS, Imputation::Zero, Selection::Priority);
+    prune(&ranks, &GAMMAS, Imputation::Zero, Selection::Priority);
     ranks.migrate(Some(widths)).unwrap();
     // By the first weight of an intake, home shard and column of the whole: how much it changed when it was last kept.
     let mut scores: HashMap<(ParamId, usize, usize), f64> = HashMap::new();
@@ -280,7 +280,7 @@ fn shares_of_the_data_agree_on_what_is_left_out_of_what() {
     let (model, topology) = (llama(), spread(2, 2, 0));
     let ranks = ranks(&model, &topology, Arrangement::default());
     ranks.migrate(Some(widths(&model, &topology, &[3, 1], &[40, 8]))).unwrap();
-    resize(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
+    prune(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
     let losses = steps(&ranks, &model, 0..20);
     assert!(losses[19][0] < 0.9 * losses[0][0], "{losses:?}");
     let held = ranks.with_trainers(|trainer| {
@@ -300,12 +300,12 @@ fn work_that_comes_home_is_evaluated_and_left_out_as_if_it_had_never_been_away()
     let work = widths(&model, &topology, &[3, 1], &[40, 8]);
     let run = |is_away: bool| {
         let ranks = ranks(&model, &topology, Arrangement::default());
-        resize(&ranks, &[0.0, 0.0], Imputation::Zero, Selection::Random);
+        prune(&ranks, &[0.0, 0.0], Imputation::Zero, Selection::Random);
         ranks.migrate(Some(work.clone()).filter(|_| is_away)).unwrap();
         steps(&ranks, &model, 0..3);
         let evaluated = ranks.evaluate(micros(&model, 1).remove(0)).unwrap().loss();
         ranks.migrate(None).unwrap();
-        resize(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Random);
+        prune(&ranks, &[0.0, 0.5], Imputation::Zero, Selection::Random);
         [vec![[evaluated; 2]], steps(&ranks, &model, 3..8)].concat()
     };
     assert_close("home again", &run(true), &run(false));
@@ -316,20 +316,20 @@ fn ranks_that_are_resized_by_other_rules_cannot_compute_for_one_another() {
     let (model, topology) = (llama(), spread(1, 2, 0));
     let ranks = ranks(&model, &topology, Arrangement::default());
     ranks.migrate(Some(widths(&model, &topology, &[3, 1], &[40, 8]))).unwrap();
-    let resize = |period_steps| {
+    let prune = |period_steps| {
         let (imputation, selection) = (Imputation::Zero, Selection::Random);
-        Some(Resize { gamma: 0.5, imputation, selection, period_steps, seed: 5 })
+        Some(Prune { gamma: 0.5, imputation, selection, period_steps, seed: 5 })
     };
-    ranks.resize(vec![resize(2), resize(3)]).unwrap();
+    ranks.prune(vec![prune(2), prune(3)]).unwrap();
     let failure = ranks.step(micros(&model, 0), 1e-2).unwrap_err().to_string();
-    assert!(failure.contains("compute for one another and are resized by different rules"), "{failure}");
+    assert!(failure.contains("compute for one another and are pruned by different rules"), "{failure}");
 }
 
 /// By rank and intake.
 fn pruned(ranks: &Ranks) -> Vec<Vec<Vec<u32>>> {
     let of = |trainer: &mut Trainer| {
-        let resizing = trainer.resizing().expect("it is resized");
-        (0..resizing.intakes().len()).map(|intake| resizing.pruned(intake).to_vec()).collect()
+        let pruning = trainer.pruning().expect("it is pruned");
+        (0..pruning.intakes().len()).map(|intake| pruning.pruned(intake).to_vec()).collect()
     };
     ranks.with_trainers(of).unwrap()
 }
@@ -350,15 +350,15 @@ fn a_run_that_is_continued_leaves_out_the_same_columns_and_has_the_same_bits() {
             let path = folder.path().join("checkpoint");
             let settle = |ranks: &Ranks, gamma: f64| {
                 ranks.migrate(work.clone()).unwrap();
-                resize(ranks, &[0.0, gamma], Imputation::Zero, selection);
+                prune(ranks, &[0.0, gamma], Imputation::Zero, selection);
             };
             let through = ranks(&model, &uneven, Arrangement::default());
             settle(&through, 0.5);
             steps(&through, &model, 0..saved_at - 1);
             // Columns that come back in the middle of a period were not kept all through it.
-            resize(&through, &[0.0, 0.75], Imputation::Zero, selection);
+            prune(&through, &[0.0, 0.75], Imputation::Zero, selection);
             steps(&through, &model, saved_at - 1..saved_at);
-            resize(&through, &[0.0, 0.5], Imputation::Zero, selection);
+            prune(&through, &[0.0, 0.5], Imputation::Zero, selection);
             let progress = Progress { step: saved_at as u64, ..Progress::default() };
             checkpoint::save(&path, &through, &progress, serde_json::Value::Null).unwrap();
             let continued = ranks(&model, &uneven, Arrangement::default());
@@ -388,14 +388,14 @@ fn what_a_checkpoint_says_of_columns_is_for_the_next_step_or_for_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let (model, topology, path) = (llama(), spread(1, 2, 0), folder.path().join("checkpoint"));
     let before = ranks(&model, &topology, Arrangement::default());
-    resize(&before, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
+    prune(&before, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
     steps(&before, &model, 0..5);
     let progress = Progress { step: 5, ..Progress::default() };
     checkpoint::save(&path, &before, &progress, serde_json::Value::Null).unwrap();
     let after = ranks(&model, &topology, Arrangement::default());
     checkpoint::load(&path, &after).unwrap();
     steps(&after, &model, 5..6);
-    resize(&after, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
+    prune(&after, &[0.0, 0.5], Imputation::Zero, Selection::Priority);
     steps(&after, &model, 6..7);
     assert!(pruned(&after).iter().flatten().all(Vec::is_empty), "the weights have changed since");
     // Without anything left out a checkpoint has nothing to say of it.

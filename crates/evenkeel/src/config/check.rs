@@ -319,7 +319,7 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         let what = "`balance.mode` is \"resize\", but `balance.gamma_max` is 0, which prunes nothing".to_owned();
         raw.note_contradiction(&["balance.mode", "balance.gamma_max"], what, Some("0.5 prunes half at most"));
     }
-    if balance.gamma_max > 0.0 && !balance.mode.resizes() {
+    if balance.gamma_max > 0.0 && !balance.mode.prunes() {
         let what = format!("`balance.gamma_max` is set, but mode \"{mode}\" prunes nothing");
         let hint = "modes that do are \"resize\", \"semi\" and \"auto\"";
         raw.note_contradiction(&["balance.gamma_max", "balance.mode"], what, Some(hint));

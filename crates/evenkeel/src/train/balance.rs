@@ -3,7 +3,7 @@
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_model::{Cut, Dim, Model, SHARES, Widths};
 use evenkeel_report::Balance as BalanceEvent;
-use evenkeel_train::{Balance, BalanceOptions, Balanced, Ranks, Resize, may_migrate};
+use evenkeel_train::{Balance, BalanceOptions, Balanced, Prune, Ranks, may_migrate};
 
 use super::model::device_dtype;
 use crate::config::Settings;
@@ -49,7 +49,7 @@ pub fn start(
     let options = BalanceOptions {
         mode,
         gamma_max: settings.balance.gamma_max,
-        resize: resize(settings),
+        prune: prune(settings),
         value_bytes: device_dtype(settings.train.dtype).size_bytes(),
         state_bytes: settings.train.optimizer_options().rule.bytes_moved_per_element(),
         zero: launch.strategy.zero_sharding(0).stage(),
@@ -70,12 +70,12 @@ pub fn start(
 /// Whether ranks keep earlier weights to see which columns change least.
 pub fn watches_changes(settings: &Settings) -> bool {
     let balance = &settings.balance;
-    balance.mode.resizes() && balance.gamma_max > 0.0 && balance.selection == Selection::Priority
+    balance.mode.prunes() && balance.gamma_max > 0.0 && balance.selection == Selection::Priority
 }
 
-fn resize(settings: &Settings) -> Resize {
+fn prune(settings: &Settings) -> Prune {
     let balance = &settings.balance;
-    Resize {
+    Prune {
         gamma: 0.0,
         imputation: balance.imputation,
         selection: balance.selection,
@@ -161,16 +161,16 @@ fn describe(balanced: &Balanced) -> String {
         [] => format!("all {who}s compute nearly alike"),
         slow => slow.join(", "),
     };
-    let [mut moved, mut lent, mut took_back] = [const { Vec::new() }; 3];
+    let [mut moved, mut migrated, mut took_back] = [const { Vec::new() }; 3];
     for (dim, word, unit) in
         [(Dim::Columns, "columns", 1), (Dim::Heads, "head groups", SHARES), (Dim::Classes, "classes", 1)]
     {
         let some = |width: usize| format!("{} of {} {word}", amount(width, unit), now.home.total(dim) / unit);
-        let [lent_before, lent_now] = [before, now].map(|target| target.migrated(dim));
+        let [away_before, away_now] = [before, now].map(|target| target.migrated(dim));
         for (list, width) in [
             (&mut moved, now.home.gained(&before.home, dim)),
-            (&mut lent, lent_now.saturating_sub(lent_before)),
-            (&mut took_back, lent_before.saturating_sub(lent_now)),
+            (&mut migrated, away_now.saturating_sub(away_before)),
+            (&mut took_back, away_before.saturating_sub(away_now)),
         ] {
             list.extend((width > 0).then(|| some(width)));
         }
@@ -182,7 +182,7 @@ fn describe(balanced: &Balanced) -> String {
     };
     moved.last_mut().into_iter().for_each(|last: &mut String| last.push_str(&from));
     let leaves_out = |(rank, gamma): (usize, &f64)| format!("{who} {rank} prunes {:.0} %", 100.0 * gamma);
-    let all = [("moved", moved), ("lent", lent), ("took back", took_back)];
+    let all = [("moved", moved), ("migrated", migrated), ("took back", took_back)];
     let mut done: Vec<String> = all
         .iter()
         .filter(|(_, list)| !list.is_empty())
@@ -249,7 +249,7 @@ mod tests {
                 mesh: Mesh::of_shards(2),
             })
         };
-        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 lent 320 of 1408 columns, \
+        let expected = "rank 1 computes 2.1× slower than the fastest since step 240; after step 243 migrated 320 of 1408 columns, \
                         rank 1 prunes";
         assert_eq!(line([0.0, 0.25], 291, 3), format!("{expected} 25 %; step 412 → 291 ms (optimum 284)"));
         assert_eq!(line([0.0, 0.25], 300, 0), format!("{expected} 25 %; step 412 → 300 ms as predicted (optimum 284)"));

@@ -9,7 +9,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 use crate::chain::batch::Batch;
 use crate::chain::op::Op;
 use crate::chain::rotary::RotaryTables;
-use crate::lossy::resize::{Resized, Resizing};
+use crate::lossy::prune::{PrunedLayer, Pruning};
 use crate::parameters::{Gradients, ParamId, Parameters};
 
 /// What operations need besides their slots.
@@ -20,17 +20,17 @@ pub struct Context<'a> {
     pub tables: &'a RotaryTables,
     pub batch: &'a Batch,
     /// Which columns linear layers keep; all without it. For training only: what evaluates looks away from it.
-    pub resizing: Option<&'a Resizing>,
+    pub pruning: Option<&'a Pruning>,
 }
 
 impl<'a> Context<'a> {
     /// The same, with every column of every linear layer.
-    pub(crate) fn unresized(&self) -> Context<'a> {
-        Context { resizing: None, ..*self }
+    pub(crate) fn unpruned(&self) -> Context<'a> {
+        Context { pruning: None, ..*self }
     }
 
-    pub(crate) fn resized(&self, weight: ParamId) -> Option<Resized<'a>> {
-        self.resizing?.resized(weight)
+    pub(crate) fn pruned_layer(&self, weight: ParamId) -> Option<PrunedLayer<'a>> {
+        self.pruning?.pruned_layer(weight)
     }
 
     /// Whether a parameter is trained, so that its gradient is wanted.
@@ -62,7 +62,7 @@ pub struct Body {
 /// Tensors by slot.
 pub(crate) struct Slots {
     whole: Vec<Option<Tensor>>,
-    /// Of what resized layers read, the columns that they keep.
+    /// Of what pruned layers read, the columns that they keep.
     narrow: Vec<Option<Tensor>>,
 }
 
@@ -93,7 +93,7 @@ impl Slots {
     }
 
     pub fn take_narrow(&mut self, slot: Slot) -> Tensor {
-        self.narrow[slot.0].take().expect("a resized layer has left it")
+        self.narrow[slot.0].take().expect("a pruned layer has left it")
     }
 
     pub fn take(&mut self, slot: Slot) -> Tensor {

@@ -309,10 +309,10 @@ impl Op {
         }
     }
 
-    /// The slots whose values the weight half multiplies with. A resized layer has what it needs of its own.
+    /// The slots whose values the weight half multiplies with. A pruned layer has what it needs of its own.
     pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         match self {
-            Op::Linear(linear) if context.resized(linear.weight).is_none() && context.trains(linear.weight) => {
+            Op::Linear(linear) if context.pruned_layer(linear.weight).is_none() && context.trains(linear.weight) => {
                 vec![linear.x]
             }
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
@@ -364,10 +364,10 @@ fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel:
 impl Linear {
     /// What is multiplied with: the weight, its part, or the columns that are kept of it.
     fn weight(&self, context: &Context) -> Tensor {
-        match context.resized(self.weight) {
-            Some(resized) => {
-                assert!(self.part.is_none(), "layers that are resized are not shared by samples");
-                resized.weight(context)
+        match context.pruned_layer(self.weight) {
+            Some(pruned_layer) => {
+                assert!(self.part.is_none(), "layers that are pruned are not shared by samples");
+                pruned_layer.weight(context)
             }
             None => self.part_of_weight(context.parameters.value(self.weight)),
         }
@@ -375,8 +375,8 @@ impl Linear {
 
     fn forward(&self, context: &Context, values: &mut Slots) {
         let (queue, weight) = (context.queue, &self.weight(context));
-        if let (Some(resized), None) = (context.resized(self.weight), values.find_narrow(self.x)) {
-            let narrow = resized.input(queue, values.get(self.x));
+        if let (Some(pruned_layer), None) = (context.pruned_layer(self.weight), values.find_narrow(self.x)) {
+            let narrow = pruned_layer.input(queue, values.get(self.x));
             values.set_narrow(self.x, narrow);
         }
         let x = self.input(context, values);
@@ -401,7 +401,7 @@ impl Linear {
 
     /// What the weight is multiplied with: all that is in the slot, or the columns that are kept of it.
     fn input<'a>(&self, context: &Context, values: &'a Slots) -> &'a Tensor {
-        match context.resized(self.weight) {
+        match context.pruned_layer(self.weight) {
             Some(_) => values.find_narrow(self.x).expect("forward has left it"),
             None => values.get(self.x),
         }
@@ -417,18 +417,18 @@ impl Linear {
         if self.first {
             return;
         }
-        let (weight, is_resized) = (&self.weight(context), context.resized(self.weight).is_some());
+        let (weight, is_pruned) = (&self.weight(context), context.pruned_layer(self.weight).is_some());
         let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
-        match if is_resized { slots.find_narrow(self.x) } else { slots.find(self.x) } {
+        match if is_pruned { slots.find_narrow(self.x) } else { slots.find(self.x) } {
             Some(dx) => queue.launch(Product::new(order, dout, weight, dx).accumulating()),
             None => {
                 let dx = queue.tensor(dout.rows, width, context.dtype());
                 queue.launch(Product::new(order, dout, weight, &dx));
-                if is_resized { slots.set_narrow(self.x, dx) } else { slots.set(self.x, dx) }
+                if is_pruned { slots.set_narrow(self.x, dx) } else { slots.set(self.x, dx) }
             }
         }
-        if let Some(resizing) = context.resizing {
-            resizing.complete_input(queue, self.weight, self.x, slots);
+        if let Some(pruning) = context.pruning {
+            pruning.complete_input(queue, self.weight, self.x, slots);
         }
     }
 
@@ -437,8 +437,8 @@ impl Linear {
         if context.trains(self.weight) {
             let (x, dout) = (self.input(context, values), slots.get(self.out));
             let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
-            match (context.resized(self.weight), &self.part) {
-                (Some(resized), _) => resized.add_weight_gradient(queue, gradients, a, b),
+            match (context.pruned_layer(self.weight), &self.part) {
+                (Some(pruned_layer), _) => pruned_layer.add_weight_gradient(queue, gradients, a, b),
                 (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
                 // Overwriting one part would leave the others undefined, so the whole is zeroed first.
                 (None, Some(_)) => {

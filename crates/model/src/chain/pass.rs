@@ -57,7 +57,7 @@ pub fn label_is_first(stats: &[f32]) -> bool {
 
 /// The losses of the batch's labels, and no gradients.
 pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
-    let context = &context.unresized();
+    let context = &context.unpruned();
     let (head, x) = (model.head(), classified(model, context));
     let losses = context.queue.tensor(1, x.rows, DType::F32);
     let stats = context.queue.tensor(x.rows, STATS, DType::F32);
@@ -73,14 +73,14 @@ pub fn evaluate(model: &Model, context: &Context, smoothing: f32) -> Findings {
 
 /// The logits of the whole batch, f32 [rows, classes]. For tests and small vocabularies.
 pub fn logits(model: &Model, context: &Context) -> Tensor {
-    let context = &context.unresized();
+    let context = &context.unpruned();
     let x = classified(model, context);
     model.head().logits(context, &x)
 }
 
 /// The logits of what follows each segment that has tokens, in order, f32 [segments with tokens, classes].
 pub fn next_logits(model: &Model, context: &Context) -> Tensor {
-    let context = &context.unresized();
+    let context = &context.unpruned();
     let x = classified(model, context);
     let segments = context.batch.segments.iter().filter(|segment| !segment.is_empty());
     let ends: Vec<u32> = segments.map(|segment| segment.end as u32 - 1).collect();

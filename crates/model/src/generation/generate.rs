@@ -150,7 +150,7 @@ impl<'a> Generator<'a> {
         }
         let batch = Batch::continuing(self.queue, &ids, Segments::new(offsets), self.cache.clone());
         let Generator { model, parameters, queue, ref tables, .. } = *self;
-        let logits = pass::next_logits(model, &Context { queue, parameters, tables, batch: &batch, resizing: None });
+        let logits = pass::next_logits(model, &Context { queue, parameters, tables, batch: &batch, pruning: None });
         let lengths = self.cache.lengths.iter().zip(tokens);
         self.cache.lengths = lengths.map(|(length, tokens)| length + tokens.as_ref().len()).collect();
         Ok(logits)

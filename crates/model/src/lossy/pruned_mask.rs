@@ -16,7 +16,7 @@ use crate::sharding::layout::Region;
 pub struct PrunedMask(BTreeMap<ParamId, Tensor>);
 
 /// What a shard that computes with a model leaves out: by intake, as the model lists them, the pruned columns in ascending order.
-pub struct LeftOut<'a> {
+pub struct PrunedColumns<'a> {
     pub model: &'a Model,
     pub pruned: Vec<&'a [u32]>,
 }
@@ -24,7 +24,7 @@ pub struct LeftOut<'a> {
 impl PrunedMask {
     /// What `home` keeps of what shards leave out. Gradients that shards sum are complete whoever leaves something out, so
     /// nothing of their parameters is frozen.
-    pub fn new(queue: &Queue, home: &Model, left_out: &[LeftOut]) -> PrunedMask {
+    pub fn new(queue: &Queue, home: &Model, left_out: &[PrunedColumns]) -> PrunedMask {
         let masks = masks(home, left_out).into_iter();
         PrunedMask(masks.map(|(weight, mask)| (weight, queue.indices(&mask.words))).collect())
     }
@@ -36,9 +36,9 @@ impl PrunedMask {
 }
 
 /// Of the weights that have any frozen elements.
-fn masks(home: &Model, left_out: &[LeftOut]) -> BTreeMap<ParamId, Mask> {
+fn masks(home: &Model, left_out: &[PrunedColumns]) -> BTreeMap<ParamId, Mask> {
     let mut masks: BTreeMap<ParamId, Mask> = BTreeMap::new();
-    for LeftOut { model, pruned } in left_out {
+    for PrunedColumns { model, pruned } in left_out {
         let intakes = model.intakes();
         assert_eq!(intakes.len(), pruned.len(), "columns for each intake");
         for (intake, pruned) in intakes.iter().zip(pruned).filter(|(_, pruned)| !pruned.is_empty()) {
@@ -146,10 +146,10 @@ mod tests {
                     model.intakes().iter().map(of).collect()
                 })
                 .collect();
-            let left_out: Vec<LeftOut> = work
+            let left_out: Vec<PrunedColumns> = work
                 .iter()
                 .zip(&pruned)
-                .map(|(model, pruned)| LeftOut { model, pruned: pruned.iter().map(Vec::as_slice).collect() })
+                .map(|(model, pruned)| PrunedColumns { model, pruned: pruned.iter().map(Vec::as_slice).collect() })
                 .collect();
             for home in &home {
                 let frozen = masks(home, &left_out);

@@ -225,7 +225,7 @@ pub struct Parameters {
     /// By bucket, where values are split: this part's.
     own_values: Vec<Option<Tensor>>,
     /// By parameter: what is computed with instead, while another part of it is than the one that is kept.
-    borrowed: RefCell<Vec<Option<Tensor>>>,
+    work_values: RefCell<Vec<Option<Tensor>>>,
 }
 
 impl Parameters {
@@ -251,16 +251,26 @@ impl Parameters {
                 own_values.push(None);
             }
         }
-        let (values, borrowed) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
-        Parameters { specs: model.specs.clone(), buckets, split, dtype, places, masters, values, own_values, borrowed }
+        let (values, work_values) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
+        Parameters {
+            specs: model.specs.clone(),
+            buckets,
+            split,
+            dtype,
+            places,
+            masters,
+            values,
+            own_values,
+            work_values,
+        }
     }
 
     /// Of nothing, while others take their place.
     pub fn none(dtype: DType, split: ZeroSharding) -> Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (values, borrowed) = (RefCell::default(), RefCell::default());
-        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, borrowed }
+        let (values, work_values) = (RefCell::default(), RefCell::default());
+        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, work_values }
     }
 
     /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
@@ -322,7 +332,7 @@ impl Parameters {
 
     /// What units compute with: matrices in the compute dtype, vectors in f32.
     pub fn value(&self, id: ParamId) -> Tensor {
-        self.borrowed.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
+        self.work_values.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
     }
 
     /// The values of the part that is kept here.
@@ -392,8 +402,8 @@ impl Parameters {
     }
 
     /// From here on units compute with this, and not with what is kept; or with that again.
-    pub fn set_borrowed(&self, id: ParamId, value: Option<Tensor>) {
-        self.borrowed.borrow_mut()[id.0] = value;
+    pub fn set_work_value(&self, id: ParamId, value: Option<Tensor>) {
+        self.work_values.borrow_mut()[id.0] = value;
     }
 
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
@@ -441,11 +451,11 @@ pub struct Gradients {
     /// By bucket, where gradients are split: this part's sums, and whether there are any.
     own: Vec<Option<(Tensor, Cell<bool>)>>,
     /// By parameter: what is added to instead, while another part of it is computed with than the one that is kept.
-    borrowed: RefCell<Vec<Option<BorrowedGradient>>>,
+    work: RefCell<Vec<Option<WorkGradient>>>,
 }
 
 /// The gradient of the part of a parameter that is computed with.
-struct BorrowedGradient {
+struct WorkGradient {
     matrix: [usize; 2],
     /// From the first addition on.
     tensor: Option<Tensor>,
@@ -467,7 +477,7 @@ impl Gradients {
             own: buckets.iter().map(own).collect(),
             places: parameters.places.clone(),
             cleared: vec![Cell::new(true); parameters.specs.len()],
-            borrowed: RefCell::new(parameters.specs.iter().map(|_| None).collect()),
+            work: RefCell::new(parameters.specs.iter().map(|_| None).collect()),
             buckets,
             split,
         }
@@ -476,8 +486,8 @@ impl Gradients {
     /// Of nothing, for passes without gradients.
     pub fn none() -> Gradients {
         let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (whole, borrowed) = (RefCell::default(), RefCell::default());
-        Gradients { specs, buckets, split: ZeroSharding::NONE, places, cleared, whole, own, borrowed }
+        let (whole, work) = (RefCell::default(), RefCell::default());
+        Gradients { specs, buckets, split: ZeroSharding::NONE, places, cleared, whole, own, work }
     }
 
     pub fn clear(&self) {
@@ -506,14 +516,14 @@ impl Gradients {
 
     /// Whether nothing was added so far; something is now.
     fn begin(&self, id: ParamId) -> bool {
-        match &mut self.borrowed.borrow_mut()[id.0] {
-            Some(borrowed) => std::mem::take(&mut borrowed.is_cleared),
+        match &mut self.work.borrow_mut()[id.0] {
+            Some(work) => std::mem::take(&mut work.is_cleared),
             None => self.cleared[id.0].replace(false),
         }
     }
 
     fn tensor(&self, queue: &Queue, id: ParamId) -> Tensor {
-        if let Some(BorrowedGradient { matrix: [rows, cols], tensor, .. }) = &mut self.borrowed.borrow_mut()[id.0] {
+        if let Some(WorkGradient { matrix: [rows, cols], tensor, .. }) = &mut self.work.borrow_mut()[id.0] {
             return tensor.get_or_insert_with(|| queue.tensor(*rows, *cols, DType::F32)).clone();
         }
         self.kept(queue, id)
@@ -528,29 +538,29 @@ impl Gradients {
         flat.col_range(start..start + rows * cols).reshaped(rows, cols)
     }
 
-    /// From here on gradients of a part of these dims are added up, until [`Gradients::give_back`]: beside those of the part
+    /// From here on gradients of a part of these dims are added up, until [`Gradients::return_work`]: beside those of the part
     /// that is kept, or, `in_place`, as a part of them.
-    pub fn borrow(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
-        assert!(!self.split.splits_gradients(), "gradients that are split cannot be borrowed");
+    pub fn work_on(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
+        assert!(!self.split.splits_gradients(), "gradients that are split cannot be computed elsewhere");
         let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
         let is_cleared = in_place.is_none() || self.cleared[id.0].get();
-        let before = self.borrowed.borrow_mut()[id.0].replace(BorrowedGradient { matrix, tensor, is_cleared });
-        assert!(before.is_none(), "parameter {} is borrowed twice", id.0);
+        let before = self.work.borrow_mut()[id.0].replace(WorkGradient { matrix, tensor, is_cleared });
+        assert!(before.is_none(), "parameter {} is migrated twice", id.0);
     }
 
-    /// Takes a borrowed gradient away, which something was added to. With the gradient of the part that is kept, to which
+    /// Takes the gradient of a migrated part away, which something was added to. With the gradient of the part that is kept, to which
     /// others are to be added, and whether there is something in it to add to.
-    pub fn give_back(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
-        let borrowed = self.borrowed.borrow_mut()[id.0].take();
-        let given = borrowed.filter(|borrowed| !borrowed.is_cleared).and_then(|borrowed| borrowed.tensor);
-        let given = given.unwrap_or_else(|| panic!("nothing was added to borrowed parameter {}", id.0));
+    pub fn return_work(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
+        let work = self.work.borrow_mut()[id.0].take();
+        let given = work.filter(|work| !work.is_cleared).and_then(|work| work.tensor);
+        let given = given.unwrap_or_else(|| panic!("nothing was added to migrated parameter {}", id.0));
         (given, self.kept(queue, id), !self.cleared[id.0].replace(false))
     }
 
     /// All of a bucket's gradients, f32 [1, n]; what nothing was added to is zero.
     pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
-        let is_borrowed = |(id, _): &(ParamId, usize)| self.borrowed.borrow()[id.0].is_some();
-        assert!(!self.buckets[bucket].members.iter().any(is_borrowed), "bucket {bucket} waits for borrowed gradients");
+        let is_migrated = |(id, _): &(ParamId, usize)| self.work.borrow()[id.0].is_some();
+        assert!(!self.buckets[bucket].members.iter().any(is_migrated), "bucket {bucket} waits for migrated gradients");
         self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
         let mut whole = self.whole.borrow_mut();
         whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()

@@ -36,7 +36,7 @@ impl Strip {
 impl Shard {
     /// Whether groups of heads are cut by samples in this layout. Then a shard holds every group that it computes for any
     /// sample at all, and its gradient of what others hold, too, is a summand that no [`Sharing`](crate::Sharing) tells of:
-    /// such a shard computes for a layout of whole groups, with parameters lent by it, and gives the gradients back.
+    /// such a shard computes for a layout of whole groups, with parameters that migrate to it, and returns the gradients.
     pub fn is_shared_by_samples(&self) -> bool {
         self.shared_line.is_some()
     }

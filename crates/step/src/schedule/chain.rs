@@ -9,7 +9,7 @@ use crate::program::{GroupIdx, Members, UnitIdx, ValueKind};
 use crate::strategy::Strategy;
 
 /// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets and the bytes
-/// of their loans.
+/// of their migrations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The head is the last.
@@ -28,7 +28,7 @@ pub struct Chain {
     pub keepers: Vec<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
     /// The units that ranks of the tensor-parallel group compute for one another, in their order.
-    pub loans: Vec<ChainLoan>,
+    pub migrations: Vec<ChainMigration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +86,10 @@ pub struct ChainBucket {
 
 /// A unit of which some rank computes with other parameters than those that it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChainLoan {
+pub struct ChainMigration {
     /// Its place.
     pub unit: usize,
-    /// What this rank sends or receives when the unit is borrowed and when it is returned, whichever is more.
+    /// What this rank sends or receives when the unit migrates and when its gradients return, whichever is more.
     pub value_bytes: u64,
     pub gradient_bytes: u64,
 }
@@ -160,17 +160,17 @@ impl Chain {
             data_group,
             keepers,
             buckets,
-            loans: Vec::new(),
+            migrations: Vec::new(),
         }
     }
 
-    /// The same, its rank borrowing and lending this; `shard` is its place in the tensor-parallel group.
-    pub fn with_loans(self, migration: &Migration, shard: usize, dtype: DType) -> Chain {
-        let loan = |&unit: &usize| {
+    /// The same, with this migration; `shard` is its place in the tensor-parallel group.
+    pub fn with_migration(self, migration: &Migration, shard: usize, dtype: DType) -> Chain {
+        let migrated = |&unit: &usize| {
             let [value_bytes, gradient_bytes] = migration.bytes(unit, shard, dtype);
-            ChainLoan { unit, value_bytes, gradient_bytes }
+            ChainMigration { unit, value_bytes, gradient_bytes }
         };
-        Chain { loans: migration.units.keys().map(loan).collect(), ..self }
+        Chain { migrations: migration.units.keys().map(migrated).collect(), ..self }
     }
 
     /// How many bytes of a part of this size are reduced or gathered where the tensor-parallel group exchanges such a value.

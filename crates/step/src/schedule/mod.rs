@@ -8,15 +8,15 @@ mod arrangement;
 mod chain;
 mod interleave;
 mod line;
-mod loans;
+mod migration;
 mod state;
 
 pub use arrangement::Arrangement;
-pub use chain::{Chain, ChainBucket, ChainLoan, ChainUnit, PartSize};
+pub use chain::{Chain, ChainBucket, ChainMigration, ChainUnit, PartSize};
 use interleave::interleave;
 pub use line::Keep;
 use line::Recompute;
-use loans::borrow_and_return;
+use migration::migrate_and_return;
 use state::{gather_parameters, reduce_gradients, tail};
 
 use evenkeel_model::UnitKind;
@@ -242,7 +242,7 @@ impl<'a> Request<'a> {
     }
 
     fn program(&self, tasks: Vec<Task>, blocking: bool) -> Program {
-        let tasks = borrow_and_return(tasks, self.chain);
+        let tasks = migrate_and_return(tasks, self.chain);
         let tasks = gather_parameters(reduce_gradients(tasks, self.chain), self.chain);
         Program { tasks, groups: self.chain.groups.clone(), blocking }
     }

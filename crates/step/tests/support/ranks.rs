@@ -30,8 +30,8 @@ pub struct Outcome {
     pub spans: Vec<Span>,
     /// Of the step alone, weights and gradients included.
     pub peak_bytes: u64,
-    /// What it sent and received of loans.
-    pub lent: Count,
+    /// What it sent and received of migrations.
+    pub migrated: Count,
     /// All-reductions that the step asked of its groups, by their own count.
     pub all_reductions: u64,
 }
@@ -204,7 +204,7 @@ fn verified(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Prog
     programs.swap_remove(rank)
 }
 
-/// What a rank computes with and borrows, and the chains of all ranks.
+/// What a rank computes with and what migrates, and the chains of all ranks.
 fn working(
     shards: &[Model],
     work: Option<&Widths>,
@@ -220,7 +220,7 @@ fn working(
     let mut all = Migration::all(shards, &work);
     let chains = chains.into_iter().enumerate();
     let chains =
-        chains.map(|(rank, chain)| chain.with_loans(&all[mesh.shard(rank)], mesh.shard(rank), dtype)).collect();
+        chains.map(|(rank, chain)| chain.with_migration(&all[mesh.shard(rank)], mesh.shard(rank), dtype)).collect();
     (work.swap_remove(shard), Some(all.swap_remove(shard)), chains)
 }
 
@@ -256,7 +256,7 @@ fn step(
         gradients: &gradients,
         groups,
         migration,
-        resizing: None,
+        pruning: None,
     };
     let mut recording = Recording::default();
     let found = executor.run(&program, &micros, OPTIONS, Some(&mut recording));
@@ -297,7 +297,7 @@ fn run(
         gradients: &gradients,
         groups: &groups,
         migration: None,
-        resizing: None,
+        pruning: None,
     };
     let mut evaluated = Vec::new();
     for part in micros.into_iter().flatten() {
@@ -314,8 +314,8 @@ fn run(
         (spec, elements, queue.read(&own))
     };
     let gradients = parameters.ids().map(gradient).collect();
-    let lent = communicator.counts().of(ExchangeKind::Redistribute);
-    Outcome { losses, evaluated, gradients, program, spans, peak_bytes, lent, all_reductions }
+    let migrated = communicator.counts().of(ExchangeKind::Redistribute);
+    Outcome { losses, evaluated, gradients, program, spans, peak_bytes, migrated, all_reductions }
 }
 
 /// The part of a whole gradient that a shard holds.

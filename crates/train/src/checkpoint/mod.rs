@@ -24,8 +24,8 @@ use snapshot::Snapshot;
 pub(crate) use snapshot::write_pieces;
 
 use crate::Error;
+use crate::prune::{Periods, Remembered};
 use crate::ranks::Ranks;
-use crate::resize::{Periods, Remembered};
 use crate::run::Progress;
 use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
@@ -54,8 +54,8 @@ pub struct CheckpointState {
     /// How the model was cut among the ranks that wrote it, for those who go on with as many.
     pub widths: Widths,
     /// Where ranks may leave something out, how far the periods of their selections have come.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    resize: Option<Periods>,
+    #[serde(default, rename = "resize", skip_serializing_if = "Option::is_none")]
+    prune: Option<Periods>,
     /// By parameter.
     shapes: BTreeMap<String, Vec<usize>>,
     /// By file and tensor: which elements it holds.
@@ -99,7 +99,7 @@ impl CheckpointState {
             ("evaluations_without_gain", evaluations_without_gain < u32::MAX / 2),
             ("evaluated", evaluated.is_none_or(|evaluated| evaluated <= step)),
             ("updates", u64::from(self.updates) <= step && self.updates < u32::MAX / 2),
-            ("resize", self.resize.is_none_or(|periods| periods.are_sound(self.updates))),
+            ("resize", self.prune.is_none_or(|periods| periods.are_sound(self.updates))),
         ];
         checks.into_iter().find(|(_, sound)| !sound).map_or(Ok(()), |(what, _)| Err(what))
     }
@@ -151,7 +151,7 @@ pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Er
     }
     trainer.parameters.refresh_copies(queue);
     trainer.updates = opened.state.updates;
-    if let Some(periods) = opened.state.resize {
+    if let Some(periods) = opened.state.prune {
         trainer.remember(&opened.state.widths, |model| Remembered::read(opened, model, periods))?;
     }
     Ok(())

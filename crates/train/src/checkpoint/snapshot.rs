@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::{ADAMW, CheckpointState, VERSION, all, tensor_name};
 use crate::Error;
+use crate::prune::{Periods, Told};
 use crate::ranks::Ranks;
-use crate::resize::{Periods, Told};
 use crate::run::Progress;
 use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
@@ -49,7 +49,7 @@ pub struct RankState {
     updates: u32,
     strategy: Strategy,
     widths: Widths,
-    resize: Option<Periods>,
+    prune: Option<Periods>,
     /// The name of the optimizer's rule, where there is one.
     rule: Option<String>,
     /// By tensor: which elements the rank keeps and speaks for, and their values or where they are.
@@ -69,7 +69,7 @@ impl RankState {
             updates: trainer.updates,
             strategy: trainer.strategy().clone(),
             widths: trainer.widths(),
-            resize: trainer.periods(),
+            prune: trainer.periods(),
             rule: trainer.rule_name().map(str::to_owned),
             kept: kept(trainer, copies),
         }
@@ -115,7 +115,7 @@ impl<'ranks> Snapshot<'ranks> {
             configuration,
             strategy: Some(first.strategy.clone()),
             widths: first.widths.clone(),
-            resize: first.resize,
+            prune: first.prune,
             shapes: ranks.specs().iter().map(shape).collect(),
             layout: BTreeMap::new(),
         };

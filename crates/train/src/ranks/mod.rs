@@ -16,7 +16,7 @@ use request::{answer, spoken_for};
 
 use crate::Error;
 use crate::checkpoint::{Opened, RankState};
-use crate::resize::Resize;
+use crate::prune::Prune;
 use crate::samples::Samples;
 use crate::state_kind::StateKind;
 use crate::trainer::{Evaluation, StepOutcome, Trainer};
@@ -198,9 +198,9 @@ impl Ranks {
         self.ask(Request::Migrate { work }).map(drop)
     }
 
-    /// By shard: what ranks leave out of their products; see [`Trainer::resize`].
-    pub fn resize(&self, by_shard: Vec<Option<Resize>>) -> Result<(), Error> {
-        self.ask(Request::Resize { by_shard }).map(drop)
+    /// By shard: what ranks leave out of their products; see [`Trainer::prune`].
+    pub fn prune(&self, by_shard: Vec<Option<Prune>>) -> Result<(), Error> {
+        self.ask(Request::Prune { by_shard }).map(drop)
     }
 
     /// What one batch says; see [`Trainer::evaluate`].

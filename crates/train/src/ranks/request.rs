@@ -16,7 +16,7 @@ use crate::Error;
 use crate::checkpoint::{Opened, RankState, load_rank};
 use crate::error::ErrorText;
 use crate::probe::peak_flops_per_s;
-use crate::resize::Resize;
+use crate::prune::Prune;
 use crate::samples::Samples;
 use crate::state_kind::StateKind;
 use crate::trainer::{Evaluation, Observe, StepOutcome, Trainer};
@@ -46,9 +46,9 @@ pub enum Request {
     Migrate {
         work: Option<Widths>,
     },
-    /// By shard: what is left out of products; see [`Trainer::resize`].
-    Resize {
-        by_shard: Vec<Option<Resize>>,
+    /// By shard: what is left out of products; see [`Trainer::prune`].
+    Prune {
+        by_shard: Vec<Option<Prune>>,
     },
     /// By rank: stretches of what it keeps of a parameter.
     Read {
@@ -140,8 +140,8 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
             trainer.migrate(work.clone());
             Answer::Done
         }
-        Request::Resize { by_shard } => {
-            trainer.resize(by_shard[trainer.model.shard.index]);
+        Request::Prune { by_shard } => {
+            trainer.prune(by_shard[trainer.model.shard.index]);
             Answer::Done
         }
         Request::Read { kind, id, by_rank } => Answer::Values(read(trainer, *kind, *id, &by_rank[trainer.rank()])),

@@ -17,7 +17,7 @@ impl Trainer {
 
     /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
     /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
-    /// is so no longer, and where state has moved nothing is resized any more.
+    /// is so no longer, and where state has moved nothing is pruned any more.
     pub fn reshard(&mut self, shards: &[Model]) {
         let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
         assert!(whole, "heads that ranks share by samples are kept by nobody");
@@ -25,7 +25,7 @@ impl Trainer {
         let model = shards[self.mesh().shard(self.rank)].clone();
         if keeping != self.keeping {
             self.relocate(&model, &keeping);
-            self.resizer = None;
+            self.pruner = None;
         }
         self.chains = Chain::all(shards, &self.strategy);
         self.groups = join(&self.communicator, &self.chains[self.rank].groups);
@@ -77,8 +77,8 @@ impl Trainer {
     fn compute_with(&mut self, migrated: Option<Migrated>) {
         let was_migrated = std::mem::replace(&mut self.migrated, migrated).is_some();
         let work = self.migrated.as_ref().map(Migrated::model);
-        if let Some(resizer) = self.resizer.as_mut().filter(|_| was_migrated || work.is_some()) {
-            resizer.compute_with(work.unwrap_or(&self.model), work.is_none());
+        if let Some(pruner) = self.pruner.as_mut().filter(|_| was_migrated || work.is_some()) {
+            pruner.compute_with(work.unwrap_or(&self.model), work.is_none());
         }
         self.programs.clear();
         self.evaluations.clear();

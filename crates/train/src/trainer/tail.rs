@@ -8,7 +8,7 @@ use evenkeel_step::{Lane, Task, Work};
 
 use super::Trainer;
 use crate::optimizer::{Peers, Update};
-use crate::resize::Resizer;
+use crate::prune::Pruner;
 
 impl Trainer {
     /// The norm of the whole gradient, every parameter counted once, on all ranks the same.
@@ -60,7 +60,7 @@ impl Trainer {
             Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squared_norm())),
             Work::Update => {
                 let update = update.expect("an update has its rate");
-                let frozen = self.resizer.as_ref().map(Resizer::frozen);
+                let frozen = self.pruner.as_ref().map(Pruner::frozen);
                 let peers = (self.mesh().ranks() > 1).then(|| self.peers());
                 optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, frozen);
                 None

@@ -13,7 +13,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evenkeel_balance::{Mode, Observation, Selection};
 use evenkeel_model::{Imputation, Model, Parameters, ZeroStage, even_bounds};
 use evenkeel_store::write_file_atomically;
-use evenkeel_train::{BalanceOptions, OptimizerOptions, Ranks, Resize};
+use evenkeel_train::{BalanceOptions, OptimizerOptions, Prune, Ranks};
 use serde::Serialize;
 
 use super::between;
@@ -239,7 +239,7 @@ impl Arguments {
             mode,
             // "auto" is exact here, so that it can be compared with what is.
             gamma_max: if mode == Mode::Auto { 0.0 } else { self.gamma_max },
-            resize: Resize {
+            prune: Prune {
                 gamma: 0.0,
                 imputation: Imputation::Zero,
                 selection: Selection::Random,

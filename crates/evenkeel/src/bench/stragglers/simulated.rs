@@ -144,7 +144,7 @@ fn simulated_step(curves: &Curves, work: &Widths, gammas: &[f64], factors: &[f64
     let mut step_s = 0.0;
     for class in Class::ALL {
         for (rank, factor) in factors.iter().enumerate() {
-            let left = if class.is_resizable() { 1.0 - gammas[rank] } else { 1.0 };
+            let left = if class.is_prunable() { 1.0 - gammas[rank] } else { 1.0 };
             let width = left * work.of(class.dim())[rank] as f64;
             observed[rank].compute_s[class as usize] = factor * curves.seconds(class, width);
         }

@@ -38,7 +38,7 @@ pub(super) const LOOKS: [Look; 11] = [
     Look { kind: Kind::Of(Family::Update),         name: "norm and update",   lane: Lane::Compute, fill: "#3d4450", ink: WHITE },
     Look { kind: Kind::Of(Family::Reduce),         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
     Look { kind: Kind::Of(Family::Gather),         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
-    Look { kind: Kind::Of(Family::Migrate),           name: "borrow and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
+    Look { kind: Kind::Of(Family::Migrate),           name: "migrate and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
     Look { kind: Kind::Waiting,                      name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
 ];
 
@@ -101,7 +101,7 @@ mod tests {
         Work::SumGradients(BucketIdx(0)),
         Work::ReduceGradients(BucketIdx(0)),
         Work::GatherParameters(BucketIdx(0)),
-        Work::Borrow,
+        Work::Migrate,
         Work::Return,
         Work::MeasureNorm,
         Work::Update,

@@ -5,7 +5,7 @@ mod shared;
 
 use evenkeel_balance::{Scores, Selection, add_changes, kept_count, random_columns};
 use evenkeel_device::Queue;
-use evenkeel_model::{Imputation, Intake, LeftOut, Model, Parameters, PrunedMask, Resizing};
+use evenkeel_model::{Imputation, Intake, Model, Parameters, PrunedColumns, PrunedMask, Pruning};
 use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +13,9 @@ pub use remembered::Periods;
 pub(crate) use remembered::{Remembered, Told};
 pub(crate) use shared::SharedWork;
 
-/// How a rank's linear layers are resized.
+/// How a rank's linear layers are pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Resize {
+pub struct Prune {
     /// The share of each layer's input columns that is pruned, in 0..1.
     pub gamma: f64,
     pub imputation: Imputation,
@@ -26,10 +26,10 @@ pub struct Resize {
     pub seed: u64,
 }
 
-impl Resize {
+impl Prune {
     /// The same for the same settings, and hardly so for others.
-    pub(crate) fn digest(resize: Option<&Resize>) -> u64 {
-        Digest::of(format!("{resize:?}").as_bytes()).short()
+    pub(crate) fn digest(prune: Option<&Prune>) -> u64 {
+        Digest::of(format!("{prune:?}").as_bytes()).short()
     }
 
     /// The columns of an intake that are kept: what scores or chance say, and everything while there are no scores.
@@ -43,11 +43,11 @@ impl Resize {
     }
 }
 
-/// A rank's resizing, and what is known of the columns that it keeps.
-pub(crate) struct Resizer {
-    settings: Resize,
+/// A rank's pruning, and what is known of the columns that it keeps.
+pub(crate) struct Pruner {
+    settings: Prune,
     /// Of what steps are computed with: the shard that is kept here, or another.
-    resizing: Resizing,
+    pruning: Pruning,
     /// Of the shard that is kept here.
     frozen: PrunedMask,
     intakes: Vec<Intake>,
@@ -84,13 +84,13 @@ pub(crate) struct Place<'a> {
     pub shared: Option<SharedWork<'a>>,
 }
 
-impl Resizer {
-    pub fn new(model: &Model, settings: Resize, repeats_weights: bool) -> Resizer {
+impl Pruner {
+    pub fn new(model: &Model, settings: Prune, repeats_weights: bool) -> Pruner {
         let intakes = model.intakes();
         let columns = |intake: &Intake| Columns { scores: None, snapshot: None, was_kept: vec![true; intake.inputs] };
-        Resizer {
+        Pruner {
             settings,
-            resizing: Resizing::new(model, settings.imputation, repeats_weights),
+            pruning: Pruning::new(model, settings.imputation, repeats_weights),
             frozen: PrunedMask::default(),
             columns: intakes.iter().map(columns).collect(),
             intakes,
@@ -104,9 +104,9 @@ impl Resizer {
 
     /// From here on with other settings. What is known of the columns is kept, and used at once; where shards compute for one
     /// another, in the next step, which they make together.
-    pub fn with(mut self, settings: Resize, place: &Place) -> Resizer {
+    pub fn with(mut self, settings: Prune, place: &Place) -> Pruner {
         assert!(settings.period_steps > 0, "a period has steps");
-        self.resizing.set_imputation(settings.imputation);
+        self.pruning.set_imputation(settings.imputation);
         if settings.selection != self.settings.selection {
             // Snapshots are taken where a period begins.
             self.columns.iter_mut().for_each(|columns| columns.snapshot = None);
@@ -125,12 +125,12 @@ impl Resizer {
     pub fn compute_with(&mut self, model: &Model, is_kept: bool) {
         // What gradients of pruned columns were in the last step is still there only where they are kept.
         let repeats_weights = self.repeats_weights && is_kept;
-        self.resizing = Resizing::new(model, self.settings.imputation, repeats_weights);
+        self.pruning = Pruning::new(model, self.settings.imputation, repeats_weights);
         self.is_stale = true;
     }
 
-    pub fn resizing(&self) -> &Resizing {
-        &self.resizing
+    pub fn pruning(&self) -> &Pruning {
+        &self.pruning
     }
 
     /// What the optimizer leaves as it is.
@@ -149,12 +149,12 @@ impl Resizer {
         if std::mem::take(&mut self.is_stale) || is_new_period {
             self.select(place);
         }
-        self.resizing.begin_step();
+        self.pruning.begin_step();
     }
 
     pub fn end_step(&mut self, updated: bool) {
         if !updated {
-            return self.resizing.forget();
+            return self.pruning.forget();
         }
         self.updates += 1;
         if self.updates >= self.settings.period_steps {
@@ -193,9 +193,9 @@ impl Resizer {
             for (column, was_kept) in columns.was_kept.iter_mut().enumerate() {
                 *was_kept &= kept.binary_search(&(column as u32)).is_ok();
             }
-            self.resizing.keep(place.queue, place.parameters.dtype(), index, &kept);
+            self.pruning.keep(place.queue, place.parameters.dtype(), index, &kept);
         }
-        let pruned = (0..self.columns.len()).map(|index| self.resizing.pruned(index)).collect();
-        self.frozen = PrunedMask::new(place.queue, place.model, &[LeftOut { model: place.model, pruned }]);
+        let pruned = (0..self.columns.len()).map(|index| self.pruning.pruned(index)).collect();
+        self.frozen = PrunedMask::new(place.queue, place.model, &[PrunedColumns { model: place.model, pruned }]);
     }
 }

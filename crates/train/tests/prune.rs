@@ -1,18 +1,18 @@
-//! Training with resized layers: what is frozen, what must not change, and what other ranks notice.
+//! Training with pruned layers: what is frozen, what must not change, and what other ranks notice.
 
 mod support;
 
 use evenkeel_balance::Selection;
 use evenkeel_device::{DType, bf16};
-use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Resizing, ZeroSharding};
+use evenkeel_model::{Cut, Imputation, Intake, Model, Parameters, Pruning, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, DEFAULT, NONE, OASES};
-use evenkeel_train::{OptimizerOptions, Ranks, Resize, Samples, StateKind, Trainer, TrainerOptions};
+use evenkeel_train::{OptimizerOptions, Prune, Ranks, Samples, StateKind, Trainer, TrainerOptions};
 use support::{POLICIES, Strategy, check_replicas, compare_curves, micros, spread, start_on, vit};
 
 const SELECTIONS: [Selection; 2] = [Selection::Priority, Selection::Random];
 
-fn resize(gamma: f64, imputation: Imputation, selection: Selection) -> Resize {
-    Resize { gamma, imputation, selection, period_steps: 2, seed: 5 }
+fn prune(gamma: f64, imputation: Imputation, selection: Selection) -> Prune {
+    Prune { gamma, imputation, selection, period_steps: 2, seed: 5 }
 }
 
 fn llama() -> Model {
@@ -70,8 +70,8 @@ fn everything(trainer: &Trainer) -> Vec<Vec<u32>> {
     kept.chain(trainer.parameters.ids().map(|id| queue.read(&trainer.parameters.value(id)))).map(bits).collect()
 }
 
-fn pruned(resizing: &Resizing) -> Vec<Vec<u32>> {
-    (0..resizing.intakes().len()).map(|intake| resizing.pruned(intake).to_vec()).collect()
+fn pruned(pruning: &Pruning) -> Vec<Vec<u32>> {
+    (0..pruning.intakes().len()).map(|intake| pruning.pruned(intake).to_vec()).collect()
 }
 
 /// Asserts that a step changed every kept column of an intake's weights and nothing of the pruned ones.
@@ -83,7 +83,7 @@ fn check_columns(
     index: usize,
     intake: &Intake,
 ) {
-    let (count, pruned) = (trainer.model.specs.len(), trainer.resizing().expect("it is resized").pruned(index));
+    let (count, pruned) = (trainer.model.specs.len(), trainer.pruning().expect("it is pruned").pruned(index));
     for (weight, part) in intake.weights.iter().flat_map(|&weight| (0..4).map(move |part| (weight, part))) {
         let (spec, place) = (&trainer.model.specs[weight.0], part * count + weight.0);
         let cols = spec.matrix[1];
@@ -105,7 +105,7 @@ fn what_the_optimizer_has_of_pruned_columns_is_bitwise_unchanged_while_kept_ones
         for (selection, imputation) in SELECTIONS.into_iter().flat_map(|s| POLICIES.map(|imputation| (s, imputation))) {
             let what = format!("{} {dtype:?} {selection:?} {imputation:?}", model.config.family.names.embed);
             let mut trainer = alone(&model, dtype);
-            trainer.resize(Some(resize(0.5, imputation, selection)));
+            trainer.prune(Some(prune(0.5, imputation, selection)));
             let mut selections = Vec::new();
             for index in 0..7 {
                 let before = everything(&trainer);
@@ -115,7 +115,7 @@ fn what_the_optimizer_has_of_pruned_columns_is_bitwise_unchanged_while_kept_ones
                 for (place, intake) in intakes.iter().enumerate() {
                     check_columns(&format!("{what}, step {index}"), &trainer, &before, &after, place, intake);
                 }
-                selections.push(pruned(trainer.resizing().expect("it is resized")));
+                selections.push(pruned(trainer.pruning().expect("it is pruned")));
             }
             let is_first_whole = selection == Selection::Priority;
             assert_eq!(selections[0].iter().all(Vec::is_empty), is_first_whole, "{what}: the first period");
@@ -144,7 +144,7 @@ fn columns_that_change_most_are_kept() {
         trainer.parameters.ids().map(|id| queue.read(&trainer.parameters.master(id))).collect()
     };
     let before = read(&trainer);
-    trainer.resize(Some(resize(0.25, Imputation::Zero, Selection::Priority)));
+    trainer.prune(Some(prune(0.25, Imputation::Zero, Selection::Priority)));
     steps(&mut trainer, 2);
     let after = read(&trainer);
     step(&mut trainer, 2);
@@ -155,7 +155,7 @@ fn columns_that_change_most_are_kept() {
                 scores[i % intake.inputs] += (*after as f64 - *before as f64).abs();
             }
         }
-        let pruned = trainer.resizing().expect("it is resized").pruned(index);
+        let pruned = trainer.pruning().expect("it is pruned").pruned(index);
         let of = |is_pruned: bool| {
             let columns = (0..intake.inputs).filter(move |&column| pruned.contains(&(column as u32)) == is_pruned);
             columns.map(|column| scores[column]).collect::<Vec<f64>>()
@@ -170,53 +170,53 @@ fn evaluations_equal_those_of_the_unpruned_model() {
     for model in [llama(), vit()] {
         let (mut trainer, mut plain) = (alone(&model, DType::F32), alone(&model, DType::F32));
         let samples = micros(&model, 1).remove(0);
-        trainer.resize(Some(resize(0.5, Imputation::Zero, Selection::Random)));
+        trainer.prune(Some(prune(0.5, Imputation::Zero, Selection::Random)));
         assert_eq!(trainer.evaluate(&samples), plain.evaluate(&samples));
         steps(&mut trainer, 3);
-        let resized = trainer.evaluate(&samples);
-        trainer.resize(None);
-        assert_eq!(trainer.evaluate(&samples), resized);
-        assert_ne!(plain.evaluate(&samples), resized);
+        let pruned_layer = trainer.evaluate(&samples);
+        trainer.prune(None);
+        assert_eq!(trainer.evaluate(&samples), pruned_layer);
+        assert_ne!(plain.evaluate(&samples), pruned_layer);
     }
 }
 
 #[test]
 fn pruning_nothing_is_bit_identical_to_no_resizing() {
     for model in [llama(), gpt2(), vit()] {
-        let run = |resize: Option<Resize>, count: usize| {
+        let run = |prune: Option<Prune>, count: usize| {
             let mut trainer = alone(&model, DType::Bf16);
-            trainer.resize(resize);
+            trainer.prune(prune);
             (steps(&mut trainer, count), everything(&trainer))
         };
         let plain = run(None, 5);
         for (selection, imputation) in SELECTIONS.into_iter().flat_map(|s| POLICIES.map(|imputation| (s, imputation))) {
-            assert!(run(Some(resize(0.0, imputation, selection)), 5) == plain, "{selection:?} {imputation:?}");
+            assert!(run(Some(prune(0.0, imputation, selection)), 5) == plain, "{selection:?} {imputation:?}");
         }
-        let first_period = run(Some(resize(0.5, Imputation::Zero, Selection::Priority)), 2);
+        let first_period = run(Some(prune(0.5, Imputation::Zero, Selection::Priority)), 2);
         assert!(first_period == run(None, 2), "priorities are measured on all columns first");
-        assert!(run(Some(resize(0.5, Imputation::Zero, Selection::Priority)), 5) != plain);
+        assert!(run(Some(prune(0.5, Imputation::Zero, Selection::Priority)), 5) != plain);
     }
 }
 
 #[test]
 fn another_share_keeps_the_scores_and_counts_at_once() {
     let mut trainer = alone(&llama(), DType::F32);
-    let now = |trainer: &Trainer| pruned(trainer.resizing().expect("it is resized"));
-    trainer.resize(Some(resize(0.5, Imputation::Zero, Selection::Priority)));
+    let now = |trainer: &Trainer| pruned(trainer.pruning().expect("it is pruned"));
+    trainer.prune(Some(prune(0.5, Imputation::Zero, Selection::Priority)));
     steps(&mut trainer, 3);
     let half = now(&trainer);
     for gamma in [0.25, 0.75] {
-        trainer.resize(Some(resize(gamma, Imputation::Zero, Selection::Priority)));
+        trainer.prune(Some(prune(gamma, Imputation::Zero, Selection::Priority)));
         for (one, half) in now(&trainer).iter().zip(&half) {
             let (fewer, more) = if gamma < 0.5 { (one, half) } else { (half, one) };
             assert!(fewer.len() < more.len() && fewer.iter().all(|column| more.contains(column)), "{gamma}");
         }
     }
-    trainer.resize(Some(resize(0.5, Imputation::Zero, Selection::Priority)));
+    trainer.prune(Some(prune(0.5, Imputation::Zero, Selection::Priority)));
     assert_eq!(now(&trainer), half);
     // Begun anew, nothing is known.
-    trainer.resize(None);
-    trainer.resize(Some(resize(0.5, Imputation::Zero, Selection::Priority)));
+    trainer.prune(None);
+    trainer.prune(Some(prune(0.5, Imputation::Zero, Selection::Priority)));
     step(&mut trainer, 3);
     assert!(now(&trainer).iter().all(Vec::is_empty));
 }
@@ -225,15 +225,15 @@ fn another_share_keeps_the_scores_and_counts_at_once() {
 fn every_step_computes_with_the_weights_that_the_last_one_left() {
     for model in [llama(), gpt2()] {
         for imputation in POLICIES {
-            let settings = resize(0.5, imputation, Selection::Random);
+            let settings = prune(0.5, imputation, Selection::Random);
             let run = |told_again: bool| {
                 let mut trainer = alone(&model, DType::F32);
-                trainer.resize(Some(settings));
+                trainer.prune(Some(settings));
                 let mut losses = Vec::new();
                 for index in 0..6 {
                     // The same columns are selected once more, and what is kept of the weights is gathered anew.
                     if told_again {
-                        trainer.resize(Some(settings));
+                        trainer.prune(Some(settings));
                     }
                     losses.push(step(&mut trainer, index));
                 }
@@ -249,23 +249,23 @@ fn a_step_that_is_not_finite_is_not_repeated() {
     let model = vit();
     for imputation in POLICIES {
         let mut trainer = alone(&model, DType::F32);
-        trainer.resize(Some(resize(0.25, imputation, Selection::Random)));
+        trainer.prune(Some(prune(0.25, imputation, Selection::Random)));
         step(&mut trainer, 0);
         let mut broken = micros(&model, 1);
         let Samples::Images { pixels, .. } = &mut broken[0] else { panic!("images") };
         pixels[3] = f32::NAN;
         assert!(!trainer.step(&broken, 1e-2).unwrap().updated);
         // Columns that were kept and have no number now are pruned.
-        trainer.resize(Some(resize(0.5, imputation, Selection::Random)));
+        trainer.prune(Some(prune(0.5, imputation, Selection::Random)));
         step(&mut trainer, 2);
     }
 }
 
-/// Losses and gradient norms of steps in which only the last rank is resized.
-fn curve(ranks: &Ranks, model: &Model, resize: Option<Resize>, steps: usize) -> Vec<[f64; 2]> {
+/// Losses and gradient norms of steps in which only the last rank is pruned.
+fn curve(ranks: &Ranks, model: &Model, prune: Option<Prune>, steps: usize) -> Vec<[f64; 2]> {
     let last = ranks.count() - 1;
-    let resize_last = move |trainer: &mut Trainer| trainer.resize(resize.filter(|_| trainer.rank() == last));
-    ranks.with_trainers(resize_last).unwrap();
+    let prune_last = move |trainer: &mut Trainer| trainer.prune(prune.filter(|_| trainer.rank() == last));
+    ranks.with_trainers(prune_last).unwrap();
     let step = |step| ranks.step(micros(model, step), 1e-2).unwrap();
     (0..steps).map(step).map(|outcome| [outcome.loss, outcome.grad_norm]).collect()
 }
@@ -275,23 +275,23 @@ fn one_resized_rank_of_several_trains_and_the_others_notice_nothing() {
     for (model, tp) in [(llama(), 2), (gpt2(), 2), (vit(), 2), (llama(), 4)] {
         for imputation in POLICIES {
             let what = format!("{} on {tp}, {imputation:?}", model.config.family.names.embed);
-            let [plain, resized] = [(); 2].map(|()| ranks(&model, 1, tp, Arrangement::default()));
+            let [plain, pruned_layer] = [(); 2].map(|()| ranks(&model, 1, tp, Arrangement::default()));
             let exact = curve(&plain, &model, None, 20);
-            let ours = curve(&resized, &model, Some(resize(0.5, imputation, Selection::Priority)), 20);
+            let ours = curve(&pruned_layer, &model, Some(prune(0.5, imputation, Selection::Priority)), 20);
             assert_eq!(ours[..2], exact[..2], "{what}: the first period keeps everything");
             assert!(ours[19][0] < 0.9 * ours[0][0], "{what}: {:?} to {:?}", ours[0], ours[19]);
-            check_replicas(&what, &resized, |trainer| everything(trainer));
+            check_replicas(&what, &pruned_layer, |trainer| everything(trainer));
             let seen = |ranks: &Ranks| {
                 let of = |trainer: &mut Trainer| {
                     let shapes: Vec<[usize; 2]> = trainer.model.specs.iter().map(|spec| spec.matrix).collect();
-                    (trainer.program().to_string(), shapes, trainer.resizing().is_some())
+                    (trainer.program().to_string(), shapes, trainer.pruning().is_some())
                 };
                 ranks.with_trainers(of).unwrap()
             };
-            let (plain, resized) = (seen(&plain), seen(&resized));
-            for (rank, (plain, resized)) in plain.iter().zip(&resized).enumerate() {
-                assert_eq!((&plain.0, &plain.1), (&resized.0, &resized.1), "{what}: rank {rank}");
-                assert_eq!(resized.2, rank == tp - 1);
+            let (plain, pruned_layer) = (seen(&plain), seen(&pruned_layer));
+            for (rank, (plain, pruned_layer)) in plain.iter().zip(&pruned_layer).enumerate() {
+                assert_eq!((&plain.0, &plain.1), (&pruned_layer.0, &pruned_layer.1), "{what}: rank {rank}");
+                assert_eq!(pruned_layer.2, rank == tp - 1);
             }
         }
     }
@@ -303,7 +303,7 @@ fn schedules_that_compute_again_keep_the_same_columns() {
         for (imputation, parts) in POLICIES.into_iter().flat_map(|imputation| [(imputation, 1), (imputation, 2)]) {
             let run = |schedule| {
                 let ranks = ranks(&model, 1, tp, Arrangement::of(schedule).in_parts(parts));
-                curve(&ranks, &model, Some(resize(0.5, imputation, Selection::Random)), 6)
+                curve(&ranks, &model, Some(prune(0.5, imputation, Selection::Random)), 6)
             };
             let plain = run(NONE);
             for schedule in [DEFAULT, OASES] {
@@ -318,10 +318,10 @@ fn schedules_that_compute_again_keep_the_same_columns() {
 fn shares_of_the_data_resized_alike_equal_one_rank() {
     let model = llama();
     for imputation in POLICIES {
-        let settings = Some(resize(0.5, imputation, Selection::Random));
+        let settings = Some(prune(0.5, imputation, Selection::Random));
         let run = |dp| {
             let ranks = ranks(&model, dp, 1, Arrangement::default());
-            ranks.with_trainers(move |trainer| trainer.resize(settings)).unwrap();
+            ranks.with_trainers(move |trainer| trainer.prune(settings)).unwrap();
             let step = |step| ranks.step(micros(&model, step), 1e-2).unwrap();
             let losses: Vec<[f64; 2]> = (0..8).map(step).map(|outcome| [outcome.loss, outcome.grad_norm]).collect();
             let held = ranks.with_trainers(|trainer| everything(trainer)).unwrap();
@@ -337,7 +337,7 @@ fn shares_of_the_data_resized_alike_equal_one_rank() {
 fn shares_resized_differently_and_split_state_are_refused() {
     let of_rank = |trainer: &mut Trainer| {
         let gamma = 0.1 * trainer.rank() as f64;
-        trainer.resize(Some(resize(gamma, Imputation::Zero, Selection::Random)));
+        trainer.prune(Some(prune(gamma, Imputation::Zero, Selection::Random)));
     };
     let failure = ranks(&llama(), 2, 1, Arrangement::default()).with_trainers(of_rank).unwrap_err();
     assert!(failure.message.contains("ranks [0, 1] hold the same shard"), "{failure}");
@@ -345,7 +345,7 @@ fn shares_resized_differently_and_split_state_are_refused() {
         Parameters::random(shard, DType::F32, split, 7, queue)
     });
     let failure = split
-        .with_trainers(|trainer| trainer.resize(Some(resize(0.1, Imputation::Zero, Selection::Random))))
+        .with_trainers(|trainer| trainer.prune(Some(prune(0.1, Imputation::Zero, Selection::Random))))
         .unwrap_err();
     assert!(failure.message.contains("parallel.zero = 0"), "{failure}");
 }
@@ -357,7 +357,7 @@ fn cuts_without_a_split_stream_can_be_resized_too() {
     let ranks = start_on(&llama(), &topology, options(), |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     });
-    let ours = curve(&ranks, &llama(), Some(resize(0.5, Imputation::Zero, Selection::Priority)), 20);
+    let ours = curve(&ranks, &llama(), Some(prune(0.5, Imputation::Zero, Selection::Priority)), 20);
     assert!(ours[19][0] < 0.9 * ours[0][0], "{:?} to {:?}", ours[0], ours[19]);
     check_replicas("a whole stream", &ranks, |trainer| everything(trainer));
 }

@@ -1,4 +1,4 @@
-//! Resizing: linear layers that compute with some of their input columns only, so that a slow rank has less to do.
+//! Pruning: linear layers that compute with some of their input columns only, so that a slow rank has less to do.
 //!
 //! Layers that read the same values, an [`Intake`], keep the same columns K of them. Forward is `X[:, K] · W[:, K]ᵀ + bias`, of
 //! the same shape as ever. Backward computes the gradients of X and W at K; what they are elsewhere is imputed, see
@@ -29,7 +29,7 @@ pub enum Imputation {
 }
 
 /// Which columns the linear layers of a shard keep.
-pub struct Resizing {
+pub struct Pruning {
     imputation: Imputation,
     intakes: Vec<State>,
     by_weight: HashMap<ParamId, usize>,
@@ -65,10 +65,10 @@ struct Pruned {
     are_gathered: Cell<bool>,
 }
 
-impl Resizing {
+impl Pruning {
     /// Every column is kept at first. Where ranks that have other samples hold the same parameters and their gradients are
     /// summed, `repeats_weights` is true for one of them.
-    pub fn new(model: &Model, imputation: Imputation, repeats_weights: bool) -> Resizing {
+    pub fn new(model: &Model, imputation: Imputation, repeats_weights: bool) -> Pruning {
         let (mut intakes, mut by_weight) = (Vec::new(), HashMap::new());
         for (index, intake) in model.intakes().into_iter().enumerate() {
             by_weight.extend(intake.weights.iter().map(|&weight| (weight, index)));
@@ -77,7 +77,7 @@ impl Resizing {
                 (intake.weights.iter().map(outputs).collect(), RefCell::default(), Cell::new(0));
             intakes.push(State { intake, outputs, pruned: None, last, completed });
         }
-        Resizing { imputation, intakes, by_weight, repeats_weights, steps: Cell::new(0) }
+        Pruning { imputation, intakes, by_weight, repeats_weights, steps: Cell::new(0) }
     }
 
     /// As [`Model::intakes`] lists them.
@@ -145,10 +145,10 @@ impl Resizing {
     }
 
     /// A layer by its weight, where it does not keep every column.
-    pub(crate) fn resized(&self, weight: ParamId) -> Option<Resized<'_>> {
+    pub(crate) fn pruned_layer(&self, weight: ParamId) -> Option<PrunedLayer<'_>> {
         let state = self.state(weight)?;
         let pruned = state.pruned.as_ref()?;
-        Some(Resized { resizing: self, state, pruned, weight })
+        Some(PrunedLayer { pruning: self, state, pruned, weight })
     }
 
     /// To be called when a layer has added its gradient of slot `x`. With the last of an intake's layers the gradient is
@@ -210,14 +210,14 @@ impl State {
 
 /// A linear layer that keeps some of its input columns.
 #[derive(Clone, Copy)]
-pub(crate) struct Resized<'a> {
-    resizing: &'a Resizing,
+pub(crate) struct PrunedLayer<'a> {
+    pruning: &'a Pruning,
     state: &'a State,
     pruned: &'a Pruned,
     weight: ParamId,
 }
 
-impl Resized<'_> {
+impl PrunedLayer<'_> {
     /// What is kept of the weight. The first to ask in a step has those of all the intake's layers gathered, so that nothing
     /// comes between their products, which share what is packed of their input.
     pub fn weight(&self, context: &Context) -> Tensor {
@@ -244,8 +244,8 @@ impl Resized<'_> {
         queue.launch(Product::new(Order::TN, a, b, &narrow));
         let (dweight, accumulate) = gradients.overwrite_or_add(queue, self.weight);
         let repeats =
-            self.resizing.repeats_weights && self.resizing.steps.get() > 1 && !self.state.intake.is_summed(self.weight);
-        match self.resizing.imputation {
+            self.pruning.repeats_weights && self.pruning.steps.get() > 1 && !self.state.intake.is_summed(self.weight);
+        match self.pruning.imputation {
             Imputation::Average => {
                 let means = if transposed {
                     column_means(queue, &narrow, pruned.cols)

@@ -1,4 +1,4 @@
-//! Resized bodies against their plain twin: masked matrices on the ordinary path, with the imputed gradients written in by
+//! Pruned bodies against their plain twin: masked matrices on the ordinary path, with the imputed gradients written in by
 //! formula between the operations.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Queue, Tensor};
 use evenkeel_store::Folder;
 
-use super::{Imputation, Resizing};
+use super::{Imputation, Pruning};
 use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::op::Op;
 use crate::lossy::intake::Intake;
@@ -193,9 +193,9 @@ impl Setting {
         fill(&self.masked, &masked, self.device.compute());
     }
 
-    fn context<'a>(&'a self, micro: usize, parameters: &'a Parameters, resizing: Option<&'a Resizing>) -> Context<'a> {
+    fn context<'a>(&'a self, micro: usize, parameters: &'a Parameters, pruning: Option<&'a Pruning>) -> Context<'a> {
         let (queue, tables, batch) = (self.device.compute(), &self.tables, &self.batches[micro]);
-        Context { queue, parameters, tables, batch, resizing }
+        Context { queue, parameters, tables, batch, pruning }
     }
 }
 
@@ -266,7 +266,7 @@ fn compare(what: &str, ours: &[f32], expected: &[f32], dtype: DType, largest: f6
 fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
     let mut setting = Setting::new(model, way);
     let body = model.units[unit].body();
-    let mut resizing = Resizing::new(model, way.imputation, way.repeats_weights);
+    let mut pruning = Pruning::new(model, way.imputation, way.repeats_weights);
     let (mut memory, mut kept) = (Memory::default(), Vec::new());
     for step in 0..4 {
         let weights = setting.draw();
@@ -274,11 +274,11 @@ fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
             kept = setting.choose(way.choice, &weights);
             for (index, kept) in kept.iter().enumerate() {
                 let columns: Vec<u32> = (0..kept.len() as u32).filter(|&col| kept[col as usize]).collect();
-                resizing.keep(setting.device.compute(), way.dtype, index, &columns);
+                pruning.keep(setting.device.compute(), way.dtype, index, &columns);
             }
         }
         setting.mask(&weights, &kept);
-        resizing.begin_step();
+        pruning.begin_step();
         setting.gradients.clear();
         setting.masked_gradients.clear();
         for micro in 0..way.micros {
@@ -291,7 +291,7 @@ fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
             let inputs: Vec<Tensor> = body.inputs.iter().map(|_| stream()).collect();
             let doutput = stream();
             let (queue, context) =
-                (setting.device.compute(), setting.context(micro, &setting.parameters, Some(&resizing)));
+                (setting.device.compute(), setting.context(micro, &setting.parameters, Some(&pruning)));
             let (_, output, state) = body.forward(&context, &inputs);
             let (dinputs, backward) = body.backward_input(&context, &setting.gradients, state, None, &doutput);
             body.backward_weight(&context, &setting.gradients, backward);

@@ -1,6 +1,5 @@
-//! Work that shards do for one another: a shard keeps the slices of one layout, its home, and computes with those of another,
-//! its work. Values of what it computes with and does not keep are borrowed from the shards that do, and their gradients go
-//! back there.
+//! Migration: a shard keeps the slices of one layout, its home, and computes with those of another, its work. The values of what
+//! it computes with and does not keep come from the shards that keep them, and their gradients go back there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,17 +10,17 @@ use crate::chain::unit::Sublayer;
 use crate::parameters::ParamId;
 use crate::sharding::layout::{Region, Slice};
 
-/// What one shard borrows and lends: by unit, in the order of the chain, the parameters that some shard computes with and
+/// What migrates to and from one shard: by unit, in the order of the chain, the parameters that some shard computes with and
 /// does not keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
-    pub units: BTreeMap<usize, Vec<Loan>>,
+    pub units: BTreeMap<usize, Vec<MigratedParam>>,
 }
 
 /// One parameter of a shard that computes with another part of it than the one that it keeps, or whose part others compute
 /// with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loan {
+pub struct MigratedParam {
     pub id: ParamId,
     pub is_vector: bool,
     /// Whether gradients go back.
@@ -31,35 +30,35 @@ pub struct Loan {
     /// What it computes with as a part of what it keeps, where it is one.
     pub own: Option<Region>,
     /// Parts of what it keeps, each with the shard that computes with it: this one, too.
-    pub lent: Vec<(usize, Region)>,
-    /// Parts of what it computes with, each with the shard that keeps it: this one, too. What one shard lends to another is in
+    pub home_parts: Vec<(usize, Region)>,
+    /// Parts of what it computes with, each with the shard that keeps it: this one, too. What goes from one shard to another is in
     /// the same order on both.
-    pub borrowed: Vec<(usize, Region)>,
+    pub work_parts: Vec<(usize, Region)>,
     /// Whether several shards compute with the same of its elements, so that their gradients are to be added.
     pub is_summed: bool,
 }
 
-impl Loan {
+impl MigratedParam {
     /// What shard `me` keeps and computes with of a parameter, by the slices that all shards keep and compute with.
-    pub fn new(id: ParamId, is_vector: bool, home: &[&Slice], work: &[&Slice], me: usize) -> Loan {
+    pub fn new(id: ParamId, is_vector: bool, home: &[&Slice], work: &[&Slice], me: usize) -> MigratedParam {
         let with = |shard: usize, overlaps: Vec<[Region; 2]>, side: usize| -> Vec<(usize, Region)> {
             overlaps.into_iter().map(|pair| (shard, pair[side].clone())).collect()
         };
-        let lent: Vec<(usize, Region)> =
+        let home_parts: Vec<(usize, Region)> =
             (0..work.len()).flat_map(|shard| with(shard, home[me].overlaps(work[shard]), 0)).collect();
-        let borrowed = (0..home.len()).flat_map(|shard| with(shard, home[shard].overlaps(work[me]), 1)).collect();
+        let work_parts = (0..home.len()).flat_map(|shard| with(shard, home[shard].overlaps(work[me]), 1)).collect();
         let meets_earlier = |(index, (_, region)): (usize, &(usize, Region))| {
-            lent[..index].iter().any(|(_, earlier)| earlier.meets(region))
+            home_parts[..index].iter().any(|(_, earlier)| earlier.meets(region))
         };
-        let is_summed = lent.iter().enumerate().any(meets_earlier);
-        Loan {
+        let is_summed = home_parts.iter().enumerate().any(meets_earlier);
+        MigratedParam {
             id,
             is_vector,
             is_trained: true,
             matrix: work[me].dims(),
             own: work[me].within(home[me]),
-            lent,
-            borrowed,
+            home_parts,
+            work_parts,
             is_summed,
         }
     }
@@ -70,15 +69,15 @@ impl Loan {
         self.own.as_ref().filter(|_| !self.is_summed)
     }
 
-    /// Elements that shard `me` sends to others and receives from them when it borrows; returning is the other way round.
+    /// Elements that shard `me` sends to others and receives from them when values migrate; gradients return the other way round.
     fn travelling(&self, me: usize) -> [usize; 2] {
-        [&self.lent, &self.borrowed]
+        [&self.home_parts, &self.work_parts]
             .map(|parts| parts.iter().filter(|(shard, _)| *shard != me).map(|(_, region)| region.len()).sum())
     }
 }
 
 impl Migration {
-    /// What each shard borrows and lends when all keep the slices of one cut of a model and compute with those of another.
+    /// What migrates to and from each shard when all keep the slices of one cut of a model and compute with those of another.
     pub fn all(home: &[Model], work: &[Model]) -> Vec<Migration> {
         check(home, work);
         let mut all = vec![Migration::default(); home.len()];
@@ -95,8 +94,8 @@ impl Migration {
                 let spec = &home[0].specs[id.0];
                 let (is_vector, is_trained) = (spec.is_vector(), spec.is_trained);
                 for (me, migration) in all.iter_mut().enumerate() {
-                    let loan = Loan { is_trained, ..Loan::new(id, is_vector, &kept, &used, me) };
-                    migration.units.entry(place).or_default().push(loan);
+                    let migrated = MigratedParam { is_trained, ..MigratedParam::new(id, is_vector, &kept, &used, me) };
+                    migration.units.entry(place).or_default().push(migrated);
                 }
             }
         }
@@ -108,19 +107,19 @@ impl Migration {
         self.units.is_empty()
     }
 
-    /// The bytes of a unit's values that travel when it is borrowed, and those of its gradients when it is returned: the most
+    /// The bytes of a unit's values that travel when it migrates, and those of its gradients when they return: the most
     /// in one direction, to or from shard `me`.
     pub fn bytes(&self, unit: usize, me: usize, dtype: DType) -> [u64; 2] {
-        let most = |size: &dyn Fn(&Loan) -> usize| -> u64 {
-            let loans = self.units[&unit].iter();
-            let [sent, received] = loans.fold([0, 0], |[sent, received], loan| {
-                let elements = loan.travelling(me);
-                [sent + elements[0] * size(loan), received + elements[1] * size(loan)]
+        let most = |size: &dyn Fn(&MigratedParam) -> usize| -> u64 {
+            let migrations = self.units[&unit].iter();
+            let [sent, received] = migrations.fold([0, 0], |[sent, received], migrated| {
+                let elements = migrated.travelling(me);
+                [sent + elements[0] * size(migrated), received + elements[1] * size(migrated)]
             });
             sent.max(received) as u64
         };
-        let value = |loan: &Loan| if loan.is_vector { DType::F32 } else { dtype }.size_bytes();
-        let gradient = |loan: &Loan| if loan.is_trained { DType::F32.size_bytes() } else { 0 };
+        let value = |migrated: &MigratedParam| if migrated.is_vector { DType::F32 } else { dtype }.size_bytes();
+        let gradient = |migrated: &MigratedParam| if migrated.is_trained { DType::F32.size_bytes() } else { 0 };
         [most(&value), most(&gradient)]
     }
 }
@@ -135,15 +134,15 @@ fn check(home: &[Model], work: &[Model]) {
     assert_eq!(shards, work.len(), "shards that keep parameters, and that compute with them");
     assert!(
         config.kv_heads >= shards,
-        "{} key and value heads over {shards} shards: shards that hold the same head cannot lend it",
+        "{} key and value heads over {shards} shards: a head that several shards hold cannot migrate",
         config.kv_heads
     );
     for (home, work) in home.iter().zip(work).map(|(home, work)| (&home.shard, &work.shard)) {
-        assert!(home.uncut.is_empty(), "what every shard holds whole cannot be lent: {:?}", home.uncut);
+        assert!(home.uncut.is_empty(), "what every shard holds whole cannot migrate: {:?}", home.uncut);
         assert_eq!(
             (&home.classes, &home.patch_elements, home.split_sequence, &home.uncut),
             (&work.classes, &work.patch_elements, work.split_sequence, &work.uncut),
-            "shard {}: only heads and FFN columns are lent",
+            "shard {}: only heads and FFN columns migrate",
             home.index
         );
     }
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_lends_another_borrows_in_the_same_order_and_every_element_goes_home() {
+    fn what_leaves_one_home_comes_to_work_in_the_same_order_and_every_element_returns() {
         for (home, work) in [
             (rows(&[0, 4, 8], 3), rows(&[0, 2, 8], 3)),
             (rows(&[0, 4, 8, 12], 3), rows(&[0, 0, 9, 12], 3)),
@@ -170,20 +169,25 @@ mod tests {
             (rows(&[0, 4, 8, 12], 3), [0..5, 4..6, 5..12].map(|rows| Slice::of_rows(rows, 3)).to_vec()),
         ] {
             let (kept, used): (Vec<&Slice>, Vec<&Slice>) = (home.iter().collect(), work.iter().collect());
-            let loans: Vec<Loan> = (0..home.len()).map(|me| Loan::new(ParamId(0), false, &kept, &used, me)).collect();
-            for (me, loan) in loans.iter().enumerate() {
+            let migrations: Vec<MigratedParam> =
+                (0..home.len()).map(|me| MigratedParam::new(ParamId(0), false, &kept, &used, me)).collect();
+            for (me, migrated) in migrations.iter().enumerate() {
                 let of = |parts: &[(usize, Region)], shard: usize| -> Vec<[usize; 2]> {
                     let parts = parts.iter().filter(|(other, _)| *other == shard);
                     parts.map(|(_, region)| [region.rows.len(), region.cols.len()]).collect()
                 };
-                for (other, theirs) in loans.iter().enumerate() {
-                    assert_eq!(of(&loan.lent, other), of(&theirs.borrowed, me), "{me} to {other}: {loans:?}");
+                for (other, theirs) in migrations.iter().enumerate() {
+                    assert_eq!(
+                        of(&migrated.home_parts, other),
+                        of(&theirs.work_parts, me),
+                        "{me} to {other}: {migrations:?}"
+                    );
                 }
                 let elements = |parts: &[(usize, Region)]| parts.iter().map(|(_, region)| region.len()).sum::<usize>();
-                assert_eq!(elements(&loan.borrowed), loan.matrix[0] * loan.matrix[1]);
+                assert_eq!(elements(&migrated.work_parts), migrated.matrix[0] * migrated.matrix[1]);
                 let [kept_rows, cols] = home[me].dims();
-                assert_eq!(elements(&loan.lent) > kept_rows * cols, loan.is_summed, "{loan:?}");
-                assert!(elements(&loan.lent) >= kept_rows * cols);
+                assert_eq!(elements(&migrated.home_parts) > kept_rows * cols, migrated.is_summed, "{migrated:?}");
+                assert!(elements(&migrated.home_parts) >= kept_rows * cols);
             }
         }
     }
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_units_whose_widths_differ_borrow_and_only_what_moves_travels() {
+    fn only_units_whose_widths_differ_migrate_and_only_what_moves_travels() {
         let home = cut([2, 2], [24, 24]);
         assert!(Migration::all(&home, &cut([2, 2], [24, 24])).iter().all(Migration::is_empty));
         for (work, units) in
@@ -221,7 +225,9 @@ mod tests {
                     assert_eq!(migration.bytes(unit, me, DType::Bf16), [2 * expected(unit), 4 * expected(unit)]);
                 }
             }
-            let own = |loans: &Vec<Loan>| loans.iter().map(|loan| loan.own.is_some()).collect::<Vec<_>>();
+            let own = |migrations: &Vec<MigratedParam>| {
+                migrations.iter().map(|migrated| migrated.own.is_some()).collect::<Vec<_>>()
+            };
             assert!(all[0].units.values().flat_map(own).all(|is_part| is_part), "the first uses what it keeps");
             assert!(!all[1].units.values().flat_map(own).any(|is_part| is_part), "the second has more than it keeps");
         }

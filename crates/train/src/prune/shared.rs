@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use evenkeel_balance::{Scores, Selection};
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device};
-use evenkeel_model::{Intake, LeftOut, Model, ParamId, PrunedMask};
+use evenkeel_model::{Intake, Model, ParamId, PrunedColumns, PrunedMask};
 use evenkeel_store::Digest;
 
-use super::{Place, Resize, Resizer};
+use super::{Place, Prune, Pruner};
 
 /// Shards that compute with others than they keep.
 #[derive(Clone, Copy)]
@@ -34,13 +34,13 @@ struct Pruned {
     columns: Vec<Vec<u32>>,
 }
 
-impl Resizer {
+impl Pruner {
     pub(super) fn select_shared(&mut self, place: &Place, shared: &SharedWork) {
         let gammas = self.agree(shared.group);
         let scores = self.everybodys_scores(shared);
         let mut all_pruned: Vec<Pruned> = Vec::new();
         for (shard, work) in shared.work.iter().enumerate() {
-            let (settings, is_own) = (Resize { gamma: gammas[shard], ..self.settings }, shard == shared.group.rank());
+            let (settings, is_own) = (Prune { gamma: gammas[shard], ..self.settings }, shard == shared.group.rank());
             if settings.gamma == 0.0 && !is_own {
                 continue;
             }
@@ -49,27 +49,27 @@ impl Resizer {
                 let scores = scores.as_ref().map(|scores| work_scores(shared.home, scores, work, intake));
                 let kept = settings.select(scores.as_ref(), index, self.period, intake.inputs);
                 if is_own {
-                    self.resizing.keep(place.queue, place.parameters.dtype(), index, &kept);
+                    self.pruning.keep(place.queue, place.parameters.dtype(), index, &kept);
                 }
                 columns.push((0..intake.inputs as u32).filter(|column| kept.binary_search(column).is_err()).collect());
             }
             all_pruned.push(Pruned { shard, columns });
         }
-        let mut left_out: Vec<LeftOut> = Vec::new();
+        let mut left_out: Vec<PrunedColumns> = Vec::new();
         for Pruned { shard, columns } in &all_pruned {
             self.note_pruned(place.model, &shared.work[*shard], columns);
             let pruned = columns.iter().map(Vec::as_slice).collect();
-            left_out.push(LeftOut { model: &shared.work[*shard], pruned });
+            left_out.push(PrunedColumns { model: &shared.work[*shard], pruned });
         }
         self.frozen = PrunedMask::new(place.queue, place.model, &left_out);
     }
 
     /// The shares that all shards leave out, which may differ; nothing else may.
     fn agree(&self, group: &Group) -> Vec<f64> {
-        let rules = (Resize { gamma: 0.0, ..self.settings }, self.period, self.updates);
+        let rules = (Prune { gamma: 0.0, ..self.settings }, self.period, self.updates);
         let found = group.exchange(Digest::of(format!("{rules:?}").as_bytes()).short());
         let is_same = found.iter().all(|other| *other == found[0]);
-        assert!(is_same, "ranks {:?} compute for one another and are resized by different rules", group.ranks());
+        assert!(is_same, "ranks {:?} compute for one another and are pruned by different rules", group.ranks());
         group.exchange(self.settings.gamma.to_bits()).into_iter().map(f64::from_bits).collect()
     }
 

@@ -1,9 +1,9 @@
-//! Loans: parameters of a unit that a rank computes with and others keep, and their gradients on the way home.
+//! Migrations: parameters of a unit that a rank computes with and others keep, and their gradients on the way home.
 
 use evenkeel_comm::Group;
 use evenkeel_device::kernel::{Add, Fill};
 use evenkeel_device::{DType, Stamp, Tensor, View};
-use evenkeel_model::{Loan, Region};
+use evenkeel_model::{MigratedParam, Region};
 
 use super::{Executor, Run};
 use crate::program::{Task, UnitIdx, ValueKind};
@@ -12,63 +12,63 @@ use crate::program::{Task, UnitIdx, ValueKind};
 type Parcels = Vec<(usize, View)>;
 
 impl<'a> Run<'a> {
-    fn loans(&self, unit: UnitIdx) -> &'a [Loan] {
-        let migration = self.executor.migration.expect("a program with loans is run with them");
+    fn migrations(&self, unit: UnitIdx) -> &'a [MigratedParam] {
+        let migration = self.executor.migration.expect("a program with migrations is run with them");
         &migration.units[&unit.0]
     }
 
     /// Everybody gets what it computes with and does not keep. What it keeps itself is used where it lies if it is one
     /// rectangle there, and copied otherwise.
-    pub(super) fn borrow(&mut self, task: &Task, group: &Group) -> Stamp {
+    pub(super) fn migrate(&mut self, task: &Task, group: &Group) -> Stamp {
         let Executor { device, parameters, gradients, .. } = *self.executor;
         let (comm, me) = (device.comm(), group.rank());
         let (mut sent, mut received): (Parcels, Parcels) = Default::default();
         let mut held = Vec::new();
-        let [borrowed, gradient] = [ValueKind::Borrowed, ValueKind::BorrowedGradients].map(|kind| task.value(kind));
+        let [values, gradient] = [ValueKind::Migrated, ValueKind::MigratedGradients].map(|kind| task.value(kind));
         let has_gradients = task.writes.contains(&gradient);
-        for loan in self.loans(task.unit) {
-            let kept = parameters.kept_value(loan.id);
-            let value = match &loan.own {
+        for migrated in self.migrations(task.unit) {
+            let kept = parameters.kept_value(migrated.id);
+            let value = match &migrated.own {
                 Some(region) => region.of(&kept),
-                None => comm.tensor(loan.matrix[0], loan.matrix[1], kept.dtype),
+                None => comm.tensor(migrated.matrix[0], migrated.matrix[1], kept.dtype),
             };
-            let is_moved = |shard: usize| shard != me || loan.own.is_none();
-            sent.extend(parcels(&loan.lent, &kept, is_moved));
-            received.extend(parcels(&loan.borrowed, &value, is_moved));
-            if has_gradients && loan.is_trained {
-                gradients.borrow(device.compute(), loan.id, loan.matrix, loan.gradient_in_place());
+            let is_moved = |shard: usize| shard != me || migrated.own.is_none();
+            sent.extend(parcels(&migrated.home_parts, &kept, is_moved));
+            received.extend(parcels(&migrated.work_parts, &value, is_moved));
+            if has_gradients && migrated.is_trained {
+                gradients.work_on(device.compute(), migrated.id, migrated.matrix, migrated.gradient_in_place());
             }
-            parameters.set_borrowed(loan.id, Some(value.clone()));
+            parameters.set_work_value(migrated.id, Some(value.clone()));
             held.push(value);
         }
         let stamp = self.redistribute(task, group, &sent, &received);
-        self.values.put(borrowed, held);
+        self.values.put(values, held);
         if has_gradients {
             self.values.put(gradient, Vec::new());
         }
-        self.arrivals.insert(borrowed, (self.exchanges, comm.record()));
+        self.arrivals.insert(values, (self.exchanges, comm.record()));
         stamp
     }
 
-    pub(super) fn forget_borrowed(&self, unit: UnitIdx) {
-        self.loans(unit).iter().for_each(|loan| self.executor.parameters.set_borrowed(loan.id, None));
+    pub(super) fn forget_migrated(&self, unit: UnitIdx) {
+        self.migrations(unit).iter().for_each(|migrated| self.executor.parameters.set_work_value(migrated.id, None));
     }
 
     /// Gradients that nothing was added to are zeroed before they are returned.
-    pub(super) fn complete_borrowed(&self, unit: UnitIdx) {
+    pub(super) fn complete_migrated(&self, unit: UnitIdx) {
         let Executor { gradients, .. } = *self.executor;
-        self.trained_loans(unit).for_each(|loan| drop(gradients.sum(self.queue(), loan.id)));
+        self.trained_migrations(unit).for_each(|migrated| drop(gradients.sum(self.queue(), migrated.id)));
     }
 
-    fn trained_loans(&self, unit: UnitIdx) -> impl Iterator<Item = &'a Loan> + use<'a> {
-        self.loans(unit).iter().filter(|loan| loan.is_trained)
+    fn trained_migrations(&self, unit: UnitIdx) -> impl Iterator<Item = &'a MigratedParam> + use<'a> {
+        self.migrations(unit).iter().filter(|migrated| migrated.is_trained)
     }
 
-    pub(super) fn give_back(&mut self, task: &Task, group: &Group) -> Stamp {
+    pub(super) fn return_gradients(&mut self, task: &Task, group: &Group) -> Stamp {
         let comm = self.executor.device.comm();
         let mut returned = Returned::default();
-        for loan in self.trained_loans(task.unit) {
-            returned.add(loan, self.executor, group.rank());
+        for migrated in self.trained_migrations(task.unit) {
+            returned.add(migrated, self.executor, group.rank());
         }
         let stamp = self.redistribute(task, group, &returned.sent, &returned.received);
         for Summand { from, to } in &returned.summands {
@@ -114,23 +114,23 @@ struct Summand {
 impl Returned {
     /// Where every element of what is kept has one summand and nothing was there before, it goes there straight away; else
     /// summands come to a place of their own and are added in the order of the shards.
-    fn add(&mut self, loan: &Loan, executor: &Executor, me: usize) {
+    fn add(&mut self, migrated: &MigratedParam, executor: &Executor, me: usize) {
         let (compute, comm) = (executor.device.compute(), executor.device.comm());
-        let (given, kept, accumulate) = executor.gradients.give_back(compute, loan.id);
-        let (is_in_place, is_added) = (loan.gradient_in_place().is_some(), loan.is_summed || accumulate);
+        let (given, kept, accumulate) = executor.gradients.return_work(compute, migrated.id);
+        let (is_in_place, is_added) = (migrated.gradient_in_place().is_some(), migrated.is_summed || accumulate);
         if is_added && !accumulate {
             comm.launch(Fill { out: kept.view(), value: 0.0 });
         }
         let is_moved = |shard: usize| shard != me || !(is_in_place || is_added);
-        self.sent.extend(parcels(&loan.borrowed, &given, is_moved));
+        self.sent.extend(parcels(&migrated.work_parts, &given, is_moved));
         self.given.push(given.clone());
         if !is_added {
-            return self.received.extend(parcels(&loan.lent, &kept, is_moved));
+            return self.received.extend(parcels(&migrated.home_parts, &kept, is_moved));
         }
-        let mut own = loan.borrowed.iter().filter(|(shard, _)| *shard == me).map(|(_, region)| region.of(&given));
-        for (shard, region) in loan.lent.iter().filter(|(shard, _)| *shard != me || !is_in_place) {
+        let mut own = migrated.work_parts.iter().filter(|(shard, _)| *shard == me).map(|(_, region)| region.of(&given));
+        for (shard, region) in migrated.home_parts.iter().filter(|(shard, _)| *shard != me || !is_in_place) {
             let from = if *shard == me {
-                own.next().expect("what a shard lends itself it borrows from itself")
+                own.next().expect("what a shard keeps and computes with is in both lists")
             } else {
                 let room = comm.tensor(region.rows.len(), region.cols.len(), DType::F32);
                 self.received.push((*shard, room.view()));

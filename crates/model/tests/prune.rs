@@ -1,4 +1,4 @@
-//! Resizing through whole passes: what it must not change, and what it saves. How resized layers compute is held to a plain
+//! Pruning through whole passes: what it must not change, and what it saves. How pruned layers compute is held to a plain
 //! twin beside their code.
 
 mod support;
@@ -7,7 +7,7 @@ use evenkeel_device::kernel::Segments;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
-    Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Resizing,
+    Batch, Context, Cut, Gradients, Images, Imputation, Input, Intake, LossOptions, Model, Parameters, Part, Pruning,
     RotaryTables, ZeroSharding,
 };
 use evenkeel_store::Folder;
@@ -63,33 +63,33 @@ impl Setting {
     }
 
     /// Keeps every `stride`-th column and the one behind it.
-    fn resizing(&self, imputation: Imputation, stride: u32) -> Resizing {
-        let mut resizing = Resizing::new(&self.model, imputation, true);
-        self.keep(&mut resizing, stride);
-        resizing
+    fn pruning(&self, imputation: Imputation, stride: u32) -> Pruning {
+        let mut pruning = Pruning::new(&self.model, imputation, true);
+        self.keep(&mut pruning, stride);
+        pruning
     }
 
-    fn keep(&self, resizing: &mut Resizing, stride: u32) {
+    fn keep(&self, pruning: &mut Pruning, stride: u32) {
         for (index, intake) in self.model.intakes().iter().enumerate() {
             let kept: Vec<u32> = (0..intake.inputs as u32).filter(|column| column % stride < 2).collect();
-            resizing.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
+            pruning.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
         }
     }
 
-    fn context<'a>(&'a self, micro: usize, resizing: Option<&'a Resizing>) -> Context<'a> {
+    fn context<'a>(&'a self, micro: usize, pruning: Option<&'a Pruning>) -> Context<'a> {
         let Setting { parameters, tables, batches, .. } = self;
-        Context { queue: self.device.compute(), parameters, tables, batch: &batches[micro], resizing }
+        Context { queue: self.device.compute(), parameters, tables, batch: &batches[micro], pruning }
     }
 
     /// The bits of losses and gradients of one step over both micro-batches.
-    fn step(&self, resizing: Option<&Resizing>, keep: Keep) -> Vec<u32> {
+    fn step(&self, pruning: Option<&Pruning>, keep: Keep) -> Vec<u32> {
         let queue = self.device.compute();
         self.gradients.clear();
-        resizing.iter().for_each(|resizing| resizing.begin_step());
+        pruning.iter().for_each(|pruning| pruning.begin_step());
         let options = LossOptions { smoothing: 0.0, scale: 0.05 };
         let mut numbers = Vec::new();
         for micro in [0, 1] {
-            let context = self.context(micro, resizing);
+            let context = self.context(micro, pruning);
             let losses = pass::losses_and_gradients(&self.model, &context, &self.gradients, options, keep);
             numbers.extend(queue.read(&losses));
         }
@@ -105,9 +105,9 @@ fn keeping_every_column_is_bit_identical_to_no_resizing() {
             let setting = Setting::new(case, dtype, device());
             let plain = setting.step(None, Keep::Everything);
             for imputation in POLICIES {
-                let resizing = setting.resizing(imputation, 1);
-                assert!(setting.step(Some(&resizing), Keep::Everything) == plain, "{case} {dtype:?} {imputation:?}");
-                assert!((0..resizing.intakes().len()).all(|intake| resizing.pruned(intake).is_empty()));
+                let pruning = setting.pruning(imputation, 1);
+                assert!(setting.step(Some(&pruning), Keep::Everything) == plain, "{case} {dtype:?} {imputation:?}");
+                assert!((0..pruning.intakes().len()).all(|intake| pruning.pruned(intake).is_empty()));
             }
         }
     }
@@ -119,8 +119,8 @@ fn recomputation_keeps_the_same_columns() {
         for imputation in POLICIES {
             let steps = |keep| {
                 let setting = Setting::new(case, DType::F32, device());
-                let resizing = setting.resizing(imputation, 4);
-                [(); 3].map(|()| setting.step(Some(&resizing), keep))
+                let pruning = setting.pruning(imputation, 4);
+                [(); 3].map(|()| setting.step(Some(&pruning), keep))
             };
             assert!(steps(Keep::Everything) == steps(Keep::Stream), "{case} {imputation:?}");
         }
@@ -132,9 +132,9 @@ fn evaluations_compute_with_every_column() {
     for case in CASES {
         let setting = Setting::new(case, DType::F32, device());
         let queue = setting.device.compute();
-        let resizing = setting.resizing(Imputation::Zero, 4);
-        let found = |resizing| {
-            let context = setting.context(0, resizing);
+        let pruning = setting.pruning(Imputation::Zero, 4);
+        let found = |pruning| {
+            let context = setting.context(0, pruning);
             let findings = pass::evaluate(&setting.model, &context, 0.1);
             let mut found = vec![queue.read(&findings.losses), queue.read(&pass::logits(&setting.model, &context))];
             if !matches!(setting.model.config.input, Input::Images { .. }) {
@@ -142,36 +142,36 @@ fn evaluations_compute_with_every_column() {
             }
             found
         };
-        assert_eq!(found(Some(&resizing)), found(None), "{case}");
-        let [plain, resized] =
-            [None, Some(&resizing)].map(|resizing| setting.step(resizing, Keep::Everything)[..20].to_vec());
-        assert_ne!(plain, resized, "{case}: but steps do not");
+        assert_eq!(found(Some(&pruning)), found(None), "{case}");
+        let [plain, pruned_layer] =
+            [None, Some(&pruning)].map(|pruning| setting.step(pruning, Keep::Everything)[..20].to_vec());
+        assert_ne!(plain, pruned_layer, "{case}: but steps do not");
     }
 }
 
 #[test]
 fn columns_that_come_back_and_values_that_are_forgotten_leave_no_trace() {
     let setting = Setting::new("llama3", DType::F32, device());
-    let keep = |resizing: &mut Resizing, stride: u32| setting.keep(resizing, stride);
+    let keep = |pruning: &mut Pruning, stride: u32| setting.keep(pruning, stride);
     for imputation in POLICIES {
         let plain = setting.step(None, Keep::Everything);
-        let first = setting.step(Some(&setting.resizing(imputation, 4)), Keep::Everything);
+        let first = setting.step(Some(&setting.pruning(imputation, 4)), Keep::Everything);
         // A step with every column leaves values for those that are pruned next.
         let after_another = |forgets: bool| {
-            let mut resizing = setting.resizing(imputation, 1);
-            setting.step(Some(&resizing), Keep::Everything);
-            keep(&mut resizing, 4);
+            let mut pruning = setting.pruning(imputation, 1);
+            setting.step(Some(&pruning), Keep::Everything);
+            keep(&mut pruning, 4);
             if forgets {
-                resizing.forget();
+                pruning.forget();
             }
-            (setting.step(Some(&resizing), Keep::Everything), resizing)
+            (setting.step(Some(&pruning), Keep::Everything), pruning)
         };
         let (repeated, _) = after_another(false);
         assert_eq!(repeated == first, imputation != Imputation::Same, "{imputation:?}: what was there is repeated");
-        let (forgotten, mut resizing) = after_another(true);
+        let (forgotten, mut pruning) = after_another(true);
         assert!(forgotten == first, "{imputation:?}: as in the first step");
-        keep(&mut resizing, 1);
-        assert!(setting.step(Some(&resizing), Keep::Everything) == plain, "{imputation:?}: as without");
+        keep(&mut pruning, 1);
+        assert!(setting.step(Some(&pruning), Keep::Everything) == plain, "{imputation:?}: as without");
     }
 }
 
@@ -181,9 +181,9 @@ fn only_the_kept_columns_of_an_input_wait_for_backward() {
     let (queue, mlp) = (setting.device.compute(), setting.model.units[2].body());
     let input = queue.zeros(setting.batches[0].token_count(), setting.model.config.hidden, DType::F32);
     let held_bytes = |stride: u32| {
-        let resizing = setting.resizing(Imputation::Zero, stride);
+        let pruning = setting.pruning(Imputation::Zero, stride);
         let before = setting.device.usage().live_bytes;
-        let (_, output, state) = mlp.forward(&setting.context(0, Some(&resizing)), std::slice::from_ref(&input));
+        let (_, output, state) = mlp.forward(&setting.context(0, Some(&pruning)), std::slice::from_ref(&input));
         drop(output);
         let held = setting.device.usage().live_bytes - before;
         drop(state);
@@ -201,9 +201,9 @@ fn a_dry_run_takes_the_same_memory_as_a_real_one() {
             for keep in [Keep::Everything, Keep::Stream] {
                 let peaks = [device(), Device::dry()].map(|device| {
                     let setting = Setting::new(case, DType::Bf16, device);
-                    let resizing = setting.resizing(imputation, 4);
-                    setting.step(Some(&resizing), keep);
-                    setting.step(Some(&resizing), keep);
+                    let pruning = setting.pruning(imputation, 4);
+                    setting.step(Some(&pruning), keep);
+                    setting.step(Some(&pruning), keep);
                     setting.device.usage().peak_bytes
                 });
                 assert_eq!(peaks[0], peaks[1], "{case} {imputation:?} {keep:?}");
@@ -217,8 +217,8 @@ fn all_three_products_shrink_and_weights_are_gathered_once_a_step() {
     for case in CASES {
         let counted = |stride: u32| {
             let setting = Setting::new(case, DType::F32, Device::dry());
-            let resizing = setting.resizing(Imputation::Zero, stride);
-            setting.step(Some(&resizing), Keep::Everything);
+            let pruning = setting.pruning(Imputation::Zero, stride);
+            setting.step(Some(&pruning), Keep::Everything);
             let counts = setting.device.counts();
             let launches = |name| counts.0.get(name).map_or(0, |count| count.launches);
             let gathers = launches("GatherColumns") + launches("GatherRows");
@@ -272,5 +272,5 @@ fn layers_that_read_the_same_are_one_intake() {
 #[should_panic(expected = "in ascending order")]
 fn columns_out_of_order_are_refused() {
     let setting = Setting::new("llama3", DType::F32, Device::dry());
-    setting.resizing(Imputation::Zero, 4).keep(setting.device.compute(), DType::F32, 0, &[3, 2]);
+    setting.pruning(Imputation::Zero, 4).keep(setting.device.compute(), DType::F32, 0, &[3, 2]);
 }

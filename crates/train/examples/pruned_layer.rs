@@ -1,4 +1,4 @@
-//! What resizing gains and what it costs: one Llama layer, forward and backward, and its update, for several shares of pruned
+//! What pruning gains and what it costs: one Llama layer, forward and backward, and its update, for several shares of pruned
 //! columns. Each kernel's best of some runs, which take turns.
 //!
 //!     cargo run --release -p evenkeel-train --example resized_layer
@@ -7,8 +7,8 @@ use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;
 use evenkeel_device::{CpuOptions, DType, Device, Tensor};
 use evenkeel_model::{
-    Batch, Context, Gradients, Imputation, LeftOut, Model, Parameters, PrunedMask, Resizing, RotaryTables, UnitKind,
-    ZeroSharding,
+    Batch, Context, Gradients, Imputation, Model, Parameters, PrunedColumns, PrunedMask, Pruning, RotaryTables,
+    UnitKind, ZeroSharding,
 };
 use evenkeel_train::{Optimizer, OptimizerOptions, Update};
 
@@ -57,27 +57,28 @@ impl Layer {
         }
     }
 
-    fn resizing(&self, gamma: f64, imputation: Imputation) -> (Resizing, PrunedMask) {
-        let mut resizing = Resizing::new(&self.model, imputation, true);
+    fn pruning(&self, gamma: f64, imputation: Imputation) -> (Pruning, PrunedMask) {
+        let mut pruning = Pruning::new(&self.model, imputation, true);
         for (index, intake) in self.model.intakes().iter().enumerate() {
             let kept = random_columns(1, index as u64, 0, intake.inputs, kept_count(intake.inputs, gamma));
-            resizing.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
+            pruning.keep(self.device.compute(), self.parameters.dtype(), index, &kept);
         }
-        let pruned = (0..resizing.intakes().len()).map(|index| resizing.pruned(index)).collect();
-        let frozen = PrunedMask::new(self.device.compute(), &self.model, &[LeftOut { model: &self.model, pruned }]);
-        (resizing, frozen)
+        let pruned = (0..pruning.intakes().len()).map(|index| pruning.pruned(index)).collect();
+        let frozen =
+            PrunedMask::new(self.device.compute(), &self.model, &[PrunedColumns { model: &self.model, pruned }]);
+        (pruning, frozen)
     }
 
-    fn run(&self, (resizing, frozen): &(Resizing, PrunedMask)) -> Run {
+    fn run(&self, (pruning, frozen): &(Pruning, PrunedMask)) -> Run {
         let Layer { device, parameters, tables, batch, gradients, x, .. } = self;
         let queue = device.compute();
         let times = || {
             let times = device.take_kernel_times().into_iter();
             times.map(|time| (time.kernel.name(), time.duration.as_secs_f64() * 1e3)).collect()
         };
-        resizing.begin_step();
+        pruning.begin_step();
         gradients.clear();
-        let context = Context { queue, parameters, tables, batch, resizing: Some(resizing) };
+        let context = Context { queue, parameters, tables, batch, pruning: Some(pruning) };
         for unit in
             self.model.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Attention(_) | UnitKind::Mlp(_)))
         {
@@ -109,13 +110,13 @@ fn main() {
     ] {
         let layer = Layer::new(dtype);
         layer.device.measure_kernels(true);
-        let resizings = GAMMAS.map(|gamma| layer.resizing(gamma, imputation));
-        let mut best: Vec<Run> = resizings.iter().map(|resizing| layer.run(resizing)).collect();
+        let prunings = GAMMAS.map(|gamma| layer.pruning(gamma, imputation));
+        let mut best: Vec<Run> = prunings.iter().map(|pruning| layer.run(pruning)).collect();
         // The first runs of the policy that repeats the last values zero them.
-        best.iter_mut().zip(&resizings).for_each(|(best, resizing)| *best = layer.run(resizing));
+        best.iter_mut().zip(&prunings).for_each(|(best, pruning)| *best = layer.run(pruning));
         for _ in 1..RUNS {
-            for (resizing, best) in resizings.iter().zip(&mut best) {
-                *best = better(std::mem::take(best), layer.run(resizing));
+            for (pruning, best) in prunings.iter().zip(&mut best) {
+                *best = better(std::mem::take(best), layer.run(pruning));
             }
         }
         println!("{dtype:?}, {imputation:?}: milliseconds of {TOKENS} tokens on one core");

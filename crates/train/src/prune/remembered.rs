@@ -7,7 +7,7 @@ use evenkeel_balance::{Scores, Selection};
 use evenkeel_model::{Dim, Held, Intake, Model, ParamSpec, Ranges, Slice, Widths};
 use serde::{Deserialize, Serialize};
 
-use super::{Columns, Resize, Resizer};
+use super::{Columns, Prune, Pruner};
 use crate::Error;
 use crate::checkpoint::Opened;
 
@@ -48,9 +48,9 @@ const SNAPSHOT: &str = "snapshot";
 const SCORES: &str = "scores";
 const KEPT: &str = "kept";
 
-impl Resizer {
+impl Pruner {
     pub fn periods(&self) -> Periods {
-        let Resizer { settings: Resize { selection, .. }, period, updates, is_new_period, .. } = *self;
+        let Pruner { settings: Prune { selection, .. }, period, updates, is_new_period, .. } = *self;
         Periods { selection, period, updates, is_new_period }
     }
 
@@ -73,7 +73,7 @@ impl Resizer {
     }
 
     /// The same as `new`, with what is remembered of a shard of these widths.
-    pub fn restored(mut self, remembered: Option<Remembered>, widths: &Widths) -> Resizer {
+    pub fn restored(mut self, remembered: Option<Remembered>, widths: &Widths) -> Pruner {
         let is_of = |remembered: &Remembered| {
             let inputs = self.intakes.iter().map(|intake| intake.inputs);
             let fits = remembered.columns.iter().map(|columns| columns.was_kept.len()).eq(inputs);

@@ -1,66 +1,66 @@
 //! What a rank leaves out of its steps, and what checkpoints keep of that.
 
-use evenkeel_model::{Cut, Model, Resizing, Widths};
+use evenkeel_model::{Cut, Model, Pruning, Widths};
 
 use super::Trainer;
 use crate::Error;
 use crate::optimizer::Optimizer;
-use crate::resize::{Periods, Place, Remembered, Resize, Resizer, SharedWork, Told};
+use crate::prune::{Periods, Place, Prune, Pruner, Remembered, SharedWork, Told};
 
 impl Trainer {
     /// Has this rank's linear layers compute with some of their input columns only, from the next step on, or with all of them
     /// again. Other ranks may do otherwise, but for those that hold the same shard for other samples: they are told the same at
-    /// the same time; and where ranks compute for one another, all are resized, by shares of their own. Evaluations compute with
+    /// the same time; and where ranks compute for one another, all are pruned, by shares of their own. Evaluations compute with
     /// all columns.
-    pub fn resize(&mut self, resize: Option<Resize>) {
+    pub fn prune(&mut self, prune: Option<Prune>) {
         assert!(
             !self.parameters.split.splits_state(),
-            "resized layers need their optimizer state whole: parallel.zero = 0"
+            "pruned layers need their optimizer state whole: parallel.zero = 0"
         );
-        if let (Some(_), Some(rule)) = (resize, self.optimizer.as_ref().map(Optimizer::rule)) {
+        if let (Some(_), Some(rule)) = (prune, self.optimizer.as_ref().map(Optimizer::rule)) {
             let name = rule.name();
             assert!(
                 rule.is_elementwise(),
-                "resized layers need an optimizer that can leave elements out, {name} cannot"
+                "pruned layers need an optimizer that can leave elements out, {name} cannot"
             );
         }
         if let Some(group) = self.data_group() {
-            let settings = group.exchange(Resize::digest(resize.as_ref()));
+            let settings = group.exchange(Prune::digest(prune.as_ref()));
             let is_same = settings.iter().all(|other| *other == settings[0]);
-            assert!(is_same, "ranks {:?} hold the same shard and are resized differently", group.ranks());
+            assert!(is_same, "ranks {:?} hold the same shard and are pruned differently", group.ranks());
         }
-        self.resizer = resize.map(|resize| {
-            let before = self.resizer.take();
-            let resizer = before.unwrap_or_else(|| {
-                let resizer = Resizer::new(&self.model, resize, self.mesh().replica(self.rank) == 0);
-                let mut resizer = resizer.restored(self.remembered.take(), &self.widths());
+        self.pruner = prune.map(|prune| {
+            let before = self.pruner.take();
+            let pruner = before.unwrap_or_else(|| {
+                let pruner = Pruner::new(&self.model, prune, self.mesh().replica(self.rank) == 0);
+                let mut pruner = pruner.restored(self.remembered.take(), &self.widths());
                 if let Some(migrated) = &self.migrated {
-                    resizer.compute_with(migrated.model(), false);
+                    pruner.compute_with(migrated.model(), false);
                 }
-                resizer
+                pruner
             });
-            resizer.with(resize, &self.place())
+            pruner.with(prune, &self.place())
         });
     }
 
     /// What of the linear layers' inputs this rank computes with.
-    pub fn resizing(&self) -> Option<&Resizing> {
-        self.resizer.as_ref().map(Resizer::resizing)
+    pub fn pruning(&self) -> Option<&Pruning> {
+        self.pruner.as_ref().map(Pruner::pruning)
     }
 
-    /// What a checkpoint needs to go on with the same selections: nothing where nothing is resized.
+    /// What a checkpoint needs to go on with the same selections: nothing where nothing is pruned.
     pub(crate) fn periods(&self) -> Option<Periods> {
-        self.resizer.as_ref().map(Resizer::periods)
+        self.pruner.as_ref().map(Pruner::periods)
     }
 
     /// The same of this rank's columns, where it speaks for them.
     pub(crate) fn told(&self) -> Vec<Told<'_>> {
-        let resizer = self.resizer.as_ref().filter(|_| self.mesh().replica(self.rank) == 0);
-        resizer.map_or_else(Vec::new, |resizer| resizer.told(&self.model))
+        let pruner = self.pruner.as_ref().filter(|_| self.mesh().replica(self.rank) == 0);
+        pruner.map_or_else(Vec::new, |pruner| pruner.told(&self.model))
     }
 
     /// Takes in what `read` finds in a checkpoint whose ranks had these widths, for a model of such a shard. Only ranks that
-    /// have them, too, when they are resized can use it. Where shards hold the same heads, widths do not say which.
+    /// have them, too, when they are pruned can use it. Where shards hold the same heads, widths do not say which.
     pub(crate) fn remember(
         &mut self,
         widths: &Widths,
