@@ -18,7 +18,7 @@ mod queue;
 mod tensor;
 
 pub use arena::{Arena, OutOfMemory, Usage};
-pub use cpu::{CpuOptions, CpuReport, WorkingMemory, allowed_cores, cpu_report};
+pub use cpu::{CpuOptions, CpuReport, WorkingMemory, allowed_cores, core_flops_per_s, cpu_report};
 pub use cuda::{
     CudaError, CudaGpu, CudaMemory, CudaOptions, CudaPart, CudaReport, CudnnReport, KernelCache, NcclCommunicator,
     NcclId, NcclLibrary, NcclTransfer, Replays, compile_all_kernels, cuda_attention_repeats, cuda_gpus, cuda_memory,

@@ -21,7 +21,11 @@ pub struct Machine {
     pub bytes_per_s: Vec<f64>,
     /// What a kernel takes beside its work.
     pub launch: Duration,
+    /// Products of so many rows take twice as long by the row as large ones.
+    pub half_speed_rows: f64,
     pub link: Link,
+    /// What ranks move in a second for an exchange, beside the link's own time.
+    pub moved_bytes_per_s: f64,
     pub contention: Contention,
 }
 
@@ -70,8 +74,11 @@ pub fn foretell(
     let mut seconds = Vec::new();
     for (rank, program) in programs.iter().enumerate() {
         let counts = counts(&shards[rank], &chains[rank], rank, program, arrangement.parts, &micros, dtype);
-        let of_task = |counts: &Counts| machine.compute_s(rank, counts);
-        seconds.push(counts.iter().map(of_task).collect::<Vec<f64>>());
+        let of_task = |(task, counts): (&Task, &Counts)| {
+            let rows = sizes[task.micro.index][task.micro.part].tokens;
+            machine.compute_s(rank, counts, rows)
+        };
+        seconds.push(program.tasks.iter().zip(&counts).map(of_task).collect::<Vec<f64>>());
     }
     let mut costs = Costs::of_tasks(&programs, |rank, index, task| match task.exchange {
         Some(_) => machine.exchange_s(task, shards.len()),
@@ -90,9 +97,11 @@ pub fn preferred(foretold: &[Foretold]) -> Option<Foretold> {
 }
 
 impl Machine {
-    fn compute_s(&self, shard: usize, counts: &Counts) -> f64 {
+    /// What kernels with these counts take on so many rows.
+    fn compute_s(&self, shard: usize, counts: &Counts, rows: usize) -> f64 {
+        let slowness = 1.0 + self.half_speed_rows / rows.max(1) as f64;
         let of_kernels = counts.0.values().map(|count| {
-            let work_s = count.flops as f64 / self.flops_per_s[shard];
+            let work_s = slowness * count.flops as f64 / self.flops_per_s[shard];
             work_s.max(count.bytes as f64 / self.bytes_per_s[shard]) + count.launches as f64 * self.launch.as_secs_f64()
         });
         of_kernels.sum()
@@ -106,7 +115,7 @@ impl Machine {
             other => unreachable!("a lone replica without ZeRO does not {other:?}"),
         };
         let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
-        self.link.duration_of(kind, bytes, members).as_secs_f64()
+        self.link.duration_of(kind, bytes, members).as_secs_f64() + bytes as f64 / self.moved_bytes_per_s
     }
 }
 

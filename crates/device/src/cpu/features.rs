@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use crate::tensor::DType;
+
 /// How vectors are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum VectorLevel {
@@ -68,6 +70,19 @@ pub(crate) fn f32_level() -> F32Level {
         (_, Bf16Level::AmxTiles) => F32Level::AmxTiles,
         (VectorLevel::Avx512, _) => F32Level::Avx512,
         _ => F32Level::Gemm,
+    }
+}
+
+/// About what a core multiplies and adds in a second in large products, by the instructions that it has. For choices that must be
+/// the same in every run on the same machine, so nothing is measured; a server's core of 2 to 3 GHz did so in training steps.
+pub fn core_flops_per_s(dtype: DType) -> f64 {
+    match (dtype, f32_level(), bf16_level()) {
+        (DType::Bf16, _, Bf16Level::AmxTiles) => 3.3e11,
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => 1.5e11,
+        (_, F32Level::AmxTiles, _) => 1.1e11,
+        (_, F32Level::Avx512, _) => 8e10,
+        (_, F32Level::Gemm, _) if vector_level() == VectorLevel::Portable => 5e9,
+        (_, F32Level::Gemm, _) => 4e10,
     }
 }
 

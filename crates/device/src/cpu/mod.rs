@@ -29,7 +29,7 @@ mod rotary;
 mod rows;
 mod selected_rows;
 
-pub use features::{CpuReport, allowed_cores, cpu_report};
+pub use features::{CpuReport, allowed_cores, core_flops_per_s, cpu_report};
 pub(crate) use reduction::sum;
 pub(crate) use team::Team;
 pub use worker::CpuOptions;
