@@ -48,7 +48,7 @@ pub use parameters::{
     Gradients, Init, ParamId, ParamSpec, Parameters, Stretch, ZeroSharding, ZeroStage, own_stretches,
 };
 pub use sharding::layout::{
-    Block, Held, Move, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
+    Held, Move, MoveBlock, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,
 };
 pub use sharding::migration::{MigratedParam, Migration};
 pub use sharding::plan::TpPlan;

@@ -29,7 +29,7 @@ pub enum Event {
         metrics: EvalMetrics,
     },
     /// Something was done about slow ranks, and it is known what it was good for.
-    Balance(Balance),
+    Balance(BalanceReport),
     /// A checkpoint was taken after a step. It may still be on its way to the disk.
     Checkpoint { step: u64, path: String },
     /// A line for whoever follows the run.
@@ -67,7 +67,7 @@ pub struct BestEvaluation {
 
 /// A change to the division of work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Balance {
+pub struct BalanceReport {
     /// The last step before it.
     pub step: u64,
     /// By shard: how many times as long as the fastest it computes.
@@ -141,7 +141,7 @@ mod tests {
             Event::Step { time_s: 1.75e9 + 0.1, metrics, ranks: ranks(value) },
             Event::Step { time_s: 0.0, metrics: StepMetrics { peak_share: None, ..metrics }, ranks: Vec::new() },
             Event::Evaluation { time_s: 1.75e9, step: 6, metrics: of_images },
-            Event::Balance(Balance {
+            Event::Balance(BalanceReport {
                 step: 9,
                 slowness: vec![1.0, value],
                 before_s: 0.4,

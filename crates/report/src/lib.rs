@@ -22,7 +22,7 @@ use progress::value;
 use serde::{Deserialize, Serialize};
 
 pub use curve::Curve;
-pub use events::{Balance, Begun, BestEvaluation, Event, Sink};
+pub use events::{BalanceReport, Begun, BestEvaluation, Event, Sink};
 pub use metrics::{MetricsLog, RankMetrics};
 pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;

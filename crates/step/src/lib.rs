@@ -25,4 +25,4 @@ pub use mesh::Mesh;
 pub use program::{Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Value, ValueKind};
 pub use strategy::{Devices, Strategy};
 pub use verify::{Unsound, verify};
-pub use work::{BucketIdx, Chunk, Family, Lane, Row, Scope, Work};
+pub use work::{BucketIdx, Chunk, Lane, Scope, Work, WorkFamily, WorkRow};

@@ -84,7 +84,7 @@ pub enum Work {
 
 /// What kinds of work have in common for a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum WorkFamily {
     Entry,
     Forward,
     Recompute,
@@ -114,10 +114,10 @@ pub enum Scope {
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct WorkRow {
     pub name: &'static str,
     pub lane: Lane,
-    pub family: Family,
+    pub family: WorkFamily,
     pub scope: Scope,
     /// Whether the members of an exchange move as many bytes each. Otherwise whoever moves most says how long it takes.
     pub moves_alike: bool,
@@ -125,46 +125,46 @@ pub struct Row {
     pub is_of_tail: bool,
 }
 
-impl Row {
-    const fn compute(name: &'static str, family: Family, scope: Scope) -> Row {
-        Row { name, lane: Lane::Compute, family, scope, moves_alike: true, is_of_tail: false }
+impl WorkRow {
+    const fn compute(name: &'static str, family: WorkFamily, scope: Scope) -> WorkRow {
+        WorkRow { name, lane: Lane::Compute, family, scope, moves_alike: true, is_of_tail: false }
     }
 
-    const fn exchange(name: &'static str, family: Family, scope: Scope) -> Row {
-        Row { lane: Lane::Comm, ..Row::compute(name, family, scope) }
+    const fn exchange(name: &'static str, family: WorkFamily, scope: Scope) -> WorkRow {
+        WorkRow { lane: Lane::Comm, ..WorkRow::compute(name, family, scope) }
     }
 
-    const fn of_tail(self) -> Row {
-        Row { is_of_tail: true, ..self }
+    const fn of_tail(self) -> WorkRow {
+        WorkRow { is_of_tail: true, ..self }
     }
 }
 
 impl Work {
     #[rustfmt::skip]
-    pub fn row(self) -> Row {
+    pub fn row(self) -> WorkRow {
         match self {
-            Work::Enter               => Row::compute("enter",            Family::Entry,          Scope::Part),
-            Work::Forward             => Row::compute("forward",          Family::Forward,        Scope::Part),
-            Work::Normalise           => Row::compute("normalise again",  Family::Entry,          Scope::Part),
-            Work::Recompute           => Row::compute("recompute",        Family::Recompute,      Scope::Part),
-            Work::Logits(chunk)       => Row::compute("logits",           Family::Head,           Scope::Chunk(chunk)),
-            Work::Loss(chunk)         => Row::compute("loss",             Family::Head,           Scope::Chunk(chunk)),
-            Work::Evaluate(chunk)     => Row::compute("evaluate",         Family::Head,           Scope::Chunk(chunk)),
-            Work::BackwardInput       => Row::compute("backward input",   Family::BackwardInput,  Scope::Part),
-            Work::BackwardWeight      => Row::compute("backward weight",  Family::BackwardWeight, Scope::Part),
-            Work::BackwardEnter       => Row::compute("backward enter",   Family::Entry,          Scope::Part),
-            Work::MeasureNorm         => Row::compute("measure norm",     Family::Update,         Scope::Step).of_tail(),
-            Work::Update              => Row::compute("update",           Family::Update,         Scope::Step).of_tail(),
-            Work::AllReduce           => Row::exchange("all-reduce",      Family::Reduce,         Scope::Part),
-            Work::ReduceScatter       => Row::exchange("reduce-scatter",  Family::Reduce,         Scope::Part),
-            Work::AllGather           => Row::exchange("all-gather",      Family::Gather,         Scope::Part),
-            Work::SumGradients(b)     => Row::exchange("sum gradients",   Family::Reduce,         Scope::Bucket(b)),
-            Work::ReduceGradients(b)  => Row::exchange("reduce gradients", Family::Reduce,        Scope::Bucket(b)),
-            Work::GatherParameters(b) => Row::exchange("gather parameters", Family::Gather,       Scope::Bucket(b)),
-            Work::Migrate => Row { moves_alike: false, ..Row::exchange("migrate", Family::Migrate, Scope::Unit) },
-            Work::Return => Row { moves_alike: false, ..Row::exchange("return", Family::Migrate,  Scope::Unit) },
-            Work::SumNorm             => Row::exchange("sum norm",        Family::Reduce,         Scope::Step).of_tail(),
-            Work::GatherUpdated(b)    => Row::exchange("gather updated",  Family::Gather,         Scope::Bucket(b)).of_tail(),
+            Work::Enter               => WorkRow::compute("enter",            WorkFamily::Entry,          Scope::Part),
+            Work::Forward             => WorkRow::compute("forward",          WorkFamily::Forward,        Scope::Part),
+            Work::Normalise           => WorkRow::compute("normalise again",  WorkFamily::Entry,          Scope::Part),
+            Work::Recompute           => WorkRow::compute("recompute",        WorkFamily::Recompute,      Scope::Part),
+            Work::Logits(chunk)       => WorkRow::compute("logits",           WorkFamily::Head,           Scope::Chunk(chunk)),
+            Work::Loss(chunk)         => WorkRow::compute("loss",             WorkFamily::Head,           Scope::Chunk(chunk)),
+            Work::Evaluate(chunk)     => WorkRow::compute("evaluate",         WorkFamily::Head,           Scope::Chunk(chunk)),
+            Work::BackwardInput       => WorkRow::compute("backward input",   WorkFamily::BackwardInput,  Scope::Part),
+            Work::BackwardWeight      => WorkRow::compute("backward weight",  WorkFamily::BackwardWeight, Scope::Part),
+            Work::BackwardEnter       => WorkRow::compute("backward enter",   WorkFamily::Entry,          Scope::Part),
+            Work::MeasureNorm         => WorkRow::compute("measure norm",     WorkFamily::Update,         Scope::Step).of_tail(),
+            Work::Update              => WorkRow::compute("update",           WorkFamily::Update,         Scope::Step).of_tail(),
+            Work::AllReduce           => WorkRow::exchange("all-reduce",      WorkFamily::Reduce,         Scope::Part),
+            Work::ReduceScatter       => WorkRow::exchange("reduce-scatter",  WorkFamily::Reduce,         Scope::Part),
+            Work::AllGather           => WorkRow::exchange("all-gather",      WorkFamily::Gather,         Scope::Part),
+            Work::SumGradients(b)     => WorkRow::exchange("sum gradients",   WorkFamily::Reduce,         Scope::Bucket(b)),
+            Work::ReduceGradients(b)  => WorkRow::exchange("reduce gradients", WorkFamily::Reduce,        Scope::Bucket(b)),
+            Work::GatherParameters(b) => WorkRow::exchange("gather parameters", WorkFamily::Gather,       Scope::Bucket(b)),
+            Work::Migrate => WorkRow { moves_alike: false, ..WorkRow::exchange("migrate", WorkFamily::Migrate, Scope::Unit) },
+            Work::Return => WorkRow { moves_alike: false, ..WorkRow::exchange("return", WorkFamily::Migrate,  Scope::Unit) },
+            Work::SumNorm             => WorkRow::exchange("sum norm",        WorkFamily::Reduce,         Scope::Step).of_tail(),
+            Work::GatherUpdated(b)    => WorkRow::exchange("gather updated",  WorkFamily::Gather,         Scope::Bucket(b)).of_tail(),
         }
     }
 
@@ -178,6 +178,6 @@ impl Work {
 
     /// Whether an exchange can hide behind it: norms and additions are over at once.
     pub fn is_heavy(self) -> bool {
-        self.lane() == Lane::Compute && self.row().family != Family::Entry
+        self.lane() == Lane::Compute && self.row().family != WorkFamily::Entry
     }
 }

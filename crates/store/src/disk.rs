@@ -15,7 +15,7 @@ use faults::announce;
 /// A change about to be made.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "faults"), allow(dead_code, reason = "only tests look at it"))]
-pub enum Operation<'call> {
+pub enum DiskOperation<'call> {
     /// A file begins to exist, or becomes empty.
     CreateFile(&'call Path),
     /// A file is opened for writing with its contents kept; it begins to exist if it did not.
@@ -48,7 +48,7 @@ pub enum Operation<'call> {
 
 #[cfg(not(feature = "faults"))]
 #[inline(always)]
-fn announce(_: Operation) -> io::Result<()> {
+fn announce(_: DiskOperation) -> io::Result<()> {
     Ok(())
 }
 
@@ -62,19 +62,19 @@ pub(crate) struct DiskFile {
 impl DiskFile {
     /// A file that did not exist.
     pub fn create_new(path: &Path) -> io::Result<DiskFile> {
-        announce(Operation::CreateFile(path))?;
+        announce(DiskOperation::CreateFile(path))?;
         DiskFile::open(path, OpenOptions::new().write(true).create_new(true))
     }
 
     /// A file that is empty now, whether it existed or not.
     pub fn create_empty(path: &Path) -> io::Result<DiskFile> {
-        announce(Operation::CreateFile(path))?;
+        announce(DiskOperation::CreateFile(path))?;
         DiskFile::open(path, OpenOptions::new().write(true).create(true).truncate(true))
     }
 
     /// A file to be added to, made if it did not exist.
     pub fn append(path: &Path) -> io::Result<DiskFile> {
-        announce(Operation::OpenFile(path))?;
+        announce(DiskOperation::OpenFile(path))?;
         DiskFile::open(path, OpenOptions::new().append(true).create(true))
     }
 
@@ -88,7 +88,7 @@ impl DiskFile {
 
     pub fn sync(&self) -> io::Result<()> {
         #[cfg(feature = "faults")]
-        announce(Operation::SyncFile(&self.path))?;
+        announce(DiskOperation::SyncFile(&self.path))?;
         self.file.sync_all()
     }
 
@@ -101,7 +101,7 @@ impl DiskFile {
 impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         #[cfg(feature = "faults")]
-        announce(Operation::Write { file: &self.path, bytes })?;
+        announce(DiskOperation::Write { file: &self.path, bytes })?;
         // All or an error, because exactly the announced write must happen.
         self.file.write_all(bytes)?;
         Ok(bytes.len())
@@ -113,12 +113,12 @@ impl Write for DiskFile {
 }
 
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
-    announce(Operation::CreateFolder(path))?;
+    announce(DiskOperation::CreateFolder(path))?;
     fs::create_dir(path)
 }
 
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    announce(Operation::SyncFolder(path))?;
+    announce(DiskOperation::SyncFolder(path))?;
     match File::open(path)?.sync_all() {
         // File systems that cannot sync a folder say so, and have nothing to sync.
         Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
@@ -127,7 +127,7 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    announce(Operation::Rename { from, to })?;
+    announce(DiskOperation::Rename { from, to })?;
     fs::rename(from, to)
 }
 
@@ -135,9 +135,9 @@ pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => {
-            announce(Operation::RemoveTree(path)).and_then(|()| fs::remove_dir_all(path))
+            announce(DiskOperation::RemoveTree(path)).and_then(|()| fs::remove_dir_all(path))
         }
-        Ok(_) => announce(Operation::RemoveFile(path)).and_then(|()| fs::remove_file(path)),
+        Ok(_) => announce(DiskOperation::RemoveFile(path)).and_then(|()| fs::remove_file(path)),
         Err(error) => Err(error),
     };
     match removed {

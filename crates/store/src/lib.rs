@@ -31,7 +31,7 @@ mod text_file;
 mod write;
 
 pub use convert::Element;
-pub use dataset::{Format, Origin, Record, RecordPlace, Source, SourceSpec, is_json_list};
+pub use dataset::{Format, Record, RecordOrigin, RecordPlace, Source, SourceSpec, is_json_list};
 pub use digest::Digest;
 #[cfg(feature = "faults")]
 pub use disk::faults;
@@ -43,7 +43,7 @@ pub use shortened::shortened;
 pub use tensor::RawTensor;
 pub use text_file::{read_bytes, read_json, read_text};
 pub use write::{
-    FileWriter, FolderLock, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, Shard, TensorEntry,
+    FileWriter, FolderLock, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, TensorEntry, WeightShard,
     copy_file, cut_in_shards, exists, files, recover, recover_all, remove, save_model, subfolders,
     write_file_atomically, write_json,
 };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter, list, newest_good};
-use evenkeel_store::faults::{self, Operation};
+use evenkeel_store::faults::{self, DiskOperation};
 use evenkeel_store::{Defect, Error, remove};
 use serde_json::json;
 use support::{PREFIX, checkpoint, checkpoints, names, save, scratch, start, version};
@@ -45,7 +45,7 @@ fn with_refusals<T>(
         if !is_refused {
             return Ok(());
         }
-        if let Operation::RemoveTree(path) = operation {
+        if let DiskOperation::RemoveTree(path) = operation {
             // It fails half-way.
             let _ = fs::remove_file(path.join("manifest.json"));
         }

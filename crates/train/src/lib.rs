@@ -30,7 +30,7 @@ pub use foretell::{Candidate, Foretold, Machine, foretell, preferred};
 pub use optimizer::{AdamW, MuonScale, Optimizer, OptimizerOptions, Rule, Update};
 pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
 pub use prune::Prune;
-pub use ranks::{Answer, RankMemory, Ranks, Request, Stretch};
+pub use ranks::{Answer, RankMemory, Ranks, Request, WantedElements};
 pub use rate::{Decay, Form, Rate};
 pub use run::{
     Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,

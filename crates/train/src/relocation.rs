@@ -6,7 +6,7 @@ use std::time::Instant;
 use evenkeel_comm::Group;
 use evenkeel_device::{DType, Device, Tensor, View};
 use evenkeel_model::{
-    Block, Held, Model, ParamId, ParamSpec, Slice, Stretch, ZeroSharding, blocks, moves, own_stretches,
+    Held, Model, MoveBlock, ParamId, ParamSpec, Slice, Stretch, ZeroSharding, blocks, moves, own_stretches,
 };
 use evenkeel_step::Strategy;
 
@@ -123,7 +123,7 @@ fn parcels(
     to: &[Keeping],
     parameter: usize,
     receiver: usize,
-    mut parcel: impl FnMut(usize, &Block, &Kept, &Kept),
+    mut parcel: impl FnMut(usize, &MoveBlock, &Kept, &Kept),
 ) {
     let kept_to = &to[receiver].0[parameter];
     let Some((wanted, _)) = &kept_to.own else { return };

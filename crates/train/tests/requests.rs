@@ -5,7 +5,9 @@ mod support;
 use evenkeel_balance::Selection;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Dim, Imputation, Model, ParamId, widths_of};
-use evenkeel_train::{Answer, Error, OptimizerOptions, Prune, Ranks, Request, StateKind, Stretch, TrainerOptions};
+use evenkeel_train::{
+    Answer, Error, OptimizerOptions, Prune, Ranks, Request, StateKind, TrainerOptions, WantedElements,
+};
 use support::{micros, random};
 
 fn llama() -> Model {
@@ -30,7 +32,7 @@ fn requests(model: &Model) -> Vec<Request> {
     let work = of_shards(&uneven).with(Dim::Columns, of_shards(&Cut::even(2)).of(Dim::Columns).to_vec());
     let prune =
         Prune { gamma: 0.25, imputation: Imputation::Zero, selection: Selection::Random, period_steps: 1, seed: 3 };
-    let stretch = Stretch { elements: 1..4, to_start: 0 };
+    let stretch = WantedElements { elements: 1..4, to_start: 0 };
     vec![
         Request::Throttle { factors: vec![1.0, 1.5] },
         Request::Step { micros: micros(model, 0), lr: 1e-3, is_observed: false },

@@ -7,7 +7,7 @@ mod look;
 use evenkeel_report::svg::colour::{FAINT_INK, GRID};
 use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
 use evenkeel_step::trace::{Shares, Span, Timeline, Words};
-use evenkeel_step::{Family, Lane};
+use evenkeel_step::{Lane, WorkFamily};
 
 use axis::Axis;
 use boxes::{Piece, pieces};
@@ -143,7 +143,7 @@ impl Drawing<'_> {
 
     /// Whether the legend explains a kind. Few drawings have some of them.
     fn shows(&self, kind: Kind) -> bool {
-        let is_rare = matches!(kind, Kind::Of(Family::Migrate | Family::Update));
+        let is_rare = matches!(kind, Kind::Of(WorkFamily::Migrate | WorkFamily::Update));
         !is_rare || self.timeline.ranks.iter().flatten().any(|span| Kind::of(span.work) == kind)
     }
 
@@ -157,7 +157,7 @@ impl Drawing<'_> {
         let part = |part: usize| {
             let again = part + Edges::COUNT;
             let name = if again > last { format!("part {part}") } else { format!("part {part}, {again}, …") };
-            entry(&mut x, y, Kind::Of(Family::Forward).look(), Edges::of(part), &name)
+            entry(&mut x, y, Kind::Of(WorkFamily::Forward).look(), Edges::of(part), &name)
         };
         (0..=last.min(Edges::COUNT - 1)).map(part).collect()
     }

@@ -2,7 +2,7 @@
 
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_model::{Cut, Dim, Model, SHARES, Widths};
-use evenkeel_report::Balance as BalanceEvent;
+use evenkeel_report::BalanceReport;
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Prune, Ranks, may_migrate};
 
 use super::model::device_dtype;
@@ -136,9 +136,9 @@ fn first_that_fits(
 }
 
 /// The event that tells of a change.
-pub fn event(balanced: &Balanced) -> BalanceEvent {
+pub fn event(balanced: &Balanced) -> BalanceReport {
     let prospect = &balanced.prospect;
-    BalanceEvent {
+    BalanceReport {
         step: balanced.step,
         slowness: prospect.slowness.clone(),
         before_s: prospect.now_s,

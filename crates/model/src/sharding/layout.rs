@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-pub use blocks::{Block, blocks};
+pub use blocks::{MoveBlock, blocks};
 pub use moves::{Move, moves};
 pub use overlap::Region;
 pub use rectangles::Rectangle;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{Span, Timeline};
 use crate::program::UnitIdx;
-use crate::work::{Row, Scope};
+use crate::work::{Scope, WorkRow};
 
 /// The words for the spans of one timeline. They tell parts and micro-batches apart only where there are several.
 pub struct Words<'a> {
@@ -29,7 +29,7 @@ impl<'a> Words<'a> {
 
     /// As in "forward attention 3, part 1".
     pub fn name(&self, span: &Span) -> String {
-        let Row { name, scope, .. } = span.work.row();
+        let WorkRow { name, scope, .. } = span.work.row();
         let of_unit = || format!("{name} {}", self.unit(span.unit));
         match scope {
             Scope::Step => name.to_owned(),
@@ -54,7 +54,7 @@ impl<'a> Words<'a> {
 
     /// What a box may say of its span, the longest first.
     pub fn labels(&self, span: &Span) -> Vec<String> {
-        let Row { name, scope, .. } = span.work.row();
+        let WorkRow { name, scope, .. } = span.work.row();
         match scope {
             Scope::Step => return vec![name.to_owned()],
             Scope::Bucket(bucket) => return vec![self.name(span), name.to_owned(), bucket.0.to_string()],

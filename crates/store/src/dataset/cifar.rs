@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern};
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::{Defect, Error};
 
@@ -61,9 +61,9 @@ impl Chunks for CifarChunks {
         data_file::paths(&self.files)
     }
 
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
+        Ok(RecordOrigin { file: file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
     }
 }
 

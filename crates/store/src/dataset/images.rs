@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::data_file::{has_ending, list};
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec, picture};
 use crate::{Defect, Error, limits, regular_file};
 
@@ -83,7 +83,7 @@ impl Chunks for ImageChunks {
         self.images.iter().map(|(path, _)| path.as_path()).collect()
     }
 
-    fn origin(&self, _: usize, position: u64) -> Result<Origin, Error> {
-        Ok(Origin { file: self.images[position as usize].0.clone(), place: RecordPlace::WholeFile })
+    fn origin(&self, _: usize, position: u64) -> Result<RecordOrigin, Error> {
+        Ok(RecordOrigin { file: self.images[position as usize].0.clone(), place: RecordPlace::WholeFile })
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{Document, decode, too_long};
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::view::View;
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::error::printable;
@@ -57,9 +57,9 @@ impl Chunks for JsonChunks {
         data_file::paths(&self.files)
     }
 
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
+        Ok(RecordOrigin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
     }
 }
 

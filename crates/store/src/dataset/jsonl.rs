@@ -6,7 +6,7 @@ use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{decode, documents};
 use super::json::{begins_with, object};
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::separator::Separator;
 use super::{Chunks, OnBad, Placed, SourceSpec};
 use crate::{Defect, Error};
@@ -64,9 +64,9 @@ impl Chunks for JsonlChunks {
         data_file::paths(&self.files)
     }
 
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
+        Ok(RecordOrigin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
     }
 }
 

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use crate::Error;
 
 pub use json::is_json_list;
-pub use place::{Origin, RecordPlace};
+pub use place::{RecordOrigin, RecordPlace};
 
 /// The format of data files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ trait Chunks: Send + Sync {
     /// In reading order.
     fn files(&self) -> Vec<&Path>;
     /// The origin of the record at this position of the chunk.
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error>;
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error>;
 }
 
 impl SourceSpec {
@@ -192,7 +192,7 @@ impl Source {
     ///
     /// # Panics
     /// If there is no such record.
-    pub fn origin(&self, chunk: usize, record: usize) -> Result<Origin, Error> {
+    pub fn origin(&self, chunk: usize, record: usize) -> Result<RecordOrigin, Error> {
         let records = self.placed(chunk, OnBad::Keep)?;
         self.chunks.origin(chunk, records[record].0)
     }

@@ -20,7 +20,7 @@ pub enum RecordPlace {
 
 /// The file and the place in it that a record came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct RecordOrigin {
     /// The file.
     pub file: PathBuf,
     /// The place in the file.
@@ -64,7 +64,7 @@ impl fmt::Display for RecordPlace {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for RecordOrigin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.place {
             RecordPlace::WholeFile => write!(out, "`{}`", self.file.display()),

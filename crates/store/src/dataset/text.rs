@@ -5,7 +5,7 @@ use std::path::Path;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::documents::{Document, decode, documents};
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::separator::Separator;
 use super::view::View;
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
@@ -70,8 +70,8 @@ impl Chunks for TextChunks {
         data_file::paths(&self.files)
     }
 
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error> {
         let file = &self.files[self.index.locate(chunk).0];
-        Ok(Origin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
+        Ok(RecordOrigin { file: file.path.clone(), place: RecordPlace::of_byte(file, position) })
     }
 }

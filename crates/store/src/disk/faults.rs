@@ -4,10 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-pub use super::Operation;
+pub use super::DiskOperation;
 
 /// Called before each operation. An error prevents the operation and goes to its caller.
-pub type Observer = dyn Fn(&Operation) -> io::Result<()> + Send + Sync;
+pub type Observer = dyn Fn(&DiskOperation) -> io::Result<()> + Send + Sync;
 
 type Watched = (PathBuf, Arc<Observer>);
 
@@ -16,26 +16,26 @@ static WATCHED: RwLock<Vec<Watched>> = RwLock::new(Vec::new());
 
 /// Watches a folder until it is dropped.
 #[must_use = "nothing is watched once it is dropped"]
-pub struct Watch(Arc<Observer>);
+pub struct DiskWatch(Arc<Observer>);
 
 /// Calls an observer before every operation on a folder or below it, on any thread.
 pub fn watch(
     folder: impl Into<PathBuf>,
-    observer: impl Fn(&Operation) -> io::Result<()> + Send + Sync + 'static,
-) -> Watch {
+    observer: impl Fn(&DiskOperation) -> io::Result<()> + Send + Sync + 'static,
+) -> DiskWatch {
     let observer: Arc<Observer> = Arc::new(observer);
     WATCHED.write().unwrap_or_else(PoisonError::into_inner).push((folder.into(), observer.clone()));
-    Watch(observer)
+    DiskWatch(observer)
 }
 
-impl Drop for Watch {
+impl Drop for DiskWatch {
     fn drop(&mut self) {
         let mut watched = WATCHED.write().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|(_, observer)| !Arc::ptr_eq(observer, &self.0));
     }
 }
 
-pub(super) fn announce(operation: Operation) -> io::Result<()> {
+pub(super) fn announce(operation: DiskOperation) -> io::Result<()> {
     let path = operation.path();
     let told = {
         let watched = WATCHED.read().unwrap_or_else(PoisonError::into_inner);
@@ -44,19 +44,19 @@ pub(super) fn announce(operation: Operation) -> io::Result<()> {
     told.map_or(Ok(()), |observer| observer(&operation))
 }
 
-impl Operation<'_> {
+impl DiskOperation<'_> {
     /// The path it changes; for a rename, the old name.
     pub fn path(&self) -> &Path {
         match self {
-            Operation::CreateFile(path)
-            | Operation::OpenFile(path)
-            | Operation::Write { file: path, .. }
-            | Operation::SyncFile(path)
-            | Operation::CreateFolder(path)
-            | Operation::SyncFolder(path)
-            | Operation::Rename { from: path, .. }
-            | Operation::RemoveFile(path)
-            | Operation::RemoveTree(path) => path,
+            DiskOperation::CreateFile(path)
+            | DiskOperation::OpenFile(path)
+            | DiskOperation::Write { file: path, .. }
+            | DiskOperation::SyncFile(path)
+            | DiskOperation::CreateFolder(path)
+            | DiskOperation::SyncFolder(path)
+            | DiskOperation::Rename { from: path, .. }
+            | DiskOperation::RemoveFile(path)
+            | DiskOperation::RemoveTree(path) => path,
         }
     }
 }

@@ -10,7 +10,7 @@ pub const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// One file of a model's weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct WeightShard {
     /// `model.safetensors` or `model-00001-of-00002.safetensors`.
     pub file_name: String,
     /// In the caller's order, which is not the file's.
@@ -21,7 +21,7 @@ pub struct Shard {
 /// shard gets its own file.
 ///
 /// Tensors whose size overflows count as `u64::MAX` bytes; writing them is refused.
-pub fn cut_in_shards(entries: &[TensorEntry], shard_bytes: u64) -> Vec<Shard> {
+pub fn cut_in_shards(entries: &[TensorEntry], shard_bytes: u64) -> Vec<WeightShard> {
     let mut shards: Vec<Vec<TensorEntry>> = Vec::new();
     let mut open = Vec::new();
     let mut open_bytes = 0u64;
@@ -46,7 +46,7 @@ pub fn cut_in_shards(entries: &[TensorEntry], shard_bytes: u64) -> Vec<Shard> {
         1 => "model.safetensors".to_owned(),
         _ => format!("model-{:05}-of-{count:05}.safetensors", place + 1),
     };
-    shards.into_iter().enumerate().map(|(place, entries)| Shard { file_name: name(place), entries }).collect()
+    shards.into_iter().enumerate().map(|(place, entries)| WeightShard { file_name: name(place), entries }).collect()
 }
 
 /// Writes a model's weights into a folder.
@@ -89,7 +89,7 @@ fn check_names(folder: &NewFolder, entries: &[TensorEntry]) -> Result<(), Error>
     }
 }
 
-fn index_of(shards: &[Shard]) -> serde_json::Value {
+fn index_of(shards: &[WeightShard]) -> serde_json::Value {
     let mut weight_map = BTreeMap::new();
     let mut total_size = 0u64;
     for shard in shards {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use evenkeel_store::faults::{self, Operation};
+use evenkeel_store::faults::{self, DiskOperation};
 
 /// An operation that was made, its paths counted from the recorded folder.
 #[derive(Clone, Debug)]
@@ -19,18 +19,18 @@ pub enum Recorded {
 }
 
 impl Recorded {
-    pub fn of(operation: &Operation, root: &Path) -> Recorded {
+    pub fn of(operation: &DiskOperation, root: &Path) -> Recorded {
         let relative = |path: &Path| path.strip_prefix(root).unwrap().to_owned();
         match *operation {
-            Operation::CreateFile(path) => Recorded::CreateFile(relative(path)),
-            Operation::Write { file, bytes } => Recorded::Write { file: relative(file), bytes: bytes.to_vec() },
-            Operation::SyncFile(path) => Recorded::SyncFile(relative(path)),
-            Operation::CreateFolder(path) => Recorded::CreateFolder(relative(path)),
-            Operation::SyncFolder(path) => Recorded::SyncFolder(relative(path)),
-            Operation::Rename { from, to } => Recorded::Rename { from: relative(from), to: relative(to) },
-            Operation::RemoveFile(path) => Recorded::RemoveFile(relative(path)),
-            Operation::RemoveTree(path) => Recorded::RemoveTree(relative(path)),
-            Operation::OpenFile(path) => panic!("{} is kept and added to; no checkpoint does that", path.display()),
+            DiskOperation::CreateFile(path) => Recorded::CreateFile(relative(path)),
+            DiskOperation::Write { file, bytes } => Recorded::Write { file: relative(file), bytes: bytes.to_vec() },
+            DiskOperation::SyncFile(path) => Recorded::SyncFile(relative(path)),
+            DiskOperation::CreateFolder(path) => Recorded::CreateFolder(relative(path)),
+            DiskOperation::SyncFolder(path) => Recorded::SyncFolder(relative(path)),
+            DiskOperation::Rename { from, to } => Recorded::Rename { from: relative(from), to: relative(to) },
+            DiskOperation::RemoveFile(path) => Recorded::RemoveFile(relative(path)),
+            DiskOperation::RemoveTree(path) => Recorded::RemoveTree(relative(path)),
+            DiskOperation::OpenFile(path) => panic!("{} is kept and added to; no checkpoint does that", path.display()),
         }
     }
 }

@@ -6,14 +6,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use evenkeel_store::faults::{self, Watch};
+use evenkeel_store::faults::{self, DiskWatch};
 
 const PLACE: &str = "EVENKEEL_TEST_PLACE";
 const OPERATION: &str = "about to ";
 
 /// The folder in which this process must write until it is killed, announcing each operation; `None` in an ordinary test
 /// process.
-pub fn at_work() -> Option<(PathBuf, Watch)> {
+pub fn at_work() -> Option<(PathBuf, DiskWatch)> {
     let Some(root) = env::var_os(PLACE).map(PathBuf::from) else {
         println!("skipped: only another test gives this one something to do");
         return None;

@@ -11,7 +11,7 @@ use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_model::{Cut, Held, Move, ParamId, ParamSpec, Slice, Widths, moves};
 
-pub use request::{Answer, RankMemory, Request, Stretch};
+pub use request::{Answer, RankMemory, Request, WantedElements};
 use request::{answer, spoken_for};
 
 use crate::Error;
@@ -251,7 +251,7 @@ impl Ranks {
         let moves = moves(&held, &wanted, cols).expect("the ranks keep every element of a parameter");
         let mut by_rank = vec![Vec::new(); self.count];
         for Move { from, from_start, to_start, len } in moves {
-            by_rank[keepers[from]].push(Stretch { elements: from_start..from_start + len, to_start });
+            by_rank[keepers[from]].push(WantedElements { elements: from_start..from_start + len, to_start });
         }
         self.read(kind, id, by_rank, wanted.len())
     }
@@ -266,12 +266,18 @@ impl Ranks {
     ) -> Result<Vec<f32>, Error> {
         let len = elements.len();
         let mut by_rank = vec![Vec::new(); self.count];
-        by_rank[rank].push(Stretch { elements, to_start: 0 });
+        by_rank[rank].push(WantedElements { elements, to_start: 0 });
         self.read(kind, id, by_rank, len)
     }
 
     /// `len` elements, put together from what ranks keep of a parameter.
-    fn read(&self, kind: StateKind, id: ParamId, by_rank: Vec<Vec<Stretch>>, len: usize) -> Result<Vec<f32>, Error> {
+    fn read(
+        &self,
+        kind: StateKind,
+        id: ParamId,
+        by_rank: Vec<Vec<WantedElements>>,
+        len: usize,
+    ) -> Result<Vec<f32>, Error> {
         let read = self.gather(Request::Read { kind, id, by_rank }, answer_of!(Values))?;
         let mut whole = vec![0.0; len];
         for (to_start, values) in read.into_iter().flatten() {

@@ -54,7 +54,7 @@ pub enum Request {
     Read {
         kind: StateKind,
         id: ParamId,
-        by_rank: Vec<Vec<Stretch>>,
+        by_rank: Vec<Vec<WantedElements>>,
     },
     /// Each rank's part of a checkpoint, with a copy of its values or with where they are.
     State {
@@ -77,7 +77,7 @@ pub enum Request {
 
 /// Elements of what a rank keeps of a parameter, and where they are to go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
+pub struct WantedElements {
     pub elements: Range<usize>,
     pub to_start: usize,
 }
@@ -168,7 +168,7 @@ pub(super) fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
         .collect()
 }
 
-fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[Stretch]) -> Vec<(usize, Vec<f32>)> {
+fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[WantedElements]) -> Vec<(usize, Vec<f32>)> {
     let (Some(first), Some(last)) = (
         wanted.iter().map(|stretch| stretch.elements.start).min(),
         wanted.iter().map(|stretch| stretch.elements.end).max(),
@@ -178,7 +178,7 @@ fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[Stretch]) -> 
     // One transfer for all of them: single rows would be many.
     let (_, kept) = trainer.kept(kind, id).expect("it speaks for some");
     let values = trainer.device.compute().read(&kept.col_range(first..last));
-    let stretch = |Stretch { elements, to_start }: &Stretch| {
+    let stretch = |WantedElements { elements, to_start }: &WantedElements| {
         (*to_start, values[elements.start - first..elements.end - first].to_vec())
     };
     wanted.iter().map(stretch).collect()

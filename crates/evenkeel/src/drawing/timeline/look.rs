@@ -1,10 +1,10 @@
 //! The kinds of work that a drawing tells apart, and how each looks.
 
-use evenkeel_step::{Family, Lane, Work};
+use evenkeel_step::{Lane, Work, WorkFamily};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Of(Family),
+    Of(WorkFamily),
     Waiting,
 }
 
@@ -29,16 +29,16 @@ pub(super) const HATCH_LINE: &str = "#c2c0b8";
 /// put off.
 #[rustfmt::skip]
 pub(super) const LOOKS: [Look; 11] = [
-    Look { kind: Kind::Of(Family::Forward),        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
-    Look { kind: Kind::Of(Family::Recompute),      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
-    Look { kind: Kind::Of(Family::BackwardInput),  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
-    Look { kind: Kind::Of(Family::BackwardWeight), name: "backward weight",   lane: Lane::Compute, fill: "#f2b54a", ink: BLACK },
-    Look { kind: Kind::Of(Family::Head),           name: "head and loss",     lane: Lane::Compute, fill: "#8a4a9e", ink: WHITE },
-    Look { kind: Kind::Of(Family::Entry),          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
-    Look { kind: Kind::Of(Family::Update),         name: "norm and update",   lane: Lane::Compute, fill: "#3d4450", ink: WHITE },
-    Look { kind: Kind::Of(Family::Reduce),         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
-    Look { kind: Kind::Of(Family::Gather),         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
-    Look { kind: Kind::Of(Family::Migrate),           name: "migrate and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
+    Look { kind: Kind::Of(WorkFamily::Forward),        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::Recompute),      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
+    Look { kind: Kind::Of(WorkFamily::BackwardInput),  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::BackwardWeight), name: "backward weight",   lane: Lane::Compute, fill: "#f2b54a", ink: BLACK },
+    Look { kind: Kind::Of(WorkFamily::Head),           name: "head and loss",     lane: Lane::Compute, fill: "#8a4a9e", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::Entry),          name: "entry norms",       lane: Lane::Compute, fill: "#6b727c", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::Update),         name: "norm and update",   lane: Lane::Compute, fill: "#3d4450", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::Reduce),         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
+    Look { kind: Kind::Of(WorkFamily::Gather),         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
+    Look { kind: Kind::Of(WorkFamily::Migrate),           name: "migrate and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
     Look { kind: Kind::Waiting,                      name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
 ];
 

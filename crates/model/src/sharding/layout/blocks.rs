@@ -4,7 +4,7 @@ use super::Move;
 
 /// Moves of the same length between the same two, at a constant distance from one another in both places.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct MoveBlock {
     /// Which of the sources.
     pub from: usize,
     pub from_start: usize,
@@ -17,8 +17,8 @@ pub struct Block {
 }
 
 /// The same elements in as few pieces as rows of matrices allow, in the order of the first of each.
-pub fn blocks(moves: &[Move]) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
+pub fn blocks(moves: &[Move]) -> Vec<MoveBlock> {
+    let mut blocks: Vec<MoveBlock> = Vec::new();
     // Those that the next row may belong to: one for each source and length, as rows of several alternate.
     let mut open: Vec<usize> = Vec::new();
     for moved in moves {
@@ -28,14 +28,14 @@ pub fn blocks(moves: &[Move]) -> Vec<Block> {
             None => {
                 open.retain(|&index| blocks[index].from != moved.from || blocks[index].cols != moved.len);
                 open.push(blocks.len());
-                blocks.push(Block::of(moved));
+                blocks.push(MoveBlock::of(moved));
             }
         }
     }
     blocks
 }
 
-impl Block {
+impl MoveBlock {
     /// Where it lies at the source: the first element, rows and columns, and the elements from one row to the next.
     pub fn from_rows(&self) -> (usize, [usize; 2], usize) {
         (self.from_start, [self.rows, self.cols], self.from_stride)
@@ -46,8 +46,8 @@ impl Block {
         (self.to_start, [self.rows, self.cols], self.to_stride)
     }
 
-    fn of(&Move { from, from_start, to_start, len }: &Move) -> Block {
-        Block { from, from_start, from_stride: len, to_start, to_stride: len, rows: 1, cols: len }
+    fn of(&Move { from, from_start, to_start, len }: &Move) -> MoveBlock {
+        MoveBlock { from, from_start, from_stride: len, to_start, to_stride: len, rows: 1, cols: len }
     }
 
     fn continues(&self, next: &Move) -> bool {
@@ -89,7 +89,7 @@ mod tests {
             let moves = moves(&cuts(&from), &target, cols).expect("all is there");
             let blocks = blocks(&moves);
             assert_eq!(blocks.len(), expected, "{from:?} to {to:?}: {blocks:?}");
-            let single = |block: &Block| -> Vec<(usize, usize, usize)> {
+            let single = |block: &MoveBlock| -> Vec<(usize, usize, usize)> {
                 let row =
                     |row: usize| (block.from_start + row * block.from_stride, block.to_start + row * block.to_stride);
                 let elements = |row: usize| (0..block.cols).map(move |col| (row, col));

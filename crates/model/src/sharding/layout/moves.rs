@@ -28,7 +28,7 @@ pub struct Move {
 pub fn moves(from: &[Held], to: &Held, cols: usize) -> Result<Vec<Move>, (usize, usize)> {
     let target = Holder::new(to, cols);
     let sources: Vec<Holder> = from.iter().map(|held| Holder::new(held, cols)).collect();
-    let mut coming: Vec<(usize, &Block)> = sources
+    let mut coming: Vec<(usize, &MoveBlock)> = sources
         .iter()
         .enumerate()
         .flat_map(|(source, holder)| holder.blocks.iter().map(move |b| (source, b)))
@@ -38,7 +38,7 @@ pub fn moves(from: &[Held], to: &Held, cols: usize) -> Result<Vec<Move>, (usize,
     edges.sort_unstable();
     let (mut coming, mut edges) = (coming.into_iter().peekable(), edges.into_iter().peekable());
 
-    let mut present: BTreeMap<usize, &Block> = BTreeMap::new();
+    let mut present: BTreeMap<usize, &MoveBlock> = BTreeMap::new();
     let mut moves = Vec::new();
     for block in &target.blocks {
         let mut row = block.rows.start;
@@ -78,7 +78,7 @@ impl Run {
 }
 
 /// Rows of the whole matrix of which the same columns are held.
-struct Block {
+struct MoveBlock {
     rows: Range<usize>,
     /// Where `rows` begin among the rows of the slice.
     held_row: usize,
@@ -93,7 +93,7 @@ struct Holder {
     /// The first element that is held, among those of the slice.
     start: usize,
     /// In the order of rows.
-    blocks: Vec<Block>,
+    blocks: Vec<MoveBlock>,
 }
 
 impl Holder {
@@ -107,14 +107,14 @@ impl Holder {
                 let start = run.held.max(held_rows.start);
                 let end = run.held().end.min(held_rows.end);
                 let first = run.whole.start + start - run.held;
-                Block { rows: first..first + end - start, held_row: start, held_cols: held_cols.clone() }
+                MoveBlock { rows: first..first + end - start, held_row: start, held_cols: held_cols.clone() }
             });
             overlapping.collect::<Vec<_>>()
         });
         Holder { blocks: blocks.collect(), columns: runs(&held.slice.cols), width, start: held.range.start }
     }
 
-    fn columns_of(&self, block: &Block) -> impl Iterator<Item = Run> {
+    fn columns_of(&self, block: &MoveBlock) -> impl Iterator<Item = Run> {
         let Range { start, end } = block.held_cols;
         let first = self.columns.partition_point(|run| run.held().end <= start);
         self.columns[first..].iter().take_while(move |run| run.held < end).map(move |run| {
@@ -124,7 +124,7 @@ impl Holder {
     }
 
     /// Where an element lies among those that are held.
-    fn place(&self, block: &Block, row: usize, held_col: usize) -> usize {
+    fn place(&self, block: &MoveBlock, row: usize, held_col: usize) -> usize {
         (block.held_row + row - block.rows.start) * self.width + held_col - self.start
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize
 struct Part<'a> {
     from: usize,
     source: &'a Holder,
-    block: &'a Block,
+    block: &'a MoveBlock,
     /// Among the columns of the source's slice.
     from_col: usize,
     /// Among the columns of the target's slice.
@@ -165,7 +165,7 @@ struct Part<'a> {
 /// Who gives which of the wanted columns, in their order. Err with the first column that nobody has.
 fn share_out<'a>(
     wanted: impl Iterator<Item = Run>,
-    sources: impl Iterator<Item = (usize, &'a Holder, &'a Block)>,
+    sources: impl Iterator<Item = (usize, &'a Holder, &'a MoveBlock)>,
 ) -> Result<Vec<Part<'a>>, usize> {
     let mut missing: Vec<Run> = wanted.collect();
     let mut parts = Vec::new();
@@ -204,7 +204,7 @@ fn share_out<'a>(
     Ok(parts)
 }
 
-fn add_rows(moves: &mut Vec<Move>, rows: Range<usize>, parts: &[Part], (target, block): (&Holder, &Block)) {
+fn add_rows(moves: &mut Vec<Move>, rows: Range<usize>, parts: &[Part], (target, block): (&Holder, &MoveBlock)) {
     let move_of = |part: &Part, row: usize, len: usize| Move {
         from: part.from,
         from_start: part.source.place(part.block, row, part.from_col),

@@ -20,7 +20,7 @@ use self::window::Window;
 use super::chunk_index::ChunkIndex;
 use super::data_file::{self, DataFile, Pattern, has_ending};
 use super::guard::guarded;
-use super::place::{Origin, RecordPlace};
+use super::place::{RecordOrigin, RecordPlace};
 use super::{Chunks, OnBad, Placed, Record, SourceSpec};
 use crate::error::printable;
 use crate::{Defect, Error, limits};
@@ -117,9 +117,9 @@ impl Chunks for ParquetChunks {
         self.tables.iter().map(|table| table.file.path.as_path()).collect()
     }
 
-    fn origin(&self, chunk: usize, position: u64) -> Result<Origin, Error> {
+    fn origin(&self, chunk: usize, position: u64) -> Result<RecordOrigin, Error> {
         let table = &self.tables[self.groups[self.index.locate(chunk).0].table];
-        Ok(Origin { file: table.file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
+        Ok(RecordOrigin { file: table.file.path.clone(), place: RecordPlace::Row { row: position + 1 } })
     }
 }
 
