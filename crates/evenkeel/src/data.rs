@@ -3,8 +3,8 @@
 use evenkeel_data::{IGNORE, Row, Tokenizer};
 
 use crate::config::Overrides;
-use crate::train::feed::{Data, Text};
-use crate::train::model::ModelInput;
+use crate::inputs::feed::{Data, Text};
+use crate::inputs::model::ModelInput;
 use crate::{Failure, Mistake};
 
 #[derive(clap::Args)]

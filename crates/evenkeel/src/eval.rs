@@ -12,12 +12,12 @@ use evenkeel_store::exists;
 use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, RUN_CONFIG, Settings};
+use crate::inputs::feed::{Data, Text};
+use crate::inputs::model::{ModelInput, open_folder};
+use crate::inputs::run_folder::RUN_MODEL;
 use crate::launch::Launch;
 use crate::memory::{check_fit, check_fit_on_gpus, peak_bytes};
 use crate::strategy::strategy;
-use crate::train::RUN_MODEL;
-use crate::train::feed::{Data, Text};
-use crate::train::model::{ModelInput, open_folder};
 use crate::{Failure, Mistake, hub};
 
 #[derive(clap::Args)]

@@ -6,9 +6,9 @@ use evenkeel_store::exists;
 use evenkeel_train::checkpoint::Opened;
 
 use crate::config::{Dtype, Overrides, RUN_CONFIG, names_a_file};
-use crate::train::feed::Text;
-use crate::train::model::{ModelInput, SavedTokenizer};
-use crate::train::{RUN_MODEL, Which, find_checkpoint};
+use crate::inputs::feed::Text;
+use crate::inputs::model::{ModelInput, SavedTokenizer};
+use crate::inputs::run_folder::{RUN_MODEL, Which, find_checkpoint};
 use crate::{Failure, Mistake};
 
 #[derive(clap::Args)]

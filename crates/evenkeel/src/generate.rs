@@ -10,9 +10,9 @@ use evenkeel_store::{exists, read_json};
 use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;
+use crate::inputs::feed::{Text, start_of_day};
+use crate::inputs::model::{open_folder, without_keys};
 use crate::memory::{check_fit_on, peak_bytes};
-use crate::train::feed::{Text, start_of_day};
-use crate::train::model::{open_folder, without_keys};
 use crate::{Failure, Mistake, device, warn};
 
 #[derive(clap::Args)]

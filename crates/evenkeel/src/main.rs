@@ -1,5 +1,6 @@
 //! The command line.
 
+mod arrange;
 mod bench;
 mod config;
 mod data;
@@ -11,6 +12,7 @@ mod export;
 mod failure;
 mod generate;
 mod hub;
+mod inputs;
 mod inspect;
 mod interruption;
 mod kernel_cache;

@@ -4,9 +4,10 @@
 //! part; progress lines, metrics and the summary tell what it came to. Files of weights are mapped, and what was read of them is
 //! let go of at once, so they are no part of it.
 
+use evenkeel_data::BATCHES_READY;
 use evenkeel_device::{CudaMemory, Device, DeviceKind, cuda_memory};
 use evenkeel_step::{Devices, Strategy};
-use evenkeel_train::Cost;
+use evenkeel_train::{Cost, Samples};
 
 use crate::{Failure, Mistake, device, placement, process, text};
 
@@ -147,6 +148,11 @@ pub fn peak_bytes(kind: DeviceKind, threads: usize, run: impl FnOnce(&Device)) -
         DeviceKind::Cpu => arena_bytes + device.working_memory().bytes(threads),
         DeviceKind::Cuda => arena_bytes,
     }
+}
+
+/// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
+pub fn samples_bytes(micro: &Samples, strategy: &Strategy) -> u64 {
+    (strategy.micros_per_step() + strategy.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use evenkeel_train::Samples;
 
 use crate::config::Overrides;
 use crate::drawing::svg;
+use crate::inputs::feed::Text;
+use crate::inputs::model::ModelInput;
 use crate::launch::Launch;
 use crate::strategy::strategy;
 use crate::train::arrange_steps;
-use crate::train::feed::Text;
-use crate::train::model::ModelInput;
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]

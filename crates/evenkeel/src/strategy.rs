@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use evenkeel_device::{DeviceKind, cpu_report};
+use evenkeel_device::{DType, DeviceKind, cpu_report};
 use evenkeel_model::{Cut, Model, Part, TpPlan, ZeroStage};
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::{Devices, Strategy};
@@ -11,11 +11,10 @@ use evenkeel_store::read_json;
 use serde_json::Value;
 
 use crate::config::{Parallel, Settings};
-use crate::train::model::device_dtype;
 use crate::{Failure, Mistake, placement};
 
 /// The strategy of a configuration, for this model with this config.json. `parallel.parts` and `parallel.sequence_parallel` that
-/// are not set are 1 and as the plan allows: [`arrange`](crate::train::arrange) chooses better ones.
+/// are not set are 1 and as the plan allows: [`arrange`](crate::arrange) chooses better ones.
 pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<Strategy, Failure> {
     let parallel = &settings.parallel;
     let uncut = match parallel.tp {
@@ -33,7 +32,7 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         micro_batch: settings.train.batch,
         accumulate: settings.train.accumulate,
         zero: zero_stage(parallel.zero),
-        dtype: device_dtype(settings.train.dtype),
+        dtype: DType::from(settings.train.dtype),
         cut: cut(parallel.tp, &parallel.tp_weights, uncut, parallel.sequence_parallel),
         arrangement: arrangement(parallel),
         devices,

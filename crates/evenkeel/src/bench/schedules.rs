@@ -15,12 +15,12 @@ use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, cost
 
 use super::llama::Llama;
 use super::{between, median};
+use crate::arrange::{parts_to_try, simulated};
 use crate::device::DeviceChoice;
 use crate::drawing::{perfetto, svg};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::strategy::{on_gpus, zero_stage};
-use crate::train::arrange::{parts_to_try, simulated};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use evenkeel_balance::{Mode, Selection};
-use evenkeel_device::DeviceKind;
+use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::Imputation;
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
@@ -326,5 +326,14 @@ settings! {
         graph: Option<bool>;
         /// Threads that compute; all cores if not set.
         threads: Option<usize>, from(1).to(4096);
+    }
+}
+
+impl From<Dtype> for DType {
+    fn from(dtype: Dtype) -> DType {
+        match dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::Bf16 => DType::Bf16,
+        }
     }
 }

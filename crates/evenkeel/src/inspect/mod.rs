@@ -12,11 +12,11 @@ use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
 use crate::config::{OptimizerName, TokenizerSource};
+use crate::inputs::feed::Text;
+use crate::inputs::model::{open_folder, without_keys};
+use crate::memory::samples_bytes;
 use crate::memory::{Beside, Peak};
 use crate::strategy::{cut, on_cores, plan, zero_stage};
-use crate::train::feed::Text;
-use crate::train::model::{open_folder, without_keys};
-use crate::train::samples_bytes;
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]

@@ -1,11 +1,11 @@
 //! What a run does about slow ranks: from the configuration, and in words.
 
 use evenkeel_balance::{Mode, Selection};
+use evenkeel_device::DType;
 use evenkeel_model::{Cut, Dim, Model, SHARES, Widths};
 use evenkeel_report::BalanceReport;
 use evenkeel_train::{Balance, BalanceOptions, Balanced, Prune, Ranks, may_migrate};
 
-use super::model::device_dtype;
 use crate::config::Settings;
 use crate::launch::Launch;
 use crate::{Failure, Mistake};
@@ -50,7 +50,7 @@ pub fn start(
         mode,
         gamma_max: settings.balance.gamma_max,
         prune: prune(settings),
-        value_bytes: device_dtype(settings.train.dtype).size_bytes(),
+        value_bytes: DType::from(settings.train.dtype).size_bytes(),
         state_bytes: settings.train.optimizer_options().rule.bytes_moved_per_element(),
         zero: launch.strategy.zero_sharding(0).stage(),
         samples: settings.train.batch / settings.parallel.parts.unwrap_or(1),

@@ -1,11 +1,7 @@
 //! `evenkeel train CONFIG`: from a configuration to a trained model.
 
-pub mod arrange;
 mod balance;
-pub mod feed;
-pub mod model;
 mod observer;
-mod output;
 mod records;
 mod sample;
 
@@ -13,7 +9,6 @@ use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_data::BATCHES_READY;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
 use evenkeel_report::{Begun, BestEvaluation, Event, ProgressLine, ProgressOptions, Sink, Style, Summary};
@@ -26,17 +21,17 @@ use evenkeel_train::{
     checkpoint,
 };
 
+use crate::arrange::arrange;
 use crate::config::{DecayForm, Dtype, LrDecay, Overrides, Settings, Straggler};
+use crate::inputs::feed::{Data, Primed, Text, first_of};
+use crate::inputs::model::{ModelInput, SavedTokenizer};
+use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
-use crate::memory::{Beside, check_steps};
+use crate::memory::{Beside, check_steps, samples_bytes};
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, text, warn};
-use feed::{Data, Primed, Text, first_of};
-use model::{ModelInput, SavedTokenizer};
 use observer::{Observer, Told};
-use output::RunFolder;
-pub use output::{RUN_MODEL, Which, find_checkpoint};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -56,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
     let strategy = strategy(&config.settings, &input.model, &input.json)?;
     let mut launch = Launch::new(strategy, &config.settings.parallel);
-    let before = if arguments.resume { output::configured_before(&config) } else { None };
+    let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
     let arranged = arrange_steps(&mut config.settings, &input.model, &mut launch, before.as_ref())?;
     let (settings, strategy) = (&config.settings, &launch.strategy);
     let options = trainer_options(settings);
@@ -301,14 +296,14 @@ fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
 }
 
-/// Decides how the steps of a run are arranged where its configuration leaves that open; see [`arrange::arrange`].
+/// Decides how the steps of a run are arranged where its configuration leaves that open; see [`arrange`].
 pub fn arrange_steps(
     settings: &mut Settings,
     model: &Model,
     launch: &mut Launch,
     before: Option<&Settings>,
 ) -> Result<Vec<String>, Failure> {
-    arrange::arrange(settings, model, launch, before, |settings, strategy| {
+    arrange(settings, model, launch, before, |settings, strategy| {
         let costs = costs(settings, &model.cut(&strategy.cut)?, strategy);
         Ok(check_steps(strategy, &costs, beside(settings, model, strategy), "").is_ok())
     })
@@ -344,11 +339,6 @@ fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
     let state_bytes = settings.train.optimizer_options().rule.state_bytes(model);
     let copy_bytes = watched_bytes + if copies { state_bytes } else { 0 };
     Beside { copy_bytes, data_bytes: samples_bytes(&blank(settings, model), strategy) }
-}
-
-/// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
-pub fn samples_bytes(micro: &Samples, strategy: &Strategy) -> u64 {
-    (strategy.micros_per_step() + strategy.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }
 
 fn progress_options(settings: &Settings) -> ProgressOptions {

@@ -6,10 +6,10 @@ use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
 
-use super::feed::Data;
-use super::output::RunFolder;
 use super::records::{self, now_s};
 use crate::config::Straggler;
+use crate::inputs::feed::Data;
+use crate::inputs::run_folder::RunFolder;
 use crate::interruption::Interruption;
 
 pub struct Observer<'a> {

@@ -9,7 +9,7 @@ use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomical
 use evenkeel_train::{Error, Progress};
 use serde_json::Value;
 
-use super::output::RunFolder;
+use crate::inputs::run_folder::RunFolder;
 
 /// The largest file of records that is read; millions of steps take so much.
 const MOST_BYTES: u64 = 1 << 30;

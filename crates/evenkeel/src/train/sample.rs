@@ -3,16 +3,15 @@
 use std::path::Path;
 
 use evenkeel_data::Template;
-use evenkeel_device::{Device, DeviceKind};
+use evenkeel_device::{DType, Device, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::Folder;
 use evenkeel_train::Error;
 use serde_json::json;
 
-use super::feed::{Text, start_of_day};
-use super::model::device_dtype;
 use crate::config::{Settings, TokenizerSource};
 use crate::generate::end_tokens;
+use crate::inputs::feed::{Text, start_of_day};
 use crate::{Failure, Mistake, device};
 
 /// Whether prompts are asked by a chat template. A broken one that nobody asked for is as good as none.
@@ -40,7 +39,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
     let kind = settings.device.kind;
     let model = Model::open(&saved)?.for_device(kind);
     let device = start(kind, settings)?;
-    let parameters = model.load(&saved, device_dtype(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
+    let parameters = model.load(&saved, DType::from(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
     let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()))?;
     let template = if is_chat { text.template(start_of_day())? } else { None };
     let options = GenerateOptions {

@@ -11,7 +11,7 @@ use evenkeel_train::save_weights;
 use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
-use super::output::RUN_MODEL;
+use super::run_folder::RUN_MODEL;
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
 use crate::{Failure, Mistake, hub, warn};
 
@@ -292,12 +292,5 @@ fn file_dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float32",
         Dtype::Bf16 => "bfloat16",
-    }
-}
-
-pub fn device_dtype(dtype: Dtype) -> DType {
-    match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::Bf16 => DType::Bf16,
     }
 }
