@@ -21,7 +21,7 @@ if ! [ -x "$tools/bin/maturin" ]; then
 fi
 
 rm -rf "$folder"
-"$tools/bin/maturin" build --quiet --locked --profile "${PROFILE:-dist}" --out "$folder" "$@"
+"$tools/bin/maturin" build --locked --profile "${PROFILE:-dist}" --out "$folder" "$@"
 # pip sets the permission when it installs a wheel; a ZIP file's reader does not.
 "$tools/bin/python" - "$folder" <<'PYTHON'
 import pathlib, sys, zipfile
