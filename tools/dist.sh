@@ -20,7 +20,8 @@ if ! [ -x "$tools/bin/maturin" ]; then
     "$tools/bin/pip" install --quiet 'maturin>=1.9.4,<2'
 fi
 
-rm -rf "$folder"
+mkdir -p "$folder"
+rm -f "$folder"/evenkeel "$folder"/evenkeel-*.whl
 "$tools/bin/maturin" build --locked --profile "${PROFILE:-dist}" --out "$folder" "$@"
 # pip sets the permission when it installs a wheel; a ZIP file's reader does not.
 "$tools/bin/python" - "$folder" <<'PYTHON'
