@@ -1,4 +1,4 @@
-//! Measures products: GFLOP/s of each role of some linear layers, beside the `gemm` crate on one thread.
+//! Measures products: GFLOP/s of each role of some linear layers, beside the `gemm-f32` crate on one thread.
 //!
 //!     cargo run --release --example products -- [threads] [rounds]
 //!
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// GFLOP/s of `gemm` alone, of our f32 and of our bf16.
+/// GFLOP/s of `gemm-f32` alone, of our f32 and of our bf16.
 fn measure(device: &Device, order: Order, [m, n, k]: [usize; 3], rounds: usize) -> [f64; 3] {
     let [f32, bf16] = [DType::F32, DType::Bf16].map(|dtype| operands(device, order, [m, n, k], dtype));
     let mut host = Host { a: vec![0.5; m * k], b: vec![0.25; k * n], out: vec![0.0; m * n] };
@@ -91,28 +91,29 @@ impl Host {
         let (a_col, a_row) = if order == Order::TN { (m, 1) } else { (1, k) };
         let (b_col, b_row) = if order == Order::NT { (k, 1) } else { (1, n) };
         let start = Instant::now();
+        // Transposed, since the library stores columns.
         // SAFETY: the strides are those of whole matrices of these sizes.
         unsafe {
-            gemm::gemm(
-                m,
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 n,
+                m,
                 k,
                 self.out.as_mut_ptr(),
-                1,
                 n as isize,
+                1,
                 order == Order::TN,
-                self.a.as_ptr(),
-                a_col as isize,
-                a_row as isize,
                 self.b.as_ptr(),
-                b_col as isize,
                 b_row as isize,
+                b_col as isize,
+                self.a.as_ptr(),
+                a_row as isize,
+                a_col as isize,
                 1.0,
                 1.0,
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             );
         }
         start.elapsed().as_secs_f64()

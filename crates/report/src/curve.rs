@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use crate::svg::colour::{ALARM, AXIS, FAINT_INK, GRID, WHITE};
 use crate::svg::{Page, Scale, elided, text};
-use crate::{Event, Sink};
+use crate::{RunEvent, Sink};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 540.0;
@@ -90,10 +90,10 @@ impl Curve {
 }
 
 impl Sink for Curve {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         match event {
-            Event::Step { metrics, .. } => self.add(metrics.step, metrics.loss),
-            Event::Evaluation { step, metrics, .. } => self.add_eval(*step, metrics.loss),
+            RunEvent::Step { metrics, .. } => self.add(metrics.step, metrics.loss),
+            RunEvent::Evaluation { step, metrics, .. } => self.add_eval(*step, metrics.loss),
             _ => (),
         }
         Ok(())

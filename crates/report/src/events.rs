@@ -10,7 +10,7 @@ use crate::{EvalMetrics, RankMetrics, StepMetrics};
 /// Something that happened in a run. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum RunEvent {
     /// A run begins, or goes on from a checkpoint.
     Begun(Begun),
     /// A step was made.
@@ -89,18 +89,18 @@ pub struct BalanceReport {
 /// Takes the events of a run, one after another.
 pub trait Sink {
     /// Shows, writes or keeps what it needs of an event. An error ends the run.
-    fn take(&mut self, event: &Event) -> io::Result<()>;
+    fn take(&mut self, event: &RunEvent) -> io::Result<()>;
 }
 
 impl<S: Sink + ?Sized> Sink for &mut S {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         (**self).take(event)
     }
 }
 
 /// A list of sinks is one, too. They take an event in their order, those behind one that fails not at all.
 impl Sink for Vec<Box<dyn Sink + '_>> {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         self.iter_mut().try_for_each(|sink| sink.take(event))
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     /// One of each kind, with this for the numbers that may be anything.
-    fn events(value: f64) -> Vec<Event> {
+    fn events(value: f64) -> Vec<RunEvent> {
         let metrics = StepMetrics {
             loss: value,
             grad_norm: value,
@@ -129,7 +129,7 @@ mod tests {
         let of_images = EvalMetrics { reads: Reads::Images, loss: value, accuracy: value };
         let best = Some(BestEvaluation { step: 3, loss: value });
         vec![
-            Event::Begun(Begun {
+            RunEvent::Begun(Begun {
                 title: "Llama, 1 M parameters".to_owned(),
                 ranks: "tp 2".to_owned(),
                 memory_bytes: 3 << 30,
@@ -138,10 +138,10 @@ mod tests {
                 resumed_from: Some("run/checkpoints/step-00000005".to_owned()),
                 best,
             }),
-            Event::Step { time_s: 1.75e9 + 0.1, metrics, ranks: ranks(value) },
-            Event::Step { time_s: 0.0, metrics: StepMetrics { peak_share: None, ..metrics }, ranks: Vec::new() },
-            Event::Evaluation { time_s: 1.75e9, step: 6, metrics: of_images },
-            Event::Balance(BalanceReport {
+            RunEvent::Step { time_s: 1.75e9 + 0.1, metrics, ranks: ranks(value) },
+            RunEvent::Step { time_s: 0.0, metrics: StepMetrics { peak_share: None, ..metrics }, ranks: Vec::new() },
+            RunEvent::Evaluation { time_s: 1.75e9, step: 6, metrics: of_images },
+            RunEvent::Balance(BalanceReport {
                 step: 9,
                 slowness: vec![1.0, value],
                 before_s: 0.4,
@@ -150,10 +150,10 @@ mod tests {
                 steps_after: 5,
                 line: "rank 1 computes 2.1× slower".to_owned(),
             }),
-            Event::Checkpoint { step: 10, path: "run/checkpoints/step-00000010".to_owned() },
-            Event::Note { line: "a \"note\"\nof two lines".to_owned() },
-            Event::Fault { what: "rank 1 failed".to_owned(), hint: None },
-            Event::Ended { step: 12, why: "as planned".to_owned() },
+            RunEvent::Checkpoint { step: 10, path: "run/checkpoints/step-00000010".to_owned() },
+            RunEvent::Note { line: "a \"note\"\nof two lines".to_owned() },
+            RunEvent::Fault { what: "rank 1 failed".to_owned(), hint: None },
+            RunEvent::Ended { step: 12, why: "as planned".to_owned() },
         ]
     }
 
@@ -162,7 +162,7 @@ mod tests {
         for value in [0.1 + 0.2, -0.0, f64::MAX, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             for event in events(value) {
                 let sent = serde_json::to_string(&event).unwrap();
-                let received: Event = serde_json::from_str(&sent).unwrap_or_else(|error| panic!("{error}: {sent}"));
+                let received: RunEvent = serde_json::from_str(&sent).unwrap_or_else(|error| panic!("{error}: {sent}"));
                 // NaN equals nothing.
                 assert_eq!(format!("{received:?}"), format!("{event:?}"), "{sent}");
                 assert_eq!(serde_json::to_string(&received).unwrap(), sent);
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn an_event_says_what_it_is_and_numbers_that_are_not_finite_are_texts() {
         let loss = |value: f64| {
-            let event = Event::Evaluation {
+            let event = RunEvent::Evaluation {
                 time_s: 2.5,
                 step: 6,
                 metrics: EvalMetrics { reads: Reads::Tokens, loss: value, accuracy: 0.5 },
@@ -190,7 +190,7 @@ mod tests {
         }
         for wrong in ["\"nan\"", "\"\"", "null", "[]", "\"1.5\""] {
             let event = format!("{{\"event\":\"evaluation\",\"time_s\":{wrong},\"step\":6}}");
-            assert!(serde_json::from_str::<Event>(&event).is_err(), "{event}");
+            assert!(serde_json::from_str::<RunEvent>(&event).is_err(), "{event}");
         }
     }
 
@@ -202,10 +202,10 @@ mod tests {
     }
 
     impl Sink for Scribe<'_> {
-        fn take(&mut self, event: &Event) -> io::Result<()> {
+        fn take(&mut self, event: &RunEvent) -> io::Result<()> {
             match event {
-                Event::Ended { .. } if self.fails => return Err(io::Error::other("the disk is full")),
-                Event::Note { line } => self.taken.borrow_mut().push(format!("{} {line}", self.name)),
+                RunEvent::Ended { .. } if self.fails => return Err(io::Error::other("the disk is full")),
+                RunEvent::Note { line } => self.taken.borrow_mut().push(format!("{} {line}", self.name)),
                 _ => self.taken.borrow_mut().push(format!("{} the end", self.name)),
             }
             Ok(())
@@ -220,9 +220,9 @@ mod tests {
         let last = Scribe { name: "last", fails: false, taken: &taken };
         let mut sinks: Vec<Box<dyn Sink + '_>> = vec![Box::new(&mut kept), Box::new(failing), Box::new(last)];
         for line in ["one", "two"] {
-            sinks.take(&Event::Note { line: line.to_owned() }).unwrap();
+            sinks.take(&RunEvent::Note { line: line.to_owned() }).unwrap();
         }
-        let error = sinks.take(&Event::Ended { step: 2, why: String::new() }).unwrap_err();
+        let error = sinks.take(&RunEvent::Ended { step: 2, why: String::new() }).unwrap_err();
         assert_eq!(error.to_string(), "the disk is full");
         drop(sinks);
         let expected = ["kept one", "failing one", "last one", "kept two", "failing two", "last two", "kept the end"];

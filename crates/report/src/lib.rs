@@ -1,6 +1,6 @@
 //! What a run tells: its events, and the sinks that show them, write them down or sum them up.
 //!
-//! An [`Event`] is plain data. A [`Sink`] takes events and turns them into text or bytes on a [`Write`](std::io::Write):
+//! An [`RunEvent`] is plain data. A [`Sink`] takes events and turns them into text or bytes on a [`Write`](std::io::Write):
 //! progress lines, metrics, TensorBoard's records, the loss curve, the summary. Nothing here opens a file, asks a clock or looks
 //! for a terminal: callers know them. No other crate of the workspace is known here. [`svg`] is what every drawing is made
 //! of, those of other crates too.
@@ -22,7 +22,7 @@ use progress::value;
 use serde::{Deserialize, Serialize};
 
 pub use curve::Curve;
-pub use events::{BalanceReport, Begun, BestEvaluation, Event, Sink};
+pub use events::{BalanceReport, Begun, BestEvaluation, RunEvent, Sink};
 pub use metrics::{MetricsLog, RankMetrics};
 pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;

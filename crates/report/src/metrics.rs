@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EvalMetrics, Event, Sink, StepMetrics, number};
+use crate::{EvalMetrics, RunEvent, Sink, StepMetrics, number};
 
 /// Writes a line for each step and each evaluation, and hands it to the system at once.
 pub struct MetricsLog<W: Write> {
@@ -23,10 +23,10 @@ impl<W: Write> MetricsLog<W> {
 }
 
 impl<W: Write> Sink for MetricsLog<W> {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         match event {
-            Event::Step { metrics, ranks, .. } => write_step_metrics(&mut self.out, metrics, ranks)?,
-            Event::Evaluation { step, metrics, .. } => write_eval_metrics(&mut self.out, *step, metrics)?,
+            RunEvent::Step { metrics, ranks, .. } => write_step_metrics(&mut self.out, metrics, ranks)?,
+            RunEvent::Evaluation { step, metrics, .. } => write_eval_metrics(&mut self.out, *step, metrics)?,
             _ => return Ok(()),
         }
         self.out.flush()
@@ -194,9 +194,9 @@ mod tests {
         let metrics = EvalMetrics { reads: Reads::Images, loss: 0.5, accuracy: 0.5 };
         let line = written(|out| {
             let mut log = MetricsLog::new(out);
-            log.take(&Event::Note { line: "a note".to_owned() })?;
-            log.take(&Event::Step { time_s: 0.0, metrics: example(), ranks: vec![rank.clone()] })?;
-            log.take(&Event::Evaluation { time_s: 0.0, step: 120, metrics })
+            log.take(&RunEvent::Note { line: "a note".to_owned() })?;
+            log.take(&RunEvent::Step { time_s: 0.0, metrics: example(), ranks: vec![rank.clone()] })?;
+            log.take(&RunEvent::Evaluation { time_s: 0.0, step: 120, metrics })
         });
         let lines: Vec<&str> = line.lines().collect();
         assert_eq!(lines.len(), 2, "{line}");

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use crate::{Begun, EvalMetrics, Event, Sink, StepMetrics, text};
+use crate::{Begun, EvalMetrics, RunEvent, Sink, StepMetrics, text};
 
 /// More often than this nobody can read, and a terminal over a network would slow the run.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -105,16 +105,16 @@ impl<W: Write> ProgressLine<W> {
 }
 
 impl<W: Write> Sink for ProgressLine<W> {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         match event {
-            Event::Begun(begun) => self.note(&first_line(begun)),
-            Event::Step { metrics, .. } => self.step(metrics),
-            Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
-            Event::Balance(balance) => self.note(&balance.line),
-            Event::Note { line } => self.note(line),
+            RunEvent::Begun(begun) => self.note(&first_line(begun)),
+            RunEvent::Step { metrics, .. } => self.step(metrics),
+            RunEvent::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
+            RunEvent::Balance(balance) => self.note(&balance.line),
+            RunEvent::Note { line } => self.note(line),
             // The command itself says why it failed.
-            Event::Fault { .. } | Event::Ended { .. } => self.finish(),
-            Event::Checkpoint { .. } => Ok(()),
+            RunEvent::Fault { .. } | RunEvent::Ended { .. } => self.finish(),
+            RunEvent::Checkpoint { .. } => Ok(()),
         }
     }
 }
@@ -270,20 +270,20 @@ mod tests {
             resumed_from: Some("run/step-00000005".to_owned()),
             ..begun.clone()
         };
-        let ended = Event::Ended { step: 11, why: "as planned".to_owned() };
-        let failed = Event::Fault { what: "rank 1 failed".to_owned(), hint: None };
+        let ended = RunEvent::Ended { step: 11, why: "as planned".to_owned() };
+        let failed = RunEvent::Fault { what: "rank 1 failed".to_owned(), hint: None };
         let cases = [
             (begun, ended, "Llama, 1 M parameters, 1.5 GiB of memory, begins"),
             (resumed, failed, "Llama, 1 M parameters, tp 2, 1.5 GiB of GPU memory, resumes from `run/step-00000005`"),
         ];
         for (begun, last, expected) in cases {
             let text = shown(Style::Plain, 10, |progress| {
-                progress.take(&Event::Begun(begun.clone()))?;
+                progress.take(&RunEvent::Begun(begun.clone()))?;
                 for step in 10..=11 {
                     let metrics = StepMetrics { step, ..example() };
-                    progress.take(&Event::Step { time_s: 0.0, metrics, ranks: Vec::new() })?;
+                    progress.take(&RunEvent::Step { time_s: 0.0, metrics, ranks: Vec::new() })?;
                 }
-                progress.take(&Event::Note { line: "a note".to_owned() })?;
+                progress.take(&RunEvent::Note { line: "a note".to_owned() })?;
                 progress.take(&last)
             });
             let lines: Vec<&str> = text.lines().collect();

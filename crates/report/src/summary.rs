@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::progress::value;
-use crate::{BestEvaluation, EvalMetrics, Event, Sink, StepMetrics, text};
+use crate::{BestEvaluation, EvalMetrics, RunEvent, Sink, StepMetrics, text};
 
 /// Collects over a run what is said at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -101,13 +101,13 @@ impl Summary {
 }
 
 impl Sink for Summary {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         match event {
-            Event::Begun(begun) => self.best_eval = begun.best,
-            Event::Step { metrics, .. } => self.step(metrics),
-            Event::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
-            Event::Ended { why, .. } => self.ended = why.clone(),
-            Event::Balance(_) | Event::Checkpoint { .. } | Event::Note { .. } | Event::Fault { .. } => (),
+            RunEvent::Begun(begun) => self.best_eval = begun.best,
+            RunEvent::Step { metrics, .. } => self.step(metrics),
+            RunEvent::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
+            RunEvent::Ended { why, .. } => self.ended = why.clone(),
+            RunEvent::Balance(_) | RunEvent::Checkpoint { .. } | RunEvent::Note { .. } | RunEvent::Fault { .. } => (),
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ mod tests {
 
     fn written(summary: &Summary, ended: &str, files: &[(&str, String)]) -> String {
         let (mut summary, mut out) = (summary.clone(), Vec::new());
-        let last = Event::Ended { step: 0, why: ended.to_owned() };
+        let last = RunEvent::Ended { step: 0, why: ended.to_owned() };
         summary.take(&last).expect("it keeps all events");
         summary.write(&mut out, files).expect("memory can be written");
         String::from_utf8(out).expect("text")
@@ -207,7 +207,7 @@ speed           500 patches/s, everything included
     fn a_resumed_run_knows_the_best_evaluation_of_the_whole() {
         let mut summary = Summary::default();
         let begun = Begun { step: 10, best: Some(BestEvaluation { step: 7, loss: 1.5 }), ..Begun::default() };
-        summary.take(&Event::Begun(begun)).expect("it keeps all events");
+        summary.take(&RunEvent::Begun(begun)).expect("it keeps all events");
         summary.step(&StepMetrics { step: 11, ..example() });
         for (loss, best) in [(2.0, "loss 1.5000 at step 7"), (1.0, ""), (1.25, "loss 1.0000 at step 11")] {
             summary.eval(11, &EvalMetrics { reads: Reads::Tokens, loss, accuracy: 0.5 });

@@ -11,7 +11,7 @@
 
 use std::io::{self, Write};
 
-use crate::{EvalMetrics, Event, Sink, StepMetrics};
+use crate::{EvalMetrics, RunEvent, Sink, StepMetrics};
 
 /// Steps are handed to the system so often, and at every evaluation and checkpoint.
 const FLUSH_INTERVAL_S: f64 = 5.0;
@@ -81,17 +81,17 @@ impl<W: Write> EventWriter<W> {
 }
 
 impl<W: Write> Sink for EventWriter<W> {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         match event {
-            Event::Step { time_s, metrics, .. } => {
+            RunEvent::Step { time_s, metrics, .. } => {
                 self.step(*time_s, metrics)?;
                 if self.flushed_s.is_some_and(|flushed_s| (flushed_s..flushed_s + FLUSH_INTERVAL_S).contains(time_s)) {
                     return Ok(());
                 }
                 self.flushed_s = Some(*time_s);
             }
-            Event::Evaluation { time_s, step, metrics } => self.eval(*time_s, *step, metrics)?,
-            Event::Checkpoint { .. } => (),
+            RunEvent::Evaluation { time_s, step, metrics } => self.eval(*time_s, *step, metrics)?,
+            RunEvent::Checkpoint { .. } => (),
             _ => return Ok(()),
         }
         self.out.flush()
@@ -268,16 +268,16 @@ mod tests {
 
     #[test]
     fn steps_reach_the_system_now_and_then_evaluations_and_checkpoints_at_once() {
-        let step = |time_s: f64| Event::Step { time_s, metrics: crate::example(), ranks: Vec::new() };
+        let step = |time_s: f64| RunEvent::Step { time_s, metrics: crate::example(), ranks: Vec::new() };
         let metrics = EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 };
         let mut events = EventWriter::new(Flushes(0), 0.0).expect("it takes all bytes");
         for (event, flushes) in [
             (step(100.0), 1),
             (step(104.0), 1),
-            (Event::Evaluation { time_s: 104.5, step: 1, metrics }, 2),
+            (RunEvent::Evaluation { time_s: 104.5, step: 1, metrics }, 2),
             (step(105.0), 3),
-            (Event::Note { line: String::new() }, 3),
-            (Event::Checkpoint { step: 1, path: String::new() }, 4),
+            (RunEvent::Note { line: String::new() }, 3),
+            (RunEvent::Checkpoint { step: 1, path: String::new() }, 4),
             // The clock was set back.
             (step(90.0), 5),
         ] {

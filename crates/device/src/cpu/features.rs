@@ -16,7 +16,7 @@ pub(crate) enum VectorLevel {
 /// How products of f32 are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum F32Level {
-    /// By the `gemm` crate, with the available vectors.
+    /// By the `gemm-f32` crate, with the available vectors.
     Gemm,
     Avx512,
     /// Each f32 in three parts of bf16.

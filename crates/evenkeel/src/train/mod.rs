@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
-use evenkeel_report::{Begun, BestEvaluation, Event, ProgressLine, ProgressOptions, Sink, Style, Summary};
+use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunEvent, Sink, Style, Summary};
 use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
@@ -126,7 +126,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         parts: strategy.arrangement.parts,
         told: Told::default(),
     };
-    observer.emit(&Event::Begun(Begun {
+    observer.emit(&RunEvent::Begun(Begun {
         title,
         ranks: launch.describe(),
         memory_bytes: peak.map_or_else(|| costs.iter().map(|cost| cost.arena_bytes).sum(), |peak| peak.bytes()),
@@ -195,13 +195,13 @@ fn told_how_it_ended(
 ) -> Result<Stop, Failure> {
     match stop {
         Ok(stop) => {
-            observer.emit(&Event::Ended { step: progress.step, why: why(stop, progress) })?;
+            observer.emit(&RunEvent::Ended { step: progress.step, why: why(stop, progress) })?;
             Ok(stop)
         }
         Err(error) => {
             let failure = ended_by_data(error, progress.step, observer.folder);
             for Mistake { what, hint } in failure.mistakes() {
-                observer.emit(&Event::Fault { what: what.clone(), hint: hint.clone() })?;
+                observer.emit(&RunEvent::Fault { what: what.clone(), hint: hint.clone() })?;
             }
             Err(failure)
         }

@@ -1,7 +1,7 @@
 //! Turns what the loop says into events, and does what goes on beside the steps: evaluations, checkpoints, emulated stragglers.
 
 use evenkeel_balance::{Class, Observation};
-use evenkeel_report::{EvalMetrics, Event, RankMetrics, Reads, Sink, StepMetrics};
+use evenkeel_report::{EvalMetrics, RankMetrics, Reads, RunEvent, Sink, StepMetrics};
 use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
@@ -87,17 +87,17 @@ fn rank_metrics(report: &RankReport) -> RankMetrics {
 }
 
 impl Observer<'_> {
-    pub fn emit(&mut self, event: &Event) -> Result<(), Error> {
+    pub fn emit(&mut self, event: &RunEvent) -> Result<(), Error> {
         self.sinks.take(event).map_err(records::failure)
     }
 
     pub fn note(&mut self, line: impl Into<String>) -> Result<(), Error> {
-        self.emit(&Event::Note { line: line.into() })
+        self.emit(&RunEvent::Note { line: line.into() })
     }
 
     fn emit_checkpoint(&mut self, progress: &Progress) -> Result<(), Error> {
         let path = self.folder.checkpoint(progress.step).display().to_string();
-        self.emit(&Event::Checkpoint { step: progress.step, path })
+        self.emit(&RunEvent::Checkpoint { step: progress.step, path })
     }
 
     /// A signal waits for a checkpoint that is being written; behind it old ones go.
@@ -118,7 +118,7 @@ impl Observer<'_> {
         let metrics = step_metrics(report, self.data.reads(), peak_share, crate::process::peak_bytes());
         self.interruption.stepped();
         let ranks = report.ranks.iter().map(rank_metrics).collect();
-        self.emit(&Event::Step { time_s: now_s(), metrics, ranks })?;
+        self.emit(&RunEvent::Step { time_s: now_s(), metrics, ranks })?;
         self.tell_of_truncation(metrics.records_truncated)?;
         self.tell_of_parts(report.step, report.outcome.parts)
     }
@@ -178,9 +178,9 @@ impl RunObserver for Observer<'_> {
             Report::Evaluation { step, evaluation } => {
                 let reads = self.data.reads();
                 let metrics = EvalMetrics { reads, loss: evaluation.loss(), accuracy: evaluation.accuracy() };
-                self.emit(&Event::Evaluation { time_s: now_s(), step, metrics })
+                self.emit(&RunEvent::Evaluation { time_s: now_s(), step, metrics })
             }
-            Report::Balanced(balanced) => self.emit(&Event::Balance(super::balance::event(balanced))),
+            Report::Balanced(balanced) => self.emit(&RunEvent::Balance(super::balance::event(balanced))),
             Report::Note(line) => self.note(line),
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use evenkeel_report::{Curve, Event, EventWriter, MetricsLog, Sink, event_file_name, events_until};
+use evenkeel_report::{Curve, EventWriter, MetricsLog, RunEvent, Sink, event_file_name, events_until};
 use evenkeel_store::{LogFile, exists, read_bytes, read_text, write_file_atomically};
 use evenkeel_train::{Error, Progress};
 use serde_json::Value;
@@ -90,7 +90,7 @@ fn open_events(folder: &RunFolder) -> Result<EventWriter<LogFile>, Error> {
 struct MetricsFile(MetricsLog<LogFile>);
 
 impl Sink for MetricsFile {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         self.0.take(event).map_err(|error| io::Error::other(self.0.out().failure(error)))
     }
 }
@@ -103,11 +103,11 @@ struct CurveFile {
 }
 
 impl Sink for CurveFile {
-    fn take(&mut self, event: &Event) -> io::Result<()> {
+    fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         self.curve.take(event)?;
         match event {
-            Event::Step { .. } if self.pace.is_due(Instant::now()) => self.draw(),
-            Event::Evaluation { .. } | Event::Checkpoint { .. } => self.draw(),
+            RunEvent::Step { .. } if self.pace.is_due(Instant::now()) => self.draw(),
+            RunEvent::Evaluation { .. } | RunEvent::Checkpoint { .. } => self.draw(),
             _ => Ok(()),
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         let mut curve = CurveFile { curve: Curve::new("a run"), path: path.clone(), pace: Pace::default() };
         let mut metrics = MetricsFile(MetricsLog::new(LogFile::append("/dev/full").unwrap()));
         let evaluated = EvalMetrics { reads: Reads::Tokens, loss: 1.0, accuracy: 0.5 };
-        let event = Event::Evaluation { time_s: 0.0, step: 1, metrics: evaluated };
+        let event = RunEvent::Evaluation { time_s: 0.0, step: 1, metrics: evaluated };
         let cases: [(&mut dyn Sink, &Path); 2] = [(&mut curve, &path), (&mut metrics, Path::new("/dev/full"))];
         for (sink, path) in cases {
             match failure(sink.take(&event).unwrap_err()) {

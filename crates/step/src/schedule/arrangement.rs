@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Chain, NONE, PartSize, Request, Schedule, Units, with_tail};
+use super::{Chain, NONE, PartSize, Schedule, ScheduleInput, Units, with_tail};
 use crate::program::Program;
 
 /// A schedule with its choices made, which writes programs:
@@ -61,7 +61,7 @@ impl Arrangement {
 
     /// The same without its tail: the gradients alone.
     pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
-        let request = Request { chain, micros, recompute: self.recompute, ahead: self.ahead };
+        let request = ScheduleInput { chain, micros, recompute: self.recompute, ahead: self.ahead };
         let program = (self.schedule.write)(&request);
         Program { blocking: program.blocking || self.blocking, ..program }
     }

@@ -28,7 +28,7 @@ use crate::work::Work;
 
 /// What a schedule is asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct ScheduleInput<'a> {
     pub chain: &'a Chain,
     /// The parts of each micro-batch.
     pub micros: &'a [Vec<PartSize>],
@@ -63,7 +63,7 @@ impl Units {
 pub struct Schedule {
     pub name: &'static str,
     pub about: &'static str,
-    pub write: fn(&Request) -> Program,
+    pub write: fn(&ScheduleInput) -> Program,
     /// Whether parts compute while others' exchanges travel.
     pub overlaps: bool,
     /// Whether it leaves a choice of the units that are computed again.
@@ -150,35 +150,35 @@ pub const CROSS_PASS_REFERENCE: Schedule = Schedule {
 pub const REFERENCES: [Schedule; 2] = [DEFAULT_REFERENCE, CROSS_PASS_REFERENCE];
 
 /// Nothing is recomputed. The parts of a micro-batch overlap.
-pub fn none(request: &Request) -> Program {
+pub fn none(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(|_| Keep::Everything, Recompute::Bodies))
 }
 
 /// The input of a layer is kept, and the whole layer runs again before its backward, the reductions between its units too.
-pub fn default(request: &Request) -> Program {
+pub fn default(request: &ScheduleInput) -> Program {
     request.in_turn(request.lines(layer_inputs, Recompute::Layers))
 }
 
 /// The stream at each unit's entry is kept, so that no reduction runs again.
-pub fn saved_comm(request: &Request) -> Program {
+pub fn saved_comm(request: &ScheduleInput) -> Program {
     request.in_turn(request.lines(request.streams_of_chosen(), Recompute::Bodies))
 }
 
 /// The default, but one part's reductions travel while another computes.
-pub fn cross_pass(request: &Request) -> Program {
+pub fn cross_pass(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(layer_inputs, Recompute::Layers))
 }
 
 /// No reduction runs twice, and one part's travel while another computes.
-pub fn oases(request: &Request) -> Program {
+pub fn oases(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(request.streams_of_chosen(), Recompute::Bodies))
 }
 
-fn default_reference(request: &Request) -> Program {
+fn default_reference(request: &ScheduleInput) -> Program {
     request.in_turn(request.lines(layer_inputs, Recompute::Everything))
 }
 
-fn cross_pass_reference(request: &Request) -> Program {
+fn cross_pass_reference(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(layer_inputs, Recompute::Everything))
 }
 
@@ -211,7 +211,7 @@ fn layer_inputs(unit: &ChainUnit) -> Keep {
     if matches!(unit.kind, UnitKind::Mlp(_)) { Keep::Nothing } else { Keep::Stream }
 }
 
-impl<'a> Request<'a> {
+impl<'a> ScheduleInput<'a> {
     fn streams_of_chosen(&self) -> impl Fn(&ChainUnit) -> Keep + use<> {
         let chosen = self.recompute;
         move |unit| if chosen.contains(unit) { Keep::Stream } else { Keep::Everything }

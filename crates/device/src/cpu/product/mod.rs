@@ -2,7 +2,7 @@
 //!
 //! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left one is
 //! read in place if possible ([`grid`]). A level brings only the multiplication of one panel by another: [`mod@f32`],
-//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm` crate, task by task ([`portable`]).
+//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm-f32` crate, task by task ([`portable`]).
 //!
 //! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on
 //! any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).

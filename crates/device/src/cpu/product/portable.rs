@@ -1,4 +1,4 @@
-//! Products on CPUs without AVX-512, by the `gemm` crate. Blocks of bf16 are widened to f32 first.
+//! Products on CPUs without AVX-512, by the `gemm-f32` crate. Blocks of bf16 are widened to f32 first.
 
 use half::bf16;
 
@@ -110,29 +110,30 @@ fn add_product(sums: &mut [f32], rows: usize, cols: usize, depth: usize, left: O
     if depth == 0 {
         return;
     }
+    // The library stores columns, so it is asked for the transpose of everything: sumsᵀ += rightᵀ · leftᵀ.
     // SAFETY: the operands have `rows`, `cols` and `depth` elements in their directions, as their makers took them from
     // matrices of that size, and the sums are borrowed.
     unsafe {
-        gemm::gemm(
-            rows,
+        gemm_f32::gemm::f32::get_gemm_fn()(
             cols,
+            rows,
             depth,
             sums.as_mut_ptr(),
-            1,
             cols as isize,
+            1,
             true,
-            left.first,
-            left.depth_step,
-            left.step,
             right.first,
-            right.step,
             right.depth_step,
+            right.step,
+            left.first,
+            left.step,
+            left.depth_step,
             1.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }
