@@ -40,7 +40,7 @@ impl Bucket {
         even_bounds(self.len / GRAIN, parts)
     }
 
-    /// Whether it holds matrices of one unit or head, which no other shard sums: worth gathering and releasing.
+    /// Whether it holds the matrices of one unit, whose gradients shards do not sum: worth gathering and releasing.
     pub fn is_of_one_place(&self) -> bool {
         self.summed_over.is_none() && !self.holds_vectors
     }

@@ -50,7 +50,7 @@ impl ParamSpec {
         self.matrix[0] * self.matrix[1]
     }
 
-    /// Whether shard `index` counts the elements that it holds, of the shards that hold the same.
+    /// Whether shard `index` is the one that counts these elements, if several shards hold them.
     pub fn is_counted_by(&self, index: usize) -> bool {
         match &self.sharing {
             Sharing::Alone => true,
@@ -75,8 +75,8 @@ pub enum Init {
     Constant(f32),
 }
 
-/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. A stage also splits the state of the
-/// stages before it.
+/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. Each stage also splits what the
+/// stages before it split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum ZeroStage {
@@ -224,7 +224,7 @@ pub struct Parameters {
     values: RefCell<Vec<Option<Tensor>>>,
     /// By bucket, if values are split: this part's.
     own_values: Vec<Option<Tensor>>,
-    /// By parameter: the values to compute with while it is migrated and they differ from the kept part.
+    /// By parameter: the values to compute with while it is migrated.
     work_values: RefCell<Vec<Option<Tensor>>>,
 }
 
@@ -445,7 +445,7 @@ pub struct Gradients {
     buckets: Vec<Bucket>,
     split: ZeroSharding,
     places: Vec<Option<(usize, usize)>>,
-    /// By parameter: whether nothing has been added to its kept gradient.
+    /// By parameter: whether nothing has been added to its whole gradient.
     cleared: Vec<Cell<bool>>,
     whole: RefCell<Vec<Option<Tensor>>>,
     /// By bucket, if gradients are split: this part's sums, and whether there are any.

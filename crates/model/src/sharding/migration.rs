@@ -164,7 +164,7 @@ mod tests {
             (rows(&[0, 4, 8], 3), rows(&[0, 2, 8], 3)),
             (rows(&[0, 4, 8, 12], 3), rows(&[0, 0, 9, 12], 3)),
             (rows(&[0, 8, 8, 12], 3), rows(&[0, 3, 6, 12], 3)),
-            // All three compute with the middle one's rows, two with some of them.
+            // All three compute with rows of the middle one, and two of them with the same rows.
             (rows(&[0, 4, 8, 12], 3), [0..5, 4..6, 5..12].map(|rows| Slice::of_rows(rows, 3)).to_vec()),
         ] {
             let (kept, used): (Vec<&Slice>, Vec<&Slice>) = (home.iter().collect(), work.iter().collect());

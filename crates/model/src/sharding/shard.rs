@@ -299,8 +299,8 @@ fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
     coarse.unwrap_or_else(|| apportion(len, weights))
 }
 
-/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. Rounding down leaves units
-/// for the largest remainders, the first of equal ones.
+/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. The largest remainders get
+/// the units that rounding down leaves; of equal ones the first.
 fn apportion(total: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let parts = weights.len();
     let least = usize::from(total >= parts);
