@@ -22,7 +22,7 @@ pub struct Strategy {
     /// Micro-batches that each replica computes in a step.
     pub accumulate: usize,
     pub zero: ZeroStage,
-    /// The type of the numbers in computation.
+    /// The compute dtype.
     #[serde(with = "dtype")]
     pub dtype: DType,
     /// The shards of every layer: their number, their widths, and whether they split the stream.

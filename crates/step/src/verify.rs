@@ -167,7 +167,8 @@ enum Node {
     Meeting(usize),
 }
 
-/// Goes through the programs in order of their waits, without computing. Nodes that are left when none can go on form a cycle.
+/// Goes through the programs in order of their waits, without computing. If nodes are left when none can go on, some of them wait
+/// for one another.
 fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound> {
     let awaited = awaited(programs, meetings);
     let mut open: HashMap<Node, usize> = awaited.iter().map(|(&node, before)| (node, before.len())).collect();

@@ -148,7 +148,7 @@ impl Batch {
         }
     }
 
-    /// Asserts that a model can read this batch. Callers check ids from a file before.
+    /// Asserts that a model can read this batch. Callers check ids from a file beforehand.
     pub fn check(&self, config: &Config) {
         for (what, largest) in [("token id", self.largest_id), ("label", self.largest_label)] {
             let (largest, classes) = (largest.map_or(0, |largest| largest as usize), config.classes);

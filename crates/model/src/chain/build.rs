@@ -227,7 +227,7 @@ impl Builder<'_> {
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
-    /// The entry of the unit of this number. The embedding's output starts the stream, so the dropout applies to their sum.
+    /// The entry of the unit of this number. The embedding's output makes up the stream, so dropout applies to the sum of both.
     fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Option<Entry> {
         let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
         let is_first = unit == 1;

@@ -24,7 +24,7 @@ pub struct Head {
     pub(crate) first_class: usize,
     /// The most classes that any shard has.
     pub(crate) widest: usize,
-    /// Only the first token of each segment is classified: the class token of an image.
+    /// Whether only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
     /// Bytes that the logits in memory at a time may take, as f32.
     pub(crate) logit_bytes: usize,

@@ -26,7 +26,7 @@ pub(crate) enum Op {
         heads: usize,
         norm: NormSpec,
     },
-    /// Rotates heads where they lie.
+    /// Rotates heads in place.
     Rotary {
         x: HeadSlot,
         table: usize,
@@ -51,7 +51,7 @@ pub(crate) enum Op {
         out: Slot,
     },
     Lookup(Lookup),
-    /// Drops numbers of a slot that no earlier operation reads in backward, where they lie.
+    /// Drops numbers of a slot in place; no earlier operation reads it in backward.
     Dropout {
         x: Slot,
         dropout: Dropout,

@@ -25,7 +25,7 @@ pub struct Family {
     pub mlp_bias: Choice,
     pub positions: Positions,
     pub window: Window,
-    /// Embeddings are multiplied by √hidden.
+    /// Whether embeddings are multiplied by √hidden.
     pub scaled_embeddings: bool,
     pub tied_by_default: bool,
     pub dropout: DropoutKeys,

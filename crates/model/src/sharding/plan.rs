@@ -1,6 +1,6 @@
 //! Plans that say how a model is cut: `base_model_tp_plan` in config.json, or a table of patterns of one's own.
 //!
-//! transformers leaves its plans out of what it saves, so a config.json hardly ever has one; most come from a file.
+//! transformers does not save its plans, so a config.json hardly ever has one; most come from a file.
 //!
 //! A plan names layers and how transformers or DeepSpeed would cut them. It wins over the automatic cut. Layers that feed each
 //! other are cut to fit: the outputs of one and the inputs of the next, or neither. If a plan mentions only some of them, the
@@ -65,8 +65,8 @@ impl TpPlan {
         }
     }
 
-    /// `{"layers.*.mlp.up_proj": "colwise", …}`, or, if the order matters, `{"strict": true, "layers": [["layers.0.*", "skip"],
-    /// …]}`.
+    /// `{"layers.*.mlp.up_proj": "colwise", …}`, or, if the order matters,
+    /// `{"strict": true, "layers": [["layers.0.*", "skip"], …]}`.
     pub fn from_json<'a>(json: &'a Value) -> Result<TpPlan, Error> {
         let form = || Error::BadPlan {
             what: "it is not an object of patterns and styles, nor one with a list `layers` of such pairs".to_owned(),

@@ -283,7 +283,7 @@ const GRAINS: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// A part may be longer than its share by this factor for the sake of a larger grain.
 const GRAIN_EXCESS: f64 = 1.03;
 
-/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes what is left.
+/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes the rest.
 fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let total: f64 = weights.iter().sum();
     let close = |parts: &[Range<usize>]| {

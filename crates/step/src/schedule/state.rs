@@ -68,7 +68,7 @@ fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize
     last
 }
 
-/// The place behind all exchanges that follow a task: those are awaited, so they go first.
+/// The last of the exchanges that directly follow a task, or the task itself: awaited exchanges go first.
 pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
     while tasks.get(index + 1).is_some_and(|task| task.exchange.is_some()) {
         index += 1;
