@@ -1,4 +1,4 @@
-//! Keys of config.json: ordinary folders are taken, keys that change the model and are not understood are not.
+//! Keys of config.json: ordinary folders are accepted; keys that change the model and are not understood are refused.
 
 use evenkeel_model::{Config, Error};
 use serde_json::{Value, json};
@@ -92,9 +92,9 @@ fn of_type(model_type: &str) -> Value {
     small().into_iter().find(|config| config["model_type"] == model_type).unwrap()
 }
 
-/// What transformers 4 writes of every configuration where it writes all of it, not only what differs from the defaults.
+/// The keys that transformers 4 writes for every configuration when it writes all of it, not only differences from the defaults.
 fn bookkeeping() -> Value {
-    // As text, for it is too long for the macro.
+    // As text, because it is too long for the macro.
     let text = r#"{
         "_name_or_path": "somewhere", "add_cross_attention": false, "bad_words_ids": null, "begin_suppress_tokens": null,
         "bos_token_id": 1, "chunk_size_feed_forward": 0, "cross_attention_hidden_size": null,
@@ -131,7 +131,7 @@ fn what_transformers_writes_of_every_architecture_is_understood() {
 
 #[test]
 fn ordinary_folders_are_understood() {
-    // The older forms, with what publishers add.
+    // The older forms, with keys that publishers add.
     for (model_type, dropped, changes) in [
         (
             "llama",

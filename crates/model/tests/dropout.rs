@@ -1,5 +1,5 @@
-//! Dropout in training: PyTorch's numbers with the same numbers dropped, and that neither recomputation, nor cores, nor
-//! parts of a batch change what is dropped.
+//! Dropout in training: PyTorch's numbers with the same numbers dropped, and neither recomputation, nor cores, nor parts of a
+//! batch change which numbers are dropped.
 
 mod support;
 
@@ -15,13 +15,13 @@ use evenkeel_model::{
 use evenkeel_store::{Folder, SafeTensorsFile};
 use serde_json::{Value, json};
 
-/// As for models without dropout.
+/// The same as for models without dropout.
 const LOSS_TOLERANCE: f64 = 1e-5;
 const GRADIENT_TOLERANCE: f64 = 1e-4;
 const GRADIENT_FLOOR: f64 = 1e-6;
 const BF16_LOSS_TOLERANCE: f64 = 4e-2;
 
-/// As in `golden/make.py`.
+/// The same as in `golden/make.py`.
 const NOISE: Noise = Noise { seed: 77, first_token: 1000 };
 
 /// Golden folders, and the dropout that `golden/make.py` gives them.
@@ -61,7 +61,7 @@ fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
     values
 }
 
-/// What a golden file's batch is made of.
+/// The data of a golden file's batch.
 struct Data {
     ids: Vec<u32>,
     pixels: Vec<f32>,
@@ -91,7 +91,7 @@ impl Data {
         }
     }
 
-    /// Some of the sequences or images, and how many tokens come before them.
+    /// Some of the sequences or images, and the number of tokens before them.
     fn part(&self, which: std::ops::Range<usize>, model: &Model, dtype: DType, queue: &Queue) -> (Batch, u64) {
         match model.config.input {
             Input::Tokens { .. } => {
@@ -115,9 +115,9 @@ impl Data {
 
 #[derive(PartialEq, Debug)]
 struct Outcome {
-    /// Of every label, those ignored having none.
+    /// The loss of every label; ignored ones have none.
     losses: Vec<f32>,
-    /// Of the mean loss, by the parameters' Hugging Face names.
+    /// The gradients of the mean loss, by the parameters' Hugging Face names.
     gradients: Vec<(String, Vec<f32>)>,
 }
 

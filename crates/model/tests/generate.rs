@@ -100,7 +100,7 @@ impl Loaded {
             for (document, &given) in given.iter().enumerate().filter(|(_, given)| **given > 0) {
                 let (row, expected) = (rows.next().expect("a row for each"), &expected[document][given - 1]);
                 assert_eq!(row.len(), expected.len(), "{what}");
-                // A number that is none counts as the largest.
+                // NaN counts as the largest.
                 let error =
                     row.iter().zip(expected).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).expect("logits");
                 let tolerance = tolerance(self.parameters.dtype());
@@ -269,7 +269,7 @@ fn frequencies_of_draws_are_the_probabilities_asked_for() {
         (Sampling { top_p: 0.75, ..plain }, [4.0 / 9.0, 0.0, 3.0 / 9.0, 2.0 / 9.0, 0.0]),
         (Sampling { top_p: 0.65, ..plain }, [4.0 / 7.0, 0.0, 3.0 / 7.0, 0.0, 0.0]),
         (Sampling { top_p: 1e-6, ..plain }, [1.0, 0.0, 0.0, 0.0, 0.0]),
-        // Of the three largest, the first two have 7/9.
+        // The first two of the three largest have 7/9.
         (Sampling { top_k: Some(3), top_p: 0.77, ..plain }, [4.0 / 7.0, 0.0, 3.0 / 7.0, 0.0, 0.0]),
         (Sampling::GREEDY, [1.0, 0.0, 0.0, 0.0, 0.0]),
     ];
@@ -280,7 +280,7 @@ fn frequencies_of_draws_are_the_probabilities_asked_for() {
         }
         for (token, (&count, probability)) in counts.iter().zip(probabilities).enumerate() {
             let expected = probability * DRAWS as f64;
-            // Five standard deviations; what cannot happen must not.
+            // Five standard deviations; tokens of probability 0 never occur.
             let spread = 5.0 * (expected * (1.0 - probability)).sqrt();
             assert!(
                 (count as f64 - expected).abs() <= spread,

@@ -18,13 +18,13 @@ use evenkeel_store::{Folder, SafeTensorsFile};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
-/// Relative by norm, per parameter. An order below what is promised: f32 has that much to give.
+/// Relative by norm, per parameter. An order below the promised tolerance: f32 is that precise.
 const GRADIENT_TOLERANCE: f64 = 1e-4;
 const BF16_LOSS_TOLERANCE: f64 = 2e-2;
 const BF16_GRADIENT_TOLERANCE: f64 = 5e-2;
-/// Gradients that are zero but for rounding (keys' biases) have no relative error to speak of.
+/// Gradients that are zero but for rounding (keys' biases) have no meaningful relative error.
 const GRADIENT_FLOOR: f64 = 1e-6;
-/// As above, of the whole gradient's norm.
+/// The same, relative to the whole gradient's norm.
 const BF16_GRADIENT_FLOOR: f64 = 2e-4;
 
 fn golden(case: &str) -> PathBuf {

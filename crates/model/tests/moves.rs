@@ -17,7 +17,7 @@ fn dim(ranges: &Ranges) -> Vec<usize> {
     ranges.into_iter().flatten().collect()
 }
 
-/// The first source that has each element and where, or the first element that none has.
+/// The first source that has each element, with its place there, or the first element that no source has.
 fn plain(from: &[Held], to: &Held) -> Result<Vec<(usize, usize)>, (usize, usize)> {
     let sources: Vec<Vec<(usize, usize)>> = from.iter().map(elements).collect();
     let find = |element: (usize, usize)| {
@@ -27,8 +27,8 @@ fn plain(from: &[Held], to: &Held) -> Result<Vec<(usize, usize)>, (usize, usize)
     elements(to).into_iter().map(find).collect()
 }
 
-/// Where each element of the target comes from. Moves must fill it from the first element to the last, each once, and no
-/// two may be one.
+/// The source and place of each element of the target. Moves must fill it from the first element to the last, each once, and no
+/// two could be joined.
 fn unfolded(moves: &[Move]) -> Vec<(usize, usize)> {
     let mut places = Vec::new();
     for Move { from, from_start, to_start, len } in moves {
@@ -50,7 +50,7 @@ fn bounds(random: &mut Rng, total: usize, parts: usize) -> Vec<usize> {
     bounds
 }
 
-/// A dim of several equal blocks, as of fused projections, in which every shard has the same part of each block.
+/// A dim of several equal blocks, as in fused projections. Every shard has the same part of each block.
 fn fused(random: &mut Rng, total: usize, parts: usize) -> Vec<Ranges> {
     let blocks = random.usize(1..=3.min(total));
     let starts = even_bounds(total, blocks);
@@ -66,7 +66,7 @@ fn fused(random: &mut Rng, total: usize, parts: usize) -> Vec<Ranges> {
     (0..parts).map(of).collect()
 }
 
-/// What the ranks of a random mesh hold of a matrix, in random order.
+/// The parts of a matrix that the ranks of a random mesh hold, in random order.
 fn layout(random: &mut Rng, [rows, cols]: [usize; 2]) -> Vec<Held> {
     let parts = random.usize(1..=4);
     let slices: Vec<Slice> = match random.u8(0..3) {

@@ -1,5 +1,5 @@
-//! Pruning through whole passes: what it must not change, and what it saves. How pruned layers compute is held to a plain
-//! twin beside their code.
+//! Pruning through whole passes: results that it must not change, and memory that it saves. Tests beside the code compare pruned
+//! layers with a plain twin.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn device() -> Device {
     support::device(2, 1 << 30)
 }
 
-/// A model, two micro-batches, and what passes over them need.
+/// A model, two micro-batches, and the rest that passes over them need.
 struct Setting {
     model: Model,
     device: Device,
@@ -189,7 +189,7 @@ fn only_the_kept_columns_of_an_input_wait_for_backward() {
         drop(state);
         held
     };
-    // Of what the last matrix reads half, and half of what the others read, which otherwise belongs to the caller.
+    // Half of the last matrix's input, and half of the others' input, which belongs to the caller without pruning.
     let (hidden, ffn) = (setting.model.config.hidden as u64, setting.model.config.ffn as u64);
     assert_eq!(held_bytes(1) * (5 * ffn + hidden), held_bytes(4) * 6 * ffn);
 }

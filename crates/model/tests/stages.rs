@@ -127,7 +127,7 @@ fn run(stages: &[Model], held: &[Held], batch: &Batch, device: &Device, keep: Ke
     device.compute().read(&losses)
 }
 
-/// Each parameter's gradient is that of the stage that holds it; of a tied table, those of the first and the last together.
+/// Each parameter's gradient is that of the stage that holds it; a tied table's is the sum of the first and the last stage's.
 fn check_gradients(what: &str, stages: &[Model], held: &[Held], whole: &Held, device: &Device) {
     for (index, spec) in whole.parameters.specs.iter().enumerate() {
         let id = ParamId(index);

@@ -1,5 +1,4 @@
-//! Groups of heads that shards share by samples: what the shards compute adds up to what the whole computes, and nothing is
-//! computed twice.
+//! Groups of heads that shards share by samples: the shards' results add up to the whole's, and nothing is computed twice.
 
 #[path = "../../../golden/cases.rs"]
 mod cases;
@@ -15,9 +14,9 @@ use evenkeel_model::{
 use evenkeel_store::Folder;
 use serde_json::{Value, json};
 
-/// Relative by norm: what is promised of f32.
+/// Relative by norm: the promise for f32.
 const TOLERANCE: f64 = 1e-5;
-/// Gradients that are zero but for rounding (keys' biases) have no relative error to speak of: of the whole's norm.
+/// Relative to the whole's norm: gradients that are zero but for rounding (keys' biases) have no meaningful relative error.
 const FLOOR: f64 = 1e-6;
 const BF16_TOLERANCE: f64 = 2e-2;
 
@@ -32,7 +31,7 @@ fn device() -> Device {
     support::device(1, 1 << 30)
 }
 
-/// A golden model that drops in every place that it can.
+/// A golden model with dropout in every place that can have it.
 fn dropping(case: &str) -> Model {
     let keys: Value = match case {
         "gpt2" => json!({"attn_pdrop": 0.3, "resid_pdrop": 0.2}),
@@ -58,21 +57,21 @@ fn cuts(groups: usize, most_shards: usize) -> Vec<Vec<usize>> {
     let total = groups * SHARES;
     let mut cuts = vec![
         vec![total * 2 / 3, total - total * 2 / 3],
-        // Less than a group.
+        // A shard with less than a group.
         vec![total - 23, 23],
         vec![20, total - 20],
-        // None at all, anywhere.
+        // A shard with nothing, in any place.
         vec![total / 2 + 7, 0, total / 2 - 7],
         vec![0, 33, total - 33],
         vec![total - 33, 33, 0],
-        // One group by three and by four.
+        // One group shared by three shards, and by four.
         vec![20, 24, total - 44],
         vec![total - 44, 30, 14],
         vec![15, 17, 16, total - 48],
         vec![total * 3 / 8 + 1, total / 8 + 3, total / 4 + 9, total - total * 3 / 8 - total / 8 - total / 4 - 13],
     ];
     if groups == 4 {
-        // Whole groups beside shared ones, and what is left of two groups without a whole one between them.
+        // Whole groups beside shared ones, and parts of two groups without a whole one between them.
         cuts.push(vec![SHARES, SHARES + 32, 32, SHARES]);
         cuts.push(vec![SHARES + 32, SHARES, SHARES + 32]);
         cuts.push(vec![40, 3 * SHARES, 24]);
@@ -106,7 +105,7 @@ fn numbers(seed: u64, rows: usize, cols: usize, dtype: DType, queue: &Queue) -> 
     queue.floats(rows, cols, dtype, &values)
 }
 
-/// What the body of a unit computes in a step.
+/// The results of a unit's body in a step.
 #[derive(PartialEq)]
 struct Outcome {
     /// By micro-batch: the partial output, and the partial gradients of the inputs.
@@ -180,7 +179,7 @@ fn assert_close(ours: &[f32], whole: &[f32], tolerance: f64, floor: f64, what: i
     assert!(error <= tolerance * norm(whole) + floor, "{what}: off by {error:e} of {:e}", norm(whole));
 }
 
-/// A parameter's whole gradient, from those of all shards. Every shard's is the whole where all compute the same.
+/// A parameter's whole gradient, from those of all shards. If all shards compute the same, each one's is the whole.
 fn whole_gradients(shards: &[Model], outcomes: &[Outcome], id: usize) -> Vec<Vec<f32>> {
     let [rows, cols] = shards[0].specs[id].whole;
     if shards[0].specs[id].sharing == Sharing::Same {
@@ -236,7 +235,7 @@ fn check(case: &str, dtype: DType, tolerance: f64) {
                 let expected = whole.step(unit, lengths, 7);
                 let run = |runner: &Runner| {
                     let unit = &runner.model.units[index];
-                    // What a step leaves behind in cleared gradients is not there for the next.
+                    // An earlier step, whose cleared gradients must not affect the next.
                     runner.step(unit, lengths, 3);
                     runner.step(unit, lengths, 7)
                 };

@@ -17,25 +17,25 @@ use crate::program::{Micro, Program, Task, UnitIdx, Value, ValueKind};
 use crate::trace::Recording;
 use crate::work::{BucketIdx, Chunk, Lane, Work};
 
-/// What tasks work on.
+/// The data that tasks work on.
 pub struct Executor<'a> {
-    /// What is computed: of a rank to which work migrates, the shard that it computes with.
+    /// The shard that this rank computes with: its work, if work migrates.
     pub model: &'a Model,
     pub device: &'a Device,
     pub parameters: &'a Parameters,
     pub tables: &'a RotaryTables,
     pub gradients: &'a Gradients,
-    /// This rank's memberships, as the program's groups are listed.
+    /// This rank's memberships, in the order of the program's groups.
     pub groups: &'a [Group],
-    /// What the program's migrations are.
+    /// The migrations of the program.
     pub migration: Option<&'a Migration>,
-    /// Which columns this rank's linear layers keep; all without it.
+    /// The columns that this rank's linear layers keep; all without it.
     pub pruning: Option<&'a Pruning>,
 }
 
 impl Executor<'_> {
-    /// Runs a verified program over its micro-batches, each given in its parts, up to its tail. Returns what it found of each
-    /// part, in order; gradients are added to what is there. What ran when is noted in `recording`.
+    /// Runs a verified program over its micro-batches, each given in its parts, up to its tail. Returns the findings of each
+    /// part, in order; adds to the gradients. `recording` gets the times of tasks.
     pub fn run(
         &self,
         program: &Program,
@@ -46,7 +46,7 @@ impl Executor<'_> {
         self.run_watched(program, micros, options, recording, |_| ())
     }
 
-    /// The same; `issued` is told the place of each task once it is issued.
+    /// The same; calls `issued` with the place of each task once it is issued.
     pub fn run_watched(
         &self,
         program: &Program,
@@ -99,11 +99,11 @@ impl Executor<'_> {
     }
 }
 
-/// What a running program holds.
+/// The values that a running program holds.
 #[derive(Default)]
 struct Values {
     tensors: HashMap<Value, Vec<Tensor>>,
-    /// Behind the streams of all units but the first.
+    /// By stream, for all units but the first.
     entries: HashMap<Value, EntryState>,
     saved: HashMap<Value, BodyState>,
     weight_inputs: HashMap<Value, BodyBackward>,
@@ -128,24 +128,25 @@ impl Values {
 
 const VERIFIED: &str = "a verified program writes what it reads";
 
-/// A program on its way.
+/// A running program.
 struct Run<'a> {
     executor: &'a Executor<'a>,
     micros: &'a [Vec<Batch>],
     options: LossOptions,
     values: Values,
     findings: HashMap<Micro, Findings>,
-    /// When values that the comm queue writes will be there, and by which exchange.
+    /// The exchange and the event that bring each value that the comm queue writes.
     arrivals: HashMap<Value, (u64, Event)>,
-    /// What exchanges read. It may be freed when the compute queue, which may get its memory next, waits for them.
+    /// Tensors that exchanges read. They may be freed once the compute queue, which may reuse their memory, waits for those
+    /// exchanges.
     in_flight: VecDeque<(u64, Vec<Tensor>)>,
-    /// Exchanges issued, and how many of them the compute queue has waited for.
+    /// Exchanges issued, and the number of them that the compute queue has waited for.
     exchanges: u64,
     awaited: u64,
 }
 
 impl<'a> Run<'a> {
-    /// Has the task's queue wait for what the other one does before it.
+    /// Makes the task's queue wait for the other queue's work before it.
     fn await_inputs(&mut self, task: &Task, blocking: bool) {
         match task.work.lane() {
             Lane::Comm => {
@@ -177,7 +178,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whatever comes next on the compute queue runs behind all exchanges.
+    /// Makes the compute queue wait for all exchanges so far.
     fn await_exchanges(&mut self) {
         if self.awaited < self.exchanges {
             let event = self.executor.device.comm().record();
@@ -202,8 +203,8 @@ impl<'a> Run<'a> {
         self.free(task);
     }
 
-    /// Whether there is anything to do: a program may have more chunks than a batch, of which the ranks that share it have
-    /// the same.
+    /// Whether there is anything to do: a program may have more chunks than a batch. Ranks that share a batch agree on its
+    /// chunks.
     fn has_rows(&self, task: &Task) -> bool {
         let chunk = match (task.work, task.reads.first().map(|value| value.kind)) {
             (Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk), _) => chunk,
@@ -214,7 +215,7 @@ impl<'a> Run<'a> {
         chunk.0 == 0 || head.chunks(head.rows(self.batch(task))).nth(chunk.0).is_some()
     }
 
-    /// Waits and frees as if it were computed.
+    /// Waits and frees as if the task were computed.
     fn skip(&mut self, task: &Task, blocking: bool) {
         if task.work.lane() == Lane::Compute {
             self.await_inputs(task, blocking);
@@ -234,7 +235,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns when the last of the group's members will have come.
+    /// Returns the stamp of the moment when the last of the group's members has come.
     fn exchange(&mut self, task: &Task) -> Stamp {
         let Executor { device, groups, .. } = *self.executor;
         let exchange = task.exchange.expect("a task on the comm lane is an exchange");
@@ -293,7 +294,7 @@ impl<'a> Run<'a> {
         group.all_reduce(device.comm(), &gradients.whole(device.compute(), bucket.0))
     }
 
-    /// Over the data-parallel group: everybody gets all sums or, where state or gradients are split, those of its own part.
+    /// Reduces over the data-parallel group: each rank gets all sums or, if state or gradients are split, those of its own part.
     fn reduce_gradients(&mut self, task: &Task, bucket: BucketIdx, group: &Group) -> Stamp {
         let Executor { device, gradients, parameters, .. } = *self.executor;
         let (compute, comm, split) = (device.compute(), device.comm(), parameters.split);
@@ -334,7 +335,7 @@ impl<'a> Run<'a> {
         stamp
     }
 
-    /// Where each rank's rows of the stream begin.
+    /// The first row of each rank in the stream, and the end.
     fn row_bounds(&self, task: &Task) -> Vec<usize> {
         self.executor.model.shard.row_bounds(self.batch(task).token_count())
     }
@@ -352,7 +353,7 @@ impl<'a> Run<'a> {
         Context { queue: device.compute(), parameters, tables, batch: self.batch(task), pruning }
     }
 
-    /// The first tensor of what a task reads of these kinds, if anything.
+    /// The first tensor of the value of these kinds that a task reads, if any.
     fn read(&self, task: &Task, kinds: &[ValueKind]) -> Option<&Tensor> {
         task.read(kinds).map(|value| &self.values.tensors(value)[0])
     }
@@ -382,7 +383,7 @@ impl<'a> Run<'a> {
         self.values.entries.insert(task.value(ValueKind::Stream), entry);
     }
 
-    /// A body's forward on what the task reads.
+    /// A body's forward on the task's inputs.
     fn run_body(&self, task: &Task) -> (Option<Tensor>, Tensor, BodyState) {
         let input = task.read(&[ValueKind::NormalisedGathered, ValueKind::Normalised]);
         let inputs = input.map_or(&[][..], |input| self.values.tensors(input));
@@ -420,7 +421,7 @@ impl<'a> Run<'a> {
         self.values.saved.insert(task.value(ValueKind::Saved), saved);
     }
 
-    /// The rows that the head treats, and where a chunk of them lies.
+    /// The rows that the head treats, and the range of a chunk among them.
     fn chunk(&self, task: &Task, chunk: Chunk) -> (Tensor, std::ops::Range<usize>) {
         let (head, context) = (self.executor.model.head(), self.context(task));
         let x = head.classified(&context, self.head_input(task));
@@ -519,7 +520,7 @@ impl<'a> Run<'a> {
         let (context, gradients, first_row) = (self.context(task), self.executor.gradients, self.own_rows(task).start);
         let (dstream, doutput) =
             self.entry(task.unit).backward(&context, first_row, gradients, entry, dstream, dnormalised);
-        // At the lowest unit that is trained nobody asks for them.
+        // The lowest trained unit writes none of them: nothing reads them.
         for (&value, gradient) in task.writes.iter().zip([dstream, doutput]) {
             self.values.put(value, vec![gradient]);
         }

@@ -1,10 +1,10 @@
 //! A training step is a program: a list of tasks over named values, plain data.
 //!
 //! A [`Strategy`] says how a model is run. [`schedule`] writes programs, [`verify()`] proves those of all ranks sound before they
-//! run, an [`Executor`] runs one on a device, [`simulate`] runs them on a table of costs, and [`trace`] says what ran when. A new
-//! technique is a new function in `schedule`; the others need not know it.
+//! run, an [`Executor`] runs one on a device, [`simulate`] runs them on a table of costs, and [`trace`] tells the time of each
+//! task. A new technique is a new function in `schedule`; the other modules need not know it.
 //!
-//! This crate knows no files, no optimizer and no data; it is given batches.
+//! This crate knows no files, no optimizer and no data; callers give it batches.
 
 mod execute;
 mod groups;

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use crate::program::{Program, Value};
 use crate::trace::{Span, Timeline, Words};
 
-/// A line per task: its place, its queue, what it does, and the values that it reads, writes and frees. `units` names the
-/// chain's units.
+/// A line per task: its place, its queue, its work, and the values that it reads, writes and frees. `units` names the chain's
+/// units.
 pub fn listing(program: &Program, units: &[String]) -> String {
     let spans: Vec<Span> = program.tasks.iter().map(|task| Span::of(task, 0.0, 0.0, 0.0)).collect();
     let timeline = Timeline { ranks: vec![spans] };

@@ -1,4 +1,4 @@
-//! Programs: what is computed and exchanged in a step, in which order, from which values, and when each is let go.
+//! Programs: the tasks of a step in order, with the values that each reads, writes and frees.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::work::{BucketIdx, Chunk, Work};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitIdx(pub usize);
 
-/// What runs through the chain together: a part of a micro-batch, or all of it.
+/// Samples that run through the chain together: a part of a micro-batch, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Micro {
     pub index: usize,
@@ -19,40 +19,40 @@ pub struct Micro {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupIdx(pub usize);
 
-/// What a value is, of one unit and one part of a micro-batch.
+/// The kind of a value, which belongs to one unit and one part of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueKind {
     /// The residual stream behind a unit's entry.
     Stream,
-    /// The normalised stream, of this rank's rows.
+    /// This rank's rows of the normalised stream.
     Normalised,
-    /// The normalised stream, of all rows.
+    /// All rows of the normalised stream.
     NormalisedGathered,
     /// A body's output, or this rank's summand of it.
     Output,
     /// The sum of the ranks' outputs.
     OutputReduced,
-    /// What a body's forward leaves for its backward.
+    /// Values that a body's forward keeps for its backward.
     Saved,
     Logits(Chunk),
-    /// What a rank's logits say of the softmax, and what all ranks' do.
+    /// Statistics of the softmax: of this rank's logits, and of all ranks'.
     Stats(Chunk),
     StatsGathered(Chunk),
     StreamGradient,
     StreamGradientGathered,
-    /// Of the normalised stream: this rank's summand, or all there is of it.
+    /// The normalised stream's gradient: this rank's summand, or the sum.
     NormalisedGradient,
     NormalisedGradientReduced,
     OutputGradient,
     OutputGradientGathered,
-    /// What the input half of backward leaves for the weight half.
+    /// Values that the input half of backward keeps for the weight half.
     WeightInputs,
-    /// Memory of a bucket's gradients is free again.
+    /// Marks that the memory of a bucket's gradients is free again.
     GradientsReduced(BucketIdx),
     ParametersGathered(BucketIdx),
-    /// A unit's parameters that are computed with and kept elsewhere.
+    /// A unit's parameters that this rank computes with and other ranks keep.
     Migrated,
-    /// What is added up of their gradients, until it is returned.
+    /// The sums of their gradients, until they are returned.
     MigratedGradients,
     /// The squared norm of the gradients that this rank keeps, summed over so many groups.
     SquaredNorm(usize),
@@ -65,16 +65,16 @@ pub struct Value {
     pub micro: Micro,
 }
 
-/// What an exchange asks of a group. All its members name the same kind of work and, unless its row says otherwise, the same
-/// bytes.
+/// An exchange in a group. All members name the same kind of work and, unless its row says otherwise, the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     pub group: GroupIdx,
-    /// Of what is reduced or gathered, whole. Of a migration, what this member sends or receives, whichever is more.
+    /// The size of the whole value that is reduced or gathered. For a migration, the bytes that this member sends or receives,
+    /// whichever is more.
     pub bytes: u64,
 }
 
-/// One task. It frees what nothing after it reads.
+/// One task. It frees the values that no later task reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub work: Work,
@@ -83,7 +83,7 @@ pub struct Task {
     pub reads: Vec<Value>,
     pub writes: Vec<Value>,
     pub frees: Vec<Value>,
-    /// Present on the lanes of exchanges alone.
+    /// Present only on the lanes of exchanges.
     pub exchange: Option<Exchange>,
 }
 
@@ -93,7 +93,7 @@ impl Task {
         Value { kind, unit: self.unit, micro: self.micro }
     }
 
-    /// What it reads of these kinds, if anything.
+    /// The first value of these kinds that it reads, if any.
     pub fn read(&self, kinds: &[ValueKind]) -> Option<Value> {
         self.reads.iter().find(|value| kinds.contains(&value.kind)).copied()
     }
@@ -112,17 +112,18 @@ pub struct Members {
 pub struct Program {
     pub tasks: Vec<Task>,
     pub groups: Vec<Members>,
-    /// Compute tasks wait for every exchange before them, so nothing overlaps.
+    /// Whether compute tasks wait for every exchange before them, so that nothing overlaps.
     pub blocking: bool,
 }
 
 impl Program {
-    /// Where the tail begins: what follows the gradients of all micro-batches. The end of a program that has none.
+    /// The place of the first task of the tail, which follows the gradients of all micro-batches. The end of the program if it
+    /// has no tail.
     pub fn tail(&self) -> usize {
         self.tasks.iter().position(|task| task.work.is_of_tail()).unwrap_or(self.tasks.len())
     }
 
-    /// The exchanges that somebody waits for, by their places, each with whether something heavy is computed before that.
+    /// The places of exchanges that a compute task waits for, each with whether a heavy task runs before that one.
     pub fn awaited(&self) -> Vec<(usize, bool)> {
         let exchanges = self.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_some());
         let awaited = exchanges.filter_map(|(index, exchange)| {

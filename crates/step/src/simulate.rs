@@ -1,6 +1,6 @@
-//! Runs programs on a table of costs: who computes, waits and transfers when. Pure: the same input, the same timeline.
+//! Runs programs on a table of costs: when each rank computes, waits and transfers. Pure: the same input gives the same timeline.
 //!
-//! Memory needs no table: an [`Executor`](crate::Executor) on a dry device places and frees what a program does, to the byte.
+//! Memory needs no table: an [`Executor`](crate::Executor) on a dry device allocates and frees as a program does, to the byte.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,18 +18,18 @@ pub enum Unforeseen {
     NoCost { rank: usize, task: String },
 }
 
-/// What tasks take when nothing runs beside them, and how much longer when something does.
+/// The times of tasks when nothing runs beside them, and how much longer they take when something does.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
     /// Seconds of compute tasks, by rank.
     compute_s: HashMap<(usize, Work, UnitIdx, usize), f64>,
-    /// Seconds of exchanges, once all members have come, by the bytes they move.
+    /// Seconds of exchanges once all members have come, by kind and bytes moved.
     exchange_s: BTreeMap<(&'static str, u64), f64>,
     pub contention: Contention,
 }
 
-/// How much longer a second of work takes a rank while its other queue is busy, too: 0 where they have nothing in common,
-/// below 0 where it takes less.
+/// How much longer a second of work takes a rank while its other queue is busy too: 0 if the queues do not compete, below 0 if it
+/// takes less.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contention {
     pub compute: f64,
@@ -37,8 +37,8 @@ pub struct Contention {
 }
 
 impl Costs {
-    /// Not measured: bodies, their gradients and the head's chunks take a millisecond each, entries and exchanges a part of
-    /// it. For drawing programs.
+    /// Nominal costs for drawing programs, not measured: bodies, their gradients and the head's chunks take a millisecond each,
+    /// entries and exchanges a part of it.
     pub fn nominal(programs: &[Program]) -> Costs {
         Costs::of_tasks(programs, |_, _, task| match task.work.lane() {
             Lane::Compute if task.work.is_heavy() => 1e-3,
@@ -47,8 +47,8 @@ impl Costs {
         })
     }
 
-    /// Costs given by a function of rank, task index and task. A unit's tasks of a kind take a part as long in every
-    /// micro-batch, and exchanges of a kind and size take as long in every group.
+    /// Costs given by a function of rank, task index and task. A unit's tasks of a kind on a part take equally long in every
+    /// micro-batch, and exchanges of a kind and size take equally long in every group.
     pub fn of_tasks(programs: &[Program], seconds: impl Fn(usize, usize, &Task) -> f64) -> Costs {
         let mut costs = Costs::default();
         for (rank, program) in programs.iter().enumerate() {
@@ -67,7 +67,7 @@ impl Costs {
         costs
     }
 
-    /// The medians of what was measured in steps without overlaps, all cut in the same parts.
+    /// The medians of the times measured in steps without overlaps, all cut in the same parts.
     pub fn measured(steps: &[Timeline]) -> Costs {
         let mut compute: HashMap<_, Vec<f64>> = HashMap::new();
         let mut exchange: BTreeMap<_, Vec<f64>> = BTreeMap::new();
@@ -90,10 +90,10 @@ impl Costs {
         }
     }
 
-    /// Learns from steps with overlaps how much longer things take beside one another.
+    /// Learns from steps with overlaps how much longer tasks take beside one another.
     pub fn with_contention(mut self, steps: &[Timeline]) -> Result<Costs, Unforeseen> {
         let Some(step) = steps.first() else { return Ok(self) };
-        // Medians of every task: a core that is slow for a moment is no contention.
+        // Takes the median of every task: a core that is slow for a moment is no contention.
         let overlapped = Costs::measured(steps);
         let mut longer = [0.0; 2];
         for (rank, span) in step.spans() {
@@ -102,14 +102,14 @@ impl Costs {
         }
         let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
         let beside_s = median(steps.iter().map(beside).collect());
-        // Of the time beside something else, this share was lost; or won, by cores that need not wake up after every wait.
+        // The share of the time beside another task that was lost; or gained, by cores that need not wake up after every wait.
         let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(-1.0, 0.9) } else { 0.0 };
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
         Ok(self)
     }
 
-    /// What a task takes a rank when nothing runs beside it.
+    /// The seconds that a task takes a rank when nothing runs beside it.
     fn of(&self, rank: usize, span: &Span) -> Result<f64, Unforeseen> {
         let Span { work, unit, micro, bytes, .. } = *span;
         let seconds = match span.lane {
@@ -119,7 +119,7 @@ impl Costs {
         seconds.ok_or_else(|| Unforeseen::NoCost { rank, task: format!("{work:?}({}, {micro})", unit.0) })
     }
 
-    /// Sizes between those measured cost what lies between, others what the nearest one does by the byte.
+    /// Interpolates between measured sizes; other sizes cost as much per byte as the nearest one.
     fn exchange(&self, work: Work, bytes: u64) -> Option<f64> {
         let name = work.row().name;
         let below = self.exchange_s.range((name, 0)..=(name, bytes)).next_back();
@@ -128,7 +128,7 @@ impl Costs {
             (Some((&(_, low), &low_s)), Some((&(_, high), &high_s))) if high > low => {
                 Some(low_s + (high_s - low_s) * (bytes - low) as f64 / (high - low) as f64)
             }
-            // By the byte nothing follows from an exchange of none.
+            // An exchange of no bytes has no cost per byte.
             (Some((&(_, 0), &seconds)), _) | (None, Some((&(_, 0), &seconds))) => (bytes == 0).then_some(seconds),
             (Some((&(_, size), &seconds)), _) | (None, Some((&(_, size), &seconds))) => {
                 Some(seconds * bytes as f64 / size as f64)
@@ -138,7 +138,7 @@ impl Costs {
     }
 }
 
-/// The bytes that an exchange's time is due to: those of whoever moves most.
+/// The bytes that determine an exchange's time: those of the member that moves most.
 fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
     if span.work.row().moves_alike {
         return span.bytes;
@@ -176,9 +176,9 @@ pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unfores
 struct Simulation<'a> {
     contention: Contention,
     ranks: Vec<Rank<'a>>,
-    /// By meeting.
+    /// By meeting; `None` once it is over.
     transfers: Vec<Option<Transfer>>,
-    /// The meetings that somebody has come to and that are not over.
+    /// The meetings that some member has come to and that are not over.
     met: Vec<usize>,
     now_s: f64,
 }
@@ -186,7 +186,7 @@ struct Simulation<'a> {
 #[derive(Clone, Default)]
 struct Transfer {
     members: Vec<usize>,
-    /// Where in their programs those that have come are.
+    /// The members that have come, as rank and place in its program.
     present: Vec<(usize, usize)>,
     came_s: f64,
     remaining_s: f64,
@@ -201,12 +201,12 @@ impl Transfer {
 struct Rank<'a> {
     number: usize,
     program: &'a Program,
-    /// By task, when nothing runs beside it.
+    /// By task: its seconds when nothing runs beside it.
     alone_s: Vec<f64>,
     meetings: HashMap<usize, usize>,
-    /// By task: which exchange writes a value that it reads, and the last exchange of each lane before it.
+    /// By compute task: the exchanges that write its values and, if the program blocks, the last exchange of each lane before it.
     awaits: Vec<Vec<usize>>,
-    /// What each lane still has to do, the next task last.
+    /// The tasks left on each lane, the next one last.
     queues: BTreeMap<Lane, Vec<usize>>,
     running: Option<(usize, f64)>,
     /// The lanes whose exchange is under way or waits for others.
@@ -243,13 +243,13 @@ impl<'a> Rank<'a> {
         self.awaits[task].iter().all(|&exchange| self.spans[exchange].is_some())
     }
 
-    /// Every compute task before it has run.
+    /// Whether every compute task before it has run.
     fn can_exchange(&self, task: usize) -> bool {
         let is_behind = |other: Option<usize>| other.is_none_or(|other| other > task);
         is_behind(self.running.map(|(task, _)| task)) && is_behind(self.next(Lane::Compute))
     }
 
-    /// What a lane has to do next.
+    /// The next task of a lane.
     fn next(&self, lane: Lane) -> Option<usize> {
         self.queues[&lane].last().copied()
     }
@@ -284,7 +284,7 @@ fn awaits(program: &Program) -> Vec<Vec<usize>> {
 }
 
 impl Simulation<'_> {
-    /// Starts what can start and goes on to the next moment when something ends. False at the end.
+    /// Starts all tasks that can start and advances to the next moment when one ends. False at the end.
     fn advance(&mut self) -> bool {
         (0..self.ranks.len()).for_each(|rank| self.start(rank));
         let busy: Vec<bool> = self.ranks.iter().map(|rank| rank.running.is_some()).collect();
@@ -350,7 +350,7 @@ impl Simulation<'_> {
             }
             transfer.present.push((rank.number, task));
             transfer.came_s = now_s;
-            // Whoever moves most says how long it takes.
+            // The member that moves most determines how long it takes.
             transfer.remaining_s = transfer.remaining_s.max(rank.alone_s[task]);
         }
         if let Some(task) = rank.next(Lane::Compute).filter(|&task| rank.can_compute(task))

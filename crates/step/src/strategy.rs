@@ -1,5 +1,5 @@
-//! How a model is run, as one plain value: a person writes it, or a simulation chooses it, and everything that computes, foretells
-//! or reports a step reads it.
+//! How a model is run, as one plain value. A person writes it, or a simulation chooses it; all code that computes, predicts or
+//! reports a step reads it.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct Strategy {
     /// Micro-batches that each replica computes in a step.
     pub accumulate: usize,
     pub zero: ZeroStage,
-    /// The type of the numbers that are computed with.
+    /// The compute dtype.
     #[serde(with = "dtype")]
     pub dtype: DType,
     /// The shards of every layer: their number, their widths, and whether they split the stream.
@@ -37,15 +37,15 @@ pub struct Strategy {
 pub enum Devices {
     Cpu {
         cores_per_rank: usize,
-        /// Cores of each rank, beside those, that only exchange.
+        /// Additional cores of each rank that only exchange.
         comm_cores: usize,
     },
     Cuda {
         /// The number of each rank's GPU.
         gpus: Vec<usize>,
-        /// Multiprocessors that each rank has for itself; none if ranks share all of a GPU's.
+        /// By rank: the multiprocessors that it has for itself; empty if ranks share all of a GPU's.
         multiprocessors: Vec<u32>,
-        /// Whether work that repeats is replayed as CUDA graphs.
+        /// Whether repeated work is replayed as CUDA graphs.
         graph: bool,
     },
 }
@@ -92,7 +92,7 @@ impl Strategy {
         self.accumulate * self.dp
     }
 
-    /// What a rank keeps of its shard's state.
+    /// The part of its shard's state that a rank keeps.
     pub fn zero_sharding(&self, rank: usize) -> ZeroSharding {
         ZeroSharding::new(self.zero, self.mesh().replica(rank), self.dp)
     }

@@ -1,4 +1,4 @@
-//! What ran when, on every rank: recorded or simulated, in the vocabulary of programs.
+//! The times of tasks on every rank, recorded or simulated, in the vocabulary of programs.
 
 mod words;
 
@@ -19,10 +19,10 @@ pub struct Span {
     pub micro: Micro,
     pub lane: Lane,
     pub start_s: f64,
-    /// When the last member of its group came; the start of what is no exchange.
+    /// When the last member of its group came; the start, for a task that is no exchange.
     pub came_s: f64,
     pub end_s: f64,
-    /// What an exchange moves.
+    /// Bytes that an exchange moves; 0 for other tasks.
     pub bytes: u64,
 }
 
@@ -44,14 +44,14 @@ pub struct Timeline {
     pub ranks: Vec<Vec<Span>>,
 }
 
-/// Where a rank's time went, in seconds.
+/// A rank's time by its use, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     pub compute_s: f64,
-    /// Exchanges waited for other ranks.
+    /// Time in which exchanges waited for other ranks.
     pub waiting_s: f64,
     pub transfer_s: f64,
-    /// Something was exchanged while nothing was computed.
+    /// Time in which the rank exchanged and did not compute.
     pub exposed_s: f64,
 }
 
@@ -67,7 +67,7 @@ impl Timeline {
         (end_s - self.start_s()).max(0.0)
     }
 
-    /// The same, the first task's start being 0.
+    /// The same timeline, with the first task's start at 0.
     pub fn from_zero(&self) -> Timeline {
         let zero_s = self.start_s();
         let moved = |span: &Span| Span {
@@ -84,7 +84,7 @@ impl Timeline {
         self.ranks.iter().enumerate().flat_map(|(rank, spans)| spans.iter().map(move |span| (rank, span)))
     }
 
-    /// How long a rank computed and transferred at once.
+    /// The time in which a rank computed and transferred at once.
     pub fn beside_s(&self, rank: usize) -> f64 {
         overlap_s(&self.computing(rank), &self.exchanging(rank, |span| span.came_s))
     }
@@ -106,7 +106,7 @@ impl Timeline {
         self.ranks[rank].iter().filter(|span| !span.lane.exchanges())
     }
 
-    /// On all lanes.
+    /// The exchanges of all lanes.
     fn exchanges(&self, rank: usize) -> impl Iterator<Item = &Span> {
         self.ranks[rank].iter().filter(|span| span.lane.exchanges())
     }
@@ -115,7 +115,7 @@ impl Timeline {
         self.computed(rank).map(|span| (span.start_s, span.end_s)).collect()
     }
 
-    /// While any lane exchanges something, in order and without overlaps.
+    /// The intervals in which any lane exchanges, in order and without overlaps.
     fn exchanging(&self, rank: usize, start_s: fn(&Span) -> f64) -> Vec<(f64, f64)> {
         let mut spans: Vec<(f64, f64)> = self.exchanges(rank).map(|span| (start_s(span), span.end_s)).collect();
         spans.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -129,13 +129,13 @@ impl Timeline {
         merged
     }
 
-    /// The largest share of the step that any rank exchanged something and computed nothing.
+    /// The largest share of the step in which any rank exchanged and did not compute.
     pub fn exposed_share(&self) -> f64 {
         let most = (0..self.ranks.len()).map(|rank| self.shares(rank).exposed_s).fold(0.0, f64::max);
         most / self.duration_s().max(f64::MIN_POSITIVE)
     }
 
-    /// How many exchanges of a rank had some computation run beside them.
+    /// The number of a rank's exchanges with some computation beside them.
     pub fn overlapped_exchanges(&self, rank: usize) -> usize {
         let runs_beside = |exchange: &&Span| {
             let mut tasks = self.computed(rank);
@@ -145,7 +145,7 @@ impl Timeline {
     }
 }
 
-/// How long both lists of intervals, each in order and without overlaps, run at once.
+/// The time in both lists of intervals, each in order and without overlaps.
 fn overlap_s(a: &[(f64, f64)], b: &[(f64, f64)]) -> f64 {
     let (mut i, mut j, mut total) = (0, 0, 0.0);
     while let (Some(&(a_start, a_end)), Some(&(b_start, b_end))) = (a.get(i), b.get(j)) {
@@ -169,17 +169,17 @@ struct Note {
 }
 
 impl Recording {
-    /// Notes when a task of a program ran.
+    /// Notes the time of a task of a program.
     pub fn add(&mut self, task: usize, start: Stamp, came: Option<Stamp>, end: Stamp) {
         self.notes.push(Note { task, start, came, end });
     }
 
-    /// Times from `epoch` on, which all ranks share. None where a task has not run.
+    /// Times from `epoch` on, which all ranks share. `None` if a task has not run.
     pub fn read(&self, program: &Program, epoch: Instant) -> Option<Vec<Span>> {
         let seconds = |stamp: &Stamp| Some(stamp.get()?.saturating_duration_since(epoch).as_secs_f64());
         let span = |note: &Note| {
             let (start_s, end_s) = (seconds(&note.start)?, seconds(&note.end)?);
-            // Members that came before this rank's own queue did, or a group of one, cost it no waiting.
+            // Members that came before this rank's own queue, or a group of one, cause no waiting.
             let came_s = note.came.as_ref().and_then(seconds).unwrap_or(start_s).clamp(start_s, end_s);
             Some(Span::of(&program.tasks[note.task], start_s, came_s, end_s))
         };

@@ -67,7 +67,7 @@ fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
         if let Some(&value) = task.writes.iter().find(|&&value| !live.insert(value)) {
             return Err(Unsound::WritesTwice { place: place(), value });
         }
-        // What an exchange writes may still be on its way until somebody has waited for it.
+        // A value that an exchange writes may be in flight until a compute task has waited for it.
         if task.exchange.is_some() {
             arriving.extend(task.writes.iter().filter(|value| !task.frees.contains(value)));
         } else {
@@ -113,10 +113,10 @@ fn place(rank: usize, index: usize, task: &Task) -> Place {
     Place { rank, index, task: task.to_string() }
 }
 
-/// Which meeting each exchange is, by rank and place in its program.
+/// By rank and place in its program: the meeting of each exchange.
 pub(crate) type Meetings = HashMap<(usize, usize), usize>;
 
-/// The places in each member's program where it exchanges in a group.
+/// By member: the places of its exchanges in a group.
 type Issued = BTreeMap<usize, Vec<usize>>;
 
 /// Matches the ranks' exchanges with one another.
@@ -149,7 +149,7 @@ pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
     Ok(meetings)
 }
 
-/// What members must agree on. Buckets are numbered by each rank for itself.
+/// The facts that members must agree on. Each rank numbers buckets for itself.
 fn what_is_asked(task: &Task) -> (Discriminant<Work>, UnitIdx, Micro, u64) {
     let bytes = task.exchange.filter(|_| task.work.row().moves_alike).map_or(0, |exchange| exchange.bytes);
     (discriminant(&task.work), task.unit, task.micro, bytes)
@@ -160,14 +160,15 @@ fn describe(task: &Task) -> String {
     format!("{:?}({}, {}) of {bytes} bytes", task.work, task.unit.0, task.micro)
 }
 
-/// Something that waits for others: a compute task of a rank, or a meeting of several.
+/// A compute task of a rank, or a meeting of several, that waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Node {
     Compute(usize, usize),
     Meeting(usize),
 }
 
-/// Runs the programs without running anything: what is left when nobody can go on waits for itself.
+/// Goes through the programs in order of their waits, without computing. If nodes are left when none can go on, some of them wait
+/// for one another.
 fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound> {
     let awaited = awaited(programs, meetings);
     let mut open: HashMap<Node, usize> = awaited.iter().map(|(&node, before)| (node, before.len())).collect();
@@ -192,7 +193,7 @@ fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound>
     }
 }
 
-/// What each node waits for: the task before it on its queue, the exchanges that write what it reads, and, for an
+/// The nodes that each node waits for: the task before it on its queue, the exchanges that write its values, and, for an
 /// exchange, the compute tasks before it.
 fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
     let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
@@ -220,7 +221,7 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
     awaited
 }
 
-/// Goes from a stuck node to one that it waits for and that is stuck, too, until it comes to one for the second time.
+/// Follows stuck nodes, each to a stuck one that it waits for, until it reaches one for the second time.
 fn cycle(
     programs: &[Program],
     meetings: &Meetings,

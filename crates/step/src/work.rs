@@ -1,4 +1,4 @@
-//! Kinds of work: one table of what each is called, where it runs, and what ranks must agree on.
+//! Kinds of work: one table of their names, their lanes, and what ranks must agree on.
 //!
 //! To add an exchange, add a variant to [`Work`] and a row to its table here, and execute it in `execute`.
 
@@ -19,21 +19,21 @@ impl Lane {
         }
     }
 
-    /// Whether what runs on it meets other ranks.
+    /// Whether its tasks meet other ranks.
     pub fn exchanges(self) -> bool {
         self != Lane::Compute
     }
 }
 
-/// Some rows that the head treats at a time.
+/// Rows that the head treats at a time, by their place among the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk(pub usize);
 
-/// Parameters whose values and gradients are moved together, by the rank's own numbers.
+/// A bucket: parameters whose values and gradients are moved together. Each rank numbers its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BucketIdx(pub usize);
 
-/// What a task does.
+/// The work of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// A unit's entry: the output of the unit before joins the stream, which is normalised.
@@ -44,11 +44,11 @@ pub enum Work {
     Normalise,
     /// A unit's body again.
     Recompute,
-    /// The head's logits of a chunk, and what they say of the softmax.
+    /// The head's logits of a chunk, and their statistics of the softmax.
     Logits(Chunk),
     /// A chunk's losses, and their gradients down to the head's input.
     Loss(Chunk),
-    /// A chunk's losses alone.
+    /// Only a chunk's losses.
     Evaluate(Chunk),
     /// The gradients of a body's inputs.
     BackwardInput,
@@ -58,7 +58,7 @@ pub enum Work {
     BackwardEnter,
     /// The squared norm of the gradients that a rank keeps.
     MeasureNorm,
-    /// The optimizer's update. Rules that look at whole parameters exchange something in it.
+    /// The optimizer's update. Rules that need whole parameters exchange within it.
     Update,
     /// The value that the task reads, summed over the tensor-parallel group.
     AllReduce,
@@ -66,23 +66,23 @@ pub enum Work {
     ReduceScatter,
     /// The rows of all ranks.
     AllGather,
-    /// The gradients of parameters that several ranks hold, summed over those.
+    /// The gradients of parameters that several ranks hold, summed over those ranks.
     SumGradients(BucketIdx),
-    /// A bucket's gradients, summed over the data-parallel group; where they are split, each rank keeps its part.
+    /// A bucket's gradients, summed over the data-parallel group; if they are split, each rank keeps its part.
     ReduceGradients(BucketIdx),
-    /// A bucket's parameters, of which the ranks of the data-parallel group keep a part each.
+    /// A bucket's parameters, from the ranks of the data-parallel group, which each keep a part.
     GatherParameters(BucketIdx),
     /// A unit's parameters, from the ranks of the tensor-parallel group that keep them to those that compute with them.
     Migrate,
-    /// A unit's gradients, from the ranks that computed them to those that keep its parameters, who add them up.
+    /// A unit's gradients, from the ranks that computed them to those that keep its parameters and add them up.
     Return,
-    /// The squared norm, summed over ranks that keep other gradients.
+    /// The squared norm, summed over ranks that keep different gradients.
     SumNorm,
-    /// A bucket's values behind an update, of which the ranks of the data-parallel group have computed a part each.
+    /// A bucket's values after an update, from the ranks of the data-parallel group, which each updated a part.
     GatherUpdated(BucketIdx),
 }
 
-/// What kinds of work have in common for a reader.
+/// Groups of similar work, for readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkFamily {
     Entry,
@@ -97,7 +97,7 @@ pub enum WorkFamily {
     Migrate,
 }
 
-/// What a kind of work is done for.
+/// The extent of a kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A unit and a part of a micro-batch.
@@ -119,9 +119,9 @@ pub struct WorkRow {
     pub lane: Lane,
     pub family: WorkFamily,
     pub scope: Scope,
-    /// Whether the members of an exchange move as many bytes each. Otherwise whoever moves most says how long it takes.
+    /// Whether the members of an exchange each move the same bytes. Otherwise the member that moves most determines its time.
     pub moves_alike: bool,
-    /// Whether it belongs to the tail of a step: what follows the gradients of all micro-batches.
+    /// Whether it belongs to the tail of a step, which follows the gradients of all micro-batches.
     pub is_of_tail: bool,
 }
 

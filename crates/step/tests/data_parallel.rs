@@ -1,4 +1,4 @@
-//! Shares of the data on ranks of their own, with and without split state, against one rank that computes on all of it.
+//! Replicas with and without split state, against one rank that computes on all of the data.
 
 mod support;
 
@@ -52,7 +52,7 @@ fn split_state_is_kept_once() {
     }
 }
 
-/// A random Llama with enough layers for what is kept to count more than what is on its way.
+/// A random Llama with so many layers that kept values take more memory than those in flight.
 struct Deep;
 
 impl Origin for Deep {
@@ -82,7 +82,7 @@ fn memory_is_what_the_dry_run_says_and_falls_with_every_stage() {
         let ranks = on_ranks(&Deep, &Cut::even(1), DType::F32, way, &Options::default());
         let expected = [0, 1].map(|rank| dry_peak_bytes(&Deep, &Cut::even(1), rank, way));
         assert_eq!([ranks[0].peak_bytes, ranks[1].peak_bytes], expected, "stage {zero}");
-        // Stage 1 splits what the optimizer keeps, which is not here.
+        // Stage 1 splits the optimizer's state, which is not here.
         let most = if zero == 1 { before } else { before / 8 * 7 };
         assert!(expected[0] <= most, "stage {zero}: {expected:?}, before {before}");
         before = expected[0];

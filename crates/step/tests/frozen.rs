@@ -1,5 +1,4 @@
-//! Models of which some parameters are frozen: the others' gradients are those of the whole model, and nothing is done for what
-//! is frozen.
+//! Models with some frozen parameters: the others' gradients are those of the whole model, and no work is done for frozen ones.
 
 mod support;
 
@@ -12,13 +11,13 @@ use support::ranks::{
     Origin, Outcome, TOLERANCE, Way, compare_gradients, dry_peak_bytes, on_one_rank, on_ranks, on_working_ranks,
 };
 
-/// A golden model of which these parameters are trained.
+/// A golden model that trains these parameters.
 #[derive(Clone, Copy)]
 struct Partly {
     case: &'static str,
     what: &'static str,
     is_trained: fn(&str) -> bool,
-    /// The lowest unit that has some of them.
+    /// The lowest unit with some of them.
     lowest: usize,
 }
 
@@ -36,7 +35,7 @@ impl Origin for Partly {
     }
 }
 
-/// Each with two layers at least.
+/// Each has at least two layers.
 const ORIGINS: [Partly; 7] = [
     Partly { case: "llama3", what: "all but the embedding", is_trained: |name| !name.contains("embed"), lowest: 1 },
     Partly {
@@ -109,7 +108,7 @@ fn frozen_parameters_take_no_gradients_and_nobody_reduces_any() {
     ];
     assert!(reductions(&whole[0]) > 1);
     assert_eq!(reductions(&partly[0]), 1, "of the MLP's matrices");
-    // Only values of what is frozen are kept, and ZeRO 3 splits them, too.
+    // Frozen parameters keep only their values, and ZeRO 3 splits those too.
     let peak_bytes = |origin: &Partly, zero| dry_peak_bytes(origin, &Cut::even(1), 0, way(zero));
     let all = Partly { is_trained: |_| true, ..origin };
     assert!(peak_bytes(&origin, 0) < peak_bytes(&all, 0));

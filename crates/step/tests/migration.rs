@@ -1,5 +1,5 @@
-//! Ranks that compute with another cut than the one they keep, against ranks that do not: every loss and every gradient, what
-//! travels, and when.
+//! Ranks that compute with another cut than the one they keep, against ranks that do not: every loss and every gradient, the
+//! bytes that migrate, and when.
 
 mod support;
 
@@ -28,7 +28,7 @@ use support::{device, on_cuda};
 /// A fused and transposed qkv with biases, a parallel residual, and both with pictures.
 const CASES: [&str; 4] = ["llama2", "gpt2", "gpt_neox", "vit"];
 
-/// These groups of heads and sixteenths of the FFN's columns; the first has what is left of these.
+/// These groups of heads and sixteenths of the FFN's columns; the first shard also gets the columns that are left.
 fn widths(model: &Model, cut: &Cut, head_groups: &[usize], sixteenths: &[usize]) -> Widths {
     let home = widths_of(&Shard::cut(&model.config, cut).unwrap());
     let mut ffn: Vec<usize> = sixteenths.iter().map(|part| model.config.ffn * part / 16).collect();
@@ -90,7 +90,7 @@ fn groups_of_query_heads_norms_of_heads_and_uneven_homes_make_no_difference() {
     }
 }
 
-/// Of four groups of heads, cut anywhere: inside groups, one among three, and someone with none.
+/// Four groups of heads, cut anywhere: inside groups, one group among three shards, and a shard with none.
 fn shared_heads(shards: usize) -> Vec<Vec<usize>> {
     match shards {
         2 => vec![vec![171, 85], vec![20, 236], vec![256, 0]],
@@ -141,7 +141,7 @@ fn a_home_without_heads_or_columns_computes_zeros() {
             let arrangement = Arrangement::of([NONE, OASES][index % 2]);
             let ranks = on_ranks(case, &home, DType::F32, arrangement, &Options::default());
             compare(&format!("{case}, {home:?}"), &whole, &ranks, TOLERANCE);
-            // From there to where everybody has something, and to where others have nothing.
+            // Migrates from there to layouts where every rank has something, and where others have nothing.
             let shards = head_groups.len();
             let [other_groups, other_sixteenths] = &works(shards)[usize::from(index % 2 == 0)];
             let work = widths(&model, &home, other_groups, other_sixteenths);
@@ -238,7 +238,7 @@ fn memory_is_what_the_dry_run_says() {
     }
 }
 
-/// A random Llama whose bodies take long enough to be caught beside something.
+/// A random Llama whose bodies take long enough to overlap measurably.
 struct Wide;
 
 impl Origin for Wide {
@@ -266,7 +266,7 @@ fn migrations_are_on_the_comm_queue_beside_computation() {
     if on_cuda() {
         return println!("skipped: no link is emulated between ranks on a card");
     }
-    // Slow enough for every exchange to be caught beside what is computed.
+    // Slow enough for every exchange to overlap with computation measurably.
     let link = Some(Link { latency: Duration::from_micros(300), bytes_per_s: 1e9 });
     let options = Options { link, ..Options::default() };
     let cut = Cut::even(2);
@@ -354,13 +354,13 @@ fn lone(work: Work, migration: &Migration, shard: usize) -> Program {
     Program { tasks: vec![task], ..Program::default() }
 }
 
-/// What each rank computed of the gradient of row `row`.
+/// Each rank's summand of the gradient of row `row`.
 fn computed(rank: usize, row: usize) -> f32 {
     (1 + rank) as f32 * 1000.0 + row as f32
 }
 
-/// Rows of a matrix of 12 that three ranks compute with, who keep four each and get what they compute with: the gradients
-/// that each keeps when all were returned once, and once more onto what is there.
+/// Three ranks keep four rows each of a matrix of 12 and compute with the rows `work`. Returns the gradients that each keeps
+/// after all were returned once, and after they were returned once more and added.
 fn migrate(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
     let shards = llama(12).cut(&Cut::even(3)).unwrap();
     let id = ParamId(shards[0].specs.iter().position(|spec| spec.name.contains("gate_proj")).unwrap());
@@ -371,7 +371,7 @@ fn migrate(work: &[Range<usize>; 3]) -> Vec<[Vec<f32>; 2]> {
         let (model, queue) = (&shards[me], device.compute());
         let parameters = Parameters::random(model, DType::F32, ZeroSharding::NONE, 3, queue);
         let (gradients, tables) = (Gradients::new(&parameters, queue), RotaryTables::new(&model.config, queue, 4));
-        // What an earlier step left there is not to be added to.
+        // Gradients that an earlier step left must not be added to.
         let (left, _) = gradients.overwrite_or_add(queue, id);
         queue.launch(Fill { out: left.view(), value: f32::NAN });
         gradients.clear();
@@ -419,7 +419,7 @@ fn summands_of_several_ranks_are_added_at_home_to_what_is_there() {
         // Rows that one, two and three ranks compute with.
         [0..6, 3..7, 5..12],
         [0..4, 0..4, 3..12],
-        // Each by one: the first and the last add up in place.
+        // One rank for each row: the first and the last add up in place.
         [0..2, 2..9, 9..12],
         [0..12, 12..12, 12..12],
     ] {

@@ -13,7 +13,7 @@ use support::{device_of, golden, parts, sizes};
 const CASES: [&str; 5] = ["gemma3", "gpt2", "gpt_neox", "llama3", "vit"];
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.01 };
 
-/// What passes work on.
+/// The data that passes work on.
 struct Setting {
     model: Model,
     device: Device,
@@ -113,7 +113,7 @@ fn a_program_holds_no_more_memory_than_the_plain_pass() {
         let settings = [(); 2].map(|()| Setting::new("llama3", Device::dry(), 1));
         drop((settings[0].pass(keep), settings[1].program(Arrangement::of(schedule))));
         let [plain, program] = settings.map(|setting| setting.device.usage().peak_bytes);
-        // Statistics are handed out with the losses, 16 bytes a token.
+        // Statistics are returned with the losses, 16 bytes a token.
         let handed_out = 16 * 32;
         assert!(program <= plain + handed_out, "{}: {program} bytes, the pass {plain}", schedule.name);
     }

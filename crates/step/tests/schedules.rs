@@ -111,7 +111,7 @@ fn is_in_layer(task: &Task) -> bool {
     (1..=2 * LAYERS).contains(&task.unit.0)
 }
 
-/// How many exchanges of this kind a layer has, and their bytes.
+/// The number of exchanges of this kind in a layer, and their bytes.
 fn per_layer(program: &Program, work: Work) -> (usize, u64) {
     let of_layers = program.tasks.iter().filter(|task| task.work == work && is_in_layer(task));
     let bytes: Vec<u64> = of_layers.map(|task| task.exchange.unwrap().bytes).collect();
@@ -122,7 +122,7 @@ fn per_layer(program: &Program, work: Work) -> (usize, u64) {
 #[test]
 fn exchanges_and_bytes_per_layer_are_those_of_the_method() {
     let stream = TOKENS as u64 * ROW_BYTES;
-    // Reductions, and what is gathered where the stream is split: inputs, gradients of outputs, inputs to recompute from.
+    // Reductions, and gathers if the stream is split: of inputs, of gradients of outputs, of inputs to recompute from.
     let cases = [
         (NONE, 1, 4, 4),
         (DEFAULT, 1, 5, 6),
@@ -143,7 +143,7 @@ fn exchanges_and_bytes_per_layer_are_those_of_the_method() {
     }
 }
 
-/// How often something is exchanged and thrown away.
+/// The number of exchanges whose result is never read.
 fn unread(program: &Program) -> usize {
     let is_thrown_away = |task: &&Task| task.exchange.is_some() && task.writes.iter().any(|it| task.frees.contains(it));
     program.tasks.iter().filter(is_thrown_away).count()
@@ -161,7 +161,7 @@ fn only_the_references_exchange_what_nobody_reads() {
     }
 }
 
-/// Of the exchanges of layers that somebody waits for: how many have nothing to hide behind, and how many there are.
+/// The number of awaited exchanges of layers that have nothing to hide behind, and of all awaited ones.
 fn unhidden(program: &Program) -> (usize, usize) {
     let awaited = program.awaited().into_iter().filter(|&(index, _)| is_in_layer(&program.tasks[index]));
     let hidden: Vec<bool> = awaited.map(|(_, is_hidden)| is_hidden).collect();
@@ -186,7 +186,7 @@ fn overlapped_schedules_have_something_to_compute_behind_every_exchange() {
 
 #[test]
 fn two_parts_of_a_split_stream_leave_one_of_two_exchanges_bare_in_forward_and_none_elsewhere() {
-    // Between two of a part's bodies are two exchanges, and the other part has one body to hide them behind.
+    // Two exchanges lie between two bodies of a part, and the other part has one body to hide them behind.
     let program = program(OASES, 2, true);
     let bare =
         program.awaited().into_iter().filter(|&(index, is_hidden)| !is_hidden && is_in_layer(&program.tasks[index]));
@@ -215,7 +215,7 @@ fn nothing_hides_an_exchange_where_computation_waits_for_all_of_them() {
 
 #[test]
 fn a_program_fits_other_sizes_as_if_it_were_written_for_them() {
-    // Parts of a micro-batch by their tokens, each in three chunks of which some have no rows.
+    // Parts of a micro-batch by their tokens, each in three chunks, some without rows.
     let sizes = |tokens: &[usize]| -> Vec<Vec<PartSize>> {
         let part =
             |&tokens: &usize| PartSize { tokens, chunk_rows: vec![tokens.min(16); tokens.div_ceil(16)] }.in_chunks(3);
@@ -239,7 +239,7 @@ fn traces_show_the_reductions_of_the_method_and_overlap_only_where_nothing_block
     if on_cuda() {
         return println!("skipped: no link is emulated between ranks on a card");
     }
-    // Slow enough for every exchange to be caught beside what is computed.
+    // Slow enough for every exchange to overlap with computation measurably.
     let link = Some(Link { latency: Duration::from_micros(300), bytes_per_s: 1e9 });
     let options = Options { link, ..Options::default() };
     let oases = Arrangement::of(OASES);

@@ -86,7 +86,7 @@ fn contention_slows_what_runs_beside_something_else() {
     let mut costs = costs();
     costs.contention = Contention { compute: 1.0, exchange: 0.0 };
     let timeline = simulate(&[program(), program()], &costs).unwrap();
-    // Of rank 0's 2 s, the first runs alone until the sum begins at 2; rank 1 gets 2 of its 4 s done beside it.
+    // The first of rank 0's 2 s runs alone until the sum begins at 2; rank 1 does 2 of its 4 s beside the sum.
     assert_eq!(times(&timeline, 0)[2], [1.0, 1.0, 4.0]);
     assert_eq!(times(&timeline, 1)[2], [2.0, 2.0, 8.0]);
     let measured = Costs::measured(&[simulate(&[program(), program()], &self::costs()).unwrap()]);
@@ -118,7 +118,7 @@ fn tasks_that_nobody_has_measured_are_refused_and_take_no_time_for_free() {
         let overlapped = simulate(&[program(), program()], &costs()).unwrap();
         assert_eq!(without(work, unit).with_contention(&[overlapped]), Err(refused));
     }
-    // Bytes cost nothing that an exchange of none could tell.
+    // An exchange of no bytes says nothing about the cost of bytes.
     let empty = |bytes: u64| {
         let mut program = program();
         program.tasks[1].exchange = Some(Exchange { group: GroupIdx(0), bytes });
@@ -138,7 +138,7 @@ fn a_loan_takes_as_long_as_whoever_moves_most() {
         let tasks = vec![migrate, task(Work::Forward, 0, &[], &[]), task(Work::Forward, 1, &[migrated], &[])];
         Program { tasks, ..self::program() }
     };
-    // A thousand bytes take 4 s, also of those who have nothing to move.
+    // A thousand bytes take 4 s, also for ranks with nothing to move.
     let spans = |bytes: u64| {
         let migrate = Span { bytes, ..span(Work::Migrate, 1, 4.0) };
         vec![migrate, span(Work::Forward, 0, 1.0), span(Work::Forward, 1, 2.0)]
@@ -157,8 +157,8 @@ fn a_loan_takes_as_long_as_whoever_moves_most() {
 const LAYERS: usize = 12;
 
 /// The step of a decoder over two ranks in which every body takes 1 s, its two gradients as long, and a layer's reductions, as
-/// often as the published default makes them, as long as what it computes. Of a split stream, each half of a reduction takes half
-/// of its time.
+/// many as in the published default, as long as its computation. If the stream is split, each half of a reduction takes half of
+/// its time.
 fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
     let unit = |kind| ChainUnit::of(kind, true);
     let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
@@ -211,13 +211,13 @@ fn schedules_take_what_their_overlap_promises() {
         (OASES, 4, true),
     ] {
         let overlapped_s = step_s(Arrangement::of(schedule).in_parts(parts), split);
-        // Forward alone has more to exchange than to compute where all reductions are made.
+        // With all reductions, forward alone has more to exchange than to compute.
         let bound_s = bodies_s * if schedule == CROSS_PASS { 1.15 } else { 1.1 };
         assert!(overlapped_s < bound_s + ends_s, "{} in {parts}, split {split}: {overlapped_s}", schedule.name);
         let blocking_s = step_s(Arrangement::of(schedule).in_parts(parts).blocking(), split);
         assert!(blocking_s > 1.4 * overlapped_s, "{} in {parts}, split {split}, blocking: {blocking_s}", schedule.name);
     }
-    // Two parts leave two exchanges of each of forward's units bare, where the stream is split; some of them come while others travel.
+    // If the stream is split, two parts leave two exchanges of each of forward's units bare; some of them overlap with others.
     let [two_s, three_s] = [2, 3].map(|parts| step_s(Arrangement::of(OASES).in_parts(parts), true));
     let bare_s = 2.0 * LAYERS as f64 * 4.0 / 6.0;
     assert!(two_s > three_s + bare_s / 3.0, "in two parts {two_s}, in three {three_s}");

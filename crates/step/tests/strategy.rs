@@ -1,4 +1,4 @@
-//! A strategy is plain data: what is written is read back.
+//! A strategy is plain data: reading it back gives what was written.
 
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Dim, Part, SHARES, Widths, ZeroStage};

@@ -1,4 +1,4 @@
-//! What `verify` refuses, and that it refuses nothing else.
+//! Programs that `verify` refuses, and those that it accepts.
 
 use evenkeel_model::UnitKind;
 use evenkeel_random::Random;
@@ -111,8 +111,8 @@ fn task(
     Task { work, unit: UnitIdx(unit), micro: Micro { index: 0, part: 0 }, reads, writes, frees, exchange }
 }
 
-/// Sound by construction: a random list of exchanges over random groups, which every member goes through in its order; each
-/// sends something computed before it, and its result is read at some time after it.
+/// Programs that are sound by construction: a random list of exchanges over random groups, which every member goes through in
+/// order. Each exchange sends a value computed before it, and its result is read later.
 fn generated(random: &mut Random) -> Vec<Program> {
     let ranks = 2 + below(random, 4);
     let groups: Vec<Members> = (0..1 + below(random, 4))
@@ -145,7 +145,7 @@ fn generated(random: &mut Random) -> Vec<Program> {
     programs
 }
 
-/// Breaks a program in a way that must be noticed; None where this way does not apply.
+/// Breaks a program in a way that must be noticed; `None` if this way does not apply.
 fn broken(mut programs: Vec<Program>, random: &mut Random) -> Option<(String, Vec<Program>)> {
     let rank = below(random, programs.len());
     let tasks = &mut programs[rank].tasks;
@@ -179,7 +179,7 @@ fn broken(mut programs: Vec<Program>, random: &mut Random) -> Option<(String, Ve
             "a collective differs"
         }
         6 => {
-            // The exchange comes before what it sends.
+            // The exchange comes before the value that it sends.
             tasks[index].exchange?;
             tasks.swap(index.checked_sub(1)?, index);
             "a value is sent before it is computed"
@@ -237,7 +237,7 @@ fn exchanges_in_two_orders_are_refused_with_the_cycle() {
 
 #[test]
 fn a_computation_that_waits_for_an_exchange_behind_a_peers_is_refused() {
-    // Rank 0 sends what it computes from the sum, rank 1 takes part in the sum only after it has got that.
+    // Rank 0 sends a value computed from the sum; rank 1 takes part in the sum only after it has received that value.
     let groups = vec![members("sum", &[0, 1]), members("parts", &[0, 1])];
     let (sent, summed) = (value(0, ValueKind::Output), value(0, ValueKind::OutputReduced));
     let (second, gathered) = (value(1, ValueKind::Output), value(1, ValueKind::OutputReduced));

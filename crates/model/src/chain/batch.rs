@@ -1,4 +1,4 @@
-//! What a pass reads: tokens or images, where they stand, and what is to be predicted.
+//! The input of a pass: tokens or images, their positions, and their labels.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub struct Batch {
     pub(crate) ids: Tensor,
     /// u32 [1, T]: each token's place in its sequence.
     pub(crate) positions: Tensor,
-    /// What the sequences held before these tokens: segment i goes on where cached sequence i ends.
+    /// The sequences before these tokens: segment i continues cached sequence i.
     pub(crate) cache: Option<Cache>,
     /// The patches of images, [T, channels · patch²], zero in the class token's rows.
     pub(crate) patches: Option<Tensor>,
@@ -27,9 +27,9 @@ pub struct Batch {
     pub(crate) labels: Tensor,
     /// Labels that count.
     pub targets: usize,
-    /// What is dropped at random: nothing, unless [`Batch::with_noise`] says otherwise.
+    /// The source of dropout. Without it nothing is dropped; see [`Batch::with_noise`].
     pub noise: Option<Noise>,
-    /// One behind the last position of the longest sequence.
+    /// One past the last position of the longest sequence.
     longest: usize,
     largest_id: Option<u32>,
     largest_label: Option<u32>,
@@ -42,7 +42,7 @@ pub struct Images<'a> {
 }
 
 impl Batch {
-    /// Token sequences. `labels[t]` is what should follow token t, or [`IGNORE`].
+    /// Token sequences. `labels[t]` is the token that should follow token t, or [`IGNORE`].
     pub fn tokens(queue: &Queue, ids: &[u32], labels: &[u32], segments: Segments) -> Batch {
         assert_eq!((ids.len(), labels.len()), (segments.tokens(), segments.tokens()), "one id and one label per token");
         Batch {
@@ -116,13 +116,13 @@ impl Batch {
         }
     }
 
-    /// The batch for training, which drops what the model's config says.
+    /// The batch for training, with the dropout of the model's config.
     pub fn with_noise(self, noise: Noise) -> Batch {
         Batch { noise: Some(noise), ..self }
     }
 
-    /// What attention needs of a batch for some of its rows, which are whole segments: where they stand and what is dropped
-    /// there. What embedding and head read is not in it.
+    /// The part of a batch that attention needs for some of its rows, which are whole segments: positions and dropout. It lacks
+    /// the inputs of embedding and head.
     pub(crate) fn attended(&self, rows: Range<usize>) -> Batch {
         assert!(self.cache.is_none(), "cached sequences are attended to as a whole");
         let within = |segment: &Range<usize>| rows.start <= segment.start && segment.end <= rows.end;
@@ -148,7 +148,7 @@ impl Batch {
         }
     }
 
-    /// Asserts that a model can read this batch: a caller that took ids from a file has checked them.
+    /// Asserts that a model can read this batch. Callers check ids from a file beforehand.
     pub fn check(&self, config: &Config) {
         for (what, largest) in [("token id", self.largest_id), ("label", self.largest_label)] {
             let (largest, classes) = (largest.map_or(0, |largest| largest as usize), config.classes);
@@ -183,7 +183,7 @@ fn count_targets(labels: &[u32]) -> usize {
     labels.iter().filter(|&&label| label != IGNORE).count()
 }
 
-/// Writes the patch that token `row` of the batch stands for, in [channel, y, x] order; the class token's is zero.
+/// Writes the patch of token `row` of the batch, in [channel, y, x] order; the class token's is zero.
 fn copy_patch(images: &Images, row: usize, size: usize, patch: usize, channels: usize, out: &mut [f32]) {
     let per_side = size / patch;
     let tokens = Input::tokens_per_image(size, patch);

@@ -1,8 +1,7 @@
 //! A unit's sublayer: a list of operations over numbered slots, run forward and backward.
 //!
-//! A slot holds a tensor; an operation reads some slots and writes others. Backward runs the operations in reverse over
-//! gradients in the same slots. It has two halves: [`Body::backward_input`], which others wait for, and
-//! [`Body::backward_weight`], which nobody does.
+//! A slot holds a tensor; an operation reads some slots and writes others. Backward runs the operations in reverse over gradients
+//! in the same slots. It has two halves: other units wait for [`Body::backward_input`], none waits for [`Body::backward_weight`].
 
 use evenkeel_device::{DType, Queue, Tensor};
 
@@ -12,14 +11,14 @@ use crate::chain::rotary::RotaryTables;
 use crate::lossy::prune::{PrunedLayer, Pruning};
 use crate::parameters::{Gradients, ParamId, Parameters};
 
-/// What operations need besides their slots.
+/// The inputs that operations need besides their slots.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub queue: &'a Queue,
     pub parameters: &'a Parameters,
     pub tables: &'a RotaryTables,
     pub batch: &'a Batch,
-    /// Which columns linear layers keep; all without it. For training only: what evaluates looks away from it.
+    /// Which columns linear layers keep; all without it. For training only: evaluation ignores it.
     pub pruning: Option<&'a Pruning>,
 }
 
@@ -51,9 +50,9 @@ pub(crate) struct Slot(pub usize);
 pub struct Body {
     pub(crate) ops: Vec<Op>,
     pub(crate) slots: usize,
-    /// Where the entry's normalised values go.
+    /// The slots of the entry's normalised values.
     pub(crate) inputs: Vec<Slot>,
-    /// What the body gives to the residual stream directly: the position embeddings at the chain's beginning.
+    /// Values that go to the residual stream directly: the position embeddings at the chain's beginning.
     pub(crate) stream: Option<Slot>,
     /// This shard's summand of the unit's output.
     pub(crate) output: Slot,
@@ -62,7 +61,7 @@ pub struct Body {
 /// Tensors by slot.
 pub(crate) struct Slots {
     whole: Vec<Option<Tensor>>,
-    /// Of what pruned layers read, the columns that they keep.
+    /// The columns that pruned layers keep of their inputs.
     narrow: Vec<Option<Tensor>>,
 }
 
@@ -100,7 +99,7 @@ impl Slots {
         self.whole[slot.0].take().expect("operations are listed in order of their dependencies")
     }
 
-    /// What is narrow is kept.
+    /// Drops all other whole tensors; narrow ones stay.
     fn keep(&mut self, kept: impl Fn(Slot) -> bool) {
         for (index, tensor) in self.whole.iter_mut().enumerate() {
             if !kept(Slot(index)) {
@@ -110,12 +109,12 @@ impl Slots {
     }
 }
 
-/// What a forward run leaves for backward.
+/// Values that forward keeps for backward.
 pub struct BodyState {
     pub(crate) values: Slots,
 }
 
-/// What the input half of backward leaves for the weight half.
+/// Values and gradients that the input half of backward keeps for the weight half.
 pub struct BodyBackward {
     pub(crate) values: Slots,
     pub(crate) gradients: Slots,
@@ -126,7 +125,7 @@ impl Body {
         self.ops.iter().flat_map(Op::parameters).collect()
     }
 
-    /// Returns the contribution to the stream, the partial output, and what backward needs.
+    /// Returns the contribution to the stream, the partial output, and the values for backward.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
         let mut values = Slots::new(self.slots);
         for (&slot, input) in self.inputs.iter().zip(inputs) {

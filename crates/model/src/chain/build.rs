@@ -38,15 +38,15 @@ struct Builder<'a> {
     specs: Vec<ParamSpec>,
 }
 
-/// A linear layer's parameters, and what a shard has of them.
+/// A linear layer's parameters, and a shard's part of them.
 struct LinearSpec {
     name: String,
-    /// Features in and out, of the whole layer.
+    /// Input and output features of the whole layer.
     dims: [usize; 2],
     cut: LinearCut,
     sharing: Sharing,
     has_bias: bool,
-    /// The weight is stored [in, out].
+    /// Whether the weight is stored [in, out].
     transposed: bool,
     init_scale: f32,
 }
@@ -57,12 +57,12 @@ enum LinearCut {
     Inputs(Range<usize>),
 }
 
-/// A linear layer's parameters here, and how it computes with them.
+/// A linear layer's parameters on this shard, and how it computes with them.
 #[derive(Clone, Copy)]
 struct LinearWeights {
     weight: ParamId,
     bias: Option<ParamId>,
-    /// Of the shards whose outputs are summed, one adds the bias.
+    /// Whether this shard adds the bias: only one of those whose outputs are summed does.
     adds_bias: bool,
     transposed: bool,
 }
@@ -105,7 +105,7 @@ impl Builder<'_> {
                 body.ops.push(Op::Patches { elements, out: patches });
                 let linear = Linear { first: true, ..body.plain_linear(patches, weight) };
                 let output = body.linear(linear);
-                // What the projection's bias and the tables add goes to the stream, once per token.
+                // The projection's bias and the tables go to the stream, once per token.
                 let stream = body.lookup(positions, Index::Positions, 0, 1.0, None);
                 body.lookup(class, Index::ClassRows, 0, 1.0, Some(stream));
                 body.lookup(bias, Index::PatchRows, 0, 1.0, Some(stream));
@@ -137,8 +137,8 @@ impl Builder<'_> {
             assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
             let mlp_input = body.slot();
             let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
-            // Each has a dropout of its own, so they are dropped before they are added. A summand dropped like the sum is a
-            // summand of what is left of it.
+            // Each has its own dropout, so both are dropped before they are added. Dropping a shard's summand with the sum's mask
+            // gives a summand of the dropped sum.
             for (x, site) in [(attended, Site::AttentionOutput(index)), (fed, Site::MlpOutput(index))] {
                 body.ops.extend(
                     Dropout::new(self.config.dropouts.residual, site).map(|dropout| Op::Dropout { x, dropout }),
@@ -227,7 +227,7 @@ impl Builder<'_> {
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
-    /// The entry of the unit of this number. The embedding's output makes up the stream, so the sum of both is dropped.
+    /// The entry of the unit of this number. The embedding's output makes up the stream, so dropout applies to the sum of both.
     fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Option<Entry> {
         let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
         let is_first = unit == 1;
@@ -242,7 +242,7 @@ impl Builder<'_> {
         matches!(self.names.qkv, Qkv::FusedBlocks(_))
     }
 
-    /// GPT-2 draws what is added to the stream smaller the more layers add to it.
+    /// GPT-2 draws weights whose output is added to the stream smaller, the more layers there are.
     fn out_scale(&self) -> f32 {
         if self.transposed() { 1.0 / (2.0 * self.config.layers.len() as f32).sqrt() } else { 1.0 }
     }
@@ -298,7 +298,7 @@ impl Builder<'_> {
         NormSpec { kind, weight, bias, weight_offset: family.norm_offset, epsilon }
     }
 
-    /// Where the stream is split by tokens, each shard sees its own and has a summand of the gradient.
+    /// If the stream is split by tokens, each shard sees its own tokens and has a summand of the gradient.
     fn stream_sharing(&self) -> Sharing {
         if self.shard.split_sequence { Sharing::Summed(0..self.shard.count) } else { Sharing::Same }
     }
@@ -333,7 +333,7 @@ fn matrix_of(shape: &[usize]) -> [usize; 2] {
     as_matrix(shape).expect("every parameter has a dim")
 }
 
-/// Of a part that a shard has to itself, or that every shard has whole.
+/// The sharing of a part that a shard has to itself, or that every shard has whole.
 fn sharing(shard: &Shard) -> Sharing {
     if shard.is_whole() { Sharing::Same } else { Sharing::Alone }
 }
@@ -387,7 +387,7 @@ impl BodyBuilder {
     }
 
     fn finish(self, inputs: Vec<Slot>, stream: Option<Slot>, output: Slot) -> Body {
-        // Backward of an activation overwrites the gradient it is given, and the output's is shared with the stream.
+        // Backward of an activation overwrites its gradient in place, and the output's gradient is shared with the stream.
         let activated =
             |op: &Op| matches!(op, Op::Linear(linear) if linear.out == output && linear.activation.is_some());
         assert!(!self.ops.iter().any(activated), "an output has no activation");

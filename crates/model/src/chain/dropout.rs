@@ -1,4 +1,4 @@
-//! What training drops at random.
+//! Dropout: the numbers that training drops at random.
 //!
 //! Whether a number is dropped depends on the step's seed, on the site in the model, and on the number's place among all
 //! tokens of the step. So cuts over shards, divisions of a batch in parts and recomputation all drop the same numbers.
@@ -12,29 +12,29 @@ use crate::chain::body::Context;
 /// The shares of numbers that a model's training drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Dropouts {
-    /// Of attention's weights.
+    /// The share of attention's weights.
     pub attention: f32,
-    /// Of what each sublayer adds to the stream.
+    /// The share of each sublayer's addition to the stream.
     pub residual: f32,
-    /// Of the stream at its beginning.
+    /// The share of the stream at its beginning.
     pub embedding: f32,
 }
 
-/// Where a batch's random numbers come from. A batch without it drops nothing.
+/// The source of a batch's random numbers. A batch without it drops nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// Of the step.
+    /// The step's seed.
     pub seed: u64,
     /// The place of the batch's first token among all tokens of the step.
     pub first_token: u64,
 }
 
-/// Where in a model numbers are dropped.
+/// A place in a model where numbers are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Site {
     /// At the entry of the unit of this number.
     Entry(usize),
-    /// In the layer of this number: attention's weights, and what attention and MLP each add to the stream.
+    /// In the layer of this number: attention's weights, and the outputs of attention and of MLP.
     AttentionWeights(usize),
     AttentionOutput(usize),
     MlpOutput(usize),
@@ -52,7 +52,7 @@ impl Site {
     }
 }
 
-/// What is dropped at one site.
+/// The dropout of one site.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropout {
     probability: f32,
@@ -60,13 +60,13 @@ pub(crate) struct Dropout {
 }
 
 impl Dropout {
-    /// None where nothing is dropped.
+    /// `None` if nothing is dropped.
     pub fn new(probability: f32, site: Site) -> Option<Dropout> {
         (probability > 0.0).then_some(Dropout { probability, site })
     }
 
-    /// Drops numbers of `x`, whose first row is row `first_row` of the batch, into `out`, which may be `x`. The gradient of
-    /// `x` is the same of the gradient of `out`.
+    /// Drops numbers of `x`, whose first row is row `first_row` of the batch, into `out`, which may be `x`. The gradient of `x`
+    /// is the gradient of `out`, dropped the same way.
     pub fn launch(&self, queue: &Queue, noise: Noise, first_row: usize, x: &Tensor, out: &Tensor) {
         queue.launch(kernel::Dropout {
             x: x.view(),
@@ -77,7 +77,7 @@ impl Dropout {
         });
     }
 
-    /// What attention drops of the weights of its query heads, the first of which is `first_head` of the whole model's.
+    /// The dropout of attention's weights. Its first query head is `first_head` of the whole model's.
     pub fn of_attention(&self, batch: &Batch, first_head: usize) -> Option<AttentionDropout> {
         batch.noise.map(|noise| AttentionDropout {
             probability: self.probability,
@@ -92,7 +92,7 @@ impl Dropout {
     }
 }
 
-/// What is left of `x` in a tensor of its own, since others may read `x`; `x` itself where nothing is dropped.
+/// `x` after dropout, in a new tensor, since others may read `x`; `x` itself if nothing is dropped.
 pub(crate) fn dropped(dropout: Option<Dropout>, context: &Context, first_row: usize, x: Tensor) -> Tensor {
     let (Some(dropout), Some(noise)) = (dropout, context.batch.noise) else { return x };
     let out = context.queue.tensor(x.rows, x.cols, x.dtype);

@@ -1,7 +1,7 @@
 //! How a unit begins: the reduced output of the unit before joins the residual stream, and the stream is normalised.
 //!
-//! Every row is treated by itself, so an entry works as well on a part of the sequence. What training drops is a matter
-//! of a row's place in the batch, so an entry is told which row comes first.
+//! Every row is treated by itself, so an entry also works on a part of the sequence. Dropout depends on a row's place in the
+//! batch, so an entry is told which row comes first.
 
 use evenkeel_device::kernel::Add;
 use evenkeel_device::{Queue, Tensor};
@@ -16,21 +16,21 @@ use crate::parameters::{Gradients, ParamId};
 pub struct Join {
     /// A norm on the previous unit's output, before it joins the stream.
     pub(crate) post: Option<NormSpec>,
-    /// What is dropped of that output.
+    /// The dropout of that output.
     pub(crate) output_dropout: Option<Dropout>,
-    /// What is dropped of the sum: at the stream's beginning.
+    /// The dropout of the sum, at the stream's beginning.
     pub(crate) stream_dropout: Option<Dropout>,
 }
 
 /// An addition, then one norm of the stream for each input of the unit's body.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    /// Absent where the stream arrives with everything added: at the beginning of a stage.
+    /// Absent at the beginning of a stage, where the stream arrives with everything added.
     pub(crate) join: Option<Join>,
     pub(crate) norms: Vec<NormSpec>,
 }
 
-/// What an entry computed.
+/// The results of an entry.
 pub struct EntryState {
     /// The residual stream after the addition. [T, H]
     pub stream: Tensor,
@@ -40,10 +40,10 @@ pub struct EntryState {
     join: JoinState,
 }
 
-/// What an addition leaves for backward.
+/// Values that an addition keeps for backward.
 #[derive(Default)]
 pub struct JoinState {
-    /// The previous unit's output and its statistics, where it was normalised.
+    /// The previous unit's output and its statistics, if it was normalised.
     post: Option<(Tensor, Tensor)>,
 }
 
@@ -67,7 +67,7 @@ impl Join {
         (stream, state)
     }
 
-    /// The stream, and the sum that is still to be formed in it: a norm may do that on its way.
+    /// The stream, and the sum that is still to be written to it: a norm may do that on the way.
     fn prepare(
         &self,
         context: &Context,
@@ -95,8 +95,8 @@ impl Join {
         (stream, sum, JoinState { post })
     }
 
-    /// Takes the gradient of the stream behind the addition; returns that of the stream before it and that of the previous
-    /// unit's output. All begin with row `first_row` of the batch, and what is given is left as it is.
+    /// Takes the gradient of the stream behind the addition; returns that of the stream before it and that of the previous unit's
+    /// output. All begin with row `first_row` of the batch. The input is left unchanged.
     pub fn backward(
         &self,
         context: &Context,
@@ -145,7 +145,7 @@ impl Entry {
         self.join.as_ref().expect("an entry inside a stage begins with an addition")
     }
 
-    /// Restores what [`EntryState::forget`] dropped, with the same bits.
+    /// Restores the values that [`EntryState::forget`] dropped, with the same bits.
     pub fn recompute(&self, context: &Context, state: &mut EntryState) {
         (state.normalised, state.stats) = self.normalise(context, &state.stream, &mut None);
     }
@@ -161,9 +161,9 @@ impl Entry {
         self.norms.iter().map(one).unzip()
     }
 
-    /// Takes the gradient that reaches the stream from behind and those of the normalised values; returns the gradient
-    /// of the stream before the addition and that of the previous unit's output. All begin with row `first_row` of the
-    /// batch, and what is given is left as it is.
+    /// Takes the gradient that reaches the stream from behind and those of the normalised values; returns the gradient of the
+    /// stream before the addition and that of the previous unit's output. All begin with row `first_row` of the batch. The inputs
+    /// are left unchanged.
     pub fn backward(
         &self,
         context: &Context,
@@ -200,7 +200,7 @@ impl Entry {
     }
 }
 
-/// The sum, where no norm has formed it.
+/// Writes the sum, if no norm has done so.
 fn add(queue: &Queue, sum: Option<Input>) {
     if let Some(Input::Sum { x, add, into }) = sum {
         queue.launch(Add { a: x, b: add, out: into });

@@ -1,7 +1,7 @@
 //! The end of the chain: logits, loss and its gradient, a few tokens at a time so that the logits never exist whole.
 //!
-//! The vocabulary may be split: [`Head::stats`] speaks of the columns held here, and [`Head::loss`] takes statistics
-//! that were merged over all of them.
+//! The vocabulary may be split: [`Head::stats`] covers the columns held here, and [`Head::loss`] takes statistics that were
+//! merged over all shards.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::chain::body::Context;
 use crate::chain::op::add_weight_gradient;
 use crate::parameters::{Gradients, ParamId};
 
-/// What the last unit computes.
+/// The sublayer of the last unit.
 #[derive(Clone, Debug)]
 pub struct Head {
     pub(crate) weight: ParamId,
@@ -24,9 +24,9 @@ pub struct Head {
     pub(crate) first_class: usize,
     /// The most classes that any shard has.
     pub(crate) widest: usize,
-    /// Only the first token of each segment is classified: the class token of an image.
+    /// Whether only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
-    /// What the logits that are in memory at a time may take, as f32.
+    /// Bytes that the logits in memory at a time may take, as f32.
     pub(crate) logit_bytes: usize,
 }
 
@@ -58,7 +58,7 @@ impl Head {
         normalised.every_nth_row(context.batch.token_count() / images)
     }
 
-    /// Which rows to treat at a time, the same on every shard.
+    /// The rows to treat at a time, the same on every shard.
     pub fn chunks(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let chunk = (self.logit_bytes / DType::F32.size_bytes() / self.widest).clamp(1, rows.max(1));
         (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
@@ -73,7 +73,7 @@ impl Head {
         logits
     }
 
-    /// Writes what the classes held here add to the softmax of each row.
+    /// Writes the statistics of each row's softmax over the classes held here.
     pub fn stats(&self, context: &Context, logits: &Tensor, rows: Range<usize>, stats: &Tensor) {
         let labels = context.batch.labels.view().col_range(rows);
         context.queue.launch(LossStats {
@@ -115,7 +115,7 @@ impl Head {
         });
     }
 
-    /// Room for the gradient of logits: the logits themselves where the compute dtype is theirs.
+    /// Room for the gradient of logits: the logits themselves if they have the compute dtype.
     pub fn dlogits(&self, context: &Context, logits: &Tensor) -> Tensor {
         match context.dtype() {
             DType::F32 => logits.clone(),

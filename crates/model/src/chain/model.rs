@@ -19,9 +19,10 @@ use crate::sharding::shard::{Cut, Shard};
 pub struct Model {
     pub config: Config,
     pub shard: Shard,
-    /// Of the whole network, so that all stages number parameters alike. A stage holds nothing of those that it does not use.
+    /// The parameters of the whole network, so that all stages number them alike. A stage holds nothing of those that it does not
+    /// use.
     pub specs: Vec<ParamSpec>,
-    /// Embedding, the layers' sublayers in order, head; of a stage, some of them.
+    /// Embedding, the layers' sublayers in order, head; a stage has some of them.
     pub units: Vec<Unit>,
     /// The number of the first unit in the whole chain.
     pub first_unit: usize,
@@ -53,8 +54,8 @@ impl Model {
         Ok(shards.into_iter().map(model).collect())
     }
 
-    /// The model as it is computed on such devices: its head treats more rows at a time on a GPU. The same model is given to
-    /// dry runs, which then take the same memory.
+    /// The model for such devices: its head treats more rows at a time on a GPU. Dry runs use the same model, so they take the
+    /// same memory.
     pub fn for_device(self, kind: DeviceKind) -> Model {
         self.with_logit_bytes(kind.logit_bytes())
     }
@@ -75,7 +76,7 @@ impl Model {
         model
     }
 
-    /// The same model, of which training changes only these parameters.
+    /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
             spec.is_trained = is_trained(ParamId(index), spec);
@@ -84,8 +85,8 @@ impl Model {
         self
     }
 
-    /// The units of these numbers as a model of their own. What passes from a stage to the next is the stream behind the
-    /// addition at its entry, so that addition, with its norm, belongs to the stage before.
+    /// The units of these numbers as a model of their own. A stage receives the stream behind the addition at its entry, so that
+    /// addition, with its norm, belongs to the stage before.
     pub fn stage(&self, units: Range<usize>) -> Model {
         assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
         let join = |unit: usize| self.units.get(unit).and_then(|unit| unit.entry.as_ref()?.join.clone());
@@ -118,7 +119,7 @@ impl Model {
         &self.units[number - self.first_unit]
     }
 
-    /// The head, which a model has unless it is a stage before the last.
+    /// The head. Stages before the last have none.
     pub fn head(&self) -> &Head {
         let head = self.units.last().and_then(|unit| match &unit.sublayer {
             Sublayer::Head(head) => Some(head),
@@ -127,7 +128,7 @@ impl Model {
         head.expect("the last stage has the head")
     }
 
-    /// The parameters that each unit computes with; with the last, those of a stage's exit.
+    /// The parameters that each unit computes with; those of a stage's exit count with the last unit.
     pub(crate) fn parameters_by_unit(&self) -> Vec<Vec<ParamId>> {
         let mut by_unit: Vec<Vec<ParamId>> = self.units.iter().map(Unit::parameters).collect();
         let exit = self.exit.iter().flat_map(Join::parameters);
@@ -141,7 +142,7 @@ impl Model {
         self.specs[id.0].shape.len() == 2 && !outer.any(|unit| unit.parameters().contains(&id))
     }
 
-    /// Of the whole model.
+    /// The count for the whole model.
     pub fn parameter_count(&self) -> u64 {
         self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }

@@ -14,7 +14,7 @@ pub(crate) struct NormSpec {
     pub epsilon: f32,
 }
 
-/// What a norm normalises.
+/// The input of a norm.
 #[derive(Clone, Copy)]
 pub(crate) enum Input {
     Value(View),

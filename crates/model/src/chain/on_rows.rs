@@ -10,14 +10,14 @@ use crate::chain::op::Op;
 use crate::parameters::Gradients;
 use crate::sharding::strip::Strip;
 
-/// Operations that read and write only those rows of a body's slots that a strip has.
+/// Operations that read and write only a strip's rows of a body's slots.
 #[derive(Clone, Debug)]
 pub(crate) struct OnRows {
     pub strip: Strip,
     /// Slots of all rows. [T, H] each
     pub input: Slot,
     pub output: Slot,
-    /// The strip's rows of them, where they lie: the last operation adds to what other strips left there.
+    /// The strip's rows of them, in place: the last operation adds to the sums of other strips.
     pub x: Slot,
     pub out: Slot,
     pub ops: Vec<Op>,
@@ -36,7 +36,7 @@ impl OnRows {
 
     pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
         let doutput = slots.get(self.output).clone();
-        // Whoever comes first leaves zeros in the rows that are not its own, even if it has no rows at all.
+        // The first strip writes zeros to the rows of the others, even if it has no rows itself.
         if slots.find(self.input).is_none() {
             let dinput = context.queue.tensor(doutput.rows, doutput.cols, doutput.dtype);
             context.queue.launch(Fill { out: dinput.view(), value: 0.0 });
@@ -55,7 +55,7 @@ impl OnRows {
         self.ops.iter().rev().for_each(|op| op.backward_weight(&context, gradients, values, slots));
     }
 
-    /// The strip's rows of the batch, if it has any, and what the batch has for them.
+    /// The strip's rows of the batch, if it has any, and the batch for them.
     fn part(&self, context: &Context) -> Option<(Range<usize>, Batch)> {
         let rows = self.strip.rows(&context.batch.segments);
         (!rows.is_empty()).then(|| (rows.clone(), context.batch.attended(rows)))

@@ -26,7 +26,7 @@ pub(crate) enum Op {
         heads: usize,
         norm: NormSpec,
     },
-    /// Rotates heads where they lie.
+    /// Rotates heads in place.
     Rotary {
         x: HeadSlot,
         table: usize,
@@ -51,12 +51,12 @@ pub(crate) enum Op {
         out: Slot,
     },
     Lookup(Lookup),
-    /// Drops numbers of a slot that no earlier operation reads in backward, where they lie.
+    /// Drops numbers of a slot in place; no earlier operation reads it in backward.
     Dropout {
         x: Slot,
         dropout: Dropout,
     },
-    /// The rows of a slot and none of its columns: what no heads attend to.
+    /// The rows of a slot and none of its columns: attention's output without heads.
     NoColumns {
         x: Slot,
         out: Slot,
@@ -71,17 +71,17 @@ pub(crate) struct Linear {
     pub out: Slot,
     pub weight: ParamId,
     pub bias: Option<ParamId>,
-    /// Of the shards whose outputs are summed, one adds the bias.
+    /// Whether this shard adds the bias: only one of those whose outputs are summed does.
     pub adds_bias: bool,
-    /// The weight is stored [in, out].
+    /// Whether the weight is stored [in, out].
     pub transposed: bool,
-    /// With the slot that keeps the value before it.
+    /// The activation, and the slot that keeps the value before it.
     pub activation: Option<(Activation, Slot)>,
-    /// Nobody asks for the gradient of `x`.
+    /// Whether nothing needs the gradient of `x`.
     pub first: bool,
-    /// What it computes with of its parameters, where that is not all.
+    /// The part of its parameters that it computes with, if not all.
     pub part: Option<LinearPart>,
-    /// Adds to what is in `out`; such a layer is bare.
+    /// Whether it adds to `out`; such a layer has neither bias nor activation.
     pub adds: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum LinearPart {
     Inputs(Range<usize>),
 }
 
-/// Heads in a slot: which columns they take.
+/// The columns of heads in a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadSlot {
     pub slot: Slot,
@@ -120,7 +120,7 @@ pub(crate) struct Attention {
     pub dropout: Option<Dropout>,
     /// The number of the first query head among the whole model's.
     pub first_head: usize,
-    /// Where a cache keeps this layer's keys and values.
+    /// The place of this layer's keys and values in a cache.
     pub layer: usize,
 }
 
@@ -134,7 +134,7 @@ impl Attention {
     }
 }
 
-/// `out = scale · table[index]`, added to what earlier lookups left in the slot.
+/// `out = scale · table[index]`, or added to earlier lookups in the slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Lookup {
     pub table: ParamId,
@@ -146,7 +146,7 @@ pub(crate) struct Lookup {
     pub accumulate: bool,
 }
 
-/// Which of the batch's indices a lookup uses.
+/// The indices of the batch that a lookup uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Index {
     Tokens,
@@ -264,7 +264,7 @@ impl Op {
         }
     }
 
-    /// Writes the gradients of what the operation read, adding to gradients that are already there.
+    /// Writes the gradients of the operation's inputs, adding to gradients that are already there.
     pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
         let queue = context.queue;
         match self {
@@ -281,7 +281,7 @@ impl Op {
             Op::Rotary { x, table } => queue.launch(rotation(context, x.of(slots), *table, true)),
             Op::Attention(attention) => attention.backward(context, values, slots),
             Op::Gated { activation, gate, up, out } => {
-                // The gradients take the place of the values, which nobody reads again.
+                // The gradients overwrite the values, which nothing reads again.
                 let (dgate, dup, dout) = (values.take(*gate), values.take(*up), slots.take(*out));
                 queue.launch(GatedBackward {
                     activation: *activation,
@@ -309,7 +309,7 @@ impl Op {
         }
     }
 
-    /// The slots whose values the weight half multiplies with. A pruned layer has what it needs of its own.
+    /// The slots whose values the weight half multiplies with. A pruned layer reads narrow ones instead.
     pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         match self {
             Op::Linear(linear) if context.pruned_layer(linear.weight).is_none() && context.trains(linear.weight) => {
@@ -362,7 +362,7 @@ fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel:
 }
 
 impl Linear {
-    /// What is multiplied with: the weight, its part, or the columns that are kept of it.
+    /// The weight to multiply with: all of it, its part, or its kept columns.
     fn weight(&self, context: &Context) -> Tensor {
         match context.pruned_layer(self.weight) {
             Some(pruned_layer) => {
@@ -399,7 +399,7 @@ impl Linear {
         }
     }
 
-    /// What the weight is multiplied with: all that is in the slot, or the columns that are kept of it.
+    /// The values that the weight is multiplied with: the whole slot, or its kept columns.
     fn input<'a>(&self, context: &Context, values: &'a Slots) -> &'a Tensor {
         match context.pruned_layer(self.weight) {
             Some(_) => values.find_narrow(self.x).expect("forward has left it"),
@@ -453,7 +453,7 @@ impl Linear {
         }
     }
 
-    /// What this layer uses of its weight, or of the weight's gradient.
+    /// The part of the weight, or of its gradient, that this layer uses.
     fn part_of_weight(&self, whole: Tensor) -> Tensor {
         match (&self.part, self.transposed) {
             (None, _) => whole,
@@ -466,7 +466,7 @@ impl Linear {
         }
     }
 
-    /// The same of the bias, which has a number for each output.
+    /// The same for the bias, which has a number for each output.
     fn part_of_bias(&self, whole: Tensor) -> Tensor {
         match &self.part {
             Some(LinearPart::Outputs(cols)) => whole.col_range(cols.clone()),
@@ -476,7 +476,7 @@ impl Linear {
 }
 
 impl Attention {
-    /// Tokens that continue cached sequences see those; others see only their own segment, and leave what backward needs.
+    /// Tokens that continue cached sequences see those. Others see only their own segment, and keep values for backward.
     fn forward(&self, context: &Context, values: &mut Slots) {
         let (queue, batch) = (context.queue, context.batch);
         let (q, k, v) = (self.q.of(values), self.k.of(values), self.v.of(values));

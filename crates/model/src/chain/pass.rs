@@ -17,20 +17,20 @@ struct Flow {
     output: Option<Tensor>,
 }
 
-/// What one unit leaves for backward; the first of a chain has no entry.
+/// Values that one unit keeps for backward; the first of a chain has no entry.
 struct UnitState {
     entry: Option<EntryState>,
-    /// Absent where the body is to be computed again.
+    /// Absent if the body is to be computed again.
     body: Option<BodyState>,
 }
 
-/// What a stage's forward leaves for its backward.
+/// Values that a stage's forward keeps for its backward.
 pub struct StageState {
     units: Vec<UnitState>,
     exit: JoinState,
 }
 
-/// What a forward pass keeps for backward.
+/// The values that a forward pass keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     Nothing,
@@ -39,7 +39,7 @@ pub enum Keep {
     Everything,
 }
 
-/// What a pass without backward finds, row by row.
+/// The results of a pass without backward, row by row.
 pub struct Findings {
     /// f32 [1, labels]
     pub losses: Tensor,
@@ -78,7 +78,7 @@ pub fn logits(model: &Model, context: &Context) -> Tensor {
     model.head().logits(context, &x)
 }
 
-/// The logits of what follows each segment that has tokens, in order, f32 [segments with tokens, classes].
+/// The logits of the next token for each segment that has tokens, in order, f32 [segments with tokens, classes].
 pub fn next_logits(model: &Model, context: &Context) -> Tensor {
     let context = &context.unpruned();
     let x = classified(model, context);
@@ -86,7 +86,7 @@ pub fn next_logits(model: &Model, context: &Context) -> Tensor {
     let ends: Vec<u32> = segments.map(|segment| segment.end as u32 - 1).collect();
     let ends = context.queue.indices(&ends);
     let last = context.queue.tensor(ends.cols, x.cols, x.dtype);
-    // A lookup in the rows themselves picks the segments' last.
+    // A lookup in the rows themselves picks each segment's last row.
     let (table, indices, out) = (x.view(), ends.view(), last.view());
     context.queue.launch(Embed { table, indices, first: 0, scale: 1.0, out, accumulate: false });
     model.head().logits(context, &last)
@@ -103,7 +103,7 @@ pub fn losses_and_gradients(
     last_stage(model, context, gradients, options, keep, None).0
 }
 
-/// The same for the last stage, at which this stream arrives; with the gradient of that stream.
+/// The same for the last stage, which receives this stream; also returns that stream's gradient.
 pub fn last_stage(
     model: &Model,
     context: &Context,
@@ -128,7 +128,7 @@ pub fn stage_forward(model: &Model, context: &Context, keep: Keep, arriving: Opt
     (leaving, StageState { units, exit })
 }
 
-/// From the gradient of the stream that a stage passed on to that of the one that arrived at it, which the first has none of.
+/// Takes the gradient of the stream that a stage passed on; returns that of the stream it received, `None` for the first stage.
 pub fn stage_backward(
     model: &Model,
     context: &Context,
@@ -182,7 +182,7 @@ fn classified(model: &Model, context: &Context) -> Tensor {
     model.head().classified(context, &entry.normalised[0])
 }
 
-/// The losses, and the gradient of what the head's entry normalised.
+/// The losses, and the gradient of the head's normalised input.
 fn losses_and_input_gradient(
     model: &Model,
     context: &Context,
@@ -207,8 +207,8 @@ fn losses_and_input_gradient(
     (losses, dnormalised)
 }
 
-/// Backward of the units before the head. `dflow` has the gradients of the last one's stream and output. Returns the gradient
-/// of the stream that arrived.
+/// Backward of the units before the head. `dflow` has the gradients of the last one's stream and output. Returns the gradient of
+/// the received stream.
 fn backward(
     model: &Model,
     context: &Context,
@@ -226,7 +226,7 @@ fn backward(
     dflow.stream
 }
 
-/// The gradients of the stream before an entry and of the output that it adds to it; at a stage's beginning nothing is added.
+/// The gradients of the stream before an entry and of the output that it adds; at a stage's beginning nothing is added.
 fn backward_entry(
     unit: &Unit,
     context: &Context,

@@ -18,14 +18,14 @@ pub struct Unit {
     pub is_partial: bool,
 }
 
-/// What a unit computes behind its entry.
+/// The part of a unit behind its entry.
 #[derive(Clone, Debug)]
 pub enum Sublayer {
     Body(Body),
     Head(Head),
 }
 
-/// Which sublayers a unit computes; layers by their number.
+/// The sublayers that a unit computes; layers by their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitKind {
     Embedding,
@@ -57,7 +57,7 @@ impl Unit {
         }
     }
 
-    /// How often its entry normalises the stream.
+    /// Norms of the stream at its entry.
     pub fn norm_count(&self) -> usize {
         self.entry.as_ref().map_or(0, |entry| entry.norms.len())
     }

@@ -1,4 +1,4 @@
-//! The known architectures, as data: what their files call things and which options they have.
+//! The known architectures, as data: the names in their files and their options.
 
 use evenkeel_device::kernel::{Activation, NormKind};
 
@@ -16,23 +16,23 @@ pub struct Family {
     pub norm: NormKind,
     pub default_epsilon: f64,
     pub default_activation: Activation,
-    /// The share of a head that is rotated where config.json does not say.
+    /// The share of a head that is rotated if config.json does not say.
     pub default_rotary_fraction: f64,
-    /// 1 where a stored norm weight w stands for 1 + w.
+    /// 1 if a stored norm weight w stands for 1 + w.
     pub norm_offset: f32,
     pub qkv_bias: Choice,
     pub out_bias: Choice,
     pub mlp_bias: Choice,
     pub positions: Positions,
     pub window: Window,
-    /// Embeddings are multiplied by √hidden.
+    /// Whether embeddings are multiplied by √hidden.
     pub scaled_embeddings: bool,
     pub tied_by_default: bool,
     pub dropout: DropoutKeys,
 }
 
 impl Family {
-    /// Whether this is how config.json calls the architecture, or its network without a head.
+    /// Whether config.json may name this architecture so, with or without its head.
     pub fn is_called(&self, class: &str) -> bool {
         let heads = ["ForCausalLM", "LMHeadModel", "ForImageClassification"];
         let stem = heads.iter().find_map(|head| self.class.strip_suffix(head)).unwrap_or(self.class);
@@ -42,7 +42,7 @@ impl Family {
     }
 }
 
-/// What config.json calls the sizes.
+/// The keys of the sizes in config.json.
 #[derive(Debug)]
 pub struct Keys {
     pub hidden: &'static str,
@@ -53,20 +53,20 @@ pub struct Keys {
     pub epsilon: &'static str,
 }
 
-/// What config.json calls the shares of numbers that training drops.
+/// The keys in config.json of the shares of numbers that training drops.
 #[derive(Debug)]
 pub struct DropoutKeys {
-    /// Of attention's weights.
+    /// The key for attention's weights.
     pub attention: &'static str,
-    /// Of what each sublayer adds to the stream.
+    /// The key for each sublayer's addition to the stream.
     pub residual: Option<&'static str>,
-    /// Of the stream at its beginning.
+    /// The key for the stream at its beginning.
     pub embedding: Option<&'static str>,
-    /// The share where config.json does not say.
+    /// The share if config.json does not say.
     pub default: f64,
 }
 
-/// What the parameters are called. Names in a layer follow `layer`, whose `{}` is the layer's number.
+/// The names of the parameters. Names in a layer follow `layer`, whose `{}` is the layer's number.
 #[derive(Debug)]
 pub struct Names {
     pub base: &'static str,
@@ -124,13 +124,13 @@ pub enum Positions {
     Image,
 }
 
-/// Where sliding windows apply.
+/// The layers with sliding windows.
 #[derive(Debug)]
 pub enum Window {
     Never,
     /// In every layer, if `sliding_window` is set.
     Everywhere,
-    /// Where `layer_types` (or the older keys) say so.
+    /// In the layers that `layer_types` (or the older keys) name.
     ByLayer,
 }
 
@@ -182,7 +182,7 @@ const LLAMA: Family = Family {
 
 const QK_NORM: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
 
-/// Every architecture there is.
+/// Every known architecture.
 pub static FAMILIES: [Family; 8] = [
     LLAMA,
     Family {

@@ -1,5 +1,5 @@
-//! Which keys of config.json are understood. A key that is not may change what the model computes, so it is an error; one that
-//! is known to change no number is passed over, and so is one whose value asks for nothing.
+//! The keys of config.json that are understood. An unknown key may change what the model computes, so it is an error. Keys that
+//! are known to change no number are passed over, and so are keys whose value asks for nothing.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::config::family::{Choice, Family, Positions, Window};
 use crate::config::{DROPOUT, shorten};
 use crate::error::Error;
 
-/// Read for every architecture.
+/// Keys that are read for every architecture.
 const COMMON: [&str; 7] = [
     "model_type",
     "architectures",
@@ -18,8 +18,8 @@ const COMMON: [&str; 7] = [
     "base_model_tp_plan",
 ];
 
-/// Bookkeeping of transformers and of those who publish models: where a file comes from, how text is generated, what labels are
-/// called, how memory is used. Nothing of it changes a number in training.
+/// Bookkeeping of transformers and of publishers: a file's origin, options of generation, names of labels, use of memory. None of
+/// it changes a number in training.
 const HARMLESS: [&str; 77] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -100,14 +100,14 @@ const HARMLESS: [&str; 77] = [
     "use_cache",
 ];
 
-/// Factors, neutral at 1. Granite's `attention_multiplier` is none of them: it takes the place of 1/√head_dim.
+/// Factors, neutral at 1. Granite's `attention_multiplier` is not one of them: it replaces 1/√head_dim.
 const FACTORS: [&str; 6] =
     ["residual_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale", "lm_head_multiplier", "scale_emb"];
 
 /// Flags that every architecture here computes as if they were true.
 const ALWAYS_TRUE: [&str; 3] = ["is_causal", "scale_attn_weights", "use_rope"];
 
-/// Keys of a rotation that every type of it has.
+/// Keys that rotations of every type have.
 const ROTARY: [&str; 5] =
     ["rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings"];
 

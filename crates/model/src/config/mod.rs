@@ -18,7 +18,7 @@ const MOST_LAYERS: u64 = 1 << 12;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
-/// What the architectures call the shares of numbers that training drops. None uses all of them.
+/// The keys of the shares of numbers that training drops, of all architectures. None uses all of them.
 pub(crate) const DROPOUT: [&str; 7] = [
     "attention_dropout",
     "hidden_dropout",
@@ -51,20 +51,20 @@ pub struct Config {
     pub qkv_bias: bool,
     pub out_bias: bool,
     pub mlp_bias: bool,
-    /// Attention and MLP read the same stream and are added to it together.
+    /// Whether attention and MLP read the same stream and are added to it together.
     pub parallel: bool,
     pub tied: bool,
     pub embed_scale: f32,
     pub input: Input,
     pub init_deviation: f32,
-    /// The longest sequence that the model was made for, where config.json says.
+    /// The longest sequence that the model was made for, if config.json says.
     pub positions: Option<usize>,
     pub dropouts: Dropouts,
     /// The keys that ask for dropout under names of other architectures.
     pub ignored_dropouts: Vec<&'static str>,
 }
 
-/// What differs from layer to layer.
+/// Options that differ from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
     pub window: Option<usize>,
@@ -158,7 +158,7 @@ impl Config {
             init_deviation: keys.optional_float("initializer_range")?.unwrap_or(0.02) as f32,
             positions: match input {
                 Input::Tokens { learned_positions } => learned_positions.or_else(|| {
-                    // Nothing is sized by it, so what is no number is as good as none.
+                    // Nothing is sized by it, so a value that is no number counts as absent.
                     Some(keys.get("max_position_embeddings")?.as_u64()? as usize)
                 }),
                 Input::Images { .. } => None,
@@ -170,7 +170,7 @@ impl Config {
 }
 
 impl Config {
-    /// What config.json says that training on sequences of so many tokens does not follow, a line each.
+    /// The settings of config.json that training on sequences of so many tokens does not follow, a line each.
     pub fn warnings(&self, sequence: usize) -> Vec<String> {
         let mut lines = Vec::new();
         if !self.ignored_dropouts.is_empty() {
@@ -182,7 +182,7 @@ impl Config {
         lines
     }
 
-    /// What is to be said where a sequence is longer than the model was made for.
+    /// The warning for sequences longer than the model was made for.
     pub fn beyond_positions(&self, sequence: usize) -> Option<String> {
         let positions = self.positions.filter(|&positions| sequence > positions)?;
         Some(format!("sequences of {sequence} tokens are longer than the model was made for, {positions}"))
@@ -203,7 +203,7 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     })
 }
 
-/// `architectures` and `model_type` say the same, or one of them was changed.
+/// Refuses `architectures` and `model_type` that disagree: one of them was changed.
 fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
     let Some(classes) = keys.get("architectures") else { return Ok(()) };
     let classes = classes.as_array().ok_or_else(|| keys.bad("architectures", "a list of classes"))?;
@@ -217,7 +217,7 @@ fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
     }
 }
 
-/// Keys that are understood, with values that no unit implements.
+/// Refuses keys that are understood, with values that no unit implements.
 fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     if keys.optional_flag("scale_attn_weights")? == Some(false) {
         return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
@@ -235,7 +235,7 @@ fn read_dropouts(keys: &Keys, family: &Family) -> Result<Dropouts, Error> {
     let names = &family.dropout;
     let share = |key: &str| -> Result<f32, Error> {
         let share = keys.optional_float(key)?.unwrap_or(names.default) as f32;
-        // What is kept is divided by its share.
+        // Kept numbers are divided by their share, so it must not be 0.
         keys.require((0.0..1.0).contains(&share), key, "a number from 0 to below 1, the share that training drops")?;
         Ok(share)
     };
@@ -278,7 +278,7 @@ fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Lay
     Ok((layers.collect(), rotaries))
 }
 
-/// Which layers use a sliding window.
+/// By layer: whether it uses a sliding window.
 fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool>, Error> {
     match family.window {
         Window::Never => return Ok(vec![false; count]),
@@ -304,7 +304,7 @@ fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool
     Ok((0..count).map(|layer| used && layer >= first).collect())
 }
 
-/// The rotation of full layers, followed by that of sliding layers where it differs.
+/// The rotation of full layers, followed by that of sliding layers if it differs.
 fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Rotary>, Error> {
     for name in ["rope_scaling", "rope_parameters"] {
         keys.require(keys.get(name).is_none_or(Value::is_object), name, "an object")?;
@@ -334,8 +334,8 @@ fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Ro
     Ok(vec![read_rotary(keys, family, parameters.or(scaling), head_dim, None)?])
 }
 
-/// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files: an object, and what its
-/// keys are called in a message.
+/// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files. `object` comes with the
+/// prefix of its keys in messages.
 fn read_rotary(
     keys: &Keys,
     family: &Family,

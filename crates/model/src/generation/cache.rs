@@ -1,4 +1,4 @@
-//! The keys and values of sequences so far, layer by layer: what a new token attends to.
+//! The keys and values of sequences so far, layer by layer. New tokens attend to them.
 
 use std::sync::Arc;
 

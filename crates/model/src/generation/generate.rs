@@ -1,4 +1,4 @@
-//! Text from a model: the chain runs on new tokens only, and what they attend to waits in a cache.
+//! Text from a model: the chain runs on new tokens only, which attend to cached keys and values.
 //!
 //! No architecture has code of its own here. A batch that continues cached sequences says so itself: its positions
 //! begin where the cache ends, and its attention reads the cache (see `op`).
@@ -28,7 +28,7 @@ pub struct Generator<'a> {
     cache: Cache,
 }
 
-/// What to generate.
+/// How tokens are chosen, and when a text ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     pub sampling: Sampling,
@@ -36,11 +36,11 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Tokens that end a text.
     pub end_tokens: Vec<u32>,
-    /// Only tokens below it are chosen, where it is set: a model may have more rows than its tokenizer has tokens.
+    /// If set, only tokens below it are chosen: a model may have more rows than its tokenizer has tokens.
     pub vocabulary: Option<usize>,
 }
 
-/// What followed a prompt.
+/// The text that followed a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
     /// Without the prompt; the token that ended the text is the last.
@@ -123,7 +123,7 @@ impl<'a> Generator<'a> {
         &self.cache.lengths
     }
 
-    /// Forgets what was cached and reads one prompt for each sequence. Returns as [`Generator::extend`] does.
+    /// Clears the cache and reads one prompt for each sequence. Returns as [`Generator::extend`] does.
     pub fn prefill<P: AsRef<[u32]>>(&mut self, prompts: &[P]) -> Result<Tensor, GenerateError> {
         if let Some(sequence) = prompts.iter().position(|prompt| prompt.as_ref().is_empty()) {
             return Err(GenerateError::EmptyPrompt { sequence });
@@ -138,8 +138,8 @@ impl<'a> Generator<'a> {
         self.extend(&tokens.chunks(1).collect::<Vec<_>>())
     }
 
-    /// Adds any number of tokens to each sequence. Returns the logits of what follows them,
-    /// f32 [sequences that got tokens, vocabulary], in the sequences' order. An error changes nothing.
+    /// Adds any number of tokens to each sequence. Returns the logits of the tokens that follow them, f32 [sequences that got
+    /// tokens, vocabulary], in the sequences' order. An error changes nothing.
     pub fn extend<P: AsRef<[u32]>>(&mut self, tokens: &[P]) -> Result<Tensor, GenerateError> {
         self.check(tokens)?;
         let mut offsets = vec![0];
@@ -173,7 +173,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Continues every prompt until it ends. `on_token(sequence, token)` is told each token as it is chosen.
+    /// Continues every prompt until it ends. Calls `on_token(sequence, token)` with each token as it is chosen.
     pub fn generate<P: AsRef<[u32]>>(
         &mut self,
         prompts: &[P],

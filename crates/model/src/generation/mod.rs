@@ -1,4 +1,5 @@
-//! Text from a model: [`generate`] runs the chain on new tokens, [`cache`] has what they attend to, [`sampling`] chooses the next.
+//! Text from a model: [`generate`] runs the chain on new tokens, [`cache`] keeps the keys and values that they attend to,
+//! [`sampling`] chooses the next.
 
 pub(crate) mod cache;
 pub(crate) mod generate;

@@ -11,7 +11,7 @@ use evenkeel_random::mixed;
 /// how many others are generated beside it or when they end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the largest logit always, the first of equals.
+    /// 0 always takes the largest logit, the first of equals.
     pub temperature: f32,
     pub top_k: Option<usize>,
     pub top_p: f32,
@@ -46,7 +46,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// The token for `position` of a sequence, or None where no logit can be chosen: all are -∞, or one is NaN or ∞.
+    /// The token for `position` of a sequence, or `None` if no logit can be chosen: all are -∞, or one is NaN or ∞.
     pub fn choose(&self, logits: &[f32], sequence: usize, position: usize) -> Option<u32> {
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return None;
@@ -69,7 +69,7 @@ impl Sampling {
         let Some(count) = self.top_k.filter(|&count| count < candidates.len()) else { return };
         candidates.select_nth_unstable_by(count, heavier);
         candidates.truncate(count);
-        // The order of what remains is the selection's own affair; the draw's must not be.
+        // The draw must not depend on the order that the selection leaves.
         candidates.sort_unstable_by_key(|(token, _)| *token);
     }
 
@@ -109,11 +109,11 @@ fn draw(candidates: &[Candidate], uniform: f64) -> u32 {
             return token;
         }
     }
-    // Rounding can leave a crumb.
+    // Rounding can leave a small remainder.
     candidates.iter().rev().find(|(_, weight)| *weight > 0.0).expect("the largest has weight one").0
 }
 
-/// In 0..1, with 53 bits.
+/// A number in 0..1, with 53 bits.
 fn uniform(seed: u64, sequence: u64, position: u64) -> f64 {
     let word = [sequence, position].into_iter().fold(mixed(seed), |word, counter| mixed(word ^ mixed(counter)));
     (word >> 11) as f64 / (1u64 << 53) as f64

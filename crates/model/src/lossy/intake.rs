@@ -7,16 +7,16 @@ use crate::chain::unit::{Unit, UnitKind};
 use crate::parameters::ParamId;
 use crate::sharding::layout::Sharing;
 
-/// What some linear layers of a unit read: queries, keys and values the same, and so do gate and up.
+/// Values that some linear layers of a unit read together: queries, keys and values do, and so do gate and up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intake {
-    /// The layers by their weights, in the order in which they are computed.
+    /// The weights of the layers, in the order in which they are computed.
     pub weights: Vec<ParamId>,
-    /// Columns that this shard has of it.
+    /// Its columns on this shard.
     pub inputs: usize,
-    /// The weights are stored [in, out].
+    /// Whether the weights are stored [in, out].
     pub transposed: bool,
-    /// Those of the weights whose gradients are summed with other shards'.
+    /// The weights whose gradients are summed with other shards'.
     summed: Vec<ParamId>,
 }
 
@@ -27,8 +27,8 @@ impl Intake {
 }
 
 impl Model {
-    /// Of the layers' trained linears, not of embedding and head. What every shard computes whole is left out: shards that
-    /// computed it differently would come apart.
+    /// The intakes of the layers' trained linears, without embedding and head. Layers that every shard computes whole are left
+    /// out: shards that computed them differently would come apart.
     pub fn intakes(&self) -> Vec<Intake> {
         let units = self.units.iter().filter(|unit| !matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
         units.flat_map(|unit| self.intakes_of(unit)).collect()
@@ -36,7 +36,7 @@ impl Model {
 
     fn intakes_of(&self, unit: &Unit) -> Vec<Intake> {
         let sharing = |weight: ParamId| &self.specs[weight.0].sharing;
-        // Of heads that are shared by samples, layers have parts of their weights; those keep every column.
+        // Layers of heads that are shared by samples use parts of their weights; those keep every column.
         let is_whole = |linear: &&Linear| linear.part.is_none() && !linear.adds;
         let is_trained = |linear: &&Linear| self.specs[linear.weight.0].is_trained;
         let is_of_this_shard = |linear: &&Linear| self.shard.count == 1 || *sharing(linear.weight) != Sharing::Same;

@@ -1,7 +1,7 @@
-//! Less work than the model asks for: [`prune`] has linear layers compute with some of their input columns.
+//! Less work than the model asks for: with [`prune`], linear layers compute with some of their input columns.
 //!
-//! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`pruned_mask`] marks what
-//! updates skip.
+//! [`intake`] says which layers can and which go together, [`selected`] gathers columns, and [`pruned_mask`] marks the elements
+//! that updates skip.
 
 pub(crate) mod intake;
 pub(crate) mod prune;

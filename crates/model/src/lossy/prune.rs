@@ -1,8 +1,8 @@
 //! Pruning: linear layers that compute with some of their input columns only, so that a slow rank has less to do.
 //!
 //! Layers that read the same values, an [`Intake`], keep the same columns K of them. Forward is `X[:, K] · W[:, K]ᵀ + bias`, of
-//! the same shape as ever. Backward computes the gradients of X and W at K; what they are elsewhere is imputed, see
-//! [`Imputation`]. Gradients of biases are exact. All three products shrink alike.
+//! the same shape as ever. Backward computes the gradients of X and W at K and imputes them elsewhere, see [`Imputation`].
+//! Gradients of biases are exact. All three products shrink alike.
 //!
 //! Shapes: T tokens, I inputs of a layer on this shard, O outputs, K inputs kept, P pruned.
 
@@ -18,56 +18,56 @@ use crate::lossy::intake::Intake;
 use crate::lossy::selected::{column_means, gather, gathered, row_means, scatter};
 use crate::parameters::{Gradients, ParamId};
 
-/// What stands for gradients that are not computed.
+/// The stand-in for gradients that are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Imputation {
     Zero,
-    /// The mean of those that are: of a token's in X, of an output's in W.
+    /// The mean of the computed ones: of a token's in X, of an output's in W.
     Average,
-    /// What was there in the step before; zero in the first.
+    /// The gradient of the step before; zero in the first.
     Same,
 }
 
-/// Which columns the linear layers of a shard keep.
+/// The columns that the linear layers of a shard keep.
 pub struct Pruning {
     imputation: Imputation,
     intakes: Vec<State>,
     by_weight: HashMap<ParamId, usize>,
-    /// Whether what the gradients of pruned columns were in the last step is this one's to repeat.
+    /// Whether this rank repeats the last step's gradients of pruned columns.
     repeats_weights: bool,
-    /// Begun since the last values were forgotten.
+    /// Steps begun since the last values were forgotten.
     steps: Cell<u32>,
 }
 
 struct State {
     intake: Intake,
-    /// By weight of the intake.
+    /// By weight of the intake: its outputs.
     outputs: Vec<usize>,
-    /// Absent where every column is kept.
+    /// Absent if every column is kept.
     pruned: Option<Pruned>,
-    /// For [`Imputation::Same`]: the last step's gradients of the input, [T, I], in the order in which they were completed,
-    /// which a program repeats in every step.
+    /// For [`Imputation::Same`]: the last step's gradients of the input, [T, I], in the order in which they were completed. A
+    /// program repeats that order in every step.
     last: RefCell<Vec<Tensor>>,
-    /// How many this step has completed.
+    /// The number that this step has completed.
     completed: Cell<usize>,
 }
 
 struct Pruned {
-    /// Those pruned.
+    /// The pruned columns, on the host.
     columns: Vec<u32>,
     /// u32 [1, K]
     kept: Tensor,
     /// u32 [1, P]
     pruned: Tensor,
-    /// By weight of the intake: what is kept of it, [O, K] or, stored transposed, [K, O].
+    /// By weight of the intake: its kept columns, [O, K] or, stored transposed, [K, O].
     weights: Vec<Tensor>,
-    /// Whether those hold what the parameters are in this step.
+    /// Whether those hold this step's parameters.
     are_gathered: Cell<bool>,
 }
 
 impl Pruning {
-    /// Every column is kept at first. Where ranks that have other samples hold the same parameters and their gradients are
-    /// summed, `repeats_weights` is true for one of them.
+    /// Keeps every column at first. `repeats_weights` is true for one of the ranks that hold the same parameters, have different
+    /// samples and sum their gradients.
     pub fn new(model: &Model, imputation: Imputation, repeats_weights: bool) -> Pruning {
         let (mut intakes, mut by_weight) = (Vec::new(), HashMap::new());
         for (index, intake) in model.intakes().into_iter().enumerate() {
@@ -118,7 +118,7 @@ impl Pruning {
         shares.sum::<f64>() / self.intakes.len().max(1) as f64
     }
 
-    /// To be called before each step: parameters may have changed since the last, and what that left is now the last step's.
+    /// Call before each step: parameters may have changed since the last one, and its gradients become the last step's.
     pub fn begin_step(&self) {
         self.steps.set(self.steps.get() + 1);
         for state in &self.intakes {
@@ -127,7 +127,7 @@ impl Pruning {
         }
     }
 
-    /// Forgets the last step's values, as after one whose gradients are not finite: repeated, they would never go away.
+    /// Forgets the last step's values. Gradients that are not finite must be forgotten: repeated, they would never go away.
     pub fn forget(&self) {
         self.steps.set(0);
         self.intakes.iter().for_each(|state| state.last.borrow_mut().clear());
@@ -144,15 +144,15 @@ impl Pruning {
         Some(&self.intakes[*self.by_weight.get(&weight)?])
     }
 
-    /// A layer by its weight, where it does not keep every column.
+    /// A layer by its weight, if it does not keep every column.
     pub(crate) fn pruned_layer(&self, weight: ParamId) -> Option<PrunedLayer<'_>> {
         let state = self.state(weight)?;
         let pruned = state.pruned.as_ref()?;
         Some(PrunedLayer { pruning: self, state, pruned, weight })
     }
 
-    /// To be called when a layer has added its gradient of slot `x`. With the last of an intake's layers the gradient is
-    /// complete: at the kept columns computed, at the others imputed.
+    /// Call when a layer has added its gradient of slot `x`. The last of an intake's layers completes the gradient: computed at
+    /// the kept columns, imputed at the others.
     pub(crate) fn complete_input(&self, queue: &Queue, weight: ParamId, x: Slot, slots: &mut Slots) {
         // Backward comes to the first layer last.
         let Some(state) = self.state(weight).filter(|state| state.intake.weights[0] == weight) else { return };
@@ -179,7 +179,7 @@ impl Pruning {
                 at(&pruned.pruned, &row_means(queue, &narrow, pruned.pruned.cols), &dx);
             }
             Imputation::Same => {
-                // The pruned columns stay in it from step to step, and become those that are kept no longer.
+                // Pruned columns keep their values from step to step: a column keeps the last gradient that was computed for it.
                 let last = state.last(queue, narrow.rows, narrow.dtype);
                 at(&pruned.kept, &narrow, &last);
                 queue.launch(Copy { x: last.view(), out: dx.view() });
@@ -193,8 +193,8 @@ impl Pruning {
 }
 
 impl State {
-    /// The gradient that the last step completed as the one that is completed now, to be made this step's: zeros where there
-    /// was none of this shape.
+    /// The last step's counterpart of the gradient that is completed now, for the caller to update; zeros if there was none of
+    /// this shape.
     fn last(&self, queue: &Queue, rows: usize, dtype: DType) -> Tensor {
         let (index, shape) = (self.completed.replace(self.completed.get() + 1), [rows, self.intake.inputs]);
         let mut last = self.last.borrow_mut();
@@ -218,8 +218,8 @@ pub(crate) struct PrunedLayer<'a> {
 }
 
 impl PrunedLayer<'_> {
-    /// What is kept of the weight. The first to ask in a step has those of all the intake's layers gathered, so that nothing
-    /// comes between their products, which share what is packed of their input.
+    /// The kept columns of the weight. The first call in a step gathers those of all the intake's layers, so that nothing comes
+    /// between their products, which share their packed input.
     pub fn weight(&self, context: &Context) -> Tensor {
         let (Pruned { kept, weights, are_gathered, .. }, intake) = (self.pruned, &self.state.intake);
         if !are_gathered.replace(true) {
@@ -232,7 +232,7 @@ impl PrunedLayer<'_> {
         weights[place].clone()
     }
 
-    /// What is kept of the input, [T, K].
+    /// The kept columns of the input, [T, K].
     pub fn input(&self, queue: &Queue, x: &Tensor) -> Tensor {
         gathered(queue, x.view(), &self.pruned.kept)
     }
@@ -254,7 +254,7 @@ impl PrunedLayer<'_> {
                 };
                 scatter(queue, &means, pruned, transposed, dweight.view(), accumulate);
             }
-            // Clearing touches no memory, so what the gradient was in the last step is still there.
+            // Clearing touches no memory, so the last step's gradient is still there.
             Imputation::Same if repeats => (),
             Imputation::Zero | Imputation::Same if accumulate => (),
             Imputation::Zero | Imputation::Same => queue.launch(Fill { out: dweight.view(), value: 0.0 }),

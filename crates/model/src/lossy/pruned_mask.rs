@@ -1,4 +1,4 @@
-//! Elements of what a shard keeps that an update must leave as they are: those that whoever computes with them has pruned.
+//! Elements that a shard keeps and that an update must leave as they are: the shard that computes with them has pruned them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,31 +11,31 @@ use crate::lossy::intake::Intake;
 use crate::parameters::ParamId;
 use crate::sharding::layout::Region;
 
-/// A bit for each element, of the matrices that have any frozen ones.
+/// A bit for each element of the matrices with frozen elements.
 #[derive(Default)]
 pub struct PrunedMask(BTreeMap<ParamId, Tensor>);
 
-/// What a shard that computes with a model leaves out: by intake, as the model lists them, the pruned columns in ascending order.
+/// The columns that a shard prunes from the model it computes with: by intake, as the model lists them, in ascending order.
 pub struct PrunedColumns<'a> {
     pub model: &'a Model,
     pub pruned: Vec<&'a [u32]>,
 }
 
 impl PrunedMask {
-    /// What `home` keeps of what shards leave out. Gradients that shards sum are complete whoever leaves something out, so
-    /// nothing of their parameters is frozen.
+    /// The elements of `home` that shards leave out. Gradients that shards sum are complete even if one leaves something out, so
+    /// their parameters are not frozen.
     pub fn new(queue: &Queue, home: &Model, left_out: &[PrunedColumns]) -> PrunedMask {
         let masks = masks(home, left_out).into_iter();
         PrunedMask(masks.map(|(weight, mask)| (weight, queue.indices(&mask.words))).collect())
     }
 
-    /// As [`AdamW::frozen`](evenkeel_device::kernel::AdamW::frozen) wants it, where anything of the parameter is frozen.
+    /// The mask for [`AdamW::frozen`](evenkeel_device::kernel::AdamW::frozen), if any element of the parameter is frozen.
     pub fn of(&self, id: ParamId) -> Option<&Tensor> {
         self.0.get(&id)
     }
 }
 
-/// Of the weights that have any frozen elements.
+/// The masks of the weights with frozen elements.
 fn masks(home: &Model, left_out: &[PrunedColumns]) -> BTreeMap<ParamId, Mask> {
     let mut masks: BTreeMap<ParamId, Mask> = BTreeMap::new();
     for PrunedColumns { model, pruned } in left_out {
@@ -65,7 +65,7 @@ impl Mask {
         Mask { words: vec![0; frozen_words(rows * cols)], cols }
     }
 
-    /// Freezes the pruned inputs of a part that lies at one place of what is kept and at another of what is computed with.
+    /// Freezes the pruned inputs of a part that lies at `kept` among the kept elements and at `used` among those computed with.
     fn freeze(&mut self, kept: &Region, used: &Region, intake: &Intake, pruned: &[u32]) {
         let inputs = |region: &Region| if intake.transposed { region.rows.clone() } else { region.cols.clone() };
         let (kept_inputs, used_inputs) = (inputs(kept), inputs(used));

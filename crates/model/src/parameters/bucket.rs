@@ -1,5 +1,5 @@
-//! Buckets: parameters that lie side by side, so that one exchange moves the values or gradients of all of them, and so
-//! that what is kept of them can be split evenly whatever their shapes are.
+//! Buckets: parameters that lie side by side, so that one exchange moves the values or gradients of all of them, and so that
+//! their state can be split evenly whatever their shapes are.
 
 use std::ops::Range;
 
@@ -15,22 +15,22 @@ pub const GRAIN: usize = 32;
 /// Parameters side by side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Each with the element where it begins.
+    /// Each parameter with the element where it begins.
     pub members: Vec<(ParamId, usize)>,
     /// Elements, gaps included.
     pub len: usize,
     /// The units that compute with them, by their numbers in the chain.
     pub users: Vec<usize>,
-    /// The shards whose gradients are to be summed, where there are several.
+    /// The shards whose gradients are to be summed, if there are several.
     pub summed_over: Option<Range<usize>>,
-    /// Kept in f32 whatever the compute dtype is.
+    /// Whether they are vectors, kept in f32 whatever the compute dtype is.
     pub holds_vectors: bool,
     /// Whether they are trained: all of them, or none.
     pub is_trained: bool,
 }
 
 impl Bucket {
-    /// Where the parts begin that it can be split in, and the end, in elements.
+    /// The offsets of its parts when it is split, and the end, in elements.
     pub fn bounds(&self, parts: usize) -> Vec<usize> {
         self.grain_bounds(parts).into_iter().map(|grains| grains * GRAIN).collect()
     }
@@ -40,7 +40,7 @@ impl Bucket {
         even_bounds(self.len / GRAIN, parts)
     }
 
-    /// The matrices of one unit or head, which alone it computes with: worth gathering and releasing.
+    /// Whether it holds the matrices of one unit, whose gradients shards do not sum: worth gathering and releasing.
     pub fn is_of_one_place(&self) -> bool {
         self.summed_over.is_none() && !self.holds_vectors
     }
@@ -51,13 +51,13 @@ pub fn in_grains(flat: &Tensor) -> Tensor {
     flat.reshaped(flat.len() / GRAIN, GRAIN)
 }
 
-/// What makes parameters lie in one bucket.
+/// Parameters with the same key lie in one bucket.
 #[derive(Clone, PartialEq)]
 struct Key {
     summed_over: Option<Range<usize>>,
     holds_vectors: bool,
     is_trained: bool,
-    /// Matrices that are no summands lie with those of the same unit: where their gradient is complete.
+    /// Matrices whose gradients shards do not sum lie with those of the same unit, where their gradients become complete.
     unit: Option<usize>,
 }
 

@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::parameters::{ParamSpec, Parameters, ZeroSharding};
 use crate::sharding::layout::Piece;
 
-/// Fills what a shard holds of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; nothing
-/// else of it is read.
+/// Fills a shard's part of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; only the shard's
+/// part is read.
 pub fn fill_slice<E>(
     queue: &Queue,
     tensor: &Tensor,
@@ -43,7 +43,7 @@ impl Model {
         Model::from_json(folder.config())
     }
 
-    /// Compares the folder's tensors with what the config needs, and reads none.
+    /// Compares the names and shapes of the folder's tensors with the config, and reads no values.
     pub fn check(&self, folder: &Folder) -> Result<(), Error> {
         self.match_names(folder).map(drop)
     }

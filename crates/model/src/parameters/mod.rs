@@ -18,7 +18,7 @@ use crate::sharding::layout::{Region, Sharing, Slice};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ParamId(pub usize);
 
-/// What a parameter is, and which part of it a shard holds.
+/// A parameter, and the part of it that a shard holds.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
     /// Its Hugging Face name.
@@ -27,18 +27,18 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// The whole as a matrix: the first dim, and all others as one; a vector is one row.
     pub whole: [usize; 2],
-    /// What is held of that matrix.
+    /// The part of that matrix that is held.
     pub slice: Slice,
     /// Rows and columns held: the shape it is computed with.
     pub matrix: [usize; 2],
     pub sharing: Sharing,
     pub init: Init,
-    /// Whether training changes it. What it does not change has no master, moments or gradient.
+    /// Whether training changes it. A frozen parameter has no master, moments or gradient.
     pub is_trained: bool,
 }
 
 impl ParamSpec {
-    /// What a stage that does not use it knows of it.
+    /// Empties the held part, for a stage that does not use the parameter.
     pub(crate) fn hold_nothing(&mut self) {
         self.slice = Slice::of_cols(self.whole[0], 0..0);
         self.matrix = self.slice.dims();
@@ -50,7 +50,7 @@ impl ParamSpec {
         self.matrix[0] * self.matrix[1]
     }
 
-    /// Whether shard `index` speaks for what it holds where others hold the same.
+    /// Whether shard `index` is the one that counts these elements, if several shards hold them.
     pub fn is_counted_by(&self, index: usize) -> bool {
         match &self.sharing {
             Sharing::Alone => true,
@@ -63,7 +63,7 @@ impl ParamSpec {
         self.len() == 0
     }
 
-    /// Norm weights and biases: kept and used in f32 whatever the compute dtype is.
+    /// Whether it is a norm weight or bias: those are kept and used in f32 whatever the compute dtype is.
     pub fn is_vector(&self) -> bool {
         self.shape.len() == 1
     }
@@ -75,8 +75,8 @@ pub enum Init {
     Constant(f32),
 }
 
-/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. A stage splits all that those
-/// before it do.
+/// A stage of ZeRO: the state that replicas split among them instead of each keeping a copy. Each stage also splits what the
+/// stages before it split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum ZeroStage {
@@ -85,7 +85,7 @@ pub enum ZeroStage {
     /// Masters and the optimizer's state.
     State,
     Gradients,
-    /// The copies that are computed with.
+    /// The copies that units compute with.
     Values,
 }
 
@@ -147,7 +147,7 @@ impl ZeroSharding {
         self.stage >= ZeroStage::Values
     }
 
-    /// The elements of a bucket whose masters and moments are kept here; of frozen parameters, whose values.
+    /// The elements of a bucket whose masters and moments are kept here; for frozen parameters, whose values.
     pub fn own_state(&self, bucket: &Bucket) -> Range<usize> {
         if self.splits_state_of(bucket) { self.own(bucket) } else { 0..bucket.len }
     }
@@ -158,7 +158,7 @@ impl ZeroSharding {
         bounds[self.replica]..bounds[self.replica + 1]
     }
 
-    /// What is kept here of the state of `len` elements that begin at `start` in a bucket: one stretch, or none.
+    /// The part kept here of the state of `len` elements that begin at `start` in a bucket: one stretch, or none.
     fn own_stretch(&self, bucket: &Bucket, start: usize, len: usize) -> Option<Stretch> {
         let own = self.own_state(bucket);
         let place = own.start.max(start)..own.end.min(start + len);
@@ -185,9 +185,9 @@ impl ZeroSharding {
 /// Some consecutive elements of a parameter, as they lie here.
 #[derive(Clone, Debug)]
 pub struct Stretch {
-    /// Of the elements that the shard holds, row by row.
+    /// Their places among the elements that the shard holds, row by row.
     pub elements: Range<usize>,
-    /// Where they lie in what is kept of their bucket.
+    /// Their places in the kept part of their bucket.
     pub place: Range<usize>,
 }
 
@@ -200,7 +200,7 @@ fn places(model: &Model) -> Vec<Option<(usize, usize)>> {
     places
 }
 
-/// By parameter: its bucket and the elements of it whose masters and moments are kept where the state is split so, if any are.
+/// By parameter: its bucket and its elements whose masters and moments are kept under this split, if any are.
 pub fn own_stretches(model: &Model, split: ZeroSharding) -> Vec<Option<(usize, Stretch)>> {
     let own = |(place, spec): (Option<(usize, usize)>, &ParamSpec)| {
         let (bucket, start) = place?;
@@ -220,11 +220,11 @@ pub struct Parameters {
     /// By bucket, [1, n]: all of it, or this part's. In f32 if they are trained; frozen parameters have no other masters than
     /// their values.
     masters: Vec<Tensor>,
-    /// By bucket, [1, n]: what is computed with, where it is all here; the masters themselves where those are of its dtype.
+    /// By bucket, [1, n]: the values to compute with, if all are here; they share memory with masters of the same dtype.
     values: RefCell<Vec<Option<Tensor>>>,
-    /// By bucket, where values are split: this part's.
+    /// By bucket, if values are split: this part's.
     own_values: Vec<Option<Tensor>>,
-    /// By parameter: what is computed with instead, while another part of it is than the one that is kept.
+    /// By parameter: the values to compute with while it is migrated.
     work_values: RefCell<Vec<Option<Tensor>>>,
 }
 
@@ -265,7 +265,7 @@ impl Parameters {
         }
     }
 
-    /// Of nothing, while others take their place.
+    /// No parameters, while others take their place.
     pub fn none(dtype: DType, split: ZeroSharding) -> Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -296,7 +296,7 @@ impl Parameters {
         parameters
     }
 
-    /// Fills every parameter, values and masters: `fill` writes all that the shard holds of one, f32 [rows, columns].
+    /// Fills every parameter, values and masters: `fill` writes the shard's whole part of one, f32 [rows, columns].
     pub fn fill<E>(
         &self,
         queue: &Queue,
@@ -330,7 +330,7 @@ impl Parameters {
         self.dtype
     }
 
-    /// What units compute with: matrices in the compute dtype, vectors in f32.
+    /// The values that units compute with: matrices in the compute dtype, vectors in f32.
     pub fn value(&self, id: ParamId) -> Tensor {
         self.work_values.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
     }
@@ -358,17 +358,17 @@ impl Parameters {
         place_of(&self.places, id).0
     }
 
-    /// A bucket's masters that are kept here, f32 [1, n]; of frozen parameters the values, in their own dtype.
+    /// A bucket's masters that are kept here, f32 [1, n]; for frozen parameters the values, in their own dtype.
     pub fn masters(&self, bucket: usize) -> &Tensor {
         &self.masters[bucket]
     }
 
-    /// All masters that are kept here, by bucket; nothing else stays.
+    /// All masters that are kept here, by bucket; everything else is dropped.
     pub fn into_masters(self) -> Vec<Tensor> {
         self.masters
     }
 
-    /// The copies of those masters that an optimizer must keep equal to them, where they are not the masters themselves.
+    /// The copies of those masters that an optimizer must keep equal to them, if they are not the masters themselves.
     pub fn copies(&self, bucket: usize) -> Option<Tensor> {
         if !self.buckets[bucket].is_trained {
             return None;
@@ -379,7 +379,7 @@ impl Parameters {
         (copies.dtype != DType::F32).then_some(copies)
     }
 
-    /// A whole master, [rows, columns], where nothing is split.
+    /// A whole master, [rows, columns]; masters must not be split.
     pub fn master(&self, id: ParamId) -> Tensor {
         assert!(!self.split.splits_state(), "masters are split");
         let (bucket, start) = place_of(&self.places, id);
@@ -387,7 +387,7 @@ impl Parameters {
         self.masters[bucket].col_range(start..start + rows * cols).reshaped(rows, cols)
     }
 
-    /// A bucket's values: what is here of them, where they are split, and the whole, where it is here.
+    /// A bucket's values: this replica's part, if they are split. `values` returns the whole, if it is here.
     pub fn own_values(&self, bucket: usize) -> Option<&Tensor> {
         self.own_values[bucket].as_ref()
     }
@@ -396,12 +396,12 @@ impl Parameters {
         self.values.borrow()[bucket].clone()
     }
 
-    /// Puts a bucket's gathered values in place, or takes them away.
+    /// Sets a bucket's gathered values, or removes them.
     pub fn set_values(&self, bucket: usize, values: Option<Tensor>) {
         self.values.borrow_mut()[bucket] = values;
     }
 
-    /// From here on units compute with this, and not with what is kept; or with that again.
+    /// Makes units compute with this value instead of the kept one, or with the kept one again.
     pub fn set_work_value(&self, id: ParamId, value: Option<Tensor>) {
         self.work_values.borrow_mut()[id.0] = value;
     }
@@ -415,8 +415,8 @@ impl Parameters {
         self.ids().filter(|id| self.specs[id.0].is_trained)
     }
 
-    /// Rounds the masters to the compute dtype, after they were written other than by the optimizer. Where masters are split
-    /// and values are not, those of others are still to be gathered.
+    /// Rounds the masters to the compute dtype, after they were written other than by the optimizer. If masters are split and
+    /// values are not, the caller must still gather those of the other replicas.
     pub fn refresh_copies(&self, queue: &Queue) {
         for (bucket, master) in self.masters.iter().enumerate() {
             if let Some(copies) = self.copies(bucket) {
@@ -437,27 +437,27 @@ fn place_of(places: &[Option<(usize, usize)>], id: ParamId) -> (usize, usize) {
 
 /// The gradients of all trained parameters, f32, summed until they are cleared.
 ///
-/// Clearing touches no memory: the first to add to a gradient overwrites it. Where gradients are split, a bucket's are here
-/// whole from the first addition until they are reduced, and then this part's alone.
+/// Clearing touches no memory: the first addition to a gradient overwrites it. If gradients are split, a bucket's are here whole
+/// from the first addition until they are reduced; then only this part's stay.
 pub struct Gradients {
-    /// Rows and columns, of parameters that are trained.
+    /// By parameter: rows and columns, if it is trained.
     specs: Vec<Option<[usize; 2]>>,
     buckets: Vec<Bucket>,
     split: ZeroSharding,
     places: Vec<Option<(usize, usize)>>,
-    /// By parameter: nothing has been added to what is here whole.
+    /// By parameter: whether nothing has been added to its whole gradient.
     cleared: Vec<Cell<bool>>,
     whole: RefCell<Vec<Option<Tensor>>>,
-    /// By bucket, where gradients are split: this part's sums, and whether there are any.
+    /// By bucket, if gradients are split: this part's sums, and whether there are any.
     own: Vec<Option<(Tensor, Cell<bool>)>>,
-    /// By parameter: what is added to instead, while another part of it is computed with than the one that is kept.
+    /// By parameter: the gradient to add to while it is migrated.
     work: RefCell<Vec<Option<WorkGradient>>>,
 }
 
-/// The gradient of the part of a parameter that is computed with.
+/// The gradient of the part that a migrated parameter is computed with.
 struct WorkGradient {
     matrix: [usize; 2],
-    /// From the first addition on.
+    /// Allocated at the first addition, unless it is in place.
     tensor: Option<Tensor>,
     is_cleared: bool,
 }
@@ -483,7 +483,7 @@ impl Gradients {
         }
     }
 
-    /// Of nothing, for passes without gradients.
+    /// No gradients, for passes without them.
     pub fn none() -> Gradients {
         let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (whole, work) = (RefCell::default(), RefCell::default());
@@ -495,7 +495,7 @@ impl Gradients {
         self.own.iter().flatten().for_each(|(_, has_sums)| has_sums.set(false));
     }
 
-    /// The gradient, and whether there is something in it to add to.
+    /// The gradient, and whether to add to it rather than overwrite it.
     pub fn overwrite_or_add(&self, queue: &Queue, id: ParamId) -> (Tensor, bool) {
         (self.tensor(queue, id), !self.begin(id))
     }
@@ -509,12 +509,12 @@ impl Gradients {
         tensor
     }
 
-    /// The same of a parameter that is trained.
+    /// The same; `None` if the parameter is not trained.
     pub fn sum_of_trained(&self, queue: &Queue, id: ParamId) -> Option<Tensor> {
         self.specs[id.0].map(|_| self.sum(queue, id))
     }
 
-    /// Whether nothing was added so far; something is now.
+    /// Whether nothing was added so far. Notes that something is now.
     fn begin(&self, id: ParamId) -> bool {
         match &mut self.work.borrow_mut()[id.0] {
             Some(work) => std::mem::take(&mut work.is_cleared),
@@ -538,8 +538,8 @@ impl Gradients {
         flat.col_range(start..start + rows * cols).reshaped(rows, cols)
     }
 
-    /// From here on gradients of a part of these dims are added up, until [`Gradients::return_work`]: beside those of the part
-    /// that is kept, or, `in_place`, as a part of them.
+    /// Adds up gradients of a part of these dims until [`Gradients::return_work`]: beside those of the kept part or, `in_place`,
+    /// as a region of them.
     pub fn work_on(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
         assert!(!self.split.splits_gradients(), "gradients that are split cannot be computed elsewhere");
         let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
@@ -548,8 +548,8 @@ impl Gradients {
         assert!(before.is_none(), "parameter {} is migrated twice", id.0);
     }
 
-    /// Takes the gradient of a migrated part away, which something was added to. With the gradient of the part that is kept, to which
-    /// others are to be added, and whether there is something in it to add to.
+    /// Takes the gradient of a migrated part, to which something was added. Also returns the gradient of the kept part, for the
+    /// caller to add to, and whether that has sums already.
     pub fn return_work(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
         let work = self.work.borrow_mut()[id.0].take();
         let given = work.filter(|work| !work.is_cleared).and_then(|work| work.tensor);
@@ -557,7 +557,7 @@ impl Gradients {
         (given, self.kept(queue, id), !self.cleared[id.0].replace(false))
     }
 
-    /// All of a bucket's gradients, f32 [1, n]; what nothing was added to is zero.
+    /// All of a bucket's gradients, f32 [1, n]; those that nothing was added to are zero.
     pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
         let is_migrated = |(id, _): &(ParamId, usize)| self.work.borrow()[id.0].is_some();
         assert!(!self.buckets[bucket].members.iter().any(is_migrated), "bucket {bucket} waits for migrated gradients");
@@ -566,7 +566,7 @@ impl Gradients {
         whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()
     }
 
-    /// Takes a bucket's gradients away to be reduced, where they are split: whoever adds next begins anew. With room for this
+    /// Takes a bucket's gradients to be reduced, if they are split: the next addition begins anew. Also returns room for this
     /// part's sums, and whether that has sums already, to which others are to be added.
     pub fn take(&self, queue: &Queue, bucket: usize) -> Option<(Tensor, Tensor, bool)> {
         let (own, has_sums) = self.own[bucket].as_ref()?;
@@ -576,7 +576,7 @@ impl Gradients {
         Some((whole, own.clone(), has_sums.replace(true)))
     }
 
-    /// The reduced gradients of those elements of a bucket whose masters are kept here, f32 [1, n].
+    /// The reduced gradients of a bucket's elements whose masters are kept here, f32 [1, n].
     pub fn own(&self, queue: &Queue, bucket: usize) -> Tensor {
         match &self.own[bucket] {
             Some((own, has_sums)) => {

@@ -1,5 +1,5 @@
-//! Which part of a parameter a shard holds: some ranges of its rows and of its columns, not necessarily equal ones, and of
-//! these perhaps only a stretch. [`moves()`] says how to get from one layout to another.
+//! The part of a parameter that a shard holds: some ranges of its rows and of its columns, not necessarily equal ones, or only a
+//! stretch of these. [`moves()`] says how to get from one layout to another.
 
 mod blocks;
 mod moves;
@@ -38,12 +38,12 @@ impl Ranges {
         self.0.iter().find(|range| !range.is_empty()).map(|range| range.start)
     }
 
-    /// Where the last range ends.
+    /// The end of the last range.
     fn end(&self) -> usize {
         self.0.last().map_or(0, |range| range.end)
     }
 
-    /// Each range with where it lies among those held.
+    /// Each range with its place among the held indices.
     fn placed(&self) -> impl Iterator<Item = (usize, &Range<usize>)> {
         self.0.iter().scan(0, |held, range| {
             let first = *held;
@@ -81,7 +81,7 @@ pub struct Slice {
     pub cols: Ranges,
 }
 
-/// A rectangle of a slice: where it lies in the whole matrix, and where among what is held.
+/// A rectangle of a slice: its place in the whole matrix, and among the held rows and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub rows: Range<usize>,
@@ -132,12 +132,12 @@ impl Slice {
     }
 }
 
-/// What a rank holds of a parameter: some of the elements of a slice, which lie row by row.
+/// A rank's part of a parameter: some elements of a slice, which lie row by row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Held {
     pub slice: Slice,
-    /// Of the slice's elements; `0..rows × columns` is all of it.
+    /// The held ones of the slice's elements; `0..rows × columns` is all of it.
     pub range: Range<usize>,
 }
 
@@ -156,8 +156,8 @@ impl Held {
         self.range.is_empty()
     }
 
-    /// Whether it can be a part of a matrix of this size. What comes from a file is checked before anything else is done
-    /// with it: until then products of its numbers may overflow.
+    /// Checks that it can be a part of a matrix of this size. A value from a file must be checked before any other use: until
+    /// then products of its numbers may overflow.
     pub fn check(&self, whole: [usize; 2]) -> Result<(), &'static str> {
         let [rows, cols] = whole;
         // No part has more elements than the whole, so no product of a part overflows if this one does not.
@@ -190,8 +190,8 @@ pub enum Sharing {
     Summed(Range<usize>),
 }
 
-/// A shape as a matrix: leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix;
-/// a vector is one row. None where that has no size.
+/// A shape as a matrix: leading ones and trailing dims fold, so that a class token or a table of positions is a plain matrix; a
+/// vector is one row. `None` if the shape has no dims or no rows, or overflows.
 pub fn as_matrix(shape: &[usize]) -> Option<[usize; 2]> {
     let len = shape.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
     let rows = match *shape {

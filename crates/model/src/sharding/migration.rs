@@ -1,5 +1,5 @@
-//! Migration: a shard keeps the slices of one layout, its home, and computes with those of another, its work. The values of what
-//! it computes with and does not keep come from the shards that keep them, and their gradients go back there.
+//! Migration: a shard keeps the slices of one layout, its home, and computes with those of another, its work. Values that it
+//! computes with and does not keep come from the shards that keep them, and their gradients go back there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,14 @@ use crate::chain::unit::Sublayer;
 use crate::parameters::ParamId;
 use crate::sharding::layout::{Region, Slice};
 
-/// What migrates to and from one shard: by unit, in the order of the chain, the parameters that some shard computes with and
+/// Parameters that migrate to and from one shard: by unit, in the order of the chain, those that some shard computes with and
 /// does not keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
     pub units: BTreeMap<usize, Vec<MigratedParam>>,
 }
 
-/// One parameter of a shard that computes with another part of it than the one that it keeps, or whose part others compute
-/// with.
+/// One parameter of a shard that computes with another part of it than it keeps, or whose part others compute with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigratedParam {
     pub id: ParamId,
@@ -27,19 +26,19 @@ pub struct MigratedParam {
     pub is_trained: bool,
     /// Rows and columns that this shard computes with.
     pub matrix: [usize; 2],
-    /// What it computes with as a part of what it keeps, where it is one.
+    /// The part it computes with as a region of the part it keeps, if it is one.
     pub own: Option<Region>,
-    /// Parts of what it keeps, each with the shard that computes with it: this one, too.
+    /// Regions that it keeps, each with the shard that computes with it, itself included.
     pub home_parts: Vec<(usize, Region)>,
-    /// Parts of what it computes with, each with the shard that keeps it: this one, too. What goes from one shard to another is in
-    /// the same order on both.
+    /// Regions that it computes with, each with the shard that keeps it, itself included. Both shards list the regions that go
+    /// from one to the other in the same order.
     pub work_parts: Vec<(usize, Region)>,
-    /// Whether several shards compute with the same of its elements, so that their gradients are to be added.
+    /// Whether several shards compute with the same elements, so that their gradients are to be added.
     pub is_summed: bool,
 }
 
 impl MigratedParam {
-    /// What shard `me` keeps and computes with of a parameter, by the slices that all shards keep and compute with.
+    /// A parameter on shard `me`, from the slices that all shards keep (`home`) and compute with (`work`).
     pub fn new(id: ParamId, is_vector: bool, home: &[&Slice], work: &[&Slice], me: usize) -> MigratedParam {
         let with = |shard: usize, overlaps: Vec<[Region; 2]>, side: usize| -> Vec<(usize, Region)> {
             overlaps.into_iter().map(|pair| (shard, pair[side].clone())).collect()
@@ -63,8 +62,8 @@ impl MigratedParam {
         }
     }
 
-    /// Where gradients can be added up as a part of those that are kept: nobody else has summands of them, which would have to
-    /// be added in the order of the shards.
+    /// The region of the kept gradients in which gradients can be added up, if no other shard has summands of them: those would
+    /// have to be added in the order of the shards.
     pub fn gradient_in_place(&self) -> Option<&Region> {
         self.own.as_ref().filter(|_| !self.is_summed)
     }
@@ -77,7 +76,7 @@ impl MigratedParam {
 }
 
 impl Migration {
-    /// What migrates to and from each shard when all keep the slices of one cut of a model and compute with those of another.
+    /// The migration of each shard when all keep the slices of one cut of a model and compute with those of another.
     pub fn all(home: &[Model], work: &[Model]) -> Vec<Migration> {
         check(home, work);
         let mut all = vec![Migration::default(); home.len()];
@@ -102,7 +101,7 @@ impl Migration {
         all
     }
 
-    /// Where nothing moves, shards keep what they compute with.
+    /// Whether nothing moves: shards keep what they compute with.
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
     }
@@ -128,7 +127,7 @@ fn is_moved(home: &[Model], work: &[Model], id: ParamId) -> bool {
     home.iter().zip(work).any(|(home, work)| home.specs[id.0].slice != work.specs[id.0].slice)
 }
 
-/// A failure is a bug of whoever chose the layouts.
+/// A failure is a bug of the code that chose the layouts.
 fn check(home: &[Model], work: &[Model]) {
     let (shards, config) = (home.len(), &home[0].config);
     assert_eq!(shards, work.len(), "shards that keep parameters, and that compute with them");
@@ -165,7 +164,7 @@ mod tests {
             (rows(&[0, 4, 8], 3), rows(&[0, 2, 8], 3)),
             (rows(&[0, 4, 8, 12], 3), rows(&[0, 0, 9, 12], 3)),
             (rows(&[0, 8, 8, 12], 3), rows(&[0, 3, 6, 12], 3)),
-            // The middle one's rows are computed with by all three, some of them by two.
+            // All three compute with rows of the middle one, and two of them with the same rows.
             (rows(&[0, 4, 8, 12], 3), [0..5, 4..6, 5..12].map(|rows| Slice::of_rows(rows, 3)).to_vec()),
         ] {
             let (kept, used): (Vec<&Slice>, Vec<&Slice>) = (home.iter().collect(), work.iter().collect());

@@ -1,10 +1,10 @@
 //! Plans that say how a model is cut: `base_model_tp_plan` in config.json, or a table of patterns of one's own.
 //!
-//! transformers leaves its plans out of what it saves, so a config.json hardly ever has one; most come from a file.
+//! transformers does not save its plans, so a config.json hardly ever has one; most come from a file.
 //!
-//! A plan names layers and how transformers or DeepSpeed would cut them. What it says wins over the automatic cut. Layers
-//! that feed each other are cut to fit, the outputs of one and the inputs of the next, or neither; where a plan mentions some
-//! of them only, the others follow, and where it mentions none, they are cut automatically.
+//! A plan names layers and how transformers or DeepSpeed would cut them. It wins over the automatic cut. Layers that feed each
+//! other are cut to fit: the outputs of one and the inputs of the next, or neither. If a plan mentions only some of them, the
+//! others follow; if it mentions none, they are cut automatically.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use crate::sharding::shard::Part;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TpPlan {
     entries: Vec<(String, Style)>,
-    /// Refuse matrices that no pattern matches.
+    /// Whether to refuse matrices that no pattern matches.
     strict: bool,
 }
 
@@ -33,8 +33,8 @@ enum Style {
     Whole,
 }
 
-/// What transformers (older and newer) and DeepSpeed call the styles. Whether an output is gathered or reduced by the
-/// layer or by its parent makes no difference here: units are reduced once, at their end.
+/// The names of the styles in transformers (older and newer) and DeepSpeed. Styles that differ only in whether the layer or its
+/// parent gathers or reduces an output are the same here: units are reduced once, at their end.
 const STYLES: [(&str, Style); 18] = [
     ("colwise", Style::Outputs),
     ("colwise_rep", Style::Outputs),
@@ -65,7 +65,7 @@ impl TpPlan {
         }
     }
 
-    /// `{"layers.*.mlp.up_proj": "colwise", …}`, or, where the order matters,
+    /// `{"layers.*.mlp.up_proj": "colwise", …}`, or, if the order matters,
     /// `{"strict": true, "layers": [["layers.0.*", "skip"], …]}`.
     pub fn from_json<'a>(json: &'a Value) -> Result<TpPlan, Error> {
         let form = || Error::BadPlan {
@@ -97,14 +97,14 @@ impl TpPlan {
         Ok(TpPlan { entries: pairs.map(entry).collect::<Result<_, Error>>()?, strict })
     }
 
-    /// This plan, and behind it another one for what it does not mention.
+    /// This plan, followed by another one for the layers that it does not mention.
     pub fn or(mut self, other: TpPlan) -> TpPlan {
         self.entries.extend(other.entries);
         self.strict |= other.strict;
         self
     }
 
-    /// What every shard holds whole.
+    /// The parts that every shard holds whole.
     pub fn uncut(&self, model: &Model) -> Result<BTreeSet<Part>, Error> {
         let config = &model.config;
         let names = &config.family.names;
@@ -148,7 +148,7 @@ impl TpPlan {
         Ok(uncut)
     }
 
-    /// Whether layers that feed another one and that one are cut; none if the plan mentions none of them.
+    /// Whether the layers that feed another one, and that one, are cut; `None` if the plan mentions none of them.
     fn unit(&self, model: &Model, widening: &[String], narrowing: &str) -> Result<Option<bool>, Error> {
         let mut expected: Vec<(&str, &[Style])> =
             widening.iter().map(|name| (name.as_str(), &[Style::Outputs][..])).collect();
@@ -190,7 +190,7 @@ impl TpPlan {
         }
     }
 
-    /// A pattern that matches nothing is misspelt, or the plan is another model's.
+    /// Refuses patterns that match nothing: they are misspelt, or the plan is another model's.
     fn refuse_idle(&self, model: &Model) -> Result<(), Error> {
         let names = &model.config.family.names;
         let modules = model.specs.iter().filter_map(|spec| Some(spec.name.rsplit_once('.')?.0));
@@ -214,7 +214,7 @@ impl TpPlan {
     }
 }
 
-/// Whether a pattern matches a layer's name, whole or without the network's.
+/// Whether a pattern matches a layer's name, with or without the network's prefix.
 fn is_meant(pattern: &str, model: &Model, layer: &str) -> bool {
     let pattern = pattern.trim_end_matches(".weight");
     let short = layer.strip_prefix(model.config.family.names.base);
@@ -230,7 +230,7 @@ fn describe(style: Style) -> &'static str {
     }
 }
 
-/// `*` stands for any letters. In one pass, for patterns may come from anywhere.
+/// `*` stands for any letters. Matches in one pass, because patterns may come from anywhere.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut left) = name.strip_prefix(first) else { return false };

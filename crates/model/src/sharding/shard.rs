@@ -1,9 +1,9 @@
 //! The automatic cut: which heads, columns and vocabulary rows each shard of a model computes with.
 //!
-//! Nothing is listed per checkpoint: the cut follows from the model's sizes and the shards' weights. Parts are uneven by
-//! nature. Attention is cut in whole groups of query heads with their key and value head; where there are more shards
-//! than such groups, several shards share a key and value head and hold it each. A layout that only computes may cut
-//! groups by samples as well: see `strip`.
+//! Nothing is listed per checkpoint: the cut follows from the model's sizes and the shards' weights. Parts are uneven by nature.
+//! Attention is cut in whole groups of query heads with their key and value head. If there are more shards than such groups,
+//! several shards share a key and value head, and each of them holds it. A layout that only computes may cut groups by samples as
+//! well: see `strip`.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,17 +21,17 @@ use crate::sharding::strip::groups_of;
 pub struct Cut {
     /// One for each shard: the share of the work that it gets.
     pub weights: Vec<f64>,
-    /// What each gets, where that is known already; then the weights say no more than how many there are.
+    /// The widths of the shards, if they are known already; then the weights only give the number of shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub widths: Option<Widths>,
-    /// The residual stream and its norms are split by tokens.
+    /// Whether the residual stream and its norms are split by tokens.
     pub split_sequence: bool,
-    /// What every shard holds whole.
+    /// The parts that every shard holds whole.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub uncut: BTreeSet<Part>,
 }
 
-/// What can be cut or left whole; layers by their number.
+/// Parts that can be cut or left whole; layers by their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -51,10 +51,10 @@ impl Cut {
     }
 }
 
-/// So that products of shares and tokens can be counted.
+/// A bound that keeps products of shares and tokens from overflowing.
 const MOST_TOKEN_SHARES: usize = 1 << 20;
 
-/// What these shards have of each dim. Shards that share key and value heads have none of those.
+/// The widths of these shards in each dim. Shards that share key and value heads have width 0 in heads.
 pub fn widths_of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
     let shards: Vec<&Shard> = shards.into_iter().collect();
     let shares_heads = shards.iter().any(|shard| shard.kv_holders.len() > 1);
@@ -90,7 +90,7 @@ impl Config {
     }
 }
 
-/// How much there is of a dim to divide; tokens come as they come.
+/// The size of a dim to divide; 0 for tokens, whose number varies.
 fn total(dim: Dim, config: &Config) -> usize {
     match dim {
         Dim::Heads => SHARES * config.kv_heads,
@@ -101,7 +101,7 @@ fn total(dim: Dim, config: &Config) -> usize {
     }
 }
 
-/// What one shard computes with.
+/// The part of a model that one shard computes with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub index: usize,
@@ -109,10 +109,10 @@ pub struct Shard {
     pub count: usize,
     pub heads: Range<usize>,
     pub kv_heads: Range<usize>,
-    /// The shards that hold these key and value heads: more than this one where there are fewer heads than shards.
+    /// The shards that hold these key and value heads: more than this one if there are fewer heads than shards.
     pub kv_holders: Range<usize>,
-    /// Where groups of heads are cut by samples: the stretch that this shard has of all groups, in parts of a group. The
-    /// heads above are then those of every group that it has a part of.
+    /// This shard's stretch of all groups of heads, in parts of a group, if groups are cut by samples. The heads above are then
+    /// those of every group that it has a part of.
     pub shared_line: Option<Range<usize>>,
     pub ffn: Range<usize>,
     /// Vocabulary rows of embedding and head, or classes.
@@ -122,7 +122,7 @@ pub struct Shard {
     /// Elements of an image's patches; none for text.
     pub patch_elements: Range<usize>,
     pub split_sequence: bool,
-    /// The shares of the stream's rows that all shards have, where it is split by tokens.
+    /// By shard: its share of the stream's rows, if the stream is split by tokens.
     pub token_shares: Vec<usize>,
     pub uncut: BTreeSet<Part>,
 }
@@ -195,12 +195,12 @@ impl Shard {
         Ok((0..count).map(shard).collect())
     }
 
-    /// Where each shard's rows of a stream of so many tokens begin, and the end.
+    /// The first row of each shard in a stream of so many tokens, and the end.
     pub fn row_bounds(&self, tokens: usize) -> Vec<usize> {
         let total: usize = self.token_shares.iter().sum();
         let ends = self.token_shares.iter().scan(0, |end, &share| {
             *end += share;
-            // The first shards get what does not come out even.
+            // Rounding up gives remainders to the first shards.
             Some((tokens * *end).div_ceil(total))
         });
         [0].into_iter().chain(ends).collect()
@@ -214,7 +214,7 @@ impl Shard {
         self.shared_line.as_ref().map_or(SHARES * self.kv_heads.len(), Range::len)
     }
 
-    /// What this shard has of a part of the model.
+    /// This shard's share of a part of the model.
     pub(crate) fn of(&self, part: Part, config: &Config) -> Shard {
         if self.uncut.contains(&part) { Shard::whole(config) } else { self.clone() }
     }
@@ -278,12 +278,12 @@ fn share_out(weights: &[f64], parts: usize, longest: usize) -> Vec<Range<usize>>
     (0..parts).map(run).collect()
 }
 
-/// Tiles and vectors like parts that are multiples of these.
+/// Parts that are multiples of these suit tiles and vectors.
 const GRAINS: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
-/// How much longer than its share a part may be for the sake of a larger grain.
+/// A part may be longer than its share by this factor for the sake of a larger grain.
 const GRAIN_EXCESS: f64 = 1.03;
 
-/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes what is left.
+/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes the rest.
 fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let total: f64 = weights.iter().sum();
     let close = |parts: &[Range<usize>]| {
@@ -299,13 +299,13 @@ fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
     coarse.unwrap_or_else(|| apportion(len, weights))
 }
 
-/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. The largest
-/// remainders get what rounding down leaves; of equal ones the first.
+/// Cuts `0..total` in parts proportional to the weights, none empty unless there are fewer than parts. The largest remainders get
+/// the units that rounding down leaves; of equal ones the first.
 fn apportion(total: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let parts = weights.len();
     let least = usize::from(total >= parts);
     let (sum, shared) = (weights.iter().sum::<f64>(), total - least * parts);
-    // What is beyond the least that everybody gets, so that no part ends below it.
+    // Shares beyond the least that every part gets, so that no part ends below it.
     let ideal: Vec<f64> = weights.iter().map(|w| (total as f64 * w / sum - least as f64).max(0.0)).collect();
     let scale = if ideal.iter().sum::<f64>() > 0.0 { shared as f64 / ideal.iter().sum::<f64>() } else { 0.0 };
     let ideal: Vec<f64> = ideal.iter().map(|share| share * scale).collect();

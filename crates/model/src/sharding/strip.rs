@@ -1,9 +1,9 @@
 //! Groups of heads that shards share by samples.
 //!
-//! Attention's work is a line: each group of query heads with its key and value head, and for each group all samples of a
-//! batch. A shard has a stretch of that line. Where stretches end inside a group, two shards or more compute that group,
-//! each for its own samples: a stretch is made of strips. The cut inside a group depends on the batch's segments alone, so
-//! shards agree on it without asking one another, and every head of every token is computed once.
+//! Attention's work is a line: each group of query heads with its key and value head, and for each group all samples of a batch.
+//! A shard has a stretch of that line. If a stretch ends inside a group, two or more shards compute that group, each for its own
+//! samples: a stretch is made of strips. The cut inside a group depends on the batch's segments alone, so shards agree on it
+//! without asking one another, and every head of every token is computed once.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::sharding::shard::Shard;
 pub struct Strip {
     /// One for each group.
     pub kv_heads: Range<usize>,
-    /// Which samples: parts of the batch, of which there are [`SHARES`].
+    /// Its samples, as parts of the batch, of which there are [`SHARES`].
     pub shares: Range<usize>,
 }
 
@@ -34,14 +34,14 @@ impl Strip {
 }
 
 impl Shard {
-    /// Whether groups of heads are cut by samples in this layout. Then a shard holds every group that it computes for any
-    /// sample at all, and its gradient of what others hold, too, is a summand that no [`Sharing`](crate::Sharing) tells of:
-    /// such a shard computes for a layout of whole groups, with parameters that migrate to it, and returns the gradients.
+    /// Whether groups of heads are cut by samples in this layout. Then a shard holds every group that it computes for any sample.
+    /// Its gradient of a group that others hold too is a summand, which no [`Sharing`](crate::Sharing) records: such a shard
+    /// computes for a layout of whole groups, with parameters that migrate to it, and returns the gradients.
     pub fn is_shared_by_samples(&self) -> bool {
         self.shared_line.is_some()
     }
 
-    /// What attention computes here: the whole groups first, then those that other shards compute for other samples.
+    /// The strips that attention computes here: the whole groups first, then those that other shards compute for other samples.
     pub fn strips(&self) -> Vec<Strip> {
         match &self.shared_line {
             Some(line) => strips(line),
@@ -68,7 +68,7 @@ fn strips(line: &Range<usize>) -> Vec<Strip> {
     all_samples.into_iter().chain(some_samples).collect()
 }
 
-/// Where the segment begins or ends that does so nearest to `share` parts of all tokens; of two as near, the first.
+/// The boundary of segments nearest to `share` parts of all tokens; the first if two are as near.
 fn nearest_boundary(segments: &Segments, share: usize) -> usize {
     let wanted = share as u128 * segments.tokens() as u128;
     let miss = |&boundary: &usize| (SHARES as u128 * boundary as u128).abs_diff(wanted);

@@ -1,4 +1,4 @@
-//! What model tests share: the device under test, and where the golden folders lie.
+//! Shared by model tests: the device under test, and the path of the golden folders.
 #![allow(dead_code, unused_imports)]
 
 #[path = "../../../device/tests/support/device.rs"]
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 pub use device::{device, device_of_rank, on_cuda};
 
-/// Where cargo runs the tests, or where a bundle was unpacked: `run-gpu-tests.sh` says so.
+/// The golden folders, relative to the package that cargo tests or to a bundle, whose path `run-gpu-tests.sh` sets.
 pub fn golden() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
     Path::new(&package).join("../../golden")

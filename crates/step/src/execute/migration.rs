@@ -1,4 +1,4 @@
-//! Migrations: parameters of a unit that a rank computes with and others keep, and their gradients on the way home.
+//! Migrations: parameters of a unit that a rank computes with and others keep, and the return of their gradients.
 
 use evenkeel_comm::Group;
 use evenkeel_device::kernel::{Add, Fill};
@@ -17,8 +17,8 @@ impl<'a> Run<'a> {
         &migration.units[&unit.0]
     }
 
-    /// Everybody gets what it computes with and does not keep. What it keeps itself is used where it lies if it is one
-    /// rectangle there, and copied otherwise.
+    /// Each rank receives the values that it computes with and does not keep. It uses its own in place if the part it computes
+    /// with is one rectangle of them, and copies them otherwise.
     pub(super) fn migrate(&mut self, task: &Task, group: &Group) -> Stamp {
         let Executor { device, parameters, gradients, .. } = *self.executor;
         let (comm, me) = (device.comm(), group.rank());
@@ -95,10 +95,10 @@ fn parcels(parts: &[(usize, Region)], held: &Tensor, is_moved: impl Fn(usize) ->
     moved.map(|(shard, region)| (*shard, region.of(held).view())).collect()
 }
 
-/// Gradients on their way home.
+/// Gradients that return to their home.
 #[derive(Default)]
 struct Returned {
-    /// What this rank has computed.
+    /// The gradients that this rank has computed.
     given: Vec<Tensor>,
     sent: Parcels,
     received: Parcels,
@@ -112,8 +112,8 @@ struct Summand {
 }
 
 impl Returned {
-    /// Where every element of what is kept has one summand and nothing was there before, it goes there straight away; else
-    /// summands come to a place of their own and are added in the order of the shards.
+    /// If every kept element has one summand and no sum yet, summands are received in place. Otherwise they get their own room
+    /// and are added in the order of the shards.
     fn add(&mut self, migrated: &MigratedParam, executor: &Executor, me: usize) {
         let (compute, comm) = (executor.device.compute(), executor.device.comm());
         let (given, kept, accumulate) = executor.gradients.return_work(compute, migrated.id);

@@ -16,11 +16,11 @@ use crate::program::Program;
 #[serde(deny_unknown_fields)]
 pub struct Arrangement {
     pub schedule: Schedule,
-    /// In how many parts each micro-batch is cut, if it has so many samples.
+    /// The number of parts that each micro-batch is cut in, if it has so many samples.
     pub parts: usize,
-    /// Which units to compute again, where the schedule leaves a choice.
+    /// The units to compute again, if the schedule leaves a choice.
     pub recompute: Units,
-    /// Whether a micro-batch begins when the one before it comes to its backward.
+    /// Whether a micro-batch begins as soon as the one before it reaches its backward.
     pub ahead: bool,
     /// Whether nothing is computed while something is exchanged, for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

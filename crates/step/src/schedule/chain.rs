@@ -1,4 +1,4 @@
-//! What is known of a chain to schedule it.
+//! The facts about a chain that schedules need.
 
 use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
@@ -8,23 +8,23 @@ use super::line::TENSOR;
 use crate::program::{GroupIdx, Members, UnitIdx, ValueKind};
 use crate::strategy::Strategy;
 
-/// A chain of units as one rank runs it. The ranks of a tensor-parallel group have the same but for their buckets and the bytes
-/// of their migrations.
+/// A chain of units as one rank runs it. The chains of a tensor-parallel group differ only in their buckets and the bytes of
+/// their migrations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The head is the last.
     pub units: Vec<ChainUnit>,
     /// Whether the stream is split by tokens: then every output is partial.
     pub splits_sequence: bool,
-    /// Of a token's row of the whole stream.
+    /// Bytes of a token's row of the whole stream.
     pub row_bytes: u64,
-    /// What a rank's logits say of one row's softmax.
+    /// Bytes of a rank's statistics of one row's softmax.
     pub stats_bytes: u64,
     /// The tensor-parallel group first.
     pub groups: Vec<Members>,
-    /// The data-parallel group, where there is one.
+    /// The data-parallel group, if there is one.
     pub data_group: Option<GroupIdx>,
-    /// Groups whose sums, one after another, are those of all ranks that keep other gradients.
+    /// Summing over these groups, one after another, sums over all ranks that keep different gradients.
     pub keepers: Vec<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
     /// The units that ranks of the tensor-parallel group compute for one another, in their order.
@@ -36,7 +36,7 @@ pub struct ChainUnit {
     pub kind: UnitKind,
     /// Whether its output, or the head's softmax, is a summand of the group's.
     pub is_partial: bool,
-    /// How often its entry normalises the stream; never if it has no entry.
+    /// Norms of the stream at its entry; 0 if it has no entry.
     pub inputs: usize,
     /// Whether it puts something on the stream beside its output.
     pub starts_stream: bool,
@@ -46,7 +46,7 @@ pub struct ChainUnit {
 }
 
 impl ChainUnit {
-    /// A unit that is trained. The embedding has no entry, every other kind normalises the stream once at its entry.
+    /// A trained unit. The embedding has no entry; every other kind normalises the stream once at its entry.
     pub fn of(kind: UnitKind, is_partial: bool) -> ChainUnit {
         let has_entry = kind != UnitKind::Embedding;
         ChainUnit {
@@ -67,34 +67,34 @@ impl ChainUnit {
 /// Parameters whose values and gradients are moved together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainBucket {
-    /// The units that compute with them, by their place.
+    /// The places of the units that compute with them.
     pub users: Vec<usize>,
-    /// Whether a unit's entry may compute with them, too, and not only its body.
+    /// Whether a unit's entry may compute with them too, not only its body.
     pub is_of_entries: bool,
     /// Whether they have gradients.
     pub is_trained: bool,
-    /// The group of ranks that each have a summand of the gradients, where there are several.
+    /// The group of ranks that each have a summand of the gradients, if there are several.
     pub summed_in: Option<GroupIdx>,
     pub gradient_bytes: u64,
     pub value_bytes: u64,
     /// Whether a rank keeps only its part of the gradients, and of the values.
     pub splits_gradients: bool,
     pub splits_values: bool,
-    /// Whether each rank updates its part of values that all compute with.
+    /// Whether each rank updates its part of values that all ranks compute with.
     pub splits_update: bool,
 }
 
-/// A unit of which some rank computes with other parameters than those that it keeps.
+/// A unit in which some rank computes with other parameters than it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainMigration {
     /// Its place.
     pub unit: usize,
-    /// What this rank sends or receives when the unit migrates and when its gradients return, whichever is more.
+    /// Bytes that this rank sends or receives, whichever is more, when the unit migrates and when its gradients return.
     pub value_bytes: u64,
     pub gradient_bytes: u64,
 }
 
-/// The size of what runs through a chain together.
+/// The size of a part of a micro-batch, which runs through a chain together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartSize {
     pub tokens: usize,
@@ -164,7 +164,7 @@ impl Chain {
         }
     }
 
-    /// The same, with this migration; `shard` is its place in the tensor-parallel group.
+    /// The same chain with this migration; `shard` is the rank's place in the tensor-parallel group.
     pub fn with_migration(self, migration: &Migration, shard: usize, dtype: DType) -> Chain {
         let migrated = |&unit: &usize| {
             let [value_bytes, gradient_bytes] = migration.bytes(unit, shard, dtype);
@@ -173,7 +173,7 @@ impl Chain {
         Chain { migrations: migration.units.keys().map(migrated).collect(), ..self }
     }
 
-    /// How many bytes of a part of this size are reduced or gathered where the tensor-parallel group exchanges such a value.
+    /// The bytes that are reduced or gathered when the tensor-parallel group exchanges such a value of a part of this size.
     pub(super) fn exchanged_bytes(&self, unit: UnitIdx, sent: ValueKind, size: &PartSize) -> u64 {
         let tensors = match sent {
             ValueKind::Stats(chunk) => {
@@ -202,7 +202,7 @@ impl Chain {
 }
 
 impl PartSize {
-    /// Of so many tokens, of which so many rows get logits.
+    /// A part of so many tokens, in which so many rows get logits.
     pub fn new(model: &Model, tokens: usize, rows: usize) -> PartSize {
         PartSize { tokens, chunk_rows: model.head().chunks(rows).map(|rows| rows.len()).collect() }
     }
@@ -211,8 +211,7 @@ impl PartSize {
         PartSize::new(model, batch.token_count(), model.head().rows(batch))
     }
 
-    /// The same with this many chunks, of which the last have no rows: programs of such sizes are alike however many rows
-    /// there are.
+    /// The same with this many chunks; added ones have no rows. Programs of such sizes are alike whatever the number of rows.
     pub fn in_chunks(mut self, chunks: usize) -> PartSize {
         assert!(chunks >= self.chunk_rows.len(), "{chunks} chunks, of which {} have rows", self.chunk_rows.len());
         self.chunk_rows.resize(chunks, 0);

@@ -1,13 +1,13 @@
-//! Merges lines so that one computes while another's exchange travels.
+//! Merges lines so that one computes during another's exchange.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::program::{Task, Value};
 use crate::work::Work;
 
-/// Merges the lines of micro-batches in order. A line is left where it would wait for an exchange, and taken up again
-/// when others have computed meanwhile. The next micro-batch begins when the one before it is through or, `ahead`, when
-/// all its lines have come to their backward.
+/// Merges the lines of micro-batches in order. A line is left when it would wait for an exchange, and taken up again when others
+/// have computed meanwhile. The next micro-batch begins when the one before it has ended or, `ahead`, when all its lines have
+/// reached their backward.
 pub(super) fn interleave(micros: Vec<Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> {
     let mut waiting: VecDeque<Vec<Line>> =
         micros.into_iter().map(|lines| lines.into_iter().map(Line::of).collect()).collect();
@@ -38,7 +38,7 @@ struct Line {
     last_turn: usize,
 }
 
-/// Tasks that run without waiting, once what the first of them awaits is there.
+/// Tasks that run without waiting once the values that the first of them awaits have arrived.
 #[derive(Default)]
 struct Segment {
     tasks: Vec<Task>,
@@ -70,14 +70,14 @@ impl Line {
 struct Merged {
     tasks: Vec<Task>,
     turns: usize,
-    /// Heavy tasks so far, and how many there were when each exchange was issued.
+    /// Heavy tasks so far, and their number when each exchange was issued.
     heavy: usize,
     issued: HashMap<Value, usize>,
 }
 
 impl Merged {
-    /// The least comes next: lines whose exchanges have had a heavy task to hide behind, light segments of them first,
-    /// because those issue the next exchange; then whoever has waited longest.
+    /// The least comes next: lines whose exchanges have had a heavy task to hide behind, light segments of them first, because
+    /// those issue the next exchange; then the line that has waited longest.
     fn rank(&self, line: &Line) -> (bool, bool, usize, usize) {
         let segment = &line.segments[0];
         let latest = segment.awaits.iter().map(|value| self.issued[value]).max();

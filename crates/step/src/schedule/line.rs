@@ -6,7 +6,7 @@ use super::{Chain, ChainUnit, PartSize};
 use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
 use crate::work::{Chunk, Work};
 
-/// What is kept of a unit's forward for its backward.
+/// The values that a unit's forward keeps for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     Everything,
@@ -16,21 +16,21 @@ pub enum Keep {
     Nothing,
 }
 
-/// How backward gets back what forward did not keep.
+/// How backward gets back the values that forward did not keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
-    /// Bodies alone; what was reduced is in the stream.
+    /// Only bodies; the stream has the reduced values.
     Bodies,
     /// Whole layers, with the reductions between their units.
     Layers,
-    /// Whatever forward did, the layer's last reduction included, whose result nobody reads.
+    /// All that forward did, even the layer's last reduction, whose result is never read.
     Everything,
 }
 
 /// The tensor-parallel group's place among a chain's groups.
 pub(super) const TENSOR: GroupIdx = GroupIdx(0);
 
-/// Losses and gradients; `keep` says of each unit what backward finds.
+/// Losses and gradients; `keep` says, by unit, which values backward finds.
 pub(super) fn training(chain: &Chain, micro: Micro, size: &PartSize, keep: &[Keep], recompute: Recompute) -> Vec<Task> {
     let mut line = Line { chain, micro, size, keep, recompute, tasks: Vec::new() };
     line.forward();
@@ -39,7 +39,7 @@ pub(super) fn training(chain: &Chain, micro: Micro, size: &PartSize, keep: &[Kee
     line.tasks
 }
 
-/// Losses alone.
+/// Only losses.
 pub(super) fn evaluation(chain: &Chain, micro: Micro, size: &PartSize) -> Vec<Task> {
     let keep = vec![Keep::Nothing; chain.units.len()];
     let mut line = Line { chain, micro, size, keep: &keep, recompute: Recompute::Bodies, tasks: Vec::new() };
@@ -82,7 +82,7 @@ impl Line<'_> {
         let ChainUnit { is_partial, starts_stream, .. } = self.chain.units[below.0];
         let stream = (self.has_entry(below) || starts_stream).then(|| self.value(Stream, below));
         let output = self.value(if is_partial { OutputReduced } else { Output }, below);
-        // A stream that a unit starts is part of no entry.
+        // A stream that a unit starts belongs to no entry, so no backward needs it.
         let is_done = |stream: &Value| !self.has_entry(stream.unit) || is_done(stream.unit.0);
         let frees = [Some(output), stream.filter(is_done)].into_iter().flatten().collect();
         let reads = [stream, Some(output)].into_iter().flatten().collect();
@@ -91,7 +91,7 @@ impl Line<'_> {
         self.gather_input(unit);
     }
 
-    /// A unit's body, forward, on its input, which it frees.
+    /// The forward of a unit's body; it frees its input.
     fn body(&mut self, work: Work, unit: UnitIdx, saves: bool, gives_output: bool) {
         use ValueKind::*;
         let input: Vec<Value> = self.has_entry(unit).then(|| self.input(unit)).into_iter().collect();
@@ -107,14 +107,14 @@ impl Line<'_> {
         }
     }
 
-    /// Rows of the normalised stream that other ranks have.
+    /// Gathers the rows of the normalised stream from all ranks.
     fn gather_input(&mut self, unit: UnitIdx) {
         if self.chain.splits_sequence {
             self.exchange(Work::AllGather, unit, ValueKind::Normalised, ValueKind::NormalisedGathered);
         }
     }
 
-    /// What a body, or the head, reads.
+    /// The value that a body, or the head, reads.
     fn input(&self, unit: UnitIdx) -> Value {
         let gathered = self.chain.splits_sequence;
         self.value(if gathered { ValueKind::NormalisedGathered } else { ValueKind::Normalised }, unit)
@@ -128,7 +128,7 @@ impl Line<'_> {
         for chunk in (0..chunks).map(Chunk) {
             let mut known = self.logits(chunk);
             let mut frees = known.clone();
-            // The first chunk makes room for the gradient of all.
+            // The first chunk allocates the gradient of all chunks.
             let writes = if chunk.0 == 0 { vec![gradient] } else { Vec::new() };
             known.extend((chunk.0 > 0).then_some(gradient));
             known.push(input);
@@ -140,7 +140,7 @@ impl Line<'_> {
         }
         let is_partial = self.is_partial(head);
         self.reduce_gradient(head, is_partial);
-        // What the last units' recomputation needs of other ranks travels while the head's gradient does.
+        // Issues the exchange for the last units' recomputation before the head's gradient is awaited.
         self.prefetch(self.blocks().last().copied());
         self.backward_enter(head, is_partial);
     }
@@ -163,7 +163,7 @@ impl Line<'_> {
         }
     }
 
-    /// A chunk's logits; returns what its losses are computed from.
+    /// A chunk's logits; returns the values that its losses are computed from.
     fn logits(&mut self, chunk: Chunk) -> Vec<Value> {
         use ValueKind::*;
         let (head, input) = (self.head(), self.input(self.head()));
@@ -178,8 +178,8 @@ impl Line<'_> {
         vec![logits, self.value(StatsGathered(chunk), head)]
     }
 
-    /// Units with a backward before the head, as those that are recomputed together, by the first and the one behind the last:
-    /// a unit with what it keeps, and those behind it that keep nothing.
+    /// The units with a backward before the head, in blocks that are recomputed together: a unit that keeps something, and those
+    /// behind it that keep nothing. Each block by its first unit and the one behind its last.
     fn blocks(&self) -> Vec<[usize; 2]> {
         let (lowest, head) = (self.chain.lowest_trained().0, self.head().0);
         let starts = (lowest..head).filter(|&unit| unit == lowest || self.keep[unit] != Keep::Nothing);
@@ -202,7 +202,7 @@ impl Line<'_> {
         }
     }
 
-    /// The first input of a block that is to be recomputed: it depends on no gradient, so it can travel early.
+    /// Gathers the first input of a block that is to be recomputed: it depends on no gradient, so this can happen early.
     fn prefetch(&mut self, block: Option<[usize; 2]>) {
         let Some(unit) = block.map(|[first, _]| UnitIdx(first)).filter(|unit| self.has_entry(*unit)) else { return };
         if self.keep[unit.0] != Keep::Everything && self.chain.splits_sequence {
@@ -237,15 +237,15 @@ impl Line<'_> {
         }
     }
 
-    /// Nobody reads what the last unit of a layer gave again.
+    /// Frees the recomputed output of a layer's last unit, which is never read.
     fn forget_output(&mut self, unit: UnitIdx) {
         let kind = if self.is_partial(unit) { ValueKind::OutputReduced } else { ValueKind::Output };
         let output = self.value(kind, unit);
         self.tasks.last_mut().expect("the unit was just recomputed").frees.push(output);
     }
 
-    /// The gradients of a body and of its entry. Each exchange is issued as soon as what it sends is known; nobody waits
-    /// for the weights' gradients, so they are computed while the input's travels.
+    /// The gradients of a body and of its entry. Each exchange is issued as soon as its value is known. Nothing waits for the
+    /// weights' gradients, so they are computed during the exchange of the input's.
     fn backward_body(&mut self, unit: UnitIdx) {
         use ValueKind::*;
         let mut reads = vec![self.value(Saved, unit)];
@@ -274,7 +274,7 @@ impl Line<'_> {
         unit > self.chain.lowest_trained() || self.chain.units[unit.0].entry_is_trained
     }
 
-    /// Nothing is left to do with these values of the unit whose backward was just added.
+    /// Frees these values of the unit whose backward was just added: nothing else needs them.
     fn forget(&mut self, unit: UnitIdx, kinds: [ValueKind; 2]) {
         let values = kinds.map(|kind| self.value(kind, unit));
         let last = self.tasks.last_mut().expect("a backward has tasks");
@@ -310,7 +310,7 @@ impl Line<'_> {
         }
     }
 
-    /// Sums a value over the ranks; each gets all of it, or its own rows where the stream is split.
+    /// Sums a value over the ranks; each gets all of it, or its own rows if the stream is split.
     fn reduce(&mut self, unit: UnitIdx, from: ValueKind, to: ValueKind) {
         let work = if self.chain.splits_sequence { Work::ReduceScatter } else { Work::AllReduce };
         self.exchange(work, unit, from, to);

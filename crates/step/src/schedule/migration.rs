@@ -1,5 +1,5 @@
-//! What migration adds to a program, whatever schedule wrote it: units whose parameters a rank computes with and does not
-//! keep migrate ahead of their use, and their gradients return once they are complete.
+//! Adds migrations to a program, whatever schedule wrote it: units whose parameters a rank computes with and does not keep
+//! migrate ahead of their use, and their gradients return once they are complete.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::program::{Exchange, Task, UnitIdx, Value, ValueKind};
 use crate::work::Work;
 
 /// Adds the migrations of a chain. Each unit migrates once in a step, before the first body of the migrating unit before it
-/// computes, so that it travels beside a body at least.
+/// computes, so that at least one body computes meanwhile.
 pub(super) fn migrate_and_return(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut migrating: Vec<Migrating> =
         chain.migrations.iter().filter_map(|migrated| Migrating::of(&tasks, migrated)).collect();
@@ -43,9 +43,9 @@ pub(super) fn migrate_and_return(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
 /// The tasks of a unit that migrates, in order.
 struct Migrating<'a> {
     migrated: &'a ChainMigration,
-    /// Those that compute with its parameters.
+    /// The tasks that compute with its parameters.
     uses: Vec<usize>,
-    /// Those that may add to their gradients; none if nothing is trained there or below.
+    /// The tasks that may add to their gradients; none if nothing is trained there or below.
     additions: Vec<usize>,
 }
 
@@ -61,7 +61,7 @@ impl Migrating<'_> {
     }
 }
 
-/// What it reads it frees.
+/// An exchange of the tensor-parallel group that frees what it reads.
 fn task(work: Work, unit: usize, bytes: u64, reads: Vec<Value>, writes: Vec<Value>) -> Task {
     let exchange = Some(Exchange { group: TENSOR, bytes });
     Task { work, unit: UnitIdx(unit), micro: WHOLE_STEP, frees: reads.clone(), reads, writes, exchange }

@@ -1,8 +1,7 @@
 //! Schedules: functions that write programs.
 //!
-//! A line (`line`) is what one part of a micro-batch goes through; a schedule chooses what forward keeps, how backward gets
-//! the rest back, and whether lines run one after another or interleaved (`interleave`), one computing while another's
-//! exchange travels.
+//! A line (`line`) is the tasks of one part of a micro-batch. A schedule chooses what forward keeps, how backward gets the rest
+//! back, and whether lines run one after another or interleaved (`interleave`), one computing during another's exchange.
 
 mod arrangement;
 mod chain;
@@ -26,15 +25,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::program::{Micro, Program, Task};
 use crate::work::Work;
 
-/// What a schedule is asked for.
+/// The input of a schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleInput<'a> {
     pub chain: &'a Chain,
     /// The parts of each micro-batch.
     pub micros: &'a [Vec<PartSize>],
-    /// Which units to compute again, where the schedule leaves a choice.
+    /// The units to compute again, if the schedule leaves a choice.
     pub recompute: Units,
-    /// Whether a micro-batch begins when the one before it comes to its backward.
+    /// Whether a micro-batch begins as soon as the one before it reaches its backward.
     pub ahead: bool,
 }
 
@@ -64,9 +63,9 @@ pub struct Schedule {
     pub name: &'static str,
     pub about: &'static str,
     pub write: fn(&ScheduleInput) -> Program,
-    /// Whether parts compute while others' exchanges travel.
+    /// Whether parts compute during the exchanges of others.
     pub overlaps: bool,
-    /// Whether it leaves a choice of the units that are computed again.
+    /// Whether it leaves a choice of the units to compute again.
     pub chooses_units: bool,
 }
 
@@ -133,14 +132,14 @@ pub const OASES: Schedule = Schedule {
 
 pub const SCHEDULES: [Schedule; 5] = [NONE, DEFAULT, SAVED_COMM, CROSS_PASS, OASES];
 
-/// For comparisons alone: `default` as it was published, with a reduction in every layer whose result nobody reads.
+/// Only for comparisons: `default` as it was published, with a reduction in every layer whose result is never read.
 pub const DEFAULT_REFERENCE: Schedule = Schedule {
     name: "default-reference",
     about: "layers run again, all their reductions too; nothing overlaps",
     write: default_reference,
     ..DEFAULT
 };
-/// For comparisons alone: `cross-pass` as it was published, with a reduction in every layer whose result nobody reads.
+/// Only for comparisons: `cross-pass` as it was published, with a reduction in every layer whose result is never read.
 pub const CROSS_PASS_REFERENCE: Schedule = Schedule {
     name: "cross-pass-reference",
     about: "layers run again, all their reductions too; parts overlap",
@@ -154,22 +153,22 @@ pub fn none(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(|_| Keep::Everything, Recompute::Bodies))
 }
 
-/// The input of a layer is kept, and the whole layer runs again before its backward, the reductions between its units too.
+/// Keeps the input of a layer and runs the whole layer again before its backward, with the reductions between its units.
 pub fn default(request: &ScheduleInput) -> Program {
     request.in_turn(request.lines(layer_inputs, Recompute::Layers))
 }
 
-/// The stream at each unit's entry is kept, so that no reduction runs again.
+/// Keeps the stream at each unit's entry, so that no reduction runs again.
 pub fn saved_comm(request: &ScheduleInput) -> Program {
     request.in_turn(request.lines(request.streams_of_chosen(), Recompute::Bodies))
 }
 
-/// The default, but one part's reductions travel while another computes.
+/// The default, but one part computes during another's reductions.
 pub fn cross_pass(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(layer_inputs, Recompute::Layers))
 }
 
-/// No reduction runs twice, and one part's travel while another computes.
+/// No reduction runs twice, and one part computes during another's reductions.
 pub fn oases(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(request.streams_of_chosen(), Recompute::Bodies))
 }
@@ -182,7 +181,7 @@ fn cross_pass_reference(request: &ScheduleInput) -> Program {
     request.overlapped(request.lines(layer_inputs, Recompute::Everything))
 }
 
-/// A program of gradients with what follows them in a step.
+/// A program of gradients with the tail of the step.
 pub fn with_tail(mut program: Program, chain: &Chain) -> Program {
     program.tasks.extend(tail(chain));
     program
@@ -194,8 +193,8 @@ pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
     Program { tasks, groups: chain.groups.clone(), blocking: false }
 }
 
-/// Makes a program that of parts of other sizes, in as many parts and chunks. Nothing differs but what its exchanges move, on
-/// which the ranks of a tensor-parallel group agree whatever the sizes are; so what was proved of the programs still holds.
+/// Adapts a program to parts of other sizes, with as many parts and chunks. Only the bytes of its exchanges change, and the ranks
+/// of a tensor-parallel group agree on those whatever the sizes are, so the proof of the programs still holds.
 pub fn fit(program: &mut Program, chain: &Chain, micros: &[Vec<PartSize>]) {
     for task in &mut program.tasks {
         if let (Work::AllReduce | Work::ReduceScatter | Work::AllGather, Some(exchange)) =

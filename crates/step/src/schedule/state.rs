@@ -1,5 +1,5 @@
-//! What state adds to a program, whatever schedule wrote it: reductions of gradients as they are complete, gathers of parameters
-//! ahead of their use, and the tail that updates them.
+//! Adds the exchanges of state to a program, whatever schedule wrote it: reductions of gradients once they are complete, gathers
+//! of parameters ahead of their use, and the tail that updates them.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use evenkeel_device::DType;
 use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
 use crate::work::{BucketIdx, Chunk, Lane, Work};
 
-/// How many reductions of split gradients may be on their way: each holds the gradients of a whole bucket.
+/// The most reductions of split gradients in flight: each holds the gradients of a whole bucket.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
-/// Parameters stay gathered where they are used again after so many bodies at most.
+/// Parameters stay gathered if they are used again after at most so many bodies.
 const RESIDENCE: usize = 8;
 
 pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 
-/// Adds the reductions of gradients: each as soon as nothing more is added to its bucket, or, where gradients are split, as
-/// soon as a micro-batch adds nothing more.
+/// Adds the reductions of gradients: each as soon as nothing more is added to its bucket or, if gradients are split, as soon as a
+/// micro-batch adds nothing more.
 pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
     for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.is_trained) {
@@ -30,7 +30,7 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut reduced: Vec<Value> = Vec::new();
     let mut out: Vec<Task> = Vec::new();
     for (index, mut task) in tasks.into_iter().enumerate() {
-        // Whoever computes on waits for all but the last few, whose memory is free then.
+        // The next compute task waits for all but the last few reductions, which frees the memory of the others.
         if task.work.lane() == Lane::Compute && reduced.len() > REDUCTIONS_IN_FLIGHT {
             let done: Vec<Value> = reduced.drain(..reduced.len() - REDUCTIONS_IN_FLIGHT).collect();
             task.reads.extend(&done);
@@ -42,7 +42,7 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
             reduced.extend(out.last().and_then(|task| task.writes.first()).filter(|value| is_reduced(value)));
         }
     }
-    // Nobody computes behind the last ones.
+    // No task computes behind the last reductions.
     for task in &mut out {
         let last: Vec<Value> = task.writes.iter().filter(|value| reduced.contains(value)).copied().collect();
         task.frees.extend(last);
@@ -54,7 +54,7 @@ fn is_reduced(value: &Value) -> bool {
     matches!(value.kind, ValueKind::GradientsReduced(_))
 }
 
-/// Where something is added to a bucket for the last time; where gradients are split, by each micro-batch.
+/// The task that adds to a bucket for the last time; if gradients are split, the last one of each micro-batch.
 fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize> {
     let adds = |task: &Task| {
         let is_of_body = matches!(task.work, Work::BackwardInput | Work::BackwardWeight | Work::Loss(_));
@@ -68,7 +68,7 @@ fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize
     last
 }
 
-/// Exchanges that somebody waits for go first.
+/// The last of the exchanges that directly follow a task, or the task itself: awaited exchanges go first.
 pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
     while tasks.get(index + 1).is_some_and(|task| task.exchange.is_some()) {
         index += 1;
@@ -76,7 +76,7 @@ pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
     index
 }
 
-/// The sum over the shards that hold a bucket, and the reduction over the data's shares.
+/// The sum over the shards that hold a bucket, and the reduction over the replicas.
 fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
     let ChainBucket { users, summed_in, gradient_bytes: bytes, splits_gradients, .. } = &chain.buckets[bucket];
     let (unit, index) = (UnitIdx(users[0]), BucketIdx(bucket));
@@ -98,7 +98,7 @@ fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
     sum.into_iter().chain(reduction).collect()
 }
 
-/// The tail of a step: the norm of all gradients, the update, and what ranks have updated for one another.
+/// The tail of a step: the norm of all gradients, the update, and the gathers of values that other ranks have updated.
 pub(super) fn tail(chain: &Chain) -> Vec<Task> {
     let unit = UnitIdx(chain.units.len() - 1);
     let task = |work, reads, writes, exchange| Task {
@@ -127,7 +127,7 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
     tasks
 }
 
-/// Adds the gathers of split parameters, each while the bodies before its users compute, and frees them behind their users.
+/// Adds the gathers of split parameters, each during the bodies before its users, and frees the parameters behind their users.
 pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let Some(group) = chain.data_group else { return tasks };
     let mut residences = residences(&tasks, chain);
@@ -158,7 +158,7 @@ pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     out.into_iter().enumerate().flat_map(gathered).collect()
 }
 
-/// While a bucket's parameters are here.
+/// A period in which a bucket's parameters are gathered.
 struct Residence {
     bucket: usize,
     /// The tasks that compute with them, in order.
@@ -173,7 +173,7 @@ fn residences(tasks: &[Task], chain: &Chain) -> Vec<Residence> {
         for (index, task) in tasks.iter().enumerate() {
             let is_body = matches!(task.work, Work::Forward | Work::Recompute | Work::BackwardInput);
             let is_of_head = matches!(task.work, Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_));
-            // The head counts once: how many chunks it has is a matter of each share of the data.
+            // The head counts once: its number of chunks may differ between replicas.
             bodies_since += usize::from(is_body || task.work == Work::Logits(Chunk(0)));
             let computes = is_body || is_of_head;
             if !computes || !chain.buckets[bucket].users.contains(&task.unit.0) {

@@ -1,4 +1,4 @@
-//! What listings and drawings call spans.
+//! Names of spans in listings and drawings.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// The micro-batch and part of a span, where there are several.
+    /// The micro-batch and part of a span, if there are several.
     fn place(&self, span: &Span) -> String {
         let mut place = String::new();
         if self.tells_micro {
@@ -52,7 +52,7 @@ impl<'a> Words<'a> {
         place
     }
 
-    /// What a box may say of its span, the longest first.
+    /// Labels for a span's box, the longest first.
     pub fn labels(&self, span: &Span) -> Vec<String> {
         let WorkRow { name, scope, .. } = span.work.row();
         match scope {

@@ -20,7 +20,7 @@ use evenkeel_store::Folder;
 pub use under_test::on_cuda;
 
 pub fn golden(case: &str) -> Folder {
-    // Where cargo runs the tests, or where a bundle was unpacked.
+    // The folder where cargo runs the tests, or where a bundle was unpacked.
     let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
     Folder::open(Path::new(&package).join("../../golden").join(case)).expect("golden folders are sound")
 }

@@ -1,4 +1,4 @@
-//! A model on one rank and cut over several: losses, gradients and what ran when, compared.
+//! Compares a model on one rank with the same model cut over several: losses, gradients and timelines.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -16,34 +16,34 @@ use evenkeel_step::{Executor, Mesh, Program, Strategy, join, verify};
 use super::{device, device_of, golden, on_cuda, parts, sizes};
 
 const OPTIONS: LossOptions = LossOptions { smoothing: 0.1, scale: 0.05 };
-/// Relative by norm: what is promised of f32.
+/// Relative by norm: the promise for f32.
 pub const TOLERANCE: f64 = 1e-5;
-/// Gradients that are zero but for rounding (keys' biases) have no relative error to speak of: of the whole's norm.
+/// Relative to the whole's norm: gradients that are zero but for rounding (keys' biases) have no meaningful relative error.
 const FLOOR: f64 = 1e-6;
 
 pub struct Outcome {
     pub losses: Vec<f32>,
     evaluated: Vec<f32>,
-    /// By parameter: which elements of its slice the rank keeps, and their gradients.
+    /// By parameter: the elements of its slice that the rank keeps, and their gradients.
     gradients: Vec<(ParamSpec, Range<usize>, Vec<f32>)>,
     pub program: Program,
     pub spans: Vec<Span>,
-    /// Of the step alone, weights and gradients included.
+    /// The peak of the step alone, weights and gradients included.
     pub peak_bytes: u64,
-    /// What it sent and received of migrations.
+    /// Calls and bytes of its migrations, sent and received.
     pub migrated: Count,
-    /// All-reductions that the step asked of its groups, by their own count.
+    /// All-reductions of the step, as its groups counted them.
     pub all_reductions: u64,
 }
 
 impl Outcome {
-    /// Of the gradients that the rank keeps, by parameter.
+    /// The bits of the gradients that the rank keeps, by parameter.
     pub fn gradient_bits(&self) -> Vec<Vec<u32>> {
         self.gradients.iter().map(|(_, _, values)| values.iter().map(|value| value.to_bits()).collect()).collect()
     }
 }
 
-/// Where a model's weights come from, and what it reads.
+/// The source of a model, its weights and its batches.
 pub trait Origin: Sync {
     fn model(&self) -> Model;
     fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters;
@@ -68,7 +68,7 @@ impl Origin for str {
 /// A golden model in training, with dropout.
 pub struct Dropping {
     pub case: &'static str,
-    /// What config.json says of it.
+    /// The keys of its dropout in config.json.
     keys: serde_json::Value,
 }
 
@@ -95,7 +95,7 @@ impl Origin for Dropping {
     }
 }
 
-/// Models that drop in every place that they can.
+/// Models with dropout in every place that can have it.
 pub fn dropping() -> Vec<Dropping> {
     let of = |case, keys| Dropping { case, keys };
     vec![
@@ -157,13 +157,13 @@ pub fn on_working_ranks(
         let device = device(communicator.rank());
         (run(&shards, work, origin, &communicator, &device, dtype, way), device)
     });
-    // A GPU's memory is freed when nothing runs on the GPU any more. Freed earlier, it would hold up ranks that NCCL's kernels of
-    // others wait for, if all share one GPU.
+    // A GPU's memory is freed when nothing runs on the GPU any more. If all ranks share one GPU, freeing it earlier would block
+    // ranks that the NCCL kernels of others wait for.
     let (outcomes, _devices): (Vec<Outcome>, Vec<Device>) = outcomes.expect("no rank fails").into_iter().unzip();
     outcomes
 }
 
-/// What a rank's step needs of memory, from a dry run.
+/// The memory that a rank's step needs, from a dry run.
 pub fn dry_peak_bytes(origin: &(impl Origin + ?Sized), cut: &Cut, rank: usize, way: impl Into<Way>) -> u64 {
     dry_working_peak_bytes(origin, cut, None, rank, way)
 }
@@ -188,7 +188,7 @@ pub fn timeline(outcomes: &[Outcome]) -> Timeline {
     Timeline { ranks: outcomes.iter().map(|outcome| outcome.spans.clone()).collect() }
 }
 
-/// One step, and what is left of it.
+/// One step, and its results.
 struct Step {
     gradients: Gradients,
     tables: RotaryTables,
@@ -204,7 +204,7 @@ fn verified(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Prog
     programs.swap_remove(rank)
 }
 
-/// What a rank computes with and what migrates, and the chains of all ranks.
+/// A rank's model to compute with, its migration, and the chains of all ranks.
 fn working(
     shards: &[Model],
     work: Option<&Widths>,
@@ -385,7 +385,7 @@ pub fn compare_rank_by_rank(what: &str, ours: &[Outcome], theirs: &[Outcome], to
     for (rank, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let error = distance(&ours.losses, &theirs.losses) / norm(theirs.losses.iter().copied());
         assert!(error <= tolerance, "{what}, rank {rank}: losses off by {error:e}");
-        // On a GPU, the bits of a row depend on how many there are: products choose their kernels by that.
+        // On a GPU, the bits of a row depend on the number of rows: products choose their kernels by it.
         let error = distance(&ours.evaluated, &theirs.evaluated) / norm(theirs.evaluated.iter().copied());
         let allowed = if on_cuda() { tolerance } else { 0.0 };
         assert!(error <= allowed, "{what}, rank {rank}: evaluation is off by {error:e}");
@@ -400,7 +400,7 @@ pub fn compare_rank_by_rank(what: &str, ours: &[Outcome], theirs: &[Outcome], to
     }
 }
 
-/// How far all gradients that ranks keep are from those of one rank, relative to their size.
+/// The distance of all gradients that ranks keep from those of one rank, relative to their size.
 pub fn gradient_error(whole: &Outcome, ranks: &[Outcome]) -> f64 {
     let (mut off, mut size) = (0.0, 0.0);
     for (id, (spec, elements, gradient)) in ranks.iter().flat_map(|rank| rank.gradients.iter().enumerate()) {
@@ -411,7 +411,7 @@ pub fn gradient_error(whole: &Outcome, ranks: &[Outcome]) -> f64 {
     (off / size).sqrt()
 }
 
-/// How many elements of a parameter the ranks keep gradients of together.
+/// The number of elements whose gradients the ranks keep, all together.
 pub fn kept_elements(ranks: &[Outcome]) -> usize {
     ranks.iter().flat_map(|rank| &rank.gradients).map(|(_, elements, _)| elements.len()).sum()
 }

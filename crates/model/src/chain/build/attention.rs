@@ -17,7 +17,7 @@ use crate::sharding::layout::{Ranges, Sharing};
 use crate::sharding::shard::Shard;
 use crate::sharding::strip::Strip;
 
-/// What a layer's attention computes with.
+/// The parameters of a layer's attention.
 struct AttentionWeights {
     qkv: QkvWeights,
     norms: Option<[NormSpec; 2]>,
@@ -30,7 +30,7 @@ enum QkvWeights {
     FusedByHead(LinearWeights),
 }
 
-/// Heads of the whole model, query heads and those of keys and values.
+/// Query heads, and key and value heads, numbered over the whole model.
 #[derive(Clone, PartialEq)]
 struct HeadRanges {
     heads: Range<usize>,
@@ -52,7 +52,7 @@ fn columns_of(heads: &Range<usize>, width: usize) -> Range<usize> {
     heads.start * width..heads.end * width
 }
 
-/// Where heads lie among those held.
+/// The places of heads among those held.
 fn among(held: &Range<usize>, heads: &Range<usize>) -> Range<usize> {
     heads.start - held.start..heads.end - held.start
 }
@@ -76,7 +76,7 @@ impl Builder<'_> {
         }
         let (whole, mut partial): (Vec<Strip>, Vec<Strip>) =
             shard.strips().into_iter().partition(Strip::is_of_all_samples);
-        // The whole groups, even if there are none, write all rows of the output and do what is done with its bias.
+        // The whole groups, even if there are none, write all rows of the output and treat its bias.
         let groups = whole.first().map_or(held.kv_heads.start..held.kv_heads.start, |strip| strip.kv_heads.clone());
         let heads = HeadRanges::of_groups(self.config, groups.clone());
         let attended = if groups.is_empty() {
@@ -89,7 +89,7 @@ impl Builder<'_> {
         let part = self.out_part(&held, &heads);
         let linear = body.linear_with(attended, weights.out, part);
         let output = body.linear(linear);
-        // A strip that never has a row stands for parameters of which nothing is held.
+        // A strip without rows stands for parameters of which nothing is held.
         if whole.is_empty() && partial.is_empty() {
             partial.push(Strip { kv_heads: groups, shares: 0..0 });
         }
@@ -157,13 +157,13 @@ impl Builder<'_> {
         AttentionWeights { qkv, norms, out }
     }
 
-    /// The inputs of the output layer that these heads are.
+    /// The inputs of the output layer that come from these heads.
     fn out_part(&self, held: &HeadRanges, heads: &HeadRanges) -> Option<LinearPart> {
         let columns = columns_of(&among(&held.heads, &heads.heads), self.config.head_dim);
         (held != heads).then_some(LinearPart::Inputs(columns))
     }
 
-    /// Adds what some of the heads held compute, up to the output layer; returns the slot where their outputs lie side by side.
+    /// Adds the operations of some of the held heads, up to the output layer; returns the slot of their outputs, side by side.
     fn attend(
         &self,
         body: &mut BodyBuilder,
@@ -218,7 +218,7 @@ impl Builder<'_> {
         match weights {
             QkvWeights::Separate([q, k, v]) => [(q, &local), (k, &local_kv), (v, &local_kv)]
                 .map(|(weights, local)| packed(project(*weights, columns_of(local, dim)), local.len())),
-            // A part of each block: no one range of columns.
+            // A part of each block is not one range of columns.
             QkvWeights::FusedBlocks(weights) if is_part => [0, 1, 2].map(|block| {
                 let first = block * held.heads.len();
                 let columns = columns_of(&(first + local.start..first + local.end), dim);

@@ -16,17 +16,17 @@ use crate::lossy::intake::Intake;
 use crate::{Batch, Cut, Gradients, Images, Input, Model, ParamId, Parameters, RotaryTables, ZeroSharding};
 
 const GAMMA: f64 = 0.4;
-/// Relative by norm, of what both sides sum in different orders.
+/// Relative by norm, for values that both sides sum in different orders.
 const F32_TOLERANCE: f64 = 1e-5;
-/// And of what they then round to eight bits.
+/// The same for values that are then rounded to eight bits.
 const BF16_TOLERANCE: f64 = 2e-2;
-/// Of the largest gradient of a body: some, as those of keys' biases, are zero but for rounding.
+/// Relative to the largest gradient of a body: some, as those of keys' biases, are zero but for rounding.
 const FLOOR: f64 = 1e-6;
 const BF16_FLOOR: f64 = 3e-3;
 
 #[derive(Clone, Copy, Debug)]
 enum Choice {
-    /// By how large the columns are.
+    /// By the size of the columns.
     Priority,
     Random,
 }
@@ -94,7 +94,7 @@ impl Matrix {
         &mut self.values[row * self.cols + col]
     }
 
-    /// Writes in the pruned columns what the policy says; `last` is the step before.
+    /// Imputes the pruned columns by the policy; `last` is the step before.
     fn impute(&mut self, imputation: Imputation, last: Option<&Matrix>, kept: &[bool], transposed: bool) {
         let rows = if transposed { self.cols } else { self.values.len() / self.cols };
         for row in 0..rows {
@@ -115,7 +115,7 @@ struct Setting {
     model: Model,
     device: Device,
     parameters: Parameters,
-    /// With the pruned columns zeroed.
+    /// The parameters with the pruned columns zeroed.
     masked: Parameters,
     tables: RotaryTables,
     gradients: Gradients,
@@ -209,10 +209,10 @@ fn fill(parameters: &Parameters, values: &[Vec<f32>], queue: &Queue) {
     filled.expect("infallible");
 }
 
-/// What the twin remembers from step to step.
+/// Gradients that the twin remembers from step to step.
 #[derive(Default)]
 struct Memory {
-    /// By the intake and the micro-batch.
+    /// By intake and micro-batch.
     inputs: HashMap<(usize, usize), Matrix>,
     weights: HashMap<ParamId, Matrix>,
 }
@@ -262,7 +262,7 @@ fn compare(what: &str, ours: &[f32], expected: &[f32], dtype: DType, largest: f6
     assert!(error <= tolerance * size + floor * largest, "{what}: off by {error:e} of {size:e}");
 }
 
-/// Four steps of one body, all but the third with other columns than the one before.
+/// Four steps of one body. All but the third keep other columns than the step before.
 fn check_body(what: &str, model: &Model, unit: usize, way: Way) {
     let mut setting = Setting::new(model, way);
     let body = model.units[unit].body();

@@ -2,13 +2,13 @@
 
 use super::Move;
 
-/// Moves of the same length between the same two, at a constant distance from one another in both places.
+/// Moves of the same length from the same source, at a constant distance from one another in both places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveBlock {
-    /// Which of the sources.
+    /// The source, by its place in the list.
     pub from: usize,
     pub from_start: usize,
-    /// Elements from one row to the next; of no meaning where there is one row.
+    /// Elements from one row to the next; meaningless if there is one row.
     pub from_stride: usize,
     pub to_start: usize,
     pub to_stride: usize,
@@ -19,7 +19,7 @@ pub struct MoveBlock {
 /// The same elements in as few pieces as rows of matrices allow, in the order of the first of each.
 pub fn blocks(moves: &[Move]) -> Vec<MoveBlock> {
     let mut blocks: Vec<MoveBlock> = Vec::new();
-    // Those that the next row may belong to: one for each source and length, as rows of several alternate.
+    // The blocks that the next row may belong to: one for each source and length, since rows of several alternate.
     let mut open: Vec<usize> = Vec::new();
     for moved in moves {
         let fits = |&index: &usize| blocks[index].continues(moved);
@@ -36,7 +36,7 @@ pub fn blocks(moves: &[Move]) -> Vec<MoveBlock> {
 }
 
 impl MoveBlock {
-    /// Where it lies at the source: the first element, rows and columns, and the elements from one row to the next.
+    /// Its place at the source: the first element, rows and columns, and the elements from one row to the next.
     pub fn from_rows(&self) -> (usize, [usize; 2], usize) {
         (self.from_start, [self.rows, self.cols], self.from_stride)
     }

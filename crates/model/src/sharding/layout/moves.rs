@@ -1,4 +1,4 @@
-//! From what some hold of a parameter to what another is to hold of it.
+//! Moves that fill one holder's part of a parameter from the parts of others.
 //!
 //! Rows are taken in bands in which no holder's columns change, so columns are compared once for a band and not once for
 //! a row: 1024 ranks that hold a column each cost no more than the moves that come out.
@@ -11,20 +11,20 @@ use super::{Held, Ranges};
 /// Elements that lie one after another in both places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which of the sources.
+    /// The source, by its place in the list.
     pub from: usize,
-    /// Among the elements that this source holds, 0 being the first of its range.
+    /// The first element among those that this source holds; 0 is the first of its range.
     pub from_start: usize,
-    /// Among the elements that the target holds.
+    /// The first element among those that the target holds.
     pub to_start: usize,
     pub len: usize,
 }
 
-/// How to fill `to` from what others hold: every element from exactly one source, the first in order that has it. Moves
-/// are in the order of the target's elements, and none could be joined with the next. Err with the first element (row,
-/// column) that no source has. `cols` are the whole matrix's.
+/// The moves that fill `to`: every element comes from exactly one source, the first in order that has it. Moves are in the order
+/// of the target's elements, and none could be joined with the next. Err with the first element (row, column) that no source has.
+/// `cols` are the whole matrix's.
 ///
-/// What came from a file must have passed [`Held::check`].
+/// Parts that come from a file must have passed [`Held::check`].
 pub fn moves(from: &[Held], to: &Held, cols: usize) -> Result<Vec<Move>, (usize, usize)> {
     let target = Holder::new(to, cols);
     let sources: Vec<Holder> = from.iter().map(|held| Holder::new(held, cols)).collect();
@@ -58,7 +58,7 @@ pub fn moves(from: &[Held], to: &Held, cols: usize) -> Result<Vec<Move>, (usize,
     Ok(moves)
 }
 
-/// Some that lie one after another, in the whole matrix and where they are held.
+/// Rows or columns that lie one after another, both in the whole matrix and among those held.
 #[derive(Clone, Debug)]
 struct Run {
     whole: Range<usize>,
@@ -66,7 +66,7 @@ struct Run {
 }
 
 impl Run {
-    /// Without what lies outside of `wanted`, which must overlap it.
+    /// The part inside `wanted`, which must overlap it.
     fn within(&self, wanted: &Range<usize>) -> Run {
         let whole = self.whole.start.max(wanted.start)..self.whole.end.min(wanted.end);
         Run { held: self.held + whole.start - self.whole.start, whole }
@@ -80,9 +80,9 @@ impl Run {
 /// Rows of the whole matrix of which the same columns are held.
 struct MoveBlock {
     rows: Range<usize>,
-    /// Where `rows` begin among the rows of the slice.
+    /// The first of `rows` among the rows of the slice.
     held_row: usize,
-    /// Which of the slice's columns.
+    /// The held ones of the slice's columns.
     held_cols: Range<usize>,
 }
 
@@ -123,7 +123,7 @@ impl Holder {
         })
     }
 
-    /// Where an element lies among those that are held.
+    /// The place of an element among those that are held.
     fn place(&self, block: &MoveBlock, row: usize, held_col: usize) -> usize {
         (block.held_row + row - block.rows.start) * self.width + held_col - self.start
     }
@@ -134,8 +134,8 @@ fn runs(ranges: &Ranges) -> Vec<Run> {
     filled.map(|(held, range)| Run { whole: range.clone(), held }).collect()
 }
 
-/// The rows and columns of a stretch of a matrix's elements: what is left of the row where it begins, whole rows, and the
-/// beginning of the row where it ends.
+/// The rows and columns of a stretch of a matrix's elements: the rest of the row where it begins, whole rows, and the beginning
+/// of the row where it ends.
 pub(super) fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize>, Range<usize>)> {
     if range.is_empty() {
         return Vec::new();
@@ -155,14 +155,14 @@ struct Part<'a> {
     from: usize,
     source: &'a Holder,
     block: &'a MoveBlock,
-    /// Among the columns of the source's slice.
+    /// The first column among those of the source's slice.
     from_col: usize,
-    /// Among the columns of the target's slice.
+    /// The first column among those of the target's slice.
     to_col: usize,
     len: usize,
 }
 
-/// Who gives which of the wanted columns, in their order. Err with the first column that nobody has.
+/// The sources of the wanted columns, in their order. Err with the first column that no source has.
 fn share_out<'a>(
     wanted: impl Iterator<Item = Run>,
     sources: impl Iterator<Item = (usize, &'a Holder, &'a MoveBlock)>,

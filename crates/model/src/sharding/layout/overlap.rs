@@ -1,4 +1,4 @@
-//! What two slices of a parameter have in common.
+//! Overlaps of two slices of a parameter.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use evenkeel_device::Tensor;
 
 use super::{Ranges, Slice};
 
-/// A rectangle of what a slice holds.
+/// A rectangle of the elements that a slice holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     pub rows: Range<usize>,
@@ -22,7 +22,7 @@ impl Region {
         self.len() == 0
     }
 
-    /// These rows and columns of what the slice holds.
+    /// These rows and columns of the slice's tensor.
     pub fn of(&self, held: &Tensor) -> Tensor {
         held.row_range(self.rows.clone()).col_range(self.cols.clone())
     }
@@ -34,7 +34,7 @@ impl Region {
 }
 
 impl Slice {
-    /// The rectangles that this slice and another have in common, each as it lies among what either holds.
+    /// The rectangles that this slice and another have in common, each by its place in either.
     pub fn overlaps(&self, other: &Slice) -> Vec<[Region; 2]> {
         let rows = self.rows.overlaps(&other.rows);
         if rows.is_empty() {
@@ -65,7 +65,7 @@ impl Slice {
 }
 
 impl Ranges {
-    /// What both have, as it lies among what each holds.
+    /// The ranges that both have, by their places in each.
     fn overlaps(&self, other: &Ranges) -> Vec<[Range<usize>; 2]> {
         let mut found = Vec::new();
         for (held, range) in self.placed() {
@@ -94,7 +94,7 @@ mod tests {
         Ranges::new(vec![first, second])
     }
 
-    /// The element of what a slice holds for each element of a region, row by row.
+    /// The slice's element for each element of a region, row by row.
     fn places(region: &Region, slice: &Slice) -> Vec<usize> {
         let width = slice.dims()[1];
         region.rows.clone().flat_map(|row| region.cols.clone().map(move |col| row * width + col)).collect()
@@ -116,7 +116,7 @@ mod tests {
                 .flat_map(|[a, b]| places(a, from).into_iter().zip(places(b, to)).collect::<Vec<_>>())
                 .collect();
             found.sort_unstable_by_key(|&(_, to)| to);
-            // Whatever `from` lacks comes from somebody who has all.
+            // Elements that `from` lacks come from a holder of all.
             let sources = [Held::all(from.clone()), Held::all(all[0].clone())];
             let moves = moves(&sources, &Held::all(to.clone()), 9).unwrap();
             let expected = moves.iter().filter(|moved| moved.from == 0).flat_map(|moved| {

@@ -1,11 +1,11 @@
-//! What is held of a matrix, in rectangles of the whole.
+//! The held part of a matrix, in rectangles of the whole.
 
 use std::ops::Range;
 
 use super::Held;
 use super::moves::rectangles;
 
-/// A rectangle of the whole matrix, and where its rows lie among the elements that are held.
+/// A rectangle of the whole matrix, and the places of its rows among the held elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rectangle {
     pub rows: Range<usize>,
@@ -17,7 +17,7 @@ pub struct Rectangle {
 }
 
 impl Held {
-    /// All that is held; every element lies in one of them.
+    /// Rectangles of all held elements; each element lies in one of them.
     pub fn rectangles(&self) -> Vec<Rectangle> {
         let stride = self.slice.dims()[1];
         let held = rectangles(&self.range, stride).into_iter();
