@@ -13,7 +13,7 @@ use std::process::ExitCode;
 const EXIT_MISTAKE: u8 = 2;
 pub const EXIT_FAULT: u8 = 3;
 
-/// What happened, and what to do about it.
+/// A message, and a hint at what to do about it.
 #[derive(Debug, PartialEq)]
 pub struct Mistake {
     pub what: String,

@@ -105,7 +105,7 @@ pub fn elided(words: &str, font_size: f64, room: f64) -> String {
 mod tests {
     use super::*;
 
-    /// What too wide a guess may cost.
+    /// A guess is less than this many times the measured width.
     const MOST: f64 = 1.25;
 
     #[test]

@@ -75,7 +75,7 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
 /// One rank's measurements.
 struct Ran {
     times: Vec<Duration>,
-    /// Of the first and the last step.
+    /// First and last.
     losses: [f64; 2],
     peak_bytes: u64,
 }
