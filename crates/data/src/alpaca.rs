@@ -21,10 +21,10 @@ pub(crate) fn alpaca_prompt(instruction: &str, input: Option<&str>) -> String {
     }
 }
 
-/// The same as a chat template, for a model that was taught it and has none of its own. What the user says is the instruction. An
+/// The same as a chat template, for a model that was taught it and has none of its own. The user's message is the instruction. An
 /// input follows it behind `### Input:`, as in the prompt itself, or is the message's `input` beside its `content`.
 pub fn alpaca_template(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Result<String, Error> {
-    // Whatever a tokenizer puts before a text by itself, a template has to write.
+    // A template has to write what a tokenizer puts before a text by itself.
     let added = tokenizer.encode("", true)?;
     let begin = match &config.begin_token {
         Some(token) if !added.is_empty() && added.starts_with(&tokenizer.encode(token, false)?) => "{{- bos_token }}",

@@ -1,15 +1,15 @@
-//! Which pieces share a row, so that few tokens of it are left over.
+//! Chooses the pieces that share a row, so that few tokens of it are left over.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Best fit, the longest first: each piece goes to the row in which it leaves the least free. Rows hold up to `room`, and so does each
-/// piece. A row has its pieces in their order, and rows come in the order of their first pieces.
+/// Best fit, the longest first: each piece goes to the row in which it leaves the least room. Rows hold up to `room`, and so does
+/// each piece. A row has its pieces in their order, and rows come in the order of their first pieces.
 pub(crate) fn best_fit(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
     let mut longest_first: Vec<usize> = (0..lengths.len()).collect();
     longest_first.sort_by_key(|&piece| (Reverse(lengths[piece]), piece));
     let mut rows: Vec<Vec<usize>> = Vec::new();
-    // By what they have left; of equal ones the last that was put there.
+    // By the room they have left; of equal ones the last that was put there.
     let mut rows_with: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for piece in longest_first {
         let length = lengths[piece];
@@ -57,7 +57,7 @@ mod tests {
             assert!(rows.iter().all(|row| filled(row) <= room as usize && row.is_sorted()));
             assert!(rows.is_sorted_by_key(|row| row[0]));
             let needed = lengths.iter().sum::<usize>().div_ceil(room as usize);
-            // Best fit, the longest first, takes at most 11/9 of the fewest rows that there can be, and one more.
+            // Best fit, the longest first, takes at most 11/9 of the fewest possible rows, and one more.
             assert!(9 * (rows.len() - 1) <= 11 * needed, "{} rows, {needed} needed", rows.len());
         }
     }

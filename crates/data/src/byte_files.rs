@@ -41,7 +41,7 @@ pub fn byte_tokenizer_files() -> (Value, Value) {
     (tokenizer, config)
 }
 
-/// The letter that byte-level tokenizers write for each byte: itself where it can be seen, else one from 256 on.
+/// The letter that byte-level tokenizers write for each byte: itself if it can be seen, else one from 256 on.
 fn letters() -> Vec<char> {
     let mut next = 256;
     let letter = |byte: u8| match byte {

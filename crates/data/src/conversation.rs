@@ -10,7 +10,7 @@ use crate::tokenizer::kind;
 
 /// Messages with their roles. Contents that are lists of parts stay so for templates that read them, and become text for others.
 ///
-/// Keys that are null are left out, but for the content: a table has a column for every key that any message has, and templates
+/// Keys that are null are left out, except the content: a table has a column for every key that any message has, and templates
 /// ask whether a message has the key.
 pub(crate) fn messages(messages: &[Value], template: &Template) -> Result<Vec<Value>, Error> {
     messages.iter().enumerate().map(|(index, message)| self::message(index, message, template)).collect()
@@ -39,7 +39,7 @@ fn message(index: usize, message: &Value, template: &Template) -> Result<Value, 
     Ok(Value::Object(kept))
 }
 
-/// ShareGPT has `from` and `value` in the place of `role` and `content`, and names of its own for who speaks.
+/// ShareGPT has `from` and `value` in place of `role` and `content`, and its own names for speakers.
 fn with_role(keys: &Map<String, Value>) -> Cow<'_, Map<String, Value>> {
     let (Some(Value::String(from)), Some(value), None) = (keys.get("from"), keys.get("value"), keys.get("role")) else {
         return Cow::Borrowed(keys);
@@ -80,7 +80,7 @@ fn missing(message: usize, key: &'static str, keys: &Map<String, Value>) -> Erro
     Error::MissingKey { message, key, found: keys.keys().cloned().collect() }
 }
 
-/// A list of JSON schemas; it, or each of them, may be JSON in a text, as tables have it. An empty text is no list.
+/// A list of JSON schemas; the list, or each schema, may be JSON in a text, as tables have it. An empty text is no list.
 pub(crate) fn tools(column: &str, value: &Value) -> Result<Option<Value>, Error> {
     const EXPECTED: &str = "a list of tools, each a JSON schema, or JSON of that";
     let wrong = |found| Error::WrongColumn { column: column.to_owned(), expected: EXPECTED, found };
@@ -102,7 +102,7 @@ pub(crate) fn tools(column: &str, value: &Value) -> Result<Option<Value>, Error>
     }
 }
 
-/// What the user says for an instruction: the input, where there is one, in a line of its own.
+/// The user's message for an instruction: the input, if there is one, on a line of its own.
 pub(crate) fn instruction<'a>(instruction: &'a str, input: Option<&str>) -> Cow<'a, str> {
     input.map_or(Cow::Borrowed(instruction), |input| Cow::Owned(format!("{instruction}\n{input}")))
 }

@@ -1,7 +1,7 @@
 //! A corpus that needs no file: small stories and sums, written by a seeded generator.
 //!
-//! Its sentences agree with each other: things are where they were put, belong to whom they were given, and sums are
-//! right. A model can therefore learn something from it, and a test can check that it did.
+//! Its sentences agree with each other: things are where they were put, belong to their new owners, and sums are right. A model
+//! can therefore learn something from it, and a test can check that it did.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use crate::source::{Record, Source};
 const CHUNK_RECORDS: usize = 1024;
 /// Chunks of an endless corpus, about 10¹⁵ records.
 const ENDLESS_CHUNKS: usize = 1 << 40;
-/// What the key is for, so that no other use shares its random numbers.
+/// The purpose of the key, so that no other use shares its random numbers.
 const CORPUS: u64 = 0x636f_7270_7573;
 
 const NAMES: [&str; 24] = [

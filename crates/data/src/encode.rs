@@ -14,27 +14,26 @@ use crate::source::Record;
 use crate::template::Template;
 use crate::tokenizer::{Tokenizer, kind};
 
-/// What a record's columns hold.
+/// The contents of a record's columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Format {
     /// A plain text; every token counts.
     Text { column: String },
-    /// A conversation, a list of `{"role": …, "content": …}`, and the tools that may be called in it; the assistant's turns count. The
-    /// tools may be missing where their column has the usual name.
+    /// A conversation, a list of `{"role": …, "content": …}`, and the tools that may be called in it; the assistant's turns
+    /// count. The tools may be missing if their column has the usual name.
     Messages { column: String, tools: String },
-    /// A task, what it is to be done with, and the answer, which is what counts. The input may be empty, and missing where its
-    /// column has the usual name.
+    /// A task, its input, and the answer, which counts. The input may be empty, and missing if its column has the usual name.
     Instruction { instruction: String, input: String, output: String },
 }
 
-/// Columns that need not be there, unless somebody gave them another name.
+/// Columns that may be missing, unless they were given another name.
 pub const OPTIONAL_COLUMNS: [&str; 2] = ["input", "tools"];
 
 /// The tokens of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Document {
     pub ids: Vec<u32>,
-    /// What should follow each token, or [`IGNORE`]; always that for the last.
+    /// The token that should follow each token, or [`IGNORE`]; always that for the last.
     pub labels: Vec<u32>,
 }
 
@@ -43,7 +42,7 @@ pub struct Encoder {
     tokenizer: Tokenizer,
     template: Option<Template>,
     format: Format,
-    /// Of the model.
+    /// The model's.
     vocabulary: usize,
 }
 
@@ -71,8 +70,8 @@ impl Document {
 }
 
 impl Encoder {
-    /// `vocabulary` is the model's; [`Format::Messages`] needs a `template`, and [`Format::Instruction`] without one asks by Stanford
-    /// Alpaca's prompt.
+    /// `vocabulary` is the model's; [`Format::Messages`] needs a `template`, and [`Format::Instruction`] without one uses
+    /// Stanford Alpaca's prompt.
     pub fn new(
         tokenizer: Tokenizer,
         template: Option<Template>,
@@ -93,7 +92,7 @@ impl Encoder {
         &self.tokenizer
     }
 
-    /// The tokens of a record, or nothing where there is nothing to learn from it.
+    /// The tokens of a record; `None` if there is nothing to learn from it.
     pub fn encode(&self, record: &Record) -> Result<Option<Document>, Error> {
         let document = match (record, &self.format) {
             (Record::Text(text), Format::Text { .. }) => self.plain(text)?,
@@ -149,7 +148,7 @@ impl Encoder {
 
     fn spoken(&self, template: &Template, messages: &[Value], tools: Option<&Value>) -> Result<Document, Error> {
         let turns = template.turns(&conversation::messages(messages, template)?, tools)?;
-        // A template writes the model's own end of turn. Bytes have no text for theirs, so it is put behind.
+        // A template writes the model's own end of turn. Bytes have no text for theirs, so it is appended.
         let add_end = matches!(self.tokenizer, Tokenizer::Bytes);
         self.spans(&turns.text, &turns.assistant, false, add_end)
     }
@@ -161,7 +160,7 @@ impl Encoder {
         let mut counted = counted(&encoded.ranges, spans);
         let ends_in_span = spans.last().is_some_and(|span| span.end == text.len());
         if end.is_some() && ids.last().copied() == end {
-            // The tokenizer may have put it there by itself; it stands for no bytes then.
+            // The tokenizer may have put it there by itself; then it stands for no bytes.
             if let Some(last) = counted.last_mut() {
                 *last |= ends_in_span;
             }
@@ -185,7 +184,7 @@ impl Decode for Encoder {
     }
 }
 
-/// Which tokens lie in a span. A token on a span's edge counts: the model has to say it to speak at all.
+/// Whether each token lies in a span. A token on a span's edge counts: the model has to say it to speak at all.
 fn counted(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Vec<bool> {
     let mut span = 0;
     let inside = |range: &Range<usize>| {
@@ -195,7 +194,7 @@ fn counted(ranges: &[Range<usize>], spans: &[Range<usize>]) -> Vec<bool> {
         }
         let Some(span) = spans.get(span) else { return false };
         if range.is_empty() {
-            // Spaces whose offsets a tokenizer trimmed: the token ends where it stands.
+            // Spaces whose offsets a tokenizer trimmed: the token ends at its place.
             span.start < range.start && range.start <= span.end
         } else {
             range.start < span.end && span.start < range.end
@@ -209,7 +208,7 @@ fn text<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<&'a str, Err
     value.as_str().ok_or_else(|| wrong(column, "a text", value))
 }
 
-/// The value of a column that need not be there if it has its usual name; one that somebody gave another name was asked for.
+/// The value of a column that may be missing if it has its usual name; a column with another name was asked for.
 fn optional<'a>(fields: &'a Map<String, Value>, column: &str) -> Result<Option<&'a Value>, Error> {
     let value = if OPTIONAL_COLUMNS.contains(&column) { fields.get(column) } else { Some(get(fields, column)?) };
     Ok(value.filter(|value| !value.is_null()))

@@ -1,4 +1,4 @@
-//! What can be wrong with data, and where.
+//! Errors in data, and their places.
 
 use std::any::Any;
 use std::fmt;
@@ -20,8 +20,8 @@ impl fmt::Display for RecordAt {
     }
 }
 
-/// Why data cannot be read. [`Error::hint`] says what to do about it. Text quoted from data is shortened and has no
-/// control characters.
+/// Why data cannot be read. [`Error::hint`] says what to do about it. Text quoted from data is shortened and has no control
+/// characters.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -109,7 +109,7 @@ impl Error {
         Error::Panicked { thread: thread.to_owned(), detail: printable(detail) }
     }
 
-    /// Whether the machine is at fault, and not what the data hold.
+    /// Whether the machine is at fault, rather than the contents of the data.
     pub fn is_fault(&self) -> bool {
         match self {
             Error::Store(error) => error.is_fault(),
@@ -119,7 +119,7 @@ impl Error {
         }
     }
 
-    /// Whether it is about one record, and others may be read all the same.
+    /// Whether it is about one record, so that others may still be read.
     pub fn is_of_record(&self) -> bool {
         match self {
             Error::Store(error) => is_of_record(&error.defect),
@@ -182,7 +182,7 @@ fn is_of_record(defect: &Defect) -> bool {
     match defect {
         Defect::RecordNotUtf8 { .. } | Defect::RecordTooLong { .. } | Defect::RecordNotJson { .. } => true,
         Defect::RecordNotObject { .. } | Defect::UnknownLabel { .. } => true,
-        // Of a picture, which is a file of its own.
+        // About a picture, which is a file of its own.
         Defect::NotAnImage { .. } | Defect::ImageTooLarge { .. } | Defect::FileTooLarge { .. } => true,
         _ => false,
     }

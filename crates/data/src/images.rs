@@ -1,6 +1,6 @@
-//! Images to what a vision model reads: resized, augmented, normalised.
+//! Prepares images for a vision model: resized, augmented, normalised.
 //!
-//! Shapes: a picture from a source is u8 [height, width, 3]; what a model reads is f32 [channels, size, size].
+//! Shapes: a picture from a source is u8 [height, width, 3]; a model's input is f32 [channels, size, size].
 
 use evenkeel_random::Random;
 
@@ -9,34 +9,34 @@ use crate::order::Cursor;
 use crate::pipeline::{Assemble, At, Decode, Emit, Stop};
 use crate::source::Record;
 
-/// What the key is for, so that no other use shares its random numbers.
+/// The purpose of the key, so that no other use shares its random numbers.
 const AUGMENT: u64 = 0x696d_6167_6573;
 /// A picture of more pixels is broken or hostile.
 const MOST_PIXELS: usize = 1 << 28;
 
-/// What training does to a picture at random.
+/// Random changes to a picture in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Augment {
     /// Mirrors every other picture.
     pub flip: bool,
-    /// Shifts a picture by up to this many pixels each way; what comes in from outside is black.
+    /// Shifts a picture by up to this many pixels each way; pixels from outside are black.
     pub shift: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageOptions {
-    /// Of the model's input, which is square.
+    /// Side of the model's square input.
     pub size: usize,
     /// One value for each channel: three, or one for grey.
     pub mean: Vec<f32>,
     pub deviation: Vec<f32>,
     /// For training; without it pictures are only resized.
     pub augment: Option<Augment>,
-    /// Labels are below it.
+    /// Labels are below this.
     pub classes: usize,
 }
 
-/// Batches that wait for the caller at most; each may have hundreds of MB.
+/// The most batches that wait for the caller; each may have hundreds of MB.
 pub const BATCHES_READY: usize = 3;
 
 /// Turns image records into pixels.
@@ -179,14 +179,14 @@ fn resize(rgb: &[u8], width: usize, height: usize, size: usize) -> Vec<f32> {
     out
 }
 
-/// The pixels that one resized pixel is made of.
+/// The source pixels of one resized pixel.
 struct Tap {
     first: usize,
     weights: Vec<f32>,
 }
 
-/// Bilinear weights. Where a side shrinks, the triangle is widened, so that every pixel has its share and fine patterns
-/// do not alias; this is what Pillow does.
+/// Bilinear weights. If a side shrinks, the triangle is widened, so that every pixel has its share and fine patterns do not
+/// alias, as in Pillow.
 fn taps(from: usize, to: usize) -> Vec<Tap> {
     let scale = from as f64 / to as f64;
     let support = scale.max(1.0);

@@ -42,5 +42,5 @@ pub use source::{Record, Source};
 pub use template::{Clock, Template, Turns};
 pub use tokenizer::{Encoded, Tokenizer, TokenizerConfig};
 
-/// The label of a token whose successor no loss counts.
+/// The label of a token whose successor does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;

@@ -22,7 +22,7 @@ pub struct LoaderOptions {
     pub on_bad_record: OnBadRecord,
 }
 
-/// Hands out rows of tokens, or batches of images, that threads have made ready.
+/// Hands out rows of tokens, or batches of images, that threads have prepared.
 pub struct Loader<Item> {
     ready: Option<Receiver<Ready<Item>>>,
     threads: Vec<JoinHandle<()>>,
@@ -33,7 +33,7 @@ pub struct Loader<Item> {
 }
 
 impl Loader<Row> {
-    /// Rows of tokens, from the beginning or from where a state was taken.
+    /// Rows of tokens, from the beginning or from a state.
     pub fn rows(
         source: Arc<dyn Source>,
         encoder: Arc<Encoder>,
@@ -48,7 +48,7 @@ impl Loader<Row> {
 }
 
 impl Loader<ImageBatch> {
-    /// Batches of images, from the beginning or from where a state was taken.
+    /// Batches of images, from the beginning or from a state.
     pub fn images(
         source: Arc<dyn Source>,
         images: Images,
@@ -63,7 +63,7 @@ impl Loader<ImageBatch> {
 }
 
 impl<Item: Send + 'static> Loader<Item> {
-    /// The next row or batch; nothing after the last epoch. After an error there is no more to come.
+    /// The next row or batch; `None` after the last epoch. Nothing follows an error.
     #[expect(clippy::should_implement_trait, reason = "an iterator's item cannot be a result that ends it")]
     pub fn next(&mut self) -> Result<Option<Item>, Error> {
         loop {
@@ -78,35 +78,35 @@ impl<Item: Send + 'static> Loader<Item> {
                     self.stop();
                     return Err(error);
                 }
-                // The channel closes behind the end.
+                // The channel closes after the end.
                 Ok(Ready::End) | Err(_) => return Ok(None),
             }
         }
     }
 
-    /// What was passed over or cut before what was handed out so far.
+    /// Records passed over or cut before the items handed out so far.
     pub fn counts(&self) -> RecordCounts {
         self.state.counts
     }
 
-    /// Why bad records were passed over: the first few of a run, each told once.
+    /// Why bad records were passed over: the first few of a run, each reported once.
     pub fn take_skipped(&mut self) -> Vec<Error> {
         std::mem::take(&mut self.skipped)
     }
 
-    /// The place behind what was handed out so far, not counting what is waiting. A loader started from it continues
-    /// with the very next item.
+    /// The place behind the items handed out so far, without those that wait. A loader started from it continues with the very
+    /// next item.
     pub fn state(&self) -> DataPosition {
         self.state
     }
 
-    /// The epochs that lie behind, such as 1.25. A function of the state alone.
+    /// Epochs done, such as 1.25. A function of the state alone.
     pub fn epoch(&self) -> f64 {
         let (epoch, share) = self.order.epoch(&self.state);
         epoch as f64 + share
     }
 
-    /// The share of the epochs that lies behind, where their number is limited. A function of the state alone.
+    /// The share of the epochs that is done, if their number is limited. A function of the state alone.
     pub fn progress(&self) -> Option<f64> {
         let epochs = self.epochs?;
         Some((self.epoch() / epochs as f64).min(1.0))
@@ -142,7 +142,7 @@ impl<Item: Send + 'static> Loader<Item> {
 }
 
 impl<Item> Loader<Item> {
-    /// Ends all threads: with nobody listening, each stops at its next message.
+    /// Ends all threads: without a listener, each stops at its next message.
     fn stop(&mut self) {
         self.ready = None;
         for thread in self.threads.drain(..) {

@@ -1,8 +1,8 @@
-//! What a chat template may make: texts and lists of bounded size, and so much of them in one rendering.
+//! Limits on a chat template: the size of each text and list, and their total in one rendering.
 //!
-//! Jinja's steps are counted, but a step can make a text of any length: `{% set s = s ~ s %}` forty times is a few
-//! hundred steps and a terabyte. So the operators of a compiled template are replaced by functions that know how much
-//! they are about to make, and the filters and methods that make more than they are given are asked first.
+//! Jinja's steps are counted, but a step can make a text of any length: `{% set s = s ~ s %}` forty times is a few hundred steps
+//! and a terabyte. So the operators of a compiled template are replaced by functions that know how much they are about to make,
+//! and filters and methods that make more than they are given are checked first.
 //!
 //! A rendering has its thread to itself, and its counts are the thread's.
 
@@ -14,11 +14,11 @@ use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Expression, State, Value, context};
 
-/// One text or list; a record has no more.
+/// Most bytes of one text or list; a record has no more.
 const ONE_BYTES: usize = 16 << 20;
-/// All of them. A loop that adds to a text makes it anew each time.
+/// Most bytes of all of them together. A loop that adds to a text makes it anew each time.
 const ALL_BYTES: usize = 512 << 20;
-/// What is written, also into variables and by macros.
+/// Most bytes written, also into variables and by macros.
 const WRITTEN_BYTES: usize = 64 << 20;
 const ITEM_BYTES: usize = size_of::<Value>();
 /// The widest field of a format.
@@ -41,13 +41,13 @@ pub(crate) fn exceeded() -> usize {
     EXCEEDED.get()
 }
 
-/// RecordCounts what is about to be written, and refuses too much.
+/// Counts bytes about to be written, and refuses too many.
 pub(crate) fn write(value: &Value) -> Result<(), Error> {
     WRITTEN.set(WRITTEN.get().saturating_add(printed_bytes(value, WRITTEN_BYTES)?));
     if WRITTEN.get() <= WRITTEN_BYTES { Ok(()) } else { Err(refuse(WRITTEN_BYTES)) }
 }
 
-/// RecordCounts what is about to be made, and refuses too much.
+/// Counts bytes about to be made, and refuses too many.
 fn make(bytes: usize) -> Result<(), Error> {
     if bytes > ONE_BYTES {
         return Err(refuse(ONE_BYTES));
@@ -79,10 +79,10 @@ pub(crate) fn replace_operators(instructions: &mut Instructions<'_>) {
     }
 }
 
-/// Goes on after a `*`.
+/// Follows a `*`.
 pub(crate) const TIMES_ONE: &str = " evenkeel_one *";
 
-/// Adds what [`replace_operators`] and [`TIMES_ONE`] name.
+/// Adds the functions and the variable that [`replace_operators`] and [`TIMES_ONE`] name.
 pub(crate) fn install(environment: &mut Environment<'static>) {
     environment.add_global("evenkeel_one", 1);
     environment.add_function("~", concatenated);
@@ -141,7 +141,7 @@ const FILTERS: [&str; 17] = [
     "upper",
 ];
 
-/// Refuses what would make much of little.
+/// Refuses calls that would make much of little.
 fn before(name: &str, arguments: &[Value]) -> Result<(), Error> {
     let text = |at: usize| arguments.get(at).and_then(Value::as_str).unwrap_or("");
     let given: usize = arguments.iter().map(bytes).fold(0, usize::saturating_add);
@@ -165,7 +165,7 @@ fn joined_bytes(arguments: &[Value]) -> Result<usize, Error> {
     let Some(values) = arguments.first() else { return Ok(0) };
     let joiner = arguments.get(1).map_or(0, bytes);
     let mut total = 0usize;
-    // A text, too, is joined letter by letter. What cannot be joined says so itself.
+    // A text, too, is joined letter by letter. Values that cannot be joined give their own error.
     for value in values.try_iter().into_iter().flatten() {
         total = total.saturating_add(printed_bytes(&value, ONE_BYTES)?).saturating_add(joiner);
         if total > ONE_BYTES {
@@ -188,7 +188,7 @@ fn bytes(value: &Value) -> usize {
     }
 }
 
-/// The length of what a value is printed as: a list can hold the same long text many times.
+/// The length of a printed value: a list can hold the same long text many times.
 fn printed_bytes(value: &Value, limit_bytes: usize) -> Result<usize, Error> {
     struct Count {
         bytes: usize,
@@ -222,7 +222,7 @@ fn plainly(expression: &Expression<'_, '_>, context: Value) -> Result<Value, Err
     expression.eval(context).map_err(without_place)
 }
 
-/// An error's line is the template's, not that of an expression here.
+/// An error's line belongs to the template, not to an expression here.
 fn without_place(error: Error) -> Error {
     Error::new(error.kind(), error.detail().unwrap_or_default().to_owned())
 }

@@ -13,13 +13,13 @@ use crate::error::{Error, RecordAt};
 /// Chunks whose records are shuffled together.
 pub const WINDOW_CHUNKS: usize = 8;
 
-// What a key is for, so that no two uses share their random numbers.
+// The purposes of keys, so that no two uses share their random numbers.
 const CHUNKS: u64 = 1;
 const RECORDS: u64 = 2;
 const SPLIT: u64 = 3;
 const FINGERPRINT: u64 = 4;
 
-/// Which records are read: all of them, or one side of the split.
+/// The records that are read: one side of the split, or all if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subset {
     Train,
@@ -60,17 +60,17 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// What has been handed out: everything before the cursor, and this many tokens of the record at it. The rest of that
-/// record is the packer's leftover; it is made again from the record, so a state is a few numbers. So is the rest of a group of
-/// records that were packed together.
+/// A position in the data: everything before the cursor, and this many tokens of the record at it, are handed out. The rest of
+/// that record is the packer's leftover; it is made again from the record, so a state is a few numbers. So is the rest of a group
+/// of records that were packed together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataPosition {
     pub cursor: Cursor,
     pub tokens: u64,
-    /// Of how many, where some were.
+    /// Tokens of that record, if some were handed out.
     pub record_tokens: u64,
-    /// Records of the cursor's window, where some were handed out.
+    /// Records of the cursor's window, if some were handed out.
     pub window_records: u64,
     /// The fingerprint of the order: [`RecordOrder::fingerprint`].
     pub order: u64,
@@ -81,7 +81,7 @@ pub struct DataPosition {
     pub group: Option<PackedGroup>,
 }
 
-/// Records that were not read as they are, from the beginning of a run on.
+/// Records that were not read as they are, since the beginning of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordCounts {
@@ -92,24 +92,24 @@ pub struct RecordCounts {
     pub truncated: u64,
 }
 
-/// Records that are packed together, of which some rows were handed out.
+/// Records that are packed together and partly handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PackedGroup {
     /// The group's first record.
     pub first: Cursor,
     pub rows: u64,
-    /// What was counted before it.
+    /// The counts before it.
     pub counts: RecordCounts,
 }
 
 impl DataPosition {
-    /// Where reading has to begin to go on from here.
+    /// The place from which reading must begin to continue from here.
     pub fn reads_from(&self) -> Cursor {
         self.group.map_or(self.cursor, |group| group.first)
     }
 
-    /// What was counted before that.
+    /// The counts before that place.
     pub(crate) fn counts_before(&self) -> RecordCounts {
         let counts = self.group.map_or(self.counts, |group| group.counts);
         let begins_epoch = self.cursor == Cursor { epoch: self.cursor.epoch, ..Cursor::default() };
@@ -151,7 +151,7 @@ impl RecordOrder {
         self.chunks.div_ceil(WINDOW_CHUNKS as u64)
     }
 
-    /// What a state must have been taken with to continue in this order.
+    /// A state must have this fingerprint to continue in this order.
     pub fn fingerprint(&self) -> u64 {
         let OrderOptions { seed, shuffle, held_out_every, part } = self.options;
         let every = held_out_every.unwrap_or(0);
@@ -174,7 +174,7 @@ impl RecordOrder {
         Ok(())
     }
 
-    /// The epoch that comes next, and the share of it that lies behind.
+    /// The epoch that comes next, and the share of it that is done.
     pub fn epoch(&self, state: &DataPosition) -> (u64, f64) {
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let Cursor { epoch, window, record } = state.cursor;
@@ -193,7 +193,7 @@ impl RecordOrder {
         places.map(|place| chunk(place) as usize).collect()
     }
 
-    /// The places of a window's records in reading order, given its chunks and how many records each has.
+    /// The places of a window's records in reading order, given its chunks and the number of records in each.
     pub fn places(&self, epoch: u64, window: u64, sizes: &[(usize, usize)]) -> Vec<RecordAt> {
         let all = sizes.iter().flat_map(|&(chunk, records)| (0..records).map(move |record| RecordAt { chunk, record }));
         let mut places: Vec<RecordAt> = all.filter(|&place| self.wanted(place)).collect();

@@ -19,17 +19,17 @@ pub struct Packing {
 /// How documents fill rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fill {
-    /// Rows of exactly `sequence` tokens. A document is cut where a row ends and continues in the next one as a segment
-    /// of its own. Only the last row of a run is padded, in a segment without labels.
+    /// Rows of exactly `sequence` tokens. A document is cut at the end of a row and continues in the next one as a segment of its
+    /// own. Only the last row of a run is padded, in a segment without labels.
     Cut,
-    /// Whole documents, each in the row where it leaves the least free; what is still free is padded, in a segment without labels.
-    /// A document that is longer than a row loses its end.
+    /// Whole documents, each in the row where it leaves the least room; the remaining room is padded, in a segment without
+    /// labels. A document that is longer than a row loses its end.
     BestFit,
     /// One document a row, cut at `sequence` tokens, never padded.
     Single,
 }
 
-/// Documents of a group, for which a best fit is found, come to so many rows: more fill rows better, and take more memory.
+/// Rows in a group of documents that best fit is applied to: larger groups fill rows better and take more memory.
 const GROUP_ROWS: usize = 128;
 const GROUP_TOKENS: usize = 1 << 22;
 const GROUP_DOCUMENTS: usize = 1 << 16;
@@ -38,9 +38,9 @@ const GROUP_DOCUMENTS: usize = 1 << 16;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     pub ids: Vec<u32>,
-    /// What should follow each token inside its document, or [`IGNORE`].
+    /// The token that should follow each token inside its document, or [`IGNORE`].
     pub labels: Vec<u32>,
-    /// Attention does not cross from one segment to another. They add up to the row.
+    /// Attention does not cross segments. Their lengths add up to the row's.
     pub segment_lengths: Vec<usize>,
 }
 
@@ -78,9 +78,9 @@ pub(crate) struct Packer {
     /// Documents that wait to be packed together, each with the state before it.
     group: Vec<(DataPosition, Document)>,
     group_tokens: usize,
-    /// RecordCounts before the group's first document.
+    /// Counts before the group's first document.
     group_counts: RecordCounts,
-    /// Where a run continues: so many tokens of the document there, or rows of the group, were handed out already.
+    /// The place where a run continues: so many tokens of the document there, or rows of the group, were handed out already.
     resume: Option<DataPosition>,
 }
 
@@ -94,7 +94,7 @@ impl Packer {
         Ok(Packer { packing, padding, row, group, group_tokens: 0, group_counts, resume })
     }
 
-    /// How much of a document to leave out at the beginning.
+    /// The number of tokens to leave out at a document's beginning.
     fn already_handed_out(&mut self, cursor: Cursor, document: &Document) -> Result<usize, Stop> {
         let Some(state) = self.resume.take() else { return Ok(0) };
         if state.cursor == cursor && state.tokens < document.ids.len() as u64 {
@@ -122,7 +122,7 @@ impl Packer {
         Ok(())
     }
 
-    /// A document in a row of its own, or none if that leaves nothing to learn: a prompt can be longer than a row.
+    /// A document in a row of its own; `None` if that leaves nothing to learn: a prompt can be longer than a row.
     fn alone(&self, at: At, document: &Document) -> Option<Row> {
         let Packing { sequence, label_beyond_cut, .. } = self.packing;
         let kept = document.ids.len().min(sequence);
@@ -150,8 +150,8 @@ impl Packer {
         Ok(true)
     }
 
-    /// Rows in the order of the first document of each, so that all before a row's first are in the rows before it. `end` is the state
-    /// behind the group.
+    /// Rows in the order of the first document of each, so that all documents before a row's first are in the rows before it.
+    /// `end` is the state behind the group.
     fn pack_group(&mut self, end: DataPosition, emit: Emit<Row>) -> Result<(), Stop> {
         let documents = std::mem::take(&mut self.group);
         self.group_tokens = 0;
@@ -177,7 +177,7 @@ impl Packer {
         Ok(())
     }
 
-    /// Rows of the first group that a run which is continued has had already.
+    /// Rows of the first group that a continued run has had already.
     fn rows_handed_out(&mut self, documents: &[(DataPosition, Document)], rows: usize) -> Result<usize, Stop> {
         let Some(state) = self.resume.take() else { return Ok(0) };
         let group = state.group.unwrap_or_default();

@@ -1,8 +1,8 @@
-//! The threads of a loader. Workers read windows and decode their records; one more puts the pieces together.
+//! The threads of a loader. Workers read windows and decode their records; one more thread assembles the pieces.
 //!
-//! Window n goes to worker n modulo their number, and each worker has a channel of its own, from which the assembling
-//! thread takes windows in turn. So the order of pieces never depends on who was faster or how many there are.
-//! All channels are bounded: a loader holds a window a worker and a few pieces more.
+//! Window n goes to worker n modulo their number, and each worker has a channel of its own, from which the assembling thread
+//! takes windows in turn. So the order of pieces does not depend on the workers' speed or number. All channels are bounded: a
+//! loader holds a window per worker and a few pieces more.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,25 +20,25 @@ pub(crate) const BATCHES_AHEAD: usize = 4;
 /// Bad records that are named; others are only counted.
 const NAMED: u64 = 5;
 
-/// What becomes of records that cannot be read.
+/// The treatment of records that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBadRecord {
     /// Loading ends with an error.
     Stop,
-    /// They are passed over and counted. Loading ends all the same if an epoch has more than so many.
+    /// They are passed over and counted. Loading still ends if an epoch has more than so many.
     Skip { most_in_epoch: u64 },
 }
 
-/// What a worker makes of a record.
+/// A worker's decoding of records.
 pub(crate) trait Decode: Send + Sync + 'static {
     type Piece: Send + 'static;
-    /// Nothing where the record is to be passed over.
+    /// `None` to pass the record over.
     fn decode(&self, record: Record, cursor: Cursor) -> Result<Option<Self::Piece>, Error>;
-    /// About how much memory a piece takes.
+    /// Approximate memory of a piece.
     fn bytes(piece: &Self::Piece) -> usize;
 }
 
-/// Puts pieces together in their order.
+/// Assembles pieces in order.
 pub(crate) trait Assemble: Send + 'static {
     type Piece: Send + 'static;
     type Item: Send + 'static;
@@ -50,14 +50,14 @@ pub(crate) trait Assemble: Send + 'static {
     fn end_epoch(&mut self, _next: At, _emit: Emit<Self::Item>) -> Result<(), Stop> {
         Ok(())
     }
-    /// All is read.
+    /// Everything is read.
     fn finish(&mut self, end: At, emit: Emit<Self::Item>) -> Result<(), Stop>;
 }
 
-/// Hands on an item and the state behind it, but for its order and its counts.
+/// Passes on an item and the state behind it, without its order and its counts.
 pub(crate) type Emit<'a, Item> = &'a mut dyn FnMut(Item, DataPosition) -> Result<(), Stop>;
 
-/// A place, how many records its window has, and what was counted before it.
+/// A place, the number of records in its window, and the counts before it.
 #[derive(Clone, Copy)]
 pub(crate) struct At<'a> {
     pub(crate) cursor: Cursor,
@@ -66,12 +66,12 @@ pub(crate) struct At<'a> {
 }
 
 impl At<'_> {
-    /// Everything before it is handed out.
+    /// The state in which everything before it is handed out.
     pub(crate) fn before(self) -> DataPosition {
         DataPosition { cursor: self.cursor, window_records: self.window_records, ..DataPosition::default() }
     }
 
-    /// Everything up to the record there is handed out.
+    /// The state in which everything up to the record there is handed out.
     pub(crate) fn through(self) -> DataPosition {
         let cursor = Cursor { record: self.cursor.record + 1, ..self.cursor };
         At { cursor, ..self }.before()
@@ -97,7 +97,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// From a worker to the assembling thread. A bad record that is passed over is its error.
+/// From a worker to the assembling thread. A bad record that is passed over is sent as its error.
 pub(crate) enum Read<Piece> {
     WindowBegin { records: u64 },
     Pieces(Vec<(Cursor, Result<Piece, Error>)>),
@@ -108,13 +108,13 @@ pub(crate) enum Read<Piece> {
 /// From the assembling thread to the caller.
 pub(crate) enum Ready<Item> {
     Item(Item, DataPosition),
-    /// A bad record was passed over, and why.
+    /// A bad record was passed over, with the reason.
     Skipped(Error),
     End,
     Failed(Error),
 }
 
-/// What all threads know.
+/// The settings that all threads share.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) order: RecordOrder,
@@ -157,7 +157,7 @@ pub(crate) fn work<D: Decode>(
         Ok(())
     };
     if let Err(Stop::Failed(error)) = guarded(all) {
-        // Nobody listening is no reason to fail.
+        // A missing listener is no reason to fail.
         let _ = out.send(Read::Failed(error));
     }
 }
@@ -200,7 +200,7 @@ fn read_window<D: Decode>(
             Ok(None) => continue,
             Ok(Some(piece)) => Ok(piece),
             Err(error) if plan.on_bad_record == OnBadRecord::Stop || !error.is_of_record() => {
-                // Those before it are of use.
+                // The records before it are of use.
                 out.send(Read::Pieces(batch)).map_err(|_| Stop::Gone)?;
                 return Err(error.into());
             }
@@ -216,7 +216,7 @@ fn read_window<D: Decode>(
     out.send(Read::Pieces(batch)).map_err(|_| Stop::Gone)
 }
 
-/// Where to begin in a window of so many records: at the first, or where the state says.
+/// The first record to read in a window of so many records: the first of all, or the state's.
 fn first_record(plan: &Plan, epoch: u64, window: u64, records: usize) -> Result<usize, Stop> {
     let cursor = plan.start.reads_from();
     if (cursor.epoch, cursor.window) != (epoch, window) {
@@ -228,7 +228,7 @@ fn first_record(plan: &Plan, epoch: u64, window: u64, records: usize) -> Result<
     Ok(cursor.record as usize)
 }
 
-/// A record, or why its file does not give it.
+/// A record, or the error of its file.
 type Taken = Result<Record, evenkeel_store::Error>;
 
 fn take(chunks: &mut [(usize, Vec<Option<Taken>>)], place: RecordAt) -> Taken {
@@ -253,7 +253,7 @@ pub(crate) fn assemble<A: Assemble>(
         let mut first_bad = None;
         let skipped = &mut |error| skip(plan, &counts, &mut first_bad, error, out);
         let at = |cursor| At { cursor, window_records: 0, counts: &counts };
-        // An epoch of which nothing is of use would otherwise be read for ever. One that is continued may be at its end.
+        // An epoch in which nothing is of use would otherwise be read for ever. A continued epoch may be at its end.
         let mut useful = plan.start != plan.order.start();
         for (number, (epoch, window)) in plan.windows().enumerate() {
             useful |= assemble_window(assembler, &inputs[number % inputs.len()], &counts, skipped, emit)?;
@@ -278,7 +278,7 @@ pub(crate) fn assemble<A: Assemble>(
     let _ = out.send(last);
 }
 
-/// RecordCounts a bad record, names it if it is one of the first, and ends the run if there are too many. `first` is the first of all:
+/// Counts a bad record, names it if it is one of the first, and ends the run if there are too many. `first` is the first of all:
 /// later ones may not say where they are.
 fn skip<Item>(
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! What chat templates expect from Python: `tojson` as `json.dumps` writes it, dates as `strftime` does.
+//! Python's functions for chat templates: `tojson` writes as `json.dumps`, dates as `strftime`.
 
 use std::io::{self, Write};
 
@@ -7,9 +7,9 @@ use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// Nested deeper, a value built by a template's loop could exhaust the stack of whoever prints it.
+/// If it were nested deeper, a value built by a template's loop could exhaust the stack when it is printed.
 const DEEPEST: usize = 64;
-/// JSON from data is bounded by its file; this bounds what a template builds.
+/// JSON from data is bounded by its file; this bounds a template's own.
 const JSON_BYTES: usize = 16 << 20;
 
 /// The filter `tojson`: `json.dumps(value, ensure_ascii=False, indent=indent)`.
@@ -71,7 +71,7 @@ impl Formatter for PythonJson {
     }
 }
 
-/// Takes so many bytes and no more.
+/// Takes at most so many bytes.
 struct Bounded {
     bytes: Vec<u8>,
     limit: usize,

@@ -1,4 +1,4 @@
-//! What a run reads from.
+//! The source of a run's records.
 
 pub use evenkeel_store::Record;
 
@@ -14,7 +14,7 @@ pub trait Source: Send + Sync {
         Ok(self.read(chunk)?.into_iter().map(Ok).collect())
     }
 
-    /// Where a person finds a record, for messages: a line of a file, say.
+    /// The place of a record for people, in messages: a line of a file, say.
     fn origin(&self, place: RecordAt) -> String {
         place.to_string()
     }

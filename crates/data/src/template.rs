@@ -1,4 +1,4 @@
-//! Chat templates: a conversation as the text a model was taught to read, and where in it the assistant speaks.
+//! Chat templates: a conversation as the text a model was taught to read, and the assistant's part of it.
 //!
 //! A template is a program from a stranger. It runs with bounds on its steps, its recursion and its output, and it can
 //! reach nothing but the conversation.
@@ -23,12 +23,12 @@ use crate::tokenizer::TokenizerConfig;
 
 /// Real templates take about a hundred steps a message.
 const STEPS: u64 = 200_000;
-/// A loop can wrap a list into a list at every step, and dropping or joining that takes one call a level: up to 1.3 kB
-/// each without optimisation. Only what is used of the stack takes memory.
+/// A loop can wrap a list into a list at every step, and dropping or joining that takes one call a level: up to 1.3 kB each
+/// without optimisation. Only the used part of the stack takes memory.
 const STACK_BYTES: usize = 512 << 20;
 const RECURSION: usize = 400;
 const SOURCE_BYTES: usize = 1 << 20;
-/// What a template's own words may come to. Real ones have up to some thousand bytes in a row.
+/// Most bytes of a template's own words. Real ones have up to some thousand bytes in a row.
 const RAW_BYTES: usize = 1 << 30;
 const MESSAGES: usize = 1000;
 
@@ -38,7 +38,7 @@ const NAME: &str = "chat_template";
 pub struct Template {
     environment: Environment<'static>,
     program: Program,
-    /// For conversations with tools, where that is another one.
+    /// For conversations with tools, if that is another one.
     tool_program: Option<Program>,
     begin_token: String,
     end_token: String,
@@ -51,8 +51,8 @@ struct Program {
     blocks: BTreeMap<&'static str, Instructions<'static>>,
 }
 
-/// The time that `strftime_now` tells, in seconds since 1970. Clones share it: a run that is continued tomorrow must read
-/// the same text, and learns from its checkpoint when it began.
+/// The time for `strftime_now`, in seconds since 1970. Clones share it: a run that is continued tomorrow must read the same text,
+/// and learns from its checkpoint when it began.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
@@ -101,7 +101,8 @@ impl Template {
         on_deep_stack(|| self.render_values(&values(messages)?, &Value::from(()), generation_prompt))
     }
 
-    /// Whether contents may be lists of parts: a part's text is written as the same text would be, or nothing is written of texts.
+    /// Whether contents may be lists of parts: a part's text is written as the same text would be, or texts are not written at
+    /// all.
     pub fn reads_parts(&self) -> bool {
         *self.reads_parts.get_or_init(|| {
             const TEXT: &str = "evenkeel";
@@ -119,8 +120,8 @@ impl Template {
 
     /// The text of a conversation, with the tools that may be called in it, and the assistant's part of it.
     ///
-    /// A turn begins where the text of the messages before it, with the words that make the assistant speak, ends; it
-    /// ends where the text of the messages up to it does. Both must be beginnings of the whole text.
+    /// A turn begins at the end of the text of the messages before it, with the words that make the assistant speak; it ends at
+    /// the end of the text of the messages up to it. Both must be beginnings of the whole text.
     pub fn turns(&self, messages: &[serde_json::Value], tools: Option<&serde_json::Value>) -> Result<Turns, Error> {
         on_deep_stack(|| self.turns_here(messages, &tools.map_or(Value::from(()), |tools| Value::from(Serde(tools)))))
     }
@@ -183,7 +184,7 @@ impl Program {
         if source.len() > SOURCE_BYTES {
             return Err(bad(format!("it is {} bytes long, the limit is {SOURCE_BYTES}", source.len())));
         }
-        // What is compiled borrows from the source, and a run has one template as long as it lasts.
+        // The compiled template borrows from the source, and a run has one template as long as it lasts.
         let source: &'static str = with_late_products(&without_generation_tags(source), syntax).leak();
         let parsed = parse(source, NAME, syntax.clone()).map_err(|error| bad(explain(&error)))?;
         let mut generator = CodeGenerator::new(NAME, source);
@@ -193,7 +194,7 @@ impl Program {
         Ok(Program { instructions, blocks })
     }
 
-    /// As many as are needed, or fewer where a template has so many words of its own that they could fill the memory.
+    /// The usual limit, or fewer steps if a template has so many words of its own that they could fill the memory.
     fn steps(&self) -> u64 {
         let all = |instructions: &Instructions| (0..).map_while(|at| instructions.get(at).map(raw_bytes)).max();
         let longest = self.blocks.values().chain([&self.instructions]).filter_map(all).max().unwrap_or(0);
@@ -201,7 +202,7 @@ impl Program {
     }
 }
 
-/// The length of a text that another begins with, or else where they differ.
+/// The length of `beginning` if the text begins with it, else the place where they differ.
 fn beginning_of(text: &str, beginning: &str) -> Result<usize, usize> {
     if text.starts_with(beginning) {
         return Ok(beginning.len());
@@ -213,8 +214,8 @@ fn raw_bytes(instruction: &Instruction) -> usize {
     if let Instruction::EmitRaw(text) = instruction { text.len() } else { 0 }
 }
 
-/// Products of constants are computed as a template is read, where nothing bounds them. With a variable in between, whose
-/// value is 1, they wait until it is rendered.
+/// Products of constants are computed when a template is read, without a bound. With a variable of value 1 in between, they wait
+/// until it is rendered.
 fn with_late_products(source: &str, syntax: &SyntaxConfig) -> String {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
@@ -269,8 +270,8 @@ fn values(messages: &[serde_json::Value]) -> Result<Vec<Value>, Error> {
     Ok(messages.iter().map(|message| Value::from(Serde(message))).collect())
 }
 
-/// transformers marks the assistant's part with `{% generation %}`, a tag Jinja does not know. A condition that holds
-/// leaves the same text, and the space around it to the same rules.
+/// transformers marks the assistant's part with `{% generation %}`, a tag Jinja does not know. A condition that holds leaves the
+/// same text, and the space around it to the same rules.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -18,7 +18,7 @@ pub enum Tokenizer {
     HuggingFace(Box<HuggingFace>),
 }
 
-/// A tokenizer.json and what tokenizer_config.json says about it.
+/// A tokenizer.json with its tokenizer_config.json.
 pub struct HuggingFace {
     inner: tokenizers::Tokenizer,
     end: Option<u32>,
@@ -26,13 +26,13 @@ pub struct HuggingFace {
     vocabulary: usize,
 }
 
-/// What tokenizer_config.json says.
+/// The contents of tokenizer_config.json.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
     pub begin_token: Option<String>,
     pub end_token: Option<String>,
     pub chat_template: Option<String>,
-    /// For conversations with tools, where that is another one.
+    /// For conversations with tools, if that is another one.
     pub tool_template: Option<String>,
 }
 
@@ -45,7 +45,7 @@ pub struct Encoded {
 }
 
 impl Tokenizer {
-    /// From the bytes of a tokenizer.json. Truncation and padding written there are not used.
+    /// From the bytes of a tokenizer.json. Its truncation and padding are not used.
     pub fn hugging_face(tokenizer_json: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
         let bad = |detail: String| Error::BadTokenizer { detail: printable(&detail) };
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(tokenizer_json)).map_err(bad)?;
@@ -64,7 +64,7 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { inner, end, vocabulary })))
     }
 
-    /// The ids of a text. `added` asks for the tokens a tokenizer puts around a whole text by itself.
+    /// The ids of a text. `added` asks for the tokens that a tokenizer puts around a whole text by itself.
     pub fn encode(&self, text: &str, added: bool) -> Result<Vec<u32>, Error> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -103,7 +103,7 @@ impl Tokenizer {
         }
     }
 
-    /// What one token stands for, to be looked at; none for an id that is none.
+    /// The text of one token, for people; `None` for an unknown id.
     pub fn token(&self, id: u32) -> Option<String> {
         match (self, id) {
             (Tokenizer::Bytes, BYTES_END) => Some("<|end|>".to_owned()),
@@ -163,7 +163,7 @@ impl TokenizerConfig {
     }
 }
 
-/// One template, or the one called `default` of several.
+/// The only template, or the one called `default` of several.
 fn chat_template(value: &Value) -> Result<Option<String>, String> {
     match value {
         Value::Null => Ok(None),
@@ -181,7 +181,7 @@ fn named_template(templates: &Value, name: &str) -> Option<String> {
     named["template"].as_str().map(str::to_owned)
 }
 
-/// What a JSON value is, for messages.
+/// The kind of a JSON value, for messages.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,5 +1,5 @@
-//! In how many parts micro-batches are cut and whether the stream is split, where the configuration leaves that open: as an
-//! earlier part of the run did, or as a simulation of the candidates says.
+//! Chooses the number of parts and whether the stream is split, if the configuration leaves that open: as in an earlier part of
+//! the run, or by a simulation of the candidates.
 
 use std::time::Duration;
 
@@ -15,15 +15,16 @@ use crate::config::Settings;
 use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 
-/// What products of few rows lose: 15 % where six cores shared those of 512 rows and not of 1024.
+/// Loss of products with few rows: 15 % when six cores shared products of 512 rows instead of 1024.
 const HALF_SPEED_ROWS_OF_CORE: f64 = 30.0;
-/// What cores copy and add for an exchange.
+/// Bytes that cores copy and add per second for an exchange.
 const MOVED_BYTES_PER_S: f64 = 4e9;
-/// More parts than these make products too small for what they hide.
+/// More parts make products too small for what they hide.
 const MOST_PARTS: usize = 4;
 
-/// Fills in `parallel.parts` and `parallel.sequence_parallel`, and gives the launch its cut. `before` is what a run that goes on
-/// was configured as. Of what a simulation recommends, the best that `fits` in memory is taken. Returns what there is to say.
+/// Fills in `parallel.parts` and `parallel.sequence_parallel`, and gives the launch its cut. `before` are the earlier settings of
+/// a continued run. Of the candidates that a simulation recommends, it takes the best that `fits` in memory. Returns lines to
+/// print.
 pub fn arrange(
     settings: &mut Settings,
     model: &Model,
@@ -38,7 +39,7 @@ pub fn arrange(
         parallel.parts.get_or_insert(1);
         return Ok(said);
     }
-    // The simulation takes a cut that the model allows.
+    // The simulation needs a cut that the model allows.
     model.cut(&launch.strategy.cut)?;
     if let Some(before) = before.filter(|before| is_arranged_alike(settings, before)) {
         let parallel = &mut settings.parallel;
@@ -72,7 +73,7 @@ pub fn arrange(
     Ok(said)
 }
 
-/// What each candidate would take.
+/// The predicted step of each candidate.
 pub fn simulated(
     candidates: &[Candidate],
     model: &Model,
@@ -109,7 +110,7 @@ fn candidates(settings: &Settings, launch: &Launch) -> Vec<Candidate> {
     streams.into_iter().flat_map(candidate).collect()
 }
 
-/// A micro-batch has at least as many documents as sequences, and no more parts than those.
+/// Numbers of parts to try. A micro-batch has at least as many documents as sequences, and no more parts than documents.
 pub fn parts_to_try(arrangement: Arrangement, sequences: usize) -> Vec<usize> {
     let most = if arrangement.overlaps() { MOST_PARTS.min(sequences).max(1) } else { 1 };
     (1..=most).collect()
@@ -126,7 +127,7 @@ fn with(strategy: &Strategy, Candidate { parts, split_sequence }: Candidate) -> 
     Strategy { cut, arrangement: strategy.arrangement.in_parts(parts), ..strategy.clone() }
 }
 
-/// Whether what a run was arranged as before suits it now.
+/// Whether the earlier arrangement of a run suits it now.
 fn is_arranged_alike(now: &Settings, before: &Settings) -> bool {
     let of = |settings: &Settings| (settings.parallel.tp, settings.parallel.schedule, settings.train.batch);
     of(now) == of(before)
@@ -148,7 +149,7 @@ fn describe(told: &Foretold, all: &[Foretold]) -> String {
     if saved < 0.005 { chosen } else { format!("{chosen}, {} less time than {than}", text::percent(saved)) }
 }
 
-/// Where attention and MLP are one unit, none of them is recomputed without the other.
+/// If attention and MLP are one unit, neither is recomputed without the other.
 fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
     let chosen = strategy.arrangement.recompute;
     let is_one = model.units.iter().any(|unit| matches!(unit.kind, UnitKind::Layer(_)));
@@ -157,15 +158,15 @@ fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
     })
 }
 
-/// What the ranks of a share can do, about. Nothing is measured: which arrangement is best depends on the ratio of computing to
-/// exchanging, and only where both take about as long on how exactly that is known.
+/// Approximate speeds of a replica's ranks. Nothing is measured: the best arrangement depends on the ratio of computing to
+/// exchanging, and its exact value matters only if both take about as long.
 pub fn machine(launch: &Launch, core_flops_per_s: f64) -> Machine {
     let strategy = &launch.strategy;
     let (tp, dtype) = (strategy.mesh().tp, strategy.dtype);
     match &strategy.devices {
         &Devices::Cpu { cores_per_rank, comm_cores } => {
             let cores = cores_per_rank as f64;
-            // An emulated link is a timer behind what the cores do; in memory, it is cores that move the bytes.
+            // An emulated link is a timer behind the cores' work; in memory, cores move the bytes.
             let shares_cores = launch.comm.link.is_none() && comm_cores == 0;
             Machine {
                 flops_per_s: vec![cores * core_flops_per_s; tp],
@@ -215,7 +216,7 @@ mod tests {
         Model::from_json(&config).unwrap()
     }
 
-    /// Two ranks of one core, which such a link connects.
+    /// Two ranks of one core each, connected by such a link.
     fn launch(link_gb_per_s: Option<f64>) -> Launch {
         let mut launch = Launch::from(on_cores(1, 2, Some(2)));
         launch.comm.link = link_gb_per_s.map(|rate| Link { latency: Duration::ZERO, bytes_per_s: rate * 1e9 });
@@ -233,7 +234,7 @@ mod tests {
         let (model, mut launch) = (model(layers), launch(link_gb_per_s));
         launch.strategy.arrangement = arrangement;
         let samples = Samples::blank(model.config.input, sequences, 256);
-        // Whatever the CPU is that tests run on.
+        // The same on every CPU that tests run on.
         simulated_on(&machine(&launch, 5e10), &candidates, &model, &launch, &samples).unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! `evenkeel data CONFIG`: the first samples of a run as the model is given them.
+//! `evenkeel data CONFIG`: the first samples of a run as the model gets them.
 
 use evenkeel_data::{IGNORE, Row, Tokenizer};
 

@@ -56,7 +56,7 @@ pub fn start(threads: Option<usize>) -> Result<Device, Mistake> {
         .map_err(|error| Mistake { what: format!("the device cannot be started: {error}"), hint: None })
 }
 
-/// One of a kind: all cores of this machine, or the first GPU.
+/// One device of a kind: all cores of this machine, or the first GPU.
 pub fn start_kind(kind: DeviceKind, threads: Option<usize>) -> Result<Device, Failure> {
     match kind {
         DeviceKind::Cpu => Ok(start(threads)?),
@@ -74,7 +74,7 @@ pub fn start_cuda_with(options: CudaOptions) -> Result<Device, Failure> {
     Device::cuda(&CudaOptions { cache, ..options }).map_err(fault)
 }
 
-/// The machine's.
+/// The machine is at fault.
 pub fn fault(error: CudaError) -> Failure {
     Failure::Fault(mistake(&error))
 }

@@ -5,7 +5,7 @@ use evenkeel_device::{cpu_report, cuda_report, libraries_found};
 use crate::{Mistake, device, process};
 
 pub fn run() -> Result<String, Mistake> {
-    // What a run would stumble over shows here.
+    // Starting a device shows problems that a run would have.
     device::start(Some(1))?;
     let cuda = cuda_report();
     let lines = [
@@ -15,7 +15,7 @@ pub fn run() -> Result<String, Mistake> {
         format!("libraries      {}", list(&libraries_found())),
         cuda.to_string(),
     ];
-    // What is missing is told only where somebody has a GPU to use.
+    // Problems are reported only on a machine with a GPU.
     let problems = if process::gpus().is_empty() { Vec::new() } else { cuda.problems };
     Ok(lines.into_iter().chain(problems).collect::<Vec<_>>().join("\n"))
 }

@@ -1,4 +1,5 @@
-//! `evenkeel eval CONFIG`, `evenkeel eval MODEL --data FILE`: loss, perplexity and accuracy of a model on data it was not trained on.
+//! `evenkeel eval CONFIG`, `evenkeel eval MODEL --data FILE`: a model's loss, perplexity and accuracy on data it was not trained
+//! on.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -100,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(rows.iter().map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n"))
 }
 
-/// The configuration and the model that are named. Where a configuration could stand, the folder of a model or of a run may.
+/// The configuration and the model of these arguments. The folder of a model or of a run may take the place of a configuration.
 fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failure> {
     let (overrides, model) = (&arguments.overrides, arguments.model.clone());
     let Some(path) = &overrides.file else { return Ok((overrides.clone(), model)) };
@@ -118,7 +119,7 @@ fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failur
         let what = format!("two models are given: `{}` and --model `{}`", path.display(), other.display());
         return Err(Mistake { what, hint: Some("leave one of them out".to_owned()) }.into());
     }
-    // What is wrong with it is said before anything is said of data.
+    // Problems of the folder are reported before those of the data.
     open_folder(path)?;
     Ok((overrides.with_file(None), Some(path.clone())))
 }

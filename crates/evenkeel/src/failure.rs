@@ -6,14 +6,14 @@
 //! | 3         | the machine's, or of a run that went wrong: a full or failing disk, a folder that is closed |
 //! | 128 + n   | nobody's: signal n                                                                       |
 //!
-//! Of files, [`evenkeel_store::Error::is_fault`] tells the first two apart.
+//! [`evenkeel_store::Error::is_fault`] tells the first two apart for files.
 
 use std::process::ExitCode;
 
 const EXIT_MISTAKE: u8 = 2;
 pub const EXIT_FAULT: u8 = 3;
 
-/// What happened, and what to do about it.
+/// A message, and a hint at what to do about it.
 #[derive(Debug, PartialEq)]
 pub struct Mistake {
     pub what: String,
@@ -24,7 +24,7 @@ pub struct Mistake {
 #[derive(Debug, PartialEq)]
 pub struct Mistakes(pub Vec<Mistake>);
 
-/// Why a command did not do what it was asked for.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The user's; nothing was started.
@@ -41,7 +41,7 @@ impl Failure {
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
     }
 
-    /// All that the user is told.
+    /// All messages for the user.
     pub fn mistakes(&self) -> &[Mistake] {
         match self {
             Failure::Mistakes(Mistakes(mistakes)) => mistakes,
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// Tells the user, and says what the process ends with.
+    /// Prints the messages and returns the exit code.
     pub fn report(self) -> ExitCode {
         let code = match self {
             Failure::Mistakes(_) => EXIT_MISTAKE,
@@ -66,7 +66,7 @@ impl Failure {
     }
 }
 
-/// Says what may not be as the user thinks, and goes on.
+/// Warns of something that may not be as the user thinks.
 pub fn warn(what: &str) {
     eprintln!("warning: {what}");
 }

@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(String::new())
 }
 
-/// What is printed before the model's own words, and the tokens that it continues.
+/// The text to print before the model's own, and the tokens that the model continues.
 fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Failure> {
     let given = match arguments.prompt.as_deref() {
         Some("-") => Some(from_standard_input()?),
@@ -123,7 +123,7 @@ fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Fail
         hint: Some("leave out --chat, or add chat_template.jinja to the folder".to_owned()),
     };
     let template = text.template(start_of_day())?.ok_or_else(no_template)?;
-    // The template writes the tokens that a tokenizer puts around a text.
+    // The template itself writes the tokens that a tokenizer puts around a text.
     Ok((String::new(), text.tokenizer.encode(&template.render(&messages, true)?, false)?))
 }
 
@@ -150,7 +150,7 @@ fn from_standard_input() -> Result<String, Mistake> {
     Ok(text)
 }
 
-/// The tokenizer's own, and those of generation_config.json: a chat ends with another token than a text.
+/// The end tokens of the tokenizer and of generation_config.json: a chat ends with another token than a text.
 pub fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     const MOST_BYTES: u64 = 1 << 20;
     let path = folder.join("generation_config.json");
@@ -164,12 +164,12 @@ pub fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Fail
     Ok(tokens)
 }
 
-/// Refuses, after a dry run, what would not fit.
+/// Refuses, after a dry run, a generation that would not fit.
 fn check_memory(kind: DeviceKind, model: &Model, dtype: DType, prompt: &[u32], capacity: usize) -> Result<(), Failure> {
     let needed = peak_bytes(kind, evenkeel_device::cpu_report().cores, |device| {
         let queue = device.compute();
         let parameters = Parameters::allocate(model, dtype, ZeroSharding::NONE, queue);
-        // What it would refuse, it refuses again when it is done for real.
+        // An error here comes again in the real run.
         if let Ok(mut generator) = Generator::new(model, &parameters, queue, 1, capacity) {
             let _ = generator.prefill(&[prompt]);
         }
@@ -181,7 +181,7 @@ fn mistake(error: evenkeel_model::GenerateError) -> Mistake {
     Mistake { what: error.to_string(), hint: error.hint().map(str::to_owned) }
 }
 
-/// Prints text as far as it is certain: a character may take several tokens.
+/// Prints text as far as it is certain, since a character may take several tokens.
 struct Stream<'a> {
     tokenizer: &'a Tokenizer,
     end_tokens: &'a [u32],
@@ -211,7 +211,7 @@ impl Stream<'_> {
     }
 }
 
-/// Who has stopped reading is not told.
+/// Errors are ignored: the reader may have stopped reading.
 fn put(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! Names of the Hugging Face hub, which are no paths.
+//! Names on the Hugging Face hub, which are no paths.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use evenkeel_store::{exists, read_text, subfolders};
 
 use crate::Mistake;
 
-/// Refuses what is no folder here but may be a name of the hub, and says how it becomes a folder.
+/// Refuses a path that does not exist but may be a name on the hub, and says how to get a folder for it.
 pub fn check(path: &Path) -> Result<(), Mistake> {
     match name(path) {
         Some(name) if !exists(path) => {
@@ -49,7 +49,7 @@ fn hint(name: &str, cache: Option<&Path>) -> String {
     )
 }
 
-/// Where `huggingface_hub` keeps what it downloads.
+/// The folder of `huggingface_hub`'s downloads.
 fn cache() -> Option<PathBuf> {
     let path = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let user_cache = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
@@ -57,7 +57,7 @@ fn cache() -> Option<PathBuf> {
     path("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
 }
 
-/// That of the main branch, else any; one without its config.json is a download that has only begun.
+/// The main branch's snapshot, else any; one without a config.json is an unfinished download.
 fn newest_snapshot(cached: &Path) -> Option<PathBuf> {
     const MOST_BYTES: u64 = 256;
     let main = read_text(cached.join("refs/main"), MOST_BYTES).ok();

@@ -1,8 +1,8 @@
 //! Signals that end a run.
 //!
-//! The first lets the step end and its state be saved. Others that come within [`ECHO`] of it say the same thing twice:
-//! `timeout`, for one, signals its child and then the group that the child is in. The next signal ends the process at once if
-//! every step is saved, else as soon as they are; the one after that waits for nothing.
+//! The first lets the step end and its state be saved. Others within [`ECHO`] of it count as the same: `timeout`, for one,
+//! signals its child and then the group that the child is in. The next signal ends the process at once if every step is saved,
+//! else as soon as they are; the one after that waits for nothing.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,22 +33,22 @@ struct Shared {
 /// A checkpoint is being written while this lives.
 pub struct Saving {
     shared: Arc<Shared>,
-    /// Steps that the checkpoint has.
+    /// Steps in the checkpoint.
     steps: u64,
     is_written: bool,
 }
 
-/// What was heard so far, and what the process is in the middle of.
+/// The signals heard so far, and the work that they may have to wait for.
 #[derive(Default)]
 struct Heard {
     /// The last signal that was no echo, and when it came.
     last: Option<(i32, Instant)>,
     saves_under_way: usize,
-    /// Steps that were made, and how many of them are saved.
+    /// Steps made, and steps saved.
     steps: u64,
     steps_saved: u64,
     ends_when_saved: bool,
-    /// From here on a signal ends the process, with these words.
+    /// Once this is set, a signal ends the process, with this message.
     released: Option<&'static str>,
 }
 
@@ -89,7 +89,7 @@ impl Interruption {
         Saving { shared: self.shared.clone(), steps: heard.steps, is_written: false }
     }
 
-    /// Nothing is left that a signal would have to wait for: one that came or comes ends the process, with these words.
+    /// Nothing is left for a signal to wait for: one that came or comes ends the process, with this message.
     pub fn release(&self, what: &'static str) {
         let mut heard = self.shared.heard();
         heard.released = Some(what);
@@ -113,7 +113,7 @@ impl Drop for Interruption {
 }
 
 impl Saving {
-    /// The checkpoint is there.
+    /// The checkpoint is complete.
     pub fn done(mut self) {
         self.is_written = true;
     }
@@ -171,7 +171,7 @@ impl Heard {
         self.saves_under_way == 0 && self.steps_saved == self.steps
     }
 
-    /// One of the saves is over, and so many steps are saved by it. Returns whether the process has waited for that to end.
+    /// Ends a save, by which so many steps are saved. Returns whether the process waited for that to end.
     fn save_ended(&mut self, steps: Option<u64>) -> bool {
         self.saves_under_way -= 1;
         self.steps_saved = self.steps_saved.max(steps.unwrap_or(0));
@@ -184,7 +184,7 @@ impl Heard {
     }
 }
 
-/// Ends the process without a word to its other threads, which may be in the middle of a step.
+/// Ends the process without telling its other threads, which may be in the middle of a step.
 fn end(heard: &Heard, what: &str) {
     if stderr().is_terminal() {
         // The progress line has no end yet.
@@ -206,7 +206,7 @@ mod tests {
         let cases: [&[(Duration, Response)]; 4] = [
             &[(Duration::ZERO, StopAfterStep), (Duration::ZERO, GoOn), (ECHO - ONE, GoOn), (ECHO, EndNow)],
             &[(Duration::ZERO, StopAfterStep), (ECHO, EndNow)],
-            // An echo makes the two seconds no longer: who presses a key again and again is heard.
+            // An echo does not prolong the two seconds: a key pressed again and again is heard.
             &[(Duration::ZERO, StopAfterStep), (ECHO - ONE, GoOn), (ECHO + ONE, EndNow)],
             &[(100 * ECHO, StopAfterStep), (101 * ECHO - ONE, GoOn), (200 * ECHO, EndNow)],
         ];

@@ -12,7 +12,7 @@ pub struct CacheFolder(PathBuf);
 const MOST_BYTES: u64 = 64 << 20;
 
 impl CacheFolder {
-    /// None where the user has no home.
+    /// `None` if the user has no home.
     pub fn of_user() -> Option<CacheFolder> {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;

@@ -13,7 +13,7 @@ use evenkeel_train::{Ranks, Trainer, TrainerOptions};
 use crate::config::Parallel;
 use crate::{Failure, Mistake, device};
 
-/// A strategy, and how its ranks talk on this machine.
+/// A strategy, and how its ranks communicate on this machine.
 #[derive(Clone, Debug)]
 pub struct Launch {
     pub strategy: Strategy,
@@ -45,14 +45,14 @@ impl Launch {
         }
     }
 
-    /// For the line that begins a run: nothing for one rank on cores.
+    /// For the line that begins a run; empty for one rank on cores.
     pub fn describe(&self) -> String {
         let link = self.comm.link.as_ref().map(|_| "over an emulated link".to_owned());
         let parts = [Some(self.strategy.to_string()).filter(|strategy| !strategy.is_empty()), link];
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
-    /// Starts the ranks; `parameters` loads or draws what a shard has.
+    /// Starts the ranks; `parameters` loads or draws a shard's weights.
     pub fn start(
         &self,
         shards: Vec<Model>,
@@ -70,14 +70,15 @@ impl Launch {
         })
     }
 
-    /// The cores that a rank has to itself, those of its exchanges last; none if there are too few for all, or one rank may use any.
+    /// The cores that a rank has to itself, those of its exchanges last; empty if there are too few for all, or if one rank may
+    /// use any.
     pub fn cores(&self, rank: usize) -> Vec<usize> {
         let (allowed, ranks, each) = (evenkeel_device::allowed_cores(), self.strategy.ranks(), self.cores_of_each());
         let are_pinned = ranks > 1 && ranks * each <= allowed.len();
         if are_pinned { allowed[rank * each..][..each].to_vec() } else { Vec::new() }
     }
 
-    /// A warning if ranks are given more cores than there are.
+    /// A warning if ranks have more cores than there are.
     pub fn crowding(&self) -> Option<String> {
         let (ranks, each) = (self.strategy.ranks(), self.cores_of_each());
         let cores = evenkeel_device::allowed_cores().len();
@@ -100,7 +101,7 @@ impl Launch {
             return Ok(SharedGpu::default());
         };
         if self.strategy.devices.are_separate_gpus() {
-            // Missing, it is told before any rank starts.
+            // A missing library is reported before any rank starts.
             NcclLibrary::find().map_err(device::fault)?;
             return Ok(SharedGpu::default());
         }
@@ -111,7 +112,7 @@ impl Launch {
                 _ => device::fault(error),
             })?,
         };
-        // Each takes its share, whoever comes first. A lone rank takes what is free.
+        // Each rank takes its share, whichever starts first. A lone rank takes what is free.
         let ranks = self.strategy.ranks();
         let memory = if ranks > 1 { Some(cuda_memory(gpus[0]).map_err(device::fault)?) } else { None };
         Ok(SharedGpu { parts, share_bytes: memory.map(|memory| memory.arena_bytes_of(ranks)) })
@@ -144,12 +145,12 @@ impl Launch {
     }
 }
 
-/// What ranks that share a GPU have of it; nothing if they are on cores or each has its own.
+/// The parts and memory of ranks that share a GPU; empty if they are on cores or each has its own.
 #[derive(Default)]
 struct SharedGpu {
-    /// By rank; none if all share all multiprocessors.
+    /// By rank; empty if all share all multiprocessors.
     parts: Vec<CudaPart>,
-    /// Of its memory, for each rank; a lone rank takes what is free.
+    /// Memory of each rank; a lone rank takes what is free.
     share_bytes: Option<u64>,
 }
 

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Ends with clap's own words, and for a flag that is a key with how to set that.
+/// Ends with clap's message and, for a flag that is a key, with how to set it.
 fn refuse(error: &clap::Error) -> ! {
     let _ = error.print();
     let takes_keys =
@@ -91,7 +91,7 @@ fn refuse(error: &clap::Error) -> ! {
     std::process::exit(error.exit_code())
 }
 
-/// What is below zero is refused by whoever knows what the number is for, instead of being taken for an option.
+/// Lets every value be negative, so that the code that knows its meaning refuses it, instead of clap taking it for an option.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let with_value = |argument: clap::Arg| {
         let takes_values = argument.get_action().takes_values();

@@ -1,8 +1,8 @@
-//! Whether something fits in memory, this machine's or a GPU's, asked before any of it is taken.
+//! Checks whether something fits in memory, this machine's or a GPU's, before any of it is taken.
 //!
-//! The memory of a training process is the most that it ever has resident, the system's `VmHWM`. [`Peak`] foretells it, part by
-//! part; progress lines, metrics and the summary tell what it came to. Files of weights are mapped, and what was read of them is
-//! let go of at once, so they are no part of it.
+//! The memory of a training process is the most that it ever has resident, the system's `VmHWM`. [`Peak`] predicts it, part by
+//! part; progress lines, metrics and the summary report the actual value. Files of weights are mapped and released as soon as
+//! they are read, so they do not count.
 
 use evenkeel_data::BATCHES_READY;
 use evenkeel_device::{CudaMemory, Device, DeviceKind, cuda_memory};
@@ -11,19 +11,19 @@ use evenkeel_train::{Cost, Samples};
 
 use crate::{Failure, Mistake, device, placement, process, text};
 
-/// The peak memory of a process that trains, foretold.
+/// Predicted peak memory of a process that trains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
     /// The tensors of all ranks.
     pub arena_bytes: u64,
-    /// What kernels work with: packed operands, partial sums.
+    /// Working memory of kernels: packed operands, partial sums.
     pub kernel_bytes: u64,
     pub beside: Beside,
-    /// Code, threads, the tokenizer and what else the process has.
+    /// Code, threads, the tokenizer and everything else in the process.
     pub process_bytes: u64,
 }
 
-/// What training keeps beside its ranks' tensors.
+/// Memory of training beside its ranks' tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
     /// The copy of weights and moments that checkpoints are written from while training goes on.
@@ -32,25 +32,25 @@ pub struct Beside {
     pub data_bytes: u64,
 }
 
-/// What the process comes to have later on for each rank: stacks of threads, what the allocator keeps, pieces of a file on their
-/// way. It was between 12 and 30 MiB in runs of 0.4 to 2 GiB.
+/// Memory that the process gains later for each rank: stacks of threads, the allocator's reserves, pieces of a file on their way.
+/// Measured: 12 to 30 MiB in runs of 0.4 to 2 GiB.
 const LATER_BYTES: u64 = 16 << 20;
 
 impl Peak {
-    /// Of this process, with ranks of so many threads each on this machine's cores.
+    /// For this process, with ranks of so many threads each on this machine's cores.
     pub fn of(costs: &[Cost], threads: usize, beside: Beside) -> Peak {
         let process_bytes = process::resident_bytes() + costs.len() as u64 * LATER_BYTES;
         Peak { beside, process_bytes, ..Peak::default() }.with(costs, threads)
     }
 
-    /// The same process with ranks that take something else.
+    /// The same process with other costs.
     pub fn with(self, costs: &[Cost], threads: usize) -> Peak {
         let arena_bytes = costs.iter().map(|cost| cost.arena_bytes).sum();
         let kernel_bytes = costs.iter().map(|cost| cost.working.bytes(threads)).sum();
         Peak { arena_bytes, kernel_bytes, ..self }
     }
 
-    /// Refuses what this machine has too little memory for.
+    /// Refuses training that this machine has too little memory for.
     pub fn check(&self, hint: &str) -> Result<(), Mistake> {
         check_fit("training", self.bytes(), hint)
     }
@@ -75,7 +75,7 @@ impl Peak {
     }
 }
 
-/// Refuses steps that would not fit, and what the host keeps beside them. Foretells the process's peak if its ranks are on cores.
+/// Refuses steps, and the host's memory beside them, that would not fit. Predicts the process's peak if its ranks are on cores.
 pub fn check_steps(strategy: &Strategy, costs: &[Cost], beside: Beside, hint: &str) -> Result<Option<Peak>, Failure> {
     match &strategy.devices {
         Devices::Cpu { cores_per_rank, .. } => {
@@ -92,14 +92,14 @@ pub fn check_steps(strategy: &Strategy, costs: &[Cost], beside: Beside, hint: &s
     }
 }
 
-/// Refuses what one of the ranks, which are on these GPUs, has too little memory for.
+/// Refuses a need that is too large for one of the ranks on these GPUs.
 pub fn check_fit_on_gpus(gpus: &[usize], what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
     let different = placement::different(gpus);
     let ranks = if different.len() > 1 { 1 } else { gpus.len() };
     different.into_iter().try_for_each(|gpu| check_fit_on_gpu(gpu, ranks, what, needed_bytes, hint))
 }
 
-/// Refuses what a device of this kind has too little memory for.
+/// Refuses a need that is too large for a device of this kind.
 pub fn check_fit_on(kind: DeviceKind, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
     match kind {
         DeviceKind::Cpu => Ok(check_fit(what, needed_bytes, hint)?),
@@ -107,7 +107,7 @@ pub fn check_fit_on(kind: DeviceKind, what: &str, needed_bytes: u64, hint: &str)
     }
 }
 
-/// Refuses what one of so many ranks that share a GPU has too little memory for.
+/// Refuses a need that is too large for one of so many ranks that share a GPU.
 fn check_fit_on_gpu(gpu: usize, ranks: usize, what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
     Ok(check_card(ranks, what, needed_bytes, &cuda_memory(gpu).map_err(device::fault)?, hint)?)
 }
@@ -128,7 +128,7 @@ fn check_card(ranks: usize, what: &str, needed_bytes: u64, card: &CudaMemory, hi
     Err(Mistake { what, hint: Some(format!("{hint}{others}")) })
 }
 
-/// Refuses what needs more memory than the machine has. `what` begins the sentence.
+/// Refuses a need that is too large for the machine. `what` begins the sentence.
 pub fn check_fit(what: &str, needed_bytes: u64, hint: &str) -> Result<(), Mistake> {
     let machine_bytes = evenkeel_device::cpu_report().memory_bytes;
     if needed_bytes <= machine_bytes {
@@ -139,7 +139,7 @@ pub fn check_fit(what: &str, needed_bytes: u64, hint: &str) -> Result<(), Mistak
     Err(Mistake { what, hint: Some(hint.to_owned()) })
 }
 
-/// The memory that something takes at its worst on a device of this kind with so many threads, from a dry run of it.
+/// The peak memory of `run` on a device of this kind with so many threads, from a dry run.
 pub fn peak_bytes(kind: DeviceKind, threads: usize, run: impl FnOnce(&Device)) -> u64 {
     let device = Device::dry();
     run(&device);
@@ -150,7 +150,7 @@ pub fn peak_bytes(kind: DeviceKind, threads: usize, run: impl FnOnce(&Device)) -
     }
 }
 
-/// Samples that the host has at a time: the micro-batches of a step, what ranks are given of them, and those that are ready.
+/// Bytes of samples on the host at a time: the micro-batches of a step, the ranks' part of them, and those that are ready.
 pub fn samples_bytes(micro: &Samples, strategy: &Strategy) -> u64 {
     (strategy.micros_per_step() + strategy.ranks() + BATCHES_READY + 1) as u64 * micro.bytes()
 }

@@ -1,9 +1,9 @@
-//! Which GPU each rank is on: all ranks share one, or each has its own.
+//! The GPU of each rank: all ranks share one, or each has its own.
 
 use std::collections::BTreeSet;
 
-/// By rank, the number of its GPU: as is wanted, one for each rank or one for all; else one for each rank if there are as many
-/// and no parts of one are asked for.
+/// By rank, the number of its GPU: as wanted, one for each rank or one for all; else one for each rank if there are as many and
+/// no parts of one are asked for.
 pub fn gpus(ranks: usize, wanted: &[u32], has_parts: bool, found: usize) -> Vec<usize> {
     match wanted {
         [] if ranks > 1 && ranks <= found && !has_parts => (0..ranks).collect(),
@@ -13,7 +13,7 @@ pub fn gpus(ranks: usize, wanted: &[u32], has_parts: bool, found: usize) -> Vec<
     }
 }
 
-/// The different ones, in order.
+/// The distinct GPUs, in order.
 pub fn different(gpus: &[usize]) -> Vec<usize> {
     gpus.iter().copied().collect::<BTreeSet<usize>>().into_iter().collect()
 }

@@ -1,11 +1,11 @@
-//! What the system says of this process and its machine.
+//! The system's information on this process and its machine.
 
-/// The memory this process has resident; 0 where the system does not say.
+/// The memory this process has resident; 0 if the system does not say.
 pub fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
-/// The most memory this process ever had resident; 0 where the system does not say.
+/// The most memory this process ever had resident; 0 if the system does not say.
 pub fn peak_bytes() -> u64 {
     status("VmHWM:")
 }

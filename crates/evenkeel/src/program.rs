@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (schedule, parts) = (arrangement.schedule.name, micros[0].len());
     let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
     let title = format!("schedule {schedule}, {parts} parts, {} ranks, stream {stream}", programs.len());
-    // Proves them sound, too.
+    // The simulation also proves them sound.
     let timeline = simulate(&programs, &Costs::nominal(&programs)).map_err(|unsound| {
         Failure::Fault(Mistake { what: format!("the programs are unsound: {unsound}"), hint: None })
     })?;

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::config::{Parallel, Settings};
 use crate::{Failure, Mistake, placement};
 
-/// The strategy of a configuration, for this model with this config.json. `parallel.parts` and `parallel.sequence_parallel` that
-/// are not set are 1 and as the plan allows: [`arrange`](crate::arrange) chooses better ones.
+/// The strategy of a configuration, for this model with this config.json. Without a value, `parallel.parts` is 1 and
+/// `parallel.sequence_parallel` as the plan allows: [`arrange`](crate::arrange) chooses better ones.
 pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<Strategy, Failure> {
     let parallel = &settings.parallel;
     let uncut = match parallel.tp {
@@ -52,7 +52,7 @@ pub fn on_gpus(strategy: Strategy, multiprocessors: &[u32], graph: bool) -> Stra
     Strategy { devices, ..strategy }
 }
 
-/// The cut over `tp` shards: by weights, if there are any, and with a split stream wherever that is possible and not refused.
+/// The cut over `tp` shards: by weights, if there are any, and with a split stream if that is possible and not refused.
 pub fn cut(tp: usize, weights: &[f64], uncut: BTreeSet<Part>, split_sequence: Option<bool>) -> Cut {
     let weights = if weights.is_empty() { vec![1.0; tp] } else { weights.to_vec() };
     assert_eq!(weights.len(), tp, "the configuration or command line was checked");
@@ -70,7 +70,7 @@ pub fn arrangement(parallel: &Parallel) -> Arrangement {
     Arrangement { ahead: parallel.ahead, ..arrangement.recomputing(parallel.recompute_units) }
 }
 
-/// The plan of how layers are cut: a file's, else config.json's.
+/// The plan for cutting layers: a file's, else config.json's.
 pub fn plan(file: Option<&Path>, config: &Value) -> Result<TpPlan, Failure> {
     const MOST_BYTES: u64 = 16 << 20;
     let own = match file {
@@ -98,12 +98,12 @@ fn gpus(ranks: usize, settings: &Settings, uncut: &BTreeSet<Part>) -> Result<Dev
     Ok(Devices::Cuda { gpus, multiprocessors, graph: settings.device.graph.unwrap_or(true) })
 }
 
-/// None on a machine without a driver, which says so when a device is started.
+/// 0 on a machine without a driver, which starting a device reports.
 fn found_gpus() -> usize {
     evenkeel_device::cuda_gpus().unwrap_or(0)
 }
 
-/// The names of the ranks' GPUs, as far as the driver shows them; nothing if there is one.
+/// The names of the ranks' GPUs, as far as the driver shows them; empty if there is one.
 fn names_of(gpus: &[usize]) -> Vec<String> {
     let different = placement::different(gpus);
     if different.len() == 1 {
@@ -113,7 +113,7 @@ fn names_of(gpus: &[usize]) -> Vec<String> {
     different.into_iter().filter_map(|gpu| Some(found.get(gpu)?.name.clone())).collect()
 }
 
-/// Ranks that compute the same must come to the same bits, or what they hold of it would drift apart.
+/// Ranks that compute the same must get the same bits, or their copies would drift apart.
 fn check_alike(
     uncut: &BTreeSet<Part>,
     multiprocessors: &[u32],

@@ -26,7 +26,7 @@ const EVAL: &str = "#d95f02";
 /// More points than the picture has columns are never kept.
 const MOST_POINTS: usize = 2048;
 
-/// Losses as they come. However long a run is, its memory is bounded: neighbours are merged when there are too many.
+/// Losses as they come. Memory is bounded, however long a run is: neighbours are merged when there are too many.
 pub struct Curve {
     title: String,
     train: Series,
@@ -100,7 +100,7 @@ impl Sink for Curve {
     }
 }
 
-/// Names and last values, above the plot on the right, where no curve comes.
+/// Names and last values, above the plot on the right, out of the curves' way.
 fn legend(entries: &[(&str, &str, Option<&Point>)]) -> String {
     let (mut svg, mut right) = (String::new(), RIGHT);
     for (name, color, last) in entries.iter().rev() {
@@ -126,7 +126,7 @@ struct Point {
 struct Series {
     means: Vec<Point>,
     stride: usize,
-    /// The sum of the last few, fewer than `stride`.
+    /// The sum of the last few points, fewer than `stride`.
     open: Point,
     open_count: usize,
 }
@@ -163,13 +163,13 @@ impl Series {
     }
 }
 
-/// Each point's mean with its neighbours, a fiftieth of the curve to both sides, fewer at the ends; none of a curve that is
+/// Each point's mean with its neighbours, a fiftieth of the curve to both sides, fewer at the ends; `None` for a curve that is
 /// too short to have any.
 fn smoothed(points: &[Point]) -> Option<Vec<Point>> {
     let reach = points.len() / 50;
     let mean = |index: usize| {
         let before = reach.min(index);
-        // At the steep beginning as many after it as before it, or the line would start too low.
+        // At the steep beginning, as many points after it as before it, or the line would start too low.
         let after = before.min(points.len() - 1 - index);
         let near = &points[index - before..=index + after];
         Point { x: points[index].x, y: near.iter().map(|point| point.y).sum::<f64>() / near.len() as f64 }
@@ -177,7 +177,7 @@ fn smoothed(points: &[Point]) -> Option<Vec<Point>> {
     (reach > 0).then(|| (0..points.len()).map(mean).collect())
 }
 
-/// Where values lie on the picture.
+/// The scales of the picture.
 struct Plot {
     x: Scale,
     y: Scale,
@@ -305,7 +305,7 @@ mod tests {
     fn names_stand_clear_of_each_other_and_of_every_curve() {
         let mut curve = Curve::new(format!("{}: LlamaForCausalLM, 999.9 M parameters", "a".repeat(300)));
         for step in 1..=1000 {
-            // It ends at its highest, where a legend inside the plot would be.
+            // The curve ends at its highest, where a legend inside the plot would be.
             curve.add(step, 1000.0 + step as f64);
             curve.add_eval(step, 1000.0 + 2.0 * step as f64);
         }

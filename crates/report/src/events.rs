@@ -1,4 +1,4 @@
-//! Events are what happens in a run, as data; sinks take them.
+//! Events of a run, as data; sinks take them.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use crate::number;
 use crate::{EvalMetrics, RankMetrics, StepMetrics};
 
-/// Something that happened in a run. Times are seconds since 1970.
+/// An event of a run. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum RunEvent {
-    /// A run begins, or goes on from a checkpoint.
+    /// A run begins, or continues from a checkpoint.
     Begun(Begun),
     /// A step was made.
     Step {
         #[serde(with = "number")]
         time_s: f64,
         metrics: StepMetrics,
-        /// One for each rank of a replica, where ranks are watched.
+        /// By shard, if ranks are observed.
         ranks: Vec<RankMetrics>,
     },
     /// The model was evaluated after a step.
@@ -28,13 +28,13 @@ pub enum RunEvent {
         step: u64,
         metrics: EvalMetrics,
     },
-    /// Something was done about slow ranks, and it is known what it was good for.
+    /// Slow ranks led to a change, whose effect is known.
     Balance(BalanceReport),
     /// A checkpoint was taken after a step. It may still be on its way to the disk.
     Checkpoint { step: u64, path: String },
-    /// A line for whoever follows the run.
+    /// A line for the reader.
     Note { line: String },
-    /// The run has failed; nothing comes behind this.
+    /// The run has failed; nothing follows.
     Fault { what: String, hint: Option<String> },
     /// No step follows. The model may still have to be saved.
     Ended { step: u64, why: String },
@@ -47,11 +47,11 @@ pub struct Begun {
     pub title: String,
     /// The ranks and how they share the work, in a few words; empty for one rank on cores.
     pub ranks: String,
-    /// The peak that is foretold.
+    /// The predicted peak.
     pub memory_bytes: u64,
     /// True for memory of GPUs, false for the machine's.
     pub is_gpu_memory: bool,
-    /// Steps that lie behind, and the checkpoint that the run goes on from.
+    /// Steps done, and the checkpoint that the run continues from.
     pub step: u64,
     pub resumed_from: Option<String>,
     /// The best evaluation so far.
@@ -73,16 +73,16 @@ pub struct BalanceReport {
     /// By shard: how many times as long as the fastest it computes.
     #[serde(with = "number::list")]
     pub slowness: Vec<f64>,
-    /// A step before and after it, and the best that any division could give.
+    /// A step before and after it, and the best possible by any division.
     #[serde(with = "number")]
     pub before_s: f64,
     #[serde(with = "number")]
     pub after_s: f64,
     #[serde(with = "number")]
     pub optimum_s: f64,
-    /// Steps that were measured after it; without any, `after_s` is a forecast.
+    /// Steps measured after it; without any, `after_s` is a forecast.
     pub steps_after: u64,
-    /// All of it in words.
+    /// The whole report in words.
     pub line: String,
 }
 
@@ -98,7 +98,7 @@ impl<S: Sink + ?Sized> Sink for &mut S {
     }
 }
 
-/// A list of sinks is one, too. They take an event in their order, those behind one that fails not at all.
+/// A list of sinks is a sink, too. They take an event in order; after a failure, the rest do not get it.
 impl Sink for Vec<Box<dyn Sink + '_>> {
     fn take(&mut self, event: &RunEvent) -> io::Result<()> {
         self.iter_mut().try_for_each(|sink| sink.take(event))
@@ -117,7 +117,7 @@ mod tests {
         vec![RankMetrics { compute_s: seconds, by_class_s, columns: 7, ..RankMetrics::default() }; 2]
     }
 
-    /// One of each kind, with this for the numbers that may be anything.
+    /// One event of each kind, with this value for the numbers that may be anything.
     fn events(value: f64) -> Vec<RunEvent> {
         let metrics = StepMetrics {
             loss: value,
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Writes down who took what, and fails at the end of a run if it is to.
+    /// Writes down who took what, and fails at the end of a run if `fails` is set.
     struct Scribe<'a> {
         name: &'static str,
         fails: bool,

@@ -1,9 +1,9 @@
-//! What a run tells: its events, and the sinks that show them, write them down or sum them up.
+//! A run's events, and the sinks that show them, write them down or sum them up.
 //!
-//! An [`RunEvent`] is plain data. A [`Sink`] takes events and turns them into text or bytes on a [`Write`](std::io::Write):
-//! progress lines, metrics, TensorBoard's records, the loss curve, the summary. Nothing here opens a file, asks a clock or looks
-//! for a terminal: callers know them. No other crate of the workspace is known here. [`svg`] is what every drawing is made
-//! of, those of other crates too.
+//! A [`RunEvent`] is plain data. A [`Sink`] takes events and turns them into text or bytes on a [`Write`](std::io::Write): progress
+//! lines, metrics, TensorBoard's records, the loss curve, the summary. Nothing here opens a file, asks a clock or looks for a
+//! terminal: callers know them. This crate knows no other crate of the workspace. [`svg`] is the basis of all drawings, those of
+//! other crates too.
 
 mod curve;
 mod events;
@@ -28,7 +28,7 @@ pub use progress::{ProgressLine, ProgressOptions, Style};
 pub use summary::Summary;
 pub use tensorboard::{EventWriter, event_file_name, events_until, is_event_file_name};
 
-/// What a model reads, and so the words for it.
+/// A model's input, and so the words for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reads {
@@ -37,7 +37,7 @@ pub enum Reads {
 }
 
 impl Reads {
-    /// What a sequence is made of, and an image is cut in.
+    /// The parts of a sequence or an image.
     pub fn unit(self) -> &'static str {
         match self {
             Reads::Tokens => "tokens",
@@ -46,13 +46,13 @@ impl Reads {
     }
 }
 
-/// One training step, as it is recorded.
+/// The record of one training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     pub reads: Reads,
     /// From 1.
     pub step: u64,
-    /// The epochs that lie behind, such as 1.25.
+    /// Epochs done, such as 1.25.
     #[serde(with = "number")]
     pub epoch: f64,
     /// The mean over the step's labels.
@@ -63,39 +63,39 @@ pub struct StepMetrics {
     /// Before clipping.
     #[serde(with = "number")]
     pub grad_norm: f64,
-    /// Of all steps so far.
+    /// Total of all steps so far.
     pub tokens: u64,
-    /// Of this step.
+    /// In this step.
     pub step_tokens: u64,
     pub step_duration: Duration,
     #[serde(with = "number")]
     pub tokens_per_s: f64,
-    /// Share of the machine's peak that the step reached; None where the peak is not known.
+    /// Share of the machine's peak that the step reached; `None` if the peak is not known.
     #[serde(with = "number::option")]
     pub peak_share: Option<f64>,
     pub memory_bytes: u64,
     /// Since the beginning of the run, resumed parts included.
     pub elapsed: Duration,
-    /// The share of the run that lies behind.
+    /// The share of the run that is done.
     #[serde(with = "number")]
     pub share: f64,
     /// The step changed no weight, because its loss or gradients were not finite.
     pub skipped: bool,
-    /// Bad records that were passed over in all steps so far.
+    /// Bad records skipped in all steps so far.
     pub records_skipped: u64,
-    /// Records that lost their end, being longer than a row, in all steps so far.
+    /// Records longer than a row, which lost their end, in all steps so far.
     pub records_truncated: u64,
 }
 
 impl StepMetrics {
-    /// At the speed so far.
+    /// Time left, at the speed so far.
     pub fn left(&self) -> Option<Duration> {
         let seconds = self.elapsed.as_secs_f64() * (1.0 - self.share) / self.share;
         Duration::try_from_secs_f64(seconds).ok()
     }
 }
 
-/// One evaluation, as it is recorded.
+/// The record of one evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
     pub reads: Reads,
@@ -107,7 +107,7 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
-    /// Of a text; a label of an image has none.
+    /// Only for text: a label of an image has none.
     pub fn perplexity(&self) -> Option<f64> {
         (self.reads == Reads::Tokens).then(|| self.loss.exp())
     }

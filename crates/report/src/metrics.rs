@@ -33,10 +33,10 @@ impl<W: Write> Sink for MetricsLog<W> {
     }
 }
 
-/// What one rank did in a step.
+/// A rank's work in a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankMetrics {
-    /// Of all classes of work.
+    /// Sum over all classes of work.
     #[serde(with = "number")]
     pub compute_s: f64,
     /// By the names of classes of work.
@@ -46,20 +46,20 @@ pub struct RankMetrics {
     pub late_s: f64,
     #[serde(with = "number")]
     pub wait_s: f64,
-    /// The share of its products that it left out.
+    /// The share of its products that it pruned.
     #[serde(with = "number")]
     pub left_out: f64,
     pub migrated_bytes: u64,
     #[serde(with = "number")]
     pub migration_s: f64,
-    /// What it worked on: groups of heads and FFN columns.
+    /// The width of its work: groups of heads and FFN columns.
     #[serde(with = "number")]
     pub head_groups: f64,
     pub columns: usize,
 }
 
-/// Writes one line, with what each rank did where they are watched. Keys that do not apply are left out, so a key's values
-/// are all of one kind.
+/// Writes one line, with each rank's work if ranks are observed. Keys that do not apply are left out, so a key's values are all
+/// of one kind.
 fn write_step_metrics(out: &mut impl Write, metrics: &StepMetrics, watched: &[RankMetrics]) -> io::Result<()> {
     let some = |count: u64| (count > 0).then(|| count.to_string());
     let fields = [
@@ -92,7 +92,7 @@ fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics) ->
     write_object(out, &fields)
 }
 
-/// What each rank computed, all in all and by class, and waited for, and what it worked on: enough to replay what was decided.
+/// The computing time of each rank, in all and by class, its waiting and its widths: enough to replay the decisions.
 fn ranks(ranks: &[RankMetrics]) -> String {
     let rank = |rank: &RankMetrics| {
         let classes: Vec<String> =
@@ -116,7 +116,7 @@ fn ranks(ranks: &[RankMetrics]) -> String {
 
 fn write_object(out: &mut impl Write, fields: &[(&str, Option<String>)]) -> io::Result<()> {
     let fields = fields.iter().filter_map(|(key, value)| Some(format!("\"{key}\":{}", value.as_ref()?)));
-    // In one call, so that who reads the growing file finds whole lines.
+    // In one call, so that a reader of the growing file finds whole lines.
     out.write_all(format!("{{{}}}\n", fields.collect::<Vec<_>>().join(",")).as_bytes())
 }
 

@@ -1,9 +1,9 @@
-//! Numbers that may not be finite, which JSON has no form for: they are the texts "NaN", "Infinity" and "-Infinity", which
+//! Numbers that may not be finite, for which JSON has no form: they are the texts "NaN", "Infinity" and "-Infinity", which
 //! Python's `float` reads. This module and those in it are for `#[serde(with = …)]`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The text that stands for a number in JSON, where it is not finite.
+/// The text that stands for a number in JSON, if it is not finite.
 pub(crate) fn text(value: f64) -> Option<&'static str> {
     match value {
         f64::INFINITY => Some("Infinity"),

@@ -1,11 +1,11 @@
-//! One line that says how a run is doing: rewritten in place on a terminal, a line now and then elsewhere.
+//! One line about a run's progress: rewritten in place on a terminal, a line now and then elsewhere.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::{Begun, EvalMetrics, RunEvent, Sink, StepMetrics, text};
 
-/// More often than this nobody can read, and a terminal over a network would slow the run.
+/// Nobody can read faster updates, and a terminal over a network would slow the run.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Style {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgressOptions {
     pub style: Style,
-    /// Where a number of steps ends the run.
+    /// Set if a number of steps ends the run.
     pub total_steps: Option<u64>,
     /// Steps between plain lines.
     pub log_every: u64,
@@ -28,7 +28,7 @@ pub struct ProgressOptions {
 pub struct ProgressLine<W: Write> {
     out: W,
     options: ProgressOptions,
-    /// What stands on the terminal's last line.
+    /// The text on the terminal's last line.
     shown: String,
     /// When it was drawn, by the run's clock.
     drawn: Option<Duration>,
@@ -57,7 +57,7 @@ impl<W: Write> ProgressLine<W> {
         if due { self.show(metrics) } else { Ok(()) }
     }
 
-    /// The evaluation after a step stands below the line of that step. After a run's last step it stays there.
+    /// The evaluation after a step stands below the step's line. After a run's last step it stays there.
     fn eval(&mut self, step: u64, metrics: &EvalMetrics) -> io::Result<()> {
         let is_plain = self.options.style == Style::Plain;
         if self.last.is_some_and(|(last, _)| is_plain || last.share >= 1.0) {
@@ -112,7 +112,7 @@ impl<W: Write> Sink for ProgressLine<W> {
             RunEvent::Evaluation { step, metrics, .. } => self.eval(*step, metrics),
             RunEvent::Balance(balance) => self.note(&balance.line),
             RunEvent::Note { line } => self.note(line),
-            // The command itself says why it failed.
+            // The command itself reports why it failed.
             RunEvent::Fault { .. } | RunEvent::Ended { .. } => self.finish(),
             RunEvent::Checkpoint { .. } => Ok(()),
         }
@@ -127,11 +127,11 @@ fn first_line(begun: &Begun) -> String {
     format!("{title}{ranks}, {} of {memory}, {begins}", text::bytes(*memory_bytes))
 }
 
-/// The most important first, for a narrow terminal cuts the end.
+/// The most important first, since a narrow terminal cuts the end.
 fn line(metrics: &StepMetrics, total_steps: Option<u64>) -> String {
     let step = metrics.step.to_string();
     let step = match total_steps {
-        // Steps get longer on the way; the line keeps its form.
+        // Step numbers get longer on the way; the line keeps its form.
         Some(total) => format!("step {step:>width$}/{total}", width = total.to_string().len()),
         None => format!("step {step} ({})", text::percent(metrics.share)),
     };

@@ -1,4 +1,4 @@
-//! What a run came to.
+//! A run's results.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::progress::value;
 use crate::{BestEvaluation, EvalMetrics, RunEvent, Sink, StepMetrics, text};
 
-/// Collects over a run what is said at its end.
+/// Collects the facts for the end of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     first: Option<StepMetrics>,
     last: Option<StepMetrics>,
-    /// Over the steps of this process, not of those before it was resumed.
+    /// Over the steps of this process, without those before it was resumed.
     tokens: u64,
     duration: Duration,
     peak_share_sum: f64,
@@ -38,7 +38,7 @@ impl Summary {
         self.last = Some(*metrics);
     }
 
-    /// The process had as much at its peak so far.
+    /// Notes the process's peak so far.
     pub fn memory(&mut self, bytes: u64) {
         self.memory_bytes = self.memory_bytes.max(bytes);
     }
@@ -51,7 +51,7 @@ impl Summary {
         self.last_eval = Some(*metrics);
     }
 
-    /// Writes the table. `files` says what the run left and where.
+    /// Writes the table. `files` are the run's results and their places.
     pub fn write(&self, out: &mut impl Write, files: &[(&str, String)]) -> io::Result<()> {
         let rows = self.rows().into_iter().chain(files.iter().map(|(what, place)| (*what, place.clone())));
         let rows: Vec<(&str, String)> = rows.collect();
@@ -66,7 +66,7 @@ impl Summary {
             return rows;
         };
         let skipped = if self.skipped == 0 { String::new() } else { format!(", {} skipped", self.skipped) };
-        // Of a resumed run, what the whole of it came to, and what this part of it did.
+        // For a resumed run: totals of the whole run, and of this part of it.
         let since = (first.step > 1).then(|| format!(" since step {}", first.step - 1));
         let and_part = |whole: String, part: String| match &since {
             Some(since) => format!("{whole}, {part}{since}"),
@@ -113,7 +113,7 @@ impl Sink for Summary {
     }
 }
 
-/// Those that were not read as they are; none where all were.
+/// Records that were skipped or cut; `None` if there are none.
 fn records(metrics: &StepMetrics) -> Option<String> {
     let told =
         [(metrics.records_skipped, "bad ones skipped"), (metrics.records_truncated, "cut at the length of a sequence")];

@@ -13,13 +13,13 @@ use std::io::{self, Write};
 
 use crate::{EvalMetrics, RunEvent, Sink, StepMetrics};
 
-/// Steps are handed to the system so often, and at every evaluation and checkpoint.
+/// Steps are flushed to the system so often, and at every evaluation and checkpoint.
 const FLUSH_INTERVAL_S: f64 = 5.0;
 
 /// Writes one event file. TensorBoard finds it by its name, see [`event_file_name`].
 pub struct EventWriter<W: Write> {
     out: W,
-    /// When steps were last handed to the system.
+    /// When steps were last flushed to the system.
     flushed_s: Option<f64>,
 }
 
@@ -119,7 +119,7 @@ pub fn events_until(file: &[u8], step: u64) -> &[u8] {
     &file[..end]
 }
 
-/// Of a record, beside its message.
+/// Bytes of a record beside its message.
 const RECORD_BYTES: usize = 16;
 
 fn first_record(bytes: &[u8]) -> Option<&[u8]> {

@@ -1,4 +1,4 @@
-//! How numbers and tables are written for people.
+//! Numbers and tables in a form for people.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
-/// `1536 MiB`: for sums, whose parts are to be compared.
+/// `1536 MiB`: for sums with parts to compare.
 pub fn mib(bytes: u64) -> String {
     format!("{} MiB", in_mib(bytes))
 }
 
-/// To the nearest.
+/// Rounded to the nearest.
 pub fn in_mib(bytes: u64) -> u64 {
     (bytes + (1 << 19)) >> 20
 }
@@ -39,10 +39,10 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// `45.60 ms`, finer where there is less of it.
+/// `45.60 ms`, with more digits for less.
 pub fn milliseconds(seconds: f64) -> String {
-    // Rounded before it is looked at, or 9.9999 would be written as 10.000.
-    // Sums that should cancel may leave less than nothing; adding zero takes the sign off it.
+    // Rounded before the comparison, or 9.9999 would be written as 10.000. Sums that should cancel may leave a negative zero;
+    // adding zero removes its sign.
     let value = (seconds * 1e6).round() / 1e3 + 0.0;
     let decimals = match value.abs() {
         size if size < 10.0 => 3,

@@ -1,4 +1,4 @@
-//! Balancing a run: watches what the ranks compute, asks `evenkeel_balance` what to do, and has the ranks do it.
+//! Balancing a run: observes the ranks' work, asks `evenkeel_balance` for a decision, and has the ranks carry it out.
 
 use std::time::{Duration, Instant};
 
@@ -11,52 +11,51 @@ use crate::prune::Prune;
 use crate::ranks::{RankMemory, Ranks};
 use crate::run::RankReport;
 
-/// What a run does about slow ranks.
+/// A run's response to slow ranks.
 pub struct Balance {
     balancer: Balancer,
     cut: Cut,
     mesh: Mesh,
-    /// How ranks leave something out, where they may.
+    /// How ranks prune, if they may.
     prune: Option<Prune>,
-    /// What was done last, until it is known what it was good for.
+    /// The last change, until its effect is known.
     pending: Option<Balanced>,
 }
 
-/// What was done about slow ranks, and what it was good for.
+/// A change made because of slow ranks, and its effect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Balanced {
-    /// The last step before.
+    /// The last step before the change.
     pub step: u64,
     pub prospect: Prospect,
-    /// Where state was kept and work done before, and where now.
+    /// The layout of state and work before, and now.
     pub before: Target,
     pub now: Target,
-    /// Of a step since then; what was foretold where none was made.
+    /// A typical step since the change; the forecast if there was none.
     pub after: Duration,
-    /// How many were made until this was said.
+    /// Steps made before the change was judged.
     pub steps_after: usize,
-    /// Slownesses and divisions are by shard, which is a rank where the data has one share.
+    /// Slownesses and divisions are by shard, which is a rank if there is one replica.
     pub mesh: Mesh,
 }
 
-/// What a run allows.
+/// The balancing that a run allows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BalanceOptions {
     pub mode: Mode,
-    /// The most that a rank may leave out, and how; what is said there of the share does not matter.
+    /// The largest share that a rank may prune, and how it prunes; `prune.gamma` is ignored.
     pub gamma_max: f64,
     pub prune: Prune,
-    /// Bytes of a number that is computed with.
+    /// Bytes of a number in computation.
     pub value_bytes: usize,
-    /// Bytes that are kept of a parameter: its master, and what the optimizer keeps beside it.
+    /// Bytes kept per parameter: its master and its optimizer state.
     pub state_bytes: usize,
-    /// ZeRO's stage.
     pub zero: ZeroStage,
-    /// Of a part of a micro-batch: heads are shared by whole samples.
+    /// Samples of a part of a micro-batch: heads are shared by whole samples.
     pub samples: usize,
 }
 
-/// Steps after which it is said what a change was good for.
+/// Steps after which a change is judged.
 const STEPS_TO_JUDGE: usize = 5;
 
 /// The token shares that every rank of an even cut has.
@@ -83,7 +82,7 @@ impl Balance {
         Balance { balancer, cut: cut.clone(), mesh, prune, pending: None }
     }
 
-    /// To be called before the first step: times an exchange, and has columns that may be left out watched from the beginning.
+    /// Times an exchange, and has prunable columns watched from the beginning. To be called before the first step.
     pub fn start(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let exchanges_s = ranks.exchange_s_per_byte()?;
         self.balancer.expect_exchanges(exchanges_s.into_iter().fold(0.0, f64::max));
@@ -99,24 +98,24 @@ impl Balance {
         &self.balancer.now
     }
 
-    /// Bytes of state for one of a dim's width.
+    /// Bytes of state per unit of a dim's width.
     pub fn state_bytes(&self, dim: Dim) -> f64 {
         self.balancer.state_bytes(dim)
     }
 
-    /// Bytes that migration moves in a step for one of a dim's width.
+    /// Bytes that migration moves in a step per unit of a dim's width.
     pub fn work_bytes(&self, dim: Dim) -> f64 {
         self.balancer.work_bytes(dim)
     }
 
-    /// Takes in a step that nobody made, and changes what would be changed.
+    /// Takes in a simulated step, and adopts the decision without any ranks.
     pub fn simulate_step(&mut self, step: u64, step_s: f64, observed: &[Observation]) {
         if let Some(decision) = self.balancer.step(step, step_s, observed, u64::MAX) {
             self.note(step, decision, 0.0);
         }
     }
 
-    /// What to tell of a step.
+    /// A report of each shard's step.
     pub fn reports(&self, observed: &[Observation]) -> Vec<RankReport> {
         let work = &self.balancer.now.work;
         let report = |(rank, observed): (usize, Observation)| RankReport {
@@ -127,8 +126,7 @@ impl Balance {
         self.by_shard(observed).into_iter().enumerate().map(report).collect()
     }
 
-    /// Takes in a step, and does something about slow ranks where that pays. What was done before, once it is known what came
-    /// of it.
+    /// Takes in a step, and acts on slow ranks if that pays. Returns the previous change once its effect is known.
     pub fn after_step(
         &mut self,
         ranks: &Ranks,
@@ -149,7 +147,7 @@ impl Balance {
         Ok(said)
     }
 
-    /// What was done last and not yet said, with what is known of it so far: for when a run ends.
+    /// The pending change, judged by the steps so far; also for the end of a run.
     pub fn judge(&mut self) -> Option<Balanced> {
         let balanced = self.pending.take()?;
         let steps_after = self.balancer.steps_since_change();
@@ -157,7 +155,7 @@ impl Balance {
         Some(Balanced { after: Duration::from_secs_f64(seconds), steps_after, ..balanced })
     }
 
-    /// Has the limits of widths follow from how full each rank's memory was.
+    /// Derives the limits of widths from how full each rank's memory was.
     fn respect_memory(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let (memory, all) = (ranks.memory()?, self.mesh.ranks());
         let growth = |shard: usize| {
@@ -191,7 +189,7 @@ impl Balance {
         Ok(())
     }
 
-    /// A decision was carried out behind a step.
+    /// Notes that a decision was carried out after a step.
     fn note(&mut self, step: u64, decision: Decision, seconds: f64) {
         let before = self.balancer.now.clone();
         self.balancer.done(&decision, seconds);
@@ -200,7 +198,7 @@ impl Balance {
         self.pending = Some(Balanced { step, prospect, before, now, after, steps_after: 0, mesh: self.mesh });
     }
 
-    /// By shard: the slowest of those that have it, for all shares of the data are cut alike.
+    /// By shard: the slowest of the ranks that have it, since all replicas are cut alike.
     fn by_shard(&self, observed: &[Observation]) -> Vec<Observation> {
         let of = |shard: usize| {
             let ranks = (0..self.mesh.ranks()).filter(|&rank| self.mesh.shard(rank) == shard);
@@ -210,8 +208,8 @@ impl Balance {
     }
 }
 
-/// Memory grows with widths, at most as they do: a rank whose peak fits in its memory `growth` times may get as many times what
-/// it has, and may always compute what it keeps. Whoever has nothing can have an even share, whatever its peak says: everybody
+/// Memory grows with widths, at most as they do: a rank whose peak fits in its memory `growth` times may get as many times its
+/// width, and may always compute what it keeps. A rank with nothing may get an even share, whatever its peak says: every rank
 /// began with one.
 fn most(home: &Widths, work: &Widths, dim: Dim, growth: &[f64]) -> Vec<usize> {
     let even = work.total(dim) / work.shards();
@@ -233,7 +231,7 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) ->
         |part: fn(usize) -> Part| (0..model.config.layers.len()).all(|layer| !cut.uncut.contains(&part(layer)));
     let classes_are_cut = ![Part::Embedding, Part::Head].iter().any(|part| cut.uncut.contains(part));
     let grains = Dim::ALL.map(|dim| match dim {
-        // Where attention and MLP are one unit, their times are not told apart: heads stay, and columns make up for them.
+        // If attention and MLP are one unit, their times are not told apart: heads stay, and columns make up for them.
         Dim::Heads if model.config.parallel => None,
         Dim::Heads => (is_cut(Part::Attention) && model.config.kv_heads >= shards).then_some(SHARES),
         Dim::Columns => is_cut(Part::Mlp).then(|| grain(model.config.ffn / shards)),
@@ -250,12 +248,12 @@ fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) ->
     }
 }
 
-/// The largest that tiles like which leaves a part of about this width adjustable by a few in a hundred.
+/// The largest grain, which tiles prefer, that still lets a part of about this width change by a few per cent.
 fn grain(width: usize) -> usize {
     [64, 32, 16, 8, 4, 2].into_iter().find(|grain| width / grain >= 32).unwrap_or(1)
 }
 
-/// Elements of matrices for one of a dim's width, in all layers together.
+/// Elements of matrices per unit of a dim's width, in all layers together.
 fn elements(model: &Model, dim: Dim) -> f64 {
     let of_dim = |users: &[usize]| match users {
         [unit] => match model.unit(*unit).kind {
@@ -336,7 +334,7 @@ mod tests {
     fn a_rank_may_grow_as_often_as_its_peak_fits_and_one_without_work_to_an_even_share() {
         for (columns, growth, expected) in [
             (vec![100, 100], vec![3.0, 1.5], vec![300, 150]),
-            // A peak is that of the width that it was seen at, also where that is less than an even one.
+            // A peak belongs to the width at which it was seen, even if that is less than an even one.
             (vec![40, 160], vec![2.0, 2.0], vec![80, 320]),
             (vec![0, 200], vec![50.0, 1.0], vec![100, 200]),
             (vec![0, 100, 200], vec![0.5, 1.2, 0.9], vec![100, 120, 200]),

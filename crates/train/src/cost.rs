@@ -1,4 +1,4 @@
-//! What training takes, from dry runs.
+//! The cost of training, from dry runs.
 
 use std::convert::Infallible;
 
@@ -10,29 +10,29 @@ use evenkeel_step::Strategy;
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
 
-/// What training takes.
+/// The cost of training to one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Parameters, gradients and moments.
     pub state_bytes: u64,
-    /// The most that is in use of the arena at a time.
+    /// The largest part of the arena that is in use at a time.
     pub peak_bytes: u64,
-    /// What the arena takes for that, gaps included.
+    /// Size of the arena for that, gaps included.
     pub arena_bytes: u64,
-    /// What kernels work with beside the arena, on a CPU.
+    /// Working memory of kernels outside the arena, on a CPU.
     pub working: WorkingMemory,
-    /// Of one step.
+    /// Per step.
     pub flops: u128,
-    /// Of one step: the sizes of what is reduced and gathered, summed.
+    /// Per step: the sizes of everything reduced and gathered, summed.
     pub exchanged_bytes: u128,
 }
 
-/// The cost to each rank of steps on such micro-batches, from dry runs. `shards` are those of the strategy's cut.
+/// Each rank's cost of steps on such micro-batches, from dry runs. `shards` are those of the strategy's cut.
 pub fn costs(shards: &[Model], strategy: &Strategy, options: TrainerOptions, micros: &[Samples]) -> Vec<Cost> {
     costs_migrated(shards, strategy, options, micros, None)
 }
 
-/// The same where ranks compute with these widths and keep their shards.
+/// The same, if ranks compute with `work` and keep their shards.
 pub fn costs_migrated(
     shards: &[Model],
     strategy: &Strategy,
@@ -44,7 +44,7 @@ pub fn costs_migrated(
         let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
         let shard = &shards[strategy.mesh().shard(rank)];
         let parameters = Parameters::allocate(shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
-        // As it is loaded, for that decides where later tensors lie.
+        // Filled as in loading, since that decides where later tensors lie.
         let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
         filled.expect("nothing is read");
         let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);

@@ -1,10 +1,10 @@
-//! What can go wrong in a run.
+//! Errors of a run.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A run's end before its time.
+/// An error of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -55,7 +55,7 @@ impl From<&Error> for ErrorText {
 }
 
 impl Error {
-    /// Whether the machine or the run is at fault, and not what the user gave.
+    /// Whether the machine or the run is at fault, rather than the user's input.
     pub fn is_fault(&self) -> bool {
         match self {
             Error::Store(error) => error.is_fault(),

@@ -9,8 +9,7 @@ use evenkeel_store::{FileDtype, NewFolder, SHARD_BYTES, TensorEntry, save_model}
 use crate::Error;
 use crate::checkpoint::write_pieces;
 
-/// Writes the weights, rounded to `dtype`, as transformers names and shards them. `read_rows` hands out rows of whole
-/// parameters.
+/// Writes the weights, rounded to `dtype`, as transformers names and shards them. `read_rows` returns rows of whole parameters.
 pub fn save_weights(
     folder: &NewFolder,
     specs: &[ParamSpec],
@@ -21,7 +20,7 @@ pub fn save_weights(
     let entries: Vec<TensorEntry> = specs.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> =
         specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), ParamId(index))).collect();
-    // What transformers writes, and what older versions of it insist on.
+    // transformers writes this, and older versions of it insist on it.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     save_model(folder, &entries, &metadata, SHARD_BYTES, |name, put| {
         let id = places[name];

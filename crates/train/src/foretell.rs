@@ -1,5 +1,5 @@
-//! How long a step would take in another arrangement, before anything is measured: its programs are simulated on costs that are
-//! estimated from counts of operations and bytes. Pure: the same input, the same answer on every rank and in every run.
+//! Predicts how long a step would take in another arrangement, before anything is measured: simulates its programs with costs
+//! estimated from counts of operations and bytes. Pure: the same input gives the same answer on every rank and in every run.
 
 use std::time::Duration;
 
@@ -12,42 +12,42 @@ use evenkeel_step::{Executor, Program, Strategy, Task, Work, join};
 
 use crate::samples::Samples;
 
-/// What ranks and the links between them can do, about.
+/// Approximate speeds of ranks and the links between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// By shard.
     pub flops_per_s: Vec<f64>,
-    /// By shard, of its memory.
+    /// By shard: memory bandwidth.
     pub bytes_per_s: Vec<f64>,
-    /// What a kernel takes beside its work.
+    /// Overhead per kernel launch.
     pub launch: Duration,
-    /// Products of so many rows take twice as long by the row as large ones.
+    /// Products of so many rows take twice as long per row as large ones.
     pub half_speed_rows: f64,
     pub link: Link,
-    /// What ranks move in a second for an exchange, beside the link's own time.
+    /// Bytes that ranks move per second for an exchange, in addition to the link's own time.
     pub moved_bytes_per_s: f64,
     pub contention: Contention,
 }
 
-/// A way to arrange steps: in how many parts a micro-batch is cut, and whether the stream is split.
+/// An arrangement of steps: the number of parts of a micro-batch, and whether the stream is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub parts: usize,
     pub split_sequence: bool,
 }
 
-/// What the simulation says of a candidate.
+/// The simulation's result for a candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Foretold {
     pub candidate: Candidate,
     pub step_s: f64,
-    /// The largest share of the step that a rank exchanges and does not compute.
+    /// The largest share of the step in which a rank exchanges and does not compute.
     pub exposed_share: f64,
 }
 
-/// Units of a model that are looked at: layers are alike, and this many tell how they overlap.
+/// Units of a model that are simulated, beside the head: layers are alike, and this many show how they overlap.
 const MOST_UNITS: usize = 17;
-/// A candidate has to be better by more than this than one that takes less memory or fewer parts.
+/// A candidate must be faster by more than this share than one that takes less memory or fewer parts.
 const MARGIN: f64 = 0.02;
 
 /// Simulates the step of one replica on such a micro-batch.
@@ -65,11 +65,11 @@ pub fn foretell(
     }
     let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing);
     let chains = Chain::all(&shards, &replica);
-    // Where the next micro-batch begins early, there is a next one.
+    // An arrangement that begins the next micro-batch early needs a next one.
     let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];
     let sizes: Vec<Vec<PartSize>> =
         micros.iter().map(|samples| samples.part_sizes(&shards[0], arrangement.parts)).collect();
-    // What follows the gradients takes as long whatever the candidate is.
+    // The tail after the gradients takes as long for every candidate.
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
     let mut seconds = Vec::new();
     for (rank, program) in programs.iter().enumerate() {
@@ -90,14 +90,14 @@ pub fn foretell(
     Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
 }
 
-/// The one to take: the first that takes hardly longer than the fastest does.
+/// The first candidate that takes hardly longer than the fastest.
 pub fn preferred(foretold: &[Foretold]) -> Option<Foretold> {
     let best_s = foretold.iter().map(|told| told.step_s).min_by(f64::total_cmp)?;
     foretold.iter().find(|told| told.step_s <= best_s * (1.0 + MARGIN)).copied()
 }
 
 impl Machine {
-    /// What kernels with these counts take on so many rows.
+    /// Seconds that kernels with these counts take on so many rows.
     fn compute_s(&self, shard: usize, counts: &Counts, rows: usize) -> f64 {
         let slowness = 1.0 + self.half_speed_rows / rows.max(1) as f64;
         let of_kernels = counts.0.values().map(|count| {
@@ -119,7 +119,7 @@ impl Machine {
     }
 }
 
-/// What each task asks of a device, from a dry run.
+/// The counts of each task, from a dry run.
 fn counts(
     shard: &Model,
     chain: &Chain,

@@ -1,6 +1,6 @@
-//! Training: samples in, better parameters out, and reports of each step for whoever shows them.
+//! Training: samples in, better parameters out, and reports of each step for display.
 //!
-//! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] are all of a run's, each on its own thread. This crate
+//! [`Trainer`] holds one rank's state and makes steps; [`Ranks`] runs all trainers of a run, each on its own thread. This crate
 //! opens no files itself (`store` does) and knows no network.
 
 mod balance;

@@ -1,24 +1,24 @@
-//! Another cut of the same model for the time of some steps: ranks compute with it and keep the one they have.
+//! Another cut of the same model for some steps: ranks compute with it and keep the one they have.
 
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Migration, Model, Widths};
 use evenkeel_step::Mesh;
 use evenkeel_step::schedule::Chain;
 
-/// What a rank's steps are computed with.
+/// The cut that ranks compute their steps with.
 pub(crate) struct Migrated {
-    /// The shards that ranks compute with, and which of them is this rank's.
+    /// The shards that ranks compute with, and the index of this rank's.
     pub shards: Vec<Model>,
     shard: usize,
-    /// What migrates to and from it.
+    /// The work that migrates to and from this rank.
     pub migration: Migration,
-    /// Of all ranks, in their order.
+    /// By rank.
     pub chains: Vec<Chain>,
 }
 
 impl Migrated {
-    /// `home` are the shards that the ranks keep, `chains` their chains, `shard` which of them is this rank's. None where they
-    /// have these widths already.
+    /// `home` are the shards that the ranks keep, `chains` their chains, `shard` the index of this rank's. `None` if they have
+    /// these widths already.
     pub fn new(
         home: &[Model],
         chains: &[Chain],

@@ -1,4 +1,4 @@
-//! What a rank computed in a step, from the times of its tasks.
+//! A rank's observation of a step, from the times of its tasks.
 
 use evenkeel_balance::{Class, Observation};
 use evenkeel_model::{Model, UnitKind};
@@ -23,8 +23,8 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
     observed
 }
 
-/// How long there were tasks to compute, for nothing was exchanged, and none of them ran. A rank that shares its cores loses
-/// them whenever it waits for others, and has to wait for its turn then. What is short runs at full speed once that has come.
+/// Seconds in which tasks were ready to compute, since nothing was exchanged, and none of them ran. A rank that shares its cores
+/// loses them whenever it waits for others, and then has to wait for its turn. Short tasks run at full speed once that has come.
 fn late_s(spans: &[Span]) -> f64 {
     let on = |lane: Lane| spans.iter().filter(move |span| span.lane == lane);
     let (mut exchanges, mut free_s) = (on(Lane::Comm).peekable(), f64::INFINITY);

@@ -1,4 +1,4 @@
-//! What this machine reaches by itself on a kernel, measured in some milliseconds.
+//! Measures this machine's own speed on a kernel, in some milliseconds.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct ProductShape {
 pub fn peak_flops_per_s(device: &Device, dtype: DType) -> f64 {
     let dims = if device.kind() == DeviceKind::Cuda { [largest_side(&device.usage()); 3] } else { PEAK.dims };
     let probe = Probe::of_product(device, ProductShape { dims, ..PEAK }, dtype);
-    // Of many, since others may be using the machine.
+    // The best of many, since others may be using the machine.
     let times = (0..5).flat_map(|_| probe.measure(device));
     let best = times.min().expect("several runs");
     probe.work as f64 / best.as_secs_f64()
@@ -30,11 +30,11 @@ fn largest_side(usage: &Usage) -> usize {
     [8192, 4096, 2048].into_iter().find(|&side| bytes(side) <= room_bytes / 2).unwrap_or(1024)
 }
 
-/// A product large enough to reach what the machine has.
+/// A product large enough to reach the machine's peak.
 pub const PEAK: ProductShape =
     ProductShape { order: "NN", dims: [1024, 1024, 1024], wide_out: true, accumulate: false };
 const COPY_COLS: usize = 1024;
-/// How often a measurement is repeated.
+/// Repetitions of a measurement.
 const REPEATS: usize = 3;
 
 /// A kernel that shows a limit, with its operands.
@@ -75,8 +75,8 @@ impl Probe {
         Probe { kernel: kernel.into(), work: (8 * rows * cols) as u64, _operands: vec![x, out] }
     }
 
-    /// Several runs; a first one that warms the caches does not count. Each begins anew: a product right behind another
-    /// with the same operand would not pack it.
+    /// Several runs, after one that warms the caches and does not count. Each begins anew: a product right behind another with
+    /// the same operand would not pack it.
     pub fn measure(&self, device: &Device) -> Vec<Duration> {
         let run = |_| {
             device.compute().launch(self.kernel.clone());

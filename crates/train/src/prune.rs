@@ -1,4 +1,4 @@
-//! A slow rank that computes with some columns of its linear layers: which ones, from period to period.
+//! A slow rank computes with some columns of its linear layers only: selects them from period to period.
 
 mod remembered;
 mod shared;
@@ -22,17 +22,17 @@ pub struct Prune {
     pub selection: Selection,
     /// Updates between two selections.
     pub period_steps: u32,
-    /// Of random selections.
+    /// Seed of random selections.
     pub seed: u64,
 }
 
 impl Prune {
-    /// The same for the same settings, and hardly so for others.
+    /// Equal for equal settings, and almost never for others.
     pub(crate) fn digest(prune: Option<&Prune>) -> u64 {
         Digest::of(format!("{prune:?}").as_bytes()).short()
     }
 
-    /// The columns of an intake that are kept: what scores or chance say, and everything while there are no scores.
+    /// The columns of an intake to keep, by scores or at random; by scores, all of them while there are none.
     fn select(&self, scores: Option<&Scores>, intake: usize, period: u64, inputs: usize) -> Vec<u32> {
         let count = kept_count(inputs, self.gamma);
         match (self.selection, scores) {
@@ -43,44 +43,44 @@ impl Prune {
     }
 }
 
-/// A rank's pruning, and what is known of the columns that it keeps.
+/// A rank's pruning, and its knowledge of the columns that it keeps.
 pub(crate) struct Pruner {
     settings: Prune,
-    /// Of what steps are computed with: the shard that is kept here, or another.
+    /// For the shard that steps are computed with: the one that is kept here, or another.
     pruning: Pruning,
-    /// Of the shard that is kept here.
+    /// For the shard that is kept here.
     frozen: PrunedMask,
     intakes: Vec<Intake>,
-    /// As the shard lists its intakes.
+    /// In the order of the shard's intakes.
     columns: Vec<Columns>,
     /// The number of the period, and the updates made in it.
     period: u64,
     updates: u32,
     /// Whether the period's columns are still to be selected.
     is_new_period: bool,
-    /// Whether what is selected is of other settings or another shard.
+    /// Whether the selection belongs to other settings or another shard.
     is_stale: bool,
     repeats_weights: bool,
 }
 
-/// What is known of the columns of an intake.
+/// Scores and history of an intake's columns.
 struct Columns {
-    /// From the first whole period on.
+    /// `None` before the end of the first whole period.
     scores: Option<Scores>,
-    /// The weights at the period's beginning, as the intake lists them; none while nobody asks for priorities.
+    /// The weights at the period's beginning, in the intake's order; `None` unless columns are selected by priority.
     snapshot: Option<Vec<Vec<f32>>>,
-    /// Kept all through the period so far.
+    /// By column: whether it was kept all through the period so far.
     was_kept: Vec<bool>,
 }
 
-/// What a selection is made for.
+/// The inputs of a selection.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub queue: &'a Queue,
     /// The shard that is kept here.
     pub model: &'a Model,
     pub parameters: &'a Parameters,
-    /// Where shards compute for one another.
+    /// Present if shards compute for one another.
     pub shared: Option<SharedWork<'a>>,
 }
 
@@ -102,13 +102,13 @@ impl Pruner {
         }
     }
 
-    /// From here on with other settings. What is known of the columns is kept, and used at once; where shards compute for one
-    /// another, in the next step, which they make together.
+    /// Switches to other settings. Knowledge of the columns is kept and used at once; if shards compute for one another, in the
+    /// next step, which they make together.
     pub fn with(mut self, settings: Prune, place: &Place) -> Pruner {
         assert!(settings.period_steps > 0, "a period has steps");
         self.pruning.set_imputation(settings.imputation);
         if settings.selection != self.settings.selection {
-            // Snapshots are taken where a period begins.
+            // Snapshots are taken when a period begins.
             self.columns.iter_mut().for_each(|columns| columns.snapshot = None);
             (self.updates, self.is_new_period) = (0, true);
         }
@@ -121,9 +121,9 @@ impl Pruner {
         self
     }
 
-    /// From here on steps are computed with this shard: that which is kept here, or another.
+    /// From here on steps are computed with this shard: the one that is kept here if `is_kept`, or another.
     pub fn compute_with(&mut self, model: &Model, is_kept: bool) {
-        // What gradients of pruned columns were in the last step is still there only where they are kept.
+        // The last step's gradients of pruned columns are still there only if this rank keeps those columns.
         let repeats_weights = self.repeats_weights && is_kept;
         self.pruning = Pruning::new(model, self.settings.imputation, repeats_weights);
         self.is_stale = true;
@@ -133,7 +133,7 @@ impl Pruner {
         &self.pruning
     }
 
-    /// What the optimizer leaves as it is.
+    /// The elements that the optimizer leaves as they are.
     pub fn frozen(&self) -> &PrunedMask {
         &self.frozen
     }
@@ -162,7 +162,7 @@ impl Pruner {
         }
     }
 
-    /// Measures what the period that has ended changed, and takes the snapshots of the next.
+    /// Measures how much the columns changed in the period that has ended, and takes the snapshots of the next.
     fn measure(&mut self, queue: &Queue, parameters: &Parameters) {
         for (intake, columns) in self.intakes.iter().zip(&mut self.columns) {
             let now: Vec<Vec<f32>> = intake.weights.iter().map(|&id| queue.read(&parameters.master(id))).collect();
@@ -185,7 +185,7 @@ impl Pruner {
         }
     }
 
-    /// Of the shard that is kept here and computed with.
+    /// For a shard that is both kept here and computed with.
     fn select_alone(&mut self, place: &Place) {
         for (index, columns) in self.columns.iter_mut().enumerate() {
             let inputs = columns.was_kept.len();

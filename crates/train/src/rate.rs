@@ -6,22 +6,22 @@ pub enum Decay {
     Cosine,
     Linear,
     Constant,
-    /// A cosine that is begun anew from the peak, so many of them one after the other.
+    /// A cosine that restarts from the peak, so many times one after the other.
     Restarts {
         cycles: u32,
     },
-    /// A power of what is left.
+    /// A power of the share that is left.
     Polynomial {
         power: f64,
     },
-    /// Stays at the peak until this share of the run is left, warm-up included, and falls then (WSD).
+    /// Stays at the peak until this share of the run is left, warm-up included, and then falls (WSD).
     Stable {
         decay_share: f64,
         form: Form,
     },
 }
 
-/// The form of a fall at the end.
+/// The form of the fall at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Cosine,
@@ -33,7 +33,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     pub peak: f64,
-    /// What the rate falls to.
+    /// The value that the rate falls to.
     pub floor: f64,
     /// Steps over which the rate rises to its peak.
     pub warmup_steps: u64,
@@ -41,8 +41,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The rate of a step, counted from 0. `progress` is the share of the run that lies behind it, warm-up included;
-    /// `warmup_progress` the share at which the warm-up ended.
+    /// The rate of a step, counted from 0. `progress` is the share of the run done before it, warm-up included; `warmup_progress`
+    /// the share at which the warm-up ended.
     pub fn at(&self, step: u64, progress: f64, warmup_progress: f64) -> f64 {
         if step < self.warmup_steps {
             return self.peak * (step + 1) as f64 / self.warmup_steps as f64;
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_rate_rises_to_its_peak_and_falls_to_its_floor() {
         let (peak, floor) = (1.0, 0.1);
-        // Steps of 20, the first 4 of them warm-up.
+        // 20 steps, the first 4 of them warm-up.
         let cases = [
             (Decay::Cosine, [(0, 0.25), (3, 1.0), (4, 1.0), (12, 0.55), (20, 0.1)]),
             (Decay::Linear, [(0, 0.25), (3, 1.0), (4, 1.0), (12, 0.55), (20, 0.1)]),

@@ -1,4 +1,4 @@
-//! State on its way from one layout to another: whoever is to keep an element gets it from one that keeps it now.
+//! State on its way from one layout to another: each rank gets its new elements from a rank that keeps them now.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -10,20 +10,20 @@ use evenkeel_model::{
 };
 use evenkeel_step::Strategy;
 
-/// What one rank keeps of a model's state.
+/// The part of a model's state that one rank keeps.
 #[derive(PartialEq)]
 pub(crate) struct Keeping(Vec<Kept>);
 
-/// What a rank keeps of a parameter.
+/// The part of a parameter that a rank keeps.
 #[derive(PartialEq)]
 struct Kept {
     /// Columns of the whole parameter.
     cols: usize,
-    /// Which elements, and where they lie; none where others keep it all.
+    /// The elements, and where they lie; `None` if others keep it all.
     own: Option<(Held, Lies)>,
 }
 
-/// Elements of what is kept of a bucket.
+/// A place among the kept elements of a bucket.
 #[derive(PartialEq)]
 struct Lies {
     bucket: usize,
@@ -31,7 +31,7 @@ struct Lies {
 }
 
 impl Keeping {
-    /// Of all ranks, in their order.
+    /// By rank.
     pub fn of_all(shards: &[Model], strategy: &Strategy) -> Vec<Keeping> {
         let shard = |rank: usize| &shards[strategy.mesh().shard(rank)];
         (0..strategy.ranks()).map(|rank| Keeping::of(shard(rank), strategy.zero_sharding(rank))).collect()
@@ -47,7 +47,7 @@ impl Keeping {
         Keeping(own_stretches(model, split).into_iter().zip(&model.specs).map(kept).collect())
     }
 
-    /// Of a rank that has one parameter whole, alone in the first bucket, or nothing.
+    /// A rank that has one parameter whole, alone in the first bucket, or nothing.
     pub fn of_one(specs: &[ParamSpec], owned: Option<ParamId>) -> Keeping {
         let kept = |(id, spec): (usize, &ParamSpec)| {
             let all = Held::all(Slice::whole(spec.whole));
@@ -59,7 +59,7 @@ impl Keeping {
     }
 }
 
-/// One rank's part in a move of state between all ranks: what it hands to whom, and what it gets from whom.
+/// One rank's part in a move of state between all ranks: what it sends to whom, and what it receives from whom.
 pub(crate) struct Route {
     sent: Vec<(usize, Spot)>,
     received: Vec<(usize, Spot)>,
@@ -74,7 +74,7 @@ struct Spot {
 }
 
 impl Route {
-    /// From what ranks keep to what they shall keep, of the parameters that are moved.
+    /// From the layout `from` to the layout `to`, for the parameters that are moved.
     pub fn new(from: &[Keeping], to: &[Keeping], me: usize, is_moved: impl Fn(ParamId) -> bool) -> Route {
         let mut route = Route { sent: Vec::new(), received: Vec::new() };
         for parameter in (0..to[me].0.len()).filter(|&parameter| is_moved(ParamId(parameter))) {
@@ -92,7 +92,7 @@ impl Route {
         route
     }
 
-    /// Fills flats of buckets, [1, n], from those of the layout before.
+    /// Fills flats of buckets, [1, n], from those of the previous layout.
     pub fn run(&self, from: &[Option<Tensor>], to: &[Option<Tensor>], everybody: &Group, device: &Device) {
         let seen = |spots: &[(usize, Spot)], flats: &[Option<Tensor>]| -> Vec<(usize, View)> {
             spots.iter().map(|(peer, spot)| (*peer, spot.of_flat(flats))).collect()
@@ -105,7 +105,7 @@ impl Route {
 }
 
 impl Spot {
-    /// The rows of a block in what is kept of a parameter.
+    /// The rows of a block among the kept elements of a parameter.
     fn of(kept: &Kept, (first, shape, stride): (usize, [usize; 2], usize)) -> Spot {
         let (_, Lies { bucket, place }) = kept.own.as_ref().expect("a block lies in something that is kept");
         Spot { bucket: *bucket, first: place.start + first, shape, stride }
@@ -117,7 +117,7 @@ impl Spot {
     }
 }
 
-/// What a rank is to get of a parameter: from itself what it has, the rest from the first of the others after it.
+/// The parcels of a parameter for a rank: its own elements from itself, the rest from the first rank after it that has them.
 fn parcels(
     from: &[Keeping],
     to: &[Keeping],
@@ -138,7 +138,7 @@ fn parcels(
     }
 }
 
-/// What it takes to hand the next rank a byte while all do.
+/// Seconds per byte sent to the next rank while all ranks send.
 pub(crate) fn exchange_s_per_byte(everybody: &Group, device: &Device) -> f64 {
     const ELEMENTS: usize = 1 << 20;
     const TIMES: usize = 4;
@@ -152,6 +152,6 @@ pub(crate) fn exchange_s_per_byte(everybody: &Group, device: &Device) -> f64 {
         comm.finish();
         start.elapsed().as_secs_f64()
     };
-    // The first one may find memory and links asleep.
+    // The first exchange may find memory and links asleep.
     (0..TIMES).map(exchange).skip(1).fold(f64::INFINITY, f64::min) / (4 * ELEMENTS) as f64
 }

@@ -13,32 +13,32 @@ use crate::rate::Rate;
 use crate::samples::Samples;
 use crate::trainer::{Evaluation, StepOutcome};
 
-/// Where micro-batches come from.
+/// A source of micro-batches.
 pub trait Feed {
-    /// The next micro-batch; none when the last epoch is over.
+    /// The next micro-batch; `None` after the last epoch.
     fn next(&mut self) -> Result<Option<Samples>, Error>;
 
-    /// The share of the epochs that lies behind, where their number is a limit.
+    /// The share of the epochs that is done, if their number is a limit.
     fn progress(&self) -> Option<f64>;
 
-    /// The epochs that lie behind, such as 1.25.
+    /// Epochs done, such as 1.25.
     fn epoch(&self) -> f64;
 
-    /// Records that were passed over or cut before what was handed out so far.
+    /// Records passed over or cut before the micro-batches handed out so far.
     fn counts(&self) -> RecordCounts {
         RecordCounts::default()
     }
 
-    /// What there is to say of the data since this was last asked.
+    /// Remarks on the data since the last call.
     fn take_notes(&mut self) -> Vec<String> {
         Vec::new()
     }
 
-    /// What another feed needs to go on with the very next sample.
+    /// A state from which another feed continues with the very next sample.
     fn state(&self) -> serde_json::Value;
 }
 
-/// When a run ends. What is not set does not end it; the feed's end always does.
+/// The end of a run. Limits that are not set do not end it; the feed's end always does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
     pub steps: Option<u64>,
@@ -46,23 +46,23 @@ pub struct Limits {
     pub duration: Option<Duration>,
 }
 
-/// What a run is to do.
+/// The rate, limits and intervals of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunGoals {
     pub rate: Rate,
     pub limits: Limits,
-    /// Of all shares of the data.
+    /// Micro-batches of all replicas together.
     pub micros_per_step: usize,
     pub evaluate_every: Option<u64>,
     pub checkpoint_every: Option<u64>,
-    /// Steps in a row whose loss or gradients may be other than finite.
+    /// The run ends after so many steps in a row whose loss or gradients are not finite.
     pub nonfinite_limit: u32,
     /// Whether a checkpoint is written after each evaluation that is better than all before it.
     pub keep_best: bool,
     pub early_stop: Option<EarlyStop>,
 }
 
-/// When evaluations no longer improve.
+/// Ends a run whose evaluations no longer improve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EarlyStop {
     /// Evaluations in a row that may be no better than the best before them.
@@ -78,7 +78,7 @@ pub struct Best {
     pub loss: f64,
 }
 
-/// How far a run has come; part of a checkpoint.
+/// Progress of a run; part of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
     pub step: u64,
@@ -86,7 +86,7 @@ pub struct Progress {
     pub seconds: f64,
     /// The share of the run at which the warm-up ended.
     pub warmup_share: f64,
-    /// Steps without an update, one after another.
+    /// Steps in a row without an update.
     pub nonfinite_in_a_row: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
@@ -99,7 +99,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Takes an evaluation's loss into account. One that is not a number is never better.
+    /// Takes in an evaluation's loss. A loss that is not a number is never better.
     fn judge(&mut self, loss: f64, min_delta: f64) {
         self.evaluated = Some(self.step);
         let is_gain = self.best.map_or(loss.is_finite(), |best| best.loss - loss > min_delta);
@@ -127,7 +127,7 @@ pub enum Stop {
     Interrupted,
 }
 
-/// What happens in a run, for those who show or record it.
+/// An event of a run, for display and records.
 #[derive(Clone, Copy, Debug)]
 pub enum Report<'a> {
     Step(&'a StepReport),
@@ -135,63 +135,63 @@ pub enum Report<'a> {
         step: u64,
         evaluation: &'a Evaluation,
     },
-    /// Something was done about slow ranks.
+    /// Slow ranks led to a change.
     Balanced(&'a Balanced),
-    /// Something is to be said of the data.
+    /// A remark on the data.
     Note(&'a str),
 }
 
-/// A step that was made.
+/// A finished step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// From 1.
     pub step: u64,
-    /// The epochs that lie behind, this step's samples included.
+    /// Epochs done, this step's samples included.
     pub epoch: f64,
     pub lr: f64,
     pub outcome: StepOutcome,
-    /// Of all steps so far.
+    /// Total of all steps so far.
     pub tokens: u64,
     pub duration: Duration,
-    /// Of the whole run, resumed parts included.
+    /// Duration of the whole run, resumed parts included.
     pub elapsed: Duration,
-    /// The share of the run that lies behind.
+    /// The share of the run that is done.
     pub share: f64,
-    /// Of all records so far.
+    /// Totals of all records so far.
     pub counts: RecordCounts,
-    /// Of the ranks of the first share of the data, where they are watched.
+    /// By shard: the slowest of its ranks, if they are observed.
     pub ranks: Vec<RankReport>,
 }
 
-/// What one rank did in a step.
+/// A shard's work in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankReport {
     pub observed: Observation,
-    /// What it worked on: groups of heads and FFN columns.
+    /// The width of its work: groups of heads and FFN columns.
     pub head_groups: f64,
     pub columns: usize,
 }
 
-/// What the loop does not do itself.
+/// The parts of a run that the loop leaves to its caller.
 pub trait RunObserver {
     /// Step `step`, from 1, is about to begin.
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
-    /// Shows or records what has happened.
+    /// Shows or records an event.
     fn tell(&mut self, report: Report) -> Result<(), Error>;
-    /// Evaluates on held-out samples; none where there are none, or the run was interrupted.
+    /// Evaluates on held-out samples; `None` if there are none, or the run was interrupted.
     fn evaluate(&mut self, ranks: &Ranks) -> Result<Option<Evaluation>, Error>;
-    /// Writes everything needed to go on from here, where the feed has this state; it may still be on its way when this returns.
+    /// Writes everything needed to continue from here, with the feed in this state; it may still be on its way on return.
     fn checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error>;
-    /// The same, where no step follows: the ranks may be kept waiting until it is written.
+    /// The same, if no step follows: the ranks may have to wait until it is written.
     fn last_checkpoint(&mut self, ranks: &Ranks, feed: &serde_json::Value, progress: &Progress) -> Result<(), Error> {
         self.checkpoint(ranks, feed, progress)
     }
-    /// Returns when all checkpoints are there.
+    /// Waits until all checkpoints are complete.
     fn settle(&mut self) -> Result<(), Error>;
 }
 
-/// Trains until a limit is reached, the data end or `interrupted` is set. The last good state is checkpointed then, and
-/// also where data or an evaluation fail. `balance` watches the ranks and has work moved between them.
+/// Trains until a limit is reached, the data end or `interrupted` is set. Then it checkpoints the last good state, also if data
+/// or an evaluation fail. `balance` observes the ranks and has work moved between them.
 pub fn run(
     ranks: &Ranks,
     feed: &mut dyn Feed,
@@ -204,9 +204,9 @@ pub fn run(
     let (begun, mut balance) = (Instant::now(), balance);
     let seconds_before = progress.seconds;
     let mut checkpointed = progress.step;
-    // A step that fails may have had some of its samples already.
+    // A step that fails may have taken some of its samples already.
     let (mut reached, mut feed_state) = (progress.step, feed.state());
-    // A run that is continued may have been interrupted in the middle of an evaluation.
+    // A continued run may have been interrupted in the middle of an evaluation.
     if is_due(plan.evaluate_every, progress.step) && progress.evaluated != Some(progress.step) {
         evaluate(ranks, plan, progress, observer)?;
     }
@@ -249,7 +249,7 @@ pub fn run(
         }
         _ => Ok(()),
     };
-    // A checkpoint of this step may be there already, but does not know of its evaluation.
+    // A checkpoint of this step may exist already, but does not know of its evaluation.
     if checkpointed != progress.step || *progress != before {
         observer.last_checkpoint(ranks, &feed_state, progress)?;
     }
@@ -257,7 +257,7 @@ pub fn run(
     told.and(evaluated).and(outcome)
 }
 
-/// One step and what follows it; false if there are no more samples.
+/// One step, its report, balancing and evaluation; false if there are no more samples.
 fn step(
     ranks: &Ranks,
     feed: &mut dyn Feed,
@@ -303,7 +303,7 @@ fn step(
     observer.tell(Report::Step(&report))?;
     guard(plan, progress, &outcome)?;
     if let Some(balance) = balance {
-        // At the pace so far.
+        // Steps left, at the pace so far.
         let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
         if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
             observer.tell(Report::Balanced(&balanced))?;
@@ -341,14 +341,13 @@ fn next_micros(feed: &mut dyn Feed, count: usize) -> Result<Vec<Samples>, Error>
     Ok(micros)
 }
 
-/// The share of the run that lies behind, by the limit that is nearest.
+/// The share of the run that is done, by the nearest limit.
 fn share(plan: &RunGoals, progress: &Progress, feed: &dyn Feed) -> f64 {
     let time = plan.limits.duration.map_or(0.0, |duration| progress.seconds / duration.as_secs_f64());
     countable_share(plan, progress, feed).unwrap_or(0.0).max(time)
 }
 
-/// The share that the learning rate follows. The clock counts only where nothing else limits the run, for no two runs
-/// agree on it.
+/// The share that the learning rate follows. The clock counts only if nothing else limits the run, since no two runs agree on it.
 fn rate_share(plan: &RunGoals, progress: &Progress, feed: &dyn Feed) -> f64 {
     countable_share(plan, progress, feed).unwrap_or_else(|| share(plan, progress, feed))
 }

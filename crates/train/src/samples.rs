@@ -1,4 +1,4 @@
-//! What one micro-batch is made of, on the host.
+//! Micro-batches on the host.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use evenkeel_step::schedule::PartSize;
 use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
-// The data's labels go to kernels as they are.
+// Kernels get the data's labels as they are.
 const _: () = assert!(evenkeel_data::IGNORE == IGNORE);
 
 /// The samples of a micro-batch.
@@ -36,7 +36,7 @@ impl Samples {
         }
     }
 
-    /// On the host.
+    /// Bytes on the host.
     pub fn bytes(&self) -> u64 {
         let numbers = match self {
             Samples::Tokens { ids, labels, segment_lengths } => ids.len() + labels.len() + 2 * segment_lengths.len(),
@@ -45,12 +45,12 @@ impl Samples {
         4 * numbers as u64
     }
 
-    /// A number that other samples hardly have, and the same for these on every machine.
+    /// The same number for these samples on every machine, and almost never for others.
     pub(crate) fn digest(micros: &[Samples]) -> u64 {
         Digest::of_numbers(micros.iter().flat_map(Samples::numbers)).short()
     }
 
-    /// All of it, every list behind its length.
+    /// All contents, behind the lengths of all lists.
     fn numbers(&self) -> impl Iterator<Item = u32> {
         let (ids, pixels, lengths): (&[u32], &[f32], &[usize]) = match self {
             Samples::Tokens { ids, segment_lengths, .. } => (ids, &[], segment_lengths),
@@ -79,7 +79,7 @@ impl Samples {
         }
     }
 
-    /// In how many parts they can be cut: nothing is cut inside a document or an image.
+    /// The most parts that they can be cut in: nothing is cut inside a document or an image.
     pub fn most_parts(&self) -> usize {
         match self {
             Samples::Tokens { segment_lengths, .. } => segment_lengths.len().max(1),
@@ -134,7 +134,7 @@ impl Samples {
         self.labels().iter().filter(|&&label| label != IGNORE).count()
     }
 
-    /// The same samples, of which nothing is to be learnt.
+    /// The same samples, from which nothing is to be learnt.
     pub(crate) fn without_labels(&self) -> Samples {
         let mut samples = self.clone();
         match &mut samples {
@@ -161,7 +161,7 @@ impl Samples {
     }
 }
 
-/// Cuts a list in at most `count` ranges, none empty, whose sums are about equal.
+/// Cuts a list into at most `count` ranges, none empty, whose sums are about equal.
 fn divide(lengths: &[usize], count: usize) -> Vec<Range<usize>> {
     let count = count.clamp(1, lengths.len().max(1));
     let total: usize = lengths.iter().sum();

@@ -1,9 +1,9 @@
-//! What is kept of each parameter from step to step.
+//! The state kept for each parameter from step to step.
 
 use evenkeel_model::Slice;
 use serde::{Deserialize, Serialize};
 
-/// A kind of state. Which of them there are besides the weight is for the optimizer's rule to say.
+/// A kind of state. The optimizer's rule decides which kinds exist besides the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StateKind {
     Weight,
@@ -38,8 +38,8 @@ impl StateKind {
         }
     }
 
-    /// The elements of a whole parameter that it has a number for. Numbers for all of them are kept where the elements are;
-    /// others are few, and every rank keeps them all.
+    /// The elements of a whole parameter that it has a number for. A kind with a number for every element is kept where the
+    /// elements are; the other kinds are small, and every rank keeps them whole.
     pub(crate) fn extent(self, [rows, cols]: [usize; 2]) -> Slice {
         match self {
             StateKind::RowVariance => Slice::whole([rows, 1]),

@@ -32,16 +32,16 @@ use programs::{Programs, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
-    /// Without one, nothing is kept for training and no step can be made.
+    /// `None`: nothing is kept for training and no step can be made.
     pub optimizer: Option<OptimizerOptions>,
     pub label_smoothing: f32,
-    /// The longest sequence there will be.
+    /// The longest sequence to come.
     pub longest: usize,
-    /// Of what training drops at random, where the model's config asks for it.
+    /// The seed of dropout, if the model's config asks for it.
     pub dropout_seed: u64,
 }
 
-/// What to find out about a step beside its outcome.
+/// Observations of a step beside its outcome.
 #[derive(Clone, Copy, Debug)]
 pub enum Observe {
     Nothing,
@@ -53,7 +53,7 @@ pub enum Observe {
     },
 }
 
-/// A step, and what was asked about it.
+/// A step's outcome, and its requested observations.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     pub outcome: StepOutcome,
@@ -61,22 +61,22 @@ pub struct Step {
     pub spans: Vec<Span>,
 }
 
-/// What one step did.
+/// The outcome of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepOutcome {
     /// Mean over the labels of all micro-batches.
     pub loss: f64,
-    /// Of the gradients' mean, before clipping.
+    /// Norm of the gradients' mean, before clipping.
     pub grad_norm: f64,
     /// Tokens, or patches of images.
     pub tokens: usize,
-    /// The fewest that a micro-batch of any rank was cut in; fewer than were asked for where it has as few documents or images.
+    /// The fewest parts of any rank's micro-batches; fewer than asked for if one has as few documents or images.
     pub parts: usize,
-    /// False where loss or gradients were not finite: the parameters are as before.
+    /// False if loss or gradients were not finite: the parameters are as before.
     pub updated: bool,
 }
 
-/// What held-out samples say.
+/// The result on held-out samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
     pub labels: usize,
@@ -116,18 +116,18 @@ pub struct Trainer {
     tables: RotaryTables,
     strategy: Strategy,
     rank: usize,
-    /// Of the mesh, in their order.
+    /// All shards of the mesh, in order.
     shards: Vec<Model>,
-    /// Of all ranks, in their order.
+    /// By rank.
     chains: Vec<Chain>,
-    /// What every rank keeps, in their order.
+    /// By rank: the state that it keeps.
     keeping: Vec<Keeping>,
     /// All ranks.
     everybody: Group,
     communicator: Communicator,
-    /// What steps are computed with, where that is not what ranks keep.
+    /// The cut that steps are computed with, if it is not the one that ranks keep.
     migrated: Option<Migrated>,
-    /// As this rank's chain lists them.
+    /// In the order of this rank's chain.
     groups: Vec<Group>,
     options: TrainerOptions,
     /// Updates of the parameters so far.
@@ -135,7 +135,7 @@ pub struct Trainer {
     programs: Programs,
     evaluations: Programs,
     pruner: Option<Pruner>,
-    /// What a checkpoint said of the columns, for whoever prunes before the next step.
+    /// The checkpoint's columns, for a pruner that starts before the next step.
     remembered: Option<Remembered>,
 }
 
@@ -187,20 +187,20 @@ impl Trainer {
         Trainer::new(&[model], &strategy, &Communicator::dry(0, 1), device, parameters, options)
     }
 
-    /// Computes the gradients of all micro-batches together and updates the parameters once. The micro-batches are those of
-    /// all replicas, which take turns; all ranks are given the same ones.
+    /// Computes the gradients of all micro-batches together and updates the parameters once. The micro-batches are those of all
+    /// replicas, which take turns; all ranks get the same ones.
     pub fn step(&mut self, micros: &[Samples], lr: f64) -> Result<StepOutcome, Error> {
         Ok(self.step_on(&mut self.prepare(micros)?, lr, Observe::Nothing).outcome)
     }
 
-    /// A step on samples that were prepared, and what was asked about it; see [`Trainer::step`].
+    /// A step on prepared samples, with the requested observations; see [`Trainer::step`].
     pub fn step_on(&mut self, prepared: &mut Prepared, lr: f64, observe: Observe) -> Step {
         let (mut recording, start) = (Recording::default(), Instant::now());
         let outcome = self.run_step(prepared, lr, observe, &mut recording);
         match observe {
             Observe::Nothing => Step { outcome, ..Step::default() },
             Observe::Work => {
-                // The host has read the losses, which are behind everything that the program did.
+                // The host has read the losses, which come after everything that the program did.
                 let spans = recording.read(self.program(), start).unwrap_or_default();
                 let gamma = self.pruning().map_or(0.0, Pruning::left_out);
                 let work = Observation { gamma, ..observation(&self.model, &spans) };
@@ -249,7 +249,7 @@ impl Trainer {
         if updated {
             self.updates += 1;
             self.update(Update { lr: lr as f32, step: self.updates }, of_tail);
-            // The next step may be long in coming.
+            // Submit now: the next step may be long in coming.
             self.device.compute().submit();
         }
         if let Some(pruner) = &mut self.pruner {
@@ -258,12 +258,12 @@ impl Trainer {
         StepOutcome { loss, grad_norm, tokens, parts, updated }
     }
 
-    /// What it takes to hand the next rank a byte while all do.
+    /// Seconds per byte sent to the next rank while all ranks send.
     pub fn exchange_s_per_byte(&self) -> f64 {
         exchange_s_per_byte(&self.everybody, &self.device)
     }
 
-    /// Arranges the steps from here on in another way.
+    /// Arranges the steps from here on differently.
     pub fn rearrange(&mut self, arrangement: Arrangement) {
         self.strategy.arrangement = arrangement;
         self.programs.clear();
@@ -292,7 +292,7 @@ impl Trainer {
         self.programs.last().expect("a step was made")
     }
 
-    /// How many programs of steps and evaluations were written and proved sound so far.
+    /// Number of programs of steps and evaluations written and proved sound so far.
     pub fn programs_written(&self) -> usize {
         self.programs.written() + self.evaluations.written()
     }
@@ -305,7 +305,7 @@ impl Trainer {
         self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
     }
 
-    /// On all ranks the same bits.
+    /// The same bits on all ranks.
     fn sum_over_shares(&self, value: f64) -> f64 {
         match self.data_group() {
             Some(group) => group.exchange(value.to_bits()).into_iter().map(f64::from_bits).sum(),
@@ -313,7 +313,7 @@ impl Trainer {
         }
     }
 
-    /// What one batch says. Parameters stay as they are.
+    /// Evaluates one batch. Parameters stay as they are.
     pub fn evaluate(&mut self, samples: &Samples) -> Evaluation {
         let batch = self.batch(samples);
         let (shape, size) = Shape::of_evaluation(PartSize::of(&self.model, &batch));
@@ -337,7 +337,7 @@ impl Trainer {
         evaluation
     }
 
-    /// What this rank keeps of a parameter: which elements of its slice, and where they lie, [1, n]; in f32 unless it is frozen.
+    /// The elements of a parameter's slice that this rank keeps, and where they lie, [1, n]; in f32 unless it is frozen.
     pub fn kept(&self, kind: StateKind, id: ParamId) -> Option<(Held, Tensor)> {
         if kind != StateKind::Weight {
             return self.optimizer.as_ref()?.kept(kind, id, &self.parameters);
@@ -348,12 +348,12 @@ impl Trainer {
         Some((Held { slice, range: elements }, masters.col_range(place)))
     }
 
-    /// The name of the rule whose state is kept, where any is.
+    /// The name of the rule whose state is kept, if any is.
     pub(crate) fn rule_name(&self) -> Option<&'static str> {
         self.optimizer.as_ref().map(|optimizer| optimizer.rule().name())
     }
 
-    /// Whether this rank speaks for what it keeps of a parameter where others keep the same.
+    /// Whether this rank speaks for its elements of a parameter if others keep the same.
     pub(crate) fn speaks_for(&self, kind: StateKind, id: ParamId) -> bool {
         if kind.is_kept_by_all() {
             return self.rank == 0;
@@ -376,7 +376,7 @@ impl Trainer {
         }
     }
 
-    /// Computes with what steps are computed with.
+    /// Uses the cut that steps are computed with.
     fn step_executor(&self) -> Executor<'_> {
         match &self.migrated {
             Some(migrated) => {
@@ -399,7 +399,7 @@ impl Trainer {
     }
 }
 
-/// Who does not train needs none.
+/// None for a trainer that does not train.
 fn gradients(trains: bool, parameters: &Parameters, queue: &Queue) -> Gradients {
     if trains { Gradients::new(parameters, queue) } else { Gradients::none() }
 }

@@ -28,7 +28,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Sums of a size in a row, the first of which finds the caches full of other sizes and is not timed.
+/// Sums of a size in a row. The first finds the caches full of other sizes and is not timed.
 const SUMS_OF_A_TURN: usize = 5;
 
 /// The sums of one size.
@@ -62,7 +62,7 @@ fn bytes(mib: usize) -> u64 {
     (mib as u64) << 20
 }
 
-/// What each sum took on this rank in seconds, by size. From the call to the end, the way through the queue included.
+/// Seconds of each sum on this rank, by size: from the call to the end, the way through the queue included.
 fn time_sums(arguments: &Arguments, communicator: &Communicator) -> Vec<Vec<f64>> {
     let rank = communicator.rank();
     let allowed = allowed_cores();

@@ -15,16 +15,16 @@ pub struct Arguments {
     core: usize,
 }
 
-/// What it reads from its standard input.
+/// Lines of its standard input.
 pub const WORK: &str = "work";
 pub const REST: &str = "rest";
 
-/// Multiplies matrices from the beginning and from every line `work` of the standard input to the next `rest`, and ends with
-/// it, so also when whoever started it has gone.
+/// Multiplies matrices from the beginning, and from every line `work` of the standard input to the next `rest`. Ends with the
+/// standard input, so also when the process that started it has gone.
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    // A product takes a fraction of a millisecond, so that the few that are under way are soon done when it is told to rest.
+    // A product takes a fraction of a millisecond, so the few under way are soon done when it is told to rest.
     const SIZE: usize = 256;
-    // A core that waited for its next product, however shortly, would have to wait for its neighbour's turn to end, too.
+    // A core that waited for its next product, however shortly, would also have to wait for its neighbour's turn to end.
     const AHEAD: usize = 4;
     let options = CpuOptions { cores: vec![arguments.core], memory_bytes: 1 << 24, ..CpuOptions::with_threads(1) };
     let device = Device::cpu(&options).map_err(|error| {

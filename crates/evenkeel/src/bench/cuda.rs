@@ -109,10 +109,10 @@ impl Preset {
     }
 }
 
-/// What a step has instead of the model's own.
+/// Sizes that replace the model's own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sizes {
-    /// Or images.
+    /// Sequences or images.
     pub sequences: Option<usize>,
     pub length: Option<usize>,
 }
@@ -131,7 +131,7 @@ pub struct Options<'a> {
     pub graph: bool,
 }
 
-/// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are of them.
+/// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are relative to them.
 const PEAK_FLOPS_PER_S: f64 = 790e12;
 const PEAK_BYTES_PER_S: f64 = 4.3e12;
 
@@ -152,7 +152,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
-    // Two batches in turn, on the GPU beforehand, as PyTorch's are: loading data is not what is timed.
+    // Two batches in turn, on the GPU beforehand as PyTorch's are: loading data is not timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;
     let mut number = 0;
@@ -213,7 +213,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
 
 const LR: f64 = 1e-4;
 
-/// What a step's commands became.
+/// A line about a step's graphs.
 fn of_graphs(before: &Replays, after: &Replays, steps: usize, beside_bytes: u64) -> String {
     let a_step = |of: fn(&Replays) -> u64| ((of(after) - of(before)) as f64 / steps as f64).round();
     let line = format!(
@@ -230,7 +230,7 @@ fn of_graphs(before: &Replays, after: &Replays, steps: usize, beside_bytes: u64)
     }
 }
 
-/// One measured step by kernels, each beside the least time that its operations and bytes take.
+/// One measured step by kernels, each beside the least time for its operations and bytes.
 fn breakdown(device: &Device, mut step: impl FnMut() -> Result<(Duration, f64), Failure>) -> Result<String, Failure> {
     device.measure_kernels(true);
     let whole = step()?.0.as_secs_f64();

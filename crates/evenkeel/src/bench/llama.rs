@@ -57,7 +57,7 @@ impl Llama {
         model_of_options(&config)
     }
 
-    /// Every share of the data has a sequence.
+    /// Requires a sequence for every replica.
     pub fn check_shares(&self, shares: usize) -> Result<(), Mistake> {
         if shares <= self.batch {
             return Ok(());
@@ -80,14 +80,14 @@ impl Llama {
         self.batch * self.sequence
     }
 
-    /// A step's sequences in micro-batches for so many shares of the data.
+    /// A step's sequences in one micro-batch per replica.
     pub fn samples(&self, step: u64, shares: usize) -> Vec<Samples> {
         let bounds = even_bounds(self.batch, shares);
         let seed = |share: usize| step * shares as u64 + share as u64;
         bounds.windows(2).enumerate().map(|(share, ends)| self.micro(seed(share), ends[1] - ends[0])).collect()
     }
 
-    /// Of the same sizes.
+    /// Blank samples of the same sizes.
     pub fn blank(&self, model: &Model, shares: usize) -> Vec<Samples> {
         let bounds = even_bounds(self.batch, shares);
         bounds.windows(2).map(|ends| Samples::blank(model.config.input, ends[1] - ends[0], self.sequence)).collect()
@@ -110,7 +110,7 @@ impl Llama {
     }
 }
 
-/// The model of a config.json that a command's options were put into.
+/// The model of a config.json that was made from a command's options.
 pub fn model_of_options(config: &serde_json::Value) -> Result<Model, Mistake> {
     Model::from_json(config).map_err(|error| {
         let what = error.to_string().replace("config.json: ", "the options make no model: ");

@@ -1,8 +1,8 @@
-//! What each kernel of a step reaches, beside what this machine reaches by itself.
+//! Compares the speed of each kernel in a step with the speed that this machine reaches by itself.
 //!
-//! A product's limit is the same product alone, again and again on the same operands. Every other kernel's limit is the
-//! lower of two: a plain copy that moves as many bytes, and a large product that takes as many operations. Steps and
-//! limits are measured in turns, and medians are compared, for machines change their speed from minute to minute.
+//! A product's limit is the same product alone, again and again on the same operands. Every other kernel's limit is the lower of
+//! two: a plain copy that moves as many bytes, and a large product that takes as many operations. Steps and limits are measured
+//! in turns, and medians are compared, because machines change their speed from minute to minute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -117,7 +117,7 @@ fn lay_out(rows: BTreeMap<Row, Launches>, limits: &BTreeMap<Row, f64>, peak_rate
         let counted = rows.iter().filter(|(row, _)| !only_products || row.product.is_some());
         counted.map(|(_, launches)| launches.time().as_secs_f64()).sum()
     };
-    // Both in medians, so that what a neighbour takes now and then counts on neither side.
+    // Both are medians, so a neighbour's occasional work counts on neither side.
     let products = rows.iter().filter(|(row, _)| row.product.is_some());
     let (taken, alone) = products.fold((0.0, 0.0), |(taken, alone), (row, launches)| {
         let typical = median_s(&launches.times) * launches.count() as f64;

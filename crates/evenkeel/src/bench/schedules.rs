@@ -159,7 +159,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// What a run with these sizes, this link and schedule "oases" would choose, of what the options leave open.
+    /// The choice of a run with these sizes, this link and schedule "oases", as far as the options leave it open.
     fn chosen(&self, model: &Model) -> Result<Foretold, Failure> {
         let streams = match (self.tp > 1, self.whole_stream, self.split_stream) {
             (false, ..) | (_, true, _) => vec![false],
@@ -184,7 +184,7 @@ impl Arguments {
         (self.llama.batch / self.dp).max(1)
     }
 
-    /// What is compared, and before it, for every number of parts, what costs are learnt from.
+    /// The cases to compare and, before them, those that costs are learnt from, for every number of parts.
     fn cases(&self, strategy: &Strategy, shards: &[Model], chosen: usize) -> Vec<Case> {
         let parts = if self.parts.is_empty() { vec![1, 2, chosen] } else { self.parts.clone() };
         let mut parts: Vec<usize> = parts.into_iter().map(|parts| parts.min(self.sequences_of_share())).collect();
@@ -223,15 +223,15 @@ impl Arguments {
     }
 }
 
-/// It overlaps nothing and has every task that others have.
+/// Overlaps nothing and has every task that others have.
 const LEARNT_FROM: Schedule = SAVED_COMM;
 
-/// A schedule with its choices, and what was measured of it.
+/// A schedule with its choices and measurements.
 struct Case {
     arrangement: Arrangement,
     is_listed: bool,
     programs: Vec<Program>,
-    /// Of the rank that needs most.
+    /// Peak of the rank that needs most.
     peak_bytes: u64,
     steps: Vec<Step>,
 }
@@ -243,13 +243,13 @@ struct Step {
 }
 
 impl Step {
-    /// What is not in the program: the host.
+    /// Time outside the program: the host's.
     fn beside_s(&self) -> f64 {
         self.duration_s - self.timeline.duration_s()
     }
 
-    /// The longer of what a rank computed and exchanged, and what nothing can hide: the first exchange, and the sums of
-    /// gradients at the end.
+    /// The longer of a rank's computing and exchanging, and what nothing can hide: the first exchange, and the sums of gradients
+    /// at the end.
     fn bound_s(&self) -> f64 {
         let of_rank = |rank: usize| {
             let Shares { compute_s, transfer_s, .. } = self.timeline.shares(rank);
@@ -265,7 +265,7 @@ impl Step {
     }
 }
 
-/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with what ran when.
+/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with its tasks' times.
 fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Samples>; 2]) -> Result<Step, Failure> {
     const LR: f64 = 3e-4;
     let epoch = Instant::now();
@@ -296,20 +296,20 @@ struct Row {
     parts: usize,
     step_s: f64,
     simulated_s: f64,
-    /// What no schedule of these tasks can beat.
+    /// A bound that no schedule of these tasks can beat.
     bound_s: f64,
-    /// What tracing adds to a step.
+    /// The share that tracing adds to a step.
     trace_share: f64,
     exposed_share: f64,
     compute_s: f64,
     transfer_s: f64,
     peak_bytes: u64,
     layer: Layer,
-    /// Exchanges that somebody waits for and that have nothing to hide behind, and all that somebody waits for.
+    /// Exchanges that a task waits for and nothing hides, and all that a task waits for.
     bare: (usize, usize),
 }
 
-/// What a layer exchanges.
+/// The exchanges of a layer.
 #[derive(Default)]
 struct Layer {
     reductions: usize,
@@ -326,7 +326,7 @@ fn rows(cases: &[Case]) -> Result<Vec<Row>, Unforeseen> {
         let plain = with(LEARNT_FROM).expect("costs are learnt for every number of parts");
         let overlapped = with(OASES).map_or(Vec::new(), Case::timelines);
         let costs = Costs::measured(&plain.timelines()).with_contention(&overlapped)?;
-        // The machine's speed changes from minute to minute, so every step is foretold by what its own round has shown.
+        // The machine's speed changes from minute to minute, so every step is predicted from the costs of its own round.
         let told = case.steps.iter().zip(&plain.steps).map(|(step, plain)| {
             let mut of_round = Costs::measured(std::slice::from_ref(&plain.timeline));
             of_round.contention = costs.contention;

@@ -86,7 +86,7 @@ impl Arguments {
         Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.threads) }
     }
 
-    /// What is given for each rank is given for all.
+    /// Refuses options that do not suit the ranks or the device.
     fn check_ranks(&self) -> Result<(), Mistake> {
         let mistake = |what: String, hint: &str| Err(Mistake { what, hint: Some(hint.to_owned()) });
         let on_card = self.device == DeviceChoice::Cuda;
@@ -207,7 +207,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// As long as the slowest rank takes.
+    /// A step of all ranks, timed by the slowest.
     fn step(&mut self) -> Result<Step, Failure> {
         self.steps += 1;
         let micros = self.arguments.llama.samples(self.steps, self.arguments.dp);

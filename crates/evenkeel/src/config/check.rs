@@ -1,4 +1,4 @@
-//! Keys against each other, and what is filled in from other keys.
+//! Checks keys against each other, and fills in values that follow from other keys.
 
 mod data;
 
@@ -31,7 +31,7 @@ const SIZES: [&str; 8] = [
     "model.tied",
 ];
 
-/// Tokens of a micro-batch; a machine that can hold more has not been seen.
+/// Most tokens of a micro-batch; no known machine can hold more.
 const MOST_TOKENS: usize = 1 << 26;
 
 impl RawConfig {
@@ -151,7 +151,7 @@ fn check_output(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// What is wrong with a folder that is called as files of weights are, and what was probably wanted.
+/// The problem with a folder that has the name of a file of weights, and a hint at what was probably wanted.
 pub fn names_a_file(folder: &Path) -> Option<(String, &'static str)> {
     const OF_WEIGHTS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "onnx"];
     let extension = folder.extension()?.to_str()?.to_lowercase();
@@ -201,7 +201,7 @@ fn check_train(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// A run that is cut short, to try it, warms up all the way.
+/// A run that is cut short for a trial still warms up completely.
 fn shorten_warmup(settings: &mut Settings) -> Option<String> {
     let train = &mut settings.train;
     let steps = train.steps.filter(|&steps| train.warmup_steps > steps)?;
@@ -216,7 +216,7 @@ fn nothing_to_split(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Warns about `parts` and `sequence_parallel` with tp = 1, where they have no effect.
+/// Warns about `parts` and `sequence_parallel` with tp = 1: they have no effect.
 fn nothing_to_hide(settings: &Settings) -> Vec<String> {
     let parallel = &settings.parallel;
     let is_idle = |is_set: bool| is_set && parallel.tp == 1;
@@ -230,7 +230,7 @@ fn nothing_to_hide(settings: &Settings) -> Vec<String> {
     keys.into_iter().filter(|(_, is_idle)| *is_idle).map(|(key, _)| told(key)).collect()
 }
 
-/// Stragglers that come when the run is over.
+/// Warns about stragglers that come after the end of the run.
 fn never_slow(settings: &Settings) -> Vec<String> {
     let Some(steps) = settings.train.steps.map(u64::from) else { return Vec::new() };
     let is_late = |text: &&String| Straggler::parse(text).is_ok_and(|straggler| *straggler.steps.start() > steps);
@@ -262,7 +262,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// Choices that the schedule or the rest of the run leaves nothing to choose from.
+/// Refuses choices that the schedule or the rest of the run leaves no room for.
 fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, train) = (&settings.parallel, &settings.train);
     let schedule = parallel.schedule.unwrap_or(if train.recompute { OASES } else { NONE });
@@ -380,7 +380,7 @@ fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
     }
 }
 
-/// What a GPU has nothing to do with, or cannot do.
+/// Refuses keys that do not apply to the device, or that a GPU does not support.
 fn check_device(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, parts, cards) = (&settings.parallel, settings.device.virtual_gpus.len(), &settings.device.cards);
     let ranks = parallel.dp * parallel.tp;
@@ -445,7 +445,7 @@ fn check_eval(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// What an evaluation decides.
+/// Checks the keys that depend on evaluations.
 fn check_best(raw: &mut RawConfig, settings: &Settings) {
     let (eval, output) = (&settings.eval, &settings.output);
     let of_evaluations = [
@@ -476,7 +476,7 @@ fn has_eval_data(settings: &Settings) -> bool {
     settings.data.holdout > 0 || !settings.data.eval_paths.is_empty()
 }
 
-/// Fills in what follows from other keys, so that the resolved file says what will happen.
+/// Fills in values that follow from other keys, so that the resolved file says what will happen.
 fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
     let of_images = of_images(settings);
     optimizer::resolve(&mut settings.train);

@@ -66,7 +66,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// A file as it is.
+    /// A file without changes.
     pub fn of_file(file: PathBuf) -> Overrides {
         Overrides { file: Some(file), ..Overrides::default() }
     }
@@ -76,13 +76,13 @@ impl Overrides {
         Overrides { file, ..self.clone() }
     }
 
-    /// The configuration that a run has, or everything that is wrong with it.
+    /// The configuration of a run, or all of its mistakes.
     pub fn read(&self) -> Result<RunConfig, Failure> {
         checked(self.raw()?)
     }
 
-    /// The configuration of an evaluation, in which nothing need be said of training. `model` is the one to be evaluated
-    /// where the rest names none, and `data` are the files to evaluate on, if any are given.
+    /// The configuration of an evaluation, which needs no keys about training. `model` is evaluated if the rest names none, on
+    /// the files `data`, if any are given.
     pub fn read_to_evaluate(&self, model: Option<&Path>, data: &[PathBuf]) -> Result<RunConfig, Failure> {
         let mut raw = self.raw()?;
         raw.evaluates = true;
@@ -90,7 +90,7 @@ impl Overrides {
             raw.give_by_flag("--model", "model.path", in_words(model));
         }
         if let [first, ..] = data {
-            // They are all there is to read, whatever the run was trained on.
+            // These files are all there is to read, whatever the run was trained on.
             ["data.records", "data.holdout"].iter().for_each(|setting| raw.forget(setting));
             let files = Value::Array(data.iter().map(|path| in_words(path)).collect());
             ["data.paths", "data.eval_paths"]
@@ -114,7 +114,7 @@ impl Overrides {
         Ok(config)
     }
 
-    /// Everything that was given, in the file and beside it.
+    /// Everything that the file and the command line give.
     fn raw(&self) -> Result<RawConfig, Failure> {
         const MOST_BYTES: u64 = 1 << 20;
         let mut raw = RawConfig::new();
@@ -148,7 +148,7 @@ impl Overrides {
         for assignment in &self.set {
             raw.set("--set", assignment);
         }
-        // Behind the flags: it asks what they say.
+        // After the flags, since it asks for their values.
         if let Some(file) = &self.deepspeed {
             match evenkeel_store::read_json(file, deepspeed::MOST_BYTES) {
                 Ok(content) => deepspeed::add(&mut raw, &file.display().to_string(), &content),
@@ -177,7 +177,7 @@ fn in_words(path: &Path) -> Value {
     Value::String(path.to_string_lossy().into_owned())
 }
 
-/// What a file holds, by its name; a folder holds images.
+/// The kind of a file's contents, by its name; a folder holds images.
 fn source_of(path: &Path) -> DataSource {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("json") if evenkeel_store::is_json_list(path) => DataSource::Json,

@@ -1,9 +1,9 @@
 //! `--deepspeed FILE`: a DeepSpeed configuration beside the run's own.
 //!
-//! What it says is added to the run's file and counts as much: where both say something about one thing, they must agree.
-//! Flags and `--set` win over both. `"auto"` leaves a thing to the rest of the configuration, and so does a key that is not
-//! there, but for the parameters of an optimizer or scheduler that is: these have DeepSpeed's defaults unless the rest
-//! says something. `keys.rs` has what becomes of each key, `optimizer.rs` what is read of several together.
+//! Its values are added to the run's file and count as much: if both set one thing, they must agree. Flags and `--set` win over
+//! both. `"auto"` and missing keys leave a thing to the rest of the configuration, except the missing parameters of an optimizer
+//! or scheduler that the file has: these get DeepSpeed's defaults unless the rest sets them. `keys.rs` says what happens to each
+//! key, `optimizer.rs` reads keys that belong together.
 
 mod keys;
 mod optimizer;
@@ -17,10 +17,10 @@ use self::keys::{Fate, KEYS, Keys, is_asked_for};
 use super::nearest::nearest;
 use super::raw::{Origin, RawConfig, printable, show};
 
-/// The largest file that is read. Those that people write have a few kilobytes.
+/// The largest file that is read. Files that people write have a few kilobytes.
 pub const MOST_BYTES: u64 = 1 << 16;
 
-/// Adds what the file says to what was given. `name` is for messages.
+/// Adds the file's values to those given so far. `name` is for messages.
 pub fn add(raw: &mut RawConfig, name: &str, file: &Json) {
     let mut reader = Reader { raw, name, file, idle: Vec::new(), defaults: Vec::new() };
     let Json::Object(keys) = file else {
@@ -37,7 +37,7 @@ pub fn add(raw: &mut RawConfig, name: &str, file: &Json) {
     reader.tell();
 }
 
-/// What the file says of a key.
+/// The file's value for a key.
 enum Said<'a> {
     Nothing,
     Auto,
@@ -55,7 +55,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Does with every key what its table says.
+    /// Does what its table says with every key.
     fn walk(&mut self, section: &str, table: Keys, keys: &Map<String, Json>) {
         for (key, value) in keys {
             let full = within(section, key);
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         let Some(ranks) = self.raw.whole("parallel.dp") else { return };
         let said = |setting: &str| self.raw.is_given(setting).then(|| self.raw.whole(setting));
         let (micro, accumulated) = match (said("train.batch"), said("train.accumulate")) {
-            // Said, but no number: its own message comes when it is read.
+            // Given, but no number: reading it later gives the message.
             (Some(None), _) | (_, Some(None)) => return,
             (micro, accumulated) => (micro.flatten(), accumulated.flatten()),
         };
@@ -137,13 +137,13 @@ impl<'a> Reader<'a> {
     fn tensor_parallel(&mut self) {
         const KEY: &str = "tensor_parallel.autotp_size";
         if let Said::This(size) = self.said(KEY) {
-            // DeepSpeed's 0 is a model that is not cut.
+            // With 0, DeepSpeed does not cut the model.
             let size = if whole(size) == Some(0) { Value::Integer(1) } else { in_toml(size) };
             self.give(KEY, "parallel.tp", size);
         }
     }
 
-    /// DeepSpeed's section only sets up a function that the model's own code may call; whoever partitions or counts
+    /// DeepSpeed's section only sets up a function that the model's own code may call; a user who partitions or counts
     /// checkpoints has code that does.
     fn recompute(&mut self) {
         let partitioned = "activation_checkpointing.partition_activations";
@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Models are always saved whole, in what is computed in: in 16 bits where DeepSpeed would have 16 to gather.
+    /// Models are always saved whole, in the compute dtype: in 16 bits if DeepSpeed would have 16 to gather.
     fn saved_model(&mut self) {
         let names = [
             "stage3_gather_16bit_weights_on_model_save",
@@ -174,9 +174,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Says what a user may not expect.
+    /// Notes what a user may not expect.
     fn tell(&mut self) {
-        // Whether JSON keeps the order of its keys is another crate's to choose.
+        // Another crate decides whether JSON keeps the order of its keys.
         self.idle.sort_unstable();
         for (what, list) in [("has no effect here", &self.idle), ("DeepSpeed's defaults are taken", &self.defaults)] {
             if !list.is_empty() {
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// None where the file says nothing, and where it says something else than true or false.
+    /// `None` if the file does not have the key, or has something else than true or false for it.
     fn flag(&mut self, key: &str) -> Option<bool> {
         let Said::This(value) = self.said(key) else { return None };
         if !value.is_boolean() {
@@ -213,7 +213,7 @@ impl<'a> Reader<'a> {
         self.raw.give_also(self.place(key), setting, value);
     }
 
-    /// For what DeepSpeed does if the file does not say.
+    /// For DeepSpeed's behaviour if the file does not say.
     fn give_default(&mut self, key: &str, setting: &str, value: Value) {
         if !self.raw.is_given(setting) {
             self.defaults.push(format!("{setting} = {}", show(&value)));
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
         Origin::Key { file: self.name.to_owned(), key: printable(key) }
     }
 
-    /// `hint` is empty where there is none.
+    /// `hint` is empty if there is none.
     fn note(&mut self, key: &str, what: String, hint: &str) {
         self.raw.note(self.place(key), what, Some(hint.to_owned()).filter(|hint| !hint.is_empty()));
     }

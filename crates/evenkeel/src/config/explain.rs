@@ -1,4 +1,4 @@
-//! `evenkeel config --explain`: every key there is, as a table for the terminal or as docs/configuration.md.
+//! `evenkeel config --explain`: all keys, as a table for the terminal or as docs/configuration.md.
 
 use super::Settings;
 use super::setting::in_toml;
@@ -69,7 +69,7 @@ fn item(section: &str, key: &Key, names: &[String]) -> Vec<String> {
     wrap(&text, PAGE_WIDTH - 2).into_iter().enumerate().map(indented).collect()
 }
 
-/// The names of keys in a text, set as code.
+/// Sets the names of keys in a text as code.
 fn mark_keys(text: &str, names: &[String]) -> String {
     let mark = |word: &str| {
         let name = word.trim_end_matches([',', '.', ';', ':', ')']);

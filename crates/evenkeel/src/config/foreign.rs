@@ -1,4 +1,4 @@
-//! What other trainers call our keys and values.
+//! Other trainers' names for these keys and values.
 
 /// Their key and ours; those that [`nearest`](super::nearest::nearest) finds by itself are not here.
 const KEYS: &[(&str, &str)] = &[
@@ -48,7 +48,7 @@ const KEYS: &[(&str, &str)] = &[
     ("data_parallel_size", "parallel.dp"),
 ];
 
-/// Their value and the one that comes nearest to it here.
+/// Their value and the nearest one here.
 const VALUES: &[(&str, &str)] = &[
     ("bfloat16", "bf16"),
     ("float16", "bf16"),
@@ -62,13 +62,13 @@ const VALUES: &[(&str, &str)] = &[
     ("chat", "messages"),
 ];
 
-/// `section.key` of what another trainer calls so.
+/// The `section.key` that another trainer calls by this name.
 pub fn key(name: &str) -> Option<&'static str> {
     let name = name.to_lowercase().replace('-', "_");
     KEYS.iter().find(|(theirs, _)| *theirs == name).map(|&(_, ours)| ours)
 }
 
-/// The one of these values that another trainer calls so.
+/// The one of these values that another trainer calls by this name.
 pub fn value(name: &str, ours: &[&'static str]) -> Option<&'static str> {
     let meant = VALUES.iter().filter(|(theirs, _)| theirs.eq_ignore_ascii_case(name));
     meant.map(|&(_, ours)| ours).find(|meant| ours.contains(meant))

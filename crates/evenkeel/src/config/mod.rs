@@ -1,8 +1,8 @@
-//! The configuration of a run: what is written in a TOML file and on the command line, checked once.
+//! The configuration of a run: read from a TOML file and the command line, checked once.
 //!
-//! `settings.rs` is the table of keys; everything else follows from it. [`RawConfig`] holds what was given and where,
-//! [`RawConfig::check`] reports every mistake at once, and a [`RunConfig`] has none: nothing below validates it again.
-//! Whether files exist is not asked here; who opens them says so.
+//! `settings.rs` is the table of keys; everything else follows from it. [`RawConfig`] holds the given values and their origins,
+//! [`RawConfig::check`] reports every mistake at once, and a [`RunConfig`] has none: nothing below validates it again. This
+//! module does not check whether files exist; the code that opens them reports that.
 
 mod check;
 mod command;
@@ -42,12 +42,12 @@ pub const RUN_STRATEGY: &str = "strategy";
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
     pub source: ModelSource,
-    /// None for images.
+    /// `None` for images.
     pub tokenizer: Option<TokenizerSource>,
     pub settings: Settings,
-    /// Whether the user said how long sequences are.
+    /// Whether the user gave the length of sequences.
     has_sequence: bool,
-    /// What was changed, or may not be as the user thinks.
+    /// Changes to the configuration, and settings that may not be as the user thinks.
     pub warnings: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ pub struct Sizes {
     pub heads: usize,
     pub kv_heads: usize,
     pub ffn: usize,
-    /// The tokenizer's if None.
+    /// The tokenizer's if `None`.
     pub vocab: Option<usize>,
     pub tied: bool,
 }
@@ -82,18 +82,18 @@ pub enum TokenizerSource {
 }
 
 impl RunConfig {
-    /// Micro-batches of an evaluation; all there are without it.
+    /// Micro-batches of an evaluation; all of them if `None`.
     pub fn eval_batches(&self) -> Option<u64> {
         Some(self.settings.eval.batches).filter(|&batches| batches > 0)
     }
 
-    /// Sequences are no longer than a model has positions, where the user did not say how long they are.
+    /// Limits sequences to the model's positions, unless the user gave their length.
     pub fn fit_sequence(&mut self, positions: Option<usize>) {
         let sequence = &mut self.settings.data.sequence;
         *sequence = positions.filter(|_| !self.has_sequence).map_or(*sequence, |positions| positions.min(*sequence));
     }
 
-    /// The file that gives this configuration again.
+    /// A file that gives this configuration again.
     pub fn to_toml(&self) -> String {
         let mut text = format!("# {}\n", self.describe());
         for (section, values) in self.settings.values() {

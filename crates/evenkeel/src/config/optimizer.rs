@@ -1,4 +1,4 @@
-//! The keys of the optimizer: which of them each has, and what they are if not set.
+//! The keys of the optimizer: which of them each has, and their values if not set.
 
 use evenkeel_train::{AdamW, OptimizerOptions, Rule};
 
@@ -10,7 +10,7 @@ use super::settings::{MuonScale, OptimizerName, Settings, Train};
 
 use OptimizerName::{Adafactor, AdamW as ADAMW, Lion, Muon, Sgd};
 
-/// The optimizers that have a key. All have the others.
+/// The optimizers that have a key. All optimizers have the other keys.
 const KEYS: [(&str, &[OptimizerName]); 6] = [
     ("train.beta1", &[ADAMW, Lion, Muon]),
     ("train.beta2", &[ADAMW, Lion, Muon]),
@@ -42,7 +42,7 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
-/// Fills in what the optimizer has.
+/// Fills in the optimizer's keys.
 pub fn resolve(train: &mut Train) {
     let has = |key: &str| KEYS.iter().any(|(known, of)| *known == key && of.contains(&train.optimizer));
     let usual = |key: &str, value: f64| has(key).then_some(value);
@@ -64,7 +64,7 @@ impl OptimizerName {
         OptimizerName::read(&Value::String(text.to_owned()), anything()).ok_or_else(|| kind.expected())
     }
 
-    /// As people write it.
+    /// Its usual spelling.
     pub fn title(self) -> &'static str {
         match self {
             ADAMW => "AdamW",
@@ -75,7 +75,7 @@ impl OptimizerName {
         }
     }
 
-    /// Where no other key is set.
+    /// Its options if no other key is set.
     pub fn options(self) -> OptimizerOptions {
         let mut raw = RawConfig::new();
         raw.set("--optimizer", &format!("train.optimizer={}", self.name()));
@@ -86,7 +86,7 @@ impl OptimizerName {
 }
 
 impl Train {
-    /// What these keys make of the weights.
+    /// The options that these keys stand for.
     pub fn optimizer_options(&self) -> OptimizerOptions {
         const FILLED: &str = "what an optimizer has is filled in";
         let number = |value: Option<f64>| value.expect(FILLED) as f32;

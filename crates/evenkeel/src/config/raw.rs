@@ -1,4 +1,4 @@
-//! What was written, where, and what is wrong with each key by itself.
+//! The given values and their origins, and the mistakes in each key by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,9 +24,9 @@ pub struct RawConfig {
     findings: Vec<Finding>,
     /// A file that could not be read whole may hold keys that were not seen, so a missing key proves nothing.
     pub(super) incomplete: bool,
-    /// What may not be as the user thinks.
+    /// Settings that may not be as the user thinks.
     pub(super) notes: Vec<String>,
-    /// A model is only evaluated, so nothing need be said of training.
+    /// The model is only evaluated, so keys about training may be missing.
     pub(super) evaluates: bool,
 }
 
@@ -35,7 +35,7 @@ struct Given {
     place: Origin,
 }
 
-/// Where something was given. Ordered as mistakes are reported.
+/// The origin of a value. Ordered as mistakes are reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     File {
@@ -57,7 +57,7 @@ struct Finding {
     hint: Option<String>,
 }
 
-/// Whether a run wrote this section of its run.toml to tell what followed from the others.
+/// Whether a run wrote this section of its run.toml to show what followed from the others.
 fn is_run_strategy(file: &str, section: &str) -> bool {
     section == RUN_STRATEGY && Path::new(file).file_name().is_some_and(|name| name == RUN_CONFIG)
 }
@@ -132,7 +132,7 @@ impl RawConfig {
         self.give(section, key, place, value);
     }
 
-    /// What a file beside the run's own says of a setting. Flags win over it; what another file says must be the same.
+    /// Adds the value of a setting from a file beside the run's own. Flags win over it; another file must have the same value.
     pub(super) fn give_also(&mut self, place: Origin, setting: &str, value: Value) {
         match self.given.get(setting) {
             None if self.unread.contains(setting) => (),
@@ -148,13 +148,13 @@ impl RawConfig {
         }
     }
 
-    /// Replaces what was given.
+    /// Replaces the given value.
     pub(super) fn give_by_flag(&mut self, flag: &'static str, setting: &str, value: Value) {
         self.unread.remove(setting);
         self.given.insert(setting.to_owned(), Given { value, place: Origin::Flag(flag) });
     }
 
-    /// As if it had not been given.
+    /// Treats a setting as not given.
     pub(super) fn forget(&mut self, setting: &str) {
         self.given.remove(setting);
     }
@@ -164,12 +164,12 @@ impl RawConfig {
         self.given.keys().any(|key| key.starts_with("model.") && !OF_ANY_MODEL.contains(&key.as_str()))
     }
 
-    /// Whether the command line says it, which no file can change.
+    /// Whether the command line gives it; no file can change it then.
     pub(super) fn is_given_by_flag(&self, setting: &str) -> bool {
         matches!(self.given.get(setting), Some(Given { place: Origin::Flag(_), .. }))
     }
 
-    /// What was given for a setting, or its default, if it is a number.
+    /// The given value of a setting, or its default, if it is a number.
     pub(super) fn number(&self, setting: &str) -> Option<f64> {
         let of_section = |section: &Section| {
             let key = setting.strip_prefix(section.name)?.strip_prefix('.')?;
@@ -195,8 +195,8 @@ impl RawConfig {
         self.note(Origin::Nowhere, error.to_string(), Some(hint.to_owned()));
     }
 
-    /// Notes that the values of these keys contradict each other, unless one of them could not be read. The first of
-    /// them that was given says where.
+    /// Notes that the values of these keys contradict each other, unless one of them could not be read. The first given one of
+    /// them is the place of the mistake.
     pub(super) fn note_contradiction(&mut self, keys: &[&str], what: String, hint: Option<&str>) {
         if keys.iter().any(|&key| self.unread.contains(key)) {
             return;
@@ -210,7 +210,7 @@ impl RawConfig {
         self.given.contains_key(key)
     }
 
-    /// Everything that is wrong, in the order of the file, then of the command line, then what is missing.
+    /// All mistakes: in the order of the file, then of the command line, then missing keys.
     pub(super) fn into_mistakes(mut self) -> Vec<Mistake> {
         self.findings.sort_by(|a, b| a.place.cmp(&b.place));
         let mistake = |finding: Finding| Mistake {
@@ -223,7 +223,7 @@ impl RawConfig {
         self.findings.into_iter().map(mistake).collect()
     }
 
-    /// `value` is None where the file is broken, or the key unknown.
+    /// `value` is `None` if the file is broken or the key is unknown.
     fn give(&mut self, section: &str, key: &str, place: Origin, value: Option<Value>) {
         let known = self.sections.iter().find(|known| known.name == section);
         if !known.is_some_and(|known| known.keys.iter().any(|known| known.name == key)) {
@@ -327,7 +327,7 @@ pub fn key_of_flag(flag: &str) -> Option<String> {
     foreign::key(&name).map(str::to_owned).or_else(ours)
 }
 
-/// What a file that is no TOML is written in, and what to do with it.
+/// The format of a file that is no TOML, and what to do with it.
 fn other_form(name: &str, text: &str) -> Option<(&'static str, &'static str)> {
     let is_named = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let first =
@@ -385,7 +385,7 @@ fn from_words(kind: SettingKind, words: &str) -> Value {
 fn owned(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.clone().into_owned()),
-        // What does not fit an i64 is out of every key's bounds; as a number it can still be shown.
+        // Numbers that do not fit an i64 are out of every key's bounds; as a float they can still be shown.
         DeValue::Integer(whole) => i64::from_str_radix(whole.as_str(), whole.radix())
             .map_or_else(|_| Value::Float(whole.as_str().parse().unwrap_or(f64::NAN)), Value::Integer),
         DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
@@ -402,7 +402,7 @@ fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|whole| whole as f64))
 }
 
-/// Numbers may have been computed.
+/// Computed numbers may differ by rounding.
 fn is_same(a: &Value, b: &Value) -> bool {
     match (as_number(a), as_number(b)) {
         (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * a.abs(),

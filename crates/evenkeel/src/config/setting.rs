@@ -1,4 +1,4 @@
-//! What a key can hold: types that are read from TOML within bounds and written back.
+//! The types of keys' values, read from TOML within bounds and written back.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use toml::Value;
 pub trait Setting: Sized {
     fn kind(bounds: Bounds) -> SettingKind;
 
-    /// None if the value is of another type or out of bounds.
+    /// `None` if the value is of another type or out of bounds.
     fn read(value: &Value, bounds: Bounds) -> Option<Self>;
 
-    /// None if it stands for a key that is not set.
+    /// `None` for a key that is not set.
     fn write(&self) -> Option<Value>;
 
-    /// What a key without default is when it is not given; None makes the key required.
+    /// The value of a key without default that is not given; `None` makes the key required.
     fn absent() -> Option<Self> {
         None
     }
 
-    /// Stands in for a value that could not be read while the other mistakes are looked for.
+    /// Stands in for a value that could not be read, while other mistakes are looked for.
     fn placeholder() -> Self;
 }
 
@@ -137,7 +137,7 @@ impl fmt::Display for SettingKind {
     }
 }
 
-/// A value as a file has it. Small and large numbers keep their exponent.
+/// A value as written in a file. Small and large numbers keep their exponent.
 pub fn in_toml(value: &Value) -> String {
     match value {
         Value::Float(number) if number.is_finite() => format!("{number:?}"),

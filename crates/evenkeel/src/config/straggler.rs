@@ -31,7 +31,7 @@ impl Straggler {
         })
     }
 
-    /// How many times as long each of `ranks` takes in a step: the worst that is said of it.
+    /// By rank: the factor by which it is slower in a step, the largest if there are several.
     pub fn factors(stragglers: &[Straggler], ranks: usize, step: u64) -> Vec<f64> {
         let mut factors = vec![1.0f64; ranks];
         for straggler in stragglers.iter().filter(|straggler| straggler.steps.contains(&step)) {

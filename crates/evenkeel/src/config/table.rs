@@ -1,4 +1,4 @@
-//! The macro behind the table of keys, and what `--explain` sees of it.
+//! The macro behind the table of keys, and its view for `--explain`.
 
 use toml::Value;
 
@@ -18,18 +18,18 @@ pub struct Key {
     pub unless_given: UnlessGiven,
 }
 
-/// What a key is where the file does not have it.
+/// A key's value if the file does not have it.
 #[derive(Debug, PartialEq)]
 pub enum UnlessGiven {
     Default(Value),
-    /// Left to whoever reads it; its meaning says what happens.
+    /// Left to the code that reads it; the key's meaning says what happens.
     Unset,
     Required,
 }
 
-/// Where [`Settings::read`](super::Settings::read) gets its values from.
+/// The source of values for [`Settings::read`](super::Settings::read).
 pub trait Source {
-    /// The value of a key, or the default; notes what is wrong and returns a placeholder otherwise.
+    /// The value of a key, or the default; else it notes the problem and returns a placeholder.
     fn take<T: Setting>(&mut self, section: &'static str, key: &'static str, default: Option<T>, bounds: Bounds) -> T;
 }
 

@@ -1,4 +1,4 @@
-//! What the binary's tests cannot see: the checked configuration itself.
+//! Tests of the checked configuration itself, which the binary's tests cannot see.
 
 use super::settings::{DataSource, Dtype};
 use super::*;

@@ -10,7 +10,8 @@ const MICROSECONDS: f64 = 1e6;
 /// Processes are so many numbers apart, so that no thread has the number of a process or of another rank's thread.
 const PROCESS_STRIDE: usize = 10;
 
-/// One process per rank with a thread for each lane. `units` names the chain's units. An exchange that waited for its peers is two events.
+/// One process per rank with a thread for each lane. `units` names the chain's units. An exchange that waited for its peers is
+/// two events.
 pub fn perfetto(timeline: &Timeline, units: &[String]) -> String {
     let timeline = sensible(timeline);
     let words = Words::of(&timeline, units);

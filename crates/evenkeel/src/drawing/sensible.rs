@@ -1,4 +1,4 @@
-//! What of a timeline can be drawn.
+//! The part of a timeline that can be drawn.
 
 use evenkeel_step::trace::{Span, Timeline};
 

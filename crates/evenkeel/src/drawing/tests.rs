@@ -12,9 +12,9 @@ const PARTS: usize = 2;
 /// The second rank is slower, so the first one waits.
 const SPEEDS: [f64; 2] = [1.0, 0.8];
 const EXCHANGE_BYTES: u64 = 4 << 20;
-/// Relative, of sums of times.
+/// For sums of times, relative.
 const TOLERANCE: f64 = 1e-9;
-/// What writing two decimals may move an edge, in pixels.
+/// Pixels by which writing two decimals may move an edge.
 const ROUNDING: f64 = 0.011;
 
 fn units(layers: usize) -> Vec<String> {
@@ -111,7 +111,7 @@ fn span(work: Work, unit: usize, part: usize, (start_s, came_s, end_s): (f64, f6
     Span { work, unit: UnitIdx(unit), micro: Micro { index: 0, part }, lane, start_s, came_s, end_s, bytes }
 }
 
-/// Strange but possible, and impossible but not to be a panic.
+/// Strange but possible timelines, and impossible ones that must not panic.
 fn strange() -> Vec<(&'static str, Timeline)> {
     let one =
         |times| Timeline { ranks: vec![vec![span(Work::Forward, 0, 0, times), span(Work::AllReduce, 0, 0, times)]] };

@@ -1,4 +1,4 @@
-//! Timelines as pictures: two rows per rank, what it computed above what it exchanged.
+//! Timelines as pictures: two rows per rank, its computation above its exchanges.
 
 mod axis;
 mod boxes;
@@ -53,9 +53,9 @@ const BOX_FONT_SIZE: f64 = 10.5;
 const BASELINE: f64 = 0.36;
 /// Left and right of the text in a box.
 const BOX_PADDING: f64 = 1.5;
-/// Boxes are drawn no narrower, and merged with their like where they would be.
+/// Boxes are drawn no narrower; narrower ones are merged with their like.
 const NARROWEST: f64 = 0.3;
-/// Narrower boxes have neither marked edges nor light between them: it would be all that is seen.
+/// Narrower boxes have neither marked edges nor light between them: nothing else would be seen.
 const NARROWEST_MARKED: f64 = 3.0;
 const BOX_GAP: f64 = 0.6;
 const EDGE_HEIGHT: f64 = 3.0;
@@ -65,7 +65,7 @@ const ROW_FILL: &str = "#fffefc";
 const EDGE_FILL: &str = "#000000";
 const EDGE_OPACITY: f64 = 0.55;
 
-/// A picture of its own, wider the more there is to see. `units` names the chain's units; the head is behind the last.
+/// A picture of its own, wider for larger timelines. `units` names the chain's units; the head is behind the last.
 pub fn svg(timeline: &Timeline, units: &[String], title: &str) -> String {
     let timeline = &sensible(timeline);
     let right = LEFT + plot_width(timeline);
@@ -147,7 +147,7 @@ impl Drawing<'_> {
         !is_rare || self.timeline.ranks.iter().flatten().any(|span| Kind::of(span.work) == kind)
     }
 
-    /// How boxes tell their parts, where there are several.
+    /// Shows how boxes mark their parts, if there are several.
     fn parts(&self, mut x: f64, y: f64) -> String {
         let spans = self.timeline.ranks.iter().flatten();
         let last = spans.map(|span| span.micro.part).max().unwrap_or(0);
@@ -233,7 +233,7 @@ impl Drawing<'_> {
         svg
     }
 
-    /// Inside the plot, whatever the times.
+    /// Always inside the plot.
     fn place(&self, piece: &Piece, y: f64) -> Rect {
         let (start, end) = (self.axis.x(piece.start_s), self.axis.x(piece.end_s));
         let full = (end - start).max(NARROWEST);
@@ -252,10 +252,10 @@ impl Drawing<'_> {
         format!("{what}\nat {start}, for {}", milliseconds(piece.end_s - piece.start_s))
     }
 
-    /// The longest that fits.
+    /// The longest label that fits.
     fn label(&self, piece: &Piece, room: f64) -> Option<String> {
         let fits = |label: &str| width(label, BOX_FONT_SIZE) + 2.0 * BOX_PADDING <= room;
-        // Most boxes of a long step have no room for a single letter: no words are made for those.
+        // Most boxes of a long step have no room for a single letter: this makes no words for those.
         if piece.count > 1 || !fits("1") {
             return None;
         }

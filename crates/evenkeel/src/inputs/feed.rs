@@ -24,24 +24,24 @@ use crate::config::{
 use crate::{Failure, Mistake, hub, warn};
 use fingerprint::Fingerprint;
 
-/// A tokenizer and what was written beside it.
+/// A tokenizer and its configuration.
 pub struct Text {
     pub tokenizer: Tokenizer,
     config: TokenizerConfig,
-    /// Its tokenizer.json, and the folder of what goes with it; the built-in one has none.
+    /// Its tokenizer.json, and the folder of the files that go with it; `None` for the built-in one.
     pub files: Option<(PathBuf, PathBuf)>,
-    /// The contents of its tokenizer.json; none of the built-in one.
+    /// The contents of its tokenizer.json; empty for the built-in one.
     json: String,
 }
 
 const TOKENIZER_BYTES: u64 = 256 << 20;
 
-/// What is subtracted from the values of a picture, which are from 0 to 1, and what they are divided by.
+/// Values of a picture, which are from 0 to 1, are normalised with this mean and deviation.
 pub const IMAGE_MEAN: f32 = 0.5;
 pub const IMAGE_DEVIATION: f32 = 0.5;
 
 impl Text {
-    /// None for images.
+    /// `None` for images.
     pub fn open(config: &RunConfig) -> Result<Option<Text>, Failure> {
         let Some(source) = &config.tokenizer else { return Ok(None) };
         let mut text = Text::from_source(source)?;
@@ -52,7 +52,7 @@ impl Text {
         Ok(Some(text))
     }
 
-    /// What a run asks its instructions by; none where it has no instructions.
+    /// The prompt of a run's instructions; `None` if it has no instructions.
     pub fn instruction_prompt(&self, data: &config::Data) -> Result<Option<InstructionPrompt>, Failure> {
         if data.format != RecordFormat::Alpaca {
             return Ok(None);
@@ -73,7 +73,7 @@ impl Text {
         }))
     }
 
-    /// The chat template that goes with a trained model, where it is not the tokenizer's own: the run's, or the prompt that the model
+    /// The chat template to save with a trained model, if it is not the tokenizer's own: the run's, or the prompt that the model
     /// was taught.
     pub fn template_to_save(&self, data: &config::Data) -> Result<Option<String>, Failure> {
         if self.instruction_prompt(data)? == Some(InstructionPrompt::Alpaca) {
@@ -116,17 +116,17 @@ impl Text {
     }
 }
 
-/// Where training stands in its data, and what data they are; part of a checkpoint.
+/// Training's position in its data, and a fingerprint of the data; part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeedState {
     place: DataPosition,
-    /// What chat templates take for now.
+    /// The present time for chat templates.
     time_s: u64,
     data: Fingerprint,
 }
 
-/// What a run reads and evaluates on.
+/// The data that a run trains and evaluates on.
 pub struct Data {
     source: Arc<dyn Source>,
     held_out: Option<(Arc<dyn Source>, OrderOptions)>,
@@ -138,7 +138,7 @@ pub struct Data {
     clock: Clock,
     fingerprint: Fingerprint,
     on_bad_record: OnBadRecord,
-    /// Whether bad records of the held-out data were told.
+    /// Whether bad records of the held-out data were reported.
     told: AtomicBool,
     instruction_prompt: Option<InstructionPrompt>,
 }
@@ -205,7 +205,7 @@ impl Data {
         }
     }
 
-    /// What instructions are asked by, in words; none where there are none.
+    /// The prompt of instructions, in words; `None` if there are none.
     pub fn describe_prompt(&self) -> Option<&'static str> {
         Some(match self.instruction_prompt? {
             InstructionPrompt::Chat => "the chat template",
@@ -213,7 +213,7 @@ impl Data {
         })
     }
 
-    /// The first samples of training, each by itself; none for images.
+    /// The first samples of training, each by itself; empty for images.
     pub fn first_samples(&self, count: usize) -> Result<Vec<Row>, Error> {
         let Reader::Text { encoder, packing } = &self.reader else { return Ok(Vec::new()) };
         let packing = Packing { fill: Fill::Single, ..*packing };
@@ -232,7 +232,7 @@ impl Data {
         LoaderOptions { order, epochs, workers: self.workers, on_bad_record: self.on_bad_record }
     }
 
-    /// None for images.
+    /// `None` for images.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match &self.reader {
             Reader::Text { encoder, .. } => Some(encoder.tokenizer()),
@@ -240,8 +240,8 @@ impl Data {
         }
     }
 
-    /// The micro-batches of training, from the beginning or from a checkpoint's state. That must be of the same data;
-    /// from then on it is the time of the run's beginning for chat templates.
+    /// The micro-batches of training, from the beginning or from a checkpoint's state. The state must be of the same data; from
+    /// then on chat templates use the time at which the run began.
     pub fn training(&self, from: Option<FeedState>) -> Result<Box<dyn Feed>, Error> {
         let options = self.options(self.order, self.epochs);
         let from = match from {
@@ -265,8 +265,7 @@ impl Data {
         self.feed(source, options, None, false).map(Some)
     }
 
-    /// What the model makes of the held-out samples, of at most so many micro-batches; none where nothing is held out, and
-    /// where it is given up for an interruption.
+    /// Evaluates the model on at most so many held-out micro-batches; `None` if nothing is held out, or on an interruption.
     pub fn evaluate(
         &self,
         ranks: &Ranks,
@@ -400,7 +399,7 @@ fn image_reader(settings: &Settings, size: usize, channels: usize, classes: usiz
     Reader::Images { training: ImageOptions { augment, ..evaluation.clone() }, evaluation }
 }
 
-/// What chat templates take for now where a run begins: a date, for the time of day would make every run another.
+/// The present time for chat templates when a run begins: a date, since the time of day would make every run differ.
 pub fn start_of_day() -> u64 {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -423,7 +422,7 @@ fn mismatch(reads: &str, data: &str) -> Mistake {
     }
 }
 
-/// A loader as a feed; `take` makes one micro-batch of what it hands out.
+/// A loader as a feed; `take` makes a micro-batch of the loader's items.
 struct LoaderFeed<Item, Take> {
     loader: Loader<Item>,
     take: Take,
@@ -461,11 +460,11 @@ where
     }
 }
 
-/// A feed whose first samples are there already.
+/// A feed whose first samples are already loaded.
 pub struct Primed {
     first: Option<Samples>,
     feed: Box<dyn Feed>,
-    /// Before the first samples.
+    /// Values before the first samples.
     progress: Option<f64>,
     epoch: f64,
     state: serde_json::Value,
@@ -479,7 +478,7 @@ impl Primed {
     }
 }
 
-/// The first samples. If there are none for an error, what was noted before it is said.
+/// The first samples. On an error, the notes before it are printed.
 pub fn first_of(feed: &mut dyn Feed) -> Result<Option<Samples>, Error> {
     feed.next().inspect_err(|_| feed.take_notes().iter().for_each(|note| warn(note)))
 }

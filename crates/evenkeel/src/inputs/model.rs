@@ -15,7 +15,7 @@ use super::run_folder::RUN_MODEL;
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
 use crate::{Failure, Mistake, hub, warn};
 
-/// A model, where its weights come from, and the config.json that goes with it.
+/// A model, the source of its weights, and its config.json.
 pub struct ModelInput {
     pub model: Model,
     /// config.json, without the keys that are ignored.
@@ -27,7 +27,7 @@ pub struct ModelInput {
 
 const CONFIG_BYTES: u64 = 16 << 20;
 
-/// A model's folder. Whoever names a run's is told where its model is.
+/// Opens a model's folder. For a run's folder, the error says where its model is.
 pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
     hub::check(path)?;
     let inside = path.join(RUN_MODEL);
@@ -38,8 +38,8 @@ pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
     Ok(Folder::open(path)?)
 }
 
-/// config.json without keys that are to be ignored; `a.b` is key b of object a. Warns of those that it does not have: `option` is
-/// where the user named them.
+/// config.json without the ignored keys; `a.b` is key b of object a. Warns of keys that it does not have: `option` is where the
+/// user named them.
 pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
     fn take(json: &mut Value, key: &str) -> bool {
         let Some(object) = json.as_object_mut() else { return false };
@@ -66,7 +66,7 @@ fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
 }
 
 impl ModelInput {
-    /// To train: says what may not be as the user thinks.
+    /// For training: warns of what may not be as the user thinks.
     pub fn open(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let input = ModelInput::read(config, tokenizer)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
@@ -114,8 +114,8 @@ impl ModelInput {
         })
     }
 
-    /// Writes the model as a Hugging Face folder: config.json, the tokenizer of a model of text, and weights, which `read_rows`
-    /// hands out. A folder that is there is replaced only if that is wanted.
+    /// Writes the model as a Hugging Face folder: config.json, the tokenizer of a model of text, and the weights from
+    /// `read_rows`. An existing folder is replaced only if `replace` is set.
     pub fn save(
         &self,
         path: &Path,
@@ -135,7 +135,7 @@ impl ModelInput {
         Ok(new.commit(replace)?)
     }
 
-    /// config.json and its like.
+    /// Writes config.json and its like.
     pub fn save_config(&self, folder: &NewFolder, dtype: Dtype) -> Result<(), evenkeel_store::Error> {
         let mut json = self.json.clone();
         if let Some(object) = json.as_object_mut() {
@@ -149,7 +149,7 @@ impl ModelInput {
         }
         folder.write_json("config.json", &json)?;
         if let Input::Images { size, channels, .. } = self.model.config.input {
-            // What the folder had described other pictures than those that were trained on.
+            // The folder's own file describes other pictures than those of the training.
             return folder.write_json("preprocessor_config.json", &preprocessor(size, channels));
         }
         let from = self.folder.as_ref().map(|folder| folder.path());
@@ -171,7 +171,7 @@ fn classes(settings: &Settings) -> Result<Vec<String>, evenkeel_store::Error> {
     Source::classes_of(&format, &settings.data.paths)
 }
 
-/// `id2label` and `label2id`. Labels that no class of the data has keep the names that transformers gives them.
+/// `id2label` and `label2id`. Labels without a class in the data keep the names that transformers gives them.
 fn label_tables(classes: &[String], labels: usize) -> (Value, Value) {
     let name = |label: usize| classes.get(label).cloned().unwrap_or_else(|| format!("LABEL_{label}"));
     let by_label = (0..labels).map(|label| (label.to_string(), json!(name(label))));
@@ -179,7 +179,7 @@ fn label_tables(classes: &[String], labels: usize) -> (Value, Value) {
     (Value::Object(by_label.collect()), Value::Object(by_name.collect()))
 }
 
-/// What transformers must do to a picture for the model to see what it saw in training.
+/// transformers' settings to prepare a picture as it was prepared in training.
 fn preprocessor(size: usize, channels: usize) -> Value {
     const BILINEAR: u32 = 2;
     json!({
@@ -195,11 +195,11 @@ fn preprocessor(size: usize, channels: usize) -> Value {
     })
 }
 
-/// What of the tokenizer that a model was trained with goes with it.
+/// The parts of the tokenizer that are saved with a trained model.
 pub struct SavedTokenizer {
-    /// Its tokenizer.json and the folder of what lies beside it; the built-in one is written as files.
+    /// Its tokenizer.json and the folder of the files beside it; `None` for the built-in one, which is written as files.
     pub files: Option<(PathBuf, PathBuf)>,
-    /// Where the run had another than the tokenizer's own.
+    /// The run's template, if it is not the tokenizer's own.
     pub chat_template: Option<String>,
 }
 

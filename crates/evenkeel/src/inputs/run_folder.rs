@@ -26,7 +26,7 @@ const METRICS: &str = "metrics.jsonl";
 const CURVE: &str = "loss.svg";
 const CHECKPOINTS: &str = "checkpoints";
 pub const RUN_MODEL: &str = "model";
-/// What checkpoints are called, their step behind it.
+/// The beginning of a checkpoint's name; its step follows.
 const CHECKPOINT: &str = "step-";
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
 
@@ -79,7 +79,7 @@ fn no_best(run: &Path, best: Option<Best>) -> Mistake {
     Mistake { what, hint: Some("train with output.keep_best = true and data to evaluate on".to_owned()) }
 }
 
-/// What the run in a configuration's folder was configured as when it was last begun, where that can be read.
+/// The earlier settings of the run in a configuration's folder, if they can be read.
 pub fn configured_before(config: &RunConfig) -> Option<Settings> {
     let path = config.settings.output.folder.join(RUN_CONFIG);
     let text = read_text(&path, MOST_CONFIG_BYTES).ok()?;
@@ -107,9 +107,8 @@ fn is_file_of_a_run(name: &str) -> bool {
 }
 
 impl RunFolder {
-    /// Looks at the folder and removes nothing from it but what killed runs left unfinished: an earlier run is to be
-    /// continued, to be replaced, or a mistake.
-    /// Returns the newest checkpoint that is whole, if the run is to be resumed and has one.
+    /// Looks at the folder and removes only what killed runs left unfinished: an earlier run is to be continued, to be replaced,
+    /// or a mistake. Returns the newest checkpoint that is whole, if the run is to be resumed and has one.
     pub fn open(config: &RunConfig, resume: bool) -> Result<(RunFolder, Option<Checkpoint>), Failure> {
         let output = &config.settings.output;
         let Some(lock) = FolderLock::take(&output.folder)? else {
@@ -143,7 +142,7 @@ impl RunFolder {
         }
     }
 
-    /// Makes the folder this run's: what an earlier one left is removed, unless it is continued.
+    /// Makes the folder this run's: removes what an earlier one left, unless it is continued.
     pub fn claim(&self, config: &RunConfig, strategy: &Strategy, resume: bool) -> Result<(), Failure> {
         if !resume {
             let left = [self.checkpoints(), self.metrics(), self.curve(), self.model()];
@@ -153,7 +152,7 @@ impl RunFolder {
         Ok(write_file_atomically(self.config(), |file| file.put(text.as_bytes()))?)
     }
 
-    /// Where a run is continued with other settings than it was begun with, says which.
+    /// Names the changed settings, if a run is continued with others than it was begun with.
     pub fn say_what_changed(&self, config: &RunConfig, is_same: bool) -> Result<(), Failure> {
         if is_same || !exists(self.config()) {
             return Ok(());
@@ -167,7 +166,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// TensorBoard's, of this run and of those that it continues.
+    /// TensorBoard's files, of this run and of those that it continues.
     pub fn event_files(&self) -> Result<Vec<PathBuf>, evenkeel_store::Error> {
         let names = files(&self.root)?.into_iter().filter(|name| is_event_file_name(name));
         Ok(names.map(|name| self.root.join(name)).collect())
@@ -201,14 +200,14 @@ impl RunFolder {
         self.checkpoints().join(checkpoint_name(step))
     }
 
-    /// The best checkpoint so far, where it is kept.
+    /// The best checkpoint so far, if it is kept.
     pub fn best(&self, progress: &Progress) -> Option<PathBuf> {
         let best = progress.best.filter(|_| self.keep_best)?;
         Some(self.checkpoint(best.step))
     }
 
-    /// A run that is continued may have evaluated better than it will again when it kept no best checkpoint, or lost it: then the
-    /// best from here on is kept.
+    /// A continued run may have had its best evaluation while it kept no best checkpoint, or may have lost that: then the best
+    /// from here on is kept.
     pub fn forget_lost_best(&self, progress: &mut Progress) {
         if let Some(path) = self.best(progress).filter(|path| Checkpoint::open(path).is_err()) {
             warn(&format!(
@@ -225,7 +224,7 @@ impl RunFolder {
         move || keep_newest_and(best.as_deref(), checkpoints, CHECKPOINT, keep).map(drop)
     }
 
-    /// The run's, for people.
+    /// The run's name, for people.
     pub fn name(&self) -> String {
         let whole = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
@@ -236,13 +235,13 @@ impl RunFolder {
     }
 }
 
-/// For those who read it, and programs: the settings above decide.
+/// For people and programs that read it: the settings above decide.
 fn in_section(strategy: &Strategy) -> String {
     let section = BTreeMap::from([(RUN_STRATEGY, strategy)]);
     format!("# What follows from the above.\n{}", toml::to_string(&section).expect("a strategy has a form in TOML"))
 }
 
-/// What a run's configuration sets, a line each, with the names that `--set` takes.
+/// The settings in a run's configuration, a line each, with the names that `--set` takes.
 fn settings_in(toml: &str) -> Vec<String> {
     let mut section = String::new();
     let mut settings = Vec::new();

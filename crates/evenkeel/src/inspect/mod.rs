@@ -60,7 +60,7 @@ fn weight(text: &str) -> Result<f64, String> {
     weight.ok_or_else(|| "a number above 0 is needed".to_owned())
 }
 
-/// Inputs that a dry run makes up at most: ids of tokens, or values of pixels.
+/// The most inputs that a dry run makes up: token ids or pixel values.
 const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {

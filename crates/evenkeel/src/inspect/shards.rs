@@ -1,4 +1,4 @@
-//! Who holds what when a model is cut.
+//! The parts of a cut model that each rank holds.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What a run does about slow ranks: from the configuration, and in words.
+//! A run's balancing: from its configuration, and in words.
 
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::DType;
@@ -13,8 +13,8 @@ use crate::{Failure, Mistake};
 /// Ranks whose speeds differ by less are alike.
 const ALIKE: f64 = 1.1;
 
-/// The balance of a run whose ranks have begun with a cut, and what there is to say of it. With `resumed`, work is divided as
-/// it was; else, by what the ranks were measured at: in either case as far as it `fits` in memory.
+/// The balance of a run whose ranks have begun with a cut, and a line to print. With `resumed`, work is divided as it was; else
+/// by the measured speeds of the ranks: in either case as far as it `fits` in memory.
 pub fn start(
     settings: &Settings,
     model: &Model,
@@ -84,7 +84,7 @@ fn prune(settings: &Settings) -> Prune {
     }
 }
 
-/// Divides the model by what each shard's slowest rank was measured at, or as far towards that as memory allows.
+/// Divides the model by the measured speed of each shard's slowest rank, or as far towards that as memory allows.
 fn calibrate(
     model: &Model,
     launch: &Launch,
@@ -113,7 +113,7 @@ fn calibrate(
     Ok(Some(format!("ranks are unequal: the work is divided {} by their measured speeds", shown.join(" : "))))
 }
 
-/// By these speeds, where the fastest is 1, and then ever more evenly.
+/// By these speeds, of which the fastest is 1, and then ever more evenly.
 fn towards_even(cut: &Cut, speeds: &[f64]) -> impl Iterator<Item = Cut> {
     [1.0, 0.75, 0.5, 0.25].into_iter().map(|share| {
         let weight = |speed: &f64| ((1.0 - share * (1.0 - speed)) * 100.0).round().max(1.0) / 100.0;
@@ -135,7 +135,7 @@ fn first_that_fits(
     Ok(None)
 }
 
-/// The event that tells of a change.
+/// The event that reports a change.
 pub fn event(balanced: &Balanced) -> BalanceReport {
     let prospect = &balanced.prospect;
     BalanceReport {
@@ -149,7 +149,7 @@ pub fn event(balanced: &Balanced) -> BalanceReport {
     }
 }
 
-/// What was done about slow ranks and what it was good for, in a line.
+/// A change because of slow ranks, and its effect, in a line.
 fn describe(balanced: &Balanced) -> String {
     let Balanced { step, prospect, before, now, after, steps_after, mesh } = balanced;
     let who = if mesh.dp == 1 { "rank" } else { "shard" };
@@ -216,7 +216,7 @@ fn in_a_row(parts: &[String]) -> String {
     }
 }
 
-/// Whole units as such, others with a digit behind the point.
+/// Whole units without a fraction, others with a digit behind the point.
 fn amount(width: usize, unit: usize) -> String {
     if width.is_multiple_of(unit) { (width / unit).to_string() } else { format!("{:.1}", width as f64 / unit as f64) }
 }

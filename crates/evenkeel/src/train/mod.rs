@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         folder.say_what_changed(&config, state.configuration == configuration)?;
         folder.forget_lost_best(&mut progress);
     }
-    // Bad data show themselves before an earlier run is replaced.
+    // Bad data are found before an earlier run is replaced.
     let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
     check_evaluation(&data, |error| ended_by_data(error, progress.step, &folder))?;
     folder.claim(&config, strategy, newest.is_some())?;
@@ -275,14 +275,14 @@ fn tokens_of_step(settings: &Settings, model: &Model, strategy: &Strategy) -> us
     strategy.micros_per_step() * blank(settings, model).tokens(model.config.input)
 }
 
-/// Where a step's batch is made of several.
+/// `None` unless a step's batch is made of several.
 fn describe_batch(strategy: &Strategy) -> Option<String> {
     let Strategy { micro_batch: batch, accumulate, dp, .. } = *strategy;
     let whole = batch * strategy.micros_per_step();
     (whole > batch).then(|| format!("a step's batch: {batch} × {accumulate} accumulated × dp {dp} = {whole}"))
 }
 
-/// What is emulated says so.
+/// Says that the stragglers are emulated.
 fn describe_stragglers(stragglers: &[Straggler]) -> Option<String> {
     let slow = |Straggler { rank, factor, steps }: &Straggler| match *steps.end() {
         u64::MAX => format!("rank {rank} {factor}×"),
@@ -296,7 +296,7 @@ fn blank(settings: &Settings, model: &Model) -> Samples {
     Samples::blank(model.config.input, settings.train.batch, settings.data.sequence)
 }
 
-/// Decides how the steps of a run are arranged where its configuration leaves that open; see [`arrange`].
+/// Decides how the steps of a run are arranged, if its configuration leaves that open; see [`arrange`].
 pub fn arrange_steps(
     settings: &mut Settings,
     model: &Model,
@@ -309,7 +309,7 @@ pub fn arrange_steps(
     })
 }
 
-/// What a run that does not fit in memory can still do without.
+/// Ways in which a run that does not fit in memory can use less.
 fn how_to_use_less(settings: &Settings, model: &Model) -> String {
     let is_of_tokens = matches!(model.config.input, Input::Tokens { .. });
     let ways = [
@@ -329,12 +329,12 @@ fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<Cost
     evenkeel_train::costs(shards, strategy, trainer_options(settings), &micros)
 }
 
-/// What the host keeps beside the ranks' tensors.
+/// The host's memory beside the ranks' tensors.
 fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
     let every = settings.output.checkpoint_every;
-    // The last checkpoint is written from where the ranks keep their state.
+    // The last checkpoint is written directly from the ranks' state.
     let copies = settings.output.keep_best || (every > 0 && settings.train.steps.is_none_or(|steps| steps > every));
-    // Where changes are watched, earlier weights are kept, and a checkpoint has them, too.
+    // If changes are watched, earlier weights are kept, and a checkpoint has them, too.
     let watched_bytes = if balance::watches_changes(settings) { 8 * model.parameter_count() } else { 0 };
     let state_bytes = settings.train.optimizer_options().rule.state_bytes(model);
     let copy_bytes = watched_bytes + if copies { state_bytes } else { 0 };
@@ -357,7 +357,7 @@ fn not_a_state(path: &std::path::Path) -> Mistake {
     }
 }
 
-/// Where data end a run, what is saved of it, and how it goes on.
+/// If data end a run: what is saved of it, and how to continue it.
 fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) -> Failure {
     let evenkeel_train::Error::Data(error) = error else { return error.into() };
     let saved = match step {
@@ -376,7 +376,7 @@ fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) ->
     Failure::new(error.is_fault(), format!("{error}; {saved}"), hint)
 }
 
-/// As a shell takes it.
+/// Quoted for a shell.
 fn quoted(text: &str) -> String {
     if !text.contains(['\n', '"', '$', '`', '\\', '!']) {
         return format!("\"{text}\"");
@@ -394,7 +394,7 @@ fn describe_no_gain(progress: &Progress) -> String {
     }
 }
 
-/// What is said at the end.
+/// The text at the end of a run.
 fn conclusion(
     summary: &Summary,
     folder: &RunFolder,

@@ -1,4 +1,4 @@
-//! Turns what the loop says into events, and does what goes on beside the steps: evaluations, checkpoints, emulated stragglers.
+//! Turns the loop's reports into events, and does the work beside the steps: evaluations, checkpoints, emulated stragglers.
 
 use evenkeel_balance::{Class, Observation};
 use evenkeel_report::{EvalMetrics, RankMetrics, Reads, RunEvent, Sink, StepMetrics};
@@ -16,14 +16,14 @@ pub struct Observer<'a> {
     pub folder: &'a RunFolder,
     pub interruption: &'a Interruption,
     pub data: &'a Data,
-    /// Micro-batches of an evaluation; all of them without it.
+    /// Micro-batches of an evaluation; all of them if `None`.
     pub eval_batches: Option<u64>,
     /// Files before the console: a step is on disk before the user sees it.
     pub sinks: Vec<Box<dyn Sink + 'a>>,
     pub saver: Saver,
-    /// What the run was configured as, in a few digits.
+    /// A digest of the run's configuration.
     pub configuration: String,
-    /// Emulated, and by how much each rank is slowed now.
+    /// The emulated stragglers, and the factor by which each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
     /// Parts that each micro-batch should be cut into.
@@ -100,7 +100,7 @@ impl Observer<'_> {
         self.emit(&RunEvent::Checkpoint { step: progress.step, path })
     }
 
-    /// A signal waits for a checkpoint that is being written; behind it old ones go.
+    /// A signal waits until the checkpoint is written; then old ones are removed.
     fn when_saved(&self, progress: &Progress) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
         let (saving, prune) = (self.interruption.saving(), self.folder.pruning(progress));
         move || {
@@ -123,7 +123,7 @@ impl Observer<'_> {
         self.tell_of_parts(report.step, report.outcome.parts)
     }
 
-    /// Says if a GPU's driver refused to go on with graphs.
+    /// Reports if a GPU's driver refused to go on with graphs.
     fn tell_of_graphs(&mut self, ranks: &Ranks) -> Result<(), Error> {
         let refusals = ranks.graph_refusals()?;
         let refused = refusals.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
@@ -132,7 +132,7 @@ impl Observer<'_> {
         self.note(format!("rank {rank} launches its kernels one by one: CUDA refuses graphs ({why})"))
     }
 
-    /// Says once that a micro-batch has too few documents or images for as many parts as are wanted.
+    /// Reports once that a micro-batch has too few documents or images for the wanted number of parts.
     fn tell_of_parts(&mut self, step: u64, parts: usize) -> Result<(), Error> {
         if parts >= self.parts || self.told.parts {
             return Ok(());

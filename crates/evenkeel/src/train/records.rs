@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::inputs::run_folder::RunFolder;
 
-/// The largest file of records that is read; millions of steps take so much.
+/// The largest file of records that is read, enough for millions of steps.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Continues the records of a run that has come so far; what was written after that is dropped.
+/// Continues the records of a run from this progress; later records are dropped.
 pub fn open(
     folder: &RunFolder,
     title: &str,
@@ -36,7 +36,7 @@ pub fn open(
     Ok(sinks)
 }
 
-/// A sink's failure: of a file, which the error names, or of what progress is shown on.
+/// A sink's failure: of a file, which the error names, or of the progress display.
 pub fn failure(error: io::Error) -> Error {
     match error.downcast::<evenkeel_store::Error>() {
         Ok(error) => Error::Store(error),
@@ -48,7 +48,7 @@ pub fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The metrics so far of a run that is continued, which are put in its curve.
+/// The metrics so far of a continued run, which are also put in its curve.
 fn before(path: &Path, progress: &Progress, curve: &mut Curve) -> Result<String, Error> {
     let step = progress.step;
     let before = if step > 0 && exists(path) { read_text(path, MOST_BYTES)? } else { String::new() };
@@ -56,7 +56,7 @@ fn before(path: &Path, progress: &Progress, curve: &mut Curve) -> Result<String,
     for line in before.lines() {
         let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
         let Some(at) = value["step"].as_u64().filter(|&at| at <= step) else { continue };
-        // The evaluation after this step is made once more, unless the checkpoint knows it.
+        // The evaluation after this step is repeated, unless the checkpoint knows it.
         if value.get("eval_loss").is_some() && at == step && progress.evaluated != Some(at) {
             continue;
         }
@@ -71,7 +71,7 @@ fn before(path: &Path, progress: &Progress, curve: &mut Curve) -> Result<String,
     Ok(kept)
 }
 
-/// Drops what an earlier part of the run wrote after a step.
+/// Drops the events that an earlier part of the run wrote after a step.
 fn cut_events(path: &Path, step: u64) -> Result<(), Error> {
     let written = read_bytes(path, MOST_BYTES)?;
     let kept = events_until(&written, step);
@@ -124,7 +124,7 @@ impl CurveFile {
     }
 }
 
-/// When what is shown of a run is brought up to date: not all the time, and the less often the longer it takes.
+/// When a run's curve is redrawn: not all the time, and the less often the longer it takes.
 #[derive(Default)]
 struct Pace {
     due: Option<Instant>,

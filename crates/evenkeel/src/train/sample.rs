@@ -1,4 +1,4 @@
-//! What a saved model makes of a run's prompts, to be looked at.
+//! Samples that a saved model generates from a run's prompts.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::generate::end_tokens;
 use crate::inputs::feed::{Text, start_of_day};
 use crate::{Failure, Mistake, device};
 
-/// Whether prompts are asked by a chat template. A broken one that nobody asked for is as good as none.
+/// Whether prompts are asked by a chat template. A broken one that nobody asked for counts as none.
 pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure> {
     let is_wanted = settings.sample.chat;
     let Some(text) = text.filter(|_| is_wanted != Some(false)) else { return Ok(false) };
@@ -32,8 +32,8 @@ pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure
     Ok(has_template)
 }
 
-/// What the model in a folder, on all cores, makes of each prompt: the prompt and its continuation, or, of a chat, the prompt
-/// and the answer below it.
+/// Samples of the model in a folder, on one device: each prompt and its continuation, or, in a chat, the prompt and the answer
+/// below it.
 pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<String>, Failure> {
     let saved = Folder::open(folder)?;
     let kind = settings.device.kind;
@@ -58,7 +58,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
         let between = if sampler.template.is_some() { "\n" } else { "" };
         match sampler.after(prompt) {
             Ok(words) => format!("{prompt}{between}{words}"),
-            // A finished run does not fail for it.
+            // A failed sample does not fail a finished run.
             Err(error) => format!("{prompt} ({error})"),
         }
     };

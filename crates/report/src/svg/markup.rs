@@ -15,7 +15,7 @@ pub struct Page<'a> {
     pub height: f64,
     pub font_size: f64,
     pub background: &'a str,
-    /// What it shows, for those who cannot see it.
+    /// Describes the picture for people who cannot see it.
     pub title: &'a str,
 }
 
@@ -56,7 +56,7 @@ pub fn text(x: f64, y: f64, attributes: &str, words: &str) -> String {
     format!("<text x=\"{x:.2}\" y=\"{y:.2}\" {attributes}>{}</text>\n", escaped(words))
 }
 
-/// Words as they may stand in text and attributes. What XML has no way to write becomes a space.
+/// Words as they may stand in text and attributes. Characters that XML cannot write become spaces.
 pub fn escaped(words: &str) -> String {
     let mut markup = String::with_capacity(words.len());
     for character in words.chars() {
@@ -73,7 +73,7 @@ pub fn escaped(words: &str) -> String {
     markup
 }
 
-/// How wide text is, rather too wide than too narrow.
+/// The width of text, rather too wide than too narrow.
 pub fn width(words: &str, font_size: f64) -> f64 {
     words.chars().map(character_width).sum::<f64>() * font_size
 }
@@ -88,7 +88,7 @@ fn character_width(character: char) -> f64 {
     }
 }
 
-/// As much of the words as there is room for.
+/// As much of the words as fits in the room.
 pub fn elided(words: &str, font_size: f64, room: f64) -> String {
     if width(words, font_size) <= room {
         return words.to_owned();
@@ -105,7 +105,7 @@ pub fn elided(words: &str, font_size: f64, room: f64) -> String {
 mod tests {
     use super::*;
 
-    /// What too wide a guess may cost.
+    /// A guess is less than this many times the measured width.
     const MOST: f64 = 1.25;
 
     #[test]

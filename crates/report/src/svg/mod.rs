@@ -1,6 +1,6 @@
-//! What all drawings are made of: a page, text and rectangles as markup, scales with round ticks, and shared colours.
+//! The basis of all drawings: a page, text and rectangles as markup, scales with round ticks, and shared colours.
 //!
-//! The loss curve is drawn here; timelines of steps and the chart of stragglers are drawn by the binary, which knows them.
+//! The loss curve is drawn here; the binary, which knows them, draws timelines of steps and the chart of stragglers.
 
 pub mod colour;
 mod markup;

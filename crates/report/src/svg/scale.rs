@@ -1,4 +1,4 @@
-//! Where values lie on a page.
+//! The places of values on a page.
 
 use super::ticks::Ticks;
 

@@ -1,7 +1,7 @@
-//! A run's whole state on disk: parameters, moments, how far it has come and where its data stand.
+//! A run's whole state on disk: parameters, moments, its progress and its position in the data.
 //!
-//! Each rank's part is a file of its own; the manifest says which elements of which tensor lie where. Nothing depends on how
-//! many ranks wrote it: whoever loads takes what it needs from wherever it is.
+//! Each rank's part is a file of its own; the manifest says which elements of which tensor lie where. Any number of ranks can
+//! load it: each reads the elements that it needs from whichever file has them.
 
 mod opened;
 mod saver;
@@ -34,26 +34,26 @@ const VERSION: u32 = 3;
 /// No run takes so many steps, tokens or seconds.
 const MOST: u64 = 1 << 48;
 
-/// What the manifest says beside its files' digests.
+/// The manifest's content beside its files' digests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointState {
     version: u32,
     pub progress: Progress,
     updates: u32,
-    /// The rule whose state it holds.
+    /// The name of the rule whose state it holds.
     #[serde(default = "adamw", skip_serializing_if = "is_adamw")]
     optimizer: String,
-    /// What the feed needs to go on with the next sample.
+    /// The feed's state, to continue with the next sample.
     pub feed: Value,
-    /// What the run was configured as, in a few digits.
+    /// A digest of the run's configuration.
     pub configuration: String,
-    /// How the model was run when it was written; older checkpoints do not tell.
+    /// The strategy of the run when it was written; absent in older checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<Strategy>,
-    /// How the model was cut among the ranks that wrote it, for those who go on with as many.
+    /// The widths of the ranks that wrote it, for a run that continues with as many.
     pub widths: Widths,
-    /// Where ranks may leave something out, how far the periods of their selections have come.
+    /// Progress of the selection periods, if ranks may prune.
     #[serde(default, rename = "resize", skip_serializing_if = "Option::is_none")]
     prune: Option<Periods>,
     /// By parameter.
@@ -63,7 +63,7 @@ pub struct CheckpointState {
 }
 
 impl CheckpointState {
-    /// What a checkpoint's manifest says; its files are not looked at.
+    /// Reads a checkpoint's manifest, not its files.
     pub fn of(checkpoint: &Checkpoint) -> Result<CheckpointState, Error> {
         let path = || checkpoint.path().to_owned();
         let found = checkpoint.body().get("version").and_then(Value::as_u64).unwrap_or(0);
@@ -77,7 +77,7 @@ impl CheckpointState {
         Ok(state)
     }
 
-    /// Whether the numbers can be those of a run.
+    /// Fails with the name of a number that no run can have.
     fn check(&self) -> Result<(), &'static str> {
         let Progress {
             step,
@@ -105,7 +105,7 @@ impl CheckpointState {
     }
 }
 
-/// Older checkpoints do not say which rule they are of.
+/// The rule of older checkpoints, which do not name theirs.
 const ADAMW: &str = "adamw";
 
 fn adamw() -> String {
@@ -116,18 +116,18 @@ fn is_adamw(name: &str) -> bool {
     name == ADAMW
 }
 
-/// What a file calls the elements of a parameter that are of this kind.
+/// A file's name for one kind of a parameter's state.
 fn tensor_name(kind: &str, parameter: &str) -> String {
     format!("{kind}.{parameter}")
 }
 
-/// Writes a checkpoint folder from where the ranks keep their state, and returns when it is there. It appears under its name
-/// whole, or not at all.
+/// Writes a checkpoint folder directly from the ranks' state, and returns when it is complete. It appears under its name whole,
+/// or not at all.
 pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Result<(), Error> {
     Snapshot::in_place(ranks, progress, feed, String::new())?.write(path)
 }
 
-/// Puts the ranks in the state of a checkpoint, each reading what it keeps, and says how far that was.
+/// Loads a checkpoint into the ranks, each reading what it keeps, and returns the checkpoint's state.
 pub fn load(path: &Path, ranks: &Ranks) -> Result<CheckpointState, Error> {
     load_from(&Checkpoint::open(path)?, ranks)
 }
@@ -138,7 +138,7 @@ pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointSta
     Ok(opened.state.clone())
 }
 
-/// Puts a rank in the state of a checkpoint, if that is of its model and its rule.
+/// Loads a checkpoint into a rank. Refuses one of another model or another rule.
 pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
     trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
     trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;

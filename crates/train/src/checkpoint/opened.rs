@@ -1,4 +1,4 @@
-//! A checkpoint that is read from.
+//! A checkpoint opened for reading.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::{CheckpointState, tensor_name};
 use crate::Error;
 use crate::state_kind::StateKind;
 
-/// Values on their way from file to device at a time.
+/// Values copied from file to device at a time.
 const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// A checkpoint whose files have been compared with their digests.
@@ -20,7 +20,7 @@ pub struct Opened {
     pub state: CheckpointState,
     path: PathBuf,
     files: Vec<SafeTensorsFile>,
-    /// By tensor: in which files it is, and which elements of it.
+    /// By tensor: the files that have it, and which elements each has.
     places: BTreeMap<String, Vec<(usize, Held)>>,
 }
 
@@ -68,13 +68,13 @@ impl Opened {
         }
     }
 
-    /// Whether anything of a parameter is there of this kind.
+    /// Whether the checkpoint has anything of this kind for a parameter.
     pub fn has(&self, kind: &str, parameter: &str) -> bool {
         self.places.contains_key(&tensor_name(kind, parameter))
     }
 
-    /// Reads the elements that `held` names, some at a time: `put(which of them, fill)` is given a function that fills a slice
-    /// with them.
+    /// Reads the elements that `held` names, some at a time: `put(which of them, fill)` gets a function that fills a slice with
+    /// them.
     pub fn read(
         &self,
         kind: &str,

@@ -1,4 +1,4 @@
-//! Checkpoints beside training: a snapshot is taken while the ranks wait, and written while they go on.
+//! Checkpoints beside training: the ranks wait while a snapshot is taken, and continue while it is written.
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -17,8 +17,8 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// Begins a checkpoint at `path`, once the one before it is there; `then` runs when it is. An error is that of the one
-    /// before, or of taking the snapshot.
+    /// Begins a checkpoint at `path`, once the previous one is complete; `then` runs when this one is. An error is the previous
+    /// one's, or that of taking the snapshot.
     pub fn begin(
         &mut self,
         path: PathBuf,
@@ -39,7 +39,7 @@ impl Saver {
         Ok(())
     }
 
-    /// Writes a checkpoint at `path` while the ranks wait, without a copy of their state, once the one before it is there.
+    /// Writes a checkpoint at `path` while the ranks wait, without a copy of their state, once the previous one is complete.
     pub fn save(
         &mut self,
         path: PathBuf,
@@ -54,7 +54,7 @@ impl Saver {
         then()
     }
 
-    /// Waits for what is on its way.
+    /// Waits for the checkpoint on its way.
     pub fn finish(&mut self) -> Result<(), Error> {
         match self.pending.take() {
             Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),

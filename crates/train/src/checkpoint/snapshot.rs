@@ -1,4 +1,4 @@
-//! What the ranks keep at one moment: copied, to be written while they go on, or in place, where they wait for it.
+//! The ranks' state at one moment: copied, to be written while they continue, or in place, while they wait.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::run::Progress;
 use crate::state_kind::StateKind;
 use crate::trainer::Trainer;
 
-/// Values that are handed on at a time.
+/// Values passed on at a time.
 const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// The state of all ranks.
@@ -35,7 +35,7 @@ enum Values<'ranks> {
     InPlace { ranks: &'ranks Ranks, rank: usize, place: Place },
 }
 
-/// What of a rank's state a tensor is.
+/// The part of a rank's state that a tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     kind: StateKind,
@@ -50,9 +50,9 @@ pub struct RankState {
     strategy: Strategy,
     widths: Widths,
     prune: Option<Periods>,
-    /// The name of the optimizer's rule, where there is one.
+    /// The name of the optimizer's rule, if there is one.
     rule: Option<String>,
-    /// By tensor: which elements the rank keeps and speaks for, and their values or where they are.
+    /// By tensor: the elements that the rank keeps and speaks for, and their values or their place.
     kept: BTreeMap<String, (Held, Kept)>,
 }
 
@@ -63,7 +63,7 @@ enum Kept {
 }
 
 impl RankState {
-    /// With a copy of all values, or with where they are as far as they are on the device.
+    /// With a copy of all values, or with the places of those on the device.
     pub(crate) fn of(trainer: &Trainer, copies: bool) -> RankState {
         RankState {
             updates: trainer.updates,
@@ -77,14 +77,14 @@ impl RankState {
 }
 
 impl Snapshot<'static> {
-    /// A copy, which the ranks need not wait for.
+    /// A copy: the ranks need not wait until it is written.
     pub fn copy(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Self, Error> {
         Snapshot::take(ranks, progress, feed, configuration, true, |_, _| unreachable!("everything is copied"))
     }
 }
 
 impl<'ranks> Snapshot<'ranks> {
-    /// What the ranks have is read as it is written. It must stay as it is so long; no other memory is taken.
+    /// Reads the ranks' state as it is written. It must not change meanwhile; no other memory is taken.
     pub fn in_place(
         ranks: &'ranks Ranks,
         progress: &Progress,
@@ -137,7 +137,7 @@ impl<'ranks> Snapshot<'ranks> {
         Ok(Snapshot { state, files })
     }
 
-    /// Writes it as a checkpoint folder, every file by a thread of its own.
+    /// Writes it as a checkpoint folder, each file in its own thread.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let writer = CheckpointWriter::create(path)?;
         std::thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn write_file(writer: &CheckpointWriter, name: &str, tensors: &BTreeMap<String, 
     })
 }
 
-/// Hands on the elements of a whole parameter, row-major, a few rows at a time.
+/// Passes the elements of a whole parameter to `put`, row-major, a few rows at a time.
 pub(crate) fn write_pieces(
     spec: &ParamSpec,
     read_rows: impl Fn(Range<usize>) -> Result<Vec<f32>, Error>,

@@ -1,7 +1,7 @@
 //! Adafactor: a matrix's variance kept as that of its rows and columns.
 //!
 //! Means of rows and columns, and the root mean squares of weights and updates, are those of whole parameters. Ranks that keep
-//! parts sum what they have of them; the variances that come of it are the same bits on all ranks, which all keep them whole.
+//! parts sum their contributions; the resulting variances are the same bits on all ranks, and each rank keeps them whole.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use evenkeel_model::{Held, ParamId, ParamSpec, Rectangle, Stretch};
 use super::{Changing, Optimizer, Peers};
 use crate::state_kind::StateKind;
 
-/// The share of a step's squares in the variance is its number to this power.
+/// The weight of a step's squares in the variance is the step's number to this power.
 const DECAY_POWER: f64 = -0.8;
 const EPSILON: f32 = f32::EPSILON;
-/// Steps are relative to a parameter's root mean square, or to this where that is less.
+/// Steps are relative to a parameter's root mean square, but at least to this.
 const LEAST_SCALE: f32 = 1e-3;
-/// Updates of a larger root mean square are scaled down to it.
+/// Updates with a larger root mean square are scaled down to it.
 const MOST_RMS: f32 = 1.0;
 
 /// The variances of all parameters' rows and columns.
 pub(super) struct Variances {
-    /// By parameter: where its rows, which a vector has none of, and its columns lie. Frozen parameters have neither.
+    /// By parameter: the places of its rows (none for a vector) and of its columns. Frozen parameters have neither.
     places: Vec<(Range<usize>, Range<usize>)>,
     /// f32 [1, n]
     all: Tensor,
@@ -43,14 +43,14 @@ impl Variances {
         Variances { places, all: queue.zeros(1, end, DType::F32) }
     }
 
-    /// Of a parameter's rows or columns, f32 [1, n].
+    /// The variances of a parameter's rows or columns, f32 [1, n].
     pub fn of(&self, kind: StateKind, id: ParamId) -> Option<Tensor> {
         let (rows, cols) = &self.places[id.0];
         let place = if kind == StateKind::RowVariance { rows } else { cols };
         (!place.is_empty()).then(|| self.all.col_range(place.clone()))
     }
 
-    /// Where the numbers of a part of a parameter lie: of its rows, if it has any, and of its columns.
+    /// The numbers of a part of a parameter: of its rows, if it has any, and of its columns.
     fn of_part(&self, flat: &Tensor, id: ParamId, part: &Rectangle) -> (Option<View>, View) {
         let (rows, cols) = &self.places[id.0];
         let within = |place: &Range<usize>, part: &Range<usize>| {
@@ -65,7 +65,7 @@ struct Part {
     id: ParamId,
     bucket: usize,
     rectangle: Rectangle,
-    /// Where it begins in what is kept of the bucket.
+    /// Its beginning in the kept elements of the bucket.
     first: usize,
     /// Whether this rank speaks for it where others keep the same.
     is_counted: bool,
@@ -86,7 +86,7 @@ impl Optimizer {
         let specs = &parameters.specs;
         let sum = |tensor: &Tensor| peers.into_iter().for_each(|peers| peers.sum(tensor));
 
-        // Means of squared gradients along rows and columns, and behind them each parameter's sum of squared weights.
+        // Means of squared gradients along rows and columns, followed by each parameter's sum of squared weights.
         let count = variances.all.len();
         let sums = queue.zeros(1, count + specs.len(), DType::F32);
         let squared_weight = |id: ParamId| sums.col_range(count + id.0..count + id.0 + 1).view();
@@ -145,7 +145,7 @@ impl Optimizer {
     }
 }
 
-/// All that is kept here.
+/// All trained parts that are kept here.
 fn parts(changing: &Changing, shard: Option<usize>) -> Vec<Part> {
     let parameters = changing.parameters;
     let of = |id: ParamId| {

@@ -18,7 +18,7 @@ use muon::Round;
 pub(crate) use peers::Peers;
 pub use rule::{AdamW, MuonScale, OptimizerOptions, Rule};
 
-/// What changes from one update to the next.
+/// The numbers that change from one update to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     pub lr: f32,
@@ -32,19 +32,19 @@ pub struct Optimizer {
     /// By parameter.
     rules: Vec<Rule>,
     moments: Vec<Moments>,
-    /// Where variances are factored.
+    /// Present if variances are factored.
     variances: Option<Variances>,
-    /// Where ranks make matrices orthogonal for one another.
+    /// Rounds in which ranks make matrices orthogonal for one another.
     rounds: Vec<Round>,
     /// f32 [1, 1] each.
     squared_norm: Tensor,
     clip_factor: Tensor,
 }
 
-/// A number for each element, f32, of what masters are kept here.
+/// One f32 for each element of the masters kept here.
 struct Moments {
     kind: StateKind,
-    /// By bucket, [1, n]; nothing where no parameter of the bucket has any.
+    /// By bucket, [1, n]; `None` if no parameter of the bucket has this kind.
     flats: Vec<Option<Tensor>>,
 }
 
@@ -66,7 +66,7 @@ impl Optimizer {
         }
     }
 
-    /// The same for one of several ranks, of which this is what they keep.
+    /// The same for one of several ranks; `keeping` says what each of them keeps.
     pub(crate) fn among(mut self, model: &Model, keeping: &[Keeping], rank: usize) -> Optimizer {
         let is_made = |id: &ParamId| model.specs[id.0].is_trained && matches!(self.rules[id.0], Rule::Muon { .. });
         let made: Vec<ParamId> = (0..self.rules.len()).map(ParamId).filter(is_made).collect();
@@ -74,7 +74,7 @@ impl Optimizer {
         self
     }
 
-    /// What was measured last, f32 [1, 1].
+    /// The last measured squared norm, f32 [1, 1].
     pub(crate) fn squared_norm(&self) -> &Tensor {
         &self.squared_norm
     }
@@ -83,8 +83,8 @@ impl Optimizer {
         self.options.rule
     }
 
-    /// Measures the squared norm of the gradients kept here of the parameters that are counted, f32 [1, 1].
-    /// [`Optimizer::update`] clips by what is there then.
+    /// Measures the squared norm, f32 [1, 1], of the counted parameters' gradients that are kept here. [`Optimizer::update`]
+    /// clips by the tensor's value at that time.
     pub fn measure_norm(
         &self,
         queue: &Queue,
@@ -104,8 +104,8 @@ impl Optimizer {
         &self.squared_norm
     }
 
-    /// Updates every master kept here and its copy, but for what is frozen: that and its moments stay as they are, bit for bit.
-    /// All of the model is kept here. Gradients are spent: some rules write over them.
+    /// Updates every master kept here and its copy, except frozen elements: they and their moments stay as they are, bit for bit.
+    /// The whole model must be kept here. Gradients are spent: some rules overwrite them.
     pub fn update(
         &self,
         queue: &Queue,
@@ -117,7 +117,7 @@ impl Optimizer {
         self.update_among(None, queue, parameters, gradients, update, frozen);
     }
 
-    /// The same where other ranks keep some of the model.
+    /// The same, if other ranks keep some of the model.
     pub(crate) fn update_among(
         &self,
         peers: Option<&Peers>,
@@ -145,7 +145,7 @@ impl Optimizer {
             let (rule, spec) = (self.rules[id.0], &parameters.specs[id.0]);
             let weight_decay = self.decay_of(parameters, id);
             let scale = if let Rule::Muon { scale, .. } = rule { scale.of(spec.whole) } else { 1.0 };
-            // The bits of a frozen parameter are its own.
+            // A frozen parameter has its own mask, so it is not joined with others.
             let frozen = frozen.filter(|frozen| frozen.of(id).is_some()).map(|_| id);
             Some((place, parameters.bucket_of(id), Alike { rule, weight_decay, scale, frozen }))
         });
@@ -213,7 +213,7 @@ impl Optimizer {
                     frozen,
                 });
             }
-            // The gradient is the direction by now; the decay goes by the rate without the scale.
+            // The gradient already holds the direction; the decay follows the rate without the scale.
             Rule::Muon { .. } => queue.launch(kernel::Sgd {
                 weight,
                 grad,
@@ -235,8 +235,9 @@ impl Optimizer {
         if decays { self.options.weight_decay } else { 0.0 }
     }
 
-    /// The same optimizer whose state is kept elsewhere, with these parameters: `move_flats` is told which of them have a kind of
-    /// state, and given its flats before and after. Kinds are moved one after another, so there is never more than one twice.
+    /// The same optimizer with its state in the layout of `parameters`: `move_flats` gets a test for the parameters that have a
+    /// kind of state, and that kind's flats before and after. Kinds move one after another, so at most one exists twice at a
+    /// time.
     pub(crate) fn moved(
         mut self,
         parameters: &Parameters,
@@ -251,7 +252,7 @@ impl Optimizer {
         self
     }
 
-    /// What is kept here of a parameter beside its weight: which elements, and where they lie, f32 [1, n].
+    /// The elements of a parameter's state beside its weight that are kept here, and where they lie, f32 [1, n].
     pub(crate) fn kept(&self, kind: StateKind, id: ParamId, parameters: &Parameters) -> Option<(Held, Tensor)> {
         let spec = &parameters.specs[id.0];
         if kind.is_kept_by_all() {
@@ -266,13 +267,13 @@ impl Optimizer {
         Some((Held { slice: spec.slice.clone(), range: elements }, flat.col_range(place)))
     }
 
-    /// A kind of state of a bucket's masters that are kept here.
+    /// One kind of state of the bucket's masters that are kept here.
     fn flat(&self, kind: StateKind, bucket: usize) -> Option<&Tensor> {
         self.moments.iter().find(|moments| moments.kind == kind)?.flats[bucket].as_ref()
     }
 }
 
-/// What every element is changed with.
+/// The inputs of an update, the same for every element.
 #[derive(Clone, Copy)]
 struct Changing<'a> {
     queue: &'a Queue,
@@ -287,12 +288,12 @@ struct Changing<'a> {
 struct Alike {
     rule: Rule,
     weight_decay: f32,
-    /// Of the learning rate.
+    /// Factor of the learning rate.
     scale: f32,
     frozen: Option<ParamId>,
 }
 
-/// Whether such a kind of state is kept of a parameter.
+/// Whether this kind of state is kept for a parameter.
 fn keeps(rules: &[Rule], parameters: &Parameters, kind: StateKind, id: ParamId) -> bool {
     let spec = &parameters.specs[id.0];
     spec.is_trained && rules[id.0].kinds(spec).contains(&kind)
@@ -314,8 +315,8 @@ struct Together<T> {
     like: T,
 }
 
-/// Joins stretches of a bucket where one begins at the end of the other: a launch for each parameter costs a small model on a
-/// GPU more than the work. Gaps between parameters are nobody's and end a stretch.
+/// Joins stretches of a bucket if one begins at the end of the other: a launch for each parameter costs a small model on a GPU
+/// more than the work. Gaps between parameters belong to none and end a stretch.
 fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
     let mut found: Vec<Together<T>> = Vec::new();
     for (place, bucket, like) in stretches {

@@ -1,7 +1,7 @@
 //! Muon: the momentum of a matrix made orthogonal, by Newton–Schulz iterations.
 //!
-//! They need whole matrices. Ranks that keep parts take turns: in each round every rank gets one matrix whole, and hands back
-//! to everybody what is to be done to their parts of it.
+//! The iterations need whole matrices. Ranks that keep parts take turns: in each round every rank gets one whole matrix, and
+//! returns to each rank the direction of its part.
 
 use evenkeel_device::kernel::{Combine, Copy, MuonMomentum, Normalize, Order, Product, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor};
@@ -14,19 +14,19 @@ use crate::state_kind::StateKind;
 /// The quintic that drives singular values towards one, and how often it is applied.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const STEPS: usize = 5;
-/// A norm that a matrix is divided by at least.
+/// A matrix is divided by at least this norm.
 const EPSILON: f32 = 1e-7;
 
-/// One matrix for each rank, to be made orthogonal at the same time.
+/// One matrix per rank, made orthogonal at the same time.
 pub(super) struct Round {
-    /// Rows and columns of this rank's.
+    /// Rows and columns of this rank's matrix.
     own: Option<[usize; 2]>,
     gathered: Route,
     returned: Route,
 }
 
 impl Round {
-    /// The rounds of all matrices. The largest come first, so that those of a round are of about the same size.
+    /// The rounds of all matrices, largest first, so that the matrices of a round are of about the same size.
     pub fn all(specs: &[ParamSpec], mut matrices: Vec<ParamId>, keeping: &[Keeping], me: usize) -> Vec<Round> {
         let work = |id: &ParamId| {
             let [rows, cols] = specs[id.0].whole;
@@ -48,7 +48,7 @@ impl Round {
 }
 
 impl Optimizer {
-    /// Moves the momentum of hidden matrices; their gradients become the directions to go.
+    /// Updates the momentum of hidden matrices; their gradients become the directions to go.
     pub(super) fn make_orthogonal(&self, changing: &Changing, beta: f32, nesterov: bool, peers: Option<&Peers>) {
         let Changing { queue, parameters, gradients, grad_factor, .. } = *changing;
         let is_made = |id: ParamId| parameters.specs[id.0].is_trained && matches!(self.rules[id.0], Rule::Muon { .. });
@@ -86,7 +86,7 @@ impl Optimizer {
     }
 }
 
-/// Replaces a matrix, f32, by one with about the same singular vectors and singular values near one. Products are of this dtype.
+/// Replaces a matrix, f32, by one with about the same singular vectors and singular values near one. Products use `dtype`.
 fn orthogonalise(queue: &Queue, matrix: &Tensor, dtype: DType) {
     let [rows, cols] = [matrix.rows, matrix.cols];
     let is_wide = rows <= cols;

@@ -7,7 +7,7 @@ use crate::relocation::Route;
 
 pub(crate) struct Peers<'a> {
     pub device: &'a Device,
-    /// Groups whose sums, one after another, are those of all ranks that keep other elements.
+    /// Groups whose sums, one after another, cover all ranks that keep other elements.
     pub keepers: Vec<&'a Group>,
     pub everybody: &'a Group,
     /// This rank's shard.
@@ -15,7 +15,7 @@ pub(crate) struct Peers<'a> {
 }
 
 impl Peers<'_> {
-    /// Every rank's tensor becomes the sum of those of all ranks that keep other elements.
+    /// Replaces every rank's tensor by the sum over all ranks that keep other elements.
     pub fn sum(&self, tensor: &Tensor) {
         if self.keepers.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The rules by which weights follow gradients, and what each keeps of a parameter.
+//! The rules by which weights follow gradients, and the state that each rule keeps for a parameter.
 
 use evenkeel_model::{Model, ParamId, ParamSpec};
 
@@ -12,7 +12,7 @@ pub struct OptimizerOptions {
     pub weight_decay: f32,
     /// Whether biases and norm weights decay too.
     pub decay_vectors: bool,
-    /// Gradients are scaled down to this global norm; not at all without it.
+    /// Gradients are scaled down to this global norm, if there is one.
     pub clip_norm: Option<f32>,
 }
 
@@ -28,7 +28,7 @@ pub enum Rule {
     AdamW(AdamW),
     /// PyTorch's, without dampening.
     Sgd {
-        /// Without any where it is 0.
+        /// 0: no momentum.
         momentum: f32,
         nesterov: bool,
     },
@@ -37,8 +37,8 @@ pub enum Rule {
         beta1: f32,
         beta2: f32,
     },
-    /// PyTorch's with its defaults: steps are relative to a parameter's root mean square, and a matrix's variance is kept as
-    /// that of its rows and columns. What has more than two dims is a matrix of its first dim and all others.
+    /// PyTorch's with its defaults: steps are relative to a parameter's root mean square, and a matrix's variance is kept as that
+    /// of its rows and columns. A parameter with more than two dims counts as a matrix of its first dim and all others.
     Adafactor,
     /// PyTorch's: the momentum of a hidden layer's matrix is made orthogonal. Everything else follows AdamW.
     Muon {
@@ -83,7 +83,7 @@ impl MuonScale {
 }
 
 impl Rule {
-    /// Its name in checkpoints: rules of one name keep the same.
+    /// Its name in checkpoints: rules of one name keep the same state.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Rule::AdamW(_) => "adamw",
@@ -95,7 +95,7 @@ impl Rule {
         }
     }
 
-    /// Whether what becomes of an element depends on that element alone, so that others can be left out of an update.
+    /// Whether an element's update depends on that element alone, so that others can be left out of it.
     pub fn is_elementwise(self) -> bool {
         match self {
             Rule::AdamW(_) | Rule::Sgd { .. } | Rule::Lion { .. } => true,
@@ -111,7 +111,7 @@ impl Rule {
         }
     }
 
-    /// What it keeps of a parameter beside the weight.
+    /// The state it keeps for a parameter beside the weight.
     pub(super) fn kinds(self, spec: &ParamSpec) -> &'static [StateKind] {
         match self {
             Rule::AdamW(_) => &[StateKind::Mean, StateKind::Variance],
@@ -123,7 +123,7 @@ impl Rule {
         }
     }
 
-    /// Bytes of a model's weights, f32, and of what is kept beside them.
+    /// Bytes of a model's weights, f32, and of the state beside them.
     pub fn state_bytes(self, model: &Model) -> u64 {
         let of = |(id, spec): (usize, &ParamSpec)| -> usize {
             let elements = |kind: &StateKind| kind.extent(spec.whole).dims().iter().product::<usize>();
@@ -133,7 +133,7 @@ impl Rule {
         4 * model.specs.iter().enumerate().map(of).sum::<usize>() as u64
     }
 
-    /// Bytes that move with an element of a hidden layer when it is kept elsewhere: its weight, and what is kept beside it.
+    /// Bytes that move with an element of a hidden layer when it is kept elsewhere: its weight, and the state beside it.
     pub fn bytes_moved_per_element(self) -> usize {
         match self {
             Rule::AdamW(_) => 12,

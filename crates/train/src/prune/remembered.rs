@@ -1,7 +1,7 @@
-//! What a checkpoint says of columns, so that a run that is continued selects those that it would have selected.
+//! Columns in checkpoints: a continued run selects those that it would have selected.
 //!
-//! Scores are of a shard: how much a column changes in the rows that the shard keeps. In a checkpoint they stand for the first
-//! row of those, which no other shard has. They are of use to shards as wide as those that wrote them, and to no others.
+//! Scores belong to a shard: how much a column changes in the rows that the shard keeps. A checkpoint stores them for the first
+//! of those rows, which no other shard has. Only shards as wide as those that wrote them can use them.
 
 use evenkeel_balance::{Scores, Selection};
 use evenkeel_model::{Dim, Held, Intake, Model, ParamSpec, Ranges, Slice, Widths};
@@ -11,7 +11,7 @@ use super::{Columns, Prune, Pruner};
 use crate::Error;
 use crate::checkpoint::Opened;
 
-/// How far a rank's periods have come; part of a checkpoint.
+/// Progress of a rank's selection periods; part of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Periods {
@@ -28,16 +28,16 @@ impl Periods {
     }
 }
 
-/// What a shard of these widths knew of its columns.
+/// The column history of a shard of these widths.
 pub(crate) struct Remembered {
     widths: Widths,
     periods: Periods,
     columns: Vec<Columns>,
 }
 
-/// Numbers that a checkpoint is to have for some elements of a parameter.
+/// Numbers that a checkpoint stores for some elements of a parameter.
 pub(crate) struct Told<'a> {
-    /// What they are, beside weights and moments.
+    /// Their kind, other than weights and moments.
     pub kind: &'static str,
     pub spec: &'a ParamSpec,
     pub held: Held,
@@ -54,7 +54,7 @@ impl Pruner {
         Periods { selection, period, updates, is_new_period }
     }
 
-    /// What a checkpoint needs of this rank's columns.
+    /// This rank's columns, for a checkpoint.
     pub fn told<'a>(&self, model: &'a Model) -> Vec<Told<'a>> {
         let mut found = Vec::new();
         for (intake, columns) in self.intakes.iter().zip(&self.columns) {
@@ -72,7 +72,7 @@ impl Pruner {
         found
     }
 
-    /// The same as `new`, with what is remembered of a shard of these widths.
+    /// Continues with `remembered`, if it belongs to a shard of these widths.
     pub fn restored(mut self, remembered: Option<Remembered>, widths: &Widths) -> Pruner {
         let is_of = |remembered: &Remembered| {
             let inputs = self.intakes.iter().map(|intake| intake.inputs);
@@ -89,7 +89,7 @@ impl Pruner {
 }
 
 impl Remembered {
-    /// What a checkpoint says of a shard that has the widths of those that wrote it.
+    /// Reads a shard's columns from a checkpoint. The shard has the widths of those that wrote it.
     pub fn read(opened: &Opened, model: &Model, periods: Periods) -> Result<Remembered, Error> {
         let read = |kind: &str, spec: &ParamSpec, held: &Held| -> Result<Option<Vec<f32>>, Error> {
             if !opened.has(kind, &spec.name) {
@@ -107,7 +107,7 @@ impl Remembered {
             let snapshot = intake.weights.iter().map(whole).collect::<Result<Option<Vec<_>>, Error>>()?;
             let (spec, held) = first_outputs(model, intake);
             let of_columns = |kind| held.as_ref().map_or(Ok(None), |held| read(kind, spec, held));
-            // A change is a sum of distances.
+            // A score is a sum of distances.
             let are_changes = |scores: &Vec<f32>| scores.iter().all(|score| score.is_finite() && *score >= 0.0);
             let scores = of_columns(SCORES)?.filter(are_changes);
             let was_kept = of_columns(KEPT)?.map(|kept| kept.iter().map(|&kept| kept != 0.0).collect());
@@ -122,7 +122,7 @@ impl Remembered {
     }
 }
 
-/// What stands for the columns of an intake: those of its first layer's first output. None where the shard has none.
+/// The elements that stand for an intake's columns: those of its first layer's first output. `None` if the shard has none.
 fn first_outputs<'a>(model: &'a Model, intake: &Intake) -> (&'a ParamSpec, Option<Held>) {
     let spec = &model.specs[intake.weights[0].0];
     let first = |ranges: &Ranges| ranges.first().map(|index| Ranges::from(index..index + 1));

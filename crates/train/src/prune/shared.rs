@@ -1,8 +1,8 @@
-//! Which columns shards keep where they compute for one another. What a shard computes with is then not what it keeps: it asks
-//! others how much those columns change, and whoever keeps what it leaves out must know that.
+//! Selects columns if shards compute for one another. A shard then computes with other columns than it keeps: it asks others how
+//! much those columns change, and the shard that keeps a column must know that it is pruned.
 //!
-//! Everybody is told every score, a few numbers for each layer in each period, and selects for all; so no shard has to say
-//! what it has selected.
+//! All shards get all scores, a few numbers for each layer in each period, and select for all; so no shard has to announce its
+//! selection.
 
 use std::collections::HashMap;
 
@@ -17,18 +17,18 @@ use super::{Place, Prune, Pruner};
 /// Shards that compute with others than they keep.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedWork<'a> {
-    /// What each shard keeps, and what each computes with.
+    /// By shard: the model that it keeps, and the one that it computes with.
     pub home: &'a [Model],
     pub work: &'a [Model],
-    /// One member for each.
+    /// One member per shard.
     pub group: &'a Group,
     pub device: &'a Device,
 }
 
-/// Of the columns of what one shard keeps, by the first weight of their intake.
+/// Scores of the columns that one shard keeps, by the first weight of their intake.
 type ShardScores = HashMap<ParamId, Scores>;
 
-/// What one shard leaves out: the pruned columns by intake of what it computes with.
+/// The columns that one shard prunes, by intake of the shard that it computes with.
 struct Pruned {
     shard: usize,
     columns: Vec<Vec<u32>>,
@@ -64,7 +64,7 @@ impl Pruner {
         self.frozen = PrunedMask::new(place.queue, place.model, &left_out);
     }
 
-    /// The shares that all shards leave out, which may differ; nothing else may.
+    /// By shard: the share that it prunes. Shards may differ in that and in nothing else.
     fn agree(&self, group: &Group) -> Vec<f64> {
         let rules = (Prune { gamma: 0.0, ..self.settings }, self.period, self.updates);
         let found = group.exchange(Digest::of(format!("{rules:?}").as_bytes()).short());
@@ -73,10 +73,10 @@ impl Pruner {
         group.exchange(self.settings.gamma.to_bits()).into_iter().map(f64::from_bits).collect()
     }
 
-    /// By shard; none while there are none.
+    /// By shard; `None` if selection is random or no shard has scores.
     fn everybodys_scores(&self, shared: &SharedWork) -> Option<Vec<ShardScores>> {
         let SharedWork { home, group, device, .. } = *shared;
-        // A shard that keeps nothing has none.
+        // A shard that keeps nothing has no scores.
         let has_scores = self.columns.iter().any(|columns| columns.scores.is_some());
         let some_have = group.exchange(has_scores.into()).contains(&1);
         if self.settings.selection == Selection::Random || !some_have {
@@ -94,7 +94,7 @@ impl Pruner {
         let (compute, comm) = (device.compute(), device.comm());
         let tensor = compute.floats(1, numbers.len(), DType::F32, &numbers);
         comm.wait(&compute.record());
-        // Every number is one shard's and the others add zeros, so all are told the same bits.
+        // Every number comes from one shard and the others add zeros, so all shards get the same bits.
         group.all_reduce(comm, &tensor);
         compute.wait(&comm.record());
         let mut numbers = compute.read(&tensor).into_iter().map(f64::from);
@@ -104,7 +104,7 @@ impl Pruner {
         Some(intakes.iter().map(|intakes| intakes.iter().map(&mut of_intake).collect()).collect())
     }
 
-    /// Columns that whoever computes with them has pruned were not kept.
+    /// Notes that columns which another shard prunes were not kept.
     fn note_pruned(&mut self, home: &Model, work: &Model, pruned: &[Vec<u32>]) {
         for (intake, pruned) in work.intakes().iter().zip(pruned).filter(|(_, pruned)| !pruned.is_empty()) {
             let Some(index) = self.intakes.iter().position(|kept| kept.weights[0] == intake.weights[0]) else {
@@ -118,8 +118,7 @@ impl Pruner {
     }
 }
 
-/// How much the columns of a work shard's intake change: each as much as it does for those who keep some of what the shard
-/// computes with.
+/// How much the columns of a work shard's intake change: the sum over the home shards that keep some of its weights.
 fn work_scores(home: &[Model], scores: &[ShardScores], work: &Model, intake: &Intake) -> Scores {
     let mut sums = vec![0.0; intake.inputs];
     for (model, scores) in home.iter().zip(scores) {
@@ -131,7 +130,7 @@ fn work_scores(home: &[Model], scores: &[ShardScores], work: &Model, intake: &In
     Scores::of_all(sums)
 }
 
-/// For each input column of a work shard's intake: which column of what a home shard keeps it is, if it keeps any of it.
+/// For each input column of a work shard's intake: the column of a home shard that it is, if that keeps any of it.
 fn home_columns(home: &Model, work: &Model, intake: &Intake) -> Vec<Option<usize>> {
     let mut columns = vec![None; intake.inputs];
     let weight = intake.weights[0].0;

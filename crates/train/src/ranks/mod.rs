@@ -1,4 +1,4 @@
-//! All ranks of a run: a thread each, with its trainer, which answer what they are asked.
+//! All ranks of a run: a thread each, whose trainer answers requests.
 
 mod request;
 
@@ -31,7 +31,7 @@ enum Job {
     Visit(Box<dyn FnOnce(&mut Trainer) + Send>),
 }
 
-/// Takes what was answered out of an answer of this kind.
+/// Unwraps an answer of this kind.
 macro_rules! answer_of {
     ($kind:ident) => {
         |answer| match answer {
@@ -48,18 +48,18 @@ pub struct Ranks {
     count: usize,
     threads: Mutex<Threads>,
     specs: Vec<ParamSpec>,
-    /// By rank and parameter: which elements it keeps, where it speaks for them.
+    /// By rank and parameter: the elements that it keeps, if it speaks for them.
     spoken_for: Mutex<Vec<Vec<Option<Held>>>>,
 }
 
-/// The thread that joins all others, until it has said how they ended.
+/// The thread that joins all others, until it has reported how they ended.
 enum Threads {
     Running(JoinHandle<Result<Vec<()>, RankFailure>>),
     Ended(Option<RankFailure>),
 }
 
 impl Ranks {
-    /// Starts `count` ranks, each with the trainer that `make` makes it.
+    /// Starts `count` ranks, each with a trainer from `make`.
     pub fn start<E, Make>(count: usize, options: &Options, make: Make) -> Result<Ranks, E>
     where
         E: From<RankFailure> + Send + 'static,
@@ -68,7 +68,7 @@ impl Ranks {
         let (jobs, queues): (Vec<Sender<Job>>, Vec<Receiver<Job>>) = (0..count).map(|_| channel()).unzip();
         let queues: Mutex<Vec<Option<Receiver<Job>>>> = Mutex::new(queues.into_iter().map(Some).collect());
         let (made, starts) = channel();
-        // Each rank has a sender of its own, which goes when it ends, so that nobody waits for one that has failed.
+        // Each rank has its own sender, dropped when the rank ends, so that nobody waits for one that has failed.
         let senders: Mutex<Vec<Option<Sender<_>>>> = Mutex::new((0..count).map(|_| Some(made.clone())).collect());
         drop(made);
         let options = options.clone();
@@ -109,12 +109,12 @@ impl Ranks {
         self.count
     }
 
-    /// The model's parameters; what their slices say is of rank 0, and of how the model was cut at the beginning.
+    /// The model's parameters; their slices are those of rank 0 in the first cut.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
     }
 
-    /// Has all ranks do the same. Returns their answers in their order, or the error of the first that failed.
+    /// Sends all ranks the same request. Returns their answers in order, or the error of the first that failed.
     pub fn ask(&self, request: Request) -> Result<Vec<Answer>, Error> {
         let request = Arc::new(request);
         let answers = self.all(|to| Job::Answer { request: request.clone(), to })?;
@@ -125,8 +125,8 @@ impl Ranks {
         first_error.map_or(Ok(answers), |error| Err(error.into()))
     }
 
-    /// For tests and benchmarks, which do with trainers what no command does: every rank runs `work`; what each returns, in
-    /// their order. Closures cross no process border, so commands use requests.
+    /// For tests and benchmarks, which do with trainers what no command does: every rank runs `work`. Returns the results in rank
+    /// order. Closures cross no process border, so commands use requests.
     pub fn with_trainers<R: Send + 'static>(
         &self,
         work: impl Fn(&mut Trainer) -> R + Send + Sync + 'static,
@@ -142,7 +142,7 @@ impl Ranks {
         })
     }
 
-    /// Gives every rank a job and waits for what all of them send.
+    /// Gives every rank a job and waits for all results.
     fn all<R>(&self, job: impl Fn(Sender<R>) -> Job) -> Result<Vec<R>, RankFailure> {
         let jobs = self.jobs.lock().expect("no panic under this lock").clone();
         if jobs.is_empty() {
@@ -150,22 +150,22 @@ impl Ranks {
         }
         let give = |jobs: &Sender<Job>| {
             let (to, answer) = channel();
-            // A rank that has ended takes no job, and its answer does not come.
+            // A rank that has ended takes no job and sends no answer.
             let _ = jobs.send(job(to));
             answer
         };
         let answers: Vec<Receiver<R>> = jobs.iter().map(give).collect();
-        // Ranks end when nobody can give them jobs any more.
+        // Ranks end when no sender of jobs is left.
         drop(jobs);
         answers.into_iter().map(|answer| answer.recv().map_err(|_| self.failure())).collect()
     }
 
-    /// One step of all ranks on their shares of these samples; see [`Trainer::step`].
+    /// One step of all ranks on their micro-batches; see [`Trainer::step`].
     pub fn step(&self, micros: Vec<Samples>, lr: f64) -> Result<StepOutcome, Error> {
         Ok(self.steps(micros, lr, false)?.swap_remove(0).0)
     }
 
-    /// The same, and what each rank computed.
+    /// The same, with each rank's observation.
     pub fn observed_step(&self, micros: Vec<Samples>, lr: f64) -> Result<(StepOutcome, Vec<Observation>), Error> {
         let steps = self.steps(micros, lr, true)?;
         Ok((steps[0].0, steps.into_iter().map(|(_, work)| work).collect()))
@@ -180,30 +180,30 @@ impl Ranks {
         self.gather(Request::Step { micros, lr, is_observed }, answer_of!(Step))
     }
 
-    /// Has every rank's kernels take so many times as long, by working for nothing behind them; see
+    /// Makes every rank's kernels take so many times as long, by useless work behind them; see
     /// [`Device::throttle`](evenkeel_device::Device::throttle).
     pub fn throttle(&self, factors: Vec<f64>) -> Result<(), Error> {
         self.ask(Request::Throttle { factors }).map(drop)
     }
 
-    /// Cuts the model in other shards, for good; see [`Trainer::reshard`]. The cut must fit the model.
+    /// Cuts the model into other shards, for good; see [`Trainer::reshard`]. The cut must fit the model.
     pub fn reshard(&self, cut: Cut) -> Result<(), Error> {
         let spoken_for = self.gather(Request::Reshard { cut }, answer_of!(Resharded))?;
         *self.spoken_for.lock().expect("no panic under this lock") = spoken_for;
         Ok(())
     }
 
-    /// Has ranks compute in other widths than they keep, or in those again; see [`Trainer::migrate`].
+    /// Has ranks compute with other widths than they keep, or with those again; see [`Trainer::migrate`].
     pub fn migrate(&self, work: Option<Widths>) -> Result<(), Error> {
         self.ask(Request::Migrate { work }).map(drop)
     }
 
-    /// By shard: what ranks leave out of their products; see [`Trainer::prune`].
+    /// By shard: how its ranks prune; see [`Trainer::prune`].
     pub fn prune(&self, by_shard: Vec<Option<Prune>>) -> Result<(), Error> {
         self.ask(Request::Prune { by_shard }).map(drop)
     }
 
-    /// What one batch says; see [`Trainer::evaluate`].
+    /// Evaluates one batch; see [`Trainer::evaluate`].
     pub fn evaluate(&self, samples: Samples) -> Result<Evaluation, Error> {
         let evaluations = self.gather(Request::Evaluate { samples }, answer_of!(Evaluation));
         Ok(evaluations?.swap_remove(0))
@@ -219,7 +219,7 @@ impl Ranks {
         self.gather(Request::PeakFlops, answer_of!(PeakFlops))
     }
 
-    /// By rank: what it takes to hand the next rank a byte while all do.
+    /// By rank: seconds per byte sent to the next rank while all ranks send.
     pub fn exchange_s_per_byte(&self) -> Result<Vec<f64>, Error> {
         self.gather(Request::ExchangeSpeed, answer_of!(ExchangeSpeed))
     }
@@ -229,18 +229,18 @@ impl Ranks {
         self.gather(Request::GraphRefusal, answer_of!(GraphRefusal))
     }
 
-    /// By rank: what a checkpoint has of it.
+    /// By rank: its part of a checkpoint.
     pub(crate) fn states(&self, copies: bool) -> Result<Vec<RankState>, Error> {
         Ok(self.gather(Request::State { copies }, answer_of!(State))?.into_iter().map(|state| *state).collect())
     }
 
-    /// Puts the ranks in the state of a checkpoint.
+    /// Loads a checkpoint into the ranks.
     pub(crate) fn load(&self, opened: Arc<Opened>) -> Result<(), Error> {
         self.ask(Request::Load(opened))?;
         self.ask(Request::GatherValues).map(drop)
     }
 
-    /// Some rows of a whole parameter, or of a kind of state that every element has, put together from the ranks' slices.
+    /// Some rows of a whole parameter, or of a kind of state that every element has, assembled from the ranks' slices.
     pub fn read_rows(&self, kind: StateKind, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let cols = self.specs[id.0].whole[1];
         let wanted = Held::all(Slice::of_rows(rows, cols));
@@ -270,7 +270,7 @@ impl Ranks {
         self.read(kind, id, by_rank, len)
     }
 
-    /// `len` elements, put together from what ranks keep of a parameter.
+    /// `len` elements, assembled from what ranks keep of a parameter.
     fn read(
         &self,
         kind: StateKind,
@@ -293,7 +293,7 @@ impl Ranks {
         Ok(self.ask(request)?.into_iter().map(take).collect())
     }
 
-    /// Ends the ranks and says why they have.
+    /// Ends the ranks and returns why they ended.
     fn failure(&self) -> RankFailure {
         self.jobs.lock().expect("no panic under this lock").clear();
         let mut threads = self.threads.lock().expect("no panic under this lock");
@@ -325,8 +325,8 @@ impl Job {
     }
 }
 
-/// Ends a rank whose exchanges were ended by another's failure: GPUs go on without what they waited for, so what it would
-/// answer is wrong.
+/// Ends a rank whose exchanges were ended by another's failure: GPUs go on without what they waited for, so its answer would be
+/// wrong.
 fn end_if_failed(trainer: &Trainer) {
     if let Some(failure) = trainer.communicator().failure() {
         std::panic::resume_unwind(Box::new(failure.message));

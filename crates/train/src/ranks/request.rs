@@ -1,8 +1,8 @@
 //! Requests to ranks and their answers: plain data, so that a rank may run in another process.
 //!
-//! A new request is a variant of [`Request`], an arm of [`answer`], a variant of [`Answer`] where there is something to say, and
-//! a method of [`Ranks`](super::Ranks) for its callers. Send them to another host in a binary form: JSON is large, and loses weights
-//! and losses that are not finite.
+//! A new request is a variant of [`Request`], an arm of [`answer`], a variant of [`Answer`] if it returns something, and a method
+//! of [`Ranks`](super::Ranks) for its callers. Send them to another host in a binary form: JSON is large, and loses weights and
+//! losses that are not finite.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::samples::Samples;
 use crate::state_kind::StateKind;
 use crate::trainer::{Evaluation, Observe, StepOutcome, Trainer};
 
-/// Something that all ranks do together. They share one copy of it.
+/// A request to all ranks together. They share one copy of it.
 #[derive(Serialize, Deserialize)]
 pub enum Request {
-    /// A step on each rank's share of these micro-batches, and what it computed if that is observed; see [`Trainer::step`].
+    /// A step on these micro-batches, with each rank's observation if `is_observed`; see [`Trainer::step`].
     Step {
         micros: Vec<Samples>,
         lr: f64,
@@ -34,37 +34,37 @@ pub enum Request {
     Evaluate {
         samples: Samples,
     },
-    /// By rank: how many times as long its kernels take; see [`Device::throttle`](evenkeel_device::Device::throttle).
+    /// By rank: the factor by which its kernels take longer; see [`Device::throttle`](evenkeel_device::Device::throttle).
     Throttle {
         factors: Vec<f64>,
     },
-    /// The model in other shards, for good; see [`Trainer::reshard`].
+    /// Cuts the model into other shards, for good; see [`Trainer::reshard`].
     Reshard {
         cut: Cut,
     },
-    /// Computing in other widths than are kept, or in those again; see [`Trainer::migrate`].
+    /// Computes with other widths than are kept, or with those again; see [`Trainer::migrate`].
     Migrate {
         work: Option<Widths>,
     },
-    /// By shard: what is left out of products; see [`Trainer::prune`].
+    /// By shard: how its ranks prune; see [`Trainer::prune`].
     Prune {
         by_shard: Vec<Option<Prune>>,
     },
-    /// By rank: stretches of what it keeps of a parameter.
+    /// By rank: the stretches to read of what it keeps of a parameter.
     Read {
         kind: StateKind,
         id: ParamId,
         by_rank: Vec<Vec<WantedElements>>,
     },
-    /// Each rank's part of a checkpoint, with a copy of its values or with where they are.
+    /// Each rank's part of a checkpoint, with a copy of its values or with their places.
     State {
         copies: bool,
     },
-    /// The state of a checkpoint. It does not cross hosts: opening one compares all its files with their digests, which each
+    /// Loads a checkpoint. This does not cross hosts: opening a checkpoint compares all its files with their digests, which each
     /// process does once for all of its ranks.
     #[serde(skip)]
     Load(Arc<Opened>),
-    /// Has replicas collect the values whose masters others of them keep.
+    /// Has replicas gather the values whose masters others of them keep.
     GatherValues,
     Memory,
     /// See [`Trainer::exchange_s_per_byte`].
@@ -75,7 +75,7 @@ pub enum Request {
     GraphRefusal,
 }
 
-/// Elements of what a rank keeps of a parameter, and where they are to go.
+/// Elements to read of what a rank keeps of a parameter, and where they go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedElements {
     pub elements: Range<usize>,
@@ -85,22 +85,22 @@ pub struct WantedElements {
 /// One rank's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It is done, and there is nothing to say of it.
+    /// Done, with nothing to return.
     Done,
     Failed(ErrorText),
     Step((StepOutcome, Observation)),
     Evaluation(Evaluation),
-    /// By parameter: which elements it keeps from here on, where it speaks for them.
+    /// By parameter: the elements that it keeps from here on, if it speaks for them.
     Resharded(Vec<Option<Held>>),
-    /// Values, each with where they are to go.
+    /// Values, each list with where it goes.
     Values(Vec<(usize, Vec<f32>)>),
     State(Box<RankState>),
     Memory(RankMemory),
-    /// Seconds for each byte.
+    /// Seconds per byte.
     ExchangeSpeed(f64),
     /// Operations per second.
     PeakFlops(f64),
-    /// None where no driver refused.
+    /// `None` if no driver refused.
     GraphRefusal(Option<String>),
 }
 
@@ -109,7 +109,7 @@ pub enum Answer {
 pub struct RankMemory {
     pub capacity_bytes: u64,
     pub peak_bytes: u64,
-    /// True where all ranks on the machine share the capacity.
+    /// True if all ranks on the machine share the capacity.
     pub is_shared: bool,
 }
 
@@ -161,7 +161,7 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
     })
 }
 
-/// By parameter: which elements a rank keeps, where it speaks for them.
+/// By parameter: the elements that a rank keeps, if it speaks for them.
 pub(super) fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
     let ids = trainer.parameters.ids();
     ids.map(|id| Some(trainer.kept(StateKind::Weight, id).filter(|_| trainer.speaks_for(StateKind::Weight, id))?.0))
@@ -175,7 +175,7 @@ fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[WantedElement
     ) else {
         return Vec::new();
     };
-    // One transfer for all of them: single rows would be many.
+    // One transfer for all of them: rows read singly would take many.
     let (_, kept) = trainer.kept(kind, id).expect("it speaks for some");
     let values = trainer.device.compute().read(&kept.col_range(first..last));
     let stretch = |WantedElements { elements, to_start }: &WantedElements| {
@@ -184,7 +184,7 @@ fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[WantedElement
     wanted.iter().map(stretch).collect()
 }
 
-/// GPUs' memory is divided among their ranks; ranks on cores each reserve what all of them share.
+/// The memory of a GPU is divided among its ranks; ranks on a CPU each reserve the memory that all of them share.
 fn memory(trainer: &Trainer) -> RankMemory {
     let usage = trainer.device.usage();
     let is_shared = trainer.device.kind() == DeviceKind::Cpu;

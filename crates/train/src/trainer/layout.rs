@@ -1,4 +1,4 @@
-//! Where state is kept and work is done, and how that changes between two steps.
+//! The layout of state and work, and how it changes between two steps.
 
 use evenkeel_device::Tensor;
 use evenkeel_model::{Gradients, Model, ParamId, Parameters, Widths, widths_of};
@@ -10,14 +10,14 @@ use crate::migration::Migrated;
 use crate::relocation::{Keeping, Route};
 
 impl Trainer {
-    /// How the model is cut now.
+    /// The widths of the present cut.
     pub fn widths(&self) -> Widths {
         widths_of(self.shards.iter().map(|model| &model.shard))
     }
 
-    /// Cuts the model in another way, for good: weights and the optimizer's state move to where they are kept from here on. All
-    /// ranks do it together, between two steps. Nothing is computed anew, so training goes on as it would have. What was migrated
-    /// is so no longer, and where state has moved nothing is pruned any more.
+    /// Cuts the model differently, for good: weights and optimizer state move to the ranks that keep them from here on. All ranks
+    /// do it together, between two steps. Nothing is computed anew, so training goes on as it would have. Migration ends, and so
+    /// does pruning if state has moved.
     pub fn reshard(&mut self, shards: &[Model]) {
         let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
         assert!(whole, "heads that ranks share by samples are kept by nobody");
@@ -36,9 +36,9 @@ impl Trainer {
         self.compute_with(None);
     }
 
-    /// Moves what is kept to where it is kept from here on.
+    /// Moves the state to the ranks that keep it from here on.
     fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
-        // Gradients and copies make room for what is there twice while it moves.
+        // Gradients and copies make room for state that exists twice while it moves.
         self.gradients = Gradients::none();
         let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
         let nothing = Parameters::none(dtype, split);
@@ -58,8 +58,8 @@ impl Trainer {
         self.gradients = gradients(self.optimizer.is_some(), &self.parameters, &compute);
     }
 
-    /// From here on, ranks compute in their steps with these widths of heads and FFN columns, and keep what they have; without
-    /// widths, with what they keep. All ranks do so together, between two steps.
+    /// From here on, ranks compute their steps with these widths of heads and FFN columns, and keep what they have; `None`: they
+    /// compute with what they keep. All ranks do so together, between two steps.
     pub fn migrate(&mut self, work: Option<Widths>) {
         assert!(
             work.is_none() || !self.parameters.split.splits_gradients(),
@@ -73,7 +73,7 @@ impl Trainer {
         );
     }
 
-    /// From here on steps are computed with this, or with what ranks keep.
+    /// From here on steps are computed with `migrated`, or with what ranks keep.
     fn compute_with(&mut self, migrated: Option<Migrated>) {
         let was_migrated = std::mem::replace(&mut self.migrated, migrated).is_some();
         let work = self.migrated.as_ref().map(Migrated::model);
@@ -82,7 +82,7 @@ impl Trainer {
         }
         self.programs.clear();
         self.evaluations.clear();
-        // From here on the peak is that of what this rank works on now.
+        // From here on the peak is that of this rank's new work.
         self.device.reset_peak();
     }
 }

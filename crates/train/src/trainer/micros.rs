@@ -1,4 +1,4 @@
-//! Micro-batches on their way into a step: dealt to the shares of the data, cut in parts, put on the device.
+//! Micro-batches on their way into a step: dealt to replicas, cut into parts, put on the device.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use super::programs::Shape;
 use crate::Error;
 use crate::samples::Samples;
 
-/// By share of the data, micro-batch and part.
+/// By replica, micro-batch and part.
 pub(super) type Sizes = Vec<Vec<Vec<PartSize>>>;
 
 /// A step's micro-batches on a rank's device.
@@ -20,7 +20,7 @@ pub struct Prepared {
     pub(super) batches: Vec<Vec<Batch>>,
     pub(super) shape: Shape,
     pub(super) sizes: Sizes,
-    /// The fewest that a micro-batch of any rank is cut in.
+    /// The fewest parts of any rank's micro-batches.
     pub(super) parts: usize,
     /// Labels that count, and tokens, of all ranks.
     pub(super) targets: usize,
@@ -28,8 +28,8 @@ pub struct Prepared {
 }
 
 impl Trainer {
-    /// What a step is given, on the device: for who makes several steps with the same, or fetches samples ahead. It is for
-    /// this trainer as it is arranged now.
+    /// Puts a step's samples on the device, for several steps on the same samples or to fetch samples ahead. They suit this
+    /// trainer as it is arranged now.
     pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
         self.compare_samples(micros)?;
         let shares = deal(micros, self.mesh().dp);
@@ -85,15 +85,14 @@ impl Trainer {
         batches
     }
 
-    /// What is dropped depends on the updates so far, so steps differ, and a run that is continued drops what it would have
-    /// dropped.
+    /// Dropout depends on the updates so far, so steps differ, and a continued run drops what it would have dropped.
     pub(super) fn set_noise(&self, batches: &mut [Vec<Batch>]) {
         let seed = seed_of(self.options.dropout_seed, self.updates.into());
         batches.iter_mut().flatten().filter_map(|batch| batch.noise.as_mut()).for_each(|noise| noise.seed = seed);
     }
 
-    /// By share of the data and micro-batch: in how many parts it is cut, which no document or image allows more of. Where state
-    /// that moves during the step is split, all shares move it in the same order, so that the one with the fewest decides.
+    /// By replica and micro-batch: the number of its parts, at most one per document or image. If state that moves during the
+    /// step is split, all replicas move it in the same order, so the one with the fewest parts decides.
     fn parts(&self, shares: &[Vec<Cow<Samples>>]) -> Vec<Vec<usize>> {
         let most = self.strategy.arrangement.parts;
         let own = |samples: &Cow<Samples>| samples.most_parts().min(most);
@@ -115,8 +114,8 @@ impl Trainer {
     }
 }
 
-/// Deals micro-batches to the shares of the data, in turn. Where they do not come out even, some get one without labels, which
-/// changes nothing.
+/// Deals micro-batches to replicas in turn. If they do not come out even, some replicas get one without labels, which changes
+/// nothing.
 fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
     let missing = micros.len().next_multiple_of(shares) - micros.len();
     let blank = micros.last().map(Samples::without_labels);

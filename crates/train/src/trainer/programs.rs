@@ -1,6 +1,6 @@
 //! Programs that were proved sound, kept for micro-batches of the same shape.
 //!
-//! How many tokens a part has changes from step to step; what is computed and exchanged in which order does not. So a program is
+//! The number of tokens in a part changes from step to step; the order of computations and exchanges does not. So a program is
 //! written and proved once for each shape, and fitted to the sizes of each step.
 
 use std::collections::HashMap;
@@ -10,35 +10,35 @@ use evenkeel_step::{Program, verify};
 
 use super::micros::Sizes;
 
-/// Everything that a program of a chain depends on but for the number of rows of its parts.
+/// Everything that a chain's program depends on, except the number of rows of its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
-    /// By share of the data and micro-batch; nothing of an evaluation.
+    /// By replica and micro-batch; empty for an evaluation.
     parts: Vec<Vec<usize>>,
-    /// Of every part.
+    /// Per part.
     chunks: usize,
 }
 
-/// Data that come in more shapes than this have programs written for them again and again.
+/// Data in more shapes than this have their programs written again and again.
 const MOST_SHAPES: usize = 16;
 
 /// The programs of one rank.
 #[derive(Default)]
 pub(super) struct Programs {
     proved: HashMap<Shape, Program>,
-    /// That of the last step.
+    /// The shape of the last step.
     last: Option<Shape>,
     written: usize,
 }
 
 impl Programs {
-    /// Forgets what was written for another layout or arrangement.
+    /// Forgets the programs of another layout or arrangement.
     pub fn clear(&mut self) {
         self.proved.clear();
         self.last = None;
     }
 
-    /// The program of a rank for parts of these sizes in this shape, which `write` writes for every rank of these chains.
+    /// The program of a rank for parts of these sizes in this shape; `write` writes it for every rank of these chains.
     pub fn take(
         &mut self,
         shape: Shape,
@@ -68,13 +68,13 @@ impl Programs {
         self.proved.get(self.last.as_ref()?)
     }
 
-    /// How many were written and proved so far.
+    /// Number of programs written and proved so far.
     pub fn written(&self) -> usize {
         self.written
     }
 }
 
-/// A rank's program, once those of all ranks are proved sound together.
+/// A rank's program, after those of all ranks are proved sound together.
 fn proved(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Program) -> Program {
     let programs = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
     let mut programs: Vec<Program> = programs.collect();
@@ -83,7 +83,7 @@ fn proved(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Progra
 }
 
 impl Shape {
-    /// The shape of a step, and its sizes in as many chunks as the shape has: few numbers, so that few shapes occur.
+    /// The shape of a step, and its sizes in as many chunks as the shape has: a power of two, so that few shapes occur.
     pub fn of_step(sizes: Sizes) -> (Shape, Sizes) {
         let parts = sizes.iter().map(|share| share.iter().map(Vec::len).collect()).collect();
         let most = sizes.iter().flatten().flatten().map(|part| part.chunk_rows.len()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What a rank leaves out of its steps, and what checkpoints keep of that.
+//! Pruning of a rank's steps, and its part of checkpoints.
 
 use evenkeel_model::{Cut, Model, Pruning, Widths};
 
@@ -8,10 +8,10 @@ use crate::optimizer::Optimizer;
 use crate::prune::{Periods, Place, Prune, Pruner, Remembered, SharedWork, Told};
 
 impl Trainer {
-    /// Has this rank's linear layers compute with some of their input columns only, from the next step on, or with all of them
-    /// again. Other ranks may do otherwise, but for those that hold the same shard for other samples: they are told the same at
-    /// the same time; and where ranks compute for one another, all are pruned, by shares of their own. Evaluations compute with
-    /// all columns.
+    /// Prunes this rank's linear layers from the next step on: they compute with some of their input columns only; `None`: with
+    /// all of them again. Other ranks may do otherwise, except those that hold the same shard for other samples: they are told
+    /// the same at the same time. If ranks compute for one another, all are pruned, by shares of their own. Evaluations compute
+    /// with all columns.
     pub fn prune(&mut self, prune: Option<Prune>) {
         assert!(
             !self.parameters.split.splits_state(),
@@ -43,24 +43,24 @@ impl Trainer {
         });
     }
 
-    /// What of the linear layers' inputs this rank computes with.
+    /// The inputs of linear layers that this rank computes with.
     pub fn pruning(&self) -> Option<&Pruning> {
         self.pruner.as_ref().map(Pruner::pruning)
     }
 
-    /// What a checkpoint needs to go on with the same selections: nothing where nothing is pruned.
+    /// The periods for a checkpoint, to continue with the same selections; `None` if nothing is pruned.
     pub(crate) fn periods(&self) -> Option<Periods> {
         self.pruner.as_ref().map(Pruner::periods)
     }
 
-    /// The same of this rank's columns, where it speaks for them.
+    /// This rank's columns for a checkpoint, if it speaks for them.
     pub(crate) fn told(&self) -> Vec<Told<'_>> {
         let pruner = self.pruner.as_ref().filter(|_| self.mesh().replica(self.rank) == 0);
         pruner.map_or_else(Vec::new, |pruner| pruner.told(&self.model))
     }
 
-    /// Takes in what `read` finds in a checkpoint whose ranks had these widths, for a model of such a shard. Only ranks that
-    /// have them, too, when they are pruned can use it. Where shards hold the same heads, widths do not say which.
+    /// Remembers what `read` finds in a checkpoint whose ranks had these widths, for a model of such a shard. Only ranks that
+    /// also have these widths when they are pruned can use it. If shards hold the same heads, widths do not say which.
     pub(crate) fn remember(
         &mut self,
         widths: &Widths,
@@ -82,7 +82,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// What columns to leave out are selected for.
+    /// The inputs of a selection of columns.
     pub(super) fn place(&self) -> Place<'_> {
         let shared = self.migrated.as_ref().map(|migrated| SharedWork {
             home: &self.shards,

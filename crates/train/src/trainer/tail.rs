@@ -1,4 +1,4 @@
-//! The tail of a step: the norm of all gradients, the update, and what ranks update for one another.
+//! The tail of a step: the norm of all gradients, the update, and the exchange of updated values.
 
 use evenkeel_comm::Group;
 use evenkeel_device::Stamp;
@@ -18,7 +18,7 @@ impl Trainer {
         (squared_norm[0] as f64).sqrt()
     }
 
-    /// Updates what this rank keeps, and gets what others have updated of the values that it computes with.
+    /// Updates what this rank keeps, and gathers the values that it computes with and others have updated.
     pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>) {
         self.run_tail(Some(update), recording);
     }
@@ -47,7 +47,7 @@ impl Trainer {
         }
     }
 
-    /// Returns when the last member of an exchange will have come.
+    /// Returns the stamp at which the last member of an exchange comes.
     fn run_task(&self, task: &Task, update: Option<Update>) -> Option<Stamp> {
         let (compute, optimizer) = (self.device.compute(), self.optimizer());
         let group = || &self.groups[task.exchange.expect("an exchange has a group").group.0];
@@ -80,7 +80,7 @@ impl Trainer {
         }
     }
 
-    /// Everybody gets the values whose masters others keep, but for those that are gathered as they are used.
+    /// Every rank gets the values whose masters others keep, except those that are gathered as they are used.
     pub(crate) fn gather_values(&self) {
         let chain = &self.chains[self.rank];
         let Some(group) = chain.data_group.map(|group| &self.groups[group.0]) else { return };

@@ -28,7 +28,7 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let micros = [preset.samples(&preset.config(), sizes, 0)];
     let costs = costs(&shards, &strategy, preset.trainer_options(sizes), &micros);
     check_steps(&strategy, &costs, Beside::default(), HINT)?;
-    // Others may need what a step does not. Beside it, a second batch is kept ready.
+    // Each rank takes only what a step needs, and room for a second batch that is kept ready: others may need the rest.
     launch.arena_bytes = costs.iter().map(|cost| cost.arena_bytes + SPARE_BYTES).collect();
     let ranks = launch.start(shards, preset.trainer_options(sizes), move |shard, split, queue| {
         Ok(Parameters::random(shard, dtype, split, 0, queue))
@@ -72,10 +72,10 @@ pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     ))
 }
 
-/// What one rank saw.
+/// One rank's measurements.
 struct Ran {
     times: Vec<Duration>,
-    /// Of the first step, and of the last.
+    /// First and last.
     losses: [f64; 2],
     peak_bytes: u64,
 }

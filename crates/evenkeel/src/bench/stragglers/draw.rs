@@ -1,4 +1,4 @@
-//! The results as bars: what a step takes with slow ranks, where an undisturbed one takes 1.
+//! The results as bars: a step with slow ranks, as a multiple of an undisturbed one.
 
 use evenkeel_balance::Mode;
 use evenkeel_report::svg::colour::{ALARM, FAINT_INK, WHITE};

@@ -1,5 +1,4 @@
-//! `evenkeel bench stragglers`: what each mode of balancing makes of slow ranks, against doing nothing and against the best
-//! there could be.
+//! `evenkeel bench stragglers`: compares every mode of balancing, with slow ranks, with doing nothing and with the best possible.
 
 mod draw;
 mod overhead;
@@ -64,12 +63,12 @@ pub struct Arguments {
     json: bool,
 }
 
-/// How many times as long as the fastest each rank takes.
+/// By rank: how many times as long as the fastest it takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case(Vec<f64>);
 
 impl Case {
-    /// What a step takes at least, where an undisturbed one takes 1.
+    /// The shortest possible step, if an undisturbed one takes 1.
     fn optimum(&self) -> f64 {
         self.0.len() as f64 / self.0.iter().map(|factor| 1.0 / factor).sum::<f64>()
     }
@@ -98,29 +97,29 @@ impl Case {
     }
 }
 
-/// What one mode made of one case.
+/// The result of one mode for one case.
 #[derive(Clone, Debug)]
 struct Outcome {
     mode: Mode,
-    /// Seconds of an undisturbed step, of one with the stragglers once all is settled, and of one when they have gone.
+    /// Seconds of a step: undisturbed, with the stragglers once all is settled, and after they have gone.
     undisturbed_s: f64,
     slowed_s: f64,
-    /// None where they do not leave.
+    /// `None` if they do not leave.
     recovered_s: Option<f64>,
-    /// The standard error of the slowdown, as a share of it, where that can be told.
+    /// The standard error of the slowdown, as a share of it, if it is known.
     slowed_error: Option<f64>,
-    /// Steps until it was within a tenth of where it settled; none where it was so from the beginning or nothing was done.
+    /// Steps until it was within a tenth of where it settled; `None` if it was so from the beginning or nothing was done.
     settled_after: Option<usize>,
-    /// Of state that changed its home while the stragglers were there, and what a step moves for work done elsewhere.
+    /// Bytes of state that changed its home while the stragglers were there, and bytes that a step moves for migrated work.
     moved_bytes: u64,
     migrated_bytes: u64,
-    /// The share of its products that the worst straggler leaves out.
+    /// The share of its products that the worst straggler prunes.
     gamma: f64,
-    /// All that was measured; nothing where it was simulated.
+    /// All measured steps; empty if they were simulated.
     steps: Vec<Step>,
 }
 
-/// When a step was made: before ranks became slow, while they were, and when they no longer were.
+/// The time of a step: before ranks became slow, while they were, and when they no longer were.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Phase {
@@ -133,7 +132,7 @@ enum Phase {
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     phase: Phase,
-    /// What it took over what the undisturbed one next to it took, where that is 1 before anything is slow.
+    /// Its time over that of the undisturbed step next to it, scaled so that it is 1 before anything is slow.
     ratio: f64,
     /// By rank: the columns that it worked on.
     columns: Vec<usize>,
@@ -201,7 +200,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(if arguments.json { in_json(arguments, ranks, &results) } else { in_words(arguments, ranks, &results) })
 }
 
-/// Steps before anything is measured: memory is touched for the first time.
+/// Steps before measurements begin: they touch memory for the first time.
 const WARM_UP: usize = 3;
 
 impl Arguments {
@@ -237,7 +236,7 @@ impl Arguments {
     fn balance(&self, mode: Mode) -> BalanceOptions {
         BalanceOptions {
             mode,
-            // "auto" is exact here, so that it can be compared with what is.
+            // "auto" is exact here, so that it can be compared with the exact modes.
             gamma_max: if mode == Mode::Auto { 0.0 } else { self.gamma_max },
             prune: Prune {
                 gamma: 0.0,
@@ -253,7 +252,7 @@ impl Arguments {
         }
     }
 
-    /// What is slow, how, and for whom.
+    /// The subject, the ranks, and how they are slowed down.
     fn title(&self, ranks: usize) -> String {
         let how = match (self.simulate, self.neighbour) {
             _ if self.overhead => "no rank is slow",
@@ -335,11 +334,11 @@ fn middle(mut runs: Vec<Outcome>) -> Outcome {
     runs.swap_remove(runs.len() / 2)
 }
 
-/// Steps after which all should be settled, and how many are looked at where there are no more.
+/// Steps after which all should be settled, and the fewest steps that are looked at.
 const SETTLING: usize = 20;
 const LEAST_SETTLED: usize = 10;
 
-/// What is typical of the steps once all is settled.
+/// The typical step once all is settled.
 fn settled(times: &[f64]) -> f64 {
     typical(when_settled(times))
 }
@@ -348,8 +347,7 @@ fn when_settled(times: &[f64]) -> &[f64] {
     &times[SETTLING.min(times.len().saturating_sub(LEAST_SETTLED))..]
 }
 
-/// The standard error of what is typical of some steps, as a share of it, by how much fifths of them differ: steps next to each
-/// other are alike.
+/// The standard error of the typical step, as a share of it, from how much fifths of the steps differ: adjacent steps are alike.
 fn error(times: &[f64]) -> f64 {
     const FIFTHS: usize = 5;
     let bounds = even_bounds(times.len(), FIFTHS);
@@ -359,12 +357,12 @@ fn error(times: &[f64]) -> f64 {
     (variance / FIFTHS as f64).sqrt()
 }
 
-/// Of steps on cores that jump between two speeds, the median would be one of the two.
+/// A trimmed mean: the median of steps on cores that jump between two speeds would be one of the two.
 fn typical(times: &[f64]) -> f64 {
     evenkeel_balance::trimmed_mean(times.to_vec()).unwrap_or(f64::NAN)
 }
 
-/// Steps until times stay within a tenth of where they end, if they did not from the beginning and a mode is what changed them.
+/// Steps until times stay within a tenth of where they end; `None` if they did from the beginning or no mode changed them.
 fn settled_after(mode: Mode, times: &[f64]) -> Option<usize> {
     let end = settled(times);
     let is_above = |three: &[f64]| three.iter().all(|time| *time > 1.1 * end);

@@ -1,4 +1,4 @@
-//! What watching the ranks costs where none of them is slow, and what it takes to decide for many.
+//! The cost of watching the ranks if none of them is slow, and of deciding for many.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use crate::Failure;
 use crate::bench::median;
 use crate::launch::Launch;
 
-/// Steps of a simulated straggler, which decisions are made in.
+/// Steps with a simulated straggler, in which decisions are made.
 const DECIDING_STEPS: u64 = 60;
 const DECIDING_RANKS: usize = 64;
 
-/// Steps with and without watching take turns, so that a machine whose speed changes does so to both.
+/// Steps with and without watching take turns, so that changes of the machine's speed affect both.
 pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
     let launch = Launch::from(arguments.subject.strategy(arguments.tp));
     let shards = model.cut(&launch.strategy.cut)?;
@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
             let start = Instant::now();
             if is_watched {
                 let (_, observed) = ranks.observed_step(samples, 1e-4)?;
-                // What is decided about noise nobody carries out: steps with and without watching stay alike.
+                // Decisions about noise are not carried out, so that steps with and without watching stay alike.
                 balance.simulate_step(turn as u64 + 1, start.elapsed().as_secs_f64(), &observed);
                 watched_s.push(start.elapsed().as_secs_f64());
             } else {
@@ -64,13 +64,13 @@ pub fn run(arguments: &Arguments, model: &Model) -> Result<String, Failure> {
     ))
 }
 
-/// By how much a watched step typically takes longer than the plain one of the same turn, as a share of that.
+/// The typical excess of a watched step over the plain one of the same turn, as a share of the latter.
 fn overhead(plain_s: &[f64], watched_s: &[f64]) -> f64 {
     let ratios = watched_s.iter().zip(plain_s).map(|(watched_s, plain_s)| watched_s / plain_s);
     median(ratios) - 1.0
 }
 
-/// Of ranks that share a Llama in which everything can be moved.
+/// For ranks that share a Llama in which everything can be moved.
 fn slowest_decision(arguments: &Arguments) -> Result<f64, Failure> {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": DECIDING_RANKS,

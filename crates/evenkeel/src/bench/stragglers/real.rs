@@ -1,8 +1,8 @@
 //! Ranks that are really slowed down.
 //!
-//! Beside them is a second set of ranks on the same cores, which nobody slows down. The two sets take turns, step by step, and
-//! what is told of a step is its ratio to the undisturbed one next to it, over what that ratio was before anything was slow: a
-//! machine whose own speed changes changes both.
+//! A second set of ranks on the same cores is never slowed down. The two sets take turns, step by step. A step is reported as its
+//! ratio to the undisturbed one next to it, over that ratio before anything was slow, so that changes of the machine's own speed
+//! cancel out.
 
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments, model: &Model, case: &Case, mode: Mode) -> Res
     course.steps(Phase::Before, WARM_UP)?;
     course.undisturbed_s.clear();
     course.made.clear();
-    // Where their memory lies makes one of two equal sets some percent faster than the other.
+    // One of two equal sets is some percent faster than the other, because of where their memory lies.
     let before = course.steps(Phase::Before, arguments.steps)?;
     let alike = typical(&before);
     course.moved_bytes = 0;
@@ -82,10 +82,10 @@ struct Course<'a> {
     balance: Balance,
     ranks: Ranks,
     undisturbed: Ranks,
-    /// What each of their steps took.
+    /// Seconds of each of their steps.
     undisturbed_s: Vec<f64>,
     made: Vec<Step>,
-    /// Processes that are busy while the others step.
+    /// Processes that are busy while the slowed ranks step.
     neighbours: Vec<Neighbour>,
     step: u64,
     moved_bytes: u64,
@@ -93,7 +93,7 @@ struct Course<'a> {
 }
 
 impl Course<'_> {
-    /// What each of so many steps takes, as a multiple of the undisturbed one behind it.
+    /// The times of so many steps, each as a multiple of the undisturbed one behind it.
     fn steps(&mut self, phase: Phase, count: usize) -> Result<Vec<f64>, Failure> {
         let mut ratios = Vec::with_capacity(count);
         for _ in 0..count {
@@ -109,7 +109,7 @@ impl Course<'_> {
             let now = &self.balance.target().home;
             let bytes_of = |dim: Dim| now.gained(&before, dim) as f64 * self.balance.state_bytes(dim);
             self.moved_bytes += Dim::ALL.iter().map(|&dim| bytes_of(dim)).sum::<f64>() as u64;
-            // Whatever is done between two steps is part of the way to the next.
+            // Work between two steps counts, too.
             let took_s = start.elapsed().as_secs_f64();
             self.tell_neighbours(busy::REST)?;
             let start = Instant::now();
@@ -159,7 +159,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// One on every core of a slow rank.
+/// One neighbour on every core of a slow rank.
 fn neighbours(launch: &Launch, case: &Case) -> Result<Vec<Neighbour>, Failure> {
     let fault = |what: String| Failure::Fault(Mistake { what, hint: None });
     let slow = (0..case.0.len()).filter(|&rank| case.0[rank] > 1.0);

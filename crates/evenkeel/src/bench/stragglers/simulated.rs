@@ -1,4 +1,4 @@
-//! Ranks that are simulated from what one core really takes for shards of different widths.
+//! Simulated ranks, from the times that one core really takes for shards of different widths.
 
 use evenkeel_balance::{Class, Mode, Observation};
 use evenkeel_comm::Communicator;
@@ -15,7 +15,7 @@ use crate::{Failure, Mistake};
 pub struct Curves([Vec<(f64, f64)>; Class::ALL.len()]);
 
 impl Curves {
-    /// On the line between the two nearest widths; nothing takes no time.
+    /// Linear between the two nearest widths; width 0 takes no time.
     fn seconds(&self, class: Class, width: f64) -> f64 {
         let points = &self.0[class as usize];
         if width == 0.0 || points.is_empty() {
@@ -30,16 +30,16 @@ impl Curves {
 
 /// Widths that are measured, as shares of an even one.
 const SHARES_OF_EVEN: [f64; 6] = [0.125, 0.25, 0.5, 1.0, 1.25, 1.75];
-/// How often each has its turn, and its steps in a turn behind the first, which touches memory for the first time.
+/// Rounds over all widths, and timed steps in a round, after a first one that touches memory for the first time.
 const ROUNDS: usize = 4;
 const STEPS: usize = 2;
 
-/// Times the first of `ranks` shards at several widths, alone on one core: nobody is there to exchange anything with, so
-/// what it computes is nonsense, in the time that it takes.
+/// Times the first of `ranks` shards at several widths, alone on one core: without others to exchange with, it computes nonsense
+/// in the usual time.
 pub fn measure(subject: &Subject, model: &Model, ranks: usize) -> Result<Curves, Failure> {
     let all: Vec<Widths> = SHARES_OF_EVEN.iter().map(|&share| widths(model, ranks, share)).collect();
     let mut fastest = vec![[f64::INFINITY; Class::ALL.len()]; all.len()];
-    // In turn, so that a machine whose speed changes does so to all of them.
+    // In turn, so that changes of the machine's speed affect all of them.
     for _ in 0..ROUNDS {
         for (widths, fastest) in all.iter().zip(&mut fastest) {
             let cut = Cut { widths: Some(widths.clone()), split_sequence: true, ..Cut::even(ranks) };
@@ -63,7 +63,7 @@ pub fn measure(subject: &Subject, model: &Model, ranks: usize) -> Result<Curves,
     Ok(curves)
 }
 
-/// The first shard has so much of an even share, the others the rest.
+/// The first shard gets this share of an even width, the others the rest.
 fn widths(model: &Model, ranks: usize, share: f64) -> Widths {
     let divided = |total: usize, grain: usize| -> Vec<usize> {
         let even = total as f64 / ranks as f64;
@@ -96,7 +96,7 @@ fn time(subject: &Subject, shards: &[Model], ranks: usize) -> Result<Observation
         let mut prepared = trainer.prepare(&samples)?;
         observed.push(trainer.step_on(&mut prepared, 0.0, Observe::Work).work);
     }
-    // The first one touched its memory for the first time; of the others the fastest had the core most to itself.
+    // The first step touched its memory for the first time; the fastest of the others had the core most to itself.
     let fastest =
         |class: usize| observed[1..].iter().map(|observed| observed.compute_s[class]).fold(f64::INFINITY, f64::min);
     Ok(Observation { compute_s: std::array::from_fn(fastest), ..Observation::default() })

@@ -1,4 +1,4 @@
-//! What is trained: the benchmarks' Llama, or a vision transformer of such sizes.
+//! The trained model: the benchmarks' Llama, or a vision transformer of such sizes.
 
 use evenkeel_device::DType;
 use evenkeel_model::Model;

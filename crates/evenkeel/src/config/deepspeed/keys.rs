@@ -1,19 +1,19 @@
-//! What becomes of each key of a DeepSpeed configuration.
+//! The treatment of each key of a DeepSpeed configuration.
 
 use serde_json::Value as Json;
 
-/// Nothing is done with null and "auto", whatever the fate.
+/// null and "auto" are ignored, whatever the fate.
 pub enum Fate {
     /// It is this setting.
     Is(&'static str),
-    /// It is read together with others, or says nothing by itself.
+    /// It is read together with others, or means nothing by itself.
     Read,
     /// It changes how DeepSpeed computes, not what.
     Idle,
     Refused {
         unless: fn(&Json) -> bool,
         why: &'static str,
-        /// Empty where there is none.
+        /// Empty if there is none.
         hint: &'static str,
     },
     Section(Keys),
@@ -63,7 +63,7 @@ fn at_most_one(value: &Json) -> bool {
     value.as_f64().is_some_and(|number| number <= 1.0)
 }
 
-/// DeepSpeed's offload sections stay where they are if they name no device.
+/// DeepSpeed's offload sections have no effect if they name no device.
 fn names_no_device(value: &Json) -> bool {
     match value {
         Json::Object(keys) => keys.get("device").is_none_or(|device| device.is_null() || device == "none"),
@@ -143,7 +143,7 @@ const BF16: Keys = &[
     ("bf16_optimizer_states", refused("the optimizer's state is f32", "")),
 ];
 
-/// Only what scales a loss in f16, which is refused.
+/// These only scale a loss in f16, which is refused.
 const FP16: Keys = &[
     ("enabled", refused("there is no f16", "set bf16.enabled")),
     ("auto_cast", Fate::Read),
@@ -284,7 +284,7 @@ pub const SGD: Keys = &[
 
 const RISES_FROM_ZERO: &str = "the rate rises from 0";
 
-/// A run that is continued has its own place in the schedule.
+/// A continued run has its own place in the schedule.
 const STARTS: Fate = refused_unless(|value| value.as_i64() == Some(-1), "a run starts at its beginning or resumes");
 
 pub const WARMUP: Keys = &[

@@ -1,7 +1,7 @@
-//! The optimizer and the scheduler: who has which rate is for both to say.
+//! The optimizer and the scheduler: both have a say in the learning rate.
 //!
-//! DeepSpeed steps its schedulers behind the update and counts from -1. So a rate that rises here is that of two steps later
-//! there, and one that falls that of one step later (of the same step where it falls as a cosine).
+//! DeepSpeed steps its schedulers after the update and counts from -1. So a rising rate here is DeepSpeed's of two steps later,
+//! and a falling one that of one step later (of the same step if it falls as a cosine).
 
 use serde_json::Value as Json;
 use toml::Value;
@@ -88,7 +88,7 @@ pub fn read(reader: &mut Reader) {
     }
 }
 
-/// One that can be had.
+/// The optimizer, if it is supported.
 fn optimizer(reader: &mut Reader) -> Option<Known> {
     const WHY: &str = "AdamW, Lion and SGD are supported, and train.optimizer has others";
     let names = OPTIMIZERS.map(|known| known.name);
@@ -134,7 +134,7 @@ fn scheduler(reader: &mut Reader) -> Option<Scheduler> {
     Some(scheduler)
 }
 
-/// DeepSpeed's scheduler, where it has a rate, overwrites the optimizer's.
+/// If DeepSpeed's scheduler has a rate, it overwrites the optimizer's.
 fn rate(reader: &mut Reader, scheduler: Option<Scheduler>) {
     const OPTIMIZERS: &str = "optimizer.params.lr";
     const SCHEDULERS: &str = "scheduler.params.warmup_max_lr";
@@ -151,7 +151,7 @@ fn rate(reader: &mut Reader, scheduler: Option<Scheduler>) {
             reader.give(SCHEDULERS, "train.lr", in_toml(own));
         }
         (_, Said::This(own)) => reader.give(SCHEDULERS, "train.lr", in_toml(own)),
-        // Here WarmupLR takes the optimizer's, but WarmupDecayLR has a default that it overwrites it with.
+        // WarmupLR takes the optimizer's rate then, but WarmupDecayLR overwrites it with a default.
         (Said::This(rate), Said::Nothing) if scheduler == Some(Scheduler::Linear) && rate.as_f64() != Some(1e-3) => {
             let what = format!("is missing: DeepSpeed would train with 0.001, not with `{OPTIMIZERS}`");
             reader.note(SCHEDULERS, what, "give it the rate that is meant, or \"auto\"");
@@ -164,7 +164,7 @@ fn rate(reader: &mut Reader, scheduler: Option<Scheduler>) {
     }
 }
 
-/// Adam without its W adds the decay to the gradient. DeepSpeed's "Adam" is AdamW unless told so.
+/// Adam without its W adds the decay to the gradient. DeepSpeed's "Adam" is AdamW unless told otherwise.
 fn decay(reader: &mut Reader) {
     const KEY: &str = "optimizer.params.adam_w_mode";
     let name = reader.file.pointer("/optimizer/type").and_then(Json::as_str);
@@ -198,7 +198,7 @@ fn warmup(reader: &mut Reader) {
     reader.note(FORM, format!("{found}, which is not supported: the rate rises linearly"), "set it to \"linear\"");
 }
 
-/// What the rate falls to.
+/// The value that the rate falls to.
 fn floor(reader: &mut Reader, scheduler: Scheduler) {
     const RATIO: &str = "scheduler.params.cos_min_ratio";
     match scheduler {
@@ -218,7 +218,7 @@ fn floor(reader: &mut Reader, scheduler: Scheduler) {
     }
 }
 
-/// Notes the keys that such a section does not have.
+/// Also notes unknown keys of the section.
 fn has_section(reader: &mut Reader, name: &str, known: &[&'static str]) -> bool {
     let Said::This(section) = reader.said(name) else { return false };
     let Some(keys) = reader.object(name, section) else { return false };
@@ -257,7 +257,7 @@ fn note_type(reader: &mut Reader, section: &str, name: &str, why: &str, known: &
     reader.note(&format!("{section}.type"), what, &hint);
 }
 
-/// Unless the file has the key: "auto" is left to the rest.
+/// For a key that the file does not have: "auto" is left to the rest.
 fn give_default(reader: &mut Reader, key: &str, setting: &str, value: Value) {
     if matches!(reader.said(key), Said::Nothing) {
         reader.give_default(key, setting, value);

@@ -1,4 +1,4 @@
-//! Whatever stands behind a key: it is understood or refused, and nothing breaks.
+//! Every key is understood or refused, whatever its value, and nothing breaks.
 
 use serde_json::{Value as Json, json};
 

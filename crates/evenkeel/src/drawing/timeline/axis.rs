@@ -1,4 +1,4 @@
-//! The time axis: round times, and where times lie.
+//! The time axis: round times, and the places of times.
 
 use evenkeel_report::svg::round_step;
 use evenkeel_step::trace::Timeline;
@@ -22,7 +22,7 @@ impl Axis {
         Axis { start_s, duration_s, left, right }
     }
 
-    /// From the first task's start.
+    /// Seconds since the first task's start.
     pub(super) fn since_start_s(&self, time_s: f64) -> f64 {
         time_s - self.start_s
     }
@@ -31,12 +31,12 @@ impl Axis {
         self.left + self.share(self.since_start_s(time_s)) * (self.right - self.left)
     }
 
-    /// How long a box of so many pixels is.
+    /// The duration of a box of so many pixels.
     pub(super) fn seconds(&self, pixels: f64) -> f64 {
         pixels / (self.right - self.left) * self.duration_s
     }
 
-    /// Of the step, between 0 and 1; all of nothing is at its start.
+    /// Share of the step, between 0 and 1; 0 if the step has no duration.
     pub(super) fn share(&self, seconds: f64) -> f64 {
         if self.duration_s > 0.0 { (seconds / self.duration_s).clamp(0.0, 1.0) } else { 0.0 }
     }

@@ -11,13 +11,13 @@ pub(super) struct Piece<'a> {
     pub first: &'a Span,
     pub start_s: f64,
     pub end_s: f64,
-    /// How many were merged.
+    /// Number of merged pieces.
     pub count: usize,
-    /// None where parts were merged.
+    /// `None` if different parts were merged.
     pub part: Option<usize>,
 }
 
-/// A lane's pieces in order. Neighbours of the same kind are merged where each is shorter than `narrow_s`.
+/// A lane's pieces in order. Neighbours of the same kind are merged if each is shorter than `narrow_s`.
 pub(super) fn pieces(spans: &[Span], lane: Lane, narrow_s: f64) -> Vec<Piece<'_>> {
     let mut merged: Vec<Piece> = Vec::new();
     let mut last_is_narrow = false;

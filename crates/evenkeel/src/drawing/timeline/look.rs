@@ -1,4 +1,4 @@
-//! The kinds of work that a drawing tells apart, and how each looks.
+//! The kinds of work that a drawing distinguishes, and their looks.
 
 use evenkeel_step::{Lane, Work, WorkFamily};
 
@@ -13,20 +13,19 @@ pub(super) struct Look {
     pub name: &'static str,
     pub lane: Lane,
     pub fill: &'static str,
-    /// Of text on the fill.
+    /// Colour of text on the fill.
     pub ink: &'static str,
 }
 
 const WHITE: &str = "#ffffff";
 const BLACK: &str = "#1a1a1a";
 
-/// The pattern of waiting boxes, and what it is made of.
+/// The pattern of waiting boxes, and its colours.
 pub(super) const HATCH_NAME: &str = "evenkeel-waiting";
 pub(super) const HATCH_FIELD: &str = "#ecebe7";
 pub(super) const HATCH_LINE: &str = "#c2c0b8";
 
-/// Blue runs forward, red and yellow backward, green between ranks; light is what could be spared or
-/// put off.
+/// Blue runs forward, red and yellow backward, green between ranks; light colours mark work that could be spared or put off.
 #[rustfmt::skip]
 pub(super) const LOOKS: [Look; 11] = [
     Look { kind: Kind::Of(WorkFamily::Forward),        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
@@ -52,7 +51,7 @@ impl Kind {
     }
 }
 
-/// Which of a box's edges are marked to tell its part: with two of them, four parts in turn.
+/// The edges of a box that are marked to tell its part: with two of them, four parts in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Edges {
     pub bottom: bool,
@@ -72,7 +71,7 @@ mod tests {
     use super::*;
     use evenkeel_step::{BucketIdx, Chunk};
 
-    /// What reading small text takes, by the Web Content Accessibility Guidelines.
+    /// The least contrast for small text, by the Web Content Accessibility Guidelines.
     const LEAST_CONTRAST: f64 = 4.5;
 
     fn luminance(colour: &str) -> f64 {

@@ -1,4 +1,4 @@
-//! What a run's data are, in words, so that a checkpoint is continued with the data it was made with.
+//! A description of a run's data, so that a checkpoint is continued with the data it was made with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{DataSource, Settings, in_toml};
 
-/// Keys of `[data]` that decide what is read, and where a place in it is. The others change how fast it is read, or what
-/// becomes of a picture, or are told by what their files hold.
+/// Keys of `[data]` that decide what is read and what a position in it means. The others change how fast it is read or what
+/// becomes of a picture, or the contents of their files stand for them.
 const KEYS: [&str; 17] = [
     "source",
     "separator",
@@ -33,9 +33,9 @@ const KEYS: [&str; 17] = [
 /// Keys about tokens, which images do not have.
 const OF_TOKENS: [&str; 3] = ["sequence", "tools_column", "label_beyond_cut"];
 
-/// What runs did before there were these keys.
+/// The behaviour of runs before these keys existed.
 const BEFORE: [(&str, &str); 2] = [("data.packing_strategy", "\"cut\""), ("data.label_beyond_cut", "true")];
-/// Only conversations have tools, which were dropped before there was this key.
+/// Only conversations have tools, which were dropped before this key existed.
 const TOOLS: (&str, &str) = ("data.tools_column", "\"tools\"");
 
 /// Names and values; part of a checkpoint.
@@ -52,7 +52,7 @@ impl Fingerprint {
         Fingerprint(values.map(|(key, value)| (format!("data.{key}"), in_toml(&value))).collect())
     }
 
-    /// Base names in their order: a data set may be moved, and its files be touched.
+    /// Base names in order: a data set may be moved, and its files may be touched.
     pub fn add_files(&mut self, files: &[&Path]) {
         const SHOWN: usize = 3;
         let names: Vec<String> =
@@ -72,12 +72,12 @@ impl Fingerprint {
         self.0.insert(name.to_owned(), value.to_owned());
     }
 
-    /// What a file holds, or the parts of several.
+    /// A digest of a file's contents, or of the parts of several.
     pub fn add_contents(&mut self, name: &str, parts: &[&[u8]]) {
         self.0.insert(name.to_owned(), digest(parts));
     }
 
-    /// What is not as it was, a phrase each.
+    /// The differences from `before`, a phrase each.
     pub fn differences(&self, before: &Fingerprint) -> Vec<String> {
         let mut before = before.clone();
         let has_tools = self.0.get("data.format").is_some_and(|format| format == "\"messages\"");
@@ -92,7 +92,7 @@ impl Fingerprint {
     }
 }
 
-/// Names and separators are the user's and may be of any length.
+/// Names and separators come from the user and may be of any length.
 fn shorten(value: &str) -> String {
     evenkeel_store::shortened(value, 120)
 }
