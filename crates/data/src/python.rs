@@ -2,6 +2,9 @@
 
 use std::io::{self, Write};
 
+use jiff::Timestamp;
+use jiff::fmt::strtime;
+use jiff::tz::TimeZone;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize;
@@ -91,79 +94,10 @@ impl Write for Bounded {
     }
 }
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-
 /// `strftime` for a time in seconds since 1970, UTC. `None` for a directive that is not known.
 pub(crate) fn strftime(seconds: u64, format: &str) -> Option<String> {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[(days % 7) as usize]);
-    let mut out = String::new();
-    let mut rest = format.chars();
-    while let Some(character) = rest.next() {
-        if character != '%' {
-            out.push(character);
-            continue;
-        }
-        let directive = rest.next()?;
-        let text = match directive {
-            'Y' => format!("{year:04}"),
-            'y' => format!("{:02}", year % 100),
-            'm' => format!("{month:02}"),
-            'd' => format!("{day:02}"),
-            'e' => format!("{day:2}"),
-            // Without the zero in front.
-            '-' => match rest.next()? {
-                'd' => day.to_string(),
-                'm' => month.to_string(),
-                'H' => hour.to_string(),
-                _ => return None,
-            },
-            'B' => month_name.to_owned(),
-            'b' => month_name[..3].to_owned(),
-            'A' => day_name.to_owned(),
-            'a' => day_name[..3].to_owned(),
-            'H' => format!("{hour:02}"),
-            'I' => format!("{:02}", (hour + 11) % 12 + 1),
-            'p' => (if hour < 12 { "AM" } else { "PM" }).to_owned(),
-            'M' => format!("{minute:02}"),
-            'S' => format!("{:02}", second % 60),
-            'F' => format!("{year:04}-{month:02}-{day:02}"),
-            'T' => format!("{hour:02}:{minute:02}:{:02}", second % 60),
-            '%' => "%".to_owned(),
-            _ => return None,
-        };
-        out.push_str(&text);
-    }
-    Some(out)
-}
-
-/// Year, month and day of a number of days since 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Years begin in March here, so that a leap day is a year's last, and eras of 400 years have equally many days.
-    let from_march_0000 = days + 719_468;
-    let (era, day_of_era) = (from_march_0000 / 146_097, from_march_0000 % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+    let time = Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?;
+    strtime::format(format, time.to_zoned(TimeZone::UTC).datetime()).ok()
 }
 
 #[cfg(test)]

@@ -60,10 +60,12 @@ impl Launch {
         parameters: impl Fn(&Model, ZeroSharding, &Queue) -> Result<Parameters, Failure> + Send + Sync + 'static,
     ) -> Result<Ranks, Failure> {
         let (launch, shared) = (self.clone(), self.shared_gpu()?);
+        tracing::info!(strategy = ?self.strategy, link = ?self.comm.link, "starts the ranks");
         Ranks::start(self.strategy.ranks(), &self.comm, move |communicator| {
             let rank = communicator.rank();
             let strategy = &launch.strategy;
             let device = launch.device(rank, &shared)?;
+            tracing::debug!(rank, cores = ?launch.cores(rank), "started a device");
             let shard = &shards[strategy.mesh().shard(rank)];
             let parameters = parameters(shard, strategy.zero_sharding(rank), device.compute())?;
             Ok(Trainer::new(&shards, strategy, communicator, device, parameters, options))

@@ -17,6 +17,7 @@ mod inspect;
 mod interruption;
 mod kernel_cache;
 mod launch;
+mod log;
 mod memory;
 mod placement;
 mod process;
@@ -70,6 +71,9 @@ fn main() -> ExitCode {
     let command = Arguments::command().mut_subcommand("eval", |eval| eval.mut_arg("file", file_or_folder));
     let matches = with_negative_numbers(command).try_get_matches().unwrap_or_else(|error| refuse(&error));
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let Err(failure) = log::start() {
+        return failure.report();
+    }
     match run(&arguments.command) {
         Ok(text) => print(&text),
         Err(failure) => failure.report(),

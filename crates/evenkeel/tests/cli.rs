@@ -33,6 +33,23 @@ fn doctor_says_how_products_are_computed() {
 }
 
 #[test]
+fn logs_are_written_on_request_alone() {
+    let bench = |filter: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
+        command.args(["bench", "step", "--layers", "1", "--hidden", "32", "--heads", "2", "--vocab", "64"]);
+        command.args(["--sequence", "8", "--steps", "1", "--threads", "1"]);
+        command.env_remove("EVENKEEL_LOG").envs(filter.map(|filter| ("EVENKEEL_LOG", filter)));
+        command.output().expect("the binary starts")
+    };
+    let logged = bench(Some("evenkeel_train=debug"));
+    assert!(logged.status.success() && stderr(&logged).contains("wrote a program"), "{}", stderr(&logged));
+    assert!(!stderr(&bench(None)).contains("wrote a program"));
+    let refused = bench(Some("evenkeel=loud"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("EVENKEEL_LOG is `evenkeel=loud`"), "{}", stderr(&refused));
+}
+
+#[test]
 fn inspect_describes_a_model_and_what_training_it_takes() {
     let output = evenkeel(&["inspect", &golden("gemma3"), "--batch", "2", "--sequence", "16"]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -139,6 +139,9 @@ impl Balance {
             self.respect_memory(ranks)?;
         }
         let decision = self.balancer.step(step, duration.as_secs_f64(), &self.by_shard(observed), left);
+        if let Some(decision) = &decision {
+            tracing::info!(step, ?decision, "balances");
+        }
         let is_judged = decision.is_some() || self.balancer.steps_since_change() >= STEPS_TO_JUDGE;
         let said = if is_judged { self.judge() } else { None };
         if let Some(decision) = decision {

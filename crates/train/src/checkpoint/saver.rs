@@ -30,8 +30,10 @@ impl Saver {
     ) -> Result<(), Error> {
         self.finish()?;
         let snapshot = Snapshot::copy(ranks, progress, feed, configuration.to_owned())?;
+        tracing::debug!(path = %path.display(), step = progress.step, "copied the ranks' state");
         let write = move || {
             snapshot.write(&path)?;
+            tracing::debug!(path = %path.display(), "wrote a checkpoint");
             then()
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
@@ -51,6 +53,7 @@ impl Saver {
     ) -> Result<(), Error> {
         self.finish()?;
         Snapshot::in_place(ranks, progress, feed, configuration.to_owned())?.write(&path)?;
+        tracing::debug!(path = %path.display(), step = progress.step, "wrote a checkpoint while the ranks waited");
         then()
     }
 

@@ -52,7 +52,9 @@ impl Programs {
                 self.proved.clear();
             }
             self.written += 1;
-            self.proved.insert(shape.clone(), proved(chains, rank, write));
+            let program = proved(chains, rank, write);
+            tracing::debug!(rank, tasks = program.tasks.len(), ?shape, "wrote a program and proved it sound");
+            self.proved.insert(shape.clone(), program);
         }
         let program = self.proved.get_mut(&shape).expect("it is there by now");
         fit(program, &chains[rank], sizes);
