@@ -19,7 +19,7 @@ const ROUNDING: f64 = 0.011;
 
 fn units(layers: usize) -> Vec<String> {
     let layer = |index| [format!("attention {index}"), format!("mlp {index}")];
-    [vec!["embedding".to_owned()], (0..layers).flat_map(layer).collect()].concat()
+    [vec!["embedding".to_owned()], (0..layers).flat_map(layer).collect(), vec!["head".to_owned()]].concat()
 }
 
 /// Ranks whose parts compute in turn, each while the other's sums travel.

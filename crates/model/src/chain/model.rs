@@ -99,14 +99,28 @@ impl Model {
         if units.start > 0 {
             stage.units[0].entry.as_mut().expect("only the first unit of a chain has no entry").join = None;
         }
-        let used: Vec<ParamId> = stage.parameters_by_unit().concat();
-        for (index, spec) in stage.specs.iter_mut().enumerate() {
+        stage.forget_unused();
+        stage
+    }
+
+    /// The same model without the units between the first so many and the head: their likes are enough for an estimate.
+    pub fn shortened(&self, units: usize) -> Model {
+        let mut short = self.clone();
+        let head = short.units.len() - 1;
+        short.units.drain(units.min(head)..head);
+        short.forget_unused();
+        short
+    }
+
+    /// Holds nothing of the parameters that no unit uses.
+    fn forget_unused(&mut self) {
+        let used: Vec<ParamId> = self.parameters_by_unit().concat();
+        for (index, spec) in self.specs.iter_mut().enumerate() {
             if !used.contains(&ParamId(index)) {
                 spec.hold_nothing();
             }
         }
-        stage.buckets = buckets(&stage);
-        stage
+        self.buckets = buckets(self);
     }
 
     /// Whether training changes some of these parameters.

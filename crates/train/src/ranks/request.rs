@@ -178,6 +178,9 @@ fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[WantedElement
     // One transfer for all of them: rows read singly would take many.
     let (_, kept) = trainer.kept(kind, id).expect("it speaks for some");
     let values = trainer.device.compute().read(&kept.col_range(first..last));
+    if let [only] = wanted {
+        return vec![(only.to_start, values)];
+    }
     let stretch = |WantedElements { elements, to_start }: &WantedElements| {
         (*to_start, values[elements.start - first..elements.end - first].to_vec())
     };
