@@ -278,7 +278,9 @@ fn awaits(program: &Program) -> Vec<Vec<usize>> {
             return Vec::new();
         }
         let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
-        read.chain(last.values().copied().filter(|_| program.blocking)).collect()
+        // The tail begins behind all exchanges.
+        let waits_for_all = program.blocking || task.work.is_of_tail();
+        read.chain(last.values().copied().filter(|_| waits_for_all)).collect()
     };
     program.tasks.iter().enumerate().map(&mut of_task).collect()
 }

@@ -45,6 +45,7 @@ impl Model {
 
     /// The shards of this model.
     pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
+        assert!(self.first_unit == 0 && self.exit.is_none(), "a model is cut in shards before it is cut in stages");
         let shards = Shard::cut(&self.config, cut)?;
         let logit_bytes = self.head().logit_bytes;
         let model = |shard: Shard| {
@@ -86,7 +87,7 @@ impl Model {
     }
 
     /// The units of these numbers as a model of their own. A stage receives the stream behind the addition at its entry, so that
-    /// addition, with its norm, belongs to the stage before.
+    /// addition, with its norm, belongs to the stage before. Only [`pass`](crate::pass) runs stages so far.
     pub fn stage(&self, units: Range<usize>) -> Model {
         assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
         let join = |unit: usize| self.units.get(unit).and_then(|unit| unit.entry.as_ref()?.join.clone());

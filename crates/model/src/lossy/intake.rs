@@ -38,10 +38,13 @@ impl Model {
         let sharing = |weight: ParamId| &self.specs[weight.0].sharing;
         // Layers of heads that are shared by samples use parts of their weights; those keep every column.
         let is_whole = |linear: &&Linear| linear.part.is_none() && !linear.adds;
-        let is_trained = |linear: &&Linear| self.specs[linear.weight.0].is_trained;
         let is_of_this_shard = |linear: &&Linear| self.shard.count == 1 || *sharing(linear.weight) != Sharing::Same;
         let linears =
             unit.body().ops.iter().filter_map(|op| if let Op::Linear(linear) = op { Some(linear) } else { None });
+        // Imputed gradients are those of all layers that read a slot.
+        let is_frozen = |linear: &&Linear| !self.specs[linear.weight.0].is_trained;
+        let read_frozen: Vec<Slot> = linears.clone().filter(is_frozen).map(|linear| linear.x).collect();
+        let is_trained = |linear: &&Linear| !read_frozen.contains(&linear.x);
         let mut found: Vec<(Slot, Intake)> = Vec::new();
         for linear in linears.filter(is_whole).filter(is_trained).filter(is_of_this_shard) {
             let [rows, cols] = self.specs[linear.weight.0].matrix;

@@ -105,6 +105,7 @@ pub struct PartSize {
 impl Chain {
     /// The chain of a rank that computes with this shard of a model.
     pub fn of(model: &Model, strategy: &Strategy, rank: usize) -> Chain {
+        assert!(model.first_unit == 0 && model.exit.is_none(), "programs of stages are not written yet");
         let (shard, dtype, mesh) = (&model.shard, strategy.dtype, strategy.mesh());
         assert_eq!((shard.index, shard.count), (mesh.shard(rank), mesh.tp), "ranks have the shards of their places");
         let tensor_ranks = mesh.tensor_ranks(rank);

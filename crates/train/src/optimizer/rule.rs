@@ -127,7 +127,8 @@ impl Rule {
     pub fn state_bytes(self, model: &Model) -> u64 {
         let of = |(id, spec): (usize, &ParamSpec)| -> usize {
             let elements = |kind: &StateKind| kind.extent(spec.whole).dims().iter().product::<usize>();
-            let beside: usize = self.of(model, ParamId(id)).kinds(spec).iter().map(elements).sum();
+            let kinds = if spec.is_trained { self.of(model, ParamId(id)).kinds(spec) } else { &[] };
+            let beside: usize = kinds.iter().map(elements).sum();
             spec.whole.iter().product::<usize>() + beside
         };
         4 * model.specs.iter().enumerate().map(of).sum::<usize>() as u64

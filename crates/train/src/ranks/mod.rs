@@ -122,7 +122,15 @@ impl Ranks {
             Answer::Failed(error) => Some(error.clone()),
             _ => None,
         });
-        first_error.map_or(Ok(answers), |error| Err(error.into()))
+        if let Some(error) = first_error {
+            return Err(error.into());
+        }
+        for (rank, answer) in answers.iter().enumerate() {
+            if let Answer::Resharded(spoken_for) = answer {
+                self.spoken_for.lock().expect("no panic under this lock")[rank].clone_from(spoken_for);
+            }
+        }
+        Ok(answers)
     }
 
     /// For tests and benchmarks, which do with trainers what no command does: every rank runs `work`. Returns the results in rank
@@ -188,9 +196,7 @@ impl Ranks {
 
     /// Cuts the model into other shards, for good; see [`Trainer::reshard`]. The cut must fit the model.
     pub fn reshard(&self, cut: Cut) -> Result<(), Error> {
-        let spoken_for = self.gather(Request::Reshard { cut }, answer_of!(Resharded))?;
-        *self.spoken_for.lock().expect("no panic under this lock") = spoken_for;
-        Ok(())
+        self.ask(Request::Reshard { cut }).map(drop)
     }
 
     /// Has ranks compute with other widths than they keep, or with those again; see [`Trainer::migrate`].
