@@ -232,14 +232,14 @@ impl Trainer {
             pruner.begin_step(&self.place());
             self.pruner = Some(pruner);
         }
-        let (mut of_gradients, mut of_tail) = match observe {
+        let (of_gradients, mut of_tail) = match observe {
             Observe::Nothing => (None, None),
             Observe::Work => (Some(recording), None),
             Observe::Tasks { .. } => (None, Some(recording)),
         };
         let pruning = self.pruning();
         let executor = Executor { pruning, ..self.step_executor() };
-        let recording = of_gradients.as_deref_mut().or(of_tail.as_deref_mut());
+        let recording = of_gradients.or(of_tail.as_deref_mut());
         let found = executor.run(self.program(), batches, loss_options, recording);
         let grad_norm = self.measure_norm(of_tail.as_deref_mut());
         let queue = self.device.compute();

@@ -84,7 +84,7 @@ fn frozen_parameters_in_bf16_are_kept_once_and_go_through_checkpoints_and_reshar
     let frozen: u64 = model().specs.iter().filter(|spec| !spec.is_trained).map(|spec| spec.len() as u64).sum();
     let cost = |model: &Model| {
         let strategy = Strategy { dtype: DType::Bf16, ..spread(1, 1, 0) };
-        costs(&[model.clone()], &strategy, options(rule), &micros(model, 0))[0].state_bytes
+        costs(std::slice::from_ref(model), &strategy, options(rule), &micros(model, 0))[0].state_bytes
     };
     // Master, two moments and gradient, four bytes each.
     let saved = cost(&model().training(|_, _| true)) - cost(&model());

@@ -1,7 +1,7 @@
 //! The chain of units: [`build`] makes a [`model`] from a config, [`pass`] runs it plainly.
 //!
-//! A [`unit`] is an [`entry`] and a [`body`], a list of operations ([`op`]); the last one has the [`head`] instead of a body.
-//! [`norm`], [`rotary`], [`dropout`] and [`on_rows`] are parts of them; they read a [`batch`].
+//! A [`unit`](mod@unit) is an [`entry`] and a [`body`], a list of operations ([`op`]); the last one has the [`head`] instead of a
+//! body. [`norm`], [`rotary`], [`dropout`] and [`on_rows`] are parts of them; they read a [`batch`].
 
 pub(crate) mod batch;
 pub(crate) mod body;
