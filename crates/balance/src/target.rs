@@ -68,7 +68,7 @@ impl Rules {
     }
 }
 
-/// Where state is kept (home), where work is done, and how much of it is pruned.
+/// The widths that ranks keep (home), the widths that they compute with (work), and the share that each prunes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     pub home: Widths,

@@ -14,7 +14,7 @@ use crate::tuning::Tuning;
 /// By class and rank: seconds, widths, or seconds per unit of width.
 type PerRank = ByClass<Vec<f64>>;
 
-/// What the ranks computed in a step, and how long they took.
+/// The ranks' widths and times in a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     step: u64,

@@ -167,13 +167,13 @@ impl Stamp {
     }
 }
 
-/// What a thread said when it panicked, if it said anything.
+/// The message of a panic, if it has one.
 pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> Option<&str> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
-/// The same of a kernel.
+/// The message of a kernel's panic.
 pub(crate) fn kernel_panic(panic: &(dyn std::any::Any + Send)) -> String {
     panic_message(panic).unwrap_or("a kernel panicked").to_owned()
 }

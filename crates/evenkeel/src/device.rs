@@ -7,7 +7,7 @@ use evenkeel_device::{CpuOptions, CudaError, CudaOptions, DType, Device, DeviceK
 use crate::kernel_cache::CacheFolder;
 use crate::{Failure, Mistake};
 
-/// What a command can be told to compute in.
+/// The precisions that a command offers.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Precision {
     F32,
@@ -32,7 +32,7 @@ impl From<Precision> for DType {
     }
 }
 
-/// What a command can be told to compute on.
+/// The devices that a command offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeviceChoice {
     Cpu,

@@ -1,8 +1,14 @@
 //! Folders of a crate that import each other, each pair with the reason.
 
+#[path = "support/sources.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use sources::{each_crate, rust_files};
 
 /// Crate, two of its folders, and why both know the other.
 const MUTUAL: [(&str, [&str; 2], &str); 11] = [
@@ -47,53 +53,36 @@ const MUTUAL: [(&str, [&str; 2], &str); 11] = [
     ("train", ["checkpoint", "ranks"], "a checkpoint is read from ranks, and loading one is a request to them"),
 ];
 
-/// A source file with the folder that it belongs to at the top of its crate.
-struct Source {
-    top: String,
-    text: String,
-}
-
-fn read(folder: &Path, root: &Path, found: &mut Vec<Source>) {
-    for entry in fs::read_dir(folder).expect("a folder of the workspace") {
-        let path: PathBuf = entry.expect("an entry").path();
-        if path.is_dir() {
-            read(&path, root, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let inside = path.strip_prefix(root).expect("inside the crate");
-            let top = inside.iter().next().expect("a name").to_string_lossy();
-            let text = fs::read_to_string(&path).expect("source is text");
-            let code = text.split("\n#[cfg(test)]").next().unwrap_or_default().to_owned();
-            let is_tests = path.file_name().is_some_and(|name| name == "tests.rs");
-            if !is_tests {
-                found.push(Source { top: top.trim_end_matches(".rs").to_owned(), text: code });
-            }
-        }
-    }
+/// The folder at the top of a crate that each of its files belongs to, with the file's code.
+fn files_by_folder(root: &Path) -> Vec<(String, String)> {
+    let of_file = |path: PathBuf| {
+        let inside = path.strip_prefix(root).expect("inside the crate");
+        let folder = inside.iter().next().filter(|name| root.join(name).is_dir())?.to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).expect("source is text");
+        let code = text.split("\n#[cfg(test)]").next().unwrap_or_default().to_owned();
+        (!path.ends_with("tests.rs")).then_some((folder, code))
+    };
+    rust_files(root).into_iter().filter_map(of_file).collect()
 }
 
 /// The folders of a crate that each folder imports.
 fn imports(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
-    let mut sources = Vec::new();
-    read(root, root, &mut sources);
-    sources.retain(|source| root.join(&source.top).is_dir());
-    let tops: BTreeSet<String> = sources.iter().map(|source| source.top.clone()).collect();
+    let files = files_by_folder(root);
+    let folders: BTreeSet<&String> = files.iter().map(|(folder, _)| folder).collect();
     let mut imports: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for Source { top, text } in &sources {
-        let named = text.split("crate::").skip(1).map(|rest| {
-            rest.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect::<String>()
-        });
-        let others = named.filter(|name| tops.contains(name) && name != top);
-        imports.entry(top.clone()).or_default().extend(others);
+    for (folder, code) in &files {
+        let is_of_name = |letter: &char| letter.is_alphanumeric() || *letter == '_';
+        let named = code.split("crate::").skip(1).map(|rest| rest.chars().take_while(is_of_name).collect::<String>());
+        let others = named.filter(|name| folders.contains(name) && name != folder);
+        imports.entry(folder.clone()).or_default().extend(others);
     }
     imports
 }
 
 #[test]
 fn folders_of_a_crate_that_import_each_other_say_why() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates/").to_owned();
     let mut found = BTreeSet::new();
-    for entry in fs::read_dir(&crates).expect("crates/") {
-        let folder = entry.expect("an entry").path();
+    for folder in each_crate() {
         let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
         let imports = imports(&folder.join("src"));
         for (one, others) in &imports {

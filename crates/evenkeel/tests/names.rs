@@ -1,8 +1,13 @@
 //! One word for one thing: no two public types of the workspace share a name without a reason.
 
+#[path = "support/sources.rs"]
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use sources::{crates, each_crate, rust_files};
 
 /// Names that may be there several times, and why.
 const SHARED: [(&str, &str); 13] = [
@@ -21,26 +26,10 @@ const SHARED: [(&str, &str); 13] = [
     ("Keep", "by a unit in a pass, and by a line of a schedule"),
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder of the workspace") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 /// By name: the files that declare a public type of it.
 fn public_types() -> BTreeMap<String, BTreeSet<PathBuf>> {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates/").to_owned();
-    let mut found = Vec::new();
-    for entry in fs::read_dir(&crates).expect("crates/") {
-        sources(&entry.expect("an entry").path().join("src"), &mut found);
-    }
     let mut types: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
-    for path in found {
+    for path in each_crate().iter().flat_map(|folder| rust_files(&folder.join("src"))) {
         let text = fs::read_to_string(&path).expect("source is text");
         let declared = text.lines().filter_map(|line| {
             let words = line.trim_start().strip_prefix("pub ")?;
@@ -50,7 +39,7 @@ fn public_types() -> BTreeMap<String, BTreeSet<PathBuf>> {
             name.map(str::to_owned)
         });
         for name in declared {
-            types.entry(name).or_default().insert(path.strip_prefix(&crates).expect("inside").to_owned());
+            types.entry(name).or_default().insert(path.strip_prefix(crates()).expect("inside").to_owned());
         }
     }
     types

@@ -120,7 +120,12 @@ impl Program {
     /// The place of the first task of the tail, which follows the gradients of all micro-batches. The end of the program if it
     /// has no tail.
     pub fn tail(&self) -> usize {
-        self.tasks.iter().position(|task| task.work.is_of_tail()).unwrap_or(self.tasks.len())
+        self.tasks.iter().rposition(|task| !task.work.is_of_tail()).map_or(0, |last| last + 1)
+    }
+
+    /// Whether a compute task waits for every exchange before it: all do in a blocking program, and the tail does.
+    pub(crate) fn waits_for_all(&self, task: &Task) -> bool {
+        self.blocking || task.work.is_of_tail()
     }
 
     /// The places of exchanges that a compute task waits for, each with whether a heavy task runs before that one.
@@ -130,7 +135,7 @@ impl Program {
             let behind = &self.tasks[index + 1..];
             let waits = |task: &Task| {
                 let reads = exchange.writes.iter().any(|value| task.reads.contains(value));
-                task.exchange.is_none() && (reads || self.blocking)
+                task.exchange.is_none() && (reads || self.waits_for_all(task))
             };
             let first = behind.iter().position(waits)?;
             Some((index, behind[..first].iter().any(|task| task.work.is_heavy())))

@@ -101,7 +101,7 @@ impl Costs {
             longer[queue] += overlapped.of(rank, span)? - self.of(rank, span)?;
         }
         let beside = |step: &Timeline| (0..step.ranks.len()).map(|rank| step.beside_s(rank)).sum::<f64>();
-        let beside_s = median(steps.iter().map(beside).collect());
+        let beside_s = median(steps.iter().map(beside));
         // The share of the time beside another task that was lost; or gained, by cores that need not wake up after every wait.
         let lost = |longer: f64| if beside_s > 0.0 { (longer / beside_s).clamp(-1.0, 0.9) } else { 0.0 };
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
@@ -147,9 +147,11 @@ fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
     same.map(|(_, other)| other.bytes).max().unwrap_or(span.bytes)
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+/// The upper of two middle values. Some value must be given.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Runs the programs of all ranks, in their order. Refuses what [`verify`](crate::verify()) refuses, and tasks whose cost is
@@ -278,9 +280,7 @@ fn awaits(program: &Program) -> Vec<Vec<usize>> {
             return Vec::new();
         }
         let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
-        // The tail begins behind all exchanges.
-        let waits_for_all = program.blocking || task.work.is_of_tail();
-        read.chain(last.values().copied().filter(|_| waits_for_all)).collect()
+        read.chain(last.values().copied().filter(|_| program.waits_for_all(task))).collect()
     };
     program.tasks.iter().enumerate().map(&mut of_task).collect()
 }

@@ -213,7 +213,7 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
                 arriving.extend(task.writes.iter().map(|&value| (value, node)));
             } else {
                 before.extend(task.reads.iter().filter_map(|value| arriving.get(value)));
-                before.extend(exchanged.values().filter(|_| program.blocking || task.work.is_of_tail()));
+                before.extend(exchanged.values().filter(|_| program.waits_for_all(task)));
                 computed = Some(node);
             }
         }

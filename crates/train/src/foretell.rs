@@ -59,7 +59,7 @@ pub fn foretell(
 ) -> Result<Foretold, Unforeseen> {
     let (cut, dtype, arrangement) = (&strategy.cut, strategy.dtype, strategy.arrangement);
     let shards = model.cut(cut).expect("a cut that the run has, too");
-    // Of a shortened model the trained units may be gone, so everything counts as trained.
+    // A shortened model may have lost its trained units, so everything counts as trained.
     let shortened = |shard: &Model| shard.shortened(MOST_UNITS).training(|_, _| true);
     let shards: Vec<Model> = shards.iter().map(shortened).collect();
     let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing);

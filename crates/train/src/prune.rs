@@ -49,7 +49,7 @@ pub(crate) struct Pruner {
     /// For the shard that steps are computed with: the one that is kept here, or another.
     pruning: Pruning,
     /// For the shard that is kept here.
-    frozen: PrunedMask,
+    mask: PrunedMask,
     intakes: Vec<Intake>,
     /// In the order of the shard's intakes.
     columns: Vec<Columns>,
@@ -91,7 +91,7 @@ impl Pruner {
         Pruner {
             settings,
             pruning: Pruning::new(model, settings.imputation, repeats_weights),
-            frozen: PrunedMask::default(),
+            mask: PrunedMask::default(),
             columns: intakes.iter().map(columns).collect(),
             intakes,
             period: 0,
@@ -134,8 +134,8 @@ impl Pruner {
     }
 
     /// The elements that the optimizer leaves as they are.
-    pub fn frozen(&self) -> &PrunedMask {
-        &self.frozen
+    pub fn mask(&self) -> &PrunedMask {
+        &self.mask
     }
 
     pub fn begin_step(&mut self, place: &Place) {
@@ -196,6 +196,6 @@ impl Pruner {
             self.pruning.keep(place.queue, place.parameters.dtype(), index, &kept);
         }
         let pruned = (0..self.columns.len()).map(|index| self.pruning.pruned(index)).collect();
-        self.frozen = PrunedMask::new(place.queue, place.model, &[PrunedColumns { model: place.model, pruned }]);
+        self.mask = PrunedMask::new(place.queue, place.model, &[PrunedColumns { model: place.model, pruned }]);
     }
 }

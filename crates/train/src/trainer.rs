@@ -232,15 +232,11 @@ impl Trainer {
             pruner.begin_step(&self.place());
             self.pruner = Some(pruner);
         }
-        let (of_gradients, mut of_tail) = match observe {
-            Observe::Nothing => (None, None),
-            Observe::Work => (Some(recording), None),
-            Observe::Tasks { .. } => (None, Some(recording)),
-        };
+        let mut recording = (!matches!(observe, Observe::Nothing)).then_some(recording);
         let pruning = self.pruning();
         let executor = Executor { pruning, ..self.step_executor() };
-        let recording = of_gradients.or(of_tail.as_deref_mut());
-        let found = executor.run(self.program(), batches, loss_options, recording);
+        let found = executor.run(self.program(), batches, loss_options, recording.as_deref_mut());
+        let mut of_tail = recording.filter(|_| matches!(observe, Observe::Tasks { .. }));
         let grad_norm = self.measure_norm(of_tail.as_deref_mut());
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();

@@ -54,7 +54,7 @@ fn weights(ranks: &Ranks) -> Vec<Vec<f32>> {
     (0..ranks.specs().len()).map(whole).collect()
 }
 
-/// What training must leave as it is, and what it must change.
+/// Training must change what is trained, and nothing else.
 fn check_changes(what: &str, before: &[Vec<f32>], ranks: &Ranks) {
     for ((spec, before), now) in ranks.specs().iter().zip(before).zip(weights(ranks)) {
         assert_eq!(*before != now, spec.is_trained, "{what}: {}", spec.name);

@@ -120,7 +120,7 @@ fn shares_with_split_gradients_cut_as_the_one_with_the_fewest_documents_and_fit_
     }
 }
 
-/// What follows the gradients, in the order in which a rank does it.
+/// The names of a tail's first tasks, in order.
 fn tail(dp: usize, tp: usize, zero: usize) -> Vec<&'static str> {
     let splits_state = dp > 1 && zero > 0;
     let sums = usize::from(tp > 1) + usize::from(splits_state);

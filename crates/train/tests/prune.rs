@@ -1,4 +1,4 @@
-//! Training with pruned layers: what is frozen, what must not change, and what other ranks notice.
+//! Training with pruned layers: which elements stay, what must not change, and what other ranks notice.
 
 mod support;
 

@@ -37,7 +37,7 @@ impl Default for Options {
 /// sleeper takes 6 to 10 µs; spinning for less than 10 µs doubled the time of a small all-reduce behind a kernel, and spinning
 /// for more than 20 µs gained nothing.
 const SPIN: Duration = Duration::from_micros(20);
-/// Where ranks outnumber cores, a spinning rank keeps another from arriving. Measured on four ranks: spinning for 10 µs made
+/// If ranks outnumber cores, a spinning rank keeps another from arriving. Measured on four ranks: spinning for 10 µs made
 /// small all-reduces twice as slow as 2 µs, and 40 µs eight times.
 const SPIN_ON_SHARED_CORES: Duration = Duration::from_micros(2);
 

@@ -9,6 +9,8 @@ mod schedules;
 mod step;
 mod stragglers;
 
+use evenkeel_step::simulate::median;
+
 use crate::Failure;
 
 #[derive(clap::Subcommand)]
@@ -29,12 +31,6 @@ pub enum Command {
 fn between<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
     value.ok_or_else(|| format!("a whole number from {LEAST} to {MOST} is needed"))
-}
-
-fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 pub fn run(command: &Command) -> Result<String, Failure> {

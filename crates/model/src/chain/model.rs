@@ -40,7 +40,7 @@ impl Model {
     /// The whole model.
     pub fn new(config: Config) -> Model {
         let shard = Shard::whole(&config);
-        Model::of_shard(config, shard)
+        Model::of_shard(config, shard, |_| true)
     }
 
     /// The shards of this model.
@@ -48,10 +48,9 @@ impl Model {
         assert!(self.first_unit == 0 && self.exit.is_none(), "a model is cut in shards before it is cut in stages");
         let shards = Shard::cut(&self.config, cut)?;
         let logit_bytes = self.head().logit_bytes;
-        let model = |shard: Shard| {
-            let model = Model::of_shard(self.config.clone(), shard).with_logit_bytes(logit_bytes);
-            model.training(|id, _| self.specs[id.0].is_trained)
-        };
+        let is_trained = |id: ParamId| self.specs[id.0].is_trained;
+        let model =
+            |shard: Shard| Model::of_shard(self.config.clone(), shard, is_trained).with_logit_bytes(logit_bytes);
         Ok(shards.into_iter().map(model).collect())
     }
 
@@ -70,11 +69,10 @@ impl Model {
         self
     }
 
-    fn of_shard(config: Config, shard: Shard) -> Model {
+    fn of_shard(config: Config, shard: Shard, is_trained: impl Fn(ParamId) -> bool) -> Model {
         let (specs, units) = build(&config, &shard);
-        let mut model = Model { config, shard, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
-        model.buckets = buckets(&model);
-        model
+        let model = Model { config, shard, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
+        model.training(|id, _| is_trained(id))
     }
 
     /// The same model; training changes only these parameters.

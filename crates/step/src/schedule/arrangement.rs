@@ -61,8 +61,8 @@ impl Arrangement {
 
     /// The same without its tail: the gradients alone.
     pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
-        let request = ScheduleInput { chain, micros, recompute: self.recompute, ahead: self.ahead };
-        let program = (self.schedule.write)(&request);
+        let input = ScheduleInput { chain, micros, recompute: self.recompute, ahead: self.ahead };
+        let program = (self.schedule.write)(&input);
         Program { blocking: program.blocking || self.blocking, ..program }
     }
 }

@@ -278,9 +278,12 @@ impl Line<'_> {
     fn forget(&mut self, unit: UnitIdx, kinds: [ValueKind; 2]) {
         let values = kinds.map(|kind| self.value(kind, unit));
         let last = self.tasks.last_mut().expect("a backward has tasks");
-        let unread: Vec<Value> = values.into_iter().filter(|value| !last.writes.contains(value)).collect();
-        last.reads.extend(unread.iter().filter(|value| !last.reads.contains(value)).copied().collect::<Vec<_>>());
-        last.frees.extend(values);
+        for value in values {
+            if !last.reads.contains(&value) && !last.writes.contains(&value) {
+                last.reads.push(value);
+            }
+            last.frees.push(value);
+        }
     }
 
     fn reduce_gradient(&mut self, unit: UnitIdx, is_partial: bool) {

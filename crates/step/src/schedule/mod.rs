@@ -149,36 +149,36 @@ pub const CROSS_PASS_REFERENCE: Schedule = Schedule {
 pub const REFERENCES: [Schedule; 2] = [DEFAULT_REFERENCE, CROSS_PASS_REFERENCE];
 
 /// Nothing is recomputed. The parts of a micro-batch overlap.
-pub fn none(request: &ScheduleInput) -> Program {
-    request.overlapped(request.lines(|_| Keep::Everything, Recompute::Bodies))
+pub fn none(input: &ScheduleInput) -> Program {
+    input.overlapped(input.lines(|_| Keep::Everything, Recompute::Bodies))
 }
 
 /// Keeps the input of a layer and runs the whole layer again before its backward, with the reductions between its units.
-pub fn default(request: &ScheduleInput) -> Program {
-    request.in_turn(request.lines(layer_inputs, Recompute::Layers))
+pub fn default(input: &ScheduleInput) -> Program {
+    input.in_turn(input.lines(layer_inputs, Recompute::Layers))
 }
 
 /// Keeps the stream at each unit's entry, so that no reduction runs again.
-pub fn saved_comm(request: &ScheduleInput) -> Program {
-    request.in_turn(request.lines(request.streams_of_chosen(), Recompute::Bodies))
+pub fn saved_comm(input: &ScheduleInput) -> Program {
+    input.in_turn(input.lines(input.streams_of_chosen(), Recompute::Bodies))
 }
 
 /// The default, but one part computes during another's reductions.
-pub fn cross_pass(request: &ScheduleInput) -> Program {
-    request.overlapped(request.lines(layer_inputs, Recompute::Layers))
+pub fn cross_pass(input: &ScheduleInput) -> Program {
+    input.overlapped(input.lines(layer_inputs, Recompute::Layers))
 }
 
 /// No reduction runs twice, and one part computes during another's reductions.
-pub fn oases(request: &ScheduleInput) -> Program {
-    request.overlapped(request.lines(request.streams_of_chosen(), Recompute::Bodies))
+pub fn oases(input: &ScheduleInput) -> Program {
+    input.overlapped(input.lines(input.streams_of_chosen(), Recompute::Bodies))
 }
 
-fn default_reference(request: &ScheduleInput) -> Program {
-    request.in_turn(request.lines(layer_inputs, Recompute::Everything))
+fn default_reference(input: &ScheduleInput) -> Program {
+    input.in_turn(input.lines(layer_inputs, Recompute::Everything))
 }
 
-fn cross_pass_reference(request: &ScheduleInput) -> Program {
-    request.overlapped(request.lines(layer_inputs, Recompute::Everything))
+fn cross_pass_reference(input: &ScheduleInput) -> Program {
+    input.overlapped(input.lines(layer_inputs, Recompute::Everything))
 }
 
 /// A program of gradients with the tail of the step.

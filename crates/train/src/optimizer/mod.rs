@@ -104,7 +104,7 @@ impl Optimizer {
         &self.squared_norm
     }
 
-    /// Updates every master kept here and its copy, except frozen elements: they and their moments stay as they are, bit for bit.
+    /// Updates every master kept here and its copy, except pruned elements: they and their moments stay as they are, bit for bit.
     /// The whole model must be kept here. Gradients are spent: some rules overwrite them.
     pub fn update(
         &self,
@@ -112,9 +112,9 @@ impl Optimizer {
         parameters: &Parameters,
         gradients: &Gradients,
         update: Update,
-        frozen: Option<&PrunedMask>,
+        pruned: Option<&PrunedMask>,
     ) {
-        self.update_among(None, queue, parameters, gradients, update, frozen);
+        self.update_among(None, queue, parameters, gradients, update, pruned);
     }
 
     /// The same, if other ranks keep some of the model.
@@ -125,10 +125,10 @@ impl Optimizer {
         parameters: &Parameters,
         gradients: &Gradients,
         update: Update,
-        frozen: Option<&PrunedMask>,
+        pruned: Option<&PrunedMask>,
     ) {
         let rule = self.options.rule;
-        assert!(frozen.is_none() || rule.is_elementwise(), "{} moves elements together", rule.name());
+        assert!(pruned.is_none() || rule.is_elementwise(), "{} moves elements together", rule.name());
         let grad_factor = self.options.clip_norm.map(|limit| {
             let (squared_norm, out) = (self.squared_norm.view(), self.clip_factor.view());
             queue.launch(ClipFactor { squared_norm, limit, out });
@@ -145,18 +145,18 @@ impl Optimizer {
             let (rule, spec) = (self.rules[id.0], &parameters.specs[id.0]);
             let weight_decay = self.decay_of(parameters, id);
             let scale = if let Rule::Muon { scale, .. } = rule { scale.of(spec.whole) } else { 1.0 };
-            // A frozen parameter has its own mask, so it is not joined with others.
-            let frozen = frozen.filter(|frozen| frozen.of(id).is_some()).map(|_| id);
-            Some((place, parameters.bucket_of(id), Alike { rule, weight_decay, scale, frozen }))
+            // A pruned parameter has its own mask, so it is not joined with others.
+            let pruned = pruned.filter(|pruned| pruned.of(id).is_some()).map(|_| id);
+            Some((place, parameters.bucket_of(id), Alike { rule, weight_decay, scale, pruned }))
         });
         for Together { bucket, place, like } in together(stretches) {
-            let frozen = like.frozen.and_then(|id| Some(frozen?.of(id)?.view()));
-            self.change(&changing, bucket, place, like, frozen);
+            let pruned = like.pruned.and_then(|id| Some(pruned?.of(id)?.view()));
+            self.change(&changing, bucket, place, like, pruned);
         }
     }
 
     /// Changes elements that are treated alike.
-    fn change(&self, changing: &Changing, bucket: usize, place: Range<usize>, alike: Alike, frozen: Option<View>) {
+    fn change(&self, changing: &Changing, bucket: usize, place: Range<usize>, alike: Alike, pruned: Option<View>) {
         let Changing { queue, parameters, gradients, update: Update { lr, step }, grad_factor } = *changing;
         let Alike { rule, weight_decay, scale, .. } = alike;
         let of = |flat: &Tensor| flat.col_range(place.clone()).view();
@@ -180,7 +180,7 @@ impl Optimizer {
                     weight_decay,
                     step,
                     grad_factor,
-                    frozen,
+                    frozen: pruned,
                 });
             }
             Rule::Sgd { momentum: beta, nesterov } => {
@@ -195,7 +195,7 @@ impl Optimizer {
                     nesterov,
                     weight_decay,
                     grad_factor,
-                    frozen,
+                    frozen: pruned,
                 });
             }
             Rule::Lion { beta1, beta2 } => {
@@ -210,7 +210,7 @@ impl Optimizer {
                     beta2,
                     weight_decay,
                     grad_factor,
-                    frozen,
+                    frozen: pruned,
                 });
             }
             // The gradient already holds the direction; the decay follows the rate without the scale.
@@ -224,7 +224,7 @@ impl Optimizer {
                 nesterov: false,
                 weight_decay: weight_decay / scale,
                 grad_factor: None,
-                frozen,
+                frozen: pruned,
             }),
             Rule::Adafactor => unreachable!("it moves elements together"),
         }
@@ -290,7 +290,7 @@ struct Alike {
     weight_decay: f32,
     /// Factor of the learning rate.
     scale: f32,
-    frozen: Option<ParamId>,
+    pruned: Option<ParamId>,
 }
 
 /// Whether this kind of state is kept for a parameter.

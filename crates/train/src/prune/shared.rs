@@ -61,7 +61,7 @@ impl Pruner {
             let pruned = columns.iter().map(Vec::as_slice).collect();
             left_out.push(PrunedColumns { model: &shared.work[*shard], pruned });
         }
-        self.frozen = PrunedMask::new(place.queue, place.model, &left_out);
+        self.mask = PrunedMask::new(place.queue, place.model, &left_out);
     }
 
     /// By shard: the share that it prunes. Shards may differ in that and in nothing else.

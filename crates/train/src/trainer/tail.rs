@@ -60,9 +60,9 @@ impl Trainer {
             Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squared_norm())),
             Work::Update => {
                 let update = update.expect("an update has its rate");
-                let frozen = self.pruner.as_ref().map(Pruner::frozen);
+                let pruned = self.pruner.as_ref().map(Pruner::mask);
                 let peers = (self.mesh().ranks() > 1).then(|| self.peers());
-                optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, frozen);
+                optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, pruned);
                 None
             }
             Work::GatherUpdated(bucket) => Some(self.gather_bucket(bucket.0, group())),
