@@ -1,6 +1,6 @@
 //! Kinds of work: one table of their names, their lanes, and what ranks must agree on.
 //!
-//! To add an exchange, add a variant to [`Work`] and a row to its table here, and execute it in `execute`.
+//! An exchange is a variant of [`Work`] and a row of the table here; `execute` runs it, or the trainer if it is of the tail.
 
 /// A rank's in-order queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,8 +1,9 @@
 //! The CUDA device: two streams, each an in-order queue, over one piece of the GPU's memory.
 //!
 //! The host issues to the streams and waits for nothing inside a step; repeated work becomes CUDA graphs (`replay`). Products
-//! are cuBLASLt's; everything else is CUDA C++ under `kernels/`, compiled by NVRTC for the present GPU and kept in a
-//! [`KernelCache`]. Libraries are opened at run time, so a program with this device in it starts on machines without CUDA.
+//! are cuBLASLt's, attention is cuDNN's where it takes the problem; everything else is CUDA C++ under `kernels/`, compiled by
+//! NVRTC for the present GPU and kept in a [`KernelCache`]. Libraries are opened at run time, so a program with this device in it
+//! starts on machines without CUDA.
 //!
 //! Several devices may share a GPU, each with an arena and two streams of its own. All have the GPU's one context, so they
 //! can read and write one another's memory; a `part` keeps a device's kernels on some of the multiprocessors. Devices on different

@@ -1,12 +1,15 @@
 //! `evenkeel bench schedules`: the same steps arranged by every schedule, side by side.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use evenkeel_comm::Link;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters};
-use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, Schedule};
+use evenkeel_step::schedule::{
+    Arrangement, CROSS_PASS, Chain, DEFAULT, NONE, OASES, REFERENCES, SAVED_COMM, SCHEDULES, Schedule,
+};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline};
 use evenkeel_step::{Devices, Program, Strategy, Work};
@@ -49,6 +52,9 @@ pub struct Arguments {
     /// Split the residual stream by tokens.
     #[arg(long)]
     split_stream: bool,
+    /// Schedules to compare, such as default,oases; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = schedule)]
+    schedules: Vec<Schedule>,
     /// Compare "default" and "cross-pass" as they were published, too: with a useless reduction in each layer.
     #[arg(long)]
     references: bool,
@@ -73,6 +79,13 @@ pub struct Arguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+fn schedule(name: &str) -> Result<Schedule, String> {
+    Schedule::named(name).ok_or_else(|| {
+        let names: Vec<&str> = SCHEDULES.iter().chain(&REFERENCES).map(|schedule| schedule.name).collect();
+        format!("there are {}", names.join(", "))
+    })
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
@@ -190,14 +203,17 @@ impl Arguments {
         let mut parts: Vec<usize> = parts.into_iter().map(|parts| parts.min(self.sequences_of_share())).collect();
         parts.sort_unstable();
         parts.dedup();
-        let mut arrangements = vec![Arrangement::of(DEFAULT), Arrangement::of(SAVED_COMM)];
-        let references = REFERENCES.into_iter().filter(|_| self.references);
-        for schedule in [NONE, CROSS_PASS, OASES].into_iter().chain(references) {
+        let listed = if self.schedules.is_empty() { &ALL[..] } else { &self.schedules };
+        let references = REFERENCES.iter().filter(|_| self.references);
+        let mut arrangements = Vec::new();
+        for &schedule in listed.iter().chain(references) {
             let parts = if schedule.overlaps { &parts[..] } else { &[1] };
             arrangements.extend(parts.iter().map(|&parts| Arrangement::of(schedule).in_parts(parts)));
         }
-        let unlisted = parts.iter().filter(|&&parts| parts > 1);
-        let unlisted: Vec<Arrangement> = unlisted.map(|&parts| Arrangement::of(LEARNT_FROM).in_parts(parts)).collect();
+        let used: BTreeSet<usize> = arrangements.iter().map(|arrangement| arrangement.parts).collect();
+        let mut unlisted: Vec<Arrangement> =
+            used.into_iter().map(|parts| Arrangement::of(LEARNT_FROM).in_parts(parts)).collect();
+        unlisted.retain(|arrangement| !arrangements.contains(arrangement));
         let case = |arrangement: Arrangement, is_listed| {
             let blank = self.llama.blank(&shards[0], self.dp);
             let strategy = strategy.clone().arranged(arrangement);
@@ -222,6 +238,9 @@ impl Arguments {
         chains.iter().enumerate().map(write).collect()
     }
 }
+
+/// The first is what the others' speed is compared with.
+const ALL: [Schedule; 5] = [DEFAULT, SAVED_COMM, NONE, CROSS_PASS, OASES];
 
 /// Overlaps nothing and has every task that others have.
 const LEARNT_FROM: Schedule = SAVED_COMM;
@@ -426,14 +445,14 @@ fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &
         arguments.zero,
         arguments.tp,
     );
-    let default_s = rows[0].step_s;
+    let first_s = rows[0].step_s;
     let cells = |row: &Row| {
         vec![
             row.schedule.to_owned(),
             row.parts.to_string(),
             format!("{:.1} ms", 1e3 * row.step_s),
             format!("{:.0}", llama.tokens() as f64 / row.step_s),
-            format!("{:.2}×", default_s / row.step_s),
+            format!("{:.2}×", first_s / row.step_s),
             text::percent(row.exposed_share),
             format!("{:.1} ms", 1e3 * row.simulated_s),
             format!("{:+.1}%", 100.0 * (row.simulated_s / row.step_s - 1.0)),
@@ -462,7 +481,7 @@ fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &
         "bare",
     ];
     let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
-    let legend = "Medians. exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
+    let legend = "Medians. speed: against the first row; exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
                   costs of single tasks in the same round; bound: the longer of computing and exchanging, and what \
                   nothing can hide; memory: of the rank that needs most; reductions, gathers and the traffic that \
                   each rank sends: per layer; bare: exchanges of a step that overlap no \
