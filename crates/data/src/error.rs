@@ -136,7 +136,10 @@ impl Error {
     /// What to do about it, for the `hint:` line.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Error::Store(error) => return error.hint().map(|hint| hint.to_string()),
+            Error::Store(error) => match &error.defect {
+                Defect::NoSuchColumn { present, .. } => return Some(hint_at_columns(present.split(", "))),
+                _ => return error.hint().map(str::to_owned),
+            },
             Error::At { error, .. } => return error.hint(),
             Error::BadTokenizer { .. } => "expected the file that `save_pretrained` of a fast tokenizer writes",
             Error::UnknownToken { .. } | Error::IdBeyondVocabulary { .. } => {
@@ -147,10 +150,8 @@ impl Error {
                 "the template rewrites earlier turns, so the loss cannot be limited to the assistant's; \
                  use another template or a text column"
             }
-            Error::MissingColumn { .. } | Error::WrongColumn { .. } => {
-                "set data.format to what the records hold, or name their columns: data.text_column, data.messages_column, \
-                 data.instruction_column, data.input_column, data.output_column"
-            }
+            Error::MissingColumn { found, .. } => return Some(hint_at_columns(found.iter().map(String::as_str))),
+            Error::WrongColumn { .. } => return Some(hint_at_columns([])),
             Error::NoTemplate { .. } => {
                 "the tokenizer has no chat template: give one with data.chat_template, or use data.format = \"text\""
             }
@@ -176,6 +177,24 @@ impl Error {
         };
         Some(hint.to_owned())
     }
+}
+
+/// How records with these columns are read.
+fn hint_at_columns<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
+    let columns: Vec<&str> = columns.into_iter().collect();
+    let has = |column: &str| columns.contains(&column);
+    let format = if has("instruction") && has("output") {
+        "these are instructions: set data.format = \"alpaca\""
+    } else if has("messages") {
+        "these are conversations: set data.format = \"messages\""
+    } else if has("conversations") {
+        "these are conversations: set data.format = \"messages\" and data.messages_column = \"conversations\""
+    } else {
+        "set data.format to what the records hold"
+    };
+    let columns =
+        "data.text_column, data.messages_column, data.instruction_column, data.input_column, data.output_column";
+    format!("{format}, or name the columns: {columns}")
 }
 
 fn is_of_record(defect: &Defect) -> bool {
@@ -207,5 +226,32 @@ fn list(names: &[String]) -> String {
     match names.len().saturating_sub(SHOWN) {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_that_are_missing_hint_at_the_format_of_those_that_are_there() {
+        let of_table = |present: &str| {
+            let defect = Defect::NoSuchColumn { column: "text".to_owned(), present: present.to_owned() };
+            Error::Store(evenkeel_store::Error { file: "a.parquet".into(), defect })
+        };
+        let of_record = |found: &[&str]| Error::MissingColumn {
+            column: "text".to_owned(),
+            found: found.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        for (error, expected) in [
+            (of_table("id, instruction, output"), "data.format = \"alpaca\","),
+            (of_record(&["instruction", "output"]), "data.format = \"alpaca\","),
+            (of_record(&["messages"]), "data.format = \"messages\","),
+            (of_table("conversations"), "data.messages_column = \"conversations\","),
+            (of_record(&["instruction"]), "set data.format to what the records hold,"),
+        ] {
+            let hint = error.hint().unwrap_or_default();
+            assert!(hint.contains(expected), "{error}: {hint}");
+        }
     }
 }

@@ -68,7 +68,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         Launch::new(strategy, &settings.parallel).start(shards, options(settings), move |shard, split, queue| {
             Ok(input.parameters(shard, seed, dtype, split, queue)?)
         })?;
-    let Some(evaluation) = data.evaluate(&ranks, config.eval_batches(), &AtomicBool::new(false))? else {
+    let evaluated = data.evaluate(&ranks, config.eval_batches(), &AtomicBool::new(false));
+    let Some(evaluation) = evaluated.map_err(|error| of_data(error, &data))? else {
         return Err(Mistake {
             what: "there is nothing to evaluate on".to_owned(),
             hint: Some("give --data or data.eval_paths, or hold records out with data.holdout".to_owned()),
@@ -122,6 +123,13 @@ fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failur
     // Problems of the folder are reported before those of the data.
     open_folder(path)?;
     Ok((overrides.with_file(None), Some(path.clone())))
+}
+
+fn of_data(error: evenkeel_train::Error, data: &Data) -> Failure {
+    match error {
+        evenkeel_train::Error::Data(error) => Failure::new(error.is_fault(), error.to_string(), data.hint(&error)),
+        error => error.into(),
+    }
 }
 
 fn options(settings: &Settings) -> TrainerOptions {

@@ -70,13 +70,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         let what = format!("the model in {:?} classifies images and generates no text", arguments.model);
         return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());
     }
-    let text = Text::from_source(&match arguments.tokenizer.as_deref() {
+    let tokenizer = match arguments.tokenizer.as_deref() {
         Some("bytes") => TokenizerSource::Bytes,
         Some(path) => TokenizerSource::Path(path.into()),
         None => TokenizerSource::Path(arguments.model.clone()),
-    })?;
+    };
+    let text = Text::from_source(&tokenizer, "--tokenizer")?;
     let tokenizer = &text.tokenizer;
-    let (shown, prompt) = prompt(arguments, &text)?;
+    let Prompt { shown, tokens: prompt, template_tokens } = prompt(arguments, &text)?;
     let (max_tokens, dtype) = (arguments.tokens as usize, DType::from(arguments.dtype));
     let options = GenerateOptions {
         sampling: Sampling {
@@ -93,20 +94,38 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let capacity = prompt.len() + max_tokens;
     check_memory(kind, &model, dtype, &prompt, capacity)?;
     if let Some(warning) = model.config.beyond_positions(capacity) {
-        warn(&warning);
+        let template =
+            template_tokens.map_or_else(String::new, |count| format!(", {count} of them the chat template's"));
+        warn(&format!("{warning}; the prompt has {}{template}, and up to {max_tokens} are new", prompt.len()));
     }
     let device = device::start_kind(kind, None)?;
     let parameters = model.load(&folder, dtype, ZeroSharding::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
     let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
-    put(&shown);
-    generator.generate(&[prompt], &options, |_, token| stream.push(token)).map_err(mistake)?;
+    // With the first token, so that an error before it stands alone.
+    let mut shown = Some(shown);
+    let generated = generator.generate(&[prompt], &options, |_, token| {
+        shown.take().iter().for_each(|shown| put(shown));
+        stream.push(token);
+    });
+    if generated.is_err() && shown.is_none() {
+        put("\n");
+    }
+    generated.map_err(mistake)?;
     stream.finish();
     Ok(String::new())
 }
 
-/// The text to print before the model's own, and the tokens that the model continues.
-fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Failure> {
+struct Prompt {
+    /// The text to print before the model's own.
+    shown: String,
+    /// What the model continues.
+    tokens: Vec<u32>,
+    /// The tokens beside those of the messages; `None` without a chat template.
+    template_tokens: Option<usize>,
+}
+
+fn prompt(arguments: &Arguments, text: &Text) -> Result<Prompt, Failure> {
     let given = match arguments.prompt.as_deref() {
         Some("-") => Some(from_standard_input()?),
         given => given.map(str::to_owned),
@@ -114,7 +133,7 @@ fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Fail
     if !arguments.chat {
         let given = given.unwrap_or_default();
         let tokens = text.tokenizer.encode(&given, true)?;
-        return Ok((given, tokens));
+        return Ok(Prompt { shown: given, tokens, template_tokens: None });
     }
     let asked = given.map(|content| json!({ "role": "user", "content": content }));
     let messages: Vec<Value> = arguments.message.iter().cloned().chain(asked).collect();
@@ -124,7 +143,12 @@ fn prompt(arguments: &Arguments, text: &Text) -> Result<(String, Vec<u32>), Fail
     };
     let template = text.template(start_of_day())?.ok_or_else(no_template)?;
     // The template itself writes the tokens that a tokenizer puts around a text.
-    Ok((String::new(), text.tokenizer.encode(&template.render(&messages, true)?, false)?))
+    let tokens = text.tokenizer.encode(&template.render(&messages, true)?, false)?;
+    let mut template_tokens = tokens.len();
+    for content in messages.iter().filter_map(|message| message["content"].as_str()) {
+        template_tokens = template_tokens.saturating_sub(text.tokenizer.encode(content, false)?.len());
+    }
+    Ok(Prompt { shown: String::new(), tokens, template_tokens: Some(template_tokens) })
 }
 
 fn message(words: &str) -> Result<Value, String> {

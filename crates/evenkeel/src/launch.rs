@@ -11,7 +11,7 @@ use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Ranks, Trainer, TrainerOptions};
 
 use crate::config::Parallel;
-use crate::{Failure, Mistake, device};
+use crate::{Failure, Mistake, device, text};
 
 /// A strategy, and how its ranks communicate on this machine.
 #[derive(Clone, Debug)]
@@ -86,7 +86,8 @@ impl Launch {
         let cores = evenkeel_device::allowed_cores().len();
         let is_crowded = self.strategy.devices.kind() == DeviceKind::Cpu && ranks * each > cores;
         is_crowded.then(|| {
-            format!("{ranks} ranks with {each} cores each share the {cores} there are, and wait for one another")
+            let each = text::cores(each);
+            format!("{ranks} ranks with {each} each share the {cores} there are, and wait for one another")
         })
     }
 

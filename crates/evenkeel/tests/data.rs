@@ -152,6 +152,33 @@ fn a_file_of_other_records_is_not_skipped_in_silence() {
 }
 
 #[test]
+fn data_of_one_record_are_told_how_they_become_several() {
+    let place = place("");
+    fs::write(place.path("book.txt"), "Once upon a time.\n\n".repeat(40)).unwrap();
+    fs::write(place.path("few.jsonl"), "{\"text\": \"one\"}\n{\"text\": \"two\"}\n").unwrap();
+    let text = ["data.source=text", "data.paths=book.txt", "data.holdout=8"];
+    let few = ["data.paths=few.jsonl", "data.holdout=1000"];
+    let split = "hint: the data has only 1 record: split the text with data.separator, such as \"\\n\\n\" for blank lines, \
+                 or give data.eval_paths";
+    let add = "hint: the data has only 2 records: add some, or choose another data.holdout, or give data.eval_paths";
+    for (settings, expected) in [(&text[..], split), (&few[..], add)] {
+        let output = place.run(&[&["train", "tiny.toml"], &set(settings)[..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{settings:?}");
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    let blank_lines = set(&["data.separator=\"\\n\\n\""]);
+    place.stdout(&[&["train", "tiny.toml"], &set(&text)[..], &blank_lines].concat());
+}
+
+#[test]
+fn the_first_line_that_cannot_be_read_is_named_though_data_are_shuffled() {
+    let place = place(&TASKS.repeat(50));
+    let output = place.run(&[&["train", "tiny.toml"], &set(&["data.shuffle=true"])[..]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("line 1 ") && stderr(&output).contains("no column `text`"), "{}", stderr(&output));
+}
+
+#[test]
 fn records_that_are_cut_are_counted() {
     let place = place(&format!("{{\"text\": \"{}\"}}\n{{\"text\": \"short\"}}\n", "long ".repeat(100)));
     let output = place.run(&[&["train", "tiny.toml"], &set(&["data.packing=false"])[..]].concat());

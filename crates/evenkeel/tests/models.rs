@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 
 use support::{Place, TINY, metrics, stderr};
 
@@ -99,6 +100,66 @@ fn a_name_of_the_hub_is_told_how_it_becomes_a_folder() {
 }
 
 #[test]
+fn a_wrong_model_is_named_before_its_tokenizer_is_missed() {
+    let place = Place::new(TINY);
+    let golden =
+        |case: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case).display().to_string();
+    fs::create_dir_all(place.path("models/empty")).unwrap();
+    fs::create_dir_all(place.path("models/old")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new(&golden("llama2")).join(file), place.path("models/old").join(file)).unwrap();
+    }
+    fs::write(place.path("models/old/tokenizer.model"), "").unwrap();
+    let copy = "hint: copy tokenizer.json from where the model came from, or set";
+    let cases: [(&str, &[&str]); 5] = [
+        ("models/nope", &["error: `models/nope`: does not exist", "a model is a folder with config.json"]),
+        ("models/empty", &["error: `models/empty/config.json`: does not exist"]),
+        (&golden("vit"), &["golden/vit` classifies images, the data are text"]),
+        (&golden("llama2"), &["golden/llama2/tokenizer.json` does not exist", copy, "set data.tokenizer to a folder"]),
+        ("models/old", &["`models/old/tokenizer.json` does not exist", "AutoTokenizer"]),
+    ];
+    for (folder, expected) in cases {
+        from_folder(&place, "wrong.toml", folder);
+        let output = place.run(&["train", "wrong.toml"]);
+        assert_eq!(output.status.code(), Some(2), "{folder}");
+        let said = stderr(&output);
+        for text in expected {
+            assert!(said.contains(text), "{folder} should say {text:?}: {said}");
+        }
+    }
+    let said = stderr(&place.run(&["generate", &golden("llama2"), "--prompt", "a"]));
+    assert!(said.contains(copy) && said.contains("set --tokenizer to a folder"), "{said}");
+}
+
+#[test]
+fn a_prompt_that_cannot_be_read_is_not_printed() {
+    let place = Place::new(TINY);
+    // Its vocabulary has fewer tokens than there are bytes.
+    let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/llama2").display().to_string();
+    let output = place.run(&["generate", &small, "--tokenizer", "bytes", "--prompt", "é"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("outside the vocabulary"), "{}", stderr(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+}
+
+#[test]
+fn records_of_another_format_are_told_which() {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]"]);
+    for (record, expected) in [
+        (r#"{"instruction": "Add.", "output": "3"}"#, "set data.format = \"alpaca\","),
+        (r#"{"messages": []}"#, "set data.format = \"messages\","),
+        (r#"{"conversations": []}"#, "set data.format = \"messages\" and data.messages_column = \"conversations\","),
+        (r#"{"words": "a"}"#, "set data.format to what the records hold, or name the columns: data.text_column"),
+    ] {
+        fs::write(place.path("other.jsonl"), format!("{record}\n")).unwrap();
+        let output = place.run(&["eval", "run/model", "--data", "other.jsonl"]);
+        assert_eq!(output.status.code(), Some(2), "{record}");
+        assert!(stderr(&output).contains(expected), "{record}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn samples_of_a_chat_model_are_answers() {
     let place = Place::new(TINY);
     let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\
@@ -142,6 +203,28 @@ fn weights_are_exported_to_a_folder_and_not_under_the_name_of_a_file() {
     assert!(stderr(&output).contains("hint: llama.cpp's convert_hf_to_gguf.py"), "{}", stderr(&output));
     assert!(!place.path("g.gguf").exists());
     place.stdout(&["export", "run", "--output", "v1.5"]);
+}
+
+#[test]
+fn a_checkpoint_that_is_not_there_is_told_which_are() {
+    let place = Place::new(TINY);
+    let train = ["train", "tiny.toml", "--set", "sample.prompts=[]", "--set", "output.checkpoint_every=2"];
+    place.stdout(&[&train[..], &["--steps", "4", "--output", "two"]].concat());
+    place.stdout(&[&train[..], &["--steps", "2", "--output", "one"]].concat());
+    fs::create_dir(place.path("empty")).unwrap();
+    let cases: [(&[&str], &str, &str); 5] = [
+        (&["two", "--step", "22"], "`two` has no checkpoint of step 22", "it has those of steps 2 and 4"),
+        (&["one", "--step", "22"], "`one` has no checkpoint of step 22", "it has one of step 2"),
+        (&["empty", "--step", "22"], "`empty` has no checkpoint of step 22", "it has no checkpoint at all"),
+        (&["empty"], "`empty` has no checkpoint", "give the folder of a run"),
+        (&["runs/nope"], "`runs/nope` does not exist", "give the folder of a run"),
+    ];
+    for (arguments, what, hint) in cases {
+        let output = place.run(&[&["export"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = stderr(&output);
+        assert!(said.starts_with(&format!("error: {what}\n  hint: {hint}")), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

@@ -64,8 +64,17 @@ fn shares_of_the_data_give_the_run_with_as_large_a_batch() {
             ["zero-3/model", "exported"].map(|folder| fs::read(place.path(folder).join(file)).unwrap());
         assert!(saved == exported, "{file}");
     }
-    let output = place.run(&["export", "nowhere"]);
-    assert!(output.status.code() == Some(2) && stderr(&output).contains("no checkpoint"), "{}", stderr(&output));
+    // Fewer or more replicas than before make another batch, and the run says so.
+    for (run, flags, expected) in [
+        ("two", &["--dp", "1"][..], Some("; a step's batch was 8 sequences and is now 4; --batch 8 keeps it")),
+        ("zero-1", &["--dp", "1", "--batch", "8"], None),
+        ("one", &["--dp", "3"], Some("; a step's batch was 8 sequences and is now 12\n")),
+    ] {
+        let said = stderr(&place.run(&[&["train", "tiny.toml", "--output", run, "--resume"], flags].concat()));
+        assert!(said.contains("changed settings"), "{said}");
+        assert_eq!(said.contains("a step's batch was"), expected.is_some(), "{said}");
+        assert!(said.contains(expected.unwrap_or_default()), "{said}");
+    }
 }
 
 #[test]

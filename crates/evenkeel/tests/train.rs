@@ -334,7 +334,12 @@ fn a_chat_is_asked_by_the_template_of_the_folder() {
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     }
     let output = place.run(&["generate", "run/model", "--greedy", "--tokens", "80", "--prompt", "x"]);
-    assert!(stderr(&output).contains("warning: sequences of 81 tokens are longer"), "{}", stderr(&output));
+    let longer = "warning: sequences of 81 tokens are longer than the model was made for, 64; ";
+    let said = stderr(&output);
+    assert!(said.contains(&format!("{longer}the prompt has 1, and up to 80 are new\n")), "{said}");
+    let output = place.run(&["generate", "run/model", "--greedy", "--tokens", "61", "--chat", "--prompt", "x"]);
+    let said = stderr(&output);
+    assert!(said.contains("; the prompt has 21, 20 of them the chat template's, and up to 61 are new\n"), "{said}");
 }
 
 #[test]
@@ -403,6 +408,10 @@ fn an_earlier_run_is_neither_mixed_nor_lost() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("holds an earlier run") && stderr(&output).contains("--resume"));
     assert_eq!(before, fs::read(place.path("run/metrics.jsonl")).unwrap());
+    let output = place.run(&["train", "run", "--resume"]);
+    assert_eq!(output.status.code(), Some(2));
+    let hint = "hint: it is the folder of a run; `evenkeel train run/run.toml --resume` continues the run";
+    assert!(stderr(&output).contains(hint), "{}", stderr(&output));
     // A mistake that shows late does not cost the earlier run either.
     let late =
         ["train", "tiny.toml", "--output", "run", "--set", "output.overwrite=true", "--set", "data.holdout=1000000"];

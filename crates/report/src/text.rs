@@ -22,6 +22,11 @@ pub fn count(count: u64) -> String {
     scaled(count as f64, 1000.0, &["", "K", "M", "B", "T"])
 }
 
+/// `1 core`, `2 cores`
+pub fn cores(count: usize) -> String {
+    format!("{count} core{}", if count == 1 { "" } else { "s" })
+}
+
 /// `1.50 TFLOP`
 pub fn flops(count: u128) -> String {
     scaled(count as f64, 1000.0, &["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
@@ -97,6 +102,7 @@ mod tests {
         }
         assert_eq!(count(13_900_000), "13.9 M");
         assert_eq!(count(7), "7");
+        assert_eq!([1, 2].map(cores), ["1 core", "2 cores"]);
         assert_eq!(flops(1_540_000_000_000), "1.5 TFLOP");
     }
 

@@ -137,7 +137,7 @@ impl fmt::Display for Strategy {
             Devices::Cpu { .. } if words.is_empty() => {}
             Devices::Cpu { cores_per_rank, .. } => {
                 let last = words.last_mut().expect("it is not empty");
-                last.push_str(&format!(" × {cores_per_rank} cores"));
+                last.push_str(&format!(" × {cores_per_rank} core{}", if *cores_per_rank == 1 { "" } else { "s" }));
             }
             devices @ Devices::Cuda { .. } if devices.are_separate_gpus() => {
                 words.push("each rank on a GPU".to_owned())

@@ -56,6 +56,6 @@ fn a_strategy_says_in_a_line_where_its_ranks_are() {
     let said: Vec<String> = strategies().iter().map(Strategy::to_string).collect();
     assert_eq!(
         said,
-        ["", "dp 2 × tp 2, ZeRO 2 × 1 cores", "tp 4, on parts of [40, 40, 24, 16] multiprocessors of a GPU",]
+        ["", "dp 2 × tp 2, ZeRO 2 × 1 core", "tp 4, on parts of [40, 40, 24, 16] multiprocessors of a GPU",]
     );
 }

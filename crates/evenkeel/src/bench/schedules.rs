@@ -431,7 +431,7 @@ fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &
     };
     let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
     let device = match &strategy.devices {
-        Devices::Cpu { cores_per_rank, .. } => format!(" × {cores_per_rank} cores"),
+        Devices::Cpu { cores_per_rank, .. } => format!(" × {}", text::cores(*cores_per_rank)),
         Devices::Cuda { multiprocessors, .. } if multiprocessors.is_empty() => " on GPUs".to_owned(),
         Devices::Cuda { multiprocessors, .. } => format!(" on {multiprocessors:?} multiprocessors"),
     };

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use toml::Value;
 
-use super::{DataSource, RawConfig, RunConfig, deepspeed, explain, explain_in_markdown};
+use super::{DataSource, RUN_CONFIG, RawConfig, RunConfig, deepspeed, explain, explain_in_markdown};
 use crate::{Failure, warn};
 
 #[derive(clap::Args)]
@@ -123,7 +123,7 @@ impl Overrides {
                 Ok(text) => raw.read_file(&file.display().to_string(), &text),
                 Err(error) if error.is_fault() => return Err(error.into()),
                 Err(error) => {
-                    raw.note_unreadable(&error, "`evenkeel config --explain` lists every key of a configuration");
+                    raw.note_unreadable(&error, &instead_of(file));
                 }
             }
         }
@@ -165,6 +165,16 @@ impl Overrides {
         }
         Ok(raw)
     }
+}
+
+/// What to give instead of a file that cannot be read.
+fn instead_of(file: &Path) -> String {
+    let inside = file.join(RUN_CONFIG);
+    if evenkeel_store::exists(&inside) {
+        let inside = inside.display();
+        return format!("it is the folder of a run; `evenkeel train {inside} --resume` continues the run");
+    }
+    "`evenkeel config --explain` lists every key of a configuration".to_owned()
 }
 
 fn checked(raw: RawConfig) -> Result<RunConfig, Failure> {

@@ -11,7 +11,8 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         return None;
     }
     let name = name.to_lowercase().replace('-', "_");
-    let forgiven = (name.len() / 3).max(if name.len() < 3 { 1 } else { 2 });
+    // Two wrong letters of three are another word.
+    let forgiven = (name.len() / 3).max(if name.len() <= 3 { 1 } else { 2 });
     let likely = |candidate: &&str| distance(&name, candidate) <= forgiven || is_form(&name, candidate);
     candidates.into_iter().filter(likely).min_by_key(|candidate| distance(&name, candidate))
 }
@@ -38,11 +39,15 @@ mod tests {
             ("max_steps", Some("steps")),
             ("warmup_step", Some("warmup_steps")),
             ("optimizer", None),
+            ("stepz", Some("steps")),
+            ("rl", Some("lr")),
+            ("foo", None),
             ("", None),
         ];
         for (name, expected) in cases {
             assert_eq!(nearest(name, keys), expected, "{name}");
         }
+        assert_eq!(nearest("foo", ["ffn"]), None);
         assert_eq!(nearest(&"batch_".repeat(1 << 20), keys), None);
     }
 }

@@ -18,8 +18,10 @@ use evenkeel_store::{exists, read_text};
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
+use super::model::check_reads_text;
 use crate::config::{
-    self, DataSource, InstructionPrompt, PackingStrategy, RecordFormat, RunConfig, Settings, TokenizerSource,
+    self, DataSource, InstructionPrompt, ModelSource, PackingStrategy, RecordFormat, RunConfig, Settings,
+    TokenizerSource,
 };
 use crate::{Failure, Mistake, hub, warn};
 use fingerprint::Fingerprint;
@@ -44,7 +46,10 @@ impl Text {
     /// `None` for images.
     pub fn open(config: &RunConfig) -> Result<Option<Text>, Failure> {
         let Some(source) = &config.tokenizer else { return Ok(None) };
-        let mut text = Text::from_source(source)?;
+        if let ModelSource::Folder(path) = &config.source {
+            check_reads_text(path)?;
+        }
+        let mut text = Text::from_source(source, "data.tokenizer")?;
         if let Some(path) = &config.settings.data.chat_template {
             text.config.chat_template = Some(read_text(path, TOKENIZER_BYTES)?);
             text.config.tool_template = None;
@@ -82,7 +87,8 @@ impl Text {
         Ok(data.chat_template.as_ref().and(self.config.chat_template.clone()))
     }
 
-    pub fn from_source(source: &TokenizerSource) -> Result<Text, Failure> {
+    /// `option` is where the user can name another tokenizer.
+    pub fn from_source(source: &TokenizerSource, option: &str) -> Result<Text, Failure> {
         let TokenizerSource::Path(path) = source else {
             let (config, json) = (TokenizerConfig::default(), String::new());
             return Ok(Text { tokenizer: Tokenizer::Bytes, config, files: None, json });
@@ -102,7 +108,7 @@ impl Text {
             config.tool_template = None;
         }
         if !exists(&file) {
-            return Err(no_tokenizer(&file, &folder).into());
+            return Err(no_tokenizer(&file, &folder, option).into());
         }
         let json = read_text(&file, TOKENIZER_BYTES)?;
         let tokenizer = Tokenizer::hugging_face(json.as_bytes(), &config)?;
@@ -141,6 +147,8 @@ pub struct Data {
     /// Whether bad records of the held-out data were reported.
     told: AtomicBool,
     instruction_prompt: Option<InstructionPrompt>,
+    /// Whether each file is one record: text without a separator.
+    files_are_records: bool,
 }
 
 enum Reader {
@@ -171,8 +179,8 @@ impl Data {
             (Input::Images { size, channels, .. }, None) => {
                 image_reader(settings, size, channels, model.config.classes)
             }
-            (Input::Tokens { .. }, None) => return Err(mismatch("text", "images").into()),
-            (Input::Images { .. }, Some(_)) => return Err(mismatch("images", "text").into()),
+            (Input::Tokens { .. }, None) => return Err(mismatch("reads text", "images").into()),
+            (Input::Images { .. }, Some(_)) => return Err(mismatch("classifies images", "text").into()),
         };
         let epochs = settings.train.epochs.map(u64::from);
         let (batch, workers) = (settings.train.batch, data.workers);
@@ -195,6 +203,7 @@ impl Data {
             on_bad_record,
             told: AtomicBool::new(false),
             instruction_prompt,
+            files_are_records: data.source == DataSource::Text && data.separator.is_none(),
         })
     }
 
@@ -202,6 +211,45 @@ impl Data {
         match &self.reader {
             Reader::Text { .. } => Reads::Tokens,
             Reader::Images { .. } => Reads::Images,
+        }
+    }
+
+    /// What to do about an error in these data.
+    pub fn hint(&self, error: &evenkeel_data::Error) -> Option<String> {
+        let evenkeel_data::Error::NothingToRead { skipped: 0, truncated: 0, .. } = error else { return error.hint() };
+        let Some(records) = self.order.held_out_every.and_then(|_| self.few_records()) else { return error.hint() };
+        let records = if records == 1 { "1 record".to_owned() } else { format!("{records} records") };
+        let more = if self.files_are_records {
+            "split the text with data.separator, such as \"\\n\\n\" for blank lines"
+        } else {
+            "add some, or choose another data.holdout"
+        };
+        Some(format!("the data has only {records}: {more}, or give data.eval_paths"))
+    }
+
+    /// The number of records, if it is small.
+    fn few_records(&self) -> Option<usize> {
+        const FEW: usize = 1000;
+        let mut records = 0;
+        for chunk in 0..self.source.chunks() {
+            records += self.source.read_each(chunk).ok()?.len();
+            if records > FEW {
+                return None;
+            }
+        }
+        Some(records)
+    }
+
+    /// The error of the very first record in place of the given one, if both cannot be used: shuffled data may begin anywhere.
+    pub fn first_bad(&self, error: Error) -> Error {
+        let Error::Data(found) = &error else { return error };
+        if !found.is_of_record() || !self.order.shuffle {
+            return error;
+        }
+        let in_order = OrderOptions { shuffle: false, held_out_every: None, part: Subset::Train, ..self.order };
+        match self.samples_in(in_order, 1) {
+            Err(Error::Data(first)) if first.is_of_record() => first.into(),
+            _ => error,
         }
     }
 
@@ -215,9 +263,13 @@ impl Data {
 
     /// The first samples of training, each by itself; empty for images.
     pub fn first_samples(&self, count: usize) -> Result<Vec<Row>, Error> {
+        self.samples_in(self.order, count)
+    }
+
+    fn samples_in(&self, order: OrderOptions, count: usize) -> Result<Vec<Row>, Error> {
         let Reader::Text { encoder, packing } = &self.reader else { return Ok(Vec::new()) };
         let packing = Packing { fill: Fill::Single, ..*packing };
-        let options = LoaderOptions { workers: 1, ..self.options(self.order, self.epochs) };
+        let options = LoaderOptions { workers: 1, ..self.options(order, self.epochs) };
         let mut loader = Loader::rows(self.source.clone(), encoder.clone(), packing, options, None)?;
         let mut rows = Vec::new();
         while rows.len() < count
@@ -339,7 +391,8 @@ fn open_source(
     };
     let is_optional = |column: &String| OPTIONAL_COLUMNS.contains(&column.as_str());
     let (optional_columns, columns) = columns.into_iter().partition(is_optional);
-    let source = Source::open(&SourceSpec { columns, optional_columns, ..SourceSpec::new(format, paths.to_vec()) })?;
+    let spec = SourceSpec { columns, optional_columns, ..SourceSpec::new(format, paths.to_vec()) };
+    let source = Source::open(&spec).map_err(evenkeel_data::Error::from)?;
     fingerprint.add_files(&source.files());
     Ok(Arc::new(source))
 }
@@ -406,18 +459,22 @@ pub fn start_of_day() -> u64 {
     now - now % DAY
 }
 
-fn no_tokenizer(file: &Path, folder: &Path) -> Mistake {
+fn no_tokenizer(file: &Path, folder: &Path, option: &str) -> Mistake {
+    // Files of tokenizers that transformers can convert.
+    const OTHER_FORMS: [&str; 3] = ["tokenizer.model", "vocab.json", "vocab.txt"];
     let hint = if exists(folder.join("adapter_config.json")) {
         "the folder has an adapter: merge it with its model first, with PEFT's `merge_and_unload`".to_owned()
-    } else {
+    } else if OTHER_FORMS.iter().any(|name| exists(folder.join(name))) {
         format!("transformers makes one: `AutoTokenizer.from_pretrained({folder:?}).save_pretrained({folder:?})`")
+    } else {
+        format!("copy tokenizer.json from where the model came from, or set {option} to a folder that has one")
     };
     Mistake { what: format!("`{}` does not exist", file.display()), hint: Some(hint) }
 }
 
-fn mismatch(reads: &str, data: &str) -> Mistake {
+fn mismatch(does: &str, data: &str) -> Mistake {
     Mistake {
-        what: format!("the model reads {reads}, the data are {data}"),
+        what: format!("the model {does}, the data are {data}"),
         hint: Some("choose another model, or another data.source".to_owned()),
     }
 }

@@ -19,7 +19,7 @@ use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, 
 use evenkeel_train::checkpoint::CheckpointState;
 use evenkeel_train::{Best, Progress};
 
-use crate::config::{RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};
+use crate::config::{DataSource, RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};
 use crate::{Failure, Mistake, warn};
 
 const METRICS: &str = "metrics.jsonl";
@@ -48,12 +48,18 @@ pub enum Which {
 }
 
 pub fn find_checkpoint(run: &Path, which: Which) -> Result<Checkpoint, Failure> {
+    const HINT: &str = "give the folder of a run, its output.folder";
+    if !exists(run) {
+        let what = format!("`{}` does not exist", run.display());
+        return Err(Mistake { what, hint: Some(HINT.to_owned()) }.into());
+    }
     let checkpoints = run.join(CHECKPOINTS);
     let of_step = |step: u64| checkpoints.join(checkpoint_name(step));
     recover_all(&checkpoints, is_checkpoint_name)?;
     match which {
         Which::Newest => (),
-        Which::Step(step) => return Ok(Checkpoint::open(of_step(step))?),
+        Which::Step(step) if exists(of_step(step)) => return Ok(Checkpoint::open(of_step(step))?),
+        Which::Step(step) => return Err(no_such_step(run, step)?.into()),
         Which::Best => {
             let best = CheckpointState::of(&find_checkpoint(run, Which::Newest)?)?.progress.best;
             return match best.filter(|best| exists(of_step(best.step))) {
@@ -66,8 +72,27 @@ pub fn find_checkpoint(run: &Path, which: Which) -> Result<Checkpoint, Failure> 
     say_damaged(&damaged);
     newest.ok_or_else(|| {
         let what = format!("`{}` has no checkpoint", run.display());
-        Mistake { what, hint: Some("give the folder of a run, its output.folder".to_owned()) }.into()
+        Mistake { what, hint: Some(HINT.to_owned()) }.into()
     })
+}
+
+fn no_such_step(run: &Path, step: u64) -> Result<Mistake, Failure> {
+    let what = format!("`{}` has no checkpoint of step {step}", run.display());
+    let mut steps: Vec<String> =
+        list(run.join(CHECKPOINTS), CHECKPOINT)?.iter().filter_map(|path| step_of(path)).collect();
+    steps.reverse();
+    let hint = match &steps[..] {
+        [] => "it has no checkpoint at all".to_owned(),
+        [only] => format!("it has one of step {only}"),
+        [first @ .., last] => format!("it has those of steps {} and {last}", first.join(", ")),
+    };
+    Ok(Mistake { what, hint: Some(hint) })
+}
+
+/// The step in a checkpoint's name, without zeros before it.
+fn step_of(checkpoint: &Path) -> Option<String> {
+    let digits = checkpoint.file_name()?.to_str()?.strip_prefix(CHECKPOINT)?;
+    Some(digits.parse::<u64>().ok()?.to_string())
 }
 
 fn no_best(run: &Path, best: Option<Best>) -> Mistake {
@@ -152,16 +177,17 @@ impl RunFolder {
         Ok(write_file_atomically(self.config(), |file| file.put(text.as_bytes()))?)
     }
 
-    /// Names the changed settings, if a run is continued with others than it was begun with.
-    pub fn say_what_changed(&self, config: &RunConfig, is_same: bool) -> Result<(), Failure> {
-        if is_same || !exists(self.config()) {
+    /// Names the changed settings of a run that is continued with others than it was begun with.
+    pub fn say_what_changed(&self, config: &RunConfig, before: Option<&Settings>) -> Result<(), Failure> {
+        if !exists(self.config()) {
             return Ok(());
         }
+        let batch = before.and_then(|before| other_batch(before, &config.settings)).unwrap_or_default();
         let before = read_text(self.config(), MOST_CONFIG_BYTES)?;
         let (before, now) = (settings_in(&before), settings_in(&config.to_toml()));
         let changed: Vec<&str> = now.iter().filter(|line| !before.contains(line)).map(String::as_str).collect();
         if !changed.is_empty() {
-            warn(&format!("the run continues with changed settings: {}", changed.join(", ")));
+            warn(&format!("the run continues with changed settings: {}{batch}", changed.join(", ")));
         }
         Ok(())
     }
@@ -239,6 +265,23 @@ impl RunFolder {
 fn in_section(strategy: &Strategy) -> String {
     let section = BTreeMap::from([(RUN_STRATEGY, strategy)]);
     format!("# What follows from the above.\n{}", toml::to_string(&section).expect("a strategy has a form in TOML"))
+}
+
+/// Says how another number of replicas changes a step's batch, and what keeps it.
+fn other_batch(before: &Settings, now: &Settings) -> Option<String> {
+    let per_batch = |settings: &Settings| settings.train.accumulate * settings.parallel.dp;
+    let batch = |settings: &Settings| settings.train.batch * per_batch(settings);
+    let (was, is) = (batch(before), batch(now));
+    if before.parallel.dp == now.parallel.dp || was == is {
+        return None;
+    }
+    let keeps = if was.is_multiple_of(per_batch(now)) {
+        format!("; --batch {} keeps it", was / per_batch(now))
+    } else {
+        String::new()
+    };
+    let of = if matches!(now.data.source, DataSource::Images | DataSource::Cifar10) { "images" } else { "sequences" };
+    Some(format!("; a step's batch was {was} {of} and is now {is}{keeps}"))
 }
 
 /// The settings in a run's configuration, a line each, with the names that `--set` takes.

@@ -96,7 +96,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let micros = vec![Samples::blank(config.input, batch, sequence); strategy.micros_per_step()];
     // A run has its tokenizer in memory.
     let tokenizer = TokenizerSource::Path(folder.path().to_owned());
-    let tokenizer = matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer));
+    let tokenizer =
+        matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer, "data.tokenizer"));
     let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {

@@ -75,12 +75,15 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         progress = state.progress;
         widths = Some(state.widths);
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(newest.path()))?);
-        folder.say_what_changed(&config, state.configuration == configuration)?;
+        if state.configuration != configuration {
+            folder.say_what_changed(&config, before.as_ref())?;
+        }
         folder.forget_lost_best(&mut progress);
     }
     // Bad data are found before an earlier run is replaced.
-    let mut feed = Primed::new(data.training(from)?).map_err(|error| ended_by_data(error, progress.step, &folder))?;
-    check_evaluation(&data, |error| ended_by_data(error, progress.step, &folder))?;
+    let mut feed = Primed::new(data.training(from)?)
+        .map_err(|error| ended_by_data(data.first_bad(error), &data, progress.step, &folder))?;
+    check_evaluation(&data, |error| ended_by_data(error, &data, progress.step, &folder))?;
     folder.claim(&config, strategy, newest.is_some())?;
     let title =
         format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
@@ -199,7 +202,7 @@ fn told_how_it_ended(
             Ok(stop)
         }
         Err(error) => {
-            let failure = ended_by_data(error, progress.step, observer.folder);
+            let failure = ended_by_data(error, observer.data, progress.step, observer.folder);
             for Mistake { what, hint } in failure.mistakes() {
                 observer.emit(&RunEvent::Fault { what: what.clone(), hint: hint.clone() })?;
             }
@@ -358,7 +361,7 @@ fn not_a_state(path: &std::path::Path) -> Mistake {
 }
 
 /// If data end a run: what is saved of it, and how to continue it.
-fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) -> Failure {
+fn ended_by_data(error: evenkeel_train::Error, data: &Data, step: u64, folder: &RunFolder) -> Failure {
     let evenkeel_train::Error::Data(error) = error else { return error.into() };
     let saved = match step {
         0 => "the run ends before its first step".to_owned(),
@@ -371,7 +374,7 @@ fn ended_by_data(error: evenkeel_train::Error, step: u64, folder: &RunFolder) ->
         }
         (false, _) => None,
     };
-    let hints: Vec<String> = error.hint().into_iter().chain(go_on.map(str::to_owned)).collect();
+    let hints: Vec<String> = data.hint(&error).into_iter().chain(go_on.map(str::to_owned)).collect();
     let hint = (!hints.is_empty()).then(|| hints.join("; "));
     Failure::new(error.is_fault(), format!("{error}; {saved}"), hint)
 }

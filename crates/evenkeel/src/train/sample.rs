@@ -40,7 +40,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
     let model = Model::open(&saved)?.for_device(kind);
     let device = start(kind, settings)?;
     let parameters = model.load(&saved, DType::from(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
-    let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()))?;
+    let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()), "data.tokenizer")?;
     let template = if is_chat { text.template(start_of_day())? } else { None };
     let options = GenerateOptions {
         sampling: Sampling {
