@@ -60,7 +60,7 @@ def draw():
         f'<rect x="180" y="44" width="12" height="12" fill="{BLUE}"/>',
         text(198, 55, "balance.mode = auto"),
         f'<path d="M350 43V57" stroke="{RED}" stroke-width="2"/>',
-        text(358, 55, "optimum: all work divided by speed"),
+        text(358, 55, "estimated optimum: all work divided by speed"),
     ]
     for number, (name, speed, error, optimum) in enumerate(drawn):
         y = TOP + ROW * number

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const MOST_WORDS: usize = 900;
+const MOST_WORDS: usize = 930;
 const MOST_COLUMNS: usize = 130;
 
 fn root() -> PathBuf {
@@ -79,7 +79,8 @@ fn words(line: &str) -> Vec<String> {
         match (quote, character) {
             (None, '\'' | '"') => quote = Some(character),
             (Some(open), _) if open == character => quote = None,
-            (None, '#') if word.is_empty() => break,
+            // A comment, or where the output goes.
+            (None, '#' | '>') if word.is_empty() => break,
             (None, ' ') => words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty())),
             _ => word.push(character),
         }
