@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 struct Prompt {
     /// The text to print before the model's own.
     shown: String,
-    /// What the model continues.
+    /// The tokens that the model continues.
     tokens: Vec<u32>,
     /// The tokens beside those of the messages; `None` without a chat template.
     template_tokens: Option<usize>,

@@ -481,9 +481,9 @@ fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &
         "bare",
     ];
     let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
-    let legend = "Medians. speed: against the first row; exposed: share of the step in which a rank exchanged and did not compute; simulated: from the \
-                  costs of single tasks in the same round; bound: the longer of computing and exchanging, and what \
-                  nothing can hide; memory: of the rank that needs most; reductions, gathers and the traffic that \
+    let legend = "Medians. speed: against the first row; exposed: share of the step in which a rank exchanged and did not \
+                  compute; simulated: from the costs of single tasks in the same round; bound: the longer of computing and \
+                  exchanging, and what nothing can hide; memory: of the rank that needs most; reductions, gathers and the traffic that \
                   each rank sends: per layer; bare: exchanges of a step that overlap no \
                   computation before a task waits for them.";
     let Candidate { parts, .. } = chosen.candidate;

@@ -17,7 +17,8 @@ use super::settings::{
 };
 use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
 use crate::Mistakes;
-use data::{check_data, check_images, of_images};
+pub use data::of_images;
+use data::{check_data, check_images};
 
 /// Keys that describe a new model.
 const SIZES: [&str; 8] = [

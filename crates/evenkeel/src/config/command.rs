@@ -167,7 +167,7 @@ impl Overrides {
     }
 }
 
-/// What to give instead of a file that cannot be read.
+/// The hint for a configuration that cannot be read.
 fn instead_of(file: &Path) -> String {
     let inside = file.join(RUN_CONFIG);
     if evenkeel_store::exists(&inside) {

@@ -22,7 +22,7 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub use check::names_a_file;
+pub use check::{names_a_file, of_images};
 pub use command::{Arguments, Overrides, run};
 pub use explain::{explain, explain_in_markdown};
 pub use raw::{RawConfig, key_of_flag};

@@ -12,13 +12,13 @@ use evenkeel_data::{
     LoaderOptions, OPTIONAL_COLUMNS, OnBadRecord, OrderOptions, Packing, RecordCounts, Row, Source, Subset, Template,
     Tokenizer, TokenizerConfig, alpaca_template,
 };
-use evenkeel_model::{Input, Model};
+use evenkeel_model::{Config, Input, Model};
 use evenkeel_report::Reads;
 use evenkeel_store::{exists, read_text};
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
-use super::model::check_reads_text;
+use super::model::open_folder;
 use crate::config::{
     self, DataSource, InstructionPrompt, ModelSource, PackingStrategy, RecordFormat, RunConfig, Settings,
     TokenizerSource,
@@ -179,8 +179,8 @@ impl Data {
             (Input::Images { size, channels, .. }, None) => {
                 image_reader(settings, size, channels, model.config.classes)
             }
-            (Input::Tokens { .. }, None) => return Err(mismatch("reads text", "images").into()),
-            (Input::Images { .. }, Some(_)) => return Err(mismatch("classifies images", "text").into()),
+            (Input::Tokens { .. }, None) => return Err(mismatch("the model reads text", "images").into()),
+            (Input::Images { .. }, Some(_)) => return Err(mismatch("the model classifies images", "text").into()),
         };
         let epochs = settings.train.epochs.map(u64::from);
         let (batch, workers) = (settings.train.batch, data.workers);
@@ -214,7 +214,7 @@ impl Data {
         }
     }
 
-    /// What to do about an error in these data.
+    /// The hint for an error in these data.
     pub fn hint(&self, error: &evenkeel_data::Error) -> Option<String> {
         let evenkeel_data::Error::NothingToRead { skipped: 0, truncated: 0, .. } = error else { return error.hint() };
         let Some(records) = self.order.held_out_every.and_then(|_| self.few_records()) else { return error.hint() };
@@ -472,9 +472,20 @@ fn no_tokenizer(file: &Path, folder: &Path, option: &str) -> Mistake {
     Mistake { what: format!("`{}` does not exist", file.display()), hint: Some(hint) }
 }
 
-fn mismatch(does: &str, data: &str) -> Mistake {
+/// Refuses a folder without a model, and a model that reads no text. A missing tokenizer would say less about either.
+fn check_reads_text(path: &Path) -> Result<(), Failure> {
+    let folder = open_folder(path)?;
+    match Config::from_json(folder.config()) {
+        Ok(Config { input: Input::Images { .. }, .. }) => {
+            Err(mismatch(&format!("the model in `{}` classifies images", path.display()), "text").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn mismatch(model: &str, data: &str) -> Mistake {
     Mistake {
-        what: format!("the model {does}, the data are {data}"),
+        what: format!("{model}, the data are {data}"),
         hint: Some("choose another model, or another data.source".to_owned()),
     }
 }

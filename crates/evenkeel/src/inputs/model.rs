@@ -38,17 +38,6 @@ pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
     Ok(Folder::open(path)?)
 }
 
-/// Refuses a folder without a model, and a model that reads no text. A missing tokenizer would say less about either.
-pub fn check_reads_text(path: &Path) -> Result<(), Failure> {
-    let folder = open_folder(path)?;
-    let model = Model::from_json(folder.config());
-    if model.is_ok_and(|model| matches!(model.config.input, Input::Images { .. })) {
-        let what = format!("the model in `{}` classifies images, the data are text", path.display());
-        return Err(Mistake { what, hint: Some("choose another model, or another data.source".to_owned()) }.into());
-    }
-    Ok(())
-}
-
 /// config.json without the ignored keys; `a.b` is key b of object a. Warns of keys that it does not have: `option` is where the
 /// user named them.
 pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {

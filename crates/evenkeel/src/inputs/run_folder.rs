@@ -19,7 +19,7 @@ use evenkeel_store::{FolderLock, exists, files, read_text, recover_all, remove, 
 use evenkeel_train::checkpoint::CheckpointState;
 use evenkeel_train::{Best, Progress};
 
-use crate::config::{DataSource, RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings};
+use crate::config::{RUN_CONFIG, RUN_STRATEGY, RawConfig, RunConfig, Settings, of_images};
 use crate::{Failure, Mistake, warn};
 
 const METRICS: &str = "metrics.jsonl";
@@ -280,7 +280,7 @@ fn other_batch(before: &Settings, now: &Settings) -> Option<String> {
     } else {
         String::new()
     };
-    let of = if matches!(now.data.source, DataSource::Images | DataSource::Cifar10) { "images" } else { "sequences" };
+    let of = if of_images(now) { "images" } else { "sequences" };
     Some(format!("; a step's batch was {was} {of} and is now {is}{keeps}"))
 }
 

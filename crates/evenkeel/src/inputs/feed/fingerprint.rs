@@ -6,7 +6,7 @@ use std::path::Path;
 use evenkeel_store::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DataSource, Settings, in_toml};
+use crate::config::{Settings, in_toml, of_images};
 
 /// Keys of `[data]` that decide what is read and what a position in it means. The others change how fast it is read or what
 /// becomes of a picture, or the contents of their files stand for them.
@@ -46,7 +46,7 @@ pub struct Fingerprint(BTreeMap<String, String>);
 impl Fingerprint {
     pub fn new(settings: &Settings) -> Fingerprint {
         let sections = settings.values().into_iter().filter(|(section, _)| *section == "data");
-        let of_images = matches!(settings.data.source, DataSource::Images | DataSource::Cifar10);
+        let of_images = of_images(settings);
         let counts = |key: &&str| KEYS.contains(key) && !(of_images && OF_TOKENS.contains(key));
         let values = sections.flat_map(|(_, values)| values).filter(|(key, _)| counts(key));
         Fingerprint(values.map(|(key, value)| (format!("data.{key}"), in_toml(&value))).collect())
