@@ -43,6 +43,16 @@ def weight_bits(key, keys):
     return numpy.where(key_numbers % 16 < 8, x >> 16, (x ^ x << 16) >> 16), 2**16
 
 
+def kept_rows(seed, first_token, tokens, cols, p):
+    """Which numbers of the site with this seed stay, [tokens, cols]."""
+    seed = seed_of(seed, 0)
+    rows = numpy.empty((tokens, cols), dtype=bool)
+    for row in range(tokens):
+        steps, all_steps = uniform(seed_of(seed, first_token + row), cols)
+        rows[row] = steps >= p * all_steps
+    return rows
+
+
 class Noise:
     """Takes the place of `torch.nn.functional.dropout`. Modules call it in the order in which they compute."""
 
@@ -81,12 +91,7 @@ class Noise:
         else:
             # What a sublayer adds is dropped where the next unit begins; the first layer's attention is unit 1.
             site = 4 * (1 + 2 * self.layer + self.outputs) + ENTRY
-        seed = seed_of(seed_of(self.seed, site), 0)
-        rows = numpy.empty((shape[0] * shape[1], shape[2]), dtype=bool)
-        for row in range(len(rows)):
-            steps, all_steps = uniform(seed_of(seed, self.first_token + row), shape[2])
-            rows[row] = steps >= p * all_steps
-        return rows
+        return kept_rows(seed_of(self.seed, site), self.first_token, shape[0] * shape[1], shape[2], p)
 
 
 @contextlib.contextmanager

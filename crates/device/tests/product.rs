@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Activation, Copy, Order, Product};
+use evenkeel_device::kernel::{Activation, Copy, Order, Product, Term};
 use evenkeel_device::{DType, Queue, Tensor};
 use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
@@ -36,6 +36,9 @@ struct Case {
     dtype: DType,
     out: DType,
     padding: usize,
+    scale: f32,
+    /// Order and depth of the second product.
+    also: Option<(Order, usize)>,
     accumulate: bool,
     bias: bool,
     activation: Option<Activation>,
@@ -44,8 +47,19 @@ struct Case {
 
 impl Case {
     fn plain(order: Order, dims: [usize; 3], dtype: DType) -> Case {
-        let (accumulate, bias, preactivation) = (false, false, false);
-        Case { order, dims, dtype, out: dtype, padding: 0, accumulate, bias, activation: None, preactivation }
+        Case {
+            order,
+            dims,
+            dtype,
+            out: dtype,
+            padding: 0,
+            scale: 1.0,
+            also: None,
+            accumulate: false,
+            bias: false,
+            activation: None,
+            preactivation: false,
+        }
     }
 
     fn operands(&self) -> Operands {
@@ -56,6 +70,7 @@ impl Case {
             b: random.numbers(k * n, self.dtype),
             before: random.numbers(m * n, self.out),
             bias: random.numbers(n, DType::F32),
+            second: self.also.map(|(_, depth)| [m, n].map(|len| random.numbers(len * depth, self.dtype))),
         }
     }
 
@@ -63,17 +78,24 @@ impl Case {
     fn launch(&self, queue: &Queue) -> Vec<Tensor> {
         let [m, n, k] = self.dims;
         let operands = self.operands();
-        let (a_shape, b_shape) = match self.order {
-            Order::NN => ([m, k], [k, n]),
-            Order::NT => ([m, k], [n, k]),
-            Order::TN => ([k, m], [k, n]),
+        let matrices = |order: Order, depth: usize, [a, b]: [&[f32]; 2]| {
+            let [a_shape, b_shape] = match order {
+                Order::NN => [[m, depth], [depth, n]],
+                Order::NT => [[m, depth], [n, depth]],
+                Order::TN => [[depth, m], [depth, n]],
+            };
+            [(a_shape, a), (b_shape, b)]
+                .map(|([rows, cols], values)| strided(queue, rows, cols, self.padding, self.dtype, values))
         };
-        let a = strided(queue, a_shape[0], a_shape[1], self.padding, self.dtype, &operands.a);
-        let b = strided(queue, b_shape[0], b_shape[1], self.padding, self.dtype, &operands.b);
+        let [a, b] = matrices(self.order, k, [&operands.a, &operands.b]);
+        let second = self.also.zip(operands.second.as_ref());
+        let second = second.map(|((order, depth), [a, b])| (order, matrices(order, depth, [a, b])));
         let out = strided(queue, m, n, self.padding, self.out, &operands.before);
         let bias = self.bias.then(|| queue.floats(1, n, DType::F32, &operands.bias));
         let preactivation = self.preactivation.then(|| strided(queue, m, n, self.padding, self.out, &operands.before));
         queue.launch(Product {
+            scale: self.scale,
+            also: second.as_ref().map(|(order, [a, b])| Term::new(*order, a, b)),
             accumulate: self.accumulate,
             bias: bias.as_ref().map(|bias| bias.view()),
             activation: self.activation,
@@ -90,9 +112,16 @@ impl Case {
         let mut sums = vec![0.0; m * n];
         for i in 0..m {
             for j in 0..n {
-                let a = |p: usize| operands.a[if self.order == Order::TN { p * m + i } else { i * k + p }] as f64;
-                let b = |p: usize| operands.b[if self.order == Order::NT { j * k + p } else { p * n + j }] as f64;
-                let mut sum: f64 = (0..k).map(|p| a(p) * b(p)).sum();
+                let product = |order: Order, depth: usize, [a, b]: [&[f32]; 2]| -> f64 {
+                    let a = |p: usize| a[if order == Order::TN { p * m + i } else { i * depth + p }] as f64;
+                    let b = |p: usize| b[if order == Order::NT { j * depth + p } else { p * n + j }] as f64;
+                    (0..depth).map(|p| a(p) * b(p)).sum()
+                };
+                let mut sum = product(self.order, k, [&operands.a, &operands.b]);
+                if let (Some((order, depth)), Some([a, b])) = (self.also, &operands.second) {
+                    sum += product(order, depth, [a, b]);
+                }
+                sum *= self.scale as f64;
                 sum += if self.accumulate { operands.before[i * n + j] as f64 } else { 0.0 };
                 sum += if self.bias { operands.bias[j] as f64 } else { 0.0 };
                 sums[i * n + j] = sum;
@@ -109,6 +138,7 @@ struct Operands {
     b: Vec<f32>,
     before: Vec<f32>,
     bias: Vec<f32>,
+    second: Option<[Vec<f32>; 2]>,
 }
 
 fn activated(activation: Activation, x: f64) -> f64 {
@@ -203,6 +233,67 @@ fn bias_and_activation_follow_the_product_and_the_preactivation_is_kept() {
             let cases = shallow.map(|case| Case { bias, activation, preactivation, padding: 2, ..case });
             check(&cases.collect::<Vec<_>>());
         }
+    }
+}
+
+#[test]
+fn a_second_product_is_added_before_bias_and_activation() {
+    for (order, depth) in ORDERS.into_iter().zip([16, 3, 40]) {
+        let with = all().map(|case| Case { also: Some((order, depth)), padding: 3, ..case });
+        let with: Vec<Case> = with.collect();
+        let of = |change: fn(Case) -> Case| with.iter().copied().map(change).collect::<Vec<_>>();
+        check(&with);
+        check(&of(|case| Case { padding: 0, ..case }));
+        check(&of(|case| Case { accumulate: true, ..case }));
+        check(&of(|case| Case { out: DType::F32, scale: 0.25, ..case }));
+        let mut activated = of(|case| Case {
+            bias: true,
+            activation: Some(Activation::GeluTanh),
+            preactivation: true,
+            scale: 0.125,
+            ..case
+        });
+        activated.retain(|case| case.dims[2] <= 96);
+        check(&activated);
+    }
+}
+
+#[test]
+fn a_scale_multiplies_the_sums_and_nothing_else() {
+    check(&all().map(|case| Case { scale: 0.3, padding: 1, ..case }).collect::<Vec<_>>());
+    check(&all().map(|case| Case { scale: -2.5, accumulate: true, ..case }).collect::<Vec<_>>());
+    check(&all().map(|case| Case { scale: 0.5, bias: true, ..case }).collect::<Vec<_>>());
+}
+
+/// A second product needs more working memory than the one before it, whose packed operand it shares.
+#[test]
+fn a_second_product_leaves_the_first_ones_packed_operands_alone() {
+    const N: usize = 96;
+    for (dtype, order) in DTYPES.into_iter().flat_map(|dtype| ORDERS.map(|order| (dtype, order))) {
+        run(|queue| {
+            let mut random = Random::new(11);
+            let mut matrix =
+                |rows: usize, cols: usize| queue.floats(rows, cols, dtype, &random.numbers(rows * cols, dtype));
+            let [x, w, v] = [matrix(N, N), matrix(N, N), matrix(N, N)];
+            let (s, b) = (matrix(N, 700), matrix(N, 700));
+            let launch = |w: &Tensor, also: Option<Term>| {
+                let out = queue.zeros(N, N, DType::F32);
+                queue.launch(Product { also, ..Product::new(order, &x, w, &out) });
+                out
+            };
+            let also = Some(Term::new(Order::NT, &s, &b));
+            // Reading back clears what is kept, so these are computed one by one.
+            let alone = [(&w, None), (&v, None), (&w, also), (&v, also)];
+            let alone = alone.map(|(weight, also)| queue.read(&launch(weight, also)));
+            let mut outs = Vec::new();
+            for (weight, also) in [(&w, None), (&w, also), (&v, also), (&v, None), (&w, also)] {
+                outs.push(launch(weight, also));
+            }
+            for (out, expected) in outs.iter().zip([0, 2, 3, 1, 2]) {
+                assert!(queue.read(out) == alone[expected], "{dtype:?} {order:?}");
+            }
+            Vec::new()
+        });
     }
 }
 

@@ -14,7 +14,8 @@ use evenkeel_train::{Samples, Trainer, TrainerOptions};
 
 use crate::config::{ModelSource, Overrides, RUN_CONFIG, Settings};
 use crate::inputs::feed::{Data, Text};
-use crate::inputs::model::{ModelInput, open_folder};
+use crate::inputs::model::ModelInput;
+use crate::inputs::model_folder::ModelFolder;
 use crate::inputs::run_folder::RUN_MODEL;
 use crate::launch::Launch;
 use crate::memory::{check_fit, check_fit_on_gpus, peak_bytes};
@@ -121,7 +122,7 @@ fn subject(arguments: &Arguments) -> Result<(Overrides, Option<PathBuf>), Failur
         return Err(Mistake { what, hint: Some("leave one of them out".to_owned()) }.into());
     }
     // Problems of the folder are reported before those of the data.
-    open_folder(path)?;
+    ModelFolder::open(path, None)?;
     Ok((overrides.with_file(None), Some(path.clone())))
 }
 

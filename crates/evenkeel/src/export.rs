@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use evenkeel_model::ParamId;
 use evenkeel_store::exists;
 use evenkeel_train::checkpoint::Opened;
 
@@ -27,6 +28,9 @@ pub struct Arguments {
     /// Replaces an existing folder.
     #[arg(long)]
     overwrite: bool,
+    /// Merges the run's adapter into its model, and writes that.
+    #[arg(long)]
+    merge: bool,
     /// Dtype of the written weights; the run's if not given.
     #[arg(long, value_enum)]
     dtype: Option<crate::device::Precision>,
@@ -58,15 +62,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let opened = Opened::new(&checkpoint)?;
     let specs = &input.model.specs;
-    specs.iter().try_for_each(|spec| opened.check(spec))?;
+    specs.iter().filter(|spec| spec.is_trained).try_for_each(|spec| opened.check(spec))?;
     let tokenizer = text.map(|text| SavedTokenizer::of(&text, &config.settings)).transpose()?;
-    input.save(
-        &output,
-        &config.settings,
-        tokenizer.as_ref(),
-        specs,
-        |id, rows| opened.read_rows(&specs[id.0], rows),
-        arguments.overwrite,
-    )?;
+    let read_rows = |id: ParamId, rows| opened.read_rows(&specs[id.0], rows);
+    if arguments.merge {
+        input.save_merged(&output, &config.settings, tokenizer.as_ref(), read_rows, arguments.overwrite)?;
+    } else {
+        input.save(&output, &config.settings, tokenizer.as_ref(), specs, read_rows, arguments.overwrite)?;
+    }
     Ok(format!("step {} of `{}` is now in `{}`", opened.state.progress.step, arguments.run.display(), output.display()))
 }

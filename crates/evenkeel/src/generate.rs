@@ -1,7 +1,7 @@
 //! `evenkeel generate MODEL --prompt TEXT`: text from a model, printed as it comes.
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, DeviceKind};
@@ -11,14 +11,17 @@ use serde_json::{Value, json};
 
 use crate::config::TokenizerSource;
 use crate::inputs::feed::{Text, start_of_day};
-use crate::inputs::model::{open_folder, without_keys};
+use crate::inputs::model_folder::ModelFolder;
 use crate::memory::{check_fit_on, peak_bytes};
 use crate::{Failure, Mistake, device, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// A Hugging Face model folder.
+    /// A Hugging Face model folder, or the folder of an adapter.
     model: PathBuf,
+    /// The folder of an adapter on the model, as PEFT saves it.
+    #[arg(long, value_name = "FOLDER")]
+    adapter: Option<PathBuf>,
     /// The beginning of the text, or "-" to read it from the standard input, without the newline at its end.
     #[arg(long, short, allow_hyphen_values = true, required_unless_present = "message")]
     prompt: Option<String>,
@@ -61,11 +64,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let folder = open_folder(&arguments.model)?;
+    let folder = ModelFolder::open(&arguments.model, arguments.adapter.as_deref())?;
     let kind = DeviceKind::from(arguments.device);
-    let json = without_keys(folder.config(), &arguments.ignore_keys, "--ignore-keys");
-    let model = Model::from_json(&json)?.for_device(kind);
-    model.check(&folder)?;
+    let model = folder.model(&arguments.ignore_keys, "--ignore-keys")?.0.for_device(kind);
     if let Input::Images { .. } = model.config.input {
         let what = format!("the model in {:?} classifies images and generates no text", arguments.model);
         return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());
@@ -73,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = match arguments.tokenizer.as_deref() {
         Some("bytes") => TokenizerSource::Bytes,
         Some(path) => TokenizerSource::Path(path.into()),
-        None => TokenizerSource::Path(arguments.model.clone()),
+        None => TokenizerSource::Path(folder.folder_with("tokenizer.json")),
     };
     let text = Text::from_source(&tokenizer, "--tokenizer")?;
     let tokenizer = &text.tokenizer;
@@ -87,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             seed: arguments.seed,
         },
         max_tokens,
-        end_tokens: end_tokens(&arguments.model, tokenizer)?,
+        end_tokens: end_tokens(&folder, tokenizer)?,
         vocabulary: Some(tokenizer.vocabulary()),
     };
     options.sampling.check().map_err(|error| mistake(error.into()))?;
@@ -99,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         warn(&format!("{warning}; the prompt has {}{template}, and up to {max_tokens} are new", prompt.len()));
     }
     let device = device::start_kind(kind, None)?;
-    let parameters = model.load(&folder, dtype, ZeroSharding::NONE, device.compute())?;
+    let parameters = folder.load(&model, 0, dtype, ZeroSharding::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
     let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
     // With the first token, so that an error before it stands alone.
@@ -175,9 +176,10 @@ fn from_standard_input() -> Result<String, Mistake> {
 }
 
 /// The end tokens of the tokenizer and of generation_config.json: a chat ends with another token than a text.
-pub fn end_tokens(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+pub fn end_tokens(folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     const MOST_BYTES: u64 = 1 << 20;
-    let path = folder.join("generation_config.json");
+    const FILE: &str = "generation_config.json";
+    let path = folder.folder_with(FILE).join(FILE);
     let mut tokens: Vec<u32> = tokenizer.end().into_iter().collect();
     if exists(&path) {
         let config: Value = read_json(&path, MOST_BYTES)?;

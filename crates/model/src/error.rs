@@ -34,6 +34,10 @@ pub enum Error {
         quoted(.patterns), if .patterns.len() == 1 { "matches" } else { "match" }
     )]
     IdlePatterns { patterns: Vec<String>, layers: Vec<String> },
+    #[error("{what}")]
+    BadAdapter { what: String },
+    #[error("the adapter's target `{target}` matches nothing in this model")]
+    IdleTarget { target: String, modules: Vec<String> },
     #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
 }
@@ -58,6 +62,8 @@ impl Error {
             }
             Error::BadPlan { .. } => Some("leave the layer out of the plan to have it cut automatically".into()),
             Error::IdlePatterns { layers, .. } => Some(format!("it has {}", layers.join(", "))),
+            Error::BadAdapter { .. } => None,
+            Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }

@@ -7,6 +7,7 @@
 //! [`Generator`] runs it on new tokens of sequences whose keys and values it has cached.
 //!
 //! ```text
+//! adapter/     which linear layers are adapted, and how; PEFT's form of it
 //! config/      config.json in one form for every architecture, and the tables of architectures and keys
 //! chain/       units, their operations with forward and backward, building the chain and running it plainly
 //! parameters/  values and gradients on a device, in buckets; loading them
@@ -17,6 +18,7 @@
 //!
 //! This crate knows no ranks, no groups and no communication.
 
+mod adapter;
 mod chain;
 mod config;
 mod error;
@@ -25,6 +27,10 @@ mod lossy;
 mod parameters;
 mod sharding;
 
+pub use adapter::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterValues, Adapters, Merger,
+    PEFT_PREFIX, Scaling, Targets,
+};
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};
 pub use chain::dropout::{Dropouts, Noise};

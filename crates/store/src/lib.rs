@@ -44,6 +44,6 @@ pub use tensor::RawTensor;
 pub use text_file::{read_bytes, read_json, read_text};
 pub use write::{
     FileWriter, FolderLock, LogFile, NewFolder, Recovery, SHARD_BYTES, SafeTensorsWriter, TensorEntry, WeightShard,
-    copy_file, cut_in_shards, exists, files, recover, recover_all, remove, save_model, subfolders,
+    copy_file, cut_in_shards, exists, files, recover, recover_all, remove, save_model, save_tensors, subfolders,
     write_file_atomically, write_json,
 };

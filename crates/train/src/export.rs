@@ -3,11 +3,34 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use evenkeel_model::{ParamId, ParamSpec};
-use evenkeel_store::{FileDtype, NewFolder, SHARD_BYTES, TensorEntry, save_model};
+use evenkeel_model::{ADAPTER_WEIGHTS, ParamId, ParamSpec};
+use evenkeel_store::{FileDtype, NewFolder, SHARD_BYTES, TensorEntry, save_model, save_tensors};
 
 use crate::Error;
 use crate::checkpoint::write_pieces;
+
+/// Writes what an adapter's training changed, rounded to `dtype`, as one file. `names` are those of the file.
+pub fn save_adapter(
+    folder: &NewFolder,
+    names: &[(String, ParamId)],
+    specs: &[ParamSpec],
+    dtype: FileDtype,
+    read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
+) -> Result<(), Error> {
+    let entry =
+        |(name, id): &(String, ParamId)| TensorEntry { name: name.clone(), dtype, shape: specs[id.0].shape.clone() };
+    let entries: Vec<TensorEntry> = names.iter().map(entry).collect();
+    let places: BTreeMap<&str, ParamId> = names.iter().map(|(name, id)| (name.as_str(), *id)).collect();
+    save_tensors(folder, ADAPTER_WEIGHTS, &entries, &of_pytorch(), |name, put| {
+        let id = places[name];
+        write_pieces(&specs[id.0], |rows| read_rows(id, rows), put)
+    })
+}
+
+/// transformers writes this, and older versions of it insist on it.
+fn of_pytorch() -> BTreeMap<String, String> {
+    BTreeMap::from([("format".to_owned(), "pt".to_owned())])
+}
 
 /// Writes the weights, rounded to `dtype`, as transformers names and shards them. `read_rows` returns rows of whole parameters.
 pub fn save_weights(
@@ -20,9 +43,7 @@ pub fn save_weights(
     let entries: Vec<TensorEntry> = specs.iter().map(entry).collect();
     let places: BTreeMap<&str, ParamId> =
         specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), ParamId(index))).collect();
-    // transformers writes this, and older versions of it insist on it.
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    save_model(folder, &entries, &metadata, SHARD_BYTES, |name, put| {
+    save_model(folder, &entries, &of_pytorch(), SHARD_BYTES, |name, put| {
         let id = places[name];
         write_pieces(&specs[id.0], |rows| read_rows(id, rows), put)
     })

@@ -257,7 +257,7 @@ impl Scratch {
     /// `len` numbers, aligned for vectors, holding whatever was left there.
     pub fn floats(&mut self, len: usize) -> &mut [f32] {
         let bytes = len * size_of::<f32>();
-        if self.bytes() < bytes || self.memory.is_none() {
+        if !self.has_floats(len) {
             // Frees the old memory first, so that both never exist together.
             self.memory = None;
             let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
@@ -267,6 +267,11 @@ impl Scratch {
         let first = self.memory.as_mut().expect("made above").as_mut_ptr().cast::<f32>();
         // SAFETY: the map is at least that long, begins with a page, is zeroed, any bits are an f32, and `self` is borrowed.
         unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
+    /// Whether so many numbers fit into the memory that is there.
+    pub fn has_floats(&self, len: usize) -> bool {
+        self.memory.is_some() && self.bytes() >= len * size_of::<f32>()
     }
 
     pub fn bytes(&self) -> usize {

@@ -33,7 +33,7 @@ pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use muon::{Combine, MuonMomentum, Normalize};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
-pub use product::{Order, Product};
+pub use product::{Order, Product, Term};
 pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
 pub use selected_rows::{GatherRows, ScatterRows};

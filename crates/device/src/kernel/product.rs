@@ -12,14 +12,17 @@ pub enum Order {
     TN,
 }
 
-/// `out = activation(a·b + bias)`, or `out += a·b` with `accumulate`.
+/// `out = activation(scale·(a·b + also) + bias)`, or `out += scale·(a·b + also)` with `accumulate`.
 ///
-/// `a` and `b` have the same dtype; sums are f32; `out` may be f32 whatever the operands are.
+/// All operands have the same dtype; sums are f32; `out` may be f32 whatever the operands are.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     pub order: Order,
     pub a: View,
     pub b: View,
+    pub scale: f32,
+    /// Another product of the same rows and columns, such as an adapter's. A CPU adds both in the same f32 sums.
+    pub also: Option<Term>,
     pub out: View,
     /// Add to `out`; excludes bias and activation.
     pub accumulate: bool,
@@ -30,12 +33,39 @@ pub struct Product {
     pub preactivation: Option<View>,
 }
 
+/// The operands of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Term {
+    pub order: Order,
+    pub a: View,
+    pub b: View,
+}
+
+impl Term {
+    pub fn new(order: Order, a: impl Into<View>, b: impl Into<View>) -> Term {
+        Term { order, a: a.into(), b: b.into() }
+    }
+}
+
 impl Product {
     pub fn new(order: Order, a: impl Into<View>, b: impl Into<View>, out: impl Into<View>) -> Product {
-        let a = a.into();
-        let b = b.into();
-        let out = out.into();
-        Product { order, a, b, out, accumulate: false, bias: None, activation: None, preactivation: None }
+        Product {
+            order,
+            a: a.into(),
+            b: b.into(),
+            scale: 1.0,
+            also: None,
+            out: out.into(),
+            accumulate: false,
+            bias: None,
+            activation: None,
+            preactivation: None,
+        }
+    }
+
+    /// The second product alone, into the same output.
+    pub fn second(&self) -> Option<Product> {
+        self.also.map(|Term { order, a, b }| Product::new(order, a, b, self.out))
     }
 
     pub fn accumulating(self) -> Product {
@@ -63,6 +93,10 @@ impl Operation for Product {
         };
         assert_eq!((self.a.shape(), self.b.shape()), (a, b), "Product {:?} into {:?}", self.order, [m, n]);
         assert_eq!(self.a.dtype, self.b.dtype, "Product: operands of different dtypes");
+        if let Some(second) = self.second() {
+            assert_eq!(second.a.dtype, self.a.dtype, "Product: operands of different dtypes");
+            second.check();
+        }
         let bare = self.bias.is_none() && self.activation.is_none() && self.preactivation.is_none();
         assert!(bare || !self.accumulate, "Product: accumulate excludes bias and activation");
         if let Some(bias) = &self.bias {
@@ -75,11 +109,18 @@ impl Operation for Product {
     }
 
     fn flops(&self) -> u64 {
-        2 * self.dims().iter().map(|&dim| dim as u64).product::<u64>()
+        let own = 2 * self.dims().iter().map(|&dim| dim as u64).product::<u64>();
+        own + self.second().map_or(0, |second| second.flops())
     }
 
     fn bytes(&self) -> u64 {
         let out = self.out.bytes() * if self.accumulate { 2 } else { 1 };
-        self.a.bytes() + self.b.bytes() + out + optional_bytes(&self.bias) + optional_bytes(&self.preactivation)
+        let second = self.also.map_or(0, |term| term.a.bytes() + term.b.bytes());
+        self.a.bytes()
+            + self.b.bytes()
+            + second
+            + out
+            + optional_bytes(&self.bias)
+            + optional_bytes(&self.preactivation)
     }
 }

@@ -15,7 +15,7 @@ use super::setting::Setting;
 use super::settings::{
     Architecture, DataSource, DecayForm, LrDecay, OnBadRecord, PackingStrategy, RecordFormat, Settings,
 };
-use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, optimizer};
+use super::{ModelSource, RunConfig, Sizes, Straggler, TokenizerSource, adapter, optimizer};
 use crate::Mistakes;
 pub use data::of_images;
 use data::{check_data, check_images};
@@ -48,6 +48,7 @@ impl RawConfig {
         check_images(&mut self, &settings);
         check_train(&mut self, &settings);
         optimizer::check(&mut self, &settings);
+        adapter::check(&mut self, &settings);
         check_eval(&mut self, &settings);
         check_best(&mut self, &settings);
         check_parallel(&mut self, &settings);

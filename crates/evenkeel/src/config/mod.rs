@@ -4,6 +4,7 @@
 //! [`RawConfig::check`] reports every mistake at once, and a [`RunConfig`] has none: nothing below validates it again. This
 //! module does not check whether files exist; the code that opens them reports that.
 
+mod adapter;
 mod check;
 mod command;
 mod deepspeed;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::Imputation;
+use evenkeel_model::{AdapterInit, Imputation};
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
 use super::setting::{above, choices, from, named};
@@ -26,6 +26,7 @@ choices! {
         Cosine = "cosine", Linear = "linear", Constant = "constant", CosineRestarts = "cosine-restarts",
         Polynomial = "polynomial", Wsd = "wsd"
     }
+    AdapterKind { Lora = "lora" }
     DecayForm { Cosine = "cosine", Linear = "linear", Sqrt = "sqrt" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
 }
@@ -36,6 +37,7 @@ named! {
     }
     Units { Units::All => "all", Units::Attention => "attention", Units::Mlp => "mlp" }
     Imputation { Imputation::Zero => "zero", Imputation::Average => "average", Imputation::Same => "same" }
+    AdapterInit { AdapterInit::Uniform => "uniform", AdapterInit::Gaussian => "gaussian" }
     Selection { Selection::Priority => "priority", Selection::Random => "random" }
     DeviceKind { DeviceKind::Cpu => "cpu", DeviceKind::Cuda => "cuda" }
 }
@@ -70,6 +72,43 @@ settings! {
         seed: u64 = 0, from(0);
         /// Keys of config.json to ignore although Evenkeel does not understand them. The model is trained and saved without them.
         ignore_keys: Vec<String> = Vec::new();
+    }
+
+    /// Adapters: small matrices beside frozen layers, trained instead of the model. What a run saves is an adapter as PEFT has it.
+    [adapter] Adapter {
+        /// Begins a new adapter: "lora". If neither this nor adapter.path is set, the whole model is trained.
+        kind: Option<AdapterKind>;
+        /// Folder of a saved adapter to continue.
+        path: Option<PathBuf>;
+        /// Rank of an adapter: columns of one of its two matrices and rows of the other.
+        rank: usize = 16, from(1).to(16384);
+        /// An adapter's output is multiplied by alpha / rank; 2 × rank if not set.
+        alpha: Option<f64>, above(0).to(1_000_000);
+        /// Share of an adapter's inputs that training drops.
+        dropout: f64 = 0.0, from(0).below(1);
+        /// Layers to adapt: whole names, or ends of names behind a dot, such as ["q_proj", "v_proj"]. "all-linear" is every linear
+        /// layer but the head.
+        targets: Vec<String> = vec!["all-linear".to_owned()];
+        /// A regular expression of the whole names of layers to adapt, instead of adapter.targets.
+        target_pattern: Option<String>;
+        /// Layers not to adapt, named like adapter.targets.
+        exclude: Vec<String> = Vec::new();
+        /// Numbers of the model's layers to adapt; all if not set.
+        layers: Vec<u32> = Vec::new(), from(0).to(4096);
+        /// Other ranks for some layers, "PATTERN=RANK"; the pattern is a regular expression of a name's end behind a dot, and the
+        /// first that matches counts.
+        rank_pattern: Vec<String> = Vec::new();
+        /// Other alphas for some layers, "PATTERN=ALPHA".
+        alpha_pattern: Vec<String> = Vec::new();
+        /// Whether an adapter's output is multiplied by alpha / √rank instead (rsLoRA).
+        rslora: bool = false;
+        /// Random numbers that an adapter begins with: "uniform" within ±1/√inputs, or "gaussian" with deviation 1/rank.
+        init: AdapterInit = AdapterInit::Uniform;
+        /// Modules that are trained whole beside the adapters, such as ["embed_tokens", "lm_head", "norm"], by the ends of their
+        /// names.
+        modules_to_save: Vec<String> = Vec::new();
+        /// Whether a head that is tied to a trained embedding is trained with it; if not, the head keeps the base's weights.
+        keep_tie: bool = false;
     }
 
     /// What the model is trained on.

@@ -18,7 +18,7 @@ use evenkeel_store::{exists, read_text};
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
-use super::model::open_folder;
+use super::model_folder::ModelFolder;
 use crate::config::{
     self, DataSource, InstructionPrompt, ModelSource, PackingStrategy, RecordFormat, RunConfig, Settings,
     TokenizerSource,
@@ -474,8 +474,8 @@ fn no_tokenizer(file: &Path, folder: &Path, option: &str) -> Mistake {
 
 /// Refuses a folder without a model, and a model that reads no text. A missing tokenizer would say less about either.
 fn check_reads_text(path: &Path) -> Result<(), Failure> {
-    let folder = open_folder(path)?;
-    match Config::from_json(folder.config()) {
+    let folder = ModelFolder::open(path, None)?;
+    match Config::from_json(folder.base.config()) {
         Ok(Config { input: Input::Images { .. }, .. }) => {
             Err(mismatch(&format!("the model in `{}` classifies images", path.display()), "text").into())
         }

@@ -3,4 +3,5 @@
 
 pub mod feed;
 pub mod model;
+pub mod model_folder;
 pub mod run_folder;

@@ -5,55 +5,29 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
-use evenkeel_model::{Input, Model, ParamId, ParamSpec, Parameters, ZeroSharding};
-use evenkeel_store::{FileDtype, Folder, Format, NewFolder, Source, copy_file, exists, read_json};
-use evenkeel_train::save_weights;
+use evenkeel_model::{
+    ADAPTER_CONFIG, Adapters, Config, Input, Merger, Model, PEFT_PREFIX, ParamId, ParamSpec, Parameters, ZeroSharding,
+};
+use evenkeel_store::{FileDtype, Format, NewFolder, Source, copy_file, exists, read_json};
+use evenkeel_train::{save_adapter, save_weights};
 use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
-use super::run_folder::RUN_MODEL;
+use super::model_folder::{ModelFolder, without_keys};
 use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
-use crate::{Failure, Mistake, hub, warn};
+use crate::{Failure, Mistake, warn};
 
 /// A model, the source of its weights, and its config.json.
 pub struct ModelInput {
     pub model: Model,
     /// config.json, without the keys that are ignored.
     pub json: Value,
-    folder: Option<Folder>,
+    folder: Option<ModelFolder>,
     /// The names of the classes of the run's images, by label.
     classes: Vec<String>,
 }
 
 const CONFIG_BYTES: u64 = 16 << 20;
-
-/// Opens a model's folder. For a run's folder, the error says where its model is.
-pub fn open_folder(path: &Path) -> Result<Folder, Failure> {
-    hub::check(path)?;
-    let inside = path.join(RUN_MODEL);
-    if !exists(path.join("config.json")) && exists(inside.join("config.json")) {
-        let what = format!("{path:?} is the folder of a run, expected one of a model");
-        return Err(Mistake { what, hint: Some(format!("its model is in {inside:?}")) }.into());
-    }
-    Ok(Folder::open(path)?)
-}
-
-/// config.json without the ignored keys; `a.b` is key b of object a. Warns of keys that it does not have: `option` is where the
-/// user named them.
-pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
-    fn take(json: &mut Value, key: &str) -> bool {
-        let Some(object) = json.as_object_mut() else { return false };
-        let inside = |(outer, inner)| object.get_mut(outer).is_some_and(|object| take(object, inner));
-        key.split_once('.').is_some_and(inside) || object.remove(key).is_some()
-    }
-    let mut json = json.clone();
-    for key in ignored {
-        if !take(&mut json, key) {
-            warn(&format!("`{option}` names `{key}`, which config.json does not have"));
-        }
-    }
-    json
-}
 
 fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
     if sequence <= positions {
@@ -75,22 +49,29 @@ impl ModelInput {
 
     /// The model limits the length of sequences if the configuration does not give it.
     pub fn read(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
-        let (json, folder) = match &config.source {
+        let ignored = &config.settings.model.ignore_keys;
+        let described = |json: Value| -> Result<(Model, Value), Failure> {
+            let json = without_keys(&json, ignored, "model.ignore_keys");
+            Ok((Model::from_json(&json)?, json))
+        };
+        let adapter = &config.settings.adapter;
+        let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
-                let folder = open_folder(path)?;
-                (folder.config().clone(), Some(folder))
+                let folder = ModelFolder::open(path, adapter.path.as_deref())?;
+                (folder.model(ignored, "model.ignore_keys")?, Some(folder))
             }
-            ModelSource::Config(path) => (read_json(path, CONFIG_BYTES)?, None),
+            ModelSource::Config(path) => (described(read_json(path, CONFIG_BYTES)?)?, None),
             ModelSource::Sizes(sizes) => {
                 let tokenizer = tokenizer.ok_or_else(no_new_classifier)?;
-                (new_config(sizes, tokenizer, config.settings.data.sequence), None)
+                (described(new_config(sizes, tokenizer, config.settings.data.sequence))?, None)
             }
         };
-        let json = without_keys(&json, &config.settings.model.ignore_keys, "model.ignore_keys");
-        let model = Model::from_json(&json)?.for_device(config.settings.device.kind);
-        if let Some(folder) = &folder {
-            model.check(folder)?;
-        }
+        let is_adapted = model.config.adapters.is_some();
+        let model = match adapter.new_adapter().filter(|_| !is_adapted) {
+            Some(new) => model.adapted(new)?,
+            None => model,
+        };
+        let model = model.for_device(config.settings.device.kind);
         config.fit_sequence(model.config.positions);
         if let Input::Tokens { learned_positions: Some(positions) } = model.config.input {
             check_positions(config.settings.data.sequence, positions)?;
@@ -109,13 +90,13 @@ impl ModelInput {
         queue: &Queue,
     ) -> Result<Parameters, evenkeel_model::Error> {
         Ok(match &self.folder {
-            Some(folder) => shard.load(folder, dtype, split, queue)?,
+            Some(folder) => folder.load(shard, seed, dtype, split, queue)?,
             None => Parameters::random(shard, dtype, split, seed, queue),
         })
     }
 
     /// Writes the model as a Hugging Face folder: config.json, the tokenizer of a model of text, and the weights from
-    /// `read_rows`. An existing folder is replaced only if `replace` is set.
+    /// `read_rows`. Of a model with adapters, only these are written, as PEFT has them. An existing folder is replaced only if `replace` is set.
     pub fn save(
         &self,
         path: &Path,
@@ -127,12 +108,74 @@ impl ModelInput {
     ) -> Result<(), evenkeel_train::Error> {
         let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
         let new = NewFolder::create(path)?;
-        self.save_config(&new, dtype)?;
         if let Some(tokenizer) = tokenizer {
             save_tokenizer(&new, tokenizer)?;
         }
-        save_weights(&new, specs, file_dtype(dtype), read_rows)?;
+        match &self.model.config.adapters {
+            None => {
+                self.save_config(&new, dtype)?;
+                save_weights(&new, specs, file_dtype(dtype), read_rows)?;
+            }
+            Some(adapters) => {
+                new.write_json(ADAPTER_CONFIG, &self.peft_config(adapters))?;
+                save_adapter(&new, &self.adapter_names(specs), specs, file_dtype(dtype), read_rows)?;
+            }
+        }
         Ok(new.commit(replace)?)
+    }
+
+    /// Writes the model with its adapter merged into it, as a plain Hugging Face folder. `read_rows` gives what was trained.
+    pub fn save_merged(
+        &self,
+        path: &Path,
+        settings: &Settings,
+        tokenizer: Option<&SavedTokenizer>,
+        read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
+        replace: bool,
+    ) -> Result<(), Failure> {
+        let folder = self.folder.as_ref().filter(|_| self.model.config.adapters.is_some());
+        let Some(folder) = folder else {
+            let what = "there is no adapter to merge: the whole model was trained".to_owned();
+            return Err(Mistake { what, hint: Some("leave out --merge".to_owned()) }.into());
+        };
+        let specs = &self.model.specs;
+        let merger = Merger::new(&self.model, &folder.base)?;
+        let merger = merger.with_adapters(|id| read_rows(id, 0..specs[id.0].whole[0]))?;
+        let of_base: Vec<ParamId> = (0..specs.len()).filter(|&id| !specs[id].is_adapter).map(ParamId).collect();
+        let written: Vec<ParamSpec> = of_base.iter().map(|id| specs[id.0].clone()).collect();
+        let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
+        let new = NewFolder::create(path)?;
+        if let Some(tokenizer) = tokenizer {
+            save_tokenizer(&new, tokenizer)?;
+        }
+        self.save_config(&new, dtype)?;
+        save_weights(&new, &written, file_dtype(dtype), |id, rows| {
+            let id = of_base[id.0];
+            if specs[id.0].is_trained { read_rows(id, rows) } else { Ok(merger.read_rows(id, rows)?) }
+        })?;
+        Ok(new.commit(replace)?)
+    }
+
+    /// The names of what an adapter's file has. PEFT writes a trained embedding twice if a head is tied to it.
+    fn adapter_names(&self, specs: &[ParamSpec]) -> Vec<(String, ParamId)> {
+        let trained = specs.iter().enumerate().filter(|(_, spec)| spec.is_trained);
+        let named = |(index, spec): (usize, &ParamSpec)| (format!("{PEFT_PREFIX}{}", spec.name), ParamId(index));
+        let mut names: Vec<(String, ParamId)> = trained.map(named).collect();
+        let Config { tied, family, .. } = &self.model.config;
+        let embedding = specs.iter().position(|spec| spec.is_trained && spec.name == family.names.embed);
+        let head = embedding.filter(|_| *tied).map(ParamId);
+        names.extend(head.map(|id| (format!("{PEFT_PREFIX}{}.weight", family.names.head), id)));
+        names
+    }
+
+    fn peft_config(&self, adapters: &Adapters) -> Value {
+        let config = &self.model.config;
+        let base = self.folder.as_ref().map(|folder| folder.base.path());
+        let base = base.map_or_else(String::new, |path| {
+            std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+        });
+        let task = matches!(config.input, Input::Tokens { .. }).then_some("CAUSAL_LM");
+        adapters.config.to_peft(&base, task, config.family.is_transposed(), &self.model.adapted_names())
     }
 
     /// Writes config.json and its like.
@@ -141,6 +184,9 @@ impl ModelInput {
         if let Some(object) = json.as_object_mut() {
             object.remove("torch_dtype");
             object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
+            if self.model.config.head_begins_as_embedding {
+                object.insert("tie_word_embeddings".to_owned(), json!(false));
+            }
             if !self.classes.is_empty() {
                 let (by_label, by_name) = label_tables(&self.classes, self.model.config.classes);
                 object.extend([("id2label".to_owned(), by_label), ("label2id".to_owned(), by_name)]);
@@ -152,7 +198,7 @@ impl ModelInput {
             // The folder's own file describes other pictures than those of the training.
             return folder.write_json("preprocessor_config.json", &preprocessor(size, channels));
         }
-        let from = self.folder.as_ref().map(|folder| folder.path());
+        let from = self.folder.as_ref().map(|folder| folder.base.path());
         if copy_present(folder, from, &["generation_config.json"])?.is_empty() {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));

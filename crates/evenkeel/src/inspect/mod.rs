@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use evenkeel_device::DType;
-use evenkeel_model::{Config, Input, Model};
+use evenkeel_model::{AdapterConfig, Config, Input, Model};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
 use crate::config::{OptimizerName, TokenizerSource};
 use crate::inputs::feed::Text;
-use crate::inputs::model::{open_folder, without_keys};
+use crate::inputs::model_folder::ModelFolder;
 use crate::memory::samples_bytes;
 use crate::memory::{Beside, Peak};
 use crate::strategy::{cut, on_cores, plan, zero_stage};
@@ -21,8 +21,14 @@ use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// A Hugging Face model folder.
+    /// A Hugging Face model folder, or the folder of an adapter.
     model: PathBuf,
+    /// The folder of an adapter on the model, as PEFT saves it.
+    #[arg(long, value_name = "FOLDER")]
+    adapter: Option<PathBuf>,
+    /// Trains a new LoRA adapter of this rank on all linear layers, instead of the whole model.
+    #[arg(long, value_name = "RANK", conflicts_with = "adapter", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    lora: Option<u32>,
     /// Sequences (or images) of the training step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
@@ -64,10 +70,12 @@ fn weight(text: &str) -> Result<f64, String> {
 const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let folder = open_folder(&arguments.model)?;
-    let json = without_keys(folder.config(), &arguments.ignore_keys, "--ignore-keys");
-    let model = Model::from_json(&json)?;
-    model.check(&folder)?;
+    let folder = ModelFolder::open(&arguments.model, arguments.adapter.as_deref())?;
+    let (model, json) = folder.model(&arguments.ignore_keys, "--ignore-keys")?;
+    let model = match arguments.lora {
+        Some(rank) => model.adapted(AdapterConfig { rank: rank as usize, ..AdapterConfig::default() })?,
+        None => model,
+    };
     let config = &model.config;
     let batch = arguments.batch as usize;
     let sequence = sequence(arguments, config)?;
@@ -95,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let shards = model.cut(&strategy.cut)?;
     let micros = vec![Samples::blank(config.input, batch, sequence); strategy.micros_per_step()];
     // A run has its tokenizer in memory.
-    let tokenizer = TokenizerSource::Path(folder.path().to_owned());
+    let tokenizer = TokenizerSource::Path(folder.folder_with("tokenizer.json"));
     let tokenizer =
         matches!(config.input, Input::Tokens { .. }).then(|| Text::from_source(&tokenizer, "data.tokenizer"));
     let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
@@ -121,7 +129,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     drop(tokenizer);
     let lines = [
         format!("architecture   {} ({})", config.family.class, config.family.model_type),
-        format!("parameters     {}", text::count(model.parameter_count())),
+        format!("parameters     {}", describe_parameters(&model)),
         format!("layers         {}", config.layers.len()),
         format!("hidden         {}, FFN {}", config.hidden, config.ffn),
         format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
@@ -134,6 +142,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         return Ok(text);
     }
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &of_ranks[0])))
+}
+
+/// The count and, if some are frozen, that of the trained ones, with the memory of each.
+fn describe_parameters(model: &Model) -> String {
+    let (all, trained) = (model.parameter_count(), model.trained_count());
+    let count = text::count(all);
+    if all == trained {
+        return count;
+    }
+    let layers = model.adapted_names().len();
+    format!(
+        "{count}, of which {} are trained ({:.2} %): adapters of {layers} layers. Frozen: {} in f32, {} in bf16",
+        text::count(trained),
+        100.0 * trained as f64 / all as f64,
+        text::bytes(4 * (all - trained)),
+        text::bytes(2 * (all - trained)),
+    )
 }
 
 fn on_ranks(mesh: Mesh) -> String {

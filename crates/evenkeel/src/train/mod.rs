@@ -85,8 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         .map_err(|error| ended_by_data(data.first_bad(error), &data, progress.step, &folder))?;
     check_evaluation(&data, |error| ended_by_data(error, &data, progress.step, &folder))?;
     folder.claim(&config, strategy, newest.is_some())?;
-    let title =
-        format!("{}, {} parameters", input.model.config.family.class, text::count(input.model.parameter_count()));
+    let title = describe_model(&input.model);
     let slowed = Straggler::factors(&stragglers, strategy.ranks(), progress.step + 1);
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.peak_flops_per_s()?;
@@ -188,6 +187,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     summary.memory(process::peak_bytes());
     let reads_text = data.tokenizer().is_some();
     Ok(conclusion(&summary, &folder, settings, &progress, &samples, reads_text, is_chat))
+}
+
+fn describe_model(model: &Model) -> String {
+    let (class, all, trained) = (model.config.family.class, model.parameter_count(), model.trained_count());
+    let of_adapter = if all == trained { String::new() } else { format!(", {} of them trained", text::count(trained)) };
+    format!("{class}, {} parameters{of_adapter}", text::count(all))
 }
 
 /// Tells the sinks that no step follows, and why.

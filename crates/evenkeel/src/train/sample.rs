@@ -5,13 +5,13 @@ use std::path::Path;
 use evenkeel_data::Template;
 use evenkeel_device::{DType, Device, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
-use evenkeel_store::Folder;
 use evenkeel_train::Error;
 use serde_json::json;
 
 use crate::config::{Settings, TokenizerSource};
 use crate::generate::end_tokens;
 use crate::inputs::feed::{Text, start_of_day};
+use crate::inputs::model_folder::ModelFolder;
 use crate::{Failure, Mistake, device};
 
 /// Whether prompts are asked by a chat template. A broken one that nobody asked for counts as none.
@@ -35,11 +35,13 @@ pub fn is_chat(settings: &Settings, text: Option<&Text>) -> Result<bool, Failure
 /// Samples of the model in a folder, on one device: each prompt and its continuation, or, in a chat, the prompt and the answer
 /// below it.
 pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<String>, Failure> {
-    let saved = Folder::open(folder)?;
+    let saved = ModelFolder::open(folder, None)?;
     let kind = settings.device.kind;
-    let model = Model::open(&saved)?.for_device(kind);
+    // A saved model's config.json is without these keys; an adapter's base has them.
+    let ignored = if saved.adapter.is_some() { &settings.model.ignore_keys[..] } else { &[] };
+    let model = saved.model(ignored, "model.ignore_keys")?.0.for_device(kind);
     let device = start(kind, settings)?;
-    let parameters = model.load(&saved, DType::from(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
+    let parameters = saved.load(&model, 0, DType::from(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
     let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()), "data.tokenizer")?;
     let template = if is_chat { text.template(start_of_day())? } else { None };
     let options = GenerateOptions {
@@ -50,7 +52,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
             seed: settings.train.seed,
         },
         max_tokens: settings.sample.tokens,
-        end_tokens: end_tokens(folder, &text.tokenizer)?,
+        end_tokens: end_tokens(&saved, &text.tokenizer)?,
         vocabulary: Some(text.tokenizer.vocabulary()),
     };
     let sampler = Sampler { model: &model, parameters: &parameters, device: &device, text, template, options };

@@ -6,7 +6,7 @@
 use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::batch::Batch;
-use crate::chain::op::Op;
+use crate::chain::op::{Linear, Op};
 use crate::chain::rotary::RotaryTables;
 use crate::lossy::prune::{PrunedLayer, Pruning};
 use crate::parameters::{Gradients, ParamId, Parameters};
@@ -123,6 +123,11 @@ pub struct BodyBackward {
 impl Body {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
         self.ops.iter().flat_map(Op::parameters).collect()
+    }
+
+    /// Its linear layers, in order; one that works in strips is there several times.
+    pub(crate) fn linears(&self) -> Vec<&Linear> {
+        self.ops.iter().flat_map(Op::linears).collect()
     }
 
     /// Returns the contribution to the stream, the partial output, and the values for backward.

@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use evenkeel_device::DeviceKind;
 
+use crate::adapter::{AdapterInit, LayerAdapter};
+use crate::chain::adapted::LinearAdapter;
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
 use crate::chain::entry::{Entry, Join};
@@ -13,7 +15,7 @@ use crate::chain::head::Head;
 use crate::chain::norm::NormSpec;
 use crate::chain::op::{Index, Linear, LinearPart, Lookup, Op};
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
-use crate::config::family::{Mlp, Names, Positions, Qkv};
+use crate::config::family::{Mlp, Names, Positions};
 use crate::config::{Config, Input, Layer};
 use crate::parameters::{Init, ParamId, ParamSpec};
 use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
@@ -21,7 +23,7 @@ use crate::sharding::shard::{Part, Shard};
 
 /// The parameters and units of a shard.
 pub(crate) fn build(config: &Config, shard: &Shard) -> (Vec<ParamSpec>, Vec<Unit>) {
-    let mut builder = Builder { config, names: &config.family.names, shard, specs: Vec::new() };
+    let mut builder = Builder { config, names: &config.family.names, shard, specs: Vec::new(), adapters: 0 };
     let mut units = vec![builder.embed()];
     let mut post = None;
     for (index, layer) in config.layers.iter().enumerate() {
@@ -36,6 +38,8 @@ struct Builder<'a> {
     names: &'a Names,
     shard: &'a Shard,
     specs: Vec<ParamSpec>,
+    /// Adapters so far.
+    adapters: usize,
 }
 
 /// A linear layer's parameters, and a shard's part of them.
@@ -65,10 +69,22 @@ struct LinearWeights {
     /// Whether this shard adds the bias: only one of those whose outputs are summed does.
     adds_bias: bool,
     transposed: bool,
+    adapter: Option<AdapterWeights>,
+}
+
+/// The adapter of a linear layer, and the layer's inputs that this shard has.
+#[derive(Clone, Copy)]
+struct AdapterWeights {
+    a: ParamId,
+    b: ParamId,
+    scale: f32,
+    dropout: Option<Dropout>,
+    first_input: usize,
+    inputs: usize,
 }
 
 /// The id of the embedding table, which a tied head shares.
-const EMBED: ParamId = ParamId(0);
+pub(crate) const EMBED: ParamId = ParamId(0);
 
 impl Builder<'_> {
     fn embed(&mut self) -> Unit {
@@ -239,7 +255,7 @@ impl Builder<'_> {
 
     /// GPT-2 stores its matrices [in, out].
     fn transposed(&self) -> bool {
-        matches!(self.names.qkv, Qkv::FusedBlocks(_))
+        self.config.family.is_transposed()
     }
 
     /// GPT-2 draws weights whose output is added to the stream smaller, the more layers there are.
@@ -266,19 +282,54 @@ impl Builder<'_> {
             LinearCut::Inputs(held) => (held.into(), Ranges::from(0..output)),
         };
         let (shape, slice) = if transposed {
-            (vec![input, output], Slice { rows: inputs, cols: outputs.clone() })
+            (vec![input, output], Slice { rows: inputs.clone(), cols: outputs.clone() })
         } else {
-            (vec![output, input], Slice { rows: outputs.clone(), cols: inputs })
+            (vec![output, input], Slice { rows: outputs.clone(), cols: inputs.clone() })
         };
         let init = Init::Normal { deviation: self.config.init_deviation * init_scale };
         let adds_bias = !is_summand || sharing == Sharing::Same || self.shard.index == 0;
         let weight = self.tensor(&format!("{name}.weight"), shape, slice, sharing.clone(), init);
         let bias = has_bias.then(|| {
-            let sharing = if is_summand { Sharing::Same } else { sharing };
-            let slice = Slice::of_cols(1, outputs);
+            let sharing = if is_summand { Sharing::Same } else { sharing.clone() };
+            let slice = Slice::of_cols(1, outputs.clone());
             self.tensor(&format!("{name}.bias"), vec![output], slice, sharing, Init::Constant(0.0))
         });
-        LinearWeights { weight, bias, adds_bias, transposed }
+        let adapter = self.config.adapters.as_ref().and_then(|adapters| adapters.of(&name));
+        let adapter = adapter.map(|adapter| {
+            let first_input = inputs.first().unwrap_or(0);
+            let [a, b] = self.factors(&name, adapter, [input, output], [inputs, outputs], is_summand, sharing);
+            let dropout = Dropout::new(adapter.dropout, Site::Adapter(self.adapters));
+            self.adapters += 1;
+            AdapterWeights { a, b, scale: adapter.scale, dropout, first_input, inputs: input }
+        });
+        LinearWeights { weight, bias, adds_bias, transposed, adapter }
+    }
+
+    /// The factors A and B of an adapter. The one along the layer's cut dim is cut as the layer is; the other is whole on every
+    /// shard, and each has a summand of its gradient.
+    fn factors(
+        &mut self,
+        name: &str,
+        LayerAdapter { rank, init, .. }: LayerAdapter,
+        [input, output]: [usize; 2],
+        [inputs, outputs]: [Ranges; 2],
+        is_summand: bool,
+        sharing: Sharing,
+    ) -> [ParamId; 2] {
+        let whole = if sharing == Sharing::Same { Sharing::Same } else { Sharing::Summed(0..self.shard.count) };
+        let [a_sharing, b_sharing] = if is_summand { [sharing, whole] } else { [whole, sharing] };
+        let init = match init {
+            AdapterInit::Uniform => Init::Uniform { bound: 1.0 / (input as f32).sqrt() },
+            AdapterInit::Gaussian => Init::Normal { deviation: 1.0 / rank as f32 },
+        };
+        let a = Slice::of_cols(rank, inputs);
+        let a = self.tensor(&format!("{name}.lora_A.weight"), vec![rank, input], a, a_sharing, init);
+        let b = Slice::of_rows(outputs, rank);
+        let b = self.tensor(&format!("{name}.lora_B.weight"), vec![output, rank], b, b_sharing, Init::Constant(0.0));
+        [a, b].map(|id| {
+            self.specs[id.0].is_adapter = true;
+            id
+        })
     }
 
     /// A norm of the stream, which every shard has.
@@ -324,6 +375,7 @@ impl Builder<'_> {
             sharing,
             init,
             is_trained: true,
+            is_adapter: false,
         });
         ParamId(self.specs.len() - 1)
     }
@@ -364,13 +416,18 @@ impl BodyBuilder {
             first: false,
             part: None,
             adds: false,
+            adapter: None,
         }
     }
 
     /// A layer with these parameters or a part of them, not added yet.
     fn linear_with(&mut self, x: Slot, weights: LinearWeights, part: Option<LinearPart>) -> Linear {
-        let LinearWeights { weight, bias, adds_bias, transposed } = weights;
-        Linear { bias, adds_bias, transposed, part, ..self.plain_linear(x, weight) }
+        let LinearWeights { weight, bias, adds_bias, transposed, adapter } = weights;
+        let adapter = adapter.map(|AdapterWeights { a, b, scale, dropout, first_input, inputs }| {
+            let skipped = if let Some(LinearPart::Inputs(part)) = &part { part.start } else { 0 };
+            LinearAdapter { a, b, scale, dropout, first_input: first_input + skipped, inputs, s: self.slot() }
+        });
+        Linear { bias, adds_bias, transposed, part, adapter, ..self.plain_linear(x, weight) }
     }
 
     fn linear(&mut self, linear: Linear) -> Slot {

@@ -38,7 +38,12 @@ pub(crate) enum Site {
     AttentionWeights(usize),
     AttentionOutput(usize),
     MlpOutput(usize),
+    /// The input of the adapter of this number.
+    Adapter(usize),
 }
+
+/// The first of the adapters' sites; no model has so many others.
+const FIRST_ADAPTER: u64 = 1 << 32;
 
 impl Site {
     fn number(self) -> u64 {
@@ -47,6 +52,7 @@ impl Site {
             Site::AttentionWeights(layer) => (layer, 1),
             Site::AttentionOutput(layer) => (layer, 2),
             Site::MlpOutput(layer) => (layer, 3),
+            Site::Adapter(number) => return FIRST_ADAPTER + number as u64,
         };
         4 * index as u64 + kind
     }
@@ -68,12 +74,17 @@ impl Dropout {
     /// Drops numbers of `x`, whose first row is row `first_row` of the batch, into `out`, which may be `x`. The gradient of `x`
     /// is the gradient of `out`, dropped the same way.
     pub fn launch(&self, queue: &Queue, noise: Noise, first_row: usize, x: &Tensor, out: &Tensor) {
+        self.launch_at(queue, noise, Placement { first_row: first_row as u64, ..Placement::whole(x.cols) }, x, out);
+    }
+
+    /// The same for some columns of a matrix, placed among the rows of the batch.
+    pub fn launch_at(&self, queue: &Queue, noise: Noise, placement: Placement, x: &Tensor, out: &Tensor) {
         queue.launch(kernel::Dropout {
             x: x.view(),
             out: out.view(),
             probability: self.probability,
             seed: self.seed(noise),
-            placement: Placement { first_row: noise.first_token + first_row as u64, ..Placement::whole(x.cols) },
+            placement: Placement { first_row: noise.first_token + placement.first_row, ..placement },
         });
     }
 

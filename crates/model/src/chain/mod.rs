@@ -1,8 +1,9 @@
 //! The chain of units: [`build`] makes a [`model`] from a config, [`pass`] runs it plainly.
 //!
 //! A [`unit`](mod@unit) is an [`entry`] and a [`body`], a list of operations ([`op`]); the last one has the [`head`] instead of a
-//! body. [`norm`], [`rotary`], [`dropout`] and [`on_rows`] are parts of them; they read a [`batch`].
+//! body. [`norm`], [`rotary`], [`dropout`], [`adapted`] and [`on_rows`] are parts of them; they read a [`batch`].
 
+pub(crate) mod adapted;
 pub(crate) mod batch;
 pub(crate) mod body;
 pub(crate) mod build;

@@ -1,10 +1,14 @@
 //! Models: chains of units and the lists of their parameters.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use evenkeel_device::DeviceKind;
 
-use crate::chain::build::build;
+use crate::adapter::{AdapterConfig, Adapters};
+use crate::chain::adapted::{AdaptedWeight, LinearAdapter};
+use crate::chain::body::Body;
+use crate::chain::build::{EMBED, build};
 use crate::chain::entry::Join;
 use crate::chain::head::Head;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
@@ -73,6 +77,66 @@ impl Model {
         let (specs, units) = build(&config, &shard);
         let model = Model { config, shard, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
         model.training(|id, _| is_trained(id))
+    }
+
+    /// The same model with adapters: training changes these, and the modules that are trained whole.
+    pub fn adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
+        let adapters = Arc::new(Adapters::new(config)?);
+        let linears = self.linear_names();
+        let logit_bytes = self.head().logit_bytes;
+        let mut config = self.config.clone();
+        // A tied head keeps the base's numbers when the embedding alone is trained.
+        if config.tied && !adapters.config.keeps_tie && adapters.trains(&self.specs[EMBED.0]) {
+            (config.tied, config.head_begins_as_embedding) = (false, true);
+        }
+        config.adapters = Some(adapters.clone());
+        let shard = Shard::whole(&config);
+        let model = Model::of_shard(config, shard, |_| true).with_logit_bytes(logit_bytes);
+        adapters.check(&model.specs, &linears)?;
+        Ok(model.training(|_, spec| adapters.trains(spec)))
+    }
+
+    /// The names of the linear layers that can be adapted, in order.
+    pub fn linear_names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for linear in self.bodies().flat_map(Body::linears).filter(|linear| !linear.first) {
+            let name = self.specs[linear.weight.0].name.trim_end_matches(".weight");
+            if !names.iter().any(|other| other == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
+    }
+
+    /// The names of the layers that have an adapter, in order.
+    pub fn adapted_names(&self) -> Vec<String> {
+        let names = self.specs.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
+        names.map(str::to_owned).collect()
+    }
+
+    pub(crate) fn adapted_weights(&self) -> Vec<AdaptedWeight> {
+        let mut found: Vec<AdaptedWeight> = Vec::new();
+        for linear in self.bodies().flat_map(Body::linears) {
+            let Some(LinearAdapter { a, b, scale, .. }) = linear.adapter else { continue };
+            let (weight, transposed, rank) = (linear.weight, linear.transposed, self.specs[a.0].whole[0]);
+            if !found.iter().any(|other| other.weight == weight) {
+                found.push(AdaptedWeight { weight, a, b, rank, scale, transposed });
+            }
+        }
+        found
+    }
+
+    fn bodies(&self) -> impl Iterator<Item = &Body> {
+        self.units.iter().filter_map(|unit| match &unit.sublayer {
+            Sublayer::Body(body) => Some(body),
+            Sublayer::Head(_) => None,
+        })
+    }
+
+    /// The count of what training changes, for the whole model.
+    pub fn trained_count(&self) -> u64 {
+        let trained = self.specs.iter().filter(|spec| spec.is_trained);
+        trained.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 
     /// The same model; training changes only these parameters.

@@ -8,6 +8,7 @@ use evenkeel_device::kernel::{
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
+use crate::chain::adapted::{LinearAdapter, add_to};
 use crate::chain::batch::Batch;
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, dropped};
@@ -83,6 +84,7 @@ pub(crate) struct Linear {
     pub part: Option<LinearPart>,
     /// Whether it adds to `out`; such a layer has neither bias nor activation.
     pub adds: bool,
+    pub adapter: Option<LinearAdapter>,
 }
 
 /// Some of a linear layer's outputs or inputs, counted among those that the shard holds.
@@ -169,7 +171,10 @@ impl Index {
 impl Op {
     pub fn parameters(&self) -> Vec<ParamId> {
         match self {
-            Op::Linear(linear) => [linear.weight].into_iter().chain(linear.bias).collect(),
+            Op::Linear(linear) => {
+                let factors = linear.adapter.iter().flat_map(|adapter| [adapter.a, adapter.b]);
+                [linear.weight].into_iter().chain(linear.bias).chain(factors).collect()
+            }
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
             Op::OnRows(strip) => strip.ops.iter().flat_map(Op::parameters).collect(),
@@ -180,6 +185,14 @@ impl Op {
             | Op::Patches { .. }
             | Op::Dropout { .. }
             | Op::NoColumns { .. } => Vec::new(),
+        }
+    }
+
+    pub fn linears(&self) -> Vec<&Linear> {
+        match self {
+            Op::Linear(linear) => vec![linear],
+            Op::OnRows(strip) => strip.ops.iter().flat_map(Op::linears).collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -312,6 +325,7 @@ impl Op {
     /// The slots whose values the weight half multiplies with. A pruned layer reads narrow ones instead.
     pub fn weight_inputs(&self, context: &Context) -> Vec<Slot> {
         match self {
+            Op::Linear(Linear { x, adapter: Some(adapter), .. }) => vec![*x, adapter.s],
             Op::Linear(linear) if context.pruned_layer(linear.weight).is_none() && context.trains(linear.weight) => {
                 vec![linear.x]
             }
@@ -324,7 +338,7 @@ impl Op {
     pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
         match self {
             _ if !self.parameters().iter().any(|&id| context.trains(id)) => Vec::new(),
-            Op::Linear(linear) => vec![linear.out],
+            Op::Linear(linear) => linear.adapter.iter().map(|adapter| adapter.s).chain([linear.out]).collect(),
             Op::Lookup(lookup) => vec![lookup.out],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_gradients(context)).collect(),
             _ => Vec::new(),
@@ -379,15 +393,18 @@ impl Linear {
             let narrow = pruned_layer.input(queue, values.get(self.x));
             values.set_narrow(self.x, narrow);
         }
+        let also = self.adapted(context, values);
         let x = self.input(context, values);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
         if self.adds {
-            return queue.launch(Product::new(order, x, weight, values.get(self.out)).accumulating());
+            let product = Product::new(order, x, weight, values.get(self.out)).accumulating();
+            return queue.launch(Product { also, ..product });
         }
         let out = queue.tensor(x.rows, width, context.dtype());
         let bias = self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias));
         let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
         queue.launch(Product {
+            also,
             bias: bias.map(|bias| self.part_of_bias(bias).view()),
             activation: self.activation.map(|(activation, _)| activation),
             preactivation: preactivation.as_ref().map(Tensor::view),
@@ -417,13 +434,25 @@ impl Linear {
         if self.first {
             return;
         }
+        let mut also = self.adapted_backward(context, slots);
+        let mut dropped = None;
+        if let Some(adapter) = &self.adapter
+            && let Some(drops) = adapter.drops(context)
+        {
+            dropped = also.take().map(|term| adapter.dropped_gradient(context, term, drops));
+        }
+        let dout = slots.get(self.out);
         let (weight, is_pruned) = (&self.weight(context), context.pruned_layer(self.weight).is_some());
         let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
         match if is_pruned { slots.find_narrow(self.x) } else { slots.find(self.x) } {
-            Some(dx) => queue.launch(Product::new(order, dout, weight, dx).accumulating()),
+            Some(dx) => {
+                queue.launch(Product { also, ..Product::new(order, dout, weight, dx).accumulating() });
+                dropped.iter().for_each(|dropped| add_to(queue, dx, dropped));
+            }
             None => {
-                let dx = queue.tensor(dout.rows, width, context.dtype());
-                queue.launch(Product::new(order, dout, weight, &dx));
+                let accumulate = dropped.is_some();
+                let dx = dropped.unwrap_or_else(|| queue.tensor(dout.rows, width, context.dtype()));
+                queue.launch(Product { also, accumulate, ..Product::new(order, dout, weight, &dx) });
                 if is_pruned { slots.set_narrow(self.x, dx) } else { slots.set(self.x, dx) }
             }
         }
@@ -447,6 +476,7 @@ impl Linear {
                 }
             }
         }
+        self.add_factor_gradients(context, gradients, values, slots);
         if let Some(dbias) = self.bias.and_then(|bias| gradients.sum_of_trained(queue, bias)) {
             let dbias = self.part_of_bias(dbias);
             queue.launch(ColumnSum { x: slots.get(self.out).view(), out: dbias.view() });

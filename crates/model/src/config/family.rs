@@ -32,6 +32,11 @@ pub struct Family {
 }
 
 impl Family {
+    /// Whether linear layers store their weights [in, out]: GPT-2's do.
+    pub fn is_transposed(&self) -> bool {
+        matches!(self.names.qkv, Qkv::FusedBlocks(_))
+    }
+
     /// Whether config.json may name this architecture so, with or without its head.
     pub fn is_called(&self, class: &str) -> bool {
         let heads = ["ForCausalLM", "LMHeadModel", "ForImageClassification"];

@@ -3,9 +3,12 @@
 pub(crate) mod family;
 pub(crate) mod known_keys;
 
+use std::sync::Arc;
+
 use evenkeel_device::kernel::{Activation, NormKind};
 use serde_json::Value;
 
+use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::{Rotary, Scaling};
 use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
@@ -54,6 +57,8 @@ pub struct Config {
     /// Whether attention and MLP read the same stream and are added to it together.
     pub parallel: bool,
     pub tied: bool,
+    /// Whether a head that is not tied begins as a copy of the embedding, since the folder has none.
+    pub head_begins_as_embedding: bool,
     pub embed_scale: f32,
     pub input: Input,
     pub init_deviation: f32,
@@ -62,6 +67,8 @@ pub struct Config {
     pub dropouts: Dropouts,
     /// The keys that ask for dropout under names of other architectures.
     pub ignored_dropouts: Vec<&'static str>,
+    /// The adapters of linear layers, if training changes these instead of the layers.
+    pub adapters: Option<Arc<Adapters>>,
 }
 
 /// Options that differ from layer to layer.
@@ -165,6 +172,8 @@ impl Config {
             },
             dropouts: read_dropouts(&keys, family)?,
             ignored_dropouts: ignored_dropouts(&keys, family)?,
+            adapters: None,
+            head_begins_as_embedding: false,
         })
     }
 }

@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use evenkeel_device::{DType, Queue, Tensor};
-use evenkeel_store::Folder;
+use evenkeel_store::{Folder, RawTensor};
 
+use crate::adapter::{AdapterFolder, AdapterValues};
 use crate::chain::model::Model;
+use crate::config::family::Names;
 use crate::error::Error;
-use crate::parameters::{ParamSpec, Parameters, ZeroSharding};
+use crate::parameters::{ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
 /// Fills a shard's part of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; only the shard's
@@ -45,43 +47,72 @@ impl Model {
 
     /// Compares the names and shapes of the folder's tensors with the config, and reads no values.
     pub fn check(&self, folder: &Folder) -> Result<(), Error> {
-        self.match_names(folder).map(drop)
+        self.names_in(folder).map(drop)
     }
 
     /// Loads this shard's part of the folder's weights, converting them to f32 masters and copies in `dtype` as they are read.
     pub fn load(&self, folder: &Folder, dtype: DType, split: ZeroSharding, queue: &Queue) -> Result<Parameters, Error> {
-        let names = self.match_names(folder)?;
+        self.load_adapted(folder, &AdapterValues::New { seed: 0 }, dtype, split, queue)
+    }
+
+    /// The same for a model with adapters. A saved adapter also has the modules that were trained whole.
+    pub fn load_adapted(
+        &self,
+        folder: &Folder,
+        adapter: &AdapterValues,
+        dtype: DType,
+        split: ZeroSharding,
+        queue: &Queue,
+    ) -> Result<Parameters, Error> {
+        let names = self.names_in(folder)?;
+        if let AdapterValues::Saved(saved) = adapter {
+            self.check_adapter(saved)?;
+        }
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {
-            let tensor = folder.tensor(&names[id.0]).expect("matched above");
-            fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))?;
-            folder.release(&names[id.0]);
+            let read = |tensor: RawTensor| {
+                fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))
+            };
+            match (adapter, &names[id.0]) {
+                (AdapterValues::Saved(saved), _) if spec.is_trained => {
+                    read(saved.weights.tensor(&AdapterFolder::name_of(spec)).expect("checked above"))?;
+                }
+                (AdapterValues::New { seed }, None) => draw(queue, spec, whole, *seed),
+                (_, name) => {
+                    let name = name.as_ref().expect("an adapter is trained");
+                    read(folder.tensor(name).expect("matched above"))?;
+                    folder.release(name);
+                }
+            }
             Ok::<_, Error>(())
         })?;
         Ok(parameters)
     }
 
-    /// The folder's name for each parameter, once every name and shape is known to fit.
-    fn match_names(&self, folder: &Folder) -> Result<Vec<String>, Error> {
+    /// The folder's name for each parameter that is not an adapter's, once every name and shape is known to fit.
+    pub(crate) fn names_in(&self, folder: &Folder) -> Result<Vec<Option<String>>, Error> {
         let present: BTreeSet<&str> = folder.names().collect();
-        let base = self.config.family.names.base;
-        let in_folder = |spec: &ParamSpec| -> Option<String> {
+        let Names { base, embed, head, .. } = self.config.family.names;
+        let find = |name: &str| -> Option<String> {
             // Checkpoints of the bare network leave out the prefix.
-            [Some(spec.name.as_str()), spec.name.strip_prefix(base)]
-                .into_iter()
-                .flatten()
-                .find(|name| present.contains(name))
-                .map(str::to_owned)
+            let names = [Some(name), name.strip_prefix(base)].into_iter().flatten();
+            names.into_iter().find(|name| present.contains(name)).map(str::to_owned)
         };
-        let found: Vec<Option<String>> = self.specs.iter().map(in_folder).collect();
-        let missing = found.iter().filter(|name| name.is_none()).count();
-        if let Some(at) = found.iter().position(Option::is_none) {
-            let (name, expected) = (self.specs[at].name.clone(), self.specs.len());
+        let in_folder = |spec: &ParamSpec| {
+            let is_copy = self.config.head_begins_as_embedding && spec.name.strip_suffix(".weight") == Some(head);
+            find(&spec.name).or_else(|| find(embed).filter(|_| is_copy))
+        };
+        let names: Vec<Option<String>> =
+            self.specs.iter().map(|spec| in_folder(spec).filter(|_| !spec.is_adapter)).collect();
+        let of_base = || self.specs.iter().zip(&names).filter(|(spec, _)| !spec.is_adapter);
+        let missing: Vec<&ParamSpec> = of_base().filter(|(_, name)| name.is_none()).map(|(spec, _)| spec).collect();
+        if let Some(first) = missing.first() {
+            let (name, missing, expected) = (first.name.clone(), missing.len(), of_base().count());
             return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
         }
-        let names: Vec<String> = found.into_iter().flatten().collect();
         self.refuse_unexpected(&present, &names, folder.path())?;
-        for (spec, name) in self.specs.iter().zip(&names) {
+        for (spec, name) in of_base() {
+            let name = name.as_ref().expect("none is missing");
             let tensor = folder.tensor(name).expect("present");
             if tensor.shape() != spec.shape {
                 let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
@@ -91,8 +122,13 @@ impl Model {
         Ok(names)
     }
 
-    fn refuse_unexpected(&self, present: &BTreeSet<&str>, names: &[String], folder: &Path) -> Result<(), Error> {
-        let known: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    fn refuse_unexpected(
+        &self,
+        present: &BTreeSet<&str>,
+        names: &[Option<String>],
+        folder: &Path,
+    ) -> Result<(), Error> {
+        let known: BTreeSet<&str> = names.iter().flatten().map(String::as_str).collect();
         let unexpected: Vec<&str> =
             present.difference(&known).copied().filter(|name| !self.may_be_ignored(name)).collect();
         match unexpected.first() {

@@ -1,18 +1,23 @@
 //! A model's parameters on a device: f32 masters, copies in the compute dtype, and gradients.
 
 pub(crate) mod bucket;
+mod draw;
+mod gradients;
 pub(crate) mod load;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::convert::Infallible;
 use std::ops::Range;
 
-use evenkeel_device::kernel::{Copy, Fill, Placement, RandomNormal};
+use evenkeel_device::kernel::Copy;
 use evenkeel_device::{DType, Queue, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::model::Model;
 use crate::parameters::bucket::Bucket;
-use crate::sharding::layout::{Region, Sharing, Slice};
+use crate::sharding::layout::{Sharing, Slice};
+pub(crate) use draw::draw;
+pub use gradients::Gradients;
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -35,6 +40,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// Whether training changes it. A frozen parameter has no master, moments or gradient.
     pub is_trained: bool,
+    /// Whether it belongs to an adapter, and not to the model that is adapted.
+    pub is_adapter: bool,
 }
 
 impl ParamSpec {
@@ -71,7 +78,13 @@ impl ParamSpec {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    Normal { deviation: f32 },
+    Normal {
+        deviation: f32,
+    },
+    /// Between plus and minus this.
+    Uniform {
+        bound: f32,
+    },
     Constant(f32),
 }
 
@@ -273,23 +286,11 @@ impl Parameters {
         Parameters { specs, buckets, split, dtype, places, masters, values, own_values, work_values }
     }
 
-    /// Random parameters. Each number depends on the seed, the parameter's name and its place in the whole parameter.
+    /// Random parameters.
     pub fn random(model: &Model, dtype: DType, split: ZeroSharding, seed: u64, queue: &Queue) -> Parameters {
         let parameters = Parameters::allocate(model, dtype, split, queue);
-        let drawn = parameters.fill(queue, |_, spec, whole| -> Result<(), std::convert::Infallible> {
-            match spec.init {
-                Init::Constant(value) => queue.launch(Fill { out: whole.view(), value }),
-                Init::Normal { deviation } => spec.slice.pieces().for_each(|piece| {
-                    let (first_row, first_col) = (piece.rows.start as u64, piece.cols.start as u64);
-                    queue.launch(RandomNormal {
-                        out: whole.view().row_range(piece.held_rows).col_range(piece.held_cols),
-                        mean: 0.0,
-                        deviation,
-                        seed: seed ^ hash_name(&spec.name),
-                        placement: Placement { first_row, first_col, cols: spec.whole[1] as u64 },
-                    });
-                }),
-            }
+        let drawn = parameters.fill(queue, |_, spec, whole| -> Result<(), Infallible> {
+            draw(queue, spec, whole, seed);
             Ok(())
         });
         drawn.expect("drawing cannot fail");
@@ -426,166 +427,6 @@ impl Parameters {
     }
 }
 
-/// FNV-1a: enough to give each parameter its own stream of random numbers.
-fn hash_name(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3))
-}
-
 fn place_of(places: &[Option<(usize, usize)>], id: ParamId) -> (usize, usize) {
     places[id.0].unwrap_or_else(|| panic!("no unit of this stage uses parameter {}", id.0))
-}
-
-/// The gradients of all trained parameters, f32, summed until they are cleared.
-///
-/// Clearing touches no memory: the first addition to a gradient overwrites it. If gradients are split, a bucket's are here whole
-/// from the first addition until they are reduced; then only this part's stay.
-pub struct Gradients {
-    /// By parameter: rows and columns, if it is trained.
-    specs: Vec<Option<[usize; 2]>>,
-    buckets: Vec<Bucket>,
-    split: ZeroSharding,
-    places: Vec<Option<(usize, usize)>>,
-    /// By parameter: whether nothing has been added to its whole gradient.
-    cleared: Vec<Cell<bool>>,
-    whole: RefCell<Vec<Option<Tensor>>>,
-    /// By bucket, if gradients are split: this part's sums, and whether there are any.
-    own: Vec<Option<(Tensor, Cell<bool>)>>,
-    /// By parameter: the gradient to add to while it is migrated.
-    work: RefCell<Vec<Option<WorkGradient>>>,
-}
-
-/// The gradient of the part that a migrated parameter is computed with.
-struct WorkGradient {
-    matrix: [usize; 2],
-    /// Allocated at the first addition, unless it is in place.
-    tensor: Option<Tensor>,
-    is_cleared: bool,
-}
-
-impl Gradients {
-    pub fn new(parameters: &Parameters, queue: &Queue) -> Gradients {
-        let (buckets, split) = (parameters.buckets.clone(), parameters.split);
-        let is_split = |bucket: &Bucket| split.splits_gradients_of(bucket);
-        let is_whole = |bucket: &Bucket| bucket.is_trained && !is_split(bucket);
-        let whole = |bucket: &Bucket| is_whole(bucket).then(|| queue.tensor(1, bucket.len, DType::F32));
-        let own = |bucket: &Bucket| {
-            is_split(bucket).then(|| (queue.tensor(1, split.own(bucket).len(), DType::F32), Cell::new(false)))
-        };
-        Gradients {
-            specs: parameters.specs.iter().map(|spec| spec.is_trained.then_some(spec.matrix)).collect(),
-            whole: RefCell::new(buckets.iter().map(whole).collect()),
-            own: buckets.iter().map(own).collect(),
-            places: parameters.places.clone(),
-            cleared: vec![Cell::new(true); parameters.specs.len()],
-            work: RefCell::new(parameters.specs.iter().map(|_| None).collect()),
-            buckets,
-            split,
-        }
-    }
-
-    /// No gradients, for passes without them.
-    pub fn none() -> Gradients {
-        let (specs, buckets, places, cleared, own) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (whole, work) = (RefCell::default(), RefCell::default());
-        Gradients { specs, buckets, split: ZeroSharding::NONE, places, cleared, whole, own, work }
-    }
-
-    pub fn clear(&self) {
-        self.cleared.iter().for_each(|cleared| cleared.set(true));
-        self.own.iter().flatten().for_each(|(_, has_sums)| has_sums.set(false));
-    }
-
-    /// The gradient, and whether to add to it rather than overwrite it.
-    pub fn overwrite_or_add(&self, queue: &Queue, id: ParamId) -> (Tensor, bool) {
-        (self.tensor(queue, id), !self.begin(id))
-    }
-
-    /// The gradient, filled with zeros if nothing has been added to it.
-    pub fn sum(&self, queue: &Queue, id: ParamId) -> Tensor {
-        let tensor = self.tensor(queue, id);
-        if self.begin(id) {
-            queue.launch(Fill { out: tensor.view(), value: 0.0 });
-        }
-        tensor
-    }
-
-    /// The same; `None` if the parameter is not trained.
-    pub fn sum_of_trained(&self, queue: &Queue, id: ParamId) -> Option<Tensor> {
-        self.specs[id.0].map(|_| self.sum(queue, id))
-    }
-
-    /// Whether nothing was added so far. Notes that something is now.
-    fn begin(&self, id: ParamId) -> bool {
-        match &mut self.work.borrow_mut()[id.0] {
-            Some(work) => std::mem::take(&mut work.is_cleared),
-            None => self.cleared[id.0].replace(false),
-        }
-    }
-
-    fn tensor(&self, queue: &Queue, id: ParamId) -> Tensor {
-        if let Some(WorkGradient { matrix: [rows, cols], tensor, .. }) = &mut self.work.borrow_mut()[id.0] {
-            return tensor.get_or_insert_with(|| queue.tensor(*rows, *cols, DType::F32)).clone();
-        }
-        self.kept(queue, id)
-    }
-
-    /// The gradient of the part that is kept here.
-    fn kept(&self, queue: &Queue, id: ParamId) -> Tensor {
-        let (bucket, start) = place_of(&self.places, id);
-        let [rows, cols] = self.specs[id.0].unwrap_or_else(|| panic!("parameter {} is not trained", id.0));
-        let mut whole = self.whole.borrow_mut();
-        let flat = whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32));
-        flat.col_range(start..start + rows * cols).reshaped(rows, cols)
-    }
-
-    /// Adds up gradients of a part of these dims until [`Gradients::return_work`]: beside those of the kept part or, `in_place`,
-    /// as a region of them.
-    pub fn work_on(&self, queue: &Queue, id: ParamId, matrix: [usize; 2], in_place: Option<&Region>) {
-        assert!(!self.split.splits_gradients(), "gradients that are split cannot be computed elsewhere");
-        let tensor = in_place.map(|region| region.of(&self.kept(queue, id)));
-        let is_cleared = in_place.is_none() || self.cleared[id.0].get();
-        let before = self.work.borrow_mut()[id.0].replace(WorkGradient { matrix, tensor, is_cleared });
-        assert!(before.is_none(), "parameter {} is migrated twice", id.0);
-    }
-
-    /// Takes the gradient of a migrated part, to which something was added. Also returns the gradient of the kept part, for the
-    /// caller to add to, and whether that has sums already.
-    pub fn return_work(&self, queue: &Queue, id: ParamId) -> (Tensor, Tensor, bool) {
-        let work = self.work.borrow_mut()[id.0].take();
-        let given = work.filter(|work| !work.is_cleared).and_then(|work| work.tensor);
-        let given = given.unwrap_or_else(|| panic!("nothing was added to migrated parameter {}", id.0));
-        (given, self.kept(queue, id), !self.cleared[id.0].replace(false))
-    }
-
-    /// All of a bucket's gradients, f32 [1, n]; those that nothing was added to are zero.
-    pub fn whole(&self, queue: &Queue, bucket: usize) -> Tensor {
-        let is_migrated = |(id, _): &(ParamId, usize)| self.work.borrow()[id.0].is_some();
-        assert!(!self.buckets[bucket].members.iter().any(is_migrated), "bucket {bucket} waits for migrated gradients");
-        self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
-        let mut whole = self.whole.borrow_mut();
-        whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()
-    }
-
-    /// Takes a bucket's gradients to be reduced, if they are split: the next addition begins anew. Also returns room for this
-    /// part's sums, and whether that has sums already, to which others are to be added.
-    pub fn take(&self, queue: &Queue, bucket: usize) -> Option<(Tensor, Tensor, bool)> {
-        let (own, has_sums) = self.own[bucket].as_ref()?;
-        let whole = self.whole(queue, bucket);
-        self.whole.borrow_mut()[bucket] = None;
-        self.buckets[bucket].members.iter().for_each(|&(id, _)| self.cleared[id.0].set(true));
-        Some((whole, own.clone(), has_sums.replace(true)))
-    }
-
-    /// The reduced gradients of a bucket's elements whose masters are kept here, f32 [1, n].
-    pub fn own(&self, queue: &Queue, bucket: usize) -> Tensor {
-        match &self.own[bucket] {
-            Some((own, has_sums)) => {
-                if !has_sums.replace(true) {
-                    queue.launch(Fill { out: own.view(), value: 0.0 });
-                }
-                own.clone()
-            }
-            None => self.whole(queue, bucket).col_range(self.split.own_state(&self.buckets[bucket])),
-        }
-    }
 }

@@ -15,7 +15,7 @@ mod target;
 
 pub use atomic::{FileWriter, write_file_atomically, write_json};
 pub use copy::copy_file;
-pub use model::{SHARD_BYTES, WeightShard, cut_in_shards, save_model};
+pub use model::{SHARD_BYTES, WeightShard, cut_in_shards, save_model, save_tensors};
 pub use new_folder::NewFolder;
 pub(crate) use new_folder::check_name;
 pub use recover::{Recovery, recover, recover_all};

@@ -63,20 +63,31 @@ pub fn save_model<E: From<Error>>(
     let shards = cut_in_shards(entries, shard_bytes);
     check_names(folder, entries)?;
     for shard in &shards {
-        folder.file(&shard.file_name, |file| {
-            let mut writer = SafeTensorsWriter::new(file, &shard.entries, metadata)?;
-            for place in 0..writer.entries().len() {
-                let name = writer.entries()[place].name.clone();
-                fill(&name, &mut |values| writer.write_f32(values))?;
-                writer.expect_written(place + 1)?;
-            }
-            writer.finish().map_err(E::from)
-        })?;
+        save_tensors(folder, &shard.file_name, &shard.entries, metadata, &mut fill)?;
     }
     if shards.len() > 1 {
         folder.write_json("model.safetensors.index.json", &index_of(&shards))?;
     }
     Ok(())
+}
+
+/// Writes tensors as one file. `fill(name, put)` passes the values of one to `put`, in order.
+pub fn save_tensors<E: From<Error>>(
+    folder: &NewFolder,
+    file_name: &str,
+    entries: &[TensorEntry],
+    metadata: &BTreeMap<String, String>,
+    mut fill: impl FnMut(&str, &mut dyn FnMut(&[f32]) -> Result<(), Error>) -> Result<(), E>,
+) -> Result<(), E> {
+    folder.file(file_name, |file| {
+        let mut writer = SafeTensorsWriter::new(file, entries, metadata)?;
+        for place in 0..writer.entries().len() {
+            let name = writer.entries()[place].name.clone();
+            fill(&name, &mut |values| writer.write_f32(values))?;
+            writer.expect_written(place + 1)?;
+        }
+        writer.finish().map_err(E::from)
+    })
 }
 
 /// The writer of a file checks its own names; across files the later tensor would hide the earlier.

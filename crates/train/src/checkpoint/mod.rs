@@ -140,7 +140,7 @@ pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointSta
 
 /// Loads a checkpoint into a rank. Refuses one of another model or another rule.
 pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
-    trainer.model.specs.iter().try_for_each(|spec| opened.check(spec))?;
+    trainer.model.specs.iter().filter(|spec| spec.is_trained).try_for_each(|spec| opened.check(spec))?;
     trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     let queue = trainer.device.compute();
     for (kind, id, spec) in all(&trainer.model.specs) {
@@ -157,8 +157,9 @@ pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Er
     Ok(())
 }
 
-/// Every tensor of the state.
+/// Every tensor of the state. Frozen parameters have none: they are as the run began with them.
 fn all(specs: &[ParamSpec]) -> impl Iterator<Item = (StateKind, ParamId, &ParamSpec)> {
-    let of = move |kind| specs.iter().enumerate().map(move |(index, spec)| (kind, ParamId(index), spec));
+    let trained = move || specs.iter().enumerate().filter(|(_, spec)| spec.is_trained);
+    let of = move |kind| trained().map(move |(index, spec)| (kind, ParamId(index), spec));
     StateKind::ALL.into_iter().flat_map(of)
 }

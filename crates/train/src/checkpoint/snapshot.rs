@@ -116,7 +116,7 @@ impl<'ranks> Snapshot<'ranks> {
             strategy: Some(first.strategy.clone()),
             widths: first.widths.clone(),
             prune: first.prune,
-            shapes: ranks.specs().iter().map(shape).collect(),
+            shapes: ranks.specs().iter().filter(|spec| spec.is_trained).map(shape).collect(),
             layout: BTreeMap::new(),
         };
         let mut files = BTreeMap::new();

@@ -127,11 +127,11 @@ impl Rule {
     pub fn state_bytes(self, model: &Model) -> u64 {
         let of = |(id, spec): (usize, &ParamSpec)| -> usize {
             let elements = |kind: &StateKind| kind.extent(spec.whole).dims().iter().product::<usize>();
-            let kinds = if spec.is_trained { self.of(model, ParamId(id)).kinds(spec) } else { &[] };
-            let beside: usize = kinds.iter().map(elements).sum();
+            let beside: usize = self.of(model, ParamId(id)).kinds(spec).iter().map(elements).sum();
             spec.whole.iter().product::<usize>() + beside
         };
-        4 * model.specs.iter().enumerate().map(of).sum::<usize>() as u64
+        let trained = model.specs.iter().enumerate().filter(|(_, spec)| spec.is_trained);
+        4 * trained.map(of).sum::<usize>() as u64
     }
 
     /// Bytes that move with an element of a hidden layer when it is kept elsewhere: its weight, and the state beside it.

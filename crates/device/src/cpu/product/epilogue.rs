@@ -10,6 +10,7 @@ use crate::kernel::{Activation, Product};
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<O> {
     pub out: Matrix<O>,
+    scale: f32,
     accumulate: bool,
     bias: Option<Matrix<f32>>,
     activation: Option<Activation>,
@@ -20,6 +21,7 @@ impl<O: Element> Epilogue<O> {
     pub fn new(product: &Product) -> Epilogue<O> {
         Epilogue {
             out: matrix(&product.out),
+            scale: product.scale,
             accumulate: product.accumulate,
             bias: product.bias.as_ref().map(matrix),
             activation: product.activation,
@@ -52,8 +54,8 @@ impl<O: Element> Vectorised for Finish<O> {
     /// The two common cases have their own loops: choosing per vector took as long as the arithmetic of a tile.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Epilogue { accumulate, bias, activation, preactivation, .. } = self.epilogue;
-        if bias.is_some() || activation.is_some() || preactivation.is_some() {
+        let Epilogue { scale, accumulate, bias, activation, preactivation, .. } = self.epilogue;
+        if scale != 1.0 || bias.is_some() || activation.is_some() || preactivation.is_some() {
             self.each::<S, EVERYTHING>(s);
         } else if accumulate {
             self.each::<S, ADD>(s);
@@ -92,6 +94,9 @@ impl<O: Element> Epilogue<O> {
         let out = self.out.at(row, col);
         // SAFETY: every operand has `count` elements from this column on: `Product::check` compared their shapes.
         unsafe {
+            if WHAT == EVERYTHING {
+                x = s.mul(x, s.splat(self.scale));
+            }
             if WHAT == ADD || (WHAT == EVERYTHING && self.accumulate) {
                 x = s.add(load(s, out, count), x);
             }

@@ -130,28 +130,45 @@ impl Right {
     }
 }
 
-/// The slabs that a product is computed in, and their packed operands, by shape alone.
+/// The slabs that a product is computed in, and the packed operands of its terms, by shape alone.
 struct Slabs {
-    /// Common to all slabs.
-    depth: usize,
-    /// Whether the left operand is copied; if not, one slab has all rows.
-    copied: bool,
     rows: usize,
     cols: usize,
+    first: TermSizes,
+    second: Option<TermSizes>,
+}
+
+/// The packed operands of a term.
+#[derive(Clone, Copy)]
+struct TermSizes {
+    depth: usize,
+    /// Whether the left operand is copied.
+    copied: bool,
     left_words: usize,
     right_words: usize,
 }
 
 impl Slabs {
     fn of<L: Level>(product: &Product) -> Slabs {
-        let [m, n, k] = product.dims();
-        let depth = L::Packing::words(k).next_multiple_of(L::DEPTH_STEP);
-        let slab = |of: usize, step: usize| of.min(SLAB_WORDS / depth.max(1)).next_multiple_of(step).max(step);
-        let (copied_rows, cols) = (slab(m, L::ROWS.max(SQUARE)), slab(n, L::COLS));
-        let copied = must_copy_left::<L>(product);
-        let left_words = if copied { copied_rows * copy_stride(depth) } else { 0 };
-        let rows = if copied { copied_rows } else { m };
-        Slabs { depth, copied, rows, cols, left_words, right_words: cols * depth }
+        let [m, n, _] = product.dims();
+        let depth = |term: &Product| L::Packing::words(term.dims()[2]).next_multiple_of(L::DEPTH_STEP);
+        let most = SLAB_WORDS / depth(product).max(1);
+        let slab = |of: usize, step: usize| of.min(most).next_multiple_of(step).max(step);
+        // A left operand in place needs one slab only.
+        let rows = if must_copy_left::<L>(product) { slab(m, padded_rows::<L>(1)) } else { m };
+        let cols = slab(n, L::COLS);
+        let sizes = |term: &Product| {
+            let (depth, copied) = (depth(term), must_copy_left::<L>(term));
+            let left_words = if copied { padded_rows::<L>(rows) * copy_stride(depth) } else { 0 };
+            TermSizes { depth, copied, left_words, right_words: cols * depth }
+        };
+        Slabs { rows, cols, first: sizes(product), second: product.second().as_ref().map(sizes) }
+    }
+
+    /// The words of left and right operands.
+    fn words(&self) -> [usize; 2] {
+        let second = self.second.map_or([0, 0], |sizes| [sizes.left_words, sizes.right_words]);
+        [self.first.left_words + second[0], self.first.right_words + second[1]]
     }
 }
 
@@ -163,53 +180,49 @@ pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
     let sizes = |all: usize, slab: usize| [all.min(slab), all % slab].into_iter().filter(|len| *len > 0);
     let of_block = |(rows, cols)| {
         let (block_rows, block_cols) = block_size::<L>(rows, cols);
-        sums_floats::<L>(rows.min(block_rows), cols.min(block_cols), slabs.depth)
+        sums_floats::<L>(rows.min(block_rows), cols.min(block_cols), slabs.first.depth)
     };
     let blocks = sizes(m, slabs.rows).flat_map(|rows| sizes(n, slabs.cols).map(move |cols| (rows, cols)));
-    WorkingMemory::of_thread(blocks.map(of_block).max().unwrap_or(0))
-        .with_operands([slabs.left_words, slabs.right_words])
+    WorkingMemory::of_thread(blocks.map(of_block).max().unwrap_or(0)).with_operands(slabs.words())
 }
 
 /// # Safety
 /// The CPU has the level.
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {
     let [m, n, _] = product.dims();
-    let packing = Slabs::of::<L>(product);
-    let Slabs { depth, copied, rows: row_slab, cols: slab_cols, .. } = packing;
-    let left_stride = copy_stride(depth);
-
+    let slabs = Slabs::of::<L>(product);
+    let [left_words, right_words] = slabs.words();
     let [mut left_operand, mut right_operand] = team.take_operands();
     let (left_source, right_source) = sources::<L>(product);
-    let (keeps_left, keeps_right) = (left_operand.is_of(&left_source), right_operand.is_of(&right_source));
-    let right = Right { first: right_operand.memory.floats(packing.right_words).as_mut_ptr().cast(), depth };
-    let copy = left_operand.memory.floats(packing.left_words).as_mut_ptr().cast::<u32>();
-    for col in (0..n).step_by(slab_cols) {
-        let cols = col..n.min(col + slab_cols);
-        if !keeps_right {
-            pack_right::<L>(product, cols.clone(), right, team);
-        }
-        for row in (0..m).step_by(row_slab) {
-            let rows = row..m.min(row + row_slab);
-            let left = if !copied {
-                left_in_place(product)
-            } else {
-                if !keeps_left && (col == 0 || row_slab < m) {
-                    copy_left::<L>(product, rows.clone(), depth, copy, team);
-                }
-                let padded = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
-                if is_across::<L>(product) {
-                    Left::across(copy.cast(), padded, depth)
-                } else {
-                    Left::along(copy.cast(), padded, WORD_BYTES * left_stride)
-                }
-            };
-            let slab = Slab { left, right, rows, cols: cols.clone(), depth };
+    let keeps_left = left_operand.is_of(&left_source) && left_operand.memory.has_floats(left_words);
+    let keeps_right = right_operand.is_of(&right_source) && right_operand.memory.has_floats(right_words);
+    let copy = left_operand.memory.floats(left_words).as_mut_ptr().cast::<u32>();
+    let right = right_operand.memory.floats(right_words).as_mut_ptr().cast::<u32>();
+
+    let TermSizes { left_words, right_words, .. } = slabs.first;
+    let first = PackedTerm::new(*product, slabs.first, copy, right);
+    let second = product.second().zip(slabs.second).map(|(term, sizes)| {
+        PackedTerm::new(term, sizes, copy.wrapping_add(left_words), right.wrapping_add(right_words))
+    });
+    for col in (0..n).step_by(slabs.cols) {
+        let cols = col..n.min(col + slabs.cols);
+        let unpacked = (!keeps_right).then_some(&first).into_iter().chain(&second);
+        unpacked.for_each(|term| term.pack_right::<L>(cols.clone(), team));
+        for row in (0..m).step_by(slabs.rows) {
+            let rows = row..m.min(row + slabs.rows);
+            if col == 0 || slabs.rows < m {
+                let uncopied = (!keeps_left).then_some(&first).into_iter().chain(&second);
+                uncopied.filter(|term| term.copied).for_each(|term| term.copy_left::<L>(rows.clone(), team));
+            }
+            let operands = |term: &PackedTerm| term.operands::<L>(rows.len());
+            let (first, second) = (operands(&first), second.as_ref().map(operands));
+            let slab = Slab { first, second, rows: rows.clone(), cols: cols.clone() };
             // SAFETY: the caller's promise.
             unsafe { slab.run::<L, O>(epilogue, team) };
         }
     }
-    left_operand.set_source((copied && row_slab >= m).then_some(left_source));
-    right_operand.set_source((slab_cols >= n).then_some(right_source));
+    left_operand.set_source((slabs.first.copied && slabs.rows >= m).then_some(left_source));
+    right_operand.set_source((slabs.cols >= n).then_some(right_source));
     for written in [Some(product.out), product.preactivation].iter().flatten() {
         left_operand.forget_if_within(written);
         right_operand.forget_if_within(written);
@@ -239,69 +252,102 @@ fn copy_stride(depth: usize) -> usize {
     depth.next_multiple_of(SQUARE) + SQUARE
 }
 
-fn left_in_place(product: &Product) -> Left {
-    let row_step = product.a.stride * product.a.dtype.size_bytes();
-    Left::along(product.a.address as *const u8, product.out.rows, row_step)
+/// Rows of a copied left operand, with those that fill the last panel.
+fn padded_rows<L: Level>(rows: usize) -> usize {
+    rows.next_multiple_of(L::ROWS.max(SQUARE))
 }
 
-fn copy_left<L: Level>(product: &Product, rows: Range<usize>, depth: usize, copy: *mut u32, team: &mut Team) {
-    const ROWS_PER_TASK: usize = 32;
-    let a = matrix::<<L::Packing as Packing>::Element>(&product.a);
-    let padded_rows = rows.len().next_multiple_of(L::ROWS.max(SQUARE));
-    if is_across::<L>(product) {
-        let copy = Right { first: copy, depth };
-        return team.blocks(padded_rows, SQUARE, |block, _| {
-            let count = block.len().min(rows.len() - block.start);
+/// One of the products that are added up, and the memory for its packed operands.
+struct PackedTerm {
+    product: Product,
+    copied: bool,
+    copy: *mut u32,
+    right: Right,
+}
+
+impl PackedTerm {
+    fn new(product: Product, sizes: TermSizes, copy: *mut u32, right: *mut u32) -> PackedTerm {
+        PackedTerm { product, copied: sizes.copied, copy, right: Right { first: right, depth: sizes.depth } }
+    }
+
+    /// The operands of a slab of so many rows.
+    fn operands<L: Level>(&self, rows: usize) -> SlabOperands {
+        let (a, depth, padded) = (self.product.a, self.right.depth, padded_rows::<L>(rows));
+        let left = if !self.copied {
+            Left::along(a.address as *const u8, a.rows, a.stride * a.dtype.size_bytes())
+        } else if is_across::<L>(&self.product) {
+            Left::across(self.copy.cast(), padded, depth)
+        } else {
+            Left::along(self.copy.cast(), padded, WORD_BYTES * copy_stride(depth))
+        };
+        SlabOperands { left, right: self.right }
+    }
+
+    fn copy_left<L: Level>(&self, rows: Range<usize>, team: &mut Team) {
+        const ROWS_PER_TASK: usize = 32;
+        let (product, depth) = (&self.product, self.right.depth);
+        let a = matrix::<<L::Packing as Packing>::Element>(&product.a);
+        let padded_rows = padded_rows::<L>(rows.len());
+        if is_across::<L>(product) {
+            let copy = Right { first: self.copy, depth };
+            return team.blocks(padded_rows, SQUARE, |block, _| {
+                let count = block.len().min(rows.len() - block.start);
+                // SAFETY: all levels have AVX-512, and the copy has room for these rows.
+                unsafe {
+                    pack::pack_across::<L::Packing>(
+                        &a,
+                        rows.start + block.start,
+                        count,
+                        0..depth,
+                        copy.panel(block.start, 0, 1),
+                        SQUARE,
+                    )
+                };
+            });
+        }
+        let stride = copy_stride(depth);
+        let depth = depth.next_multiple_of(SQUARE);
+        let copy = Right { first: self.copy, depth: stride };
+        let is_turned = product.order == Order::TN;
+        team.blocks(padded_rows, ROWS_PER_TASK, |block, _| {
+            let to = copy.panel(block.start, 0, 1);
+            let turn = if is_turned { pack::turn_columns::<L::Packing> } else { pack::copy_rows::<L::Packing> };
             // SAFETY: all levels have AVX-512, and the copy has room for these rows.
-            unsafe {
-                pack::pack_across::<L::Packing>(
-                    &a,
-                    rows.start + block.start,
-                    count,
-                    0..depth,
-                    copy.panel(block.start, 0, 1),
-                    SQUARE,
-                )
-            };
+            unsafe { turn(&a, rows.start + block.start, block.len(), depth, to, stride) };
         });
     }
-    let stride = copy_stride(depth);
-    let depth = depth.next_multiple_of(SQUARE);
-    let copy = Right { first: copy, depth: stride };
-    team.blocks(padded_rows, ROWS_PER_TASK, |block, _| {
-        let to = copy.panel(block.start, 0, 1);
-        let turn =
-            if product.order == Order::TN { pack::turn_columns::<L::Packing> } else { pack::copy_rows::<L::Packing> };
-        // SAFETY: all levels have AVX-512, and the copy has room for these rows.
-        unsafe { turn(&a, rows.start + block.start, block.len(), depth, to, stride) };
-    });
+
+    fn pack_right<L: Level>(&self, cols: Range<usize>, team: &mut Team) {
+        let b = matrix::<<L::Packing as Packing>::Element>(&self.product.b);
+        let right = self.right;
+        let panels = cols.len().div_ceil(L::COLS);
+        let parts = right.depth.div_ceil(PACK_DEPTH);
+        let is_along = self.product.order == Order::NT;
+        let pack = if is_along { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
+        team.tasks(panels * parts, |task, _| {
+            let col = task / parts * L::COLS;
+            let words = task % parts * PACK_DEPTH..right.depth.min((task % parts + 1) * PACK_DEPTH);
+            let count = L::COLS.min(cols.len() - col);
+            let width = count.next_multiple_of(L::WIDTH_STEP);
+            let to = right.panel(col, words.start, width);
+            // SAFETY: all levels have AVX-512, and the panel has room for these words.
+            unsafe { pack(&b, cols.start + col, count, words, to, width) };
+        });
+    }
 }
 
-fn pack_right<L: Level>(product: &Product, cols: Range<usize>, right: Right, team: &mut Team) {
-    let b = matrix::<<L::Packing as Packing>::Element>(&product.b);
-    let depth = right.depth;
-    let panels = cols.len().div_ceil(L::COLS);
-    let parts = depth.div_ceil(PACK_DEPTH);
-    let pack =
-        if product.order == Order::NT { pack::pack_along::<L::Packing> } else { pack::pack_across::<L::Packing> };
-    team.tasks(panels * parts, |task, _| {
-        let col = task / parts * L::COLS;
-        let words = task % parts * PACK_DEPTH..depth.min((task % parts + 1) * PACK_DEPTH);
-        let count = L::COLS.min(cols.len() - col);
-        let width = count.next_multiple_of(L::WIDTH_STEP);
-        let to = right.panel(col, words.start, width);
-        // SAFETY: all levels have AVX-512, and the panel has room for these words.
-        unsafe { pack(&b, cols.start + col, count, words, to, width) };
-    });
+/// The operands of a term as a slab reads them.
+struct SlabOperands {
+    left: Left,
+    right: Right,
 }
 
 /// A part of the output with packed operands.
 struct Slab {
-    left: Left,
-    right: Right,
+    first: SlabOperands,
+    second: Option<SlabOperands>,
     rows: Range<usize>,
     cols: Range<usize>,
-    depth: usize,
 }
 
 impl Slab {
@@ -334,26 +380,28 @@ impl Slab {
         epilogue: &Epilogue<O>,
         scratch: &mut Scratch,
     ) {
-        let steps = depth_steps::<L>(self.depth);
-        let step = self.depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
-        let floats = sums_floats::<L>(rows.len(), cols.len(), self.depth);
+        let SlabOperands { left: all_left, right } = &self.first;
+        let depth = right.depth;
+        let steps = depth_steps::<L>(depth);
+        let step = depth.div_ceil(steps).next_multiple_of(L::DEPTH_STEP);
+        let floats = sums_floats::<L>(rows.len(), cols.len(), depth);
         let sums = scratch.floats(floats).as_mut_ptr();
         let buffers = floats / (L::ROWS * L::COLS);
         let mut pending = None;
         for index in 0..steps {
-            let words = (index * step).min(self.depth)..((index + 1) * step).min(self.depth);
+            let words = (index * step).min(depth)..((index + 1) * step).min(depth);
             let mut tile = 0;
             for row in rows.clone().step_by(L::ROWS) {
-                let left = self.left.part(row, L::ROWS, words.start);
-                let next_left = self.left.part(row + L::ROWS, L::ROWS, words.start);
+                let left = all_left.part(row, L::ROWS, words.start);
+                let next_left = all_left.part(row + L::ROWS, L::ROWS, words.start);
                 for (panel, col) in cols.clone().step_by(L::COLS).enumerate() {
                     let count = L::COLS.min(cols.end - col);
                     let width = count.next_multiple_of(L::WIDTH_STEP);
-                    let now = Panels { left, right: self.right.panel(col, words.start, width) };
+                    let now = Panels { left, right: right.panel(col, words.start, width) };
                     let next = if col + L::COLS < cols.end {
-                        Panels { left, right: self.right.panel(col + L::COLS, words.start, L::COLS) }
+                        Panels { left, right: right.panel(col + L::COLS, words.start, L::COLS) }
                     } else {
-                        Panels { left: next_left, right: self.right.panel(cols.start, words.start, L::COLS) }
+                        Panels { left: next_left, right: right.panel(cols.start, words.start, L::COLS) }
                     };
                     let ahead = next_left.part(panel * AHEAD_ROWS % L::ROWS, AHEAD_ROWS, 0);
                     let to = sums.wrapping_add(tile % buffers * L::ROWS * L::COLS);
@@ -361,6 +409,12 @@ impl Slab {
                     // SAFETY: the panels have these words, and the tile is one of the scratch.
                     unsafe { L::multiply(now, next, ahead, width, words.len(), to, index > 0) };
                     if index + 1 == steps {
+                        if let Some(SlabOperands { left, right }) = &self.second {
+                            let left = left.part(row, L::ROWS, 0);
+                            let now = Panels { left, right: right.panel(col, 0, width) };
+                            // SAFETY: as above.
+                            unsafe { L::multiply(now, next, ahead, width, right.depth, to, true) };
+                        }
                         let at = (self.rows.start + row, self.cols.start + col);
                         let sums = Sums { first: to, at, rows: L::ROWS.min(rows.end - row), cols: count };
                         // A tile is finished one later, when its last sums have arrived and other multiplications wait.

@@ -30,9 +30,11 @@ pub(super) fn run<O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &
         let (rows, cols) = (BLOCK_ROWS.min(m - row), BLOCK_COLS.min(n - col));
         let (sums, operands) = scratch.floats(task_floats(product)).split_at_mut(BLOCK_ROWS * BLOCK_COLS);
         sums[..rows * cols].fill(0.0);
-        match product.a.dtype {
-            DType::F32 => multiply_f32(product, (row, col), rows, cols, sums),
-            _ => multiply_bf16(product, (row, col), rows, cols, sums, operands),
+        for term in [Some(*product), product.second()].iter().flatten() {
+            match term.a.dtype {
+                DType::F32 => multiply_f32(term, (row, col), rows, cols, sums),
+                _ => multiply_bf16(term, (row, col), rows, cols, sums, operands),
+            }
         }
         // SAFETY: the block is this task's own.
         unsafe { epilogue.finish(sums.as_ptr(), cols, (row, col), rows, cols) };

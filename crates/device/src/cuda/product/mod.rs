@@ -73,15 +73,16 @@ pub(super) fn cublaslt_version() -> Result<usize, CudaError> {
 impl Run for Product {
     fn run(&self, stream: &mut Stream) {
         let [m, n, k] = self.dims();
-        if m == 0 || n == 0 || (k == 0 && self.accumulate) {
+        if m == 0 || n == 0 || (k == 0 && self.accumulate && self.also.is_none()) {
             return;
         }
         let rounded = self.out.dtype == DType::Bf16;
         let small = rounded && self.bias.is_some() && m * n <= SMALL_ELEMENTS;
         if k == 0 || small || (rounded && self.a.dtype == DType::F32) {
-            return through_scratch(self, stream);
+            return through_scratch(&self.after_second(self.out, stream), stream);
         }
-        if let Some(before) = kept_before_gelu(self)
+        if self.also.is_none()
+            && let Some(before) = kept_before_gelu(self)
             && attempts(self.bias, self.out.dtype, true)
                 .iter()
                 .any(|&bias| attempt(self, self.out, bias, Some(before), stream))
@@ -90,7 +91,7 @@ impl Run for Product {
         }
         // The sums with the bias go to the preactivation, if backward needs it; an activation reads them there.
         let sums = self.preactivation.filter(|_| self.activation.is_some()).unwrap_or(self.out);
-        let bias = multiply(self, sums, self.bias, stream);
+        let bias = multiply(&self.after_second(sums, stream), sums, self.bias, stream);
         let copied = self.activation.is_none() && self.preactivation.is_some();
         if bias == Added::No || self.activation.is_some() || copied {
             let bias = self.bias.filter(|_| bias == Added::No);
@@ -98,6 +99,16 @@ impl Run for Product {
             let preactivation = self.preactivation.filter(|_| bias.is_some() || copied);
             finish(Finish { sums: Some(sums), bias, preactivation, ..Finish::of(self) }, stream);
         }
+    }
+}
+
+impl Product {
+    /// Computes the second product into `sums`; returns the first, which is to be added to it. The second, an adapter's, is the
+    /// smaller one, so it is the one that is rounded on its own.
+    fn after_second(&self, sums: View, stream: &mut Stream) -> Product {
+        let Some(second) = self.second() else { return *self };
+        Product { out: sums, scale: self.scale, accumulate: self.accumulate, ..second }.run(stream);
+        Product { accumulate: true, also: None, ..*self }
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) struct PlanKey {
     alignments: [u32; 3],
     operands: DType,
     sums: DType,
+    scale_bits: u32,
     accumulate: bool,
     bias: Bias,
     /// Stride of the sums kept before GELU by the hyperbolic tangent; `None` if no GELU follows.
@@ -56,6 +57,7 @@ impl PlanKey {
             alignments: views.map(|view| alignment(view.address)),
             operands: product.a.dtype,
             sums: sums.dtype,
+            scale_bits: product.scale.to_bits(),
             accumulate: product.accumulate,
             bias,
             before_stride: before.map(|before| before.stride.max(before.cols)),
@@ -417,7 +419,7 @@ impl Plan {
         stream: cudarc::driver::sys::CUstream,
     ) -> Result<(), lt::CublasError> {
         let Operands { a, b, sums, out, bias, before, workspace } = operands;
-        let (one, zero) = (1f32, 0f32);
+        let (scale, one, zero) = (f32::from_bits(self.key.scale_bits), 1f32, 0f32);
         let beta = if self.accumulate { &one } else { &zero };
         let [b_layout, a_layout, sums_layout] = self.layouts;
         // SAFETY: the caller's promise. Two queues that run the same plan at once are kept apart by the products' lock,
@@ -429,7 +431,7 @@ impl Plan {
             lt::matmul(
                 handle,
                 self.operation,
-                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&scale).cast(),
                 std::ptr::from_ref(beta).cast(),
                 b as *const c_void,
                 b_layout,

@@ -1,0 +1,108 @@
+//! The keys of adapters, and what they mean to the model.
+
+use evenkeel_model::{AdapterConfig, Scaling, Targets};
+
+use super::raw::RawConfig;
+use super::settings::{Adapter, Settings};
+
+/// Keys that describe a new adapter.
+const OF_NEW: [&str; 12] = [
+    "adapter.rank",
+    "adapter.alpha",
+    "adapter.dropout",
+    "adapter.targets",
+    "adapter.target_pattern",
+    "adapter.exclude",
+    "adapter.layers",
+    "adapter.rank_pattern",
+    "adapter.alpha_pattern",
+    "adapter.rslora",
+    "adapter.init",
+    "adapter.modules_to_save",
+];
+
+/// Stands for every linear layer but the head.
+const ALL_LINEAR: &str = "all-linear";
+
+pub fn check(raw: &mut RawConfig, settings: &Settings) {
+    let adapter = &settings.adapter;
+    let given = OF_NEW.into_iter().find(|key| raw.is_given(key));
+    match (adapter.kind, &adapter.path, given) {
+        (Some(_), Some(_), _) => {
+            let what = "`adapter.kind` and `adapter.path` are both set, expected one of them".to_owned();
+            let hint = "`adapter.kind` begins a new adapter, `adapter.path` continues a saved one";
+            raw.note_contradiction(&["adapter.kind", "adapter.path"], what, Some(hint));
+        }
+        (None, Some(_), Some(key)) => {
+            let what = format!("`{key}` is set, but the adapter in `adapter.path` has it already");
+            raw.note_contradiction(&[key, "adapter.path"], what, Some("leave it out, or begin a new adapter"));
+        }
+        (None, None, Some(key)) => {
+            let what = format!("`{key}` is set, but there is no adapter");
+            raw.note_contradiction(&[key, "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
+        }
+        _ => (),
+    }
+    if raw.is_given("adapter.targets") && adapter.target_pattern.is_some() {
+        let what = "`adapter.targets` and `adapter.target_pattern` are both set, expected one of them".to_owned();
+        raw.note_contradiction(&["adapter.targets", "adapter.target_pattern"], what, None);
+    }
+    for (key, patterns) in
+        [("adapter.rank_pattern", &adapter.rank_pattern), ("adapter.alpha_pattern", &adapter.alpha_pattern)]
+    {
+        for text in patterns {
+            let number = pattern(text).map(|(_, number)| number);
+            let fits = number.is_some_and(|number| number > 0.0 && (key.contains("alpha") || number.fract() == 0.0));
+            if !fits {
+                let what = format!("`{key}` has \"{text}\", expected \"PATTERN=NUMBER\"");
+                raw.note_contradiction(&[key], what, Some("for example \"q_proj=32\""));
+            }
+        }
+    }
+    let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
+    if is_adapted && settings.balance.gamma_max > 0.0 {
+        let what = "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen".to_owned();
+        let hint = "set balance.gamma_max = 0: \"reshard\", \"migrate\" and \"auto\" work without it";
+        raw.note_contradiction(&["balance.gamma_max", "adapter.kind"], what, Some(hint));
+    }
+    if is_adapted && settings.model.path.is_none() && !raw.evaluates {
+        let what = "an adapter is trained beside a model's weights, but `model.path` is not set".to_owned();
+        raw.note_contradiction(&["adapter.kind", "model.path"], what, Some("give the folder of a model to adapt"));
+    }
+}
+
+/// "PATTERN=NUMBER"
+fn pattern(text: &str) -> Option<(String, f64)> {
+    let (pattern, number) = text.rsplit_once('=')?;
+    Some((pattern.to_owned(), number.trim().parse().ok().filter(|number: &f64| number.is_finite())?))
+}
+
+impl Adapter {
+    /// The new adapter that the keys describe, if they do.
+    pub fn new_adapter(&self) -> Option<AdapterConfig> {
+        self.kind?;
+        let names = |names: &[String]| match names {
+            [name] if name == ALL_LINEAR => Targets::AllLinear,
+            names => Targets::Names(names.to_vec()),
+        };
+        let patterns = |texts: &[String]| -> Vec<(String, f64)> {
+            texts.iter().map(|text| pattern(text).expect("checked")).collect()
+        };
+        let ranks = patterns(&self.rank_pattern).into_iter();
+        let alphas = patterns(&self.alpha_pattern).into_iter();
+        Some(AdapterConfig {
+            rank: self.rank,
+            alpha: self.alpha.unwrap_or(2.0 * self.rank as f64) as f32,
+            dropout: self.dropout as f32,
+            targets: self.target_pattern.clone().map_or_else(|| names(&self.targets), Targets::Pattern),
+            excluded: (!self.exclude.is_empty()).then(|| Targets::Names(self.exclude.clone())),
+            layers: (!self.layers.is_empty()).then(|| self.layers.iter().map(|&layer| layer as usize).collect()),
+            rank_patterns: ranks.map(|(pattern, rank)| (pattern, rank as usize)).collect(),
+            alpha_patterns: alphas.map(|(pattern, alpha)| (pattern, alpha as f32)).collect(),
+            scaling: if self.rslora { Scaling::ByRoot } else { Scaling::ByRank },
+            init: self.init,
+            trained_modules: self.modules_to_save.clone(),
+            keeps_tie: self.keep_tie,
+        })
+    }
+}

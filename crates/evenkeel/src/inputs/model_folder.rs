@@ -1,0 +1,99 @@
+//! The folder of a model: a Hugging Face folder alone, or with an adapter on it.
+
+use std::path::{Path, PathBuf};
+
+use evenkeel_device::{DType, Queue};
+use evenkeel_model::{ADAPTER_CONFIG, AdapterFolder, AdapterValues, Model, Parameters, ZeroSharding};
+use evenkeel_store::{Folder, exists};
+use serde_json::Value;
+
+use super::run_folder::RUN_MODEL;
+use crate::{Failure, Mistake, hub, warn};
+
+pub struct ModelFolder {
+    pub base: Folder,
+    pub adapter: Option<AdapterFolder>,
+}
+
+impl ModelFolder {
+    /// Opens a model's folder, with the adapter of another folder if one is given. The folder of an adapter may take the model's
+    /// place: its configuration names the base.
+    pub fn open(path: &Path, adapter: Option<&Path>) -> Result<ModelFolder, Failure> {
+        if adapter.is_none() && is_adapter(path) {
+            let saved = AdapterFolder::open(path)?;
+            let base = saved.base.clone().unwrap_or_default();
+            if !exists(Path::new(&base).join("config.json")) {
+                let what = format!("the adapter in {path:?} belongs to the model {base:?}, which is no folder here");
+                let hint = format!("give the model's folder, and --adapter {path:?} or adapter.path");
+                return Err(Mistake { what, hint: Some(hint) }.into());
+            }
+            return Ok(ModelFolder { base: open_base(Path::new(&base))?, adapter: Some(saved) });
+        }
+        let adapter = adapter.map(AdapterFolder::open).transpose()?;
+        Ok(ModelFolder { base: open_base(path)?, adapter })
+    }
+
+    /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
+    /// `option` is where the user named those.
+    pub fn model(&self, ignored: &[String], option: &str) -> Result<(Model, Value), Failure> {
+        let json = without_keys(self.base.config(), ignored, option);
+        let model = Model::from_json(&json)?;
+        model.check(&self.base)?;
+        let Some(adapter) = &self.adapter else { return Ok((model, json)) };
+        let model = model.adapted(adapter.config.clone())?;
+        model.check_adapter(adapter)?;
+        Ok((model, json))
+    }
+
+    /// Loads a shard's part of the weights. `seed` is that of a new adapter.
+    pub fn load(
+        &self,
+        shard: &Model,
+        seed: u64,
+        dtype: DType,
+        split: ZeroSharding,
+        queue: &Queue,
+    ) -> Result<Parameters, evenkeel_model::Error> {
+        let values = self.adapter.as_ref().map_or(AdapterValues::New { seed }, AdapterValues::Saved);
+        shard.load_adapted(&self.base, &values, dtype, split, queue)
+    }
+
+    /// The folder that has this file: the adapter's, or the base's.
+    pub fn folder_with(&self, file: &str) -> PathBuf {
+        let of_adapter = self.adapter.iter().map(|adapter| &adapter.path).find(|path| exists(path.join(file)));
+        of_adapter.cloned().unwrap_or_else(|| self.base.path().to_owned())
+    }
+}
+
+fn is_adapter(path: &Path) -> bool {
+    exists(path.join(ADAPTER_CONFIG)) && !exists(path.join("config.json"))
+}
+
+/// For a run's folder, the error says where its model is.
+fn open_base(path: &Path) -> Result<Folder, Failure> {
+    hub::check(path)?;
+    let inside = path.join(RUN_MODEL);
+    let has_model = exists(inside.join("config.json")) || exists(inside.join(ADAPTER_CONFIG));
+    if !exists(path.join("config.json")) && has_model {
+        let what = format!("{path:?} is the folder of a run, expected one of a model");
+        return Err(Mistake { what, hint: Some(format!("its model is in {inside:?}")) }.into());
+    }
+    Ok(Folder::open(path)?)
+}
+
+/// config.json without the ignored keys; `a.b` is key b of object a. Warns of keys that it does not have: `option` is where the
+/// user named them.
+pub fn without_keys(json: &Value, ignored: &[String], option: &str) -> Value {
+    fn take(json: &mut Value, key: &str) -> bool {
+        let Some(object) = json.as_object_mut() else { return false };
+        let inside = |(outer, inner)| object.get_mut(outer).is_some_and(|object| take(object, inner));
+        key.split_once('.').is_some_and(inside) || object.remove(key).is_some()
+    }
+    let mut json = json.clone();
+    for key in ignored {
+        if !take(&mut json, key) {
+            warn(&format!("`{option}` names `{key}`, which config.json does not have"));
+        }
+    }
+    json
+}

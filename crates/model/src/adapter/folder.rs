@@ -1,0 +1,84 @@
+//! PEFT's folder: adapter_config.json and adapter_model.safetensors. Names and shapes are compared with the model before memory is
+//! used; missing and surplus tensors are errors.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use evenkeel_store::{SafeTensorsFile, read_json};
+use serde_json::Value;
+
+use super::{AdapterConfig, PEFT_PREFIX};
+use crate::chain::model::Model;
+use crate::error::Error;
+use crate::parameters::ParamSpec;
+
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+const CONFIG_BYTES: u64 = 16 << 20;
+
+/// An adapter that was saved.
+pub struct AdapterFolder {
+    pub path: PathBuf,
+    /// The model that it belongs to: a folder or a hub's name.
+    pub base: Option<String>,
+    pub config: AdapterConfig,
+    pub(crate) weights: SafeTensorsFile,
+}
+
+/// The values that adapters begin with.
+pub enum AdapterValues<'a> {
+    /// Drawn at random, B zero.
+    New {
+        seed: u64,
+    },
+    Saved(&'a AdapterFolder),
+}
+
+impl AdapterFolder {
+    pub fn open(path: &Path) -> Result<AdapterFolder, Error> {
+        let json: Value = read_json(path.join(ADAPTER_CONFIG), CONFIG_BYTES)?;
+        let config = AdapterConfig::from_peft(&json)?;
+        let base = json["base_model_name_or_path"].as_str().map(str::to_owned);
+        let weights = SafeTensorsFile::open(path.join(ADAPTER_WEIGHTS))?;
+        Ok(AdapterFolder { path: path.to_owned(), base, config, weights })
+    }
+
+    /// The file's name for a parameter.
+    pub(crate) fn name_of(spec: &ParamSpec) -> String {
+        format!("{PEFT_PREFIX}{}", spec.name)
+    }
+}
+
+impl Model {
+    /// Compares the names and shapes of a saved adapter's tensors with those that this model trains.
+    pub fn check_adapter(&self, folder: &AdapterFolder) -> Result<(), Error> {
+        let file = &folder.weights;
+        let trained = || self.specs.iter().filter(|spec| spec.is_trained);
+        let missing: Vec<String> =
+            trained().map(AdapterFolder::name_of).filter(|name| file.tensor(name).is_none()).collect();
+        if let Some(name) = missing.first() {
+            let (name, folder, missing) = (name.clone(), folder.path.clone(), missing.len());
+            return Err(Error::MissingTensor { name, folder, missing, expected: trained().count() });
+        }
+        let known: BTreeSet<String> = trained().map(AdapterFolder::name_of).chain(self.tied_name()).collect();
+        let unexpected: Vec<&str> = file.names().filter(|name| !known.contains(*name)).collect();
+        if let Some(name) = unexpected.first() {
+            let (name, folder, unexpected) = (name.to_string(), folder.path.clone(), unexpected.len());
+            return Err(Error::UnexpectedTensor { name, folder, unexpected });
+        }
+        for spec in trained() {
+            let name = AdapterFolder::name_of(spec);
+            let tensor = file.tensor(&name).expect("it is not missing");
+            if tensor.shape() != spec.shape {
+                let (file, found) = (file.path().to_owned(), tensor.shape().to_vec());
+                return Err(Error::WrongShape { name, file, found, expected: spec.shape.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// PEFT writes a trained embedding a second time, as the head that is tied to it.
+    fn tied_name(&self) -> Option<String> {
+        self.config.tied.then(|| format!("{PEFT_PREFIX}{}.weight", self.config.family.names.head))
+    }
+}

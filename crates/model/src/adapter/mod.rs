@@ -1,0 +1,190 @@
+//! Adapters: small matrices beside frozen linear layers, which training changes instead of the layers (LoRA, rsLoRA).
+//!
+//! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs.
+
+mod folder;
+mod merge;
+mod peft;
+mod targets;
+
+use regex::Regex;
+
+use crate::error::Error;
+use crate::parameters::ParamSpec;
+pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues};
+pub use merge::Merger;
+pub use peft::PEFT_PREFIX;
+use targets::Matcher;
+pub use targets::Targets;
+
+/// No adapter of use comes near this; a file that does is broken or hostile.
+const LARGEST_RANK: usize = 1 << 14;
+
+/// Which layers are adapted, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    pub rank: usize,
+    pub alpha: f32,
+    /// The share of an adapter's inputs that training drops.
+    pub dropout: f32,
+    pub targets: Targets,
+    pub excluded: Option<Targets>,
+    /// The only layers to adapt, by their numbers.
+    pub layers: Option<Vec<usize>>,
+    /// Patterns of layers with another rank. The first that matches counts.
+    pub rank_patterns: Vec<(String, usize)>,
+    pub alpha_patterns: Vec<(String, f32)>,
+    pub scaling: Scaling,
+    pub init: AdapterInit,
+    /// The ends of the names of modules that are trained whole beside the adapters.
+    pub trained_modules: Vec<String>,
+    /// Whether a head that is tied to a trained embedding is trained with it. If not, the embedding is trained and the head
+    /// keeps the base's.
+    pub keeps_tie: bool,
+}
+
+/// The factor of an adapter's output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scaling {
+    /// alpha / rank
+    #[default]
+    ByRank,
+    /// alpha / √rank, as rsLoRA has it.
+    ByRoot,
+}
+
+/// The distribution of a new A. A new B is zero, so a new adapter changes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdapterInit {
+    /// Between ±1/√inputs.
+    #[default]
+    Uniform,
+    /// Of deviation 1/rank.
+    Gaussian,
+}
+
+impl Default for AdapterConfig {
+    /// PEFT's numbers, for all linear layers.
+    fn default() -> AdapterConfig {
+        AdapterConfig {
+            rank: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            targets: Targets::AllLinear,
+            excluded: None,
+            layers: None,
+            rank_patterns: Vec::new(),
+            alpha_patterns: Vec::new(),
+            scaling: Scaling::ByRank,
+            init: AdapterInit::Uniform,
+            trained_modules: Vec::new(),
+            keeps_tie: false,
+        }
+    }
+}
+
+/// An [`AdapterConfig`] whose patterns have been read.
+#[derive(Clone, Debug)]
+pub struct Adapters {
+    pub config: AdapterConfig,
+    targets: Matcher,
+    excluded: Option<Matcher>,
+    ranks: Vec<(Regex, usize)>,
+    alphas: Vec<(Regex, f32)>,
+}
+
+/// The adapter of one linear layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerAdapter {
+    pub rank: usize,
+    pub scale: f32,
+    pub dropout: f32,
+    pub init: AdapterInit,
+}
+
+impl Adapters {
+    pub fn new(config: AdapterConfig) -> Result<Adapters, Error> {
+        let ranks = config.rank_patterns.iter().map(|(_, rank)| *rank).chain([config.rank]);
+        if let Some(rank) = ranks.into_iter().find(|rank| !(1..=LARGEST_RANK).contains(rank)) {
+            return Err(Error::BadAdapter { what: format!("rank {rank} is not between 1 and {LARGEST_RANK}") });
+        }
+        if !(0.0..1.0).contains(&config.dropout) {
+            return Err(Error::BadAdapter { what: format!("dropout {} is not between 0 and 1", config.dropout) });
+        }
+        let alphas = config.alpha_patterns.iter().map(|(_, alpha)| *alpha).chain([config.alpha]);
+        if let Some(alpha) = alphas.into_iter().find(|alpha| !alpha.is_finite()) {
+            return Err(Error::BadAdapter { what: format!("alpha is {alpha}") });
+        }
+        Ok(Adapters {
+            targets: Matcher::new(&config.targets)?,
+            excluded: config.excluded.as_ref().map(Matcher::new).transpose()?,
+            ranks: targets::behind_dots(&config.rank_patterns)?,
+            alphas: targets::behind_dots(&config.alpha_patterns)?,
+            config,
+        })
+    }
+
+    /// The adapter of the linear layer of this name, if it has one.
+    pub(crate) fn of(&self, module: &str) -> Option<LayerAdapter> {
+        let AdapterConfig { dropout, init, scaling, ref layers, .. } = self.config;
+        if self.excluded.as_ref().is_some_and(|excluded| excluded.matches(module, None)) {
+            return None;
+        }
+        if !self.targets.matches(module, layers.as_deref()) {
+            return None;
+        }
+        let rank = targets::first_match(&self.ranks, module).unwrap_or(self.config.rank);
+        let alpha = targets::first_match(&self.alphas, module).unwrap_or(self.config.alpha);
+        let divisor = match scaling {
+            Scaling::ByRank => rank as f64,
+            Scaling::ByRoot => (rank as f64).sqrt(),
+        };
+        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, init })
+    }
+
+    /// Whether training changes a parameter: an adapter's, or one of a module that is trained whole.
+    pub(crate) fn trains(&self, spec: &ParamSpec) -> bool {
+        spec.is_adapter || self.config.trained_modules.iter().any(|module| is_inside(&spec.name, module))
+    }
+
+    /// Compares the targets and the modules that are trained whole with a model's: each must be there.
+    pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String]) -> Result<(), Error> {
+        if let Some(target) = self.targets.idle(linears) {
+            return Err(Error::IdleTarget { target, modules: last_names(linears) });
+        }
+        if !specs.iter().any(|spec| spec.is_adapter) {
+            let target = "everything that is not excluded".to_owned();
+            return Err(Error::IdleTarget { target, modules: last_names(linears) });
+        }
+        let base = || specs.iter().filter(|spec| !spec.is_adapter);
+        for module in &self.config.trained_modules {
+            if !base().any(|spec| is_inside(&spec.name, module)) {
+                let modules: Vec<String> = base().map(|spec| module_of(&spec.name).to_owned()).collect();
+                return Err(Error::IdleTarget { target: module.clone(), modules: last_names(&modules) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a parameter belongs to a module whose name ends so.
+fn is_inside(parameter: &str, module: &str) -> bool {
+    let ends = parameter.match_indices('.').map(|(end, _)| end);
+    ends.into_iter().any(|end| parameter[..end].ends_with(module))
+}
+
+fn module_of(parameter: &str) -> &str {
+    parameter.rsplit_once('.').map_or(parameter, |(module, _)| module)
+}
+
+/// The last part of each name, once.
+fn last_names(modules: &[String]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for module in modules {
+        let name = module.rsplit('.').next().unwrap_or(module);
+        if !names.iter().any(|other| other == name) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}

@@ -1,0 +1,136 @@
+//! The adapter of a linear layer: `s·D(x)·Aᵀ·Bᵀ` beside `x·Wᵀ`, D the dropout of its input.
+//!
+//! Only `s·D(x)·Aᵀ`, [T, rank], has a tensor of its own. The second product is added to the layer's in the same sums, and so is
+//! its gradient for x, unless numbers were dropped.
+//!
+//! Shapes: T tokens, I inputs and O outputs of the layer on this shard.
+
+use evenkeel_device::kernel::{Add, Order, Placement, Product, Term};
+use evenkeel_device::{Queue, Tensor};
+
+use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::dropout::{Dropout, Noise};
+use crate::chain::op::{Linear, LinearPart};
+use crate::parameters::{Gradients, ParamId};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearAdapter {
+    /// [rank, I]
+    pub a: ParamId,
+    /// [O, rank]
+    pub b: ParamId,
+    pub scale: f32,
+    pub dropout: Option<Dropout>,
+    /// The place of x's first column among the inputs of the whole layer, and how many these are.
+    pub first_input: usize,
+    pub inputs: usize,
+    /// The scaled product of the dropped input with A. [T, rank]
+    pub s: Slot,
+}
+
+/// The weight of an adapted layer, and the adapter's factors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdaptedWeight {
+    pub weight: ParamId,
+    pub a: ParamId,
+    pub b: ParamId,
+    pub rank: usize,
+    pub scale: f32,
+    /// Whether the weight is stored [in, out].
+    pub transposed: bool,
+}
+
+impl Linear {
+    /// Computes the adapter's product with A; returns the one with B.
+    pub(super) fn adapted(&self, context: &Context, values: &mut Slots) -> Option<Term> {
+        let adapter = self.adapter?;
+        let (queue, a) = (context.queue, self.factor_a(context.parameters.value(adapter.a)));
+        let x = adapter.dropped(context, values.get(self.x));
+        let s = queue.tensor(x.rows, a.rows, context.dtype());
+        queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NT, &x, &a, &s) });
+        values.set(adapter.s, s);
+        let b = self.factor_b(context.parameters.value(adapter.b));
+        Some(Term::new(Order::NT, values.get(adapter.s), &b))
+    }
+
+    /// Computes the gradient of the adapter's product with A; returns the product that is its gradient for x.
+    pub(super) fn adapted_backward(&self, context: &Context, slots: &mut Slots) -> Option<Term> {
+        let adapter = self.adapter?;
+        let b = self.factor_b(context.parameters.value(adapter.b));
+        let dout = slots.get(self.out);
+        let ds = context.queue.tensor(dout.rows, b.cols, context.dtype());
+        context.queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NN, dout, &b, &ds) });
+        slots.set(adapter.s, ds);
+        let a = self.factor_a(context.parameters.value(adapter.a));
+        Some(Term::new(Order::NN, slots.get(adapter.s), &a))
+    }
+
+    /// Adds the gradients of A and B.
+    pub(super) fn add_factor_gradients(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
+        let Some(adapter) = self.adapter else { return };
+        let (s, dout) = (values.get(adapter.s), slots.get(self.out));
+        let (x, ds) = (adapter.dropped(context, values.get(self.x)), slots.get(adapter.s));
+        for (factor, a, b) in [(adapter.a, ds, &x), (adapter.b, dout, s)] {
+            if !context.trains(factor) {
+                continue;
+            }
+            // Overwriting one part would leave the others undefined, so the whole is zeroed first.
+            let (whole, accumulate) = match (&self.part, factor == adapter.a) {
+                (Some(LinearPart::Inputs(_)), true) | (Some(LinearPart::Outputs(_)), false) => {
+                    (gradients.sum(context.queue, factor), true)
+                }
+                _ => gradients.overwrite_or_add(context.queue, factor),
+            };
+            let part = if factor == adapter.a { self.factor_a(whole) } else { self.factor_b(whole) };
+            context.queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &part) });
+        }
+    }
+
+    /// The part of A, or of its gradient, that this layer uses.
+    fn factor_a(&self, whole: Tensor) -> Tensor {
+        match &self.part {
+            Some(LinearPart::Inputs(cols)) => whole.col_range(cols.clone()),
+            Some(LinearPart::Outputs(_)) | None => whole,
+        }
+    }
+
+    fn factor_b(&self, whole: Tensor) -> Tensor {
+        match &self.part {
+            Some(LinearPart::Outputs(rows)) => whole.row_range(rows.clone()),
+            Some(LinearPart::Inputs(_)) | None => whole,
+        }
+    }
+}
+
+impl LinearAdapter {
+    /// The dropout of this batch, if numbers are dropped.
+    pub fn drops(&self, context: &Context) -> Option<(Dropout, Noise)> {
+        self.dropout.zip(context.batch.noise)
+    }
+
+    /// `x` after dropout, in a new tensor; `x` itself if nothing is dropped.
+    fn dropped(&self, context: &Context, x: &Tensor) -> Tensor {
+        let Some((dropout, noise)) = self.drops(context) else { return x.clone() };
+        let out = context.queue.tensor(x.rows, x.cols, x.dtype);
+        dropout.launch_at(context.queue, noise, self.placement(), x, &out);
+        out
+    }
+
+    fn placement(&self) -> Placement {
+        Placement { first_row: 0, first_col: self.first_input as u64, cols: self.inputs as u64 }
+    }
+
+    /// The adapter's gradient for x, dropped as x was: a tensor of its own, since the layer's other gradient is not dropped.
+    pub fn dropped_gradient(&self, context: &Context, term: Term, (dropout, noise): (Dropout, Noise)) -> Tensor {
+        let (rows, cols) = (term.a.rows, term.b.cols);
+        let dx = context.queue.tensor(rows, cols, context.dtype());
+        context.queue.launch(Product::new(term.order, term.a, term.b, &dx));
+        dropout.launch_at(context.queue, noise, self.placement(), &dx, &dx);
+        dx
+    }
+}
+
+/// `to += what`
+pub(super) fn add_to(queue: &Queue, to: &Tensor, what: &Tensor) {
+    queue.launch(Add { a: to.view(), b: what.view(), out: to.view() });
+}

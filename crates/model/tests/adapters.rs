@@ -1,0 +1,322 @@
+//! Adapters against PEFT: the folders that `golden/adapters.py` wrote, with logits, losses and the gradients of everything trained.
+
+mod support;
+
+use std::path::PathBuf;
+
+use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::{DType, Device, Queue};
+use evenkeel_model::pass::{self, Keep};
+use evenkeel_model::{
+    AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, Images, Input, LossOptions, Model,
+    Noise, PEFT_PREFIX, Parameters, RotaryTables, Targets, ZeroSharding,
+};
+use evenkeel_store::{Folder, SafeTensorsFile};
+use support::golden;
+
+const CASES: [(&str, &str); 10] = [
+    ("llama_lora", "llama3"),
+    ("qwen2_rslora", "qwen2"),
+    ("gpt2_lora", "gpt2"),
+    ("vit_lora_old", "vit"),
+    ("llama_patterns", "llama3"),
+    ("llama_layers", "llama_odd"),
+    ("llama_saved_tied", "llama3"),
+    ("llama_saved_untied", "llama2"),
+    ("qwen2_saved_tied", "qwen2"),
+    ("llama_dropout", "llama3"),
+];
+
+const LOGIT_TOLERANCE: f64 = 1e-4;
+const LOSS_TOLERANCE: f64 = 1e-5;
+/// Relative by norm, per parameter.
+const GRADIENT_TOLERANCE: f64 = 1e-4;
+const GRADIENT_FLOOR: f64 = 1e-6;
+const BF16_LOSS_TOLERANCE: f64 = 2e-2;
+const BF16_GRADIENT_TOLERANCE: f64 = 5e-2;
+const BF16_GRADIENT_FLOOR: f64 = 2e-3;
+
+fn adapter(case: &str) -> PathBuf {
+    golden().join("adapters").join(case)
+}
+
+fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
+    let tensor = file.tensor(name).unwrap_or_else(|| panic!("the golden file has {name}"));
+    let mut values = vec![0.0; tensor.element_count()];
+    tensor.read(0..values.len(), &mut values).expect("numbers");
+    values
+}
+
+/// The base's golden batch.
+fn batch(base: &str, model: &Model, dtype: DType, queue: &Queue) -> Batch {
+    let file = SafeTensorsFile::open(golden().join(base).join("golden.safetensors")).expect("golden files are sound");
+    let integers = |name: &str| -> Vec<i32> {
+        let tensor = file.tensor(name).unwrap_or_else(|| panic!("the golden file has {name}"));
+        let mut values = vec![0i32; tensor.element_count()];
+        tensor.read(0..values.len(), &mut values).expect("integers");
+        values
+    };
+    let to_index = |value: &i32| if *value < 0 { IGNORE } else { *value as u32 };
+    let labels: Vec<u32> = integers("labels").iter().map(to_index).collect();
+    match model.config.input {
+        Input::Tokens { .. } => {
+            let ids: Vec<u32> = integers("input_ids").iter().map(to_index).collect();
+            let segments = integers("segments").iter().map(|&offset| offset as usize).collect();
+            Batch::tokens(queue, &ids, &labels, Segments::new(segments))
+        }
+        Input::Images { .. } => {
+            let pixels = floats(&file, "pixel_values");
+            let images = Images { pixels: &pixels, count: labels.len() };
+            Batch::images(queue, images, &labels, model.config.input, dtype)
+        }
+    }
+}
+
+struct Outcome {
+    logits: Vec<f32>,
+    loss: f64,
+    /// By name, of everything trained.
+    gradients: Vec<(String, Vec<f32>)>,
+}
+
+fn open(case: &str, base: &str) -> (Folder, AdapterFolder, Model) {
+    let folder = Folder::open(golden().join(base)).expect("golden folders are sound");
+    let saved = AdapterFolder::open(&adapter(case)).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let model = Model::open(&folder).expect("a known architecture");
+    let model = model.adapted(saved.config.clone()).unwrap_or_else(|error| panic!("{case}: {error}"));
+    (folder, saved, model)
+}
+
+fn run(case: &str, base: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
+    let queue = device.compute();
+    let (folder, saved, model) = open(case, base);
+    let values = AdapterValues::Saved(&saved);
+    let parameters = model.load_adapted(&folder, &values, dtype, ZeroSharding::NONE, queue);
+    let parameters = parameters.unwrap_or_else(|error| panic!("{case}: {error}"));
+    let plain = batch(base, &model, dtype, queue);
+    let tables = RotaryTables::new(&model.config, queue, plain.token_count());
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &plain, pruning: None };
+    let logits = queue.read(&pass::logits(&model, &context));
+    let batch = batch(base, &model, dtype, queue);
+    let is_noisy = saved.config.dropout > 0.0;
+    let batch = if is_noisy { batch.with_noise(Noise { seed: 77, first_token: 1000 }) } else { batch };
+    let context = Context { batch: &batch, ..context };
+    let gradients = Gradients::new(&parameters, queue);
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 / batch.targets as f32 };
+    let losses = queue.read(&pass::losses_and_gradients(&model, &context, &gradients, options, keep));
+    let loss = losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
+    let trained = parameters.ids().filter(|id| parameters.specs[id.0].is_trained);
+    let gradient =
+        |id: evenkeel_model::ParamId| (parameters.specs[id.0].name.clone(), queue.read(&gradients.sum(queue, id)));
+    Outcome { logits, loss, gradients: trained.map(gradient).collect() }
+}
+
+fn norm(values: &[f32]) -> f64 {
+    values.iter().map(|&value| (value as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn every_adapter_agrees_with_peft_in_f32() {
+    let device = support::device(2, 1 << 30);
+    for (case, base) in CASES {
+        let expected =
+            SafeTensorsFile::open(adapter(case).join("expected.safetensors")).expect("golden files are sound");
+        let outcome = run(case, base, DType::F32, &device, Keep::Everything);
+        let theirs = floats(&expected, "logits");
+        assert_eq!(outcome.logits.len(), theirs.len(), "{case}");
+        for (ours, theirs) in outcome.logits.iter().zip(theirs) {
+            let error = (*ours as f64 - theirs as f64).abs();
+            assert!(error <= LOGIT_TOLERANCE, "{case}: logit {ours}, expected {theirs}");
+        }
+        let loss = floats(&expected, "loss")[0] as f64;
+        assert!((outcome.loss - loss).abs() <= LOSS_TOLERANCE, "{case}: loss {}, expected {loss}", outcome.loss);
+        let of_tie = usize::from(case == "qwen2_saved_tied");
+        let gradients = expected.names().filter(|name| name.starts_with("grad.")).count();
+        assert_eq!(outcome.gradients.len() + of_tie, gradients, "{case}");
+        for (name, ours) in &outcome.gradients {
+            let theirs = floats(&expected, &format!("grad.{PEFT_PREFIX}{name}"));
+            let (error, size) = (distance(ours, &theirs), norm(&theirs));
+            assert!(size > 0.0, "{case}: the gradient of {name} hides nothing");
+            assert!(
+                error <= GRADIENT_TOLERANCE * size + GRADIENT_FLOOR,
+                "{case}: gradient of {name} off by {error} of {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_adapter_in_bf16_stays_near_f32() {
+    let device = support::device(2, 1 << 30);
+    for (case, base) in CASES {
+        let exact = run(case, base, DType::F32, &device, Keep::Everything);
+        let rounded = run(case, base, DType::Bf16, &device, Keep::Everything);
+        let error = (rounded.loss - exact.loss).abs();
+        assert!(error <= BF16_LOSS_TOLERANCE, "{case}: loss off by {error}");
+        let total = exact.gradients.iter().map(|(_, gradient)| norm(gradient).powi(2)).sum::<f64>().sqrt();
+        for ((name, exact), (_, rounded)) in exact.gradients.iter().zip(&rounded.gradients) {
+            let (error, size) = (distance(exact, rounded), norm(exact));
+            assert!(
+                error <= BF16_GRADIENT_TOLERANCE * size + BF16_GRADIENT_FLOOR * total,
+                "{case}: gradient of {name} off by {error} of {size}, {total} in all"
+            );
+        }
+    }
+}
+
+#[test]
+fn recomputation_repeats_the_same_bits_and_a_dry_run_takes_the_same_memory() {
+    let bits = |outcome: &Outcome| -> Vec<u32> {
+        outcome.gradients.iter().flat_map(|(_, gradient)| gradient).map(|value| value.to_bits()).collect()
+    };
+    for (case, base) in CASES {
+        let real = support::device(1, 1 << 30);
+        let kept = run(case, base, DType::Bf16, &real, Keep::Everything);
+        let dry = Device::dry();
+        run(case, base, DType::Bf16, &dry, Keep::Everything);
+        assert_eq!(real.usage().peak_bytes, dry.usage().peak_bytes, "{case}");
+        assert!(bits(&kept) == bits(&run(case, base, DType::Bf16, &real, Keep::Stream)), "{case}");
+    }
+}
+
+/// A new adapter has a B of zeros: the model computes what its base does.
+#[test]
+fn a_new_adapter_changes_nothing_until_it_is_trained() {
+    let device = support::device(1, 1 << 30);
+    let queue = device.compute();
+    for base in ["llama3", "gpt2", "vit"] {
+        let folder = Folder::open(golden().join(base)).unwrap();
+        let plain = Model::open(&folder).unwrap();
+        let adapted = plain.adapted(AdapterConfig::default()).unwrap();
+        let logits = |model: &Model, parameters: &Parameters| {
+            let batch = batch(base, model, DType::F32, queue);
+            let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+            let context = Context { queue, parameters, tables: &tables, batch: &batch, pruning: None };
+            queue.read(&pass::logits(model, &context))
+        };
+        let load = |model: &Model, seed: u64| {
+            model.load_adapted(&folder, &AdapterValues::New { seed }, DType::F32, ZeroSharding::NONE, queue).unwrap()
+        };
+        let (new, other) = (load(&adapted, 1), load(&adapted, 2));
+        assert!(logits(&plain, &load(&plain, 0)) == logits(&adapted, &new), "{base}");
+        for id in new.ids().filter(|id| new.specs[id.0].name.ends_with("lora_A.weight")) {
+            let (one, two) = (queue.read(&new.kept_value(id)), queue.read(&other.kept_value(id)));
+            let bound = 1.0 / (new.specs[id.0].whole[1] as f32).sqrt();
+            let largest = one.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            assert!(
+                one != two && largest <= bound && largest > 0.8 * bound,
+                "{base}: {} {largest}",
+                new.specs[id.0].name
+            );
+        }
+    }
+}
+
+#[track_caller]
+fn refused(base: &str, config: AdapterConfig, expected: &str) {
+    let folder = Folder::open(golden().join(base)).unwrap();
+    let error = Model::open(&folder).unwrap().adapted(config).err().expect("it must be refused");
+    let told = format!("{error}; {}", error.hint().unwrap_or_default());
+    assert!(told.contains(expected), "{told}");
+}
+
+#[test]
+fn targets_that_match_nothing_are_refused_with_what_there_is() {
+    let names = |names: &[&str]| Targets::Names(names.iter().map(|name| name.to_string()).collect());
+    let with = |targets| AdapterConfig { targets, ..AdapterConfig::default() };
+    refused(
+        "llama3",
+        with(names(&["q_proj", "query"])),
+        "`query` matches nothing in this model; it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+    );
+    refused("gpt2", with(names(&["q_proj"])), "it has c_attn, c_proj, c_fc");
+    refused("llama3", with(Targets::Pattern("q_proj".into())), "`q_proj` matches nothing");
+    refused("llama3", with(names(&["lm_head"])), "`lm_head` matches nothing");
+    let all_excluded = AdapterConfig { excluded: Some(Targets::Pattern(".*".into())), ..AdapterConfig::default() };
+    refused("llama3", all_excluded, "matches nothing");
+    let no_such_module = AdapterConfig { trained_modules: vec!["wte".into()], ..AdapterConfig::default() };
+    refused("llama3", no_such_module, "`wte` matches nothing in this model; it has embed_tokens, ");
+    refused("llama3", AdapterConfig { rank: 0, ..AdapterConfig::default() }, "rank 0 is not between 1 and");
+    refused("llama3", AdapterConfig { dropout: 1.0, ..AdapterConfig::default() }, "dropout 1 is not between");
+    refused("llama3", with(Targets::Pattern("(".into())), "the pattern `(` cannot be read");
+}
+
+/// A copy of a golden adapter's folder with another configuration.
+fn changed(case: &str, change: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(adapter(case).join("adapter_config.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    change(json.as_object_mut().unwrap());
+    std::fs::write(folder.path().join("adapter_config.json"), json.to_string()).unwrap();
+    std::fs::copy(adapter(case).join("adapter_model.safetensors"), folder.path().join("adapter_model.safetensors"))
+        .unwrap();
+    folder
+}
+
+#[test]
+fn variants_that_change_numbers_are_refused_by_name() {
+    let cases: [(&str, serde_json::Value, &str); 13] = [
+        ("init_lora_weights", "pissa".into(), "`init_lora_weights` is \"pissa\""),
+        ("init_lora_weights", "olora".into(), "\"olora\""),
+        ("init_lora_weights", "lora_ga".into(), "\"lora_ga\""),
+        ("init_lora_weights", "loftq".into(), "\"loftq\""),
+        ("peft_type", "IA3".into(), "`peft_type` is \"IA3\", expected \"LORA\""),
+        ("bias", "all".into(), "`bias` is \"all\""),
+        ("lora_bias", true.into(), "`lora_bias` is true"),
+        ("layer_replication", serde_json::json!([[0, 2]]), "`layer_replication` is [[0,2]]"),
+        ("alora_invocation_tokens", serde_json::json!([3]), "`alora_invocation_tokens`"),
+        ("use_qalora", true.into(), "`use_qalora`"),
+        ("trainable_token_indices", serde_json::json!([1]), "`trainable_token_indices`"),
+        ("something_new", 3.into(), "`something_new` is 3, which is not understood"),
+        ("r", serde_json::json!(2.5), "`r` is 2.5, expected a whole number"),
+    ];
+    for (key, value, expected) in cases {
+        let folder = changed("llama_lora", |json| drop(json.insert(key.to_owned(), value.clone())));
+        let error = AdapterFolder::open(folder.path()).err().unwrap_or_else(|| panic!("{key} {value} is accepted"));
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn an_adapter_of_another_model_is_refused_before_anything_is_loaded() {
+    let check = |case: &str, base: &str, change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| -> Error {
+        let copy = changed(case, change);
+        let saved = AdapterFolder::open(copy.path()).unwrap();
+        let folder = Folder::open(golden().join(base)).unwrap();
+        let model = Model::open(&folder).unwrap().adapted(saved.config.clone());
+        match model {
+            Err(error) => error,
+            Ok(model) => model.check_adapter(&saved).err().unwrap_or_else(|| panic!("{case} fits {base}")),
+        }
+    };
+    // The same layers, of other sizes.
+    assert!(matches!(
+        check("llama_saved_untied", "llama3", &|_| ()),
+        Error::MissingTensor { .. } | Error::WrongShape { .. }
+    ));
+    assert!(matches!(check("llama_lora", "gpt2", &|_| ()), Error::IdleTarget { .. }));
+    let rank = |json: &mut serde_json::Map<String, serde_json::Value>| drop(json.insert("r".into(), 5.into()));
+    assert!(matches!(check("llama_lora", "llama3", &rank), Error::WrongShape { .. }));
+    let fewer = |json: &mut serde_json::Map<String, serde_json::Value>| {
+        drop(json.insert("target_modules".into(), serde_json::json!(["q_proj"])));
+    };
+    assert!(matches!(check("llama_lora", "llama3", &fewer), Error::UnexpectedTensor { unexpected: 24, .. }));
+    let more = |json: &mut serde_json::Map<String, serde_json::Value>| {
+        drop(json.insert("target_modules".into(), "all-linear".into()));
+    };
+    assert!(matches!(check("qwen2_rslora", "qwen2", &more), Error::MissingTensor { missing: 8, .. }));
+}
+
+#[test]
+fn peft_reads_what_was_written() {
+    for (case, _) in CASES {
+        let saved = AdapterFolder::open(&adapter(case)).unwrap();
+        let written = saved.config.to_peft("base", Some("CAUSAL_LM"), false, &[]);
+        assert_eq!(AdapterConfig::from_peft(&written).unwrap(), saved.config, "{case}");
+    }
+}

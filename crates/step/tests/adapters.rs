@@ -1,0 +1,121 @@
+//! Models with adapters, cut in every way, against one rank; model's tests compare that one with PEFT.
+
+mod support;
+
+use std::path::Path;
+
+use evenkeel_comm::Options;
+use evenkeel_device::{DType, Queue};
+use evenkeel_model::{
+    AdapterFolder, AdapterValues, Batch, Cut, Dim, Model, Noise, Parameters, SHARES, Shard, ZeroSharding, widths_of,
+};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
+use support::ranks::{Origin, TOLERANCE, Way, compare, compare_gradients, on_one_rank, on_ranks, on_working_ranks};
+
+/// A golden adapter on its base.
+#[derive(Clone, Copy)]
+struct Adapted {
+    case: &'static str,
+    base: &'static str,
+}
+
+const ORIGINS: [Adapted; 8] = [
+    Adapted { case: "llama_lora", base: "llama3" },
+    Adapted { case: "qwen2_rslora", base: "qwen2" },
+    Adapted { case: "gpt2_lora", base: "gpt2" },
+    Adapted { case: "vit_lora_old", base: "vit" },
+    Adapted { case: "llama_layers", base: "llama_odd" },
+    Adapted { case: "llama_saved_tied", base: "llama3" },
+    Adapted { case: "qwen2_saved_tied", base: "qwen2" },
+    Adapted { case: "llama_dropout", base: "llama3" },
+];
+
+impl Adapted {
+    fn saved(&self) -> AdapterFolder {
+        let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
+        let path = Path::new(&package).join("../../golden/adapters").join(self.case);
+        AdapterFolder::open(&path).expect("golden folders are sound")
+    }
+}
+
+impl Origin for Adapted {
+    fn model(&self) -> Model {
+        self.base.model().adapted(self.saved().config).expect("golden adapters fit")
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
+        let (folder, saved) = (support::golden(self.base), self.saved());
+        shard.load_adapted(&folder, &AdapterValues::Saved(&saved), dtype, split, queue).expect("golden adapters fit")
+    }
+
+    fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
+        let mut noise = Noise { seed: 3, first_token: 0 };
+        let mut noisy = |batch: Batch| {
+            let batch = batch.with_noise(noise);
+            noise.first_token += batch.token_count() as u64;
+            batch
+        };
+        let micros = self.base.micros(model, parts, dtype, queue).into_iter();
+        micros.map(|parts| parts.into_iter().map(&mut noisy).collect()).collect()
+    }
+}
+
+/// Even and uneven cuts, with the stream whole and split. Three and four shards share the heads of keys and values.
+fn cuts(shards: usize) -> Vec<Cut> {
+    let uneven: Vec<f64> = (0..shards).map(|shard| 1.0 + 0.7 * shard as f64).collect();
+    let split = |cut: Cut| Cut { split_sequence: true, ..cut };
+    let (even, uneven) = (Cut::even(shards), Cut::weighted(uneven));
+    vec![even.clone(), uneven.clone(), split(even), split(uneven)]
+}
+
+#[test]
+fn every_cut_computes_the_gradients_of_one_rank() {
+    for origin in ORIGINS {
+        let one = on_one_rank(&origin, DType::F32);
+        for cut in [2, 3, 4].into_iter().flat_map(cuts) {
+            if Shard::cut(&origin.model().config, &cut).is_err() {
+                continue;
+            }
+            let ranks = on_ranks(&origin, &cut, DType::F32, Arrangement::default(), &Options::default());
+            compare(&format!("{}, {cut:?}", origin.case), &one, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_and_stage_of_zero_computes_the_gradients_of_one_rank() {
+    for origin in ORIGINS {
+        let one = on_one_rank(&origin, DType::F32);
+        let units = [Units::All, Units::Mlp].map(|units| Arrangement::of(OASES).in_parts(2).recomputing(units));
+        let arrangements = SCHEDULES.map(|schedule| Arrangement::of(schedule).in_parts(2)).into_iter().chain(units);
+        for (index, arrangement) in arrangements.enumerate() {
+            let cut = Cut { split_sequence: index % 2 == 0, ..Cut::weighted(vec![1.0, 1.7]) };
+            let ranks = on_ranks(&origin, &cut, DType::F32, arrangement, &Options::default());
+            compare(&format!("{}, tp 2, {arrangement:?}", origin.case), &one, &ranks, TOLERANCE);
+        }
+        for (zero, schedule) in [(0, NONE), (1, OASES), (2, NONE), (3, OASES), (3, CROSS_PASS)] {
+            let way = Way { dp: 2, zero, arrangement: Arrangement::of(schedule) };
+            let ranks = on_ranks(&origin, &Cut::even(2), DType::F32, way, &Options::default());
+            compare_gradients(&format!("{}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn ranks_compute_adapted_units_for_one_another() {
+    for origin in [ORIGINS[0], ORIGINS[1], ORIGINS[2], ORIGINS[7]] {
+        let (one, model) = (on_one_rank(&origin, DType::F32), origin.model());
+        let cut = Cut::even(2);
+        let home = widths_of(&Shard::cut(&model.config, &cut).unwrap());
+        let (ffn, groups) = (model.config.ffn, model.config.kv_heads);
+        let head_shares = vec![SHARES * (groups - 1), SHARES];
+        let work = home.with(Dim::Columns, vec![ffn - ffn / 4, ffn / 4]).with(Dim::Heads, head_shares);
+        for schedule in [NONE, OASES] {
+            let arrangement = Arrangement::of(schedule).in_parts(2);
+            let ranks = on_working_ranks(&origin, &cut, Some(&work), DType::F32, arrangement, &Options::default());
+            let what = format!("{}, {arrangement:?}", origin.case);
+            assert!(ranks.iter().any(|rank| rank.migrated.calls > 0), "{what}: nothing migrates");
+            compare_gradients(&what, &one, &ranks, TOLERANCE);
+        }
+    }
+}
