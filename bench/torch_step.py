@@ -1,6 +1,6 @@
 """Training steps of a random Llama in PyTorch, as a user of transformers writes them. Prints one JSON object.
 
-Needs torch and transformers. Threads come from OMP_NUM_THREADS. With --tp, ranks started by torchrun share the model, by
+Needs torch and transformers, and peft for --lora. Threads come from OMP_NUM_THREADS. With --tp, ranks started by torchrun share the model, by
 transformers' own tp_plan or by DeepSpeed's AutoTP (which needs deepspeed); with --dp, they share each step's batch, by
 PyTorch's DDP or FSDP2. Rank 0 prints.
 """
@@ -22,6 +22,7 @@ for name, default in dict(hidden=512, layers=4, heads=8, kv_heads=4, ffn=1408, v
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
 parser.add_argument("--fused", action="store_true", help="AdamW in one kernel instead of PyTorch's default")
 parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+parser.add_argument("--lora", type=int, metavar="RANK", help="adapters by PEFT on all linear layers, instead of the model")
 parser.add_argument("--tp", choices=["transformers", "deepspeed"], help="how several ranks share the model")
 parser.add_argument("--dp", choices=["ddp", "fsdp2"], help="how several ranks share the batch")
 options = parser.parse_args()
@@ -75,6 +76,10 @@ elif options.dp == "fsdp2":
     optimizer = adamw(model)
 else:
     model = LlamaForCausalLM(config).to(dtype)
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
+        adapter = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
+        model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
     optimizer = adamw(model)
 
 

@@ -39,7 +39,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "error: --set: `train.lr` is no assignment, expected section.key=value",
         "  hint: for example --set train.lr=1e-4",
         "error: --set: unknown section `machine`",
-        "  hint: the sections are model, data, train, eval, output, sample, parallel, balance, device",
+        "  hint: the sections are model, adapter, data, train, eval, output, sample, parallel, balance, device",
         "error: --set: unknown key `device.thread`",
         "  hint: did you mean `device.threads`?",
         "error: --steps: `train.steps` is \"many\", expected a whole number from 1 to 1000000000",
@@ -253,7 +253,10 @@ fn explain_lists_every_key_of_a_resolved_file_in_its_section() {
             keys.push(format!("{}.{}", sections.last().expect("a section"), cells[0]));
         }
     }
-    assert_eq!(sections, ["model", "data", "train", "eval", "output", "sample", "parallel", "balance", "device"]);
+    assert_eq!(
+        sections,
+        ["model", "adapter", "data", "train", "eval", "output", "sample", "parallel", "balance", "device"]
+    );
     let resolved = config(GOOD, &["--set", "data.holdout=2"]);
     let mut section = "";
     for line in text(&resolved.stdout).lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

@@ -21,6 +21,65 @@ fn keys_that_contradict_each_other_are_refused() {
             &["--set: `model.hidden`, `model.tied` are set, but `model.path` has a model's sizes already"],
         ),
         (
+            GOOD,
+            &["--set", "adapter.rank=4"],
+            &["--set: `adapter.rank` is set, but there is no adapter", "hint: set adapter.kind = \"lora\""],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.kind=lora", "--set", "adapter.path=a"],
+            &[
+                "--set: `adapter.kind` and `adapter.path` are both set, expected one of them",
+                "hint: `adapter.kind` begins a new adapter, `adapter.path` continues a saved one",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.path=a", "--set", "adapter.dropout=0.1"],
+            &[
+                "--set: `adapter.dropout` is set, but the adapter in `adapter.path` has it already",
+                "hint: leave it out, or begin a new adapter",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.kind=lora", "--set", "adapter.rank_pattern=[\"q_proj\"]"],
+            &[
+                "--set: `adapter.rank_pattern` has \"q_proj\", expected \"PATTERN=NUMBER\"",
+                "hint: for example \"q_proj=32\"",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.kind=lora", "--set", "adapter.targets=[\"q\"]", "--set", "adapter.target_pattern=q"],
+            &["--set: `adapter.targets` and `adapter.target_pattern` are both set, expected one of them"],
+        ),
+        (
+            GOOD,
+            &[
+                "--set",
+                "adapter.kind=lora",
+                "--tp",
+                "2",
+                "--set",
+                "balance.mode=auto",
+                "--set",
+                "balance.gamma_max=0.5",
+            ],
+            &[
+                "--set: `balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen",
+                "hint: set balance.gamma_max = 0: \"reshard\", \"migrate\" and \"auto\" work without it",
+            ],
+        ),
+        (
+            NEW,
+            &["--set", "adapter.kind=lora", "--set", "model.config=c"],
+            &[
+                "--set: an adapter is trained beside a model's weights, but `model.path` is not set",
+                "hint: give the folder of a model to adapt",
+            ],
+        ),
+        (
             NEW,
             &[],
             &[

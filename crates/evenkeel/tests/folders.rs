@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use sources::{each_crate, rust_files};
 
 /// Crate, two of its folders, and why both know the other.
-const MUTUAL: [(&str, [&str; 2], &str); 11] = [
+const MUTUAL: [(&str, [&str; 2], &str); 13] = [
     (
         "comm",
         ["local", "nccl"],
@@ -50,6 +50,12 @@ const MUTUAL: [(&str, [&str; 2], &str); 11] = [
         ["checkpoint", "prune"],
         "a checkpoint keeps the selections of pruned columns, and a pruner goes on with them",
     ),
+    (
+        "model",
+        ["adapter", "chain"],
+        "a config says which layers are adapted, and a saved adapter is compared with the chain",
+    ),
+    ("model", ["adapter", "parameters"], "parameters are loaded from a saved adapter, which names them"),
     ("train", ["checkpoint", "ranks"], "a checkpoint is read from ranks, and loading one is a request to them"),
 ];
 

@@ -28,8 +28,8 @@ mod parameters;
 mod sharding;
 
 pub use adapter::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterValues, Adapters, Merger,
-    PEFT_PREFIX, Scaling, Targets,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterConfig, AdapterFolder, AdapterInit, AdapterScaling, AdapterValues,
+    Adapters, Merger, PEFT_PREFIX, Targets,
 };
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};

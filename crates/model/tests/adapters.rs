@@ -203,7 +203,10 @@ fn a_new_adapter_changes_nothing_until_it_is_trained() {
             model.load_adapted(&folder, &AdapterValues::New { seed }, DType::F32, ZeroSharding::NONE, queue).unwrap()
         };
         let (new, other) = (load(&adapted, 1), load(&adapted, 2));
-        assert!(logits(&plain, &load(&plain, 0)) == logits(&adapted, &new), "{base}");
+        let (without, with) = (logits(&plain, &load(&plain, 0)), logits(&adapted, &new));
+        // A GPU's library may choose another algorithm for a product that adds to zeros.
+        let allowed = if support::on_cuda() { 1e-6 * norm(&without) } else { 0.0 };
+        assert!(distance(&without, &with) <= allowed, "{base}");
         for id in new.ids().filter(|id| new.specs[id.0].name.ends_with("lora_A.weight")) {
             let (one, two) = (queue.read(&new.kept_value(id)), queue.read(&other.kept_value(id)));
             let bound = 1.0 / (new.specs[id.0].whole[1] as f32).sqrt();
@@ -220,7 +223,7 @@ fn a_new_adapter_changes_nothing_until_it_is_trained() {
 #[track_caller]
 fn refused(base: &str, config: AdapterConfig, expected: &str) {
     let folder = Folder::open(golden().join(base)).unwrap();
-    let error = Model::open(&folder).unwrap().adapted(config).err().expect("it must be refused");
+    let error = Model::open(&folder).unwrap().adapted(config).expect_err("it must be refused");
     let told = format!("{error}; {}", error.hint().unwrap_or_default());
     assert!(told.contains(expected), "{told}");
 }

@@ -11,6 +11,7 @@ use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
 use evenkeel_train::{Observe, OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
+use super::llama::adapted;
 use super::median;
 use crate::device::Precision;
 use crate::{Failure, Mistake, device, text};
@@ -26,9 +27,12 @@ pub enum Preset {
     Vit1b,
     /// Eight layers of Llama 8B's shape, 4 sequences of 4096 tokens.
     Llama8l,
+    /// Llama 8B's shape, 2 sequences of 2048 tokens; with --lora.
+    Llama8b,
 }
 
 impl Preset {
+    /// Those whose whole training fits one GPU.
     pub const ALL: [Preset; 4] = [Preset::Llama1b, Preset::Gpt2, Preset::Vit1b, Preset::Llama8l];
 
     fn name(self) -> &'static str {
@@ -37,6 +41,7 @@ impl Preset {
             Preset::Gpt2 => "gpt2",
             Preset::Vit1b => "vit1b",
             Preset::Llama8l => "llama8l",
+            Preset::Llama8b => "llama8b",
         }
     }
 
@@ -51,6 +56,7 @@ impl Preset {
         match self {
             Preset::Llama1b => llama(2048, 16, 8192, 2048, true),
             Preset::Llama8l => llama(4096, 8, 14336, 4096, false),
+            Preset::Llama8b => llama(4096, 32, 14336, 4096, false),
             Preset::Gpt2 => json!({
                 "model_type": "gpt2", "vocab_size": 50304, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
                 "n_head": 12,
@@ -62,10 +68,10 @@ impl Preset {
         }
     }
 
-    fn model(self) -> Result<Model, Mistake> {
+    fn model(self, lora: Option<usize>) -> Result<Model, Mistake> {
         let model = Model::from_json(&self.config());
         let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name()), hint: None })?;
-        Ok(model.for_device(DeviceKind::Cuda))
+        Ok(adapted(model, lora)?.for_device(DeviceKind::Cuda))
     }
 
     fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
@@ -84,6 +90,7 @@ impl Preset {
             Preset::Gpt2 => (32, Some(1024)),
             Preset::Vit1b => (64, None),
             Preset::Llama8l => (4, Some(4096)),
+            Preset::Llama8b => (2, Some(2048)),
         };
         (sizes.sequences.unwrap_or(sequences), length.map(|length| sizes.length.unwrap_or(length)))
     }
@@ -129,6 +136,8 @@ pub struct Options<'a> {
     pub sizes: Sizes,
     /// Whether CUDA graphs are replayed.
     pub graph: bool,
+    /// The rank of adapters that are trained instead of the model.
+    pub lora: Option<usize>,
 }
 
 /// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are relative to them.
@@ -146,7 +155,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     }
     let begin = Instant::now();
     let config = preset.config();
-    let model = preset.model()?;
+    let model = preset.model(options.lora)?;
     let device = device::start_cuda(0)?;
     device.replay_graphs(false);
     let (count, sequence) = preset.batch(options.sizes);

@@ -1,7 +1,7 @@
 //! The random Llama that benchmarks train on random tokens.
 
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_model::{Model, even_bounds};
+use evenkeel_model::{AdapterConfig, Model, even_bounds};
 use evenkeel_step::Strategy;
 use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
@@ -35,6 +35,9 @@ pub struct Llama {
     pub sequence: usize,
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// Train LoRA adapters of this rank on all linear layers instead of the whole model.
+    #[arg(long, value_name = "RANK", value_parser = between::<1, 16384>)]
+    pub lora: Option<usize>,
 }
 
 impl Llama {
@@ -54,7 +57,7 @@ impl Llama {
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
         });
-        model_of_options(&config)
+        adapted(model_of_options(&config)?, self.lora)
     }
 
     /// Requires a sequence for every replica.
@@ -108,6 +111,13 @@ impl Llama {
         let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
         Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
     }
+}
+
+/// The model with adapters of a rank, if one is given.
+pub fn adapted(model: Model, rank: Option<usize>) -> Result<Model, Mistake> {
+    let Some(rank) = rank else { return Ok(model) };
+    let config = AdapterConfig { rank, alpha: 2.0 * rank as f32, ..AdapterConfig::default() };
+    model.adapted(config).map_err(|error| Mistake { what: error.to_string(), hint: error.hint() })
 }
 
 /// The model of a config.json that was made from a command's options.

@@ -141,6 +141,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             virtual_gpus: arguments.virtual_gpus.clone(),
             sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
             graph: !arguments.no_graph,
+            lora: arguments.llama.lora,
         });
     }
     arguments.llama.check_shares(arguments.dp)?;

@@ -1,33 +1,39 @@
 //! The keys of adapters, and what they mean to the model.
 
-use evenkeel_model::{AdapterConfig, Scaling, Targets};
+use evenkeel_model::{AdapterConfig, AdapterInit, AdapterScaling, Targets};
 
 use super::raw::RawConfig;
 use super::settings::{Adapter, Settings};
 
-/// Keys that describe a new adapter.
-const OF_NEW: [&str; 12] = [
-    "adapter.rank",
-    "adapter.alpha",
-    "adapter.dropout",
-    "adapter.targets",
-    "adapter.target_pattern",
-    "adapter.exclude",
-    "adapter.layers",
-    "adapter.rank_pattern",
-    "adapter.alpha_pattern",
-    "adapter.rslora",
-    "adapter.init",
-    "adapter.modules_to_save",
-];
+/// The rank of an adapter if none is set.
+const USUAL_RANK: usize = 16;
+
+/// A key that describes a new adapter and is set.
+fn set_key(adapter: &Adapter) -> Option<&'static str> {
+    let keys = [
+        ("adapter.rank", adapter.rank != USUAL_RANK),
+        ("adapter.alpha", adapter.alpha.is_some()),
+        ("adapter.dropout", adapter.dropout != 0.0),
+        ("adapter.targets", !adapter.targets.is_empty()),
+        ("adapter.target_pattern", adapter.target_pattern.is_some()),
+        ("adapter.exclude", !adapter.exclude.is_empty()),
+        ("adapter.layers", !adapter.layers.is_empty()),
+        ("adapter.rank_pattern", !adapter.rank_pattern.is_empty()),
+        ("adapter.alpha_pattern", !adapter.alpha_pattern.is_empty()),
+        ("adapter.rslora", adapter.rslora),
+        ("adapter.init", adapter.init != AdapterInit::Uniform),
+        ("adapter.modules_to_save", !adapter.modules_to_save.is_empty()),
+        ("adapter.keep_tie", adapter.keep_tie),
+    ];
+    keys.into_iter().find(|(_, is_set)| *is_set).map(|(key, _)| key)
+}
 
 /// Stands for every linear layer but the head.
 const ALL_LINEAR: &str = "all-linear";
 
 pub fn check(raw: &mut RawConfig, settings: &Settings) {
     let adapter = &settings.adapter;
-    let given = OF_NEW.into_iter().find(|key| raw.is_given(key));
-    match (adapter.kind, &adapter.path, given) {
+    match (adapter.kind, &adapter.path, set_key(adapter)) {
         (Some(_), Some(_), _) => {
             let what = "`adapter.kind` and `adapter.path` are both set, expected one of them".to_owned();
             let hint = "`adapter.kind` begins a new adapter, `adapter.path` continues a saved one";
@@ -43,7 +49,7 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
         }
         _ => (),
     }
-    if raw.is_given("adapter.targets") && adapter.target_pattern.is_some() {
+    if !adapter.targets.is_empty() && adapter.target_pattern.is_some() {
         let what = "`adapter.targets` and `adapter.target_pattern` are both set, expected one of them".to_owned();
         raw.note_contradiction(&["adapter.targets", "adapter.target_pattern"], what, None);
     }
@@ -82,6 +88,7 @@ impl Adapter {
     pub fn new_adapter(&self) -> Option<AdapterConfig> {
         self.kind?;
         let names = |names: &[String]| match names {
+            [] => Targets::AllLinear,
             [name] if name == ALL_LINEAR => Targets::AllLinear,
             names => Targets::Names(names.to_vec()),
         };
@@ -99,7 +106,7 @@ impl Adapter {
             layers: (!self.layers.is_empty()).then(|| self.layers.iter().map(|&layer| layer as usize).collect()),
             rank_patterns: ranks.map(|(pattern, rank)| (pattern, rank as usize)).collect(),
             alpha_patterns: alphas.map(|(pattern, alpha)| (pattern, alpha as f32)).collect(),
-            scaling: if self.rslora { Scaling::ByRoot } else { Scaling::ByRank },
+            scaling: if self.rslora { AdapterScaling::ByRoot } else { AdapterScaling::ByRank },
             init: self.init,
             trained_modules: self.modules_to_save.clone(),
             keeps_tie: self.keep_tie,

@@ -74,7 +74,7 @@ settings! {
         ignore_keys: Vec<String> = Vec::new();
     }
 
-    /// Adapters: small matrices beside frozen layers, trained instead of the model. What a run saves is an adapter as PEFT has it.
+    /// Adapters: small matrices beside frozen layers, trained instead of the model and saved as PEFT does.
     [adapter] Adapter {
         /// Begins a new adapter: "lora". If neither this nor adapter.path is set, the whole model is trained.
         kind: Option<AdapterKind>;
@@ -86,9 +86,9 @@ settings! {
         alpha: Option<f64>, above(0).to(1_000_000);
         /// Share of an adapter's inputs that training drops.
         dropout: f64 = 0.0, from(0).below(1);
-        /// Layers to adapt: whole names, or ends of names behind a dot, such as ["q_proj", "v_proj"]. "all-linear" is every linear
-        /// layer but the head.
-        targets: Vec<String> = vec!["all-linear".to_owned()];
+        /// Layers to adapt: whole names, or ends of names behind a dot, such as ["q_proj", "v_proj"]; every linear layer but the
+        /// head if not set, or with "all-linear".
+        targets: Vec<String> = Vec::new();
         /// A regular expression of the whole names of layers to adapt, instead of adapter.targets.
         target_pattern: Option<String>;
         /// Layers not to adapt, named like adapter.targets.

@@ -34,7 +34,7 @@ pub struct AdapterConfig {
     /// Patterns of layers with another rank. The first that matches counts.
     pub rank_patterns: Vec<(String, usize)>,
     pub alpha_patterns: Vec<(String, f32)>,
-    pub scaling: Scaling,
+    pub scaling: AdapterScaling,
     pub init: AdapterInit,
     /// The ends of the names of modules that are trained whole beside the adapters.
     pub trained_modules: Vec<String>,
@@ -45,7 +45,7 @@ pub struct AdapterConfig {
 
 /// The factor of an adapter's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scaling {
+pub enum AdapterScaling {
     /// alpha / rank
     #[default]
     ByRank,
@@ -75,7 +75,7 @@ impl Default for AdapterConfig {
             layers: None,
             rank_patterns: Vec::new(),
             alpha_patterns: Vec::new(),
-            scaling: Scaling::ByRank,
+            scaling: AdapterScaling::ByRank,
             init: AdapterInit::Uniform,
             trained_modules: Vec::new(),
             keeps_tie: false,
@@ -136,8 +136,8 @@ impl Adapters {
         let rank = targets::first_match(&self.ranks, module).unwrap_or(self.config.rank);
         let alpha = targets::first_match(&self.alphas, module).unwrap_or(self.config.alpha);
         let divisor = match scaling {
-            Scaling::ByRank => rank as f64,
-            Scaling::ByRoot => (rank as f64).sqrt(),
+            AdapterScaling::ByRank => rank as f64,
+            AdapterScaling::ByRoot => (rank as f64).sqrt(),
         };
         Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, init })
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{AdapterConfig, AdapterInit, Scaling, Targets};
+use super::{AdapterConfig, AdapterInit, AdapterScaling, Targets};
 use crate::error::Error;
 
 /// Names of tensors in PEFT's files begin so.
@@ -55,7 +55,7 @@ impl AdapterConfig {
                 let patterns = keys.patterns("alpha_pattern")?.into_iter();
                 patterns.map(|(pattern, alpha)| (pattern, alpha as f32)).collect()
             },
-            scaling: if keys.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank },
+            scaling: if keys.flag("use_rslora")? { AdapterScaling::ByRoot } else { AdapterScaling::ByRank },
             init: keys.init()?,
             trained_modules: keys.names("modules_to_save")?,
             keeps_tie: keys.flag("ensure_weight_tying")?,
@@ -98,7 +98,7 @@ impl AdapterConfig {
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
             "bias": "none",
-            "use_rslora": self.scaling == Scaling::ByRoot,
+            "use_rslora": self.scaling == AdapterScaling::ByRoot,
             "use_dora": false,
             "target_modules": targets(&self.targets),
             "exclude_modules": self.excluded.as_ref().map(targets),

@@ -1,0 +1,129 @@
+//! Adapters from a configuration to a merged model, as a person uses them.
+
+mod support;
+
+use std::fs;
+
+use support::{Place, TINY, metrics, stderr};
+
+/// A place with a trained model in `base`, and a configuration that adapts it.
+fn adapted() -> Place {
+    let place = Place::new(TINY);
+    place.stdout(&["train", "tiny.toml", "--steps", "3", "--set", "sample.prompts=[]", "--output", "first"]);
+    fs::rename(place.path("first/model"), place.path("base")).unwrap();
+    let sizes = "hidden = 32\nlayers = 2\nheads = 2\nffn = 48\ntied = true";
+    assert!(TINY.contains(sizes));
+    let text = TINY.replace(sizes, "path = \"base\"");
+    fs::write(place.path("lora.toml"), format!("{text}\n[adapter]\nkind = \"lora\"\nrank = 4\n")).unwrap();
+    place
+}
+
+/// The rate does not depend on how many steps there are.
+const TRAIN: [&str; 8] = [
+    "train",
+    "lora.toml",
+    "--set",
+    "sample.prompts=[]",
+    "--set",
+    "output.checkpoint_every=4",
+    "--set",
+    "train.lr_decay=constant",
+];
+
+#[test]
+fn an_adapter_is_trained_saved_used_and_merged() {
+    let place = adapted();
+    let base = fs::read(place.path("base/model.safetensors")).unwrap();
+    let run = |more: &[&str]| place.stdout(&[&TRAIN, more].concat());
+    let told = run(&["--steps", "8"]);
+    assert!(told.contains("evenkeel generate run/model"), "{told}");
+    let losses: Vec<f64> =
+        metrics(&place.path("run/metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    assert!(fs::read(place.path("base/model.safetensors")).unwrap() == base, "the base is not written to");
+    let config: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(8.0)));
+    assert_eq!(config["target_modules"].as_array().map(Vec::len), Some(14));
+
+    // Resumed on two ranks, it ends where one rank ends.
+    let adapter = |run: &str| fs::read(place.path(run).join("model/adapter_model.safetensors")).unwrap();
+    run(&["--steps", "4", "--output", "halves"]);
+    run(&["--steps", "8", "--output", "halves", "--resume"]);
+    assert!(adapter("halves") == adapter("run"), "a resumed run ends in other bits");
+    run(&["--steps", "8", "--output", "cut", "--tp", "2"]);
+    let losses_of = |run: &str| -> Vec<f64> {
+        metrics(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    let last = |run: &str| *losses_of(run).last().unwrap();
+    assert!((last("cut") - last("run")).abs() < 1e-4, "{} and {}", last("cut"), last("run"));
+
+    let generate = |model: &[&str]| {
+        place.stdout(&[&["generate"], model, &["--greedy", "--tokens", "12", "--prompt", "12 + "]].concat())
+    };
+    place.stdout(&["export", "run", "--merge", "--output", "merged"]);
+    let (alone, beside) = (generate(&["run/model"]), generate(&["base", "--adapter", "run/model"]));
+    assert_eq!(alone, beside);
+    assert_eq!(alone, generate(&["merged"]));
+    let loss = |model: &str| {
+        let told = place.stdout(&["eval", "lora.toml", "--model", model]);
+        let line = told.lines().find_map(|line| line.strip_prefix("loss")).unwrap_or_else(|| panic!("{told}"));
+        line.trim().parse::<f64>().unwrap()
+    };
+    assert_eq!(loss("run/model"), loss("merged"));
+    assert!(loss("run/model") != loss("base"));
+    let inspected = place.stdout(&["inspect", "run/model"]);
+    assert!(inspected.contains("are trained") && inspected.contains("adapters of 14 layers"), "{inspected}");
+
+    // A saved adapter goes on.
+    let text = fs::read_to_string(place.path("lora.toml")).unwrap();
+    let text = text.replace("kind = \"lora\"\nrank = 4", "path = \"run/model\"");
+    fs::write(place.path("more.toml"), text).unwrap();
+    place.stdout(&[
+        "train",
+        "more.toml",
+        "--set",
+        "sample.prompts=[]",
+        "--output",
+        "more",
+        "--steps",
+        "2",
+        "--lr",
+        "1e-5",
+    ]);
+    let first = metrics(&place.path("more/metrics.jsonl"))[0]["loss"].as_f64().unwrap();
+    assert!(first < losses[0], "{first} is not below {}", losses[0]);
+}
+
+#[test]
+fn what_cannot_be_is_told_before_anything_is_trained() {
+    let place = adapted();
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = place.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+    };
+    refused(
+        &["train", "lora.toml", "--set", "adapter.targets=[\"query\"]"],
+        &[
+            "`query` matches nothing in this model",
+            "it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+        ],
+    );
+    refused(&["generate", "base", "--adapter", "base", "--prompt", "x"], &["adapter_config.json"]);
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    place.stdout(&[&TRAIN[..], &["--steps", "1"]].concat());
+    let config = fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["base_model_name_or_path"] = "meta-llama/Llama-3.2-1B".into();
+    fs::write(place.path("elsewhere/adapter_config.json"), config.to_string()).unwrap();
+    let weights = place.path("elsewhere/adapter_model.safetensors");
+    fs::copy(place.path("run/model/adapter_model.safetensors"), weights).unwrap();
+    refused(
+        &["generate", "elsewhere", "--prompt", "x"],
+        &["belongs to the model \"meta-llama/Llama-3.2-1B\", which is no folder here", "--adapter \"elsewhere\""],
+    );
+    place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "plain"]);
+    refused(&["export", "plain", "--merge", "--output", "m"], &["there is no adapter to merge", "leave out --merge"]);
+}
