@@ -5,8 +5,8 @@
 //!
 //! Shapes: T tokens, I inputs and O outputs of the layer on this shard.
 
-use evenkeel_device::kernel::{Add, Order, Placement, Product, Term};
-use evenkeel_device::{Queue, Tensor};
+use evenkeel_device::Tensor;
+use evenkeel_device::kernel::{Order, Placement, Product, Term};
 
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
@@ -26,6 +26,13 @@ pub(crate) struct LinearAdapter {
     pub inputs: usize,
     /// The scaled product of the dropped input with A. [T, rank]
     pub s: Slot,
+}
+
+/// An adapter's gradient for x: a product that is added in the layer's sums or, if numbers of x were dropped, what is left of it.
+#[derive(Default)]
+pub(super) struct AdapterInputGradient {
+    pub also: Option<Term>,
+    pub dropped: Option<Tensor>,
 }
 
 /// The weight of an adapted layer, and the adapter's factors.
@@ -53,16 +60,25 @@ impl Linear {
         Some(Term::new(Order::NT, values.get(adapter.s), &b))
     }
 
-    /// Computes the gradient of the adapter's product with A; returns the product that is its gradient for x.
-    pub(super) fn adapted_backward(&self, context: &Context, slots: &mut Slots) -> Option<Term> {
-        let adapter = self.adapter?;
+    /// Computes the gradient of the adapter's product with A; returns its gradient for x.
+    pub(super) fn adapted_backward(&self, context: &Context, slots: &mut Slots) -> AdapterInputGradient {
+        let Some(adapter) = self.adapter else { return AdapterInputGradient::default() };
         let b = self.factor_b(context.parameters.value(adapter.b));
         let dout = slots.get(self.out);
         let ds = context.queue.tensor(dout.rows, b.cols, context.dtype());
         context.queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NN, dout, &b, &ds) });
         slots.set(adapter.s, ds);
         let a = self.factor_a(context.parameters.value(adapter.a));
-        Some(Term::new(Order::NN, slots.get(adapter.s), &a))
+        let term = Term::new(Order::NN, slots.get(adapter.s), &a);
+        match adapter.drops(context) {
+            None => AdapterInputGradient { also: Some(term), dropped: None },
+            Some((dropout, noise)) => {
+                let dx = context.queue.tensor(term.a.rows, term.b.cols, context.dtype());
+                context.queue.launch(Product::new(term.order, term.a, term.b, &dx));
+                dropout.launch_at(context.queue, noise, adapter.placement(), &dx, &dx);
+                AdapterInputGradient { also: None, dropped: Some(dx) }
+            }
+        }
     }
 
     /// Adds the gradients of A and B.
@@ -104,7 +120,7 @@ impl Linear {
 
 impl LinearAdapter {
     /// The dropout of this batch, if numbers are dropped.
-    pub fn drops(&self, context: &Context) -> Option<(Dropout, Noise)> {
+    fn drops(&self, context: &Context) -> Option<(Dropout, Noise)> {
         self.dropout.zip(context.batch.noise)
     }
 
@@ -119,18 +135,4 @@ impl LinearAdapter {
     fn placement(&self) -> Placement {
         Placement { first_row: 0, first_col: self.first_input as u64, cols: self.inputs as u64 }
     }
-
-    /// The adapter's gradient for x, dropped as x was: a tensor of its own, since the layer's other gradient is not dropped.
-    pub fn dropped_gradient(&self, context: &Context, term: Term, (dropout, noise): (Dropout, Noise)) -> Tensor {
-        let (rows, cols) = (term.a.rows, term.b.cols);
-        let dx = context.queue.tensor(rows, cols, context.dtype());
-        context.queue.launch(Product::new(term.order, term.a, term.b, &dx));
-        dropout.launch_at(context.queue, noise, self.placement(), &dx, &dx);
-        dx
-    }
-}
-
-/// `to += what`
-pub(super) fn add_to(queue: &Queue, to: &Tensor, what: &Tensor) {
-    queue.launch(Add { a: to.view(), b: what.view(), out: to.view() });
 }

@@ -8,7 +8,7 @@ use evenkeel_device::kernel::{
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
-use crate::chain::adapted::{LinearAdapter, add_to};
+use crate::chain::adapted::{AdapterInputGradient, LinearAdapter};
 use crate::chain::batch::Batch;
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, dropped};
@@ -434,20 +434,15 @@ impl Linear {
         if self.first {
             return;
         }
-        let mut also = self.adapted_backward(context, slots);
-        let mut dropped = None;
-        if let Some(adapter) = &self.adapter
-            && let Some(drops) = adapter.drops(context)
-        {
-            dropped = also.take().map(|term| adapter.dropped_gradient(context, term, drops));
-        }
+        let AdapterInputGradient { also, dropped } = self.adapted_backward(context, slots);
         let dout = slots.get(self.out);
         let (weight, is_pruned) = (&self.weight(context), context.pruned_layer(self.weight).is_some());
         let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
         match if is_pruned { slots.find_narrow(self.x) } else { slots.find(self.x) } {
             Some(dx) => {
                 queue.launch(Product { also, ..Product::new(order, dout, weight, dx).accumulating() });
-                dropped.iter().for_each(|dropped| add_to(queue, dx, dropped));
+                let add = |dropped: &Tensor| queue.launch(Add { a: dx.view(), b: dropped.view(), out: dx.view() });
+                dropped.iter().for_each(add);
             }
             None => {
                 let accumulate = dropped.is_some();

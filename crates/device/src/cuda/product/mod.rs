@@ -79,7 +79,7 @@ impl Run for Product {
         let rounded = self.out.dtype == DType::Bf16;
         let small = rounded && self.bias.is_some() && m * n <= SMALL_ELEMENTS;
         if k == 0 || small || (rounded && self.a.dtype == DType::F32) {
-            return through_scratch(&self.after_second(self.out, stream), stream);
+            return through_scratch(self, stream);
         }
         if self.also.is_none()
             && let Some(before) = kept_before_gelu(self)
@@ -194,13 +194,14 @@ fn copied_bias(bias: View, dtype: DType, stream: &mut Stream) -> u64 {
 
 /// Computes in f32, then rounds.
 fn through_scratch(product: &Product, stream: &mut Stream) {
-    let [m, n, k] = product.dims();
+    let [m, n, _] = product.dims();
+    let terms = [product.second(), Some(Product { also: None, ..*product })].into_iter().flatten();
     let mut sums = None;
-    if k > 0 {
+    for term in terms.filter(|term| term.dims()[2] > 0) {
         let bytes = WORKSPACE_BYTES + (m * n * size_of::<f32>()) as u64;
         let address = stream.scratch(bytes) + WORKSPACE_BYTES;
         let view = View::new(address, Extent { rows: m, cols: n, stride: n, dtype: DType::F32 });
-        multiply(&Product { accumulate: false, ..*product }, view, None, stream);
+        multiply(&Product { accumulate: sums.is_some(), scale: product.scale, ..term }, view, None, stream);
         sums = Some(view);
     }
     finish(Finish { sums, ..Finish::of(product) }, stream);
