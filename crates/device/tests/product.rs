@@ -8,8 +8,8 @@ use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
 const ORDERS: [Order; 3] = [Order::NN, Order::NT, Order::TN];
 
-/// M, N, K: of no depth, odd, tiny, just below and above tiles and vectors, deeper than one block of K.
-const SHAPES: [[usize; 3]; 16] = [
+/// M, N, K: of no depth, odd, tiny, just below and above tiles and vectors, deeper than one block of K, long and thin.
+const SHAPES: [[usize; 3]; 19] = [
     [1, 1, 0],
     [37, 50, 0],
     [1, 1, 1],
@@ -26,6 +26,9 @@ const SHAPES: [[usize; 3]; 16] = [
     [40, 50, 1089],
     [160, 272, 96],
     [70, 34, 2100],
+    [16, 300, 70],
+    [300, 13, 1100],
+    [32, 128, 600],
 ];
 
 /// One product: its epilogue and the layout of its operands.

@@ -2,13 +2,15 @@
 //!
 //! On AVX-512 and AMX the right operand is packed once by the whole team into panels that every task reads, and the left one is
 //! read in place if possible ([`grid`]). A level brings only the multiplication of one panel by another: [`mod@f32`],
-//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm-f32` crate, task by task ([`portable`]).
+//! [`avx512_bf16`], [`amx`]. Every other CPU uses the `gemm-f32` crate, task by task ([`portable`]). Products with an operand of few
+//! columns are bound by memory and have loops or levels that pack less ([`thin`]).
 //!
 //! Both cut the output in tasks by shape alone and add along K in one fixed order, so the result has the same bits on
 //! any number of threads. Bias, activation and rounding happen on each tile while it is hot ([`epilogue`]).
 
 mod epilogue;
 mod portable;
+mod thin;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
@@ -25,6 +27,8 @@ use super::features::{Bf16Level, F32Level, bf16_level, f32_level};
 use super::matrix::{Element, with_element};
 use super::{Run, Team, WorkingMemory};
 use crate::DType;
+#[cfg(target_arch = "x86_64")]
+use crate::kernel::Order;
 use crate::kernel::Product;
 use epilogue::Epilogue;
 
@@ -34,7 +38,7 @@ impl Run for Product {
     }
 
     fn working_memory(&self) -> WorkingMemory {
-        working_memory_at(self, f32_level(), bf16_level())
+        if thin::is_thin(self) { thin::working_memory() } else { working_memory_at(self, f32_level(), bf16_level()) }
     }
 }
 
@@ -44,15 +48,27 @@ fn run_at(product: &Product, f32: F32Level, bf16: Bf16Level, team: &mut Team) {
     if m > 0 && n > 0 {
         with_element!(product.out.dtype, O => {
             let epilogue = Epilogue::<O>::new(product);
-            dispatch(product, &epilogue, f32, bf16, team);
+            if thin::is_thin(product) {
+                team.forget_operands();
+                thin::run(product, &epilogue, team);
+            } else {
+                dispatch(product, &epilogue, f32, bf16, team);
+            }
         });
     }
+}
+
+/// Splitting a left operand in parts for tiles takes longer than multiplying it with so few columns.
+#[cfg(target_arch = "x86_64")]
+fn f32_level_of(product: &Product, level: F32Level) -> F32Level {
+    const FEW_COLUMNS: usize = 32;
+    if product.order != Order::TN && product.out.cols <= FEW_COLUMNS { level.min(F32Level::Avx512) } else { level }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level, bf16: Bf16Level, team: &mut Team) {
     use grid::run_tiles;
-    let run = match (product.a.dtype, f32, bf16) {
+    let run = match (product.a.dtype, f32_level_of(product, f32), bf16) {
         (DType::F32, F32Level::AmxTiles, _) => run_tiles::<amx::TilesOfParts, O>,
         (DType::F32, F32Level::Avx512, _) => run_tiles::<f32::Fma, O>,
         (DType::Bf16, _, Bf16Level::AmxTiles) => run_tiles::<amx::Tiles, O>,
@@ -69,7 +85,7 @@ fn dispatch<O: Element>(product: &Product, epilogue: &Epilogue<O>, f32: F32Level
 #[cfg(target_arch = "x86_64")]
 fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
     use grid::working_memory;
-    match (product.a.dtype, f32, bf16) {
+    match (product.a.dtype, f32_level_of(product, f32), bf16) {
         (DType::F32, F32Level::AmxTiles, _) => working_memory::<amx::TilesOfParts>(product),
         (DType::F32, F32Level::Avx512, _) => working_memory::<f32::Fma>(product),
         (DType::Bf16, _, Bf16Level::AmxTiles) => working_memory::<amx::Tiles>(product),
