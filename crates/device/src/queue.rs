@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
 use crate::kernel::{Fill, Kernel};
-use crate::{DType, NcclCommunicator, NcclTransfer, PeerWork, Tensor, View};
+use crate::{DType, Extent, NcclCommunicator, NcclTransfer, PeerWork, Tensor, View};
 
 /// Which of a device's two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +193,9 @@ pub struct Queue {
     lane: Lane,
 }
 
+/// Rows of a tensor with room behind them begin at multiples of this many elements: a cache line of a GPU in bf16.
+const STRIDE_GRAIN: usize = 64;
+
 /// Uploads take pieces of about this size, so loading a large tensor stages little.
 const UPLOAD_CHUNK_ELEMENTS: usize = 1 << 18;
 
@@ -213,10 +216,16 @@ impl Queue {
     /// A tensor whose contents are whatever was there before. Panics with [`OutOfMemory`](crate::OutOfMemory)'s message
     /// when the arena is full; a dry run tells beforehand how much a program needs.
     pub fn tensor(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        let bytes = (rows as u64).checked_mul(cols as u64).and_then(|len| len.checked_mul(dtype.size_bytes() as u64));
+        self.tensor_with_room(rows, cols, 0, dtype)
+    }
+
+    /// The same with room for more columns behind the last one: see [`Tensor::room`].
+    pub fn tensor_with_room(&self, rows: usize, cols: usize, room: usize, dtype: DType) -> Tensor {
+        let stride = if room == 0 { cols } else { (cols + room).next_multiple_of(STRIDE_GRAIN) };
+        let bytes = (rows as u64).checked_mul(stride as u64).and_then(|len| len.checked_mul(dtype.size_bytes() as u64));
         let bytes = bytes.expect("a tensor's size fits 64 bits");
         let block = self.arena.place(bytes).unwrap_or_else(|error| panic!("{error}"));
-        Tensor::new(Arc::new(block), rows, cols, dtype)
+        Tensor::new(Arc::new(block), Extent { rows, cols, stride, dtype })
     }
 
     pub fn zeros(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {

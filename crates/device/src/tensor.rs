@@ -113,6 +113,22 @@ impl View {
         View::new(address, Extent { rows, cols, stride, ..self.extent })
     }
 
+    /// The matrix that this one and another make up, if the other begins where each row of this one ends.
+    pub(crate) fn joined_to_the_right(&self, other: &View) -> Option<View> {
+        let end = self.address + (self.cols * self.dtype.size_bytes()) as u64;
+        let is_beside =
+            end == other.address && (self.rows, self.stride, self.dtype) == (other.rows, other.stride, other.dtype);
+        is_beside.then(|| View::new(self.address, Extent { cols: self.cols + other.cols, ..self.extent }))
+    }
+
+    /// The same, if the other begins where the next row would.
+    pub(crate) fn joined_below(&self, other: &View) -> Option<View> {
+        let end = self.address + (self.rows * self.stride * self.dtype.size_bytes()) as u64;
+        let is_below =
+            end == other.address && (self.cols, self.stride, self.dtype) == (other.cols, other.stride, other.dtype);
+        is_below.then(|| View::new(self.address, Extent { rows: self.rows + other.rows, ..self.extent }))
+    }
+
     /// The same elements in another shape.
     pub fn reshaped(&self, rows: usize, cols: usize) -> View {
         assert!(self.is_contiguous(), "only contiguous tensors can be reshaped");
@@ -126,12 +142,21 @@ impl View {
 pub struct Tensor {
     block: Arc<Block>,
     view: View,
+    /// Columns behind the last one that are its own, for what is to lie beside it.
+    room: usize,
 }
 
 impl Tensor {
-    pub(crate) fn new(block: Arc<Block>, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        let view = View::new(block.address(), Extent { rows, cols, stride: cols, dtype });
-        Tensor { block, view }
+    /// A tensor that begins with its block. What its rows have left behind the last column is room.
+    pub(crate) fn new(block: Arc<Block>, extent: Extent) -> Tensor {
+        let (view, room) = (View::new(block.address(), extent), extent.stride - extent.cols);
+        Tensor { block, view, room }
+    }
+
+    /// Some of the columns that it has room for behind its last one, if it has.
+    pub fn room(&self, cols: Range<usize>) -> Option<Tensor> {
+        let wider = View::new(self.view.address, Extent { cols: self.cols + self.room, ..self.view.extent });
+        (cols.end <= self.room).then(|| self.with(wider.col_range(self.cols + cols.start..self.cols + cols.end)))
     }
 
     pub fn view(&self) -> View {
@@ -139,7 +164,7 @@ impl Tensor {
     }
 
     pub fn row_range(&self, rows: Range<usize>) -> Tensor {
-        self.with(self.view.row_range(rows))
+        Tensor { room: self.room, ..self.with(self.view.row_range(rows)) }
     }
 
     pub fn col_range(&self, cols: Range<usize>) -> Tensor {
@@ -155,7 +180,7 @@ impl Tensor {
     }
 
     fn with(&self, view: View) -> Tensor {
-        Tensor { block: self.block.clone(), view }
+        Tensor { block: self.block.clone(), view, room: 0 }
     }
 }
 

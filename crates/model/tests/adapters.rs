@@ -5,7 +5,7 @@ mod support;
 use std::path::PathBuf;
 
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_device::{DType, Device, Queue};
+use evenkeel_device::{DType, Device, DeviceKind, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, Images, Input, LossOptions, Model,
@@ -87,9 +87,13 @@ fn open(case: &str, base: &str) -> (Folder, AdapterFolder, Model) {
     (folder, saved, model)
 }
 
-fn run(case: &str, base: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
+/// The arrangements of parameters and activations for CPUs and for GPUs; any device can run either.
+const KINDS: [DeviceKind; 2] = [DeviceKind::Cpu, DeviceKind::Cuda];
+
+fn run(case: &str, base: &str, kind: DeviceKind, dtype: DType, device: &Device, keep: Keep) -> Outcome {
     let queue = device.compute();
     let (folder, saved, model) = open(case, base);
+    let model = model.for_device(kind);
     let values = AdapterValues::Saved(&saved);
     let parameters = model.load_adapted(&folder, &values, dtype, ZeroSharding::NONE, queue);
     let parameters = parameters.unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -123,10 +127,10 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn every_adapter_agrees_with_peft_in_f32() {
     let device = support::device(2, 1 << 30);
-    for (case, base) in CASES {
+    for ((case, base), kind) in CASES.into_iter().flat_map(|case| KINDS.map(|kind| (case, kind))) {
         let expected =
             SafeTensorsFile::open(adapter(case).join("expected.safetensors")).expect("golden files are sound");
-        let outcome = run(case, base, DType::F32, &device, Keep::Everything);
+        let outcome = run(case, base, kind, DType::F32, &device, Keep::Everything);
         let theirs = floats(&expected, "logits");
         assert_eq!(outcome.logits.len(), theirs.len(), "{case}");
         for (ours, theirs) in outcome.logits.iter().zip(theirs) {
@@ -153,9 +157,9 @@ fn every_adapter_agrees_with_peft_in_f32() {
 #[test]
 fn every_adapter_in_bf16_stays_near_f32() {
     let device = support::device(2, 1 << 30);
-    for (case, base) in CASES {
-        let exact = run(case, base, DType::F32, &device, Keep::Everything);
-        let rounded = run(case, base, DType::Bf16, &device, Keep::Everything);
+    for ((case, base), kind) in CASES.into_iter().flat_map(|case| KINDS.map(|kind| (case, kind))) {
+        let exact = run(case, base, kind, DType::F32, &device, Keep::Everything);
+        let rounded = run(case, base, kind, DType::Bf16, &device, Keep::Everything);
         let error = (rounded.loss - exact.loss).abs();
         assert!(error <= BF16_LOSS_TOLERANCE, "{case}: loss off by {error}");
         let total = exact.gradients.iter().map(|(_, gradient)| norm(gradient).powi(2)).sum::<f64>().sqrt();
@@ -174,13 +178,13 @@ fn recomputation_repeats_the_same_bits_and_a_dry_run_takes_the_same_memory() {
     let bits = |outcome: &Outcome| -> Vec<u32> {
         outcome.gradients.iter().flat_map(|(_, gradient)| gradient).map(|value| value.to_bits()).collect()
     };
-    for (case, base) in CASES {
+    for ((case, base), kind) in CASES.into_iter().flat_map(|case| KINDS.map(|kind| (case, kind))) {
         let real = support::device(1, 1 << 30);
-        let kept = run(case, base, DType::Bf16, &real, Keep::Everything);
+        let kept = run(case, base, kind, DType::Bf16, &real, Keep::Everything);
         let dry = Device::dry();
-        run(case, base, DType::Bf16, &dry, Keep::Everything);
+        run(case, base, kind, DType::Bf16, &dry, Keep::Everything);
         assert_eq!(real.usage().peak_bytes, dry.usage().peak_bytes, "{case}");
-        assert!(bits(&kept) == bits(&run(case, base, DType::Bf16, &real, Keep::Stream)), "{case}");
+        assert!(bits(&kept) == bits(&run(case, base, kind, DType::Bf16, &real, Keep::Stream)), "{case}");
     }
 }
 

@@ -5,8 +5,8 @@ mod support;
 
 use std::path::PathBuf;
 
-use evenkeel_device::DType;
 use evenkeel_device::kernel::IGNORE;
+use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, PEFT_PREFIX, ParamId, Parameters, ZeroSharding,
 };
@@ -70,7 +70,9 @@ fn options(dropout_seed: u64) -> TrainerOptions {
 
 #[test]
 fn ten_steps_follow_peft() {
-    for (case, base) in CASES {
+    // The arrangements for CPUs and GPUs; any device can run either.
+    let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
+    for ((case, base), kind) in CASES.into_iter().flat_map(|case| kinds.map(|kind| (case, kind))) {
         let expected =
             SafeTensorsFile::open(adapter(case).join("expected.safetensors")).expect("golden files are sound");
         // Bases with AdamW's steps of their own have the batches.
@@ -79,7 +81,7 @@ fn ten_steps_follow_peft() {
         let device = device(2);
         let queue = device.compute();
         let (folder, saved) = (Folder::open(golden(base)).unwrap(), AdapterFolder::open(&adapter(case)).unwrap());
-        let model = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap();
+        let model = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap().for_device(kind);
         let values = AdapterValues::Saved(&saved);
         let parameters = model.load_adapted(&folder, &values, DType::F32, ZeroSharding::NONE, queue).unwrap();
         let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.kept_value(id))).collect();

@@ -3,15 +3,19 @@
 //! Only `s·D(x)·Aᵀ`, [T, rank], has a tensor of its own. The second product is added to the layer's in the same sums, and so is
 //! its gradient for x, unless numbers were dropped.
 //!
+//! On a GPU, S = s·D(x)·Aᵀ lies beside x, B beside W and A below it, so that `[x S]·[W B]ᵀ` is one product; and so are the
+//! gradients: `[dout dS]·[W; A]`. Layers with the same x have their S one behind the other, and zeros for those before theirs.
+//!
 //! Shapes: T tokens, I inputs and O outputs of the layer on this shard.
 
 use evenkeel_device::Tensor;
 use evenkeel_device::kernel::{Order, Placement, Product, Term};
 
-use crate::chain::body::{Context, Slot, Slots};
+use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
-use crate::chain::op::{Linear, LinearPart};
-use crate::parameters::{Gradients, ParamId};
+use crate::chain::op::{Linear, LinearPart, Op};
+use crate::chain::unit::{Sublayer, Unit};
+use crate::parameters::{Gradients, ParamId, ParamSpec};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinearAdapter {
@@ -26,6 +30,8 @@ pub(crate) struct LinearAdapter {
     pub inputs: usize,
     /// The scaled product of the dropped input with A. [T, rank]
     pub s: Slot,
+    /// Its first column in the room beside x, if it is to lie there.
+    pub place: Option<usize>,
 }
 
 /// An adapter's gradient for x: a product that is added in the layer's sums or, if numbers of x were dropped, what is left of it.
@@ -47,17 +53,67 @@ pub(crate) struct AdaptedWeight {
     pub transposed: bool,
 }
 
+/// Gives what belongs to adapters places beside what their layers read and write.
+pub(crate) fn make_room(units: &mut [Unit], specs: &[ParamSpec]) {
+    let mut output_room = 0;
+    for unit in units {
+        if let Some(entry) = &mut unit.entry {
+            entry.output_room = std::mem::take(&mut output_room);
+        }
+        let Sublayer::Body(body) = &mut unit.sublayer else { continue };
+        output_room = body.make_room(specs);
+        if let Some(entry) = &mut unit.entry {
+            entry.rooms = body.inputs.iter().map(|slot| body.rooms[slot.0]).collect();
+        }
+    }
+}
+
+impl Body {
+    /// Returns the room that the output's gradient should have.
+    fn make_room(&mut self, specs: &[ParamSpec]) -> usize {
+        // A norm of heads wants them without gaps.
+        let gapless: Vec<Slot> = self.ops.iter().filter_map(|op| op.reads_heads_without_gaps()).collect();
+        let mut output_room = 0;
+        // By slot: columns beside its values.
+        let mut taken = vec![0; self.rooms.len()];
+        for op in &mut self.ops {
+            let Op::Linear(linear @ Linear { transposed: false, .. }) = op else { continue };
+            let Some(adapter) = &mut linear.adapter else { continue };
+            let rank = specs[adapter.a.0].matrix[0];
+            adapter.place = Some(taken[linear.x.0]);
+            taken[linear.x.0] += rank;
+            if linear.out == self.output {
+                output_room = rank;
+            } else if !gapless.contains(&linear.out) {
+                self.rooms[linear.out.0] = rank;
+            }
+        }
+        self.rooms.iter_mut().zip(taken).for_each(|(room, taken)| *room = taken.max(*room));
+        output_room
+    }
+}
+
 impl Linear {
     /// Computes the adapter's product with A; returns the one with B.
     pub(super) fn adapted(&self, context: &Context, values: &mut Slots) -> Option<Term> {
         let adapter = self.adapter?;
         let (queue, a) = (context.queue, self.factor_a(context.parameters.value(adapter.a)));
-        let x = adapter.dropped(context, values.get(self.x));
-        let s = queue.tensor(x.rows, a.rows, context.dtype());
+        let (value, rank) = (values.get(self.x), a.rows);
+        let beside = |first: usize| value.room(first..adapter.place? + rank);
+        let [s, until_s] = [adapter.place.and_then(beside), beside(0)];
+        let x = adapter.dropped(context, value);
+        let s = s.unwrap_or_else(|| queue.tensor(x.rows, rank, context.dtype()));
         queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NT, &x, &a, &s) });
-        values.set(adapter.s, s);
         let b = self.factor_b(context.parameters.value(adapter.b));
-        Some(Term::new(Order::NT, values.get(adapter.s), &b))
+        let term = match (context.parameters.joined_factors(self.weight), until_s) {
+            (Some(joined), Some(until_s)) => {
+                joined.put(queue, &a, &b);
+                Term::new(Order::NT, &until_s, &joined.until_b)
+            }
+            _ => Term::new(Order::NT, &s, &b),
+        };
+        values.set(adapter.s, s);
+        Some(term)
     }
 
     /// Computes the gradient of the adapter's product with A; returns its gradient for x.
@@ -65,10 +121,15 @@ impl Linear {
         let Some(adapter) = self.adapter else { return AdapterInputGradient::default() };
         let b = self.factor_b(context.parameters.value(adapter.b));
         let dout = slots.get(self.out);
-        let ds = context.queue.tensor(dout.rows, b.cols, context.dtype());
+        let beside = dout.room(0..b.cols).filter(|_| adapter.place.is_some());
+        let joined = beside.as_ref().and_then(|_| context.parameters.joined_factors(self.weight));
+        let ds = beside.unwrap_or_else(|| context.queue.tensor(dout.rows, b.cols, context.dtype()));
         context.queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NN, dout, &b, &ds) });
         slots.set(adapter.s, ds);
-        let a = self.factor_a(context.parameters.value(adapter.a));
+        let a = match joined {
+            Some(joined) => joined.a.clone(),
+            None => self.factor_a(context.parameters.value(adapter.a)),
+        };
         let term = Term::new(Order::NN, slots.get(adapter.s), &a);
         match adapter.drops(context) {
             None => AdapterInputGradient { also: Some(term), dropped: None },

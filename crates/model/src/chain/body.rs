@@ -49,7 +49,8 @@ pub(crate) struct Slot(pub usize);
 #[derive(Clone, Debug)]
 pub struct Body {
     pub(crate) ops: Vec<Op>,
-    pub(crate) slots: usize,
+    /// By slot: the room beside its values, for what adapters make of them or of their gradients.
+    pub(crate) rooms: Vec<usize>,
     /// The slots of the entry's normalised values.
     pub(crate) inputs: Vec<Slot>,
     /// Values that go to the residual stream directly: the position embeddings at the chain's beginning.
@@ -63,11 +64,17 @@ pub(crate) struct Slots {
     whole: Vec<Option<Tensor>>,
     /// The columns that pruned layers keep of their inputs.
     narrow: Vec<Option<Tensor>>,
+    rooms: Vec<usize>,
 }
 
 impl Slots {
-    pub fn new(count: usize) -> Slots {
-        Slots { whole: vec![None; count], narrow: vec![None; count] }
+    pub fn new(rooms: &[usize]) -> Slots {
+        Slots { whole: vec![None; rooms.len()], narrow: vec![None; rooms.len()], rooms: rooms.to_vec() }
+    }
+
+    /// A tensor for a slot, with the room that belongs beside it.
+    pub fn tensor_for(&self, slot: Slot, queue: &Queue, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        queue.tensor_with_room(rows, cols, self.rooms[slot.0], dtype)
     }
 
     /// The tensor in a slot that must hold one.
@@ -132,7 +139,7 @@ impl Body {
 
     /// Returns the contribution to the stream, the partial output, and the values for backward.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
-        let mut values = Slots::new(self.slots);
+        let mut values = Slots::new(&self.rooms);
         for (&slot, input) in self.inputs.iter().zip(inputs) {
             values.set(slot, input.clone());
         }
@@ -155,7 +162,7 @@ impl Body {
         doutput: &Tensor,
     ) -> (Vec<Tensor>, BodyBackward) {
         let mut values = state.values;
-        let mut slots = Slots::new(self.slots);
+        let mut slots = Slots::new(&self.rooms);
         slots.set(self.output, doutput.clone());
         if let (Some(slot), Some(dstream)) = (self.stream, dstream) {
             slots.set(slot, dstream.clone());

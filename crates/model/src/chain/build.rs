@@ -7,7 +7,7 @@ use std::ops::Range;
 use evenkeel_device::DeviceKind;
 
 use crate::adapter::{AdapterInit, LayerAdapter};
-use crate::chain::adapted::LinearAdapter;
+use crate::chain::adapted::{LinearAdapter, make_room};
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
 use crate::chain::entry::{Entry, Join};
@@ -22,14 +22,18 @@ use crate::sharding::layout::{Ranges, Sharing, Slice, as_matrix};
 use crate::sharding::shard::{Part, Shard};
 
 /// The parameters and units of a shard.
-pub(crate) fn build(config: &Config, shard: &Shard) -> (Vec<ParamSpec>, Vec<Unit>) {
-    let mut builder = Builder { config, names: &config.family.names, shard, specs: Vec::new(), adapters: 0 };
+pub(crate) fn build(config: &Config, shard: &Shard, kind: DeviceKind) -> (Vec<ParamSpec>, Vec<Unit>) {
+    let mut builder = Builder { config, names: &config.family.names, shard, kind, specs: Vec::new(), adapters: 0 };
     let mut units = vec![builder.embed()];
     let mut post = None;
     for (index, layer) in config.layers.iter().enumerate() {
         post = builder.layer(index, layer, post, &mut units);
     }
     units.push(builder.head(post, units.len()));
+    // What shards exchange has no gaps.
+    if kind == DeviceKind::Cuda && shard.count == 1 {
+        make_room(&mut units, &builder.specs);
+    }
     (builder.specs, units)
 }
 
@@ -37,6 +41,7 @@ struct Builder<'a> {
     config: &'a Config,
     names: &'a Names,
     shard: &'a Shard,
+    kind: DeviceKind,
     specs: Vec<ParamSpec>,
     /// Adapters so far.
     adapters: usize,
@@ -238,7 +243,7 @@ impl Builder<'_> {
             self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
         });
         let (first_class, widest) = (held.start, shard.widest_classes);
-        let logit_bytes = DeviceKind::Cpu.logit_bytes();
+        let logit_bytes = self.kind.logit_bytes();
         let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, logit_bytes };
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
@@ -250,7 +255,8 @@ impl Builder<'_> {
         let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
         let stream = if is_first { dropouts.embedding } else { 0.0 };
         let [output_dropout, stream_dropout] = [output, stream].map(|share| Dropout::new(share, site));
-        Some(Entry { join: Some(Join { post, output_dropout, stream_dropout }), norms })
+        let rooms = vec![0; norms.len()];
+        Some(Entry { join: Some(Join { post, output_dropout, stream_dropout }), norms, rooms, output_room: 0 })
     }
 
     /// GPT-2 stores its matrices [in, out].
@@ -425,7 +431,16 @@ impl BodyBuilder {
         let LinearWeights { weight, bias, adds_bias, transposed, adapter } = weights;
         let adapter = adapter.map(|AdapterWeights { a, b, scale, dropout, first_input, inputs }| {
             let skipped = if let Some(LinearPart::Inputs(part)) = &part { part.start } else { 0 };
-            LinearAdapter { a, b, scale, dropout, first_input: first_input + skipped, inputs, s: self.slot() }
+            LinearAdapter {
+                a,
+                b,
+                scale,
+                dropout,
+                first_input: first_input + skipped,
+                inputs,
+                s: self.slot(),
+                place: None,
+            }
         });
         Linear { bias, adds_bias, transposed, part, adapter, ..self.plain_linear(x, weight) }
     }
@@ -448,6 +463,6 @@ impl BodyBuilder {
         let activated =
             |op: &Op| matches!(op, Op::Linear(linear) if linear.out == output && linear.activation.is_some());
         assert!(!self.ops.iter().any(activated), "an output has no activation");
-        Body { ops: self.ops, slots: self.slots, inputs, stream, output }
+        Body { ops: self.ops, rooms: vec![0; self.slots], inputs, stream, output }
     }
 }

@@ -28,6 +28,10 @@ pub struct Entry {
     /// Absent at the beginning of a stage, where the stream arrives with everything added.
     pub(crate) join: Option<Join>,
     pub(crate) norms: Vec<NormSpec>,
+    /// By norm: the room beside its values, for what adapters make of them.
+    pub(crate) rooms: Vec<usize>,
+    /// The room beside the gradient of the previous unit's output.
+    pub(crate) output_room: usize,
 }
 
 /// The results of an entry.
@@ -152,13 +156,13 @@ impl Entry {
 
     fn normalise(&self, context: &Context, stream: &Tensor, sum: &mut Option<Input>) -> (Vec<Tensor>, Vec<Tensor>) {
         let (queue, parameters) = (context.queue, context.parameters);
-        let one = |norm: &NormSpec| {
-            let out = queue.tensor(stream.rows, stream.cols, stream.dtype);
+        let one = |(norm, &room): (&NormSpec, &usize)| {
+            let out = queue.tensor_with_room(stream.rows, stream.cols, room, stream.dtype);
             let input = sum.take().unwrap_or(Input::Value(stream.view()));
             let stats = norm.forward(queue, parameters, input, out.view());
             (out, stats)
         };
-        self.norms.iter().map(one).unzip()
+        self.norms.iter().zip(&self.rooms).map(one).unzip()
     }
 
     /// Takes the gradient that reaches the stream from behind and those of the normalised values; returns the gradient of the
@@ -188,7 +192,8 @@ impl Entry {
     ) -> Tensor {
         let (queue, parameters) = (context.queue, context.parameters);
         assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per norm");
-        let like_stream = || queue.tensor(state.stream.rows, state.stream.cols, state.stream.dtype);
+        let like_stream =
+            || queue.tensor_with_room(state.stream.rows, state.stream.cols, self.output_room, state.stream.dtype);
         let mut dx = dstream.cloned();
         for ((norm, stats), dout) in self.norms.iter().zip(&state.stats).zip(dnormalised) {
             let (x, sum) = (state.stream.view(), like_stream());

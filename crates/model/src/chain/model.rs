@@ -11,6 +11,7 @@ use crate::chain::body::Body;
 use crate::chain::build::{EMBED, build};
 use crate::chain::entry::Join;
 use crate::chain::head::Head;
+use crate::chain::op::Linear;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::error::Error;
@@ -23,6 +24,8 @@ use crate::sharding::shard::{Cut, Shard};
 pub struct Model {
     pub config: Config,
     pub shard: Shard,
+    /// The devices that it is for.
+    pub kind: DeviceKind,
     /// The parameters of the whole network, so that all stages number them alike. A stage holds nothing of those that it does not
     /// use.
     pub specs: Vec<ParamSpec>,
@@ -44,38 +47,30 @@ impl Model {
     /// The whole model.
     pub fn new(config: Config) -> Model {
         let shard = Shard::whole(&config);
-        Model::of_shard(config, shard, |_| true)
+        Model::of_shard(config, shard, DeviceKind::Cpu, |_| true)
     }
 
     /// The shards of this model.
     pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
         assert!(self.first_unit == 0 && self.exit.is_none(), "a model is cut in shards before it is cut in stages");
         let shards = Shard::cut(&self.config, cut)?;
-        let logit_bytes = self.head().logit_bytes;
-        let is_trained = |id: ParamId| self.specs[id.0].is_trained;
-        let model =
-            |shard: Shard| Model::of_shard(self.config.clone(), shard, is_trained).with_logit_bytes(logit_bytes);
-        Ok(shards.into_iter().map(model).collect())
+        Ok(shards.into_iter().map(|shard| self.rebuilt(shard, self.kind)).collect())
     }
 
-    /// The model for such devices: its head treats more rows at a time on a GPU. Dry runs use the same model, so they take the
-    /// same memory.
-    pub fn for_device(self, kind: DeviceKind) -> Model {
-        self.with_logit_bytes(kind.logit_bytes())
+    /// The model for such devices. On a GPU its head treats more rows at a time, and what belongs to an adapter lies beside what
+    /// belongs to its layer. Dry runs use the same model, so they take the same memory.
+    pub fn for_device(&self, kind: DeviceKind) -> Model {
+        assert!(self.first_unit == 0 && self.exit.is_none(), "a model's device is known before it is cut in stages");
+        self.rebuilt(self.shard.clone(), kind)
     }
 
-    fn with_logit_bytes(mut self, logit_bytes: usize) -> Model {
-        for unit in &mut self.units {
-            if let Sublayer::Head(head) = &mut unit.sublayer {
-                head.logit_bytes = logit_bytes;
-            }
-        }
-        self
+    fn rebuilt(&self, shard: Shard, kind: DeviceKind) -> Model {
+        Model::of_shard(self.config.clone(), shard, kind, |id| self.specs[id.0].is_trained)
     }
 
-    fn of_shard(config: Config, shard: Shard, is_trained: impl Fn(ParamId) -> bool) -> Model {
-        let (specs, units) = build(&config, &shard);
-        let model = Model { config, shard, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
+    fn of_shard(config: Config, shard: Shard, kind: DeviceKind, is_trained: impl Fn(ParamId) -> bool) -> Model {
+        let (specs, units) = build(&config, &shard, kind);
+        let model = Model { config, shard, kind, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
         model.training(|id, _| is_trained(id))
     }
 
@@ -83,7 +78,6 @@ impl Model {
     pub fn adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
         let adapters = Arc::new(Adapters::new(config)?);
         let linears = self.linear_names();
-        let logit_bytes = self.head().logit_bytes;
         let mut config = self.config.clone();
         // A tied head keeps the base's numbers when the embedding alone is trained.
         if config.tied && !adapters.config.keeps_tie && adapters.trains(&self.specs[EMBED.0]) {
@@ -91,7 +85,7 @@ impl Model {
         }
         config.adapters = Some(adapters.clone());
         let shard = Shard::whole(&config);
-        let model = Model::of_shard(config, shard, |_| true).with_logit_bytes(logit_bytes);
+        let model = Model::of_shard(config, shard, self.kind, |_| true);
         adapters.check(&model.specs, &linears)?;
         Ok(model.training(|_, spec| adapters.trains(spec)))
     }
@@ -124,6 +118,17 @@ impl Model {
             }
         }
         found
+    }
+
+    /// The frozen weights that their adapters' factors are to lie beside: the weight, its adapter's rank, and the columns between
+    /// the weight and B.
+    pub(crate) fn joined_weights(&self) -> Vec<(ParamId, usize, usize)> {
+        let linears = self.bodies().flat_map(Body::linears).filter(|linear| !self.specs[linear.weight.0].is_trained);
+        let joined = |linear: &Linear| {
+            let adapter = linear.adapter?;
+            Some((linear.weight, self.specs[adapter.a.0].matrix[0], adapter.place?))
+        };
+        linears.filter_map(joined).collect()
     }
 
     fn bodies(&self) -> impl Iterator<Item = &Body> {

@@ -188,6 +188,11 @@ impl Op {
         }
     }
 
+    /// The slot that it reads as heads that follow one another without gaps, if it does.
+    pub fn reads_heads_without_gaps(&self) -> Option<Slot> {
+        if let Op::HeadNorm { x, .. } = self { Some(*x) } else { None }
+    }
+
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
             Op::Linear(linear) => vec![linear],
@@ -213,7 +218,7 @@ impl Op {
             Op::Attention(attention) => attention.forward(context, values),
             Op::Gated { activation, gate, up, out } => {
                 let (gate, up) = (values.get(*gate), values.get(*up));
-                let result = queue.tensor(gate.rows, gate.cols, gate.dtype);
+                let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
                 let (gate, up) = (gate.view(), up.view());
                 queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
                 values.set(*out, result);
@@ -400,7 +405,7 @@ impl Linear {
             let product = Product::new(order, x, weight, values.get(self.out)).accumulating();
             return queue.launch(Product { also, ..product });
         }
-        let out = queue.tensor(x.rows, width, context.dtype());
+        let out = values.tensor_for(self.out, queue, x.rows, width, context.dtype());
         let bias = self.bias.filter(|_| self.adds_bias).map(|bias| context.parameters.value(bias));
         let preactivation = self.activation.map(|_| queue.tensor(x.rows, width, context.dtype()));
         queue.launch(Product {
@@ -505,7 +510,7 @@ impl Attention {
     fn forward(&self, context: &Context, values: &mut Slots) {
         let (queue, batch) = (context.queue, context.batch);
         let (q, k, v) = (self.q.of(values), self.k.of(values), self.v.of(values));
-        let result = queue.tensor(q.tokens(), q.count() * q.dim(), context.dtype());
+        let result = values.tensor_for(self.out, queue, q.tokens(), q.count() * q.dim(), context.dtype());
         let (out, segments, mask, scale) = (self.out_heads(&result), batch.segments.clone(), self.mask, self.scale);
         if let Some(cache) = &batch.cache {
             let [cached_k, cached_v] = cache.heads(self.layer);
@@ -537,7 +542,8 @@ impl Attention {
         for heads in [&self.q, &self.k, &self.v] {
             if slots.find(heads.slot).is_none() {
                 let value = values.get(heads.slot);
-                slots.set(heads.slot, context.queue.tensor(value.rows, value.cols, value.dtype));
+                let dheads = slots.tensor_for(heads.slot, context.queue, value.rows, value.cols, value.dtype);
+                slots.set(heads.slot, dheads);
             }
         }
         context.queue.launch(kernel::AttentionBackward {

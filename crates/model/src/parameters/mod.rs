@@ -3,6 +3,7 @@
 pub(crate) mod bucket;
 mod draw;
 mod gradients;
+mod joined;
 pub(crate) mod load;
 
 use std::cell::RefCell;
@@ -18,6 +19,7 @@ use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Sharing, Slice};
 pub(crate) use draw::draw;
 pub use gradients::Gradients;
+use joined::JoinedFactors;
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -239,6 +241,10 @@ pub struct Parameters {
     own_values: Vec<Option<Tensor>>,
     /// By parameter: the values to compute with while it is migrated.
     work_values: RefCell<Vec<Option<Tensor>>>,
+    /// By parameter: its values, if they do not lie in its bucket but where there is room for an adapter's factors.
+    apart: Vec<Option<Tensor>>,
+    /// By weight: those factors' places.
+    joined_factors: Vec<Option<JoinedFactors>>,
 }
 
 impl Parameters {
@@ -247,6 +253,10 @@ impl Parameters {
         let buckets = model.buckets.clone();
         let places = places(model);
         let (mut masters, mut values, mut own_values) = (Vec::new(), Vec::new(), Vec::new());
+        let mut apart = vec![None; model.specs.len()];
+        let mut joined_factors = vec![None; model.specs.len()];
+        let joined_weights = model.joined_weights();
+        let is_joined = |id: ParamId| joined_weights.iter().find(|(weight, ..)| *weight == id);
         for bucket in &buckets {
             let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
             let own = split.own_state(bucket);
@@ -257,6 +267,19 @@ impl Parameters {
                 masters.push(master);
                 values.push(None);
                 own_values.push(Some(value));
+            } else if !bucket.is_trained && bucket.members.iter().any(|&(id, _)| is_joined(id).is_some()) {
+                for &(ParamId(id), _) in &bucket.members {
+                    let [rows, cols] = model.specs[id].matrix;
+                    let Some(&(_, rank, place)) = is_joined(ParamId(id)) else {
+                        apart[id] = Some(queue.tensor(rows, cols, dtype));
+                        continue;
+                    };
+                    let (weight, factors) = JoinedFactors::allocate(queue, [rows, cols], rank, place, dtype);
+                    (apart[id], joined_factors[id]) = (Some(weight), Some(factors));
+                }
+                masters.push(queue.tensor(1, 0, dtype));
+                values.push(None);
+                own_values.push(None);
             } else {
                 let value = queue.tensor(1, bucket.len, dtype);
                 masters.push(if is_master { value.col_range(own) } else { queue.tensor(1, own.len(), DType::F32) });
@@ -275,6 +298,8 @@ impl Parameters {
             values,
             own_values,
             work_values,
+            apart,
+            joined_factors,
         }
     }
 
@@ -283,7 +308,20 @@ impl Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (values, work_values) = (RefCell::default(), RefCell::default());
-        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, work_values }
+        let (apart, joined_factors) = (Vec::new(), Vec::new());
+        Parameters {
+            specs,
+            buckets,
+            split,
+            dtype,
+            places,
+            masters,
+            values,
+            own_values,
+            work_values,
+            apart,
+            joined_factors,
+        }
     }
 
     /// Random parameters.
@@ -306,7 +344,7 @@ impl Parameters {
         for id in self.ids().filter(|id| self.places[id.0].is_some()) {
             let (spec, value) = (&self.specs[id.0], self.resident(id));
             let [rows, cols] = spec.matrix;
-            if let Some(value) = value.as_ref().filter(|value| value.dtype == DType::F32) {
+            if let Some(value) = value.as_ref().filter(|value| value.dtype == DType::F32 && value.is_contiguous()) {
                 fill(id, spec, value)?;
                 continue;
             }
@@ -343,9 +381,17 @@ impl Parameters {
 
     fn resident(&self, id: ParamId) -> Option<Tensor> {
         let (bucket, start) = self.places[id.0]?;
+        if let Some(value) = &self.apart[id.0] {
+            return Some(value.clone());
+        }
         let [rows, cols] = self.specs[id.0].matrix;
         let values = self.values.borrow();
         Some(values[bucket].as_ref()?.col_range(start..start + rows * cols).reshaped(rows, cols))
+    }
+
+    /// The places of an adapter's factors beside this weight, if there are any.
+    pub(crate) fn joined_factors(&self, weight: ParamId) -> Option<&JoinedFactors> {
+        self.joined_factors[weight.0].as_ref()
     }
 
     /// The elements of a parameter whose masters and moments are kept here: one stretch, or none.

@@ -18,7 +18,7 @@ use super::modules::PRODUCT;
 use super::rows::{Matrix, Mixed, Walk};
 use super::stream::arguments;
 use super::{CudaError, Run, Stream};
-use crate::kernel::{Activation, Product};
+use crate::kernel::{Activation, Order, Product, Term};
 use crate::{DType, Extent, View};
 pub(super) use plan::ProductCall;
 use plan::{Bias, Operands, Plan, PlanKey};
@@ -72,12 +72,15 @@ pub(super) fn cublaslt_version() -> Result<usize, CudaError> {
 
 impl Run for Product {
     fn run(&self, stream: &mut Stream) {
+        if let Some(joined) = self.joined() {
+            return joined.run(stream);
+        }
         let [m, n, k] = self.dims();
         if m == 0 || n == 0 || (k == 0 && self.accumulate && self.also.is_none()) {
             return;
         }
         let rounded = self.out.dtype == DType::Bf16;
-        let small = rounded && self.bias.is_some() && m * n <= SMALL_ELEMENTS;
+        let small = rounded && (self.bias.is_some() || self.also.is_some()) && m * n <= SMALL_ELEMENTS;
         if k == 0 || small || (rounded && self.a.dtype == DType::F32) {
             return through_scratch(self, stream);
         }
@@ -103,6 +106,17 @@ impl Run for Product {
 }
 
 impl Product {
+    /// Both products as one, if the operands of the second lie where those of the first end.
+    fn joined(&self) -> Option<Product> {
+        let Term { order, a, b } = self.also.filter(|also| also.order == self.order)?;
+        let (a, b) = match order {
+            Order::NT => (self.a.joined_to_the_right(&a)?, self.b.joined_to_the_right(&b)?),
+            Order::NN => (self.a.joined_to_the_right(&a)?, self.b.joined_below(&b)?),
+            Order::TN => (self.a.joined_below(&a)?, self.b.joined_below(&b)?),
+        };
+        Some(Product { a, b, also: None, ..*self })
+    }
+
     /// Computes the second product into `sums`; returns the first, which is to be added to it. The second, an adapter's, is the
     /// smaller one, so it is the one that is rounded on its own.
     fn after_second(&self, sums: View, stream: &mut Stream) -> Product {

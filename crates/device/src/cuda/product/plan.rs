@@ -183,7 +183,7 @@ const RUNS: [usize; 2] = [1, 3];
 /// A larger output is not written twice just to compare algorithms.
 const MOST_TRIED_BYTES: u64 = 1 << 30;
 /// Below this many operations any algorithm will do.
-const LEAST_TRIED_FLOPS: u64 = 1 << 30;
+const LEAST_TRIED_FLOPS: u64 = 1 << 27;
 
 fn make(
     key: PlanKey,

@@ -229,7 +229,7 @@ fn twin_backward(
     memory: &mut Memory,
 ) -> Vec<Tensor> {
     let (context, gradients) = (setting.context(micro, &setting.masked, None), &setting.masked_gradients);
-    let (mut values, mut slots) = (values, Slots::new(body.slots));
+    let (mut values, mut slots) = (values, Slots::new(&body.rooms));
     slots.set(body.output, doutput.clone());
     let mut readers: HashMap<usize, Vec<Slot>> = HashMap::new();
     for op in body.ops.iter().rev() {
