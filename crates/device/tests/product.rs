@@ -212,6 +212,65 @@ fn the_gaps_between_the_rows_of_an_output_are_left_alone() {
     }
 }
 
+/// One dim is as small as an adapter's rank. The other sizes fill whole blocks of a GPU's kernels and not.
+#[test]
+fn products_with_one_small_dim_agree_with_f64() {
+    const LENGTHS: [[usize; 2]; 4] = [[128, 256], [200, 520], [1096, 1032], [264, 4104]];
+    let small = [8, 16, 24, 32].into_iter().flat_map(|small| LENGTHS.map(|[long, depth]| (small, long, depth)));
+    let of_rank = small.flat_map(|(small, long, depth)| {
+        let case = |order, dims| Case { padding: 8, ..Case::plain(order, dims, DType::Bf16) };
+        let gradient = |dims| Case { out: DType::F32, scale: 0.5, ..case(Order::TN, dims) };
+        [
+            Case { scale: 0.25, ..case(Order::NT, [long, small, depth]) },
+            case(Order::NN, [long, small, depth]),
+            gradient([small, long, depth]),
+            Case { accumulate: true, ..gradient([long, small, depth]) },
+            case(Order::TN, [long, small, depth]),
+        ]
+    });
+    check(&of_rank.collect::<Vec<_>>());
+}
+
+/// A GPU computes these as one product.
+#[test]
+fn the_second_products_operands_may_lie_beside_the_firsts() {
+    const M: usize = 70;
+    const N: usize = 48;
+    const K: usize = 96;
+    const RANK: usize = 16;
+    for dtype in DTYPES {
+        let results = run(|queue| {
+            let mut random = Random::new(5);
+            let mut matrix =
+                |rows: usize, cols: usize| queue.floats(rows, cols, dtype, &random.numbers(rows * cols, dtype));
+            let (a, beside, below) = (matrix(M, K + RANK), matrix(N, K + RANK), matrix(K + RANK, N));
+            let [apart, beside_apart, below_apart] = [matrix(M, RANK), matrix(N, RANK), matrix(RANK, N)];
+            let copies = [
+                (a.col_range(K..K + RANK), &apart),
+                (beside.col_range(K..K + RANK), &beside_apart),
+                (below.row_range(K..K + RANK), &below_apart),
+            ];
+            copies.iter().for_each(|(x, out)| queue.launch(Copy { x: x.view(), out: out.view() }));
+            let product = |order, b: &Tensor, also| {
+                let out = queue.tensor(M, N, DType::F32);
+                queue.launch(Product { also: Some(also), ..Product::new(order, &a.col_range(0..K), b, &out) });
+                out
+            };
+            let (w, v) = (beside.col_range(0..K), below.row_range(0..K));
+            vec![
+                product(Order::NT, &w, Term::new(Order::NT, &copies[0].0, &copies[1].0)),
+                product(Order::NT, &w, Term::new(Order::NT, &apart, &beside_apart)),
+                product(Order::NN, &v, Term::new(Order::NN, &copies[0].0, &copies[2].0)),
+                product(Order::NN, &v, Term::new(Order::NN, &apart, &below_apart)),
+            ]
+        });
+        for pair in results.chunks_exact(2) {
+            let expected: Vec<f64> = pair[1].iter().map(|&value| value as f64).collect();
+            assert_close(&format!("{dtype:?}"), &pair[0], &expected, tolerance(DType::F32));
+        }
+    }
+}
+
 #[test]
 fn results_have_either_dtype_whatever_the_operands_have() {
     let other = |dtype| if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };

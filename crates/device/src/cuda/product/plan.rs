@@ -177,9 +177,9 @@ pub(super) fn find(
 }
 
 /// Algorithms to time, if the choice can be kept.
-const CANDIDATES: usize = 6;
+const CANDIDATES: usize = 16;
 /// Runs of each before it is timed, and while it is.
-const RUNS: [usize; 2] = [1, 3];
+const RUNS: [usize; 2] = [1, 4];
 /// A larger output is not written twice just to compare algorithms.
 const MOST_TRIED_BYTES: u64 = 1 << 30;
 /// Below this many operations any algorithm will do.
