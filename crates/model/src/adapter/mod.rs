@@ -1,8 +1,10 @@
-//! Adapters: small matrices beside frozen linear layers, which training changes instead of the layers (LoRA, rsLoRA).
+//! Adapters: small matrices beside frozen linear layers, which training changes instead of the layers (LoRA, rsLoRA, DoRA).
 //!
-//! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs.
+//! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs. DoRA
+//! multiplies each output, before the bias, by `m/‖W + s·B·A‖`: a trained magnitude over the norm of the output's row.
 
 mod folder;
+mod magnitude;
 mod merge;
 mod peft;
 mod targets;
@@ -35,6 +37,8 @@ pub struct AdapterConfig {
     pub rank_patterns: Vec<(String, usize)>,
     pub alpha_patterns: Vec<(String, f32)>,
     pub scaling: AdapterScaling,
+    /// Whether each output has a trained magnitude (DoRA).
+    pub is_dora: bool,
     pub init: AdapterInit,
     /// The ends of the names of modules that are trained whole beside the adapters.
     pub trained_modules: Vec<String>,
@@ -76,6 +80,7 @@ impl Default for AdapterConfig {
             rank_patterns: Vec::new(),
             alpha_patterns: Vec::new(),
             scaling: AdapterScaling::ByRank,
+            is_dora: false,
             init: AdapterInit::Uniform,
             trained_modules: Vec::new(),
             keeps_tie: false,
@@ -99,6 +104,7 @@ pub(crate) struct LayerAdapter {
     pub rank: usize,
     pub scale: f32,
     pub dropout: f32,
+    pub is_dora: bool,
     pub init: AdapterInit,
 }
 
@@ -126,7 +132,7 @@ impl Adapters {
 
     /// The adapter of the linear layer of this name, if it has one.
     pub(crate) fn of(&self, module: &str) -> Option<LayerAdapter> {
-        let AdapterConfig { dropout, init, scaling, ref layers, .. } = self.config;
+        let AdapterConfig { dropout, init, scaling, is_dora, ref layers, .. } = self.config;
         if self.excluded.as_ref().is_some_and(|excluded| excluded.matches(module, None)) {
             return None;
         }
@@ -139,7 +145,7 @@ impl Adapters {
             AdapterScaling::ByRank => rank as f64,
             AdapterScaling::ByRoot => (rank as f64).sqrt(),
         };
-        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, init })
+        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, is_dora, init })
     }
 
     /// Whether training changes a parameter: an adapter's, or one of a module that is trained whole.
