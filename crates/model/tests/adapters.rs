@@ -8,8 +8,8 @@ use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
-    AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, Images, Input, LossOptions, Model,
-    Noise, PEFT_PREFIX, ParamId, Parameters, RotaryTables, Targets, ZeroSharding,
+    AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, Images, Input, LossOptions, Merger,
+    Model, Noise, PEFT_PREFIX, ParamId, Parameters, RotaryTables, Targets, ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use support::golden;
@@ -384,6 +384,67 @@ fn an_adapter_of_another_model_is_refused_before_anything_is_loaded() {
         drop(json.insert("target_modules".into(), "all-linear".into()));
     };
     assert!(matches!(check("qwen2_rslora", "qwen2", &more), Error::MissingTensor { missing: 8, .. }));
+}
+
+/// Weights with their adapters merged, as PEFT merges them.
+#[test]
+fn merged_weights_are_those_of_peft() {
+    let mut compared = 0;
+    for (case, base) in CASES {
+        let (folder, saved, model) = open(case, base);
+        let weights = SafeTensorsFile::open(saved.path.join("adapter_model.safetensors")).unwrap();
+        let expected = SafeTensorsFile::open(adapter(case).join("expected.safetensors")).unwrap();
+        let read = |id: ParamId| -> Result<Vec<f32>, evenkeel_store::Error> {
+            Ok(floats(&weights, &format!("{PEFT_PREFIX}{}", model.specs[id.0].name)))
+        };
+        let merger = Merger::new(&model, &folder).unwrap().with_adapters(read).unwrap();
+        for (index, spec) in model.specs.iter().enumerate() {
+            let name = format!("merged.{}", spec.name);
+            if expected.tensor(&name).is_none() {
+                continue;
+            }
+            // Rows that are read singly are the same.
+            let rows = (0..spec.whole[0]).flat_map(|row| merger.read_rows(ParamId(index), row..row + 1).unwrap());
+            let (ours, theirs) = (rows.collect::<Vec<_>>(), floats(&expected, &name));
+            let error = distance(&ours, &theirs) / norm(&theirs);
+            assert!(error <= 1e-6, "{case}: {name} off by {error:e}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 4, "{compared}");
+}
+
+/// A model with its adapters merged computes what it did, also where weights are stored [in, out] and behind activations.
+#[test]
+fn a_merged_model_computes_what_the_adapted_one_does() {
+    let device = support::device(1, 1 << 30);
+    let queue = device.compute();
+    for (case, base) in CASES.into_iter().filter(|(case, _)| case.ends_with("_dora")) {
+        let (folder, saved, model) = open(case, base);
+        let weights = SafeTensorsFile::open(saved.path.join("adapter_model.safetensors")).unwrap();
+        let read = |id: ParamId| -> Result<Vec<f32>, evenkeel_store::Error> {
+            Ok(floats(&weights, &format!("{PEFT_PREFIX}{}", model.specs[id.0].name)))
+        };
+        let merger = Merger::new(&model, &folder).unwrap().with_adapters(read).unwrap();
+        let plain = Model::open(&folder).unwrap();
+        let parameters = plain.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
+        for id in parameters.ids() {
+            let of_adapted = model.specs.iter().position(|spec| spec.name == parameters.specs[id.0].name).unwrap();
+            let rows = merger.read_rows(ParamId(of_adapted), 0..parameters.specs[id.0].whole[0]).unwrap();
+            let cols = parameters.specs[id.0].whole[1];
+            let written = queue.write_rows(parameters.kept_value(id).view(), |first, out| {
+                out.copy_from_slice(&rows[first * cols..][..out.len()]);
+                Ok::<_, std::convert::Infallible>(())
+            });
+            written.expect("writing cannot fail");
+        }
+        let batch = batch(base, &plain, DType::F32, queue);
+        let tables = RotaryTables::new(&plain.config, queue, batch.token_count());
+        let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
+        let ours = queue.read(&pass::logits(&plain, &context));
+        let theirs = run(case, base, DType::F32, &device, Keep::Everything).logits;
+        assert!(distance(&ours, &theirs) <= 1e-5 * norm(&theirs), "{case}");
+    }
 }
 
 #[test]
