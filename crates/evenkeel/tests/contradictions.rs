@@ -52,7 +52,10 @@ fn keys_that_contradict_each_other_are_refused() {
         (
             GOOD,
             &["--set", "adapter.kind=lora", "--set", "adapter.dora=true", "--set", "adapter.dropout=0.1"],
-            &["--set: `adapter.dropout` is 0.1, but `adapter.dora` is set", "use a dropout of 0"],
+            &[
+                "--set: `adapter.dropout` is 0.1, but `adapter.dora` is set",
+                "hint: PEFT's dropout changes what DoRA adds to, not only the adapter: use a dropout of 0",
+            ],
         ),
         (
             GOOD,
@@ -66,7 +69,10 @@ fn keys_that_contradict_each_other_are_refused() {
                 "--set",
                 "parallel.zero=3",
             ],
-            &["--set: `parallel.zero` is 3, but `adapter.dora` is set", "use stage 2 or less"],
+            &[
+                "--set: `parallel.zero` is 3, but `adapter.dora` is set",
+                "hint: DoRA measures the norms of whole rows, which stage 3 gathers only while a layer computes: use stage 2 or less",
+            ],
         ),
         (
             GOOD,

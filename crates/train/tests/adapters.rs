@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use evenkeel_device::DType;
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{
-    AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, PEFT_PREFIX, ParamId, Parameters, ZeroSharding,
+    AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, ParamId, Parameters, ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
@@ -22,7 +22,7 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
 
-const CASES: [(&str, &str); 13] = [
+const CASES: [(&str, &str); 14] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -30,6 +30,7 @@ const CASES: [(&str, &str); 13] = [
     ("gemma3_dora", "gemma3"),
     ("gpt2_dora", "gpt2"),
     ("vit_lora_old", "vit"),
+    ("vit_lora", "vit"),
     ("llama_patterns", "llama3"),
     ("llama_layers", "llama_odd"),
     ("llama_saved_tied", "llama3"),
@@ -119,7 +120,7 @@ fn ten_steps_follow_peft() {
                 assert!(ours == *start, "{case}: {} is frozen", spec.name);
                 continue;
             }
-            let theirs = floats(&expected, &format!("after.{PEFT_PREFIX}{}", spec.name));
+            let theirs = floats(&expected, &format!("after.{}", model.peft_name(spec)));
             let (error, moved) = (distance(&ours, &theirs), distance(start, &theirs));
             assert!(
                 moved > 0.0 && error <= MOVEMENT_TOLERANCE * moved,

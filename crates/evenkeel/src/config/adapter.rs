@@ -125,6 +125,7 @@ impl Adapter {
             is_dora: self.dora,
             init: self.init,
             trained_modules: self.modules_to_save.clone(),
+            has_new_names: false,
             keeps_tie: self.keep_tie,
         })
     }

@@ -169,7 +169,7 @@ impl ModelInput {
     /// The names of what an adapter's file has. PEFT writes a trained embedding twice if a head is tied to it.
     fn adapter_names(&self, specs: &[ParamSpec]) -> Vec<(String, ParamId)> {
         let trained = specs.iter().enumerate().filter(|(_, spec)| spec.is_trained);
-        let named = |(index, spec): (usize, &ParamSpec)| (format!("{PEFT_PREFIX}{}", spec.name), ParamId(index));
+        let named = |(index, spec): (usize, &ParamSpec)| (self.model.peft_name(spec), ParamId(index));
         let mut names: Vec<(String, ParamId)> = trained.map(named).collect();
         let Config { tied, family, .. } = &self.model.config;
         let embedding = specs.iter().position(|spec| spec.is_trained && spec.name == family.names.embed);

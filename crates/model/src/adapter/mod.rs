@@ -11,6 +11,7 @@ mod targets;
 
 use regex::Regex;
 
+use crate::config::family::Family;
 use crate::error::Error;
 use crate::parameters::ParamSpec;
 pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues};
@@ -42,6 +43,8 @@ pub struct AdapterConfig {
     pub init: AdapterInit,
     /// The ends of the names of modules that are trained whole beside the adapters.
     pub trained_modules: Vec<String>,
+    /// Whether names are those that newer versions of transformers have in memory, where they differ from the checkpoint's.
+    pub has_new_names: bool,
     /// Whether a head that is tied to a trained embedding is trained with it. If not, the embedding is trained and the head
     /// keeps the base's.
     pub keeps_tie: bool,
@@ -83,6 +86,7 @@ impl Default for AdapterConfig {
             is_dora: false,
             init: AdapterInit::Uniform,
             trained_modules: Vec::new(),
+            has_new_names: false,
             keeps_tie: false,
         }
     }
@@ -92,6 +96,7 @@ impl Default for AdapterConfig {
 #[derive(Clone, Debug)]
 pub struct Adapters {
     pub config: AdapterConfig,
+    family: &'static Family,
     targets: Matcher,
     excluded: Option<Matcher>,
     ranks: Vec<(Regex, usize)>,
@@ -109,7 +114,7 @@ pub(crate) struct LayerAdapter {
 }
 
 impl Adapters {
-    pub fn new(config: AdapterConfig) -> Result<Adapters, Error> {
+    pub fn new(config: AdapterConfig, family: &'static Family) -> Result<Adapters, Error> {
         let ranks = config.rank_patterns.iter().map(|(_, rank)| *rank).chain([config.rank]);
         if let Some(rank) = ranks.into_iter().find(|rank| !(1..=LARGEST_RANK).contains(rank)) {
             return Err(Error::BadAdapter { what: format!("rank {rank} is not between 1 and {LARGEST_RANK}") });
@@ -126,12 +131,19 @@ impl Adapters {
             excluded: config.excluded.as_ref().map(Matcher::new).transpose()?,
             ranks: targets::behind_dots(&config.rank_patterns)?,
             alphas: targets::behind_dots(&config.alpha_patterns)?,
+            family,
             config,
         })
     }
 
+    /// The adapter's name for a module or a parameter of the model.
+    pub fn name_of(&self, name: &str) -> String {
+        if self.config.has_new_names { self.family.renamed(name) } else { name.to_owned() }
+    }
+
     /// The adapter of the linear layer of this name, if it has one.
     pub(crate) fn of(&self, module: &str) -> Option<LayerAdapter> {
+        let module = &self.name_of(module);
         let AdapterConfig { dropout, init, scaling, is_dora, ref layers, .. } = self.config;
         if self.excluded.as_ref().is_some_and(|excluded| excluded.matches(module, None)) {
             return None;
@@ -150,11 +162,13 @@ impl Adapters {
 
     /// Whether training changes a parameter: an adapter's, or one of a module that is trained whole.
     pub(crate) fn trains(&self, spec: &ParamSpec) -> bool {
-        spec.is_adapter || self.config.trained_modules.iter().any(|module| is_inside(&spec.name, module))
+        let name = self.name_of(&spec.name);
+        spec.is_adapter || self.config.trained_modules.iter().any(|module| is_inside(&name, module))
     }
 
     /// Compares the targets and the modules that are trained whole with a model's: each must be there.
     pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String]) -> Result<(), Error> {
+        let linears: &[String] = &linears.iter().map(|name| self.name_of(name)).collect::<Vec<_>>();
         if let Some(target) = self.targets.idle(linears) {
             return Err(Error::IdleTarget { target, modules: last_names(linears) });
         }
@@ -162,10 +176,10 @@ impl Adapters {
             let target = "everything that is not excluded".to_owned();
             return Err(Error::IdleTarget { target, modules: last_names(linears) });
         }
-        let base = || specs.iter().filter(|spec| !spec.is_adapter);
+        let base = || specs.iter().filter(|spec| !spec.is_adapter).map(|spec| self.name_of(&spec.name));
         for module in &self.config.trained_modules {
-            if !base().any(|spec| is_inside(&spec.name, module)) {
-                let modules: Vec<String> = base().map(|spec| module_of(&spec.name).to_owned()).collect();
+            if !base().any(|name| is_inside(&name, module)) {
+                let modules: Vec<String> = base().map(|name| module_of(&name).to_owned()).collect();
                 return Err(Error::IdleTarget { target: module.clone(), modules: last_names(&modules) });
             }
         }

@@ -59,6 +59,7 @@ impl AdapterConfig {
             is_dora: keys.flag("use_dora")?,
             init: keys.init()?,
             trained_modules: keys.names("modules_to_save")?,
+            has_new_names: false,
             keeps_tie: keys.flag("ensure_weight_tying")?,
         };
         match keys.take("bias") {

@@ -81,7 +81,7 @@ impl Model {
 
     /// The same model with adapters: training changes these, and the modules that are trained whole.
     pub fn adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
-        let adapters = Arc::new(Adapters::new(config)?);
+        let adapters = Arc::new(Adapters::new(config, self.config.family)?);
         let linears = self.linear_names();
         let logit_bytes = self.head().logit_bytes;
         let mut config = self.config.clone();
@@ -108,10 +108,10 @@ impl Model {
         names
     }
 
-    /// The names of the layers that have an adapter, in order.
+    /// The adapter's names for the layers that it adapts, in order.
     pub fn adapted_names(&self) -> Vec<String> {
         let names = self.specs.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
-        names.map(str::to_owned).collect()
+        names.map(|name| self.config.adapters.as_ref().map_or_else(|| name.to_owned(), |it| it.name_of(name))).collect()
     }
 
     pub(crate) fn adapted_weights(&self) -> Vec<AdaptedWeight> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::{Folder, RawTensor};
 
-use crate::adapter::{AdapterFolder, AdapterValues};
+use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
 use crate::config::family::Names;
@@ -86,7 +86,7 @@ impl Model {
             }
             match (adapter, &names[id.0], adapted_by(id)) {
                 (AdapterValues::Saved(saved), ..) if spec.is_trained => {
-                    read(saved.weights.tensor(&AdapterFolder::name_of(spec)).expect("checked above"))?;
+                    read(saved.weights.tensor(&self.peft_name(spec)).expect("checked above"))?;
                 }
                 (AdapterValues::New { .. }, None, Some(adapted)) => {
                     let weight = names[adapted.weight.0].as_ref().expect("an adapted weight is the base's");
