@@ -111,7 +111,7 @@ impl AdaptedWeight {
 /// A small matrix transposed, by a product: there is no other kernel that does it.
 fn transposed(queue: &Queue, x: &Tensor) -> Tensor {
     let width = x.cols;
-    let is_diagonal = |place: usize| f32::from(u8::from(place % (width + 1) == 0));
+    let is_diagonal = |place: usize| f32::from(u8::from(place.is_multiple_of(width + 1)));
     let ones: Vec<f32> = (0..width * width).map(is_diagonal).collect();
     let identity = queue.floats(width, width, x.dtype, &ones);
     let out = queue.tensor(width, x.rows, x.dtype);
