@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use evenkeel_store::{SafeTensorsFile, read_json};
 use serde_json::Value;
 
-use super::{AdapterConfig, PEFT_PREFIX};
+use super::{AdapterConfig, PEFT_PREFIX, names};
 use crate::chain::model::Model;
-use crate::config::family::FAMILIES;
 use crate::error::Error;
 use crate::parameters::ParamSpec;
 
@@ -41,12 +40,8 @@ impl AdapterFolder {
         let mut config = AdapterConfig::from_peft(&json)?;
         let base = json["base_model_name_or_path"].as_str().map(str::to_owned);
         let weights = SafeTensorsFile::open(path.join(ADAPTER_WEIGHTS))?;
-        // The first part that is renamed is the path of the layers, which every adapted layer has.
-        let mut new_paths = FAMILIES.iter().filter_map(|family| family.renamed.first()).map(|(_, new)| new);
-        config.has_new_names = new_paths.any(|path| {
-            let beginning = format!("{PEFT_PREFIX}{path}");
-            weights.names().any(|name| name.starts_with(&beginning))
-        });
+        let is_new = |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(names::is_new);
+        config.has_new_names = weights.names().any(is_new);
         Ok(AdapterFolder { path: path.to_owned(), base, config, weights })
     }
 }

@@ -6,12 +6,12 @@
 mod folder;
 mod magnitude;
 mod merge;
+mod names;
 mod peft;
 mod targets;
 
 use regex::Regex;
 
-use crate::config::family::Family;
 use crate::error::Error;
 use crate::parameters::ParamSpec;
 pub use folder::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFolder, AdapterValues};
@@ -96,7 +96,6 @@ impl Default for AdapterConfig {
 #[derive(Clone, Debug)]
 pub struct Adapters {
     pub config: AdapterConfig,
-    family: &'static Family,
     targets: Matcher,
     excluded: Option<Matcher>,
     ranks: Vec<(Regex, usize)>,
@@ -114,7 +113,7 @@ pub(crate) struct LayerAdapter {
 }
 
 impl Adapters {
-    pub fn new(config: AdapterConfig, family: &'static Family) -> Result<Adapters, Error> {
+    pub fn new(config: AdapterConfig) -> Result<Adapters, Error> {
         let ranks = config.rank_patterns.iter().map(|(_, rank)| *rank).chain([config.rank]);
         if let Some(rank) = ranks.into_iter().find(|rank| !(1..=LARGEST_RANK).contains(rank)) {
             return Err(Error::BadAdapter { what: format!("rank {rank} is not between 1 and {LARGEST_RANK}") });
@@ -131,14 +130,13 @@ impl Adapters {
             excluded: config.excluded.as_ref().map(Matcher::new).transpose()?,
             ranks: targets::behind_dots(&config.rank_patterns)?,
             alphas: targets::behind_dots(&config.alpha_patterns)?,
-            family,
             config,
         })
     }
 
     /// The adapter's name for a module or a parameter of the model.
     pub fn name_of(&self, name: &str) -> String {
-        if self.config.has_new_names { self.family.renamed(name) } else { name.to_owned() }
+        if self.config.has_new_names { names::renamed(name) } else { name.to_owned() }
     }
 
     /// The adapter of the linear layer of this name, if it has one.

@@ -81,7 +81,7 @@ impl Model {
 
     /// The same model with adapters: training changes these, and the modules that are trained whole.
     pub fn adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
-        let adapters = Arc::new(Adapters::new(config, self.config.family)?);
+        let adapters = Arc::new(Adapters::new(config)?);
         let linears = self.linear_names();
         let logit_bytes = self.head().logit_bytes;
         let mut config = self.config.clone();

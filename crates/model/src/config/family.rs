@@ -13,9 +13,6 @@ pub struct Family {
     /// Keys of config.json, beside those of the other fields, that this architecture has.
     pub own_keys: &'static [&'static str],
     pub names: Names,
-    /// Parts of names that newer versions of transformers replace in memory, in order, though not in checkpoints: PEFT's files have
-    /// the new ones.
-    pub renamed: &'static [(&'static str, &'static str)],
     pub norm: NormKind,
     pub default_epsilon: f64,
     pub default_activation: Activation,
@@ -38,11 +35,6 @@ impl Family {
     /// Whether linear layers store their weights [in, out]: GPT-2's do.
     pub fn is_transposed(&self) -> bool {
         matches!(self.names.qkv, Qkv::FusedBlocks(_))
-    }
-
-    /// The name that newer versions of transformers have in memory.
-    pub fn renamed(&self, name: &str) -> String {
-        self.renamed.iter().fold(name.to_owned(), |name, (old, new)| name.replacen(old, new, 1))
     }
 
     /// Whether config.json may name this architecture so, with or without its head.
@@ -178,7 +170,6 @@ const LLAMA: Family = Family {
     keys: LLAMA_KEYS,
     own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
     names: LLAMA_NAMES,
-    renamed: &[],
     norm: NormKind::Rms,
     default_epsilon: 1e-6,
     default_activation: Activation::Silu,
@@ -362,15 +353,6 @@ pub static FAMILIES: [Family; 8] = [
             final_norm: "vit.layernorm",
             head: "classifier",
         },
-        renamed: &[
-            ("vit.encoder.layer.", "vit.layers."),
-            (".attention.attention.query", ".attention.q_proj"),
-            (".attention.attention.key", ".attention.k_proj"),
-            (".attention.attention.value", ".attention.v_proj"),
-            (".attention.output.dense", ".attention.o_proj"),
-            (".intermediate.dense", ".mlp.fc1"),
-            (".output.dense", ".mlp.fc2"),
-        ],
         norm: NormKind::Layer,
         default_activation: Activation::GeluErf,
         default_epsilon: 1e-12,
