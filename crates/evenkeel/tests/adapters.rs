@@ -96,6 +96,71 @@ fn an_adapter_is_trained_saved_used_and_merged() {
 }
 
 #[test]
+fn dora_is_trained_saved_used_and_merged() {
+    let place = adapted();
+    let run = |more: &[&str]| place.stdout(&[&TRAIN, &["--set", "adapter.dora=true"][..], more].concat());
+    let losses = |run: &str| -> Vec<f64> {
+        metrics(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    run(&["--steps", "8"]);
+    assert!(losses("run").last() < losses("run").first(), "{:?}", losses("run"));
+    let config = fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["use_dora"].as_bool(), Some(true));
+    let adapter = |run: &str| fs::read(place.path(run).join("model/adapter_model.safetensors")).unwrap();
+    run(&["--steps", "4", "--output", "halves"]);
+    run(&["--steps", "8", "--output", "halves", "--resume"]);
+    assert!(adapter("halves") == adapter("run"), "a resumed run ends in other bits");
+    for (output, more) in [("cut", ["--tp", "2"]), ("replicas", ["--set", "parallel.dp=2"])] {
+        run(&[&["--steps", "8", "--output", output, "--set", "train.batch=2"][..], &more].concat());
+    }
+    run(&["--steps", "8", "--output", "small", "--set", "train.batch=2"]);
+    let last = |run: &str| *losses(run).last().unwrap();
+    assert!((last("cut") - last("small")).abs() < 1e-4, "{} and {}", last("cut"), last("small"));
+
+    let generate = |model: &[&str]| {
+        place.stdout(&[&["generate"], model, &["--greedy", "--tokens", "12", "--prompt", "12 + "]].concat())
+    };
+    place.stdout(&["export", "run", "--merge", "--output", "merged"]);
+    let alone = generate(&["run/model"]);
+    assert_eq!(alone, generate(&["base", "--adapter", "run/model"]));
+    assert_eq!(alone, generate(&["merged"]));
+    let loss = |model: &str| {
+        let told = place.stdout(&["eval", "lora.toml", "--model", model]);
+        let line = told.lines().find_map(|line| line.strip_prefix("loss")).unwrap_or_else(|| panic!("{told}"));
+        line.trim().parse::<f64>().unwrap()
+    };
+    assert!((loss("run/model") - loss("merged")).abs() < 2e-4, "{} and {}", loss("run/model"), loss("merged"));
+    assert!((loss("run/model") - loss("base")).abs() > 1e-3);
+
+    // 14 layers of rank 4, and a magnitude for each output.
+    let inspected = place.stdout(&["inspect", "run/model", "--tp", "2"]);
+    assert!(inspected.contains("lora_magnitude_vector") && !inspected.contains("squared_norm"), "{inspected}");
+
+    // With a dropout, PEFT's folder can be used but not trained.
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = place.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+    };
+    let text = fs::read_to_string(place.path("lora.toml")).unwrap();
+    let text = text.replace("kind = \"lora\"\nrank = 4", "path = \"run/model\"");
+    fs::write(place.path("more.toml"), text).unwrap();
+    let more = ["train", "more.toml", "--set", "sample.prompts=[]", "--steps", "1", "--output", "more"];
+    refused(
+        &[&more[..], &["--set", "parallel.dp=2", "--set", "parallel.zero=3"]].concat(),
+        &["magnitudes (DoRA), which cannot be trained with stage 3 of ZeRO", "use stage 2 or less"],
+    );
+    refused(&["inspect", "run/model", "--dp", "2", "--zero", "3"], &["stage 3 of ZeRO"]);
+    let mut config = config;
+    config["lora_dropout"] = 0.1.into();
+    fs::write(place.path("run/model/adapter_config.json"), config.to_string()).unwrap();
+    assert_eq!(alone, generate(&["run/model"]));
+    refused(&more, &["a dropout of 0.1, with which it cannot be trained", "use a dropout of 0"]);
+}
+
+#[test]
 fn what_cannot_be_is_told_before_anything_is_trained() {
     let place = adapted();
     let refused = |arguments: &[&str], expected: &[&str]| {

@@ -56,6 +56,8 @@ pub enum ValueKind {
     MigratedGradients,
     /// The squared norm of the gradients that this rank keeps, summed over so many groups.
     SquaredNorm(usize),
+    /// The squared norms of adapted weights' rows, or this rank's summands of them.
+    SquaredRows,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

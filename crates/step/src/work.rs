@@ -80,6 +80,10 @@ pub enum Work {
     SumNorm,
     /// A bucket's values after an update, from the ranks of the data-parallel group, which each updated a part.
     GatherUpdated(BucketIdx),
+    /// The squared norms of adapted weights' rows after an update, which DoRA divides by.
+    MeasureRows,
+    /// Those of layers whose inputs are cut, summed over the tensor-parallel group.
+    SumRows(BucketIdx),
 }
 
 /// Groups of similar work, for readers.
@@ -165,6 +169,8 @@ impl Work {
             Work::Return => WorkRow { moves_alike: false, ..WorkRow::exchange("return", WorkFamily::Migrate,  Scope::Unit) },
             Work::SumNorm             => WorkRow::exchange("sum norm",        WorkFamily::Reduce,         Scope::Step).of_tail(),
             Work::GatherUpdated(b)    => WorkRow::exchange("gather updated",  WorkFamily::Gather,         Scope::Bucket(b)).of_tail(),
+            Work::MeasureRows         => WorkRow::compute("measure rows",     WorkFamily::Update,         Scope::Step).of_tail(),
+            Work::SumRows(b)          => WorkRow::exchange("sum rows",        WorkFamily::Reduce,         Scope::Bucket(b)).of_tail(),
         }
     }
 

@@ -90,6 +90,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
+        measures_rows: false,
         migrations: Vec::new(),
     }
 }

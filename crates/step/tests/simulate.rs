@@ -171,6 +171,7 @@ fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
+        measures_rows: false,
         migrations: Vec::new(),
     };
     let parts = arrangement.parts;

@@ -40,6 +40,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         data_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: if is_partial { vec![sum] } else { Vec::new() },
+        measures_rows: false,
         migrations: if is_partial { [1, 3].map(migrated).to_vec() } else { Vec::new() },
     }
 }

@@ -47,6 +47,7 @@ pub fn costs_migrated(
         // Filled as in loading, since that decides where later tensors lie.
         let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
         filled.expect("nothing is read");
+        shard.measure_rows(&parameters, device.compute());
         let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);
         trainer.migrate(work.cloned());
         cost(trainer, &communicator, micros)
@@ -56,6 +57,7 @@ pub fn costs_migrated(
 
 fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -> Cost {
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
+    let exchanged_before = communicator.counts().bytes();
     trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
     Cost {
@@ -64,6 +66,6 @@ fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -
         arena_bytes: usage.extent_bytes,
         working: trainer.device.working_memory(),
         flops: counts.flops() - before,
-        exchanged_bytes: communicator.counts().bytes(),
+        exchanged_bytes: communicator.counts().bytes() - exchanged_before,
     }
 }

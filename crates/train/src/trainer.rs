@@ -16,7 +16,7 @@ use evenkeel_model::pass;
 use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
-use evenkeel_step::{Executor, Mesh, Program, Strategy, join};
+use evenkeel_step::{Executor, Mesh, Program, Strategy, join, measure_rows};
 
 use crate::Error;
 use crate::migration::Migrated;
@@ -156,6 +156,8 @@ impl Trainer {
         let chains = Chain::all(shards, strategy);
         let keeping = Keeping::of_all(shards, strategy);
         let optimizer = |options| Optimizer::new(options, &model, &parameters, queue).among(&model, &keeping, rank);
+        let groups = join(communicator, &chains[rank].groups);
+        measure_rows(&model, &chains[rank], &groups, &device, &parameters);
         Trainer {
             optimizer: options.optimizer.map(optimizer),
             gradients: gradients(options.optimizer.is_some(), &parameters, queue),
@@ -170,7 +172,7 @@ impl Trainer {
             shards: shards.to_vec(),
             pruner: None,
             remembered: None,
-            groups: join(communicator, &chains[rank].groups),
+            groups,
             model,
             device,
             strategy: strategy.clone(),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{
-    AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, PEFT_PREFIX, ParamId, Parameters, ZeroSharding,
+    AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, ParamId, Parameters, ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
@@ -22,11 +22,15 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
 
-const CASES: [(&str, &str); 10] = [
+const CASES: [(&str, &str); 14] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
+    ("llama_dora", "llama2"),
+    ("gemma3_dora", "gemma3"),
+    ("gpt2_dora", "gpt2"),
     ("vit_lora_old", "vit"),
+    ("vit_lora", "vit"),
     ("llama_patterns", "llama3"),
     ("llama_layers", "llama_odd"),
     ("llama_saved_tied", "llama3"),
@@ -111,11 +115,14 @@ fn ten_steps_follow_peft() {
         let parameters = &trainer.parameters;
         for (id, start) in parameters.ids().zip(&start) {
             let (spec, ours) = (&parameters.specs[id.0], queue.read(&parameters.kept_value(id)));
+            if spec.is_derived {
+                continue;
+            }
             if !spec.is_trained {
                 assert!(ours == *start, "{case}: {} is frozen", spec.name);
                 continue;
             }
-            let theirs = floats(&expected, &format!("after.{PEFT_PREFIX}{}", spec.name));
+            let theirs = floats(&expected, &format!("after.{}", model.peft_name(spec)));
             let (error, moved) = (distance(&ours, &theirs), distance(start, &theirs));
             assert!(
                 moved > 0.0 && error <= MOVEMENT_TOLERANCE * moved,
@@ -126,26 +133,32 @@ fn ten_steps_follow_peft() {
     }
 }
 
-fn model() -> Model {
+/// LoRA with dropout, or DoRA.
+fn model(is_dora: bool) -> Model {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "tie_word_embeddings": true,
     });
-    let adapter =
-        AdapterConfig { rank: 3, dropout: 0.1, trained_modules: vec!["norm".into()], ..AdapterConfig::default() };
+    let adapter = AdapterConfig {
+        rank: 3,
+        dropout: if is_dora { 0.0 } else { 0.1 },
+        is_dora,
+        trained_modules: vec!["norm".into()],
+        ..AdapterConfig::default()
+    };
     Model::from_json(&config).unwrap().adapted(adapter).unwrap()
 }
 
-/// Ranks whose B is not zero.
-fn ranks(strategy: &Strategy, dtype: DType) -> Ranks {
-    start_on(&model(), strategy, options(5), move |shard, split, queue| {
+fn ranks(is_dora: bool, strategy: &Strategy, dtype: DType) -> Ranks {
+    start_on(&model(is_dora), strategy, options(5), move |shard, split, queue| {
         Parameters::random(shard, dtype, split, 7, queue)
     })
 }
 
 fn train(ranks: &Ranks, steps: std::ops::Range<usize>) {
+    let model = model(false);
     for step in steps {
-        let outcome = ranks.step([micros(&model(), step), micros(&model(), step + 1)].concat(), 1e-2).unwrap();
+        let outcome = ranks.step([micros(&model, step), micros(&model, step + 1)].concat(), 1e-2).unwrap();
         assert!(outcome.updated);
     }
 }
@@ -153,50 +166,106 @@ fn train(ranks: &Ranks, steps: std::ops::Range<usize>) {
 fn weights(ranks: &Ranks, is_trained: bool) -> Vec<Vec<f32>> {
     let whole = |id: usize| ranks.read_rows(StateKind::Weight, ParamId(id), 0..ranks.specs()[id].whole[0]).unwrap();
     let specs = ranks.specs();
-    (0..specs.len()).filter(|&id| specs[id].is_trained == is_trained).map(whole).collect()
+    let is_meant = |id: &usize| specs[*id].is_trained == is_trained && !specs[*id].is_derived;
+    (0..specs.len()).filter(is_meant).map(whole).collect()
+}
+
+/// The stage of ZeRO, or the highest that DoRA has.
+fn stage(is_dora: bool, zero: usize) -> usize {
+    if is_dora { zero.min(2) } else { zero }
 }
 
 #[test]
 fn every_mesh_trains_the_same_adapter_and_leaves_the_base_alone() {
-    let alone = ranks(&spread(1, 1, 0), DType::F32);
-    let base = weights(&alone, false);
-    train(&alone, 0..4);
-    assert!(weights(&alone, false) == base);
-    for (dp, tp, zero) in [(1, 2, 0), (1, 3, 0), (1, 4, 0), (2, 1, 1), (2, 2, 2), (2, 2, 3), (2, 3, 3)] {
-        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
-        let several = ranks(&spread(dp, tp, zero), DType::F32);
-        train(&several, 0..4);
-        assert!(weights(&several, false) == base, "{what}: the base has changed");
-        compare_states(&what, &several, &alone, 1e-5);
+    for is_dora in [false, true] {
+        let alone = ranks(is_dora, &spread(1, 1, 0), DType::F32);
+        let base = weights(&alone, false);
+        train(&alone, 0..4);
+        assert!(weights(&alone, false) == base);
+        for (dp, tp, zero) in [(1, 2, 0), (1, 3, 0), (1, 4, 0), (2, 1, 1), (2, 2, 2), (2, 2, 3), (2, 3, 3)] {
+            let what = format!("dp {dp}, tp {tp}, ZeRO {zero}, DoRA {is_dora}");
+            let several = ranks(is_dora, &spread(dp, tp, stage(is_dora, zero)), DType::F32);
+            train(&several, 0..4);
+            assert!(weights(&several, false) == base, "{what}: the base has changed");
+            compare_states(&what, &several, &alone, 1e-5);
+        }
     }
+}
+
+/// DoRA's norms are those of the present factors on every mesh, whichever way these came there.
+#[test]
+fn norms_of_rows_follow_every_update_load_and_reshard() {
+    let squares = |ranks: &Ranks| -> Vec<f32> {
+        let specs = ranks.specs();
+        let derived = (0..specs.len()).filter(|&id| specs[id].is_derived);
+        derived.flat_map(|id| ranks.read_rows(StateKind::Weight, ParamId(id), 0..1).unwrap()).collect()
+    };
+    let error = |ours: &[f32], theirs: &[f32]| distance(ours, theirs) / distance(theirs, &vec![0.0; theirs.len()]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let alone = ranks(true, &spread(1, 1, 0), DType::F32);
+    let new = squares(&alone);
+    train(&alone, 0..3);
+    checkpoint::save(&path, &alone, &Progress { step: 3, ..Progress::default() }, serde_json::Value::Null).unwrap();
+    let trained = squares(&alone);
+    assert!(error(&new, &trained) > 1e-3, "training has changed nothing");
+    let several = ranks(true, &spread(1, 3, 0), DType::F32);
+    assert!(error(&squares(&several), &new) < 1e-6, "new");
+    train(&several, 0..3);
+    assert!(error(&squares(&several), &trained) < 1e-5, "updated");
+    let resumed = ranks(true, &spread(2, 2, 1), DType::F32);
+    checkpoint::load(&path, &resumed).unwrap();
+    assert!(error(&squares(&resumed), &trained) < 1e-6, "resumed");
+    resumed.reshard(Cut { split_sequence: true, ..Cut::weighted(vec![1.0, 2.0]) }).unwrap();
+    assert!(error(&squares(&resumed), &trained) < 1e-6, "resharded");
+    // Magnitudes and norms of a new adapter differ by rounding only.
+    let model = model(true);
+    let config = model.config.adapters.as_ref().unwrap().config.clone();
+    let base = Folder::open(golden("llama3")).unwrap();
+    let model = Model::open(&base).unwrap().adapted(AdapterConfig { trained_modules: Vec::new(), ..config }).unwrap();
+    let started = start_on(&model, &spread(1, 2, 0), options(5), |shard, split, queue| {
+        let base = Folder::open(golden("llama3")).unwrap();
+        shard.load_adapted(&base, &AdapterValues::New { seed: 1 }, DType::F32, split, queue).unwrap()
+    });
+    let specs = started.specs();
+    let magnitudes: Vec<f32> = (0..specs.len())
+        .filter(|&id| specs[id].name.ends_with("lora_magnitude_vector"))
+        .flat_map(|id| started.read_rows(StateKind::Weight, ParamId(id), 0..1).unwrap())
+        .collect();
+    let norms: Vec<f32> = squares(&started).iter().map(|square| square.sqrt()).collect();
+    assert!(error(&magnitudes, &norms) < 1e-6, "begun on two ranks");
 }
 
 #[test]
 fn checkpoints_have_the_adapter_alone_and_resume_on_any_mesh() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint");
-    let first = ranks(&spread(2, 2, 3), DType::F32);
-    let base = weights(&first, false);
-    train(&first, 0..2);
-    checkpoint::save(&path, &first, &Progress { step: 2, ..Progress::default() }, serde_json::Value::Null).unwrap();
-    let written: u64 = std::fs::read_dir(&path)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "safetensors"))
-        .map(|entry| entry.metadata().unwrap().len())
-        .sum();
-    let elements: u64 = model().specs.iter().filter(|spec| spec.is_trained).map(|spec| spec.len() as u64).sum();
-    let frozen: u64 = model().specs.iter().filter(|spec| !spec.is_trained).map(|spec| spec.len() as u64).sum();
-    assert!(written >= 12 * elements && written < 12 * elements + 4 * frozen, "{written} bytes of {elements} trained");
-    train(&first, 2..4);
-    for (dp, tp, zero) in [(1, 4, 0), (1, 1, 0), (2, 3, 1)] {
-        let second = ranks(&spread(dp, tp, zero), DType::F32);
-        checkpoint::load(&path, &second).unwrap();
-        let uneven: Vec<f64> = (0..tp).map(|shard| 1.0 + shard as f64 % 2.0).collect();
-        second.reshard(Cut { split_sequence: tp > 1, ..Cut::weighted(uneven) }).unwrap();
-        train(&second, 2..4);
-        let what = format!("resumed on dp {dp}, tp {tp}, ZeRO {zero}");
-        assert!(weights(&second, false) == base, "{what}: the base has changed");
-        compare_states(&what, &second, &first, 1e-5);
+    for is_dora in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("checkpoint");
+        let first = ranks(is_dora, &spread(2, 2, stage(is_dora, 3)), DType::F32);
+        let base = weights(&first, false);
+        train(&first, 0..2);
+        checkpoint::save(&path, &first, &Progress { step: 2, ..Progress::default() }, serde_json::Value::Null).unwrap();
+        let written: u64 = std::fs::read_dir(&path)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "safetensors"))
+            .map(|entry| entry.metadata().unwrap().len())
+            .sum();
+        let specs = model(is_dora).specs;
+        let elements: u64 = specs.iter().filter(|spec| spec.is_trained).map(|spec| spec.len() as u64).sum();
+        let frozen: u64 = specs.iter().filter(|spec| !spec.is_trained).map(|spec| spec.len() as u64).sum();
+        let is_of_adapter = written >= 12 * elements && written < 12 * elements + 4 * frozen;
+        assert!(is_of_adapter, "{written} bytes of {elements} trained");
+        train(&first, 2..4);
+        for (dp, tp, zero) in [(1, 4, 0), (1, 1, 0), (2, 3, 1)] {
+            let second = ranks(is_dora, &spread(dp, tp, zero), DType::F32);
+            checkpoint::load(&path, &second).unwrap();
+            let uneven: Vec<f64> = (0..tp).map(|shard| 1.0 + shard as f64 % 2.0).collect();
+            second.reshard(Cut { split_sequence: tp > 1, ..Cut::weighted(uneven) }).unwrap();
+            train(&second, 2..4);
+            let what = format!("resumed on dp {dp}, tp {tp}, ZeRO {zero}, DoRA {is_dora}");
+            assert!(weights(&second, false) == base, "{what}: the base has changed");
+            compare_states(&what, &second, &first, 1e-5);
+        }
     }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use evenkeel_device::DType;
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::{AdapterConfig, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_step::simulate::{Costs, simulate};
 use evenkeel_step::trace::Timeline;
@@ -164,5 +164,39 @@ fn a_trace_and_a_simulation_cover_the_whole_step() {
         assert_eq!(programs[0].tasks.len(), timeline.ranks[0].len(), "{what}");
         let foretold = simulate(&programs, &Costs::measured(&[timeline])).unwrap();
         assert!(foretold.ranks.iter().flatten().any(|span| span.work == Work::Update), "{what}");
+    }
+}
+
+#[test]
+fn the_tail_of_dora_measures_rows_behind_the_update_and_sums_them_over_shards() {
+    let adapter = AdapterConfig { is_dora: true, rank: 2, ..AdapterConfig::default() };
+    let model = llama(64).adapted(adapter).unwrap();
+    for (dp, tp, zero) in [(1, 1, 0), (1, 2, 0), (2, 1, 1), (2, 2, 2)] {
+        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
+        let strategy = spread(dp, tp, zero).arranged(Arrangement::of(OASES));
+        let ranks = ranks_of(&model, &strategy, strategy.arrangement);
+        let epoch = std::time::Instant::now();
+        let traced = ranks.with_trainers(move |trainer: &mut Trainer| {
+            let mut prepared = trainer.prepare(&support::micros(&trainer.model, 0)).unwrap();
+            let step = trainer.step_on(&mut prepared, 1e-3, Observe::Tasks { epoch });
+            (step.spans, trainer.program().clone(), trainer.device.usage().peak_bytes)
+        });
+        let foreseen = costs(&model.cut(&strategy.cut).unwrap(), &strategy, options(), &support::micros(&model, 0));
+        let (mut timeline, mut programs) = (Timeline::default(), Vec::new());
+        for (rank, (spans, program, peak_bytes)) in traced.unwrap().into_iter().enumerate() {
+            let names: Vec<&str> =
+                spans.iter().filter(|span| span.work.is_of_tail()).map(|span| span.work.row().name).collect();
+            let update = names.iter().position(|name| *name == "update").unwrap();
+            let behind: Vec<&str> =
+                names[update + 1..].iter().copied().filter(|name| *name != "gather updated").collect();
+            let expected: &[&str] = if tp > 1 { &["measure rows", "sum rows"] } else { &["measure rows"] };
+            assert_eq!((&behind[..], names.ends_with(expected)), (expected, true), "{what}: {names:?}");
+            assert_eq!(program.tasks.len(), spans.len(), "{what}");
+            assert_eq!(peak_bytes, foreseen[rank].peak_bytes, "{what}");
+            timeline.ranks.push(spans);
+            programs.push(program);
+        }
+        let foretold = simulate(&programs, &Costs::measured(&[timeline])).unwrap();
+        assert!(foretold.ranks.iter().flatten().any(|span| span.work == Work::MeasureRows), "{what}");
     }
 }

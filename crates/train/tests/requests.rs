@@ -45,7 +45,7 @@ fn requests(model: &Model) -> Vec<Request> {
         Request::Migrate { work: None },
         Request::Prune { by_shard: vec![None, Some(prune)] },
         Request::Step { micros: micros(model, 3), lr: 1e-3, is_observed: false },
-        Request::GatherValues,
+        Request::CompleteValues,
         Request::Read { kind: StateKind::Mean, id: ParamId(1), by_rank: vec![vec![stretch], Vec::new()] },
         Request::State { copies: true },
         Request::State { copies: false },

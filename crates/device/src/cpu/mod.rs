@@ -18,6 +18,7 @@ mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;
+mod magnitude;
 mod math;
 mod muon;
 mod norm;

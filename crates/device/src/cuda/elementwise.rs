@@ -53,10 +53,10 @@ impl Run for ColumnSum {
 /// Column sums use at most this many blocks of rows...
 pub(super) const MOST_BLOCKS: usize = 256;
 /// ...of at least this many rows, so that partial sums cost little beside the rows themselves.
-const LEAST_ROWS: usize = 64;
+pub(super) const LEAST_ROWS: usize = 64;
 /// Threads along a row, and rows side by side, in a block of the kernel.
-const LANES: usize = 32;
-const ROW_GROUPS: usize = 8;
+pub(super) const LANES: usize = 32;
+pub(super) const ROW_GROUPS: usize = 8;
 
 /// `out += scale · Σ_rows x`, of all rows or of those with a certain index.
 pub(super) fn column_sum(x: View, rows_of: Option<(View, u32)>, out: View, scale: f32, stream: &mut Stream) {

@@ -32,6 +32,7 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod loss;
+mod magnitude;
 mod muon;
 mod norm;
 mod optimizer;

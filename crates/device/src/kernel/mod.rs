@@ -15,6 +15,7 @@ mod cached_attention;
 mod elementwise;
 mod embedding;
 mod loss;
+mod magnitude;
 mod muon;
 mod norm;
 mod optimizer;
@@ -30,6 +31,7 @@ pub use cached_attention::CachedAttention;
 pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
+pub use magnitude::{ColumnDot, ScaleColumns};
 pub use muon::{Combine, MuonMomentum, Normalize};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
@@ -90,9 +92,9 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows, Lion,
-    LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
-    ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
+    ColumnDot, ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows,
+    Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
+    ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
 }
 
 impl Kernel {
@@ -105,6 +107,7 @@ impl Kernel {
             Kernel::Add(kernel) => kernel.out.is_empty(),
             Kernel::Attention(kernel) => kernel.q.count == 0,
             Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
+            Kernel::ColumnDot(kernel) => kernel.out.is_empty(),
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
@@ -115,6 +118,7 @@ impl Kernel {
             Kernel::Product(kernel) => kernel.out.is_empty(),
             Kernel::RandomNormal(kernel) => kernel.out.is_empty(),
             Kernel::Rotary(kernel) => kernel.x.count == 0,
+            Kernel::ScaleColumns(kernel) => kernel.out.is_empty(),
             _ => false,
         }
     }

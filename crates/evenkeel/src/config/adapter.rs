@@ -8,6 +8,12 @@ use super::settings::{Adapter, Settings};
 /// The rank of an adapter if none is set.
 const USUAL_RANK: usize = 16;
 
+/// Why DoRA is not trained with dropout, and not split by stage 3 of ZeRO.
+pub const DORA_DROPOUT_HINT: &str =
+    "PEFT's dropout changes what DoRA adds to, not only the adapter: use a dropout of 0";
+pub const DORA_ZERO_HINT: &str =
+    "DoRA measures the norms of whole rows, which stage 3 gathers only while a layer computes: use stage 2 or less";
+
 /// A key that describes a new adapter and is set.
 fn set_key(adapter: &Adapter) -> Option<&'static str> {
     let keys = [
@@ -21,6 +27,7 @@ fn set_key(adapter: &Adapter) -> Option<&'static str> {
         ("adapter.rank_pattern", !adapter.rank_pattern.is_empty()),
         ("adapter.alpha_pattern", !adapter.alpha_pattern.is_empty()),
         ("adapter.rslora", adapter.rslora),
+        ("adapter.dora", adapter.dora),
         ("adapter.init", adapter.init != AdapterInit::Uniform),
         ("adapter.modules_to_save", !adapter.modules_to_save.is_empty()),
         ("adapter.keep_tie", adapter.keep_tie),
@@ -65,6 +72,14 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
             }
         }
     }
+    if adapter.dora && adapter.dropout > 0.0 {
+        let what = format!("`adapter.dropout` is {}, but `adapter.dora` is set", adapter.dropout);
+        raw.note_contradiction(&["adapter.dropout", "adapter.dora"], what, Some(DORA_DROPOUT_HINT));
+    }
+    if adapter.dora && settings.parallel.zero == 3 && settings.parallel.dp > 1 {
+        let what = "`parallel.zero` is 3, but `adapter.dora` is set".to_owned();
+        raw.note_contradiction(&["parallel.zero", "adapter.dora"], what, Some(DORA_ZERO_HINT));
+    }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
     if is_adapted && settings.balance.gamma_max > 0.0 {
         let what = "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen".to_owned();
@@ -107,8 +122,10 @@ impl Adapter {
             rank_patterns: ranks.map(|(pattern, rank)| (pattern, rank as usize)).collect(),
             alpha_patterns: alphas.map(|(pattern, alpha)| (pattern, alpha as f32)).collect(),
             scaling: if self.rslora { AdapterScaling::ByRoot } else { AdapterScaling::ByRank },
+            is_dora: self.dora,
             init: self.init,
             trained_modules: self.modules_to_save.clone(),
+            has_new_names: false,
             keeps_tie: self.keep_tie,
         })
     }

@@ -102,6 +102,8 @@ settings! {
         alpha_pattern: Vec<String> = Vec::new();
         /// Whether an adapter's output is multiplied by alpha / √rank instead (rsLoRA).
         rslora: bool = false;
+        /// Whether each output of an adapted layer also has a trained magnitude (DoRA).
+        dora: bool = false;
         /// Random numbers that an adapter begins with: "uniform" within ±1/√inputs, or "gaussian" with deviation 1/rank.
         init: AdapterInit = AdapterInit::Uniform;
         /// Modules that are trained whole beside the adapters, such as ["embed_tokens", "lm_head", "norm"], by the ends of their

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::model_folder::{ModelFolder, without_keys};
-use crate::config::{DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
+use crate::config::{DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
 use crate::{Failure, Mistake, warn};
 
 /// A model, the source of its weights, and its config.json.
@@ -40,9 +40,19 @@ fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
 }
 
 impl ModelInput {
-    /// For training: warns of what may not be as the user thinks.
+    /// For training: refuses adapters that can only be used, and warns of what may not be as the user thinks.
     pub fn open(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let input = ModelInput::read(config, tokenizer)?;
+        if let Some(adapters) = input.model.config.adapters.as_ref().filter(|adapters| adapters.config.is_dora)
+            && adapters.config.dropout > 0.0
+        {
+            let dropout = adapters.config.dropout;
+            let what = format!(
+                "the adapter has magnitudes (DoRA) and a dropout of {dropout}, with which it cannot be trained"
+            );
+            let hint = format!("{DORA_DROPOUT_HINT} (`lora_dropout` in its adapter_config.json)");
+            return Err(Mistake { what, hint: Some(hint) }.into());
+        }
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }
@@ -159,7 +169,7 @@ impl ModelInput {
     /// The names of what an adapter's file has. PEFT writes a trained embedding twice if a head is tied to it.
     fn adapter_names(&self, specs: &[ParamSpec]) -> Vec<(String, ParamId)> {
         let trained = specs.iter().enumerate().filter(|(_, spec)| spec.is_trained);
-        let named = |(index, spec): (usize, &ParamSpec)| (format!("{PEFT_PREFIX}{}", spec.name), ParamId(index));
+        let named = |(index, spec): (usize, &ParamSpec)| (self.model.peft_name(spec), ParamId(index));
         let mut names: Vec<(String, ParamId)> = trained.map(named).collect();
         let Config { tied, family, .. } = &self.model.config;
         let embedding = specs.iter().position(|spec| spec.is_trained && spec.name == family.names.embed);

@@ -13,7 +13,7 @@ pub fn describe(shards: &[Model], costs: &[Cost]) -> String {
     let whole = shards[0].parameter_count() as f64;
     let rank = |(model, cost): (&Model, &Cost)| {
         let shard = &model.shard;
-        let held: usize = model.specs.iter().map(ParamSpec::len).sum();
+        let held: usize = model.specs.iter().filter(|spec| !spec.is_derived).map(ParamSpec::len).sum();
         let spans = [&shard.heads, &shard.kv_heads, &shard.ffn, &shard.classes].map(span);
         let mut row = vec![shard.index.to_string()];
         row.extend(spans);
@@ -40,7 +40,7 @@ fn span(range: &Range<usize>) -> String {
 fn parameters(shards: &[Model]) -> String {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
     let mut seen: BTreeMap<(String, Vec<String>), usize> = BTreeMap::new();
-    for id in 0..shards[0].specs.len() {
+    for id in (0..shards[0].specs.len()).filter(|&id| !shards[0].specs[id].is_derived) {
         let specs: Vec<&ParamSpec> = shards.iter().map(|shard| &shard.specs[id]).collect();
         let mut cells = vec![how(&specs).to_owned()];
         cells.extend(specs.iter().map(|spec| format!("{}×{}", spec.matrix[0], spec.matrix[1])));

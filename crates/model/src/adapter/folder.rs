@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_store::{SafeTensorsFile, read_json};
 use serde_json::Value;
 
-use super::{AdapterConfig, PEFT_PREFIX};
+use super::{AdapterConfig, PEFT_PREFIX, names};
 use crate::chain::model::Model;
 use crate::error::Error;
 use crate::parameters::ParamSpec;
@@ -37,37 +37,41 @@ pub enum AdapterValues<'a> {
 impl AdapterFolder {
     pub fn open(path: &Path) -> Result<AdapterFolder, Error> {
         let json: Value = read_json(path.join(ADAPTER_CONFIG), CONFIG_BYTES)?;
-        let config = AdapterConfig::from_peft(&json)?;
+        let mut config = AdapterConfig::from_peft(&json)?;
         let base = json["base_model_name_or_path"].as_str().map(str::to_owned);
         let weights = SafeTensorsFile::open(path.join(ADAPTER_WEIGHTS))?;
+        let is_new = |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(names::is_new);
+        config.has_new_names = weights.names().any(is_new);
         Ok(AdapterFolder { path: path.to_owned(), base, config, weights })
-    }
-
-    /// The file's name for a parameter.
-    pub(crate) fn name_of(spec: &ParamSpec) -> String {
-        format!("{PEFT_PREFIX}{}", spec.name)
     }
 }
 
 impl Model {
+    /// The name of a parameter in an adapter's file.
+    pub fn peft_name(&self, spec: &ParamSpec) -> String {
+        let adapters = self.config.adapters.as_ref();
+        let name = adapters.map_or_else(|| spec.name.clone(), |adapters| adapters.name_of(&spec.name));
+        format!("{PEFT_PREFIX}{name}")
+    }
+
     /// Compares the names and shapes of a saved adapter's tensors with those that this model trains.
     pub fn check_adapter(&self, folder: &AdapterFolder) -> Result<(), Error> {
         let file = &folder.weights;
         let trained = || self.specs.iter().filter(|spec| spec.is_trained);
         let missing: Vec<String> =
-            trained().map(AdapterFolder::name_of).filter(|name| file.tensor(name).is_none()).collect();
+            trained().map(|spec| self.peft_name(spec)).filter(|name| file.tensor(name).is_none()).collect();
         if let Some(name) = missing.first() {
             let (name, folder, missing) = (name.clone(), folder.path.clone(), missing.len());
             return Err(Error::MissingTensor { name, folder, missing, expected: trained().count() });
         }
-        let known: BTreeSet<String> = trained().map(AdapterFolder::name_of).chain(self.tied_name()).collect();
+        let known: BTreeSet<String> = trained().map(|spec| self.peft_name(spec)).chain(self.tied_name()).collect();
         let unexpected: Vec<&str> = file.names().filter(|name| !known.contains(*name)).collect();
         if let Some(name) = unexpected.first() {
             let (name, folder, unexpected) = (name.to_string(), folder.path.clone(), unexpected.len());
             return Err(Error::UnexpectedTensor { name, folder, unexpected });
         }
         for spec in trained() {
-            let name = AdapterFolder::name_of(spec);
+            let name = self.peft_name(spec);
             let tensor = file.tensor(&name).expect("it is not missing");
             if tensor.shape() != spec.shape {
                 let (file, found) = (file.path().to_owned(), tensor.shape().to_vec());

@@ -10,7 +10,7 @@ use crate::chain::model::Model;
 use crate::error::Error;
 use crate::parameters::ParamId;
 
-/// Reads a model's weights with its adapters' products added, in f32.
+/// Reads a model's weights with its adapters' products added and, with DoRA, rows brought to their magnitudes, in f32.
 pub struct Merger<'a> {
     base: &'a Folder,
     model: &'a Model,
@@ -25,7 +25,20 @@ struct Factors {
     a: Vec<f32>,
     /// [outputs, rank]
     b: Vec<f32>,
+    scaling: RowScaling,
 }
+
+/// How the rows of a merged weight are scaled, one for each output.
+enum RowScaling {
+    None,
+    /// To these norms.
+    Magnitudes(Vec<f32>),
+    /// By these factors: the weight is stored [in, out], so a few stored rows do not tell the norms.
+    Factors(Vec<f32>),
+}
+
+/// Elements of a weight that are read at a time.
+const READ_ELEMENTS: usize = 1 << 20;
 
 impl<'a> Merger<'a> {
     /// Compares the folder's tensors with the model; no adapter is merged yet.
@@ -34,12 +47,36 @@ impl<'a> Merger<'a> {
     }
 
     /// `read` returns a whole parameter of the adapters.
-    pub fn with_adapters<E>(mut self, read: impl Fn(ParamId) -> Result<Vec<f32>, E>) -> Result<Merger<'a>, E> {
+    pub fn with_adapters<E: From<evenkeel_store::Error>>(
+        mut self,
+        read: impl Fn(ParamId) -> Result<Vec<f32>, E>,
+    ) -> Result<Merger<'a>, E> {
         for weight in self.model.adapted_weights() {
             let (a, b) = (read(weight.a)?, read(weight.b)?);
-            self.adapted.insert(weight.weight, Factors { weight, a, b });
+            self.adapted.insert(weight.weight, Factors { weight, a, b, scaling: RowScaling::None });
+            if let Some(magnitude) = weight.magnitude {
+                let magnitudes = read(magnitude.magnitudes)?;
+                let scaling = match weight.transposed {
+                    true => RowScaling::Factors(self.factors_of_columns(weight.weight, magnitudes)?),
+                    false => RowScaling::Magnitudes(magnitudes),
+                };
+                self.adapted.get_mut(&weight.weight).expect("just added").scaling = scaling;
+            }
         }
         Ok(self)
+    }
+
+    /// The magnitudes divided by the norms of the merged weight's columns.
+    fn factors_of_columns(&self, id: ParamId, magnitudes: Vec<f32>) -> Result<Vec<f32>, evenkeel_store::Error> {
+        let [rows, cols] = self.model.specs[id.0].whole;
+        let mut squares = vec![0.0f64; cols];
+        let step = (READ_ELEMENTS / cols.max(1)).max(1);
+        for first in (0..rows).step_by(step) {
+            for row in self.read_rows(id, first..rows.min(first + step))?.chunks_exact(cols.max(1)) {
+                squares.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
+            }
+        }
+        Ok(magnitudes.iter().zip(&squares).map(|(magnitude, square)| factor(*magnitude, *square)).collect())
     }
 
     /// Some rows of a parameter of the base.
@@ -50,7 +87,8 @@ impl<'a> Merger<'a> {
         let tensor = self.base.tensor(name).expect("matched before");
         tensor.read(rows.start * cols..rows.end * cols, &mut values)?;
         if let Some(factors) = self.adapted.get(&id) {
-            factors.add_to(&mut values, rows, cols);
+            factors.add_to(&mut values, rows.clone(), cols);
+            factors.scale(&mut values, rows, cols);
         }
         Ok(values)
     }
@@ -78,4 +116,25 @@ impl Factors {
             values.iter_mut().zip(&sums).for_each(|(value, sum)| *value += scale * sum);
         }
     }
+
+    fn scale(&self, values: &mut [f32], rows: Range<usize>, cols: usize) {
+        for (row, values) in rows.zip(values.chunks_exact_mut(cols.max(1))) {
+            match &self.scaling {
+                RowScaling::None => return,
+                RowScaling::Magnitudes(magnitudes) => {
+                    let square = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+                    let factor = factor(magnitudes[row], square);
+                    values.iter_mut().for_each(|value| *value *= factor);
+                }
+                RowScaling::Factors(factors) => {
+                    values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+                }
+            }
+        }
+    }
+}
+
+/// The factor that brings a row to its magnitude. A row of zeros stays one.
+fn factor(magnitude: f32, square: f64) -> f32 {
+    if square == 0.0 { 0.0 } else { (f64::from(magnitude) / square.sqrt()) as f32 }
 }

@@ -1,9 +1,12 @@
-//! Adapters: small matrices beside frozen linear layers, which training changes instead of the layers (LoRA, rsLoRA).
+//! Adapters: small matrices beside frozen linear layers, which training changes instead of the layers (LoRA, rsLoRA, DoRA).
 //!
-//! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs.
+//! An adapted layer computes `x·Wᵀ + s·D(x)·Aᵀ·Bᵀ + bias`: A is [rank, inputs], B [outputs, rank], and D drops some inputs. DoRA
+//! multiplies each output, before the bias, by `m/‖W + s·B·A‖`: a trained magnitude over the norm of the output's row.
 
 mod folder;
+mod magnitude;
 mod merge;
+mod names;
 mod peft;
 mod targets;
 
@@ -35,9 +38,13 @@ pub struct AdapterConfig {
     pub rank_patterns: Vec<(String, usize)>,
     pub alpha_patterns: Vec<(String, f32)>,
     pub scaling: AdapterScaling,
+    /// Whether each output has a trained magnitude (DoRA).
+    pub is_dora: bool,
     pub init: AdapterInit,
     /// The ends of the names of modules that are trained whole beside the adapters.
     pub trained_modules: Vec<String>,
+    /// Whether names are those that newer versions of transformers have in memory, where they differ from the checkpoint's.
+    pub has_new_names: bool,
     /// Whether a head that is tied to a trained embedding is trained with it. If not, the embedding is trained and the head
     /// keeps the base's.
     pub keeps_tie: bool,
@@ -76,8 +83,10 @@ impl Default for AdapterConfig {
             rank_patterns: Vec::new(),
             alpha_patterns: Vec::new(),
             scaling: AdapterScaling::ByRank,
+            is_dora: false,
             init: AdapterInit::Uniform,
             trained_modules: Vec::new(),
+            has_new_names: false,
             keeps_tie: false,
         }
     }
@@ -99,6 +108,7 @@ pub(crate) struct LayerAdapter {
     pub rank: usize,
     pub scale: f32,
     pub dropout: f32,
+    pub is_dora: bool,
     pub init: AdapterInit,
 }
 
@@ -124,9 +134,15 @@ impl Adapters {
         })
     }
 
+    /// The adapter's name for a module or a parameter of the model.
+    pub fn name_of(&self, name: &str) -> String {
+        if self.config.has_new_names { names::renamed(name) } else { name.to_owned() }
+    }
+
     /// The adapter of the linear layer of this name, if it has one.
     pub(crate) fn of(&self, module: &str) -> Option<LayerAdapter> {
-        let AdapterConfig { dropout, init, scaling, ref layers, .. } = self.config;
+        let module = &self.name_of(module);
+        let AdapterConfig { dropout, init, scaling, is_dora, ref layers, .. } = self.config;
         if self.excluded.as_ref().is_some_and(|excluded| excluded.matches(module, None)) {
             return None;
         }
@@ -139,16 +155,18 @@ impl Adapters {
             AdapterScaling::ByRank => rank as f64,
             AdapterScaling::ByRoot => (rank as f64).sqrt(),
         };
-        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, init })
+        Some(LayerAdapter { rank, scale: (f64::from(alpha) / divisor) as f32, dropout, is_dora, init })
     }
 
     /// Whether training changes a parameter: an adapter's, or one of a module that is trained whole.
     pub(crate) fn trains(&self, spec: &ParamSpec) -> bool {
-        spec.is_adapter || self.config.trained_modules.iter().any(|module| is_inside(&spec.name, module))
+        let name = self.name_of(&spec.name);
+        spec.is_adapter || self.config.trained_modules.iter().any(|module| is_inside(&name, module))
     }
 
     /// Compares the targets and the modules that are trained whole with a model's: each must be there.
     pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String]) -> Result<(), Error> {
+        let linears: &[String] = &linears.iter().map(|name| self.name_of(name)).collect::<Vec<_>>();
         if let Some(target) = self.targets.idle(linears) {
             return Err(Error::IdleTarget { target, modules: last_names(linears) });
         }
@@ -156,10 +174,10 @@ impl Adapters {
             let target = "everything that is not excluded".to_owned();
             return Err(Error::IdleTarget { target, modules: last_names(linears) });
         }
-        let base = || specs.iter().filter(|spec| !spec.is_adapter);
+        let base = || specs.iter().filter(|spec| !spec.is_adapter).map(|spec| self.name_of(&spec.name));
         for module in &self.config.trained_modules {
-            if !base().any(|spec| is_inside(&spec.name, module)) {
-                let modules: Vec<String> = base().map(|spec| module_of(&spec.name).to_owned()).collect();
+            if !base().any(|name| is_inside(&name, module)) {
+                let modules: Vec<String> = base().map(|name| module_of(&name).to_owned()).collect();
                 return Err(Error::IdleTarget { target: module.clone(), modules: last_names(&modules) });
             }
         }

@@ -56,8 +56,10 @@ impl AdapterConfig {
                 patterns.map(|(pattern, alpha)| (pattern, alpha as f32)).collect()
             },
             scaling: if keys.flag("use_rslora")? { AdapterScaling::ByRoot } else { AdapterScaling::ByRank },
+            is_dora: keys.flag("use_dora")?,
             init: keys.init()?,
             trained_modules: keys.names("modules_to_save")?,
+            has_new_names: false,
             keeps_tie: keys.flag("ensure_weight_tying")?,
         };
         match keys.take("bias") {
@@ -99,7 +101,7 @@ impl AdapterConfig {
             "lora_dropout": self.dropout,
             "bias": "none",
             "use_rslora": self.scaling == AdapterScaling::ByRoot,
-            "use_dora": false,
+            "use_dora": self.is_dora,
             "target_modules": targets(&self.targets),
             "exclude_modules": self.excluded.as_ref().map(targets),
             "layers_to_transform": self.layers,

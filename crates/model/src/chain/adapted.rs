@@ -6,10 +6,13 @@
 //! On a GPU, S = s·D(x)·Aᵀ lies beside x, B beside W and A below it, so that `[x S]·[W B]ᵀ` is one product; and so are the
 //! gradients: `[dout dS]·[W; A]`. Layers with the same x have their S one behind the other, and zeros for those before theirs.
 //!
+//! DoRA's layer computes `u = x·Wᵀ + s·D(x)·Aᵀ·Bᵀ` into a tensor of its own and multiplies its columns. The norms that it divides by
+//! are constants in backward, which goes on with the gradient of `u`.
+//!
 //! Shapes: T tokens, I inputs and O outputs of the layer on this shard.
 
 use evenkeel_device::Tensor;
-use evenkeel_device::kernel::{Order, Placement, Product, Term};
+use evenkeel_device::kernel::{Activate, ColumnDot, Order, Placement, Product, ScaleColumns, Term};
 
 use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
@@ -32,6 +35,23 @@ pub(crate) struct LinearAdapter {
     pub s: Slot,
     /// Its first column in the room beside x, if it is to lie there.
     pub place: Option<usize>,
+    pub magnitude: Option<LinearMagnitude>,
+}
+
+/// DoRA's part of an adapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearMagnitude {
+    pub parameters: MagnitudeParameters,
+    /// The layer's output before it is multiplied. [T, O]
+    pub u: Slot,
+}
+
+/// Vectors with an element for each output. f32 [1, O]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MagnitudeParameters {
+    pub magnitudes: ParamId,
+    /// The squared norms of the rows of `W + s·B·A`.
+    pub squares: ParamId,
 }
 
 /// An adapter's gradient for x: a product that is added in the layer's sums or, if numbers of x were dropped, what is left of it.
@@ -51,6 +71,7 @@ pub(crate) struct AdaptedWeight {
     pub scale: f32,
     /// Whether the weight is stored [in, out].
     pub transposed: bool,
+    pub magnitude: Option<MagnitudeParameters>,
 }
 
 /// Gives what belongs to adapters places beside what their layers read and write.
@@ -82,6 +103,9 @@ impl Body {
             let rank = specs[adapter.a.0].matrix[0];
             adapter.place = Some(taken[linear.x.0]);
             taken[linear.x.0] += rank;
+            if adapter.magnitude.is_some() {
+                continue;
+            }
             if linear.out == self.output {
                 output_room = rank;
             } else if !gapless.contains(&linear.out) {
@@ -120,7 +144,7 @@ impl Linear {
     pub(super) fn adapted_backward(&self, context: &Context, slots: &mut Slots) -> AdapterInputGradient {
         let Some(adapter) = self.adapter else { return AdapterInputGradient::default() };
         let b = self.factor_b(context.parameters.value(adapter.b));
-        let dout = slots.get(self.out);
+        let dout = slots.get(self.product_slot());
         let beside = dout.room(0..b.cols).filter(|_| adapter.place.is_some());
         let joined = beside.as_ref().and_then(|_| context.parameters.joined_factors(self.weight));
         let ds = beside.unwrap_or_else(|| context.queue.tensor(dout.rows, b.cols, context.dtype()));
@@ -145,7 +169,7 @@ impl Linear {
     /// Adds the gradients of A and B.
     pub(super) fn add_factor_gradients(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         let Some(adapter) = self.adapter else { return };
-        let (s, dout) = (values.get(adapter.s), slots.get(self.out));
+        let (s, dout) = (values.get(adapter.s), slots.get(self.product_slot()));
         let (x, ds) = (adapter.dropped(context, values.get(self.x)), slots.get(adapter.s));
         for (factor, a, b) in [(adapter.a, ds, &x), (adapter.b, dout, s)] {
             if !context.trains(factor) {
@@ -161,6 +185,71 @@ impl Linear {
             let part = if factor == adapter.a { self.factor_a(whole) } else { self.factor_b(whole) };
             context.queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &part) });
         }
+    }
+
+    pub(super) fn magnitude(&self) -> Option<LinearMagnitude> {
+        self.adapter?.magnitude
+    }
+
+    /// The slot of the layer's product: its output, unless magnitudes are multiplied with it.
+    pub(super) fn product_slot(&self) -> Slot {
+        self.magnitude().map_or(self.out, |magnitude| magnitude.u)
+    }
+
+    /// The rest of forward behind the product: `out = activation(u·m/n + bias)`, or `out += u·m/n`.
+    pub(super) fn magnify(&self, context: &Context, values: &mut Slots, magnitude: LinearMagnitude, u: Tensor) {
+        let queue = context.queue;
+        let [scale, squares] = self.magnitude_values(context, magnitude);
+        let launch = |bias: Option<Tensor>, out: &Tensor, accumulate: bool| {
+            let [x, scale, squares, out] = [&u, &scale, &squares, out].map(Tensor::view);
+            queue.launch(ScaleColumns { x, scale, squares, bias: bias.as_ref().map(Tensor::view), out, accumulate });
+        };
+        if self.adds {
+            launch(None, values.get(self.out), true);
+        } else {
+            let bias = self.bias.filter(|_| self.adds_bias).map(|id| context.parameters.value(id));
+            let out = queue.tensor(u.rows, u.cols, u.dtype);
+            launch(bias.map(|bias| self.part_of_bias(bias)), &out, false);
+            match self.activation {
+                None => values.set(self.out, out),
+                Some((activation, before)) => {
+                    let activated = queue.tensor(out.rows, out.cols, out.dtype);
+                    queue.launch(Activate { activation, x: out.view(), out: activated.view() });
+                    values.set(before, out);
+                    values.set(self.out, activated);
+                }
+            }
+        }
+        values.set(magnitude.u, u);
+    }
+
+    /// Adds the gradient of the magnitudes, and computes that of the product. The norms are constants.
+    pub(super) fn magnify_backward(
+        &self,
+        context: &Context,
+        gradients: &Gradients,
+        values: &mut Slots,
+        slots: &mut Slots,
+    ) {
+        let Some(magnitude) = self.magnitude() else { return };
+        let (u, dout) = (values.take(magnitude.u), slots.get(self.out));
+        let [scale, squares] = self.magnitude_values(context, magnitude);
+        if let Some(whole) = gradients.sum_of_trained(context.queue, magnitude.parameters.magnitudes) {
+            let out = self.part_of_bias(whole);
+            let (a, b, squares) = (dout.view(), u.view(), squares.view());
+            context.queue.launch(ColumnDot { a, b, squares, out: out.view() });
+        }
+        // In the memory of the product, which nothing reads again.
+        let (scale, squares) = (scale.view(), squares.view());
+        let (x, out) = (dout.view(), u.view());
+        context.queue.launch(ScaleColumns { x, scale, squares, bias: None, out, accumulate: false });
+        slots.set(magnitude.u, u);
+    }
+
+    /// This layer's magnitudes and squared norms.
+    fn magnitude_values(&self, context: &Context, magnitude: LinearMagnitude) -> [Tensor; 2] {
+        let MagnitudeParameters { magnitudes, squares } = magnitude.parameters;
+        [magnitudes, squares].map(|id| self.part_of_bias(context.parameters.value(id)))
     }
 
     /// The part of A, or of its gradient, that this layer uses.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use evenkeel_device::DeviceKind;
 
 use crate::adapter::{AdapterInit, LayerAdapter};
-use crate::chain::adapted::{LinearAdapter, make_room};
+use crate::chain::adapted::{LinearAdapter, LinearMagnitude, MagnitudeParameters, make_room};
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
 use crate::chain::entry::{Entry, Join};
@@ -86,6 +86,7 @@ struct AdapterWeights {
     dropout: Option<Dropout>,
     first_input: usize,
     inputs: usize,
+    magnitude: Option<MagnitudeParameters>,
 }
 
 /// The id of the embedding table, which a tied head shares.
@@ -303,10 +304,18 @@ impl Builder<'_> {
         let adapter = self.config.adapters.as_ref().and_then(|adapters| adapters.of(&name));
         let adapter = adapter.map(|adapter| {
             let first_input = inputs.first().unwrap_or(0);
-            let [a, b] = self.factors(&name, adapter, [input, output], [inputs, outputs], is_summand, sharing);
+            let held = [inputs, outputs.clone()];
+            let [a, b] = self.factors(&name, adapter, [input, output], held, is_summand, sharing.clone());
+            let magnitude = adapter.is_dora.then(|| {
+                let Init::Normal { deviation } = init else {
+                    unreachable!("matrices are drawn from a normal distribution")
+                };
+                let norm = deviation * (input as f32).sqrt();
+                self.magnitude(&name, output, outputs, norm, is_summand, sharing)
+            });
             let dropout = Dropout::new(adapter.dropout, Site::Adapter(self.adapters));
             self.adapters += 1;
-            AdapterWeights { a, b, scale: adapter.scale, dropout, first_input, inputs: input }
+            AdapterWeights { a, b, scale: adapter.scale, dropout, first_input, inputs: input, magnitude }
         });
         LinearWeights { weight, bias, adds_bias, transposed, adapter }
     }
@@ -322,7 +331,7 @@ impl Builder<'_> {
         is_summand: bool,
         sharing: Sharing,
     ) -> [ParamId; 2] {
-        let whole = if sharing == Sharing::Same { Sharing::Same } else { Sharing::Summed(0..self.shard.count) };
+        let whole = self.summed(&sharing);
         let [a_sharing, b_sharing] = if is_summand { [sharing, whole] } else { [whole, sharing] };
         let init = match init {
             AdapterInit::Uniform => Init::Uniform { bound: 1.0 / (input as f32).sqrt() },
@@ -336,6 +345,41 @@ impl Builder<'_> {
             self.specs[id.0].is_adapter = true;
             id
         })
+    }
+
+    /// DoRA's magnitudes, and the squared norms of rows that they stand over. Both have an element for each output. If the layer's
+    /// inputs are cut, its output is a summand, and so are the magnitudes' gradient and the squares. `norm` is that of a row of
+    /// random weights.
+    fn magnitude(
+        &mut self,
+        name: &str,
+        output: usize,
+        outputs: Ranges,
+        norm: f32,
+        is_summand: bool,
+        sharing: Sharing,
+    ) -> MagnitudeParameters {
+        let of_squares = match (is_summand, &sharing) {
+            (_, Sharing::Same) => Sharing::Same,
+            (true, _) => self.summed(&sharing),
+            (false, _) => Sharing::Alone,
+        };
+        let of_magnitudes = if is_summand { self.summed(&sharing) } else { sharing };
+        let mut vector = |name: String, sharing: Sharing, init: f32| {
+            let slice = Slice::of_cols(1, outputs.clone());
+            let id = self.tensor(&name, vec![output], slice, sharing, Init::Constant(init));
+            self.specs[id.0].is_adapter = true;
+            id
+        };
+        let magnitudes = vector(format!("{name}.lora_magnitude_vector"), of_magnitudes, norm);
+        let squares = vector(format!("{name}.lora_squared_norm"), of_squares, norm * norm);
+        self.specs[squares.0].is_derived = true;
+        MagnitudeParameters { magnitudes, squares }
+    }
+
+    /// The sharing of what every shard has a summand of, if shards share this layer.
+    fn summed(&self, sharing: &Sharing) -> Sharing {
+        if *sharing == Sharing::Same { Sharing::Same } else { Sharing::Summed(0..self.shard.count) }
     }
 
     /// A norm of the stream, which every shard has.
@@ -382,6 +426,7 @@ impl Builder<'_> {
             init,
             is_trained: true,
             is_adapter: false,
+            is_derived: false,
         });
         ParamId(self.specs.len() - 1)
     }
@@ -429,18 +474,11 @@ impl BodyBuilder {
     /// A layer with these parameters or a part of them, not added yet.
     fn linear_with(&mut self, x: Slot, weights: LinearWeights, part: Option<LinearPart>) -> Linear {
         let LinearWeights { weight, bias, adds_bias, transposed, adapter } = weights;
-        let adapter = adapter.map(|AdapterWeights { a, b, scale, dropout, first_input, inputs }| {
+        let adapter = adapter.map(|AdapterWeights { a, b, scale, dropout, first_input, inputs, magnitude }| {
             let skipped = if let Some(LinearPart::Inputs(part)) = &part { part.start } else { 0 };
-            LinearAdapter {
-                a,
-                b,
-                scale,
-                dropout,
-                first_input: first_input + skipped,
-                inputs,
-                s: self.slot(),
-                place: None,
-            }
+            let (first_input, s) = (first_input + skipped, self.slot());
+            let magnitude = magnitude.map(|parameters| LinearMagnitude { parameters, u: self.slot() });
+            LinearAdapter { a, b, scale, dropout, first_input, inputs, s, magnitude, place: None }
         });
         Linear { bias, adds_bias, transposed, part, adapter, ..self.plain_linear(x, weight) }
     }

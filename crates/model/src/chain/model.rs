@@ -102,19 +102,20 @@ impl Model {
         names
     }
 
-    /// The names of the layers that have an adapter, in order.
+    /// The adapter's names for the layers that it adapts, in order.
     pub fn adapted_names(&self) -> Vec<String> {
         let names = self.specs.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
-        names.map(str::to_owned).collect()
+        names.map(|name| self.config.adapters.as_ref().map_or_else(|| name.to_owned(), |it| it.name_of(name))).collect()
     }
 
     pub(crate) fn adapted_weights(&self) -> Vec<AdaptedWeight> {
         let mut found: Vec<AdaptedWeight> = Vec::new();
         for linear in self.bodies().flat_map(Body::linears) {
-            let Some(LinearAdapter { a, b, scale, .. }) = linear.adapter else { continue };
+            let Some(LinearAdapter { a, b, scale, magnitude, .. }) = linear.adapter else { continue };
+            let magnitude = magnitude.map(|magnitude| magnitude.parameters);
             let (weight, transposed, rank) = (linear.weight, linear.transposed, self.specs[a.0].whole[0]);
             if !found.iter().any(|other| other.weight == weight) {
-                found.push(AdaptedWeight { weight, a, b, rank, scale, transposed });
+                found.push(AdaptedWeight { weight, a, b, rank, scale, transposed, magnitude });
             }
         }
         found
@@ -147,7 +148,7 @@ impl Model {
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
-            spec.is_trained = is_trained(ParamId(index), spec);
+            spec.is_trained = !spec.is_derived && is_trained(ParamId(index), spec);
         }
         self.buckets = buckets(&self);
         self
@@ -226,6 +227,7 @@ impl Model {
 
     /// The count for the whole model.
     pub fn parameter_count(&self) -> u64 {
-        self.specs.iter().map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
+        let own = self.specs.iter().filter(|spec| !spec.is_derived);
+        own.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 }

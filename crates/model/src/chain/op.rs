@@ -8,7 +8,7 @@ use evenkeel_device::kernel::{
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
-use crate::chain::adapted::{AdapterInputGradient, LinearAdapter};
+use crate::chain::adapted::{AdapterInputGradient, LinearAdapter, MagnitudeParameters};
 use crate::chain::batch::Batch;
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, dropped};
@@ -173,7 +173,11 @@ impl Op {
         match self {
             Op::Linear(linear) => {
                 let factors = linear.adapter.iter().flat_map(|adapter| [adapter.a, adapter.b]);
-                [linear.weight].into_iter().chain(linear.bias).chain(factors).collect()
+                let magnitudes = linear.magnitude().into_iter().flat_map(|magnitude| {
+                    let MagnitudeParameters { magnitudes, squares } = magnitude.parameters;
+                    [magnitudes, squares]
+                });
+                [linear.weight].into_iter().chain(linear.bias).chain(factors).chain(magnitudes).collect()
             }
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
@@ -264,7 +268,8 @@ impl Op {
         match self {
             Op::Linear(linear) => {
                 let before = linear.activation.map(|(_, slot)| slot);
-                self.weight_inputs(context).into_iter().chain(before).collect()
+                let product = linear.magnitude().map(|magnitude| magnitude.u);
+                self.weight_inputs(context).into_iter().chain(before).chain(product).collect()
             }
             Op::HeadNorm { x, stats, .. } => vec![*x, *stats],
             Op::Attention(attention) => {
@@ -286,7 +291,7 @@ impl Op {
     pub fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
         let queue = context.queue;
         match self {
-            Op::Linear(linear) => linear.backward_input(context, values, slots),
+            Op::Linear(linear) => linear.backward_input(context, gradients, values, slots),
             Op::HeadNorm { x, out, stats, heads, norm } => {
                 let (input, dout) = (values.take(*x), slots.take(*out));
                 let [rows, dim] = [input.rows * heads, context.parameters.value(norm.weight).cols];
@@ -343,7 +348,13 @@ impl Op {
     pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
         match self {
             _ if !self.parameters().iter().any(|&id| context.trains(id)) => Vec::new(),
-            Op::Linear(linear) => linear.adapter.iter().map(|adapter| adapter.s).chain([linear.out]).collect(),
+            Op::Linear(linear) => {
+                // Behind magnitudes, only the bias still reads the gradient of the output.
+                let product = linear.product_slot();
+                let of_bias = linear.bias.is_some_and(|bias| context.trains(bias)) && product != linear.out;
+                let output = of_bias.then_some(linear.out);
+                linear.adapter.iter().map(|adapter| adapter.s).chain([product]).chain(output).collect()
+            }
             Op::Lookup(lookup) => vec![lookup.out],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_gradients(context)).collect(),
             _ => Vec::new(),
@@ -401,6 +412,11 @@ impl Linear {
         let also = self.adapted(context, values);
         let x = self.input(context, values);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
+        if let Some(magnitude) = self.magnitude() {
+            let u = queue.tensor(x.rows, width, context.dtype());
+            queue.launch(Product { also, ..Product::new(order, x, weight, &u) });
+            return self.magnify(context, values, magnitude, u);
+        }
         if self.adds {
             let product = Product::new(order, x, weight, values.get(self.out)).accumulating();
             return queue.launch(Product { also, ..product });
@@ -429,7 +445,7 @@ impl Linear {
         }
     }
 
-    fn backward_input(&self, context: &Context, values: &mut Slots, slots: &mut Slots) {
+    fn backward_input(&self, context: &Context, gradients: &Gradients, values: &mut Slots, slots: &mut Slots) {
         let queue = context.queue;
         let dout = slots.get(self.out);
         if let Some((activation, slot)) = self.activation {
@@ -439,8 +455,9 @@ impl Linear {
         if self.first {
             return;
         }
+        self.magnify_backward(context, gradients, values, slots);
         let AdapterInputGradient { also, dropped } = self.adapted_backward(context, slots);
-        let dout = slots.get(self.out);
+        let dout = slots.get(self.product_slot());
         let (weight, is_pruned) = (&self.weight(context), context.pruned_layer(self.weight).is_some());
         let (order, width) = if self.transposed { (Order::NT, weight.rows) } else { (Order::NN, weight.cols) };
         match if is_pruned { slots.find_narrow(self.x) } else { slots.find(self.x) } {
@@ -464,7 +481,7 @@ impl Linear {
     fn backward_weight(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         let queue = context.queue;
         if context.trains(self.weight) {
-            let (x, dout) = (self.input(context, values), slots.get(self.out));
+            let (x, dout) = (self.input(context, values), slots.get(self.product_slot()));
             let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
             match (context.pruned_layer(self.weight), &self.part) {
                 (Some(pruned_layer), _) => pruned_layer.add_weight_gradient(queue, gradients, a, b),
@@ -497,7 +514,7 @@ impl Linear {
     }
 
     /// The same for the bias, which has a number for each output.
-    fn part_of_bias(&self, whole: Tensor) -> Tensor {
+    pub(super) fn part_of_bias(&self, whole: Tensor) -> Tensor {
         match &self.part {
             Some(LinearPart::Outputs(cols)) => whole.col_range(cols.clone()),
             Some(LinearPart::Inputs(_)) | None => whole,

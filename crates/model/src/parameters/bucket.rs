@@ -21,7 +21,7 @@ pub struct Bucket {
     pub len: usize,
     /// The units that compute with them, by their numbers in the chain.
     pub users: Vec<usize>,
-    /// The shards whose gradients are to be summed, if there are several.
+    /// The shards whose gradients are to be summed, if there are several. Of derived parameters, the values are.
     pub summed_over: Option<Range<usize>>,
     /// Whether they are vectors, kept in f32 whatever the compute dtype is.
     pub holds_vectors: bool,
@@ -90,7 +90,7 @@ pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
 
 fn key(spec: &ParamSpec, users: &[usize]) -> Key {
     let summed_over = match &spec.sharing {
-        Sharing::Summed(holders) if spec.is_trained => Some(holders.clone()),
+        Sharing::Summed(holders) if spec.is_trained || spec.is_derived => Some(holders.clone()),
         _ => None,
     };
     let holds_vectors = spec.is_vector();

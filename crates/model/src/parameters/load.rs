@@ -7,11 +7,12 @@ use std::path::Path;
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::{Folder, RawTensor};
 
-use crate::adapter::{AdapterFolder, AdapterValues};
+use crate::adapter::AdapterValues;
+use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
 use crate::config::family::Names;
 use crate::error::Error;
-use crate::parameters::{ParamSpec, Parameters, ZeroSharding, draw};
+use crate::parameters::{ParamId, ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
 /// Fills a shard's part of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; only the shard's
@@ -68,17 +69,35 @@ impl Model {
         if let AdapterValues::Saved(saved) = adapter {
             self.check_adapter(saved)?;
         }
+        let adapted = self.adapted_weights();
+        let adapted_by = |magnitudes: ParamId| {
+            let has = |adapted: &&AdaptedWeight| {
+                adapted.magnitude.is_some_and(|magnitude| magnitude.magnitudes == magnitudes)
+            };
+            adapted.iter().find(has)
+        };
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {
             let read = |tensor: RawTensor| {
                 fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))
             };
-            match (adapter, &names[id.0]) {
-                (AdapterValues::Saved(saved), _) if spec.is_trained => {
-                    read(saved.weights.tensor(&AdapterFolder::name_of(spec)).expect("checked above"))?;
+            if spec.is_derived {
+                return Ok(());
+            }
+            match (adapter, &names[id.0], adapted_by(id)) {
+                (AdapterValues::Saved(saved), ..) if spec.is_trained => {
+                    read(saved.weights.tensor(&self.peft_name(spec)).expect("checked above"))?;
                 }
-                (AdapterValues::New { seed }, None) => draw(queue, spec, whole, *seed),
-                (_, name) => {
+                (AdapterValues::New { .. }, None, Some(adapted)) => {
+                    let weight = names[adapted.weight.0].as_ref().expect("an adapted weight is the base's");
+                    let weight = folder.tensor(weight).expect("matched above");
+                    let shape = self.specs[adapted.weight.0].whole;
+                    fill_slice(queue, whole, spec, |outputs, norms| {
+                        adapted.read_norms(&weight, shape, dtype, outputs, norms).map_err(Error::from)
+                    })?;
+                }
+                (AdapterValues::New { seed }, None, None) => draw(queue, spec, whole, *seed),
+                (_, name, _) => {
                     let name = name.as_ref().expect("an adapter is trained");
                     read(folder.tensor(name).expect("matched above"))?;
                     folder.release(name);
@@ -86,6 +105,7 @@ impl Model {
             }
             Ok::<_, Error>(())
         })?;
+        self.measure_rows(&parameters, queue);
         Ok(parameters)
     }
 

@@ -44,6 +44,8 @@ pub struct ParamSpec {
     pub is_trained: bool,
     /// Whether it belongs to an adapter, and not to the model that is adapted.
     pub is_adapter: bool,
+    /// Whether it is computed from other parameters: it is neither drawn, loaded, trained nor saved.
+    pub is_derived: bool,
 }
 
 impl ParamSpec {
@@ -332,6 +334,7 @@ impl Parameters {
             Ok(())
         });
         drawn.expect("drawing cannot fail");
+        model.measure_rows(&parameters, queue);
         parameters
     }
 

@@ -27,6 +27,8 @@ pub struct Chain {
     /// Summing over these groups, one after another, sums over all ranks that keep different gradients.
     pub keepers: Vec<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
+    /// Whether the norms of adapted weights' rows are measured after an update.
+    pub measures_rows: bool,
     /// The units that ranks of the tensor-parallel group compute for one another, in their order.
     pub migrations: Vec<ChainMigration>,
 }
@@ -73,7 +75,8 @@ pub struct ChainBucket {
     pub is_of_entries: bool,
     /// Whether they have gradients.
     pub is_trained: bool,
-    /// The group of ranks that each have a summand of the gradients, if there are several.
+    /// The group of ranks that each have a summand of the gradients, if there are several. Of parameters without gradients, which
+    /// are computed from others, they have summands of the values.
     pub summed_in: Option<GroupIdx>,
     pub gradient_bytes: u64,
     pub value_bytes: u64,
@@ -161,6 +164,7 @@ impl Chain {
             data_group,
             keepers,
             buckets,
+            measures_rows: model.measures_rows(),
             migrations: Vec::new(),
         }
     }
@@ -186,6 +190,13 @@ impl Chain {
             _ => 1,
         };
         (size.tokens * tensors) as u64 * self.row_bytes
+    }
+
+    /// The buckets whose values are summed over ranks when rows have been measured, and their groups.
+    pub fn summed_rows(&self) -> impl Iterator<Item = (usize, GroupIdx)> {
+        let of =
+            |(index, bucket): (usize, &ChainBucket)| Some((index, bucket.summed_in.filter(|_| !bucket.is_trained)?));
+        self.buckets.iter().enumerate().filter_map(of)
     }
 
     /// The lowest unit that has trained parameters. Those before it have no backward.

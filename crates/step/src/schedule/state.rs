@@ -98,7 +98,8 @@ fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
     sum.into_iter().chain(reduction).collect()
 }
 
-/// The tail of a step: the norm of all gradients, the update, and the gathers of values that other ranks have updated.
+/// The tail of a step: the norm of all gradients, the update, the gathers of values that other ranks have updated, and the norms of
+/// adapted weights' rows.
 pub(super) fn tail(chain: &Chain) -> Vec<Task> {
     let unit = UnitIdx(chain.units.len() - 1);
     let task = |work, reads, writes, exchange| Task {
@@ -123,6 +124,15 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
             let exchange = Exchange { group, bytes: bucket.value_bytes };
             tasks.push(task(Work::GatherUpdated(BucketIdx(index)), vec![], vec![], Some(exchange)));
         }
+    }
+    if chain.measures_rows {
+        let rows = Value { kind: ValueKind::SquaredRows, unit, micro: WHOLE_STEP };
+        tasks.push(task(Work::MeasureRows, vec![], vec![rows], None));
+        for (index, group) in chain.summed_rows() {
+            let exchange = Exchange { group, bytes: chain.buckets[index].value_bytes };
+            tasks.push(task(Work::SumRows(BucketIdx(index)), vec![rows], vec![], Some(exchange)));
+        }
+        tasks.last_mut().expect("just added").frees.push(rows);
     }
     tasks
 }

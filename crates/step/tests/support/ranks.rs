@@ -11,7 +11,7 @@ use evenkeel_model::{
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
-use evenkeel_step::{Executor, Mesh, Program, Strategy, join, verify};
+use evenkeel_step::{Executor, Mesh, Program, Strategy, join, measure_rows, verify};
 
 use super::{device, device_of, golden, on_cuda, parts, sizes};
 
@@ -277,6 +277,8 @@ fn run(
     let strategy = way.strategy(shards.len(), dtype);
     let model = &shards[strategy.mesh().shard(rank)];
     let parameters = origin.parameters(model, dtype, strategy.zero_sharding(rank), queue);
+    let chain = Chain::of(model, &strategy, rank);
+    measure_rows(model, &chain, &join(communicator, &chain.groups), device, &parameters);
     device.reset_peak();
     let epoch = Instant::now();
     let Step { gradients, tables, micros, losses, program, recording } =

@@ -243,7 +243,7 @@ impl Ranks {
     /// Loads a checkpoint into the ranks.
     pub(crate) fn load(&self, opened: Arc<Opened>) -> Result<(), Error> {
         self.ask(Request::Load(opened))?;
-        self.ask(Request::GatherValues).map(drop)
+        self.ask(Request::CompleteValues).map(drop)
     }
 
     /// Some rows of a whole parameter, or of a kind of state that every element has, assembled from the ranks' slices.

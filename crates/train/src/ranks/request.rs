@@ -64,8 +64,9 @@ pub enum Request {
     /// process does once for all of its ranks.
     #[serde(skip)]
     Load(Arc<Opened>),
-    /// Has replicas gather the values whose masters others of them keep.
-    GatherValues,
+    /// Has ranks complete the values that they compute with: replicas gather those whose masters others keep, and norms of adapted
+    /// rows are measured.
+    CompleteValues,
     Memory,
     /// See [`Trainer::exchange_s_per_byte`].
     ExchangeSpeed,
@@ -150,8 +151,8 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
             load_rank(opened, trainer)?;
             Answer::Done
         }
-        Request::GatherValues => {
-            trainer.gather_values();
+        Request::CompleteValues => {
+            trainer.complete_values();
             Answer::Done
         }
         Request::Memory => Answer::Memory(memory(trainer)),

@@ -32,7 +32,7 @@ impl Trainer {
         (self.model, self.keeping) = (model, keeping);
         self.shards = shards.to_vec();
         self.strategy.cut.widths = Some(self.widths());
-        self.gather_values();
+        self.complete_values();
         self.compute_with(None);
     }
 

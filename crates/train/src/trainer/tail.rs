@@ -1,10 +1,10 @@
-//! The tail of a step: the norm of all gradients, the update, and the exchange of updated values.
+//! The tail of a step: the norm of all gradients, the update, the exchange of updated values, and the norms of adapted rows.
 
 use evenkeel_comm::Group;
 use evenkeel_device::Stamp;
 use evenkeel_model::{ParamId, in_grains};
 use evenkeel_step::trace::Recording;
-use evenkeel_step::{Lane, Task, Work};
+use evenkeel_step::{Lane, Task, Work, measure_rows};
 
 use super::Trainer;
 use crate::optimizer::{Peers, Update};
@@ -32,8 +32,10 @@ impl Trainer {
         for (index, task) in tasks {
             let lane = task.work.lane();
             let queue = if lane.exchanges() { comm } else { compute };
-            if lane.exchanges() && last == Lane::Compute {
-                comm.wait(&compute.record());
+            match (last.exchanges(), lane.exchanges()) {
+                (false, true) => comm.wait(&compute.record()),
+                (true, false) => compute.wait(&comm.record()),
+                _ => (),
             }
             let start = recording.is_some().then(|| queue.stamp());
             let came = self.run_task(task, update);
@@ -66,6 +68,14 @@ impl Trainer {
                 None
             }
             Work::GatherUpdated(bucket) => Some(self.gather_bucket(bucket.0, group())),
+            Work::MeasureRows => {
+                self.model.measure_rows(&self.parameters, compute);
+                None
+            }
+            Work::SumRows(bucket) => {
+                let squares = self.parameters.values(bucket.0).expect("vectors are never split");
+                Some(group().all_reduce(self.device.comm(), &squares))
+            }
             other => unreachable!("{other:?} is not of the tail"),
         }
     }
@@ -80,8 +90,15 @@ impl Trainer {
         }
     }
 
-    /// Every rank gets the values whose masters others keep, except those that are gathered as they are used.
-    pub(crate) fn gather_values(&self) {
+    /// Completes the values after they were written other than by an update: those whose masters others keep, except those that
+    /// are gathered as they are used, and the norms of adapted rows.
+    pub(crate) fn complete_values(&self) {
+        self.gather_values();
+        let chain = &self.chains[self.rank];
+        measure_rows(&self.model, chain, &self.groups, &self.device, &self.parameters);
+    }
+
+    fn gather_values(&self) {
         let chain = &self.chains[self.rank];
         let Some(group) = chain.data_group.map(|group| &self.groups[group.0]) else { return };
         let (compute, comm) = (self.device.compute(), self.device.comm());

@@ -1,4 +1,4 @@
-// Sums, copies, fills, and the selection of columns and rows.
+// Sums, copies, fills, scaled columns, and the selection of columns and rows.
 
 #define ADD(N) \
     extern "C" __global__ void add_##N(i64 rows, i64 cols, Mixed a, Mixed b, Mixed out) { \
@@ -64,6 +64,65 @@ FOR_TYPES(FILL)
             if (i < count) partials[(i64)blockIdx.y * cols + col + i] = sum[i]; \
     }
 FOR_TYPES(COLUMN_SUM)
+
+// Zero where the square is zero.
+__device__ __forceinline__ float over_root(float value, float square) {
+    return square > 0.0f ? value / sqrtf(square) : 0.0f;
+}
+
+// out[t, c] = x[t, c] · scale[c] / √squares[c] + bias[c], or added to what is there. A thread computes its columns' factors once
+// for its rows.
+#define SCALE_COLUMNS(T, NAME, N) \
+    extern "C" __global__ void __launch_bounds__(32 * ROW_GROUPS) scale_columns_##NAME##_##N( \
+        i64 rows, i64 cols, Matrix<T> x, const float *scale, const float *squares, const float *bias, Matrix<T> out, \
+        i64 rows_per_block, int accumulate) { \
+        i64 col = ((i64)blockIdx.x * 32 + threadIdx.x) * N; \
+        i64 left = cols - col; \
+        if (left <= 0) return; \
+        int count = (int)(left < N ? left : N); \
+        float factor[N], addend[N]; \
+        for (int i = 0; i < N; i++) { \
+            factor[i] = i < count ? over_root(scale[col + i], squares[col + i]) : 0.0f; \
+            addend[i] = bias && i < count ? bias[col + i] : 0.0f; \
+        } \
+        i64 start = (i64)blockIdx.y * rows_per_block; \
+        i64 end = start + rows_per_block < rows ? start + rows_per_block : rows; \
+        for (i64 row = start + threadIdx.y; row < end; row += ROW_GROUPS) { \
+            float v[N]; \
+            if (accumulate) load<N>(out.at(row, col), count, addend); \
+            load<N>(x.at(row, col), count, v); \
+            for (int i = 0; i < N; i++) v[i] = fmaf(v[i], factor[i], addend[i]); \
+            store<N>(out.at(row, col), count, v); \
+        } \
+    }
+FOR_TYPES(SCALE_COLUMNS)
+
+// Σ_t a[t, c] · b[t, c] / √squares[c] in blocks of rows, as rows of `partials`.
+#define COLUMN_DOT(T, NAME, N) \
+    extern "C" __global__ void __launch_bounds__(32 * ROW_GROUPS) column_dot_##NAME##_##N( \
+        i64 rows, i64 cols, Matrix<T> a, Matrix<T> b, const float *squares, i64 rows_per_block, float *partials) { \
+        __shared__ float sums[ROW_GROUPS][32][N]; \
+        i64 col = ((i64)blockIdx.x * 32 + threadIdx.x) * N; \
+        i64 left = cols - col; \
+        int count = left < 0 ? 0 : (int)(left < N ? left : N); \
+        i64 start = (i64)blockIdx.y * rows_per_block; \
+        i64 end = start + rows_per_block < rows ? start + rows_per_block : rows; \
+        float sum[N] = {}; \
+        for (i64 row = start + threadIdx.y; row < end; row += ROW_GROUPS) { \
+            float v[N], w[N]; \
+            load<N>(a.at(row, col), count, v); \
+            load<N>(b.at(row, col), count, w); \
+            for (int i = 0; i < N; i++) sum[i] = fmaf(v[i], w[i], sum[i]); \
+        } \
+        for (int i = 0; i < N; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i]; \
+        __syncthreads(); \
+        if (threadIdx.y > 0) return; \
+        for (int group = 1; group < ROW_GROUPS; group++) \
+            for (int i = 0; i < N; i++) sum[i] += sums[group][threadIdx.x][i]; \
+        for (int i = 0; i < N; i++) \
+            if (i < count) partials[(i64)blockIdx.y * cols + col + i] = over_root(sum[i], squares[col + i]); \
+    }
+FOR_TYPES(COLUMN_DOT)
 
 // out[c] += scale · Σ_blocks partials[block, c]; a block's row begins `step` elements after the one before. Rows y and
 // y + 1 of the grid add up neighbouring stretches of `cols` columns, for two vectors.

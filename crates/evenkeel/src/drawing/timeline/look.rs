@@ -83,7 +83,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 22] = [
+    const WORKS: [Work; 24] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -106,6 +106,8 @@ mod tests {
         Work::Update,
         Work::SumNorm,
         Work::GatherUpdated(BucketIdx(0)),
+        Work::MeasureRows,
+        Work::SumRows(BucketIdx(0)),
     ];
 
     #[test]

@@ -24,6 +24,7 @@ struct AttentionWeights {
     out: LinearWeights,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one at a time, while a layer is built")]
 enum QkvWeights {
     Separate([LinearWeights; 3]),
     FusedBlocks(LinearWeights),
