@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{
-    AdapterConfig, AdapterFolder, AdapterValues, Cut, Input, Model, ParamId, Parameters, ZeroSharding,
+    AdapterConfig, AdapterFolder, AdapterValues, Cut, Dim, Input, Model, ParamId, Parameters, SHARES, Shard,
+    ZeroSharding, widths_of,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
@@ -234,6 +235,22 @@ fn norms_of_rows_follow_every_update_load_and_reshard() {
         .collect();
     let norms: Vec<f32> = squares(&started).iter().map(|square| square.sqrt()).collect();
     assert!(error(&magnitudes, &norms) < 1e-6, "begun on two ranks");
+}
+
+/// Norms of rows migrate with the layers that divide by them, and are measured where these are kept.
+#[test]
+fn ranks_that_compute_for_one_another_train_the_same_dora() {
+    let alone = ranks(true, &spread(1, 1, 0), DType::F32);
+    train(&alone, 0..4);
+    let several = ranks(true, &spread(1, 2, 0), DType::F32);
+    let home = widths_of(&Shard::cut(&model(true).config, &Cut::even(2)).unwrap());
+    train(&several, 0..1);
+    let shares = vec![SHARES + SHARES / 2, SHARES / 2];
+    several.migrate(Some(home.with(Dim::Columns, vec![40, 8]).with(Dim::Heads, shares))).unwrap();
+    train(&several, 1..3);
+    several.migrate(None).unwrap();
+    train(&several, 3..4);
+    compare_states("migrated", &several, &alone, 1e-5);
 }
 
 #[test]
