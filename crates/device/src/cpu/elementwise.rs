@@ -4,7 +4,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{Map, Tile, column_sums, column_sums_floats, each_vector, load, map, map_mixed, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team, WorkingMemory};
-use crate::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, ScatterColumns};
 use crate::{DType, Extent, View};
 
 #[derive(Clone, std::marker::Copy)]
@@ -41,6 +41,12 @@ impl Run for Copy {
             _ => view,
         };
         map_mixed(team, Identity, [as_numbers(self.x)], [as_numbers(self.out)]);
+    }
+}
+
+impl Run for Copies {
+    fn run(&self, team: &mut Team) {
+        self.0.iter().for_each(|copy| copy.run(team));
     }
 }
 

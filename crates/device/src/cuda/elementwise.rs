@@ -4,7 +4,7 @@ use super::modules::ELEMENTWISE;
 use super::rows::{Matrix, Mixed, Walk, dtype_name, vector};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, ScatterColumns};
 use crate::{DType, Extent, View};
 
 impl Run for Add {
@@ -18,13 +18,44 @@ impl Run for Add {
     }
 }
 
+/// Indices are as wide as f32, and moving an f32 keeps its bits.
+fn as_numbers(view: View) -> View {
+    match view.dtype {
+        DType::U32 => View::new(view.address, Extent { dtype: DType::F32, ..*view }),
+        _ => view,
+    }
+}
+
+/// The argument of the kernel for several copies, as in kernels/elementwise.cu.
+#[repr(C)]
+#[derive(Clone, std::marker::Copy)]
+struct CopyList {
+    rows: [i64; MOST_COPIES],
+    cols: [i64; MOST_COPIES],
+    from: [Mixed; MOST_COPIES],
+    to: [Mixed; MOST_COPIES],
+}
+
+impl Run for Copies {
+    fn run(&self, stream: &mut Stream) {
+        let copies: Vec<[View; 2]> = self.0.iter().map(|copy| [copy.x, copy.out].map(as_numbers)).collect();
+        let Some(walk) = Walk::longest(&copies) else { return };
+        let of = |place: usize| copies.get(place).unwrap_or(&copies[0]);
+        let list = CopyList {
+            rows: std::array::from_fn(|place| of(place)[0].rows as i64),
+            cols: std::array::from_fn(|place| of(place)[0].cols as i64),
+            from: std::array::from_fn(|place| Mixed::of(&of(place)[0])),
+            to: std::array::from_fn(|place| Mixed::of(&of(place)[1])),
+        };
+        let mut shape = walk.shape();
+        shape.blocks[1] = copies.len() as u32;
+        // SAFETY: the argument is the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch_with(&ELEMENTWISE, &walk.name("copies"), shape, &list) };
+    }
+}
+
 impl Run for Copy {
     fn run(&self, stream: &mut Stream) {
-        // Indices are as wide as f32, and moving an f32 keeps its bits.
-        let as_numbers = |view: View| match view.dtype {
-            DType::U32 => View::new(view.address, Extent { dtype: DType::F32, ..*view }),
-            _ => view,
-        };
         let views = [self.x, self.out].map(as_numbers);
         let Some(walk) = Walk::flat(&views) else { return };
         let [x, out] = views.map(|view| Mixed::of(&view));

@@ -83,6 +83,14 @@ impl Walk {
         (rows > 0 && cols > 0).then(|| Walk { rows: rows as i64, cols: cols as i64, vector: mixed_vector(views) })
     }
 
+    /// For several groups of matrices: enough threads for the largest, and vectors that suit all. `None` if there is nothing to do.
+    pub fn longest<const N: usize>(groups: &[[View; N]]) -> Option<Walk> {
+        let all: Vec<View> = groups.iter().flatten().copied().collect();
+        let walks = groups.iter().filter_map(|group| Walk::rows(group));
+        let longest = walks.max_by_key(|walk| walk.rows * walk.cols)?;
+        Some(Walk { vector: mixed_vector(&all), ..longest })
+    }
+
     /// Row after row, in a kernel whose output has this dtype.
     pub fn rows_of(dtype: DType, views: &[View]) -> Option<Walk> {
         Some(Walk { vector: vector(dtype, views), ..Walk::rows(views)? })

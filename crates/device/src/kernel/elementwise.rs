@@ -37,6 +37,23 @@ impl Operation for Copy {
     }
 }
 
+/// Copies that do not depend on one another, at most [`MOST_COPIES`], issued as one.
+#[derive(Clone, Debug)]
+pub struct Copies(pub Vec<Copy>);
+
+pub const MOST_COPIES: usize = 32;
+
+impl Operation for Copies {
+    fn check(&self) {
+        assert!(self.0.len() <= MOST_COPIES, "{} copies at once", self.0.len());
+        self.0.iter().for_each(Copy::check);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(Copy::bytes).sum()
+    }
+}
+
 /// `out = value`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {

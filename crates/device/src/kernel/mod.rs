@@ -28,7 +28,7 @@ pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackwar
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 pub use cached_attention::CachedAttention;
-pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
+pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
@@ -92,7 +92,7 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnDot, ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows,
+    ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows,
     Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
     ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
 }
@@ -109,6 +109,7 @@ impl Kernel {
             Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
             Kernel::ColumnDot(kernel) => kernel.out.is_empty(),
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
+            Kernel::Copies(kernel) => kernel.0.iter().all(|copy| copy.out.is_empty()),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
             Kernel::Gated(kernel) => kernel.out.is_empty(),

@@ -18,6 +18,7 @@ use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
 use crate::chain::op::{Linear, LinearPart, Op};
 use crate::chain::unit::{Sublayer, Unit};
+use crate::parameters::joined::{Group, Place};
 use crate::parameters::{Gradients, ParamId, ParamSpec};
 
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +34,8 @@ pub(crate) struct LinearAdapter {
     pub inputs: usize,
     /// The scaled product of the dropped input with A. [T, rank]
     pub s: Slot,
-    /// Its first column in the room beside x, if it is to lie there.
-    pub place: Option<usize>,
+    /// Where it is to lie beside x, if it is.
+    pub place: Option<Place>,
     pub magnitude: Option<LinearMagnitude>,
 }
 
@@ -101,7 +102,7 @@ impl Body {
             let Op::Linear(linear @ Linear { transposed: false, .. }) = op else { continue };
             let Some(adapter) = &mut linear.adapter else { continue };
             let rank = specs[adapter.a.0].matrix[0];
-            adapter.place = Some(taken[linear.x.0]);
+            adapter.place = Some(Place { first: taken[linear.x.0], group: None });
             taken[linear.x.0] += rank;
             if adapter.magnitude.is_some() {
                 continue;
@@ -112,8 +113,30 @@ impl Body {
                 self.rooms[linear.out.0] = rank;
             }
         }
+        self.group_layers(&taken);
         self.rooms.iter_mut().zip(taken).for_each(|(room, taken)| *room = taken.max(*room));
         output_room
+    }
+
+    /// Layers with the same x and the same scale compute their S together.
+    fn group_layers(&mut self, ranks: &[usize]) {
+        let placed = |op: &Op| match op {
+            Op::Linear(linear) => linear.adapter.filter(|adapter| adapter.place.is_some()).map(|adapter| {
+                let first_place = adapter.place.is_some_and(|place| place.first == 0);
+                (linear.x, adapter.scale, first_place.then_some(linear.weight))
+            }),
+            _ => None,
+        };
+        let placed: Vec<_> = self.ops.iter().filter_map(placed).collect();
+        for op in &mut self.ops {
+            let Op::Linear(linear) = op else { continue };
+            let Some(LinearAdapter { place: Some(place), scale, .. }) = &mut linear.adapter else { continue };
+            let group: Vec<_> = placed.iter().filter(|(x, ..)| *x == linear.x).collect();
+            if group.len() > 1 && group.iter().all(|(_, of_other, _)| of_other == scale) {
+                let first = group.iter().find_map(|(.., first)| *first).expect("one has the first place");
+                place.group = Some(Group { first, rank: ranks[linear.x.0] });
+            }
+        }
     }
 }
 
@@ -122,19 +145,32 @@ impl Linear {
     pub(super) fn adapted(&self, context: &Context, values: &mut Slots) -> Option<Term> {
         let adapter = self.adapter?;
         let (queue, a) = (context.queue, self.factor_a(context.parameters.value(adapter.a)));
-        let (value, rank) = (values.get(self.x), a.rows);
-        let beside = |first: usize| value.room(first..adapter.place? + rank);
-        let [s, until_s] = [adapter.place.and_then(beside), beside(0)];
-        let x = adapter.dropped(context, value);
-        let s = s.unwrap_or_else(|| queue.tensor(x.rows, rank, context.dtype()));
-        queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NT, &x, &a, &s) });
-        let b = self.factor_b(context.parameters.value(adapter.b));
-        let term = match (context.parameters.joined_factors(self.weight), until_s) {
-            (Some(joined), Some(until_s)) => {
-                joined.put(queue, &a, &b);
-                Term::new(Order::NT, &until_s, &joined.until_b)
+        let value = values.get(self.x);
+        let multiply = |a: &Tensor, s: &Tensor| {
+            let x = adapter.dropped(context, value);
+            queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NT, &x, a, s) });
+        };
+        let joined = context.parameters.joined_factors(self.weight).zip(adapter.place);
+        let beside = joined.and_then(|(joined, place)| Some((joined, place, value.room(0..place.first + a.rows)?)));
+        let (s, term) = match beside {
+            Some((joined, place, until_s)) => {
+                let s = until_s.col_range(place.first..until_s.cols);
+                let together = joined.stacked_a.as_ref().filter(|_| adapter.drops(context).is_none());
+                match together.and_then(|stacked| Some((stacked, value.room(0..stacked.rows)?))) {
+                    None => multiply(&a, &s),
+                    Some((stacked, of_all)) if place.first == 0 => multiply(stacked, &of_all),
+                    // The first layer has computed it.
+                    Some(_) => (),
+                }
+                (s, Term::new(Order::NT, &until_s, &joined.until_b))
             }
-            _ => Term::new(Order::NT, &s, &b),
+            None => {
+                let s = queue.tensor(value.rows, a.rows, context.dtype());
+                multiply(&a, &s);
+                let b = self.factor_b(context.parameters.value(adapter.b));
+                let term = Term::new(Order::NT, &s, &b);
+                (s, term)
+            }
         };
         values.set(adapter.s, s);
         Some(term)

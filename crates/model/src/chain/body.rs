@@ -9,6 +9,7 @@ use crate::chain::batch::Batch;
 use crate::chain::op::{Linear, Op};
 use crate::chain::rotary::RotaryTables;
 use crate::lossy::prune::{PrunedLayer, Pruning};
+use crate::parameters::joined::put_factors;
 use crate::parameters::{Gradients, ParamId, Parameters};
 
 /// The inputs that operations need besides their slots.
@@ -139,6 +140,7 @@ impl Body {
 
     /// Returns the contribution to the stream, the partial output, and the values for backward.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
+        put_factors(context.queue, context.parameters, self.linears().into_iter().map(|linear| linear.weight));
         let mut values = Slots::new(&self.rooms);
         for (&slot, input) in self.inputs.iter().zip(inputs) {
             values.set(slot, input.clone());

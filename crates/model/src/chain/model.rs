@@ -16,6 +16,7 @@ use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::error::Error;
 use crate::parameters::bucket::{Bucket, buckets};
+use crate::parameters::joined::JoinedWeight;
 use crate::parameters::{ParamId, ParamSpec};
 use crate::sharding::shard::{Cut, Shard};
 
@@ -121,13 +122,12 @@ impl Model {
         found
     }
 
-    /// The frozen weights that their adapters' factors are to lie beside: the weight, its adapter's rank, and the columns between
-    /// the weight and B.
-    pub(crate) fn joined_weights(&self) -> Vec<(ParamId, usize, usize)> {
+    /// The frozen weights that their adapters' factors are to lie beside.
+    pub(crate) fn joined_weights(&self) -> Vec<JoinedWeight> {
         let linears = self.bodies().flat_map(Body::linears).filter(|linear| !self.specs[linear.weight.0].is_trained);
         let joined = |linear: &Linear| {
-            let adapter = linear.adapter?;
-            Some((linear.weight, self.specs[adapter.a.0].matrix[0], adapter.place?))
+            let LinearAdapter { a, b, place, .. } = linear.adapter?;
+            Some(JoinedWeight { weight: linear.weight, a, b, rank: self.specs[a.0].matrix[0], place: place? })
         };
         linears.filter_map(joined).collect()
     }

@@ -3,10 +3,11 @@
 pub(crate) mod bucket;
 mod draw;
 mod gradients;
-mod joined;
+pub(crate) mod joined;
 pub(crate) mod load;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Sharing, Slice};
 pub(crate) use draw::draw;
 pub use gradients::Gradients;
-use joined::JoinedFactors;
+use joined::{Group, JoinedFactors};
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -258,7 +259,8 @@ impl Parameters {
         let mut apart = vec![None; model.specs.len()];
         let mut joined_factors = vec![None; model.specs.len()];
         let joined_weights = model.joined_weights();
-        let is_joined = |id: ParamId| joined_weights.iter().find(|(weight, ..)| *weight == id);
+        let is_joined = |id: ParamId| joined_weights.iter().find(|joined| joined.weight == id);
+        let mut stacks: HashMap<ParamId, Tensor> = HashMap::new();
         for bucket in &buckets {
             let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
             let own = split.own_state(bucket);
@@ -272,11 +274,16 @@ impl Parameters {
             } else if !bucket.is_trained && bucket.members.iter().any(|&(id, _)| is_joined(id).is_some()) {
                 for &(ParamId(id), _) in &bucket.members {
                     let [rows, cols] = model.specs[id].matrix;
-                    let Some(&(_, rank, place)) = is_joined(ParamId(id)) else {
+                    let Some(&joined) = is_joined(ParamId(id)) else {
                         apart[id] = Some(queue.tensor(rows, cols, dtype));
                         continue;
                     };
-                    let (weight, factors) = JoinedFactors::allocate(queue, [rows, cols], rank, place, dtype);
+                    let stack = |group: Group| {
+                        let stack = stacks.entry(group.first).or_insert_with(|| queue.tensor(group.rank, cols, dtype));
+                        stack.clone()
+                    };
+                    let stacked_a = joined.place.group.map(stack);
+                    let (weight, factors) = JoinedFactors::allocate(queue, [rows, cols], joined, stacked_a, dtype);
                     (apart[id], joined_factors[id]) = (Some(weight), Some(factors));
                 }
                 masters.push(queue.tensor(1, 0, dtype));

@@ -26,6 +26,27 @@ COPY(8)
 COPY(4)
 COPY(1)
 
+// Several copies, one for each row of blocks.
+#define MOST_COPIES 32
+struct CopyList {
+    i64 rows[MOST_COPIES], cols[MOST_COPIES];
+    Mixed from[MOST_COPIES], to[MOST_COPIES];
+};
+
+#define COPIES(N) \
+    extern "C" __global__ void copies_##N(const __grid_constant__ CopyList list) { \
+        int place = blockIdx.y; \
+        Mixed from = list.from[place], to = list.to[place]; \
+        each_vector<N>(list.rows[place], list.cols[place], [&](i64 row, i64 col, int count) { \
+            float x[N]; \
+            load<N>(from, row, col, count, x); \
+            store<N>(to, row, col, count, x); \
+        }); \
+    }
+COPIES(8)
+COPIES(4)
+COPIES(1)
+
 #define FILL(T, NAME, N) \
     extern "C" __global__ void fill_##NAME##_##N(i64 rows, i64 cols, Matrix<T> out, float value) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
