@@ -20,6 +20,7 @@ mod embedding;
 mod loss;
 mod math;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;

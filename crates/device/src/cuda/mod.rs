@@ -33,6 +33,7 @@ mod elementwise;
 mod embedding;
 mod loss;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;

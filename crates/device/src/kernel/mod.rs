@@ -16,6 +16,7 @@ mod elementwise;
 mod embedding;
 mod loss;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;
@@ -31,6 +32,7 @@ pub use elementwise::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns}
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use muon::{Combine, MuonMomentum, Normalize};
+pub use nf4::{ExpandNf4, NF4_BLOCK, NF4_CODES, NF4_PER_WORD};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
 pub use product::{Order, Product, Term};
@@ -90,7 +92,7 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows, Lion,
+    ColumnSum, Combine, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated, GatedBackward, GatherColumns, GatherRows, Lion,
     LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
     ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
 }
@@ -107,6 +109,7 @@ impl Kernel {
             Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
+            Kernel::ExpandNf4(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
             Kernel::Gated(kernel) => kernel.out.is_empty(),
             Kernel::GatedBackward(kernel) => kernel.dgate.is_empty(),
