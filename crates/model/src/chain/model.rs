@@ -14,6 +14,7 @@ use crate::chain::head::Head;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::error::Error;
+use crate::nf4::{self, Packing};
 use crate::parameters::bucket::{Bucket, buckets};
 use crate::parameters::{ParamId, ParamSpec};
 use crate::sharding::shard::{Cut, Shard};
@@ -55,7 +56,26 @@ impl Model {
         let is_trained = |id: ParamId| self.specs[id.0].is_trained;
         let model =
             |shard: Shard| Model::of_shard(self.config.clone(), shard, is_trained).with_logit_bytes(logit_bytes);
-        Ok(shards.into_iter().map(model).collect())
+        let models: Vec<Model> = shards.into_iter().map(model).collect();
+        let packed = models.iter().flat_map(|model| &model.specs).filter(|spec| spec.is_packed);
+        packed.into_iter().try_for_each(nf4::check_cut)?;
+        Ok(models)
+    }
+
+    /// The same model with its linear layers, the head excepted, frozen and held in 4 bits.
+    pub fn packed(&self) -> Model {
+        if self.config.packing.is_some() { self.clone() } else { self.packed_as(Packing::default()) }
+    }
+
+    pub(crate) fn packed_as(&self, packing: Packing) -> Model {
+        assert!(self.config.adapters.is_none(), "a base is packed before it is adapted");
+        let config = Config { packing: Some(Arc::new(packing)), ..self.config.clone() };
+        Model::new(config).with_logit_bytes(self.head().logit_bytes)
+    }
+
+    /// Whether some of its weights are held in 4 bits.
+    pub fn is_packed(&self) -> bool {
+        self.specs.iter().any(|spec| spec.is_packed)
     }
 
     /// The model for such devices: its head treats more rows at a time on a GPU. Dry runs use the same model, so they take the
@@ -93,6 +113,10 @@ impl Model {
         let shard = Shard::whole(&config);
         let model = Model::of_shard(config, shard, |_| true).with_logit_bytes(logit_bytes);
         adapters.check(&model.specs, &linears)?;
+        if let Some(spec) = model.specs.iter().find(|spec| spec.is_packed && adapters.trains(spec)) {
+            let what = format!("`{}` is to be trained whole, but it is held in 4 bits, which cannot be", spec.name);
+            return Err(Error::BadAdapter { what });
+        }
         Ok(model.training(|_, spec| adapters.trains(spec)))
     }
 
@@ -142,7 +166,7 @@ impl Model {
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
-            spec.is_trained = is_trained(ParamId(index), spec);
+            spec.is_trained = !spec.is_packed && is_trained(ParamId(index), spec);
         }
         self.buckets = buckets(&self);
         self

@@ -14,9 +14,11 @@ use evenkeel_device::{DType, Queue, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::model::Model;
+use crate::error::Error;
+use crate::nf4::packed::{PackedWeight, QuantizedOnLoading};
 use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Sharing, Slice};
-pub(crate) use draw::draw;
+pub(crate) use draw::{draw, draw_whole};
 pub use gradients::Gradients;
 
 /// A parameter's number in the model's list.
@@ -42,6 +44,8 @@ pub struct ParamSpec {
     pub is_trained: bool,
     /// Whether it belongs to an adapter, and not to the model that is adapted.
     pub is_adapter: bool,
+    /// Whether it is frozen and held in 4 bits.
+    pub is_packed: bool,
 }
 
 impl ParamSpec {
@@ -239,6 +243,8 @@ pub struct Parameters {
     own_values: Vec<Option<Tensor>>,
     /// By parameter: the values to compute with while it is migrated.
     work_values: RefCell<Vec<Option<Tensor>>>,
+    /// By parameter: those that are held in 4 bits. They lie in no bucket.
+    packed: Vec<Option<PackedWeight>>,
 }
 
 impl Parameters {
@@ -265,6 +271,8 @@ impl Parameters {
             }
         }
         let (values, work_values) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
+        let packed = |spec: &ParamSpec| spec.is_packed.then(|| PackedWeight::allocate(spec, queue));
+        let packed = model.specs.iter().map(packed).collect();
         Parameters {
             specs: model.specs.clone(),
             buckets,
@@ -275,6 +283,7 @@ impl Parameters {
             values,
             own_values,
             work_values,
+            packed,
         }
     }
 
@@ -283,7 +292,8 @@ impl Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (values, work_values) = (RefCell::default(), RefCell::default());
-        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, work_values }
+        let packed = Vec::new();
+        Parameters { specs, buckets, split, dtype, places, masters, values, own_values, work_values, packed }
     }
 
     /// Random parameters.
@@ -294,10 +304,31 @@ impl Parameters {
             Ok(())
         });
         drawn.expect("drawing cannot fail");
+        let drawn = parameters.fill_packed(|_, spec, weight| {
+            let numbers = draw_whole(queue, spec, seed);
+            let read = |elements: Range<usize>, out: &mut [f32]| {
+                out.copy_from_slice(&numbers[elements]);
+                Ok(())
+            };
+            weight.fill(spec, &QuantizedOnLoading::new(spec, read)?, queue)
+        });
+        drawn.expect("random numbers are finite");
         parameters
     }
 
-    /// Fills every parameter, values and masters: `fill` writes the shard's whole part of one, f32 [rows, columns].
+    /// Calls `fill` for each weight that is held in 4 bits.
+    pub(crate) fn fill_packed(
+        &self,
+        fill: impl Fn(ParamId, &ParamSpec, &PackedWeight) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let weights = self.ids().zip(&self.specs).zip(&self.packed);
+        let fill = |((id, spec), weight): ((ParamId, &ParamSpec), &Option<PackedWeight>)| {
+            weight.as_ref().map_or(Ok(()), |weight| fill(id, spec, weight))
+        };
+        weights.into_iter().try_for_each(fill)
+    }
+
+    /// Fills every parameter but those in 4 bits, values and masters: `fill` writes the shard's whole part of one, f32 [rows, columns].
     pub fn fill<E>(
         &self,
         queue: &Queue,
@@ -334,6 +365,14 @@ impl Parameters {
     /// The values that units compute with: matrices in the compute dtype, vectors in f32.
     pub fn value(&self, id: ParamId) -> Tensor {
         self.work_values.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
+    }
+
+    /// The values of a linear layer's weight; if it is held in 4 bits, expanded to the compute dtype in a new tensor.
+    pub fn weight(&self, queue: &Queue, id: ParamId) -> Tensor {
+        match &self.packed[id.0] {
+            Some(packed) => packed.expanded(queue, self.dtype),
+            None => self.value(id),
+        }
     }
 
     /// The values of the part that is kept here.
