@@ -14,7 +14,7 @@ use evenkeel_model::{
 use evenkeel_store::{Folder, SafeTensorsFile};
 use support::golden;
 
-const CASES: [(&str, &str); 10] = [
+const CASES: [(&str, &str); 11] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -25,6 +25,7 @@ const CASES: [(&str, &str); 10] = [
     ("llama_saved_untied", "llama2"),
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
+    ("llama_qlora", "llama_nf4"),
 ];
 
 const LOGIT_TOLERANCE: f64 = 1e-4;

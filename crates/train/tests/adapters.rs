@@ -22,7 +22,7 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
 
-const CASES: [(&str, &str); 10] = [
+const CASES: [(&str, &str); 11] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -33,6 +33,7 @@ const CASES: [(&str, &str); 10] = [
     ("llama_saved_untied", "llama2"),
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
+    ("llama_qlora", "llama_nf4"),
 ];
 
 fn adapter(case: &str) -> PathBuf {

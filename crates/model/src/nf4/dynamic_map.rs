@@ -19,6 +19,10 @@ pub(super) static DYNAMIC_MAP: LazyLock<[f32; MAP_LEN]> = LazyLock::new(|| {
     numbers.try_into().expect("2 · (2⁷ - 1) + 2 numbers")
 });
 
+/// Numbers that become the code above are greater than these.
+pub(super) static DYNAMIC_MIDPOINTS: LazyLock<[f32; MAP_LEN - 1]> =
+    LazyLock::new(|| std::array::from_fn(|code| 0.5 * (DYNAMIC_MAP[code] + DYNAMIC_MAP[code + 1])));
+
 /// As PyTorch computes it: from both ends to the middle.
 fn linspace(start: f32, end: f32, steps: usize) -> Vec<f32> {
     let step = (end - start) / (steps - 1) as f32;

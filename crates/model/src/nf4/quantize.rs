@@ -9,7 +9,7 @@ use std::thread;
 
 use evenkeel_device::kernel::{NF4_BLOCK, NF4_CODES};
 
-use super::dynamic_map::{DYNAMIC_MAP, MAP_LEN};
+use super::dynamic_map::{DYNAMIC_MAP, DYNAMIC_MIDPOINTS, MAP_LEN};
 use super::sum::mean;
 
 /// Factors that share a factor of the second quantisation.
@@ -85,8 +85,8 @@ impl Nested {
         let absmax: Vec<f32> = centred.chunks(NESTED_BLOCK).map(largest).collect();
         let codes = centred.chunks(NESTED_BLOCK).zip(&absmax).flat_map(|(block, &absmax)| {
             // Factors that are all the same leave nothing to code.
-            let scaled = move |value: &f32| if absmax > 0.0 { value / absmax } else { 0.0 };
-            block.iter().map(move |value| nearest(&DYNAMIC_MAP, scaled(value)))
+            let reciprocal = if absmax > 0.0 { 1.0 / absmax } else { 0.0 };
+            block.iter().map(move |value| nearest(value * reciprocal))
         });
         Nested { codes: codes.collect(), absmax, offset }
     }
@@ -104,11 +104,13 @@ pub(super) fn expand_nested(codes: &[u8], map: &[f32; MAP_LEN], absmax: &[f32], 
     factors.collect()
 }
 
-/// The index of the number of a sorted map that is nearest; in the middle, the lower.
-fn nearest(map: &[f32; MAP_LEN], value: f32) -> u8 {
-    let below = map.partition_point(|number| *number <= value).saturating_sub(1).min(MAP_LEN - 2);
-    let is_above = (value - map[below + 1]).abs() < (value - map[below]).abs();
-    (below + usize::from(is_above)) as u8
+/// The index of the number of the dynamic map that is nearest to a number between -1 and 1, after that was rounded to one of 2¹⁶
+/// steps: bitsandbytes has a table of these on CPUs.
+fn nearest(value: f32) -> u8 {
+    const STEPS: f32 = 65535.0;
+    let step = ((value.clamp(-1.0, 1.0) + 1.0) * 0.5).mul_add(STEPS, 0.5) as u16;
+    let value = -1.0 + 2.0 * f32::from(step) / STEPS;
+    DYNAMIC_MIDPOINTS.partition_point(|midpoint| *midpoint < value) as u8
 }
 
 /// Magnitudes are ordered as their bits are, and those of what is not finite are the largest.
