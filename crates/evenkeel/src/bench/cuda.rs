@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::llama::adapted;
 use super::median;
+use crate::config::AdapterBase;
 use crate::device::Precision;
 use crate::{Failure, Mistake, device, text};
 
@@ -68,10 +69,10 @@ impl Preset {
         }
     }
 
-    fn model(self, lora: Option<usize>) -> Result<Model, Mistake> {
+    fn model(self, lora: Option<usize>, base: Option<AdapterBase>) -> Result<Model, Mistake> {
         let model = Model::from_json(&self.config());
         let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name()), hint: None })?;
-        Ok(adapted(model, lora)?.for_device(DeviceKind::Cuda))
+        Ok(adapted(model, lora, base)?.for_device(DeviceKind::Cuda))
     }
 
     fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
@@ -138,6 +139,7 @@ pub struct Options<'a> {
     pub graph: bool,
     /// The rank of adapters that are trained instead of the model.
     pub lora: Option<usize>,
+    pub base: Option<AdapterBase>,
 }
 
 /// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are relative to them.
@@ -155,7 +157,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     }
     let begin = Instant::now();
     let config = preset.config();
-    let model = preset.model(options.lora)?;
+    let model = preset.model(options.lora, options.base)?;
     let device = device::start_cuda(0)?;
     device.replay_graphs(false);
     let (count, sequence) = preset.batch(options.sizes);

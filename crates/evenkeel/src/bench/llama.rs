@@ -7,6 +7,7 @@ use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
 use super::between;
 use crate::Mistake;
+use crate::config::AdapterBase;
 use crate::device::Precision;
 use crate::strategy::on_cores;
 
@@ -38,6 +39,9 @@ pub struct Llama {
     /// Train LoRA adapters of this rank on all linear layers instead of the whole model.
     #[arg(long, value_name = "RANK", value_parser = between::<1, 16384>)]
     pub lora: Option<usize>,
+    /// How to hold the adapters' base: "nf4", or in --dtype if not given.
+    #[arg(long, value_name = "FORMAT", requires = "lora", value_parser = AdapterBase::named)]
+    pub base: Option<AdapterBase>,
 }
 
 impl Llama {
@@ -57,7 +61,7 @@ impl Llama {
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
         });
-        adapted(model_of_options(&config)?, self.lora)
+        adapted(model_of_options(&config)?, self.lora, self.base)
     }
 
     /// Requires a sequence for every replica.
@@ -113,9 +117,10 @@ impl Llama {
     }
 }
 
-/// The model with adapters of a rank, if one is given.
-pub fn adapted(model: Model, rank: Option<usize>) -> Result<Model, Mistake> {
+/// The model with adapters of a rank, if one is given, on such a base.
+pub fn adapted(model: Model, rank: Option<usize>, base: Option<AdapterBase>) -> Result<Model, Mistake> {
     let Some(rank) = rank else { return Ok(model) };
+    let model = if base == Some(AdapterBase::Nf4) { model.packed() } else { model };
     let config = AdapterConfig { rank, alpha: 2.0 * rank as f32, ..AdapterConfig::default() };
     model.adapted(config).map_err(|error| Mistake { what: error.to_string(), hint: error.hint() })
 }

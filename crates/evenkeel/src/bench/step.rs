@@ -142,6 +142,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
             graph: !arguments.no_graph,
             lora: arguments.llama.lora,
+            base: arguments.llama.base,
         });
     }
     arguments.llama.check_shares(arguments.dp)?;

@@ -163,6 +163,12 @@ impl Model {
         trained.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 
+    /// The count of what is held in 4 bits, for the whole model.
+    pub fn packed_count(&self) -> u64 {
+        let packed = self.specs.iter().filter(|spec| spec.is_packed);
+        packed.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
+    }
+
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
