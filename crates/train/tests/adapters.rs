@@ -83,7 +83,7 @@ fn ten_steps_follow_peft() {
         let model = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap();
         let values = AdapterValues::Saved(&saved);
         let parameters = model.load_adapted(&folder, &values, DType::F32, ZeroSharding::NONE, queue).unwrap();
-        let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.kept_value(id))).collect();
+        let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.weight(queue, id))).collect();
         let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, options(77));
         let losses = floats(&expected, "losses");
         let labels = indices(batches, "labels");
@@ -109,7 +109,7 @@ fn ten_steps_follow_peft() {
         assert_eq!(losses.len(), STEPS);
         let parameters = &trainer.parameters;
         for (id, start) in parameters.ids().zip(&start) {
-            let (spec, ours) = (&parameters.specs[id.0], queue.read(&parameters.kept_value(id)));
+            let (spec, ours) = (&parameters.specs[id.0], queue.read(&parameters.weight(queue, id)));
             if !spec.is_trained {
                 assert!(ours == *start, "{case}: {} is frozen", spec.name);
                 continue;

@@ -71,6 +71,11 @@ impl Model {
         if model.config.packing.is_none() {
             return Ok(model);
         }
+        if model.config.family.is_transposed() {
+            let what =
+                format!("a `{}` in 4 bits, whose matrices bitsandbytes transposes,", model.config.family.model_type);
+            return Err(Error::Unsupported { what });
+        }
         let present: BTreeSet<&str> = folder.names().collect();
         let is_quantized = |spec: &&ParamSpec| {
             let name = model.find(&present, &spec.name);

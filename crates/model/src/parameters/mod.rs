@@ -316,12 +316,12 @@ impl Parameters {
         parameters
     }
 
-    /// Calls `fill` for each weight that is held in 4 bits.
+    /// Calls `fill` for each weight that is held in 4 bits, unless this shard or stage holds nothing of it.
     pub(crate) fn fill_packed(
         &self,
         fill: impl Fn(ParamId, &ParamSpec, &PackedWeight) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let weights = self.ids().zip(&self.specs).zip(&self.packed);
+        let weights = self.ids().zip(&self.specs).zip(&self.packed).filter(|((_, spec), _)| !spec.is_empty());
         let fill = |((id, spec), weight): ((ParamId, &ParamSpec), &Option<PackedWeight>)| {
             weight.as_ref().map_or(Ok(()), |weight| fill(id, spec, weight))
         };
