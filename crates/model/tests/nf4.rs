@@ -413,7 +413,8 @@ fn other_quantisations_are_refused_by_name() {
     }
     let plain = load_changed(|config, _| drop(config.as_object_mut().unwrap().remove("quantization_config")));
     assert!(matches!(plain, Err(Error::UnexpectedTensor { .. })), "{plain:?}");
-    let mut gpt2 = json!({ "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 1, "vocab_size": 50 });
+    let mut gpt2 =
+        json!({ "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 50 });
     gpt2["quantization_config"] = nf4().config()["quantization_config"].clone();
     let error = Model::of_folder(&gpt2, &nf4()).expect_err("its matrices are transposed");
     assert!(error.to_string().contains("a `gpt2` in 4 bits"), "{error}");
