@@ -22,10 +22,10 @@ BLOCK = 64
 # After a pass without gradients, layers would compute in bf16, and without gradients ever after.
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
 
-# Heads of a block, and 192 columns, which two shards have as 128 and 64.
+# The tokens of bytes, heads of a block, and 192 columns, which two shards have as 128 and 64.
 LLAMA = Language(
     LlamaConfig(
-        vocab_size=96,
+        vocab_size=258,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,

@@ -178,7 +178,9 @@ fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/llama_nf4");
     let text = fs::read_to_string(place.path("lora.toml")).unwrap();
     assert!(text.contains("path = \"base\""));
-    fs::write(place.path("folder.toml"), text.replace("path = \"base\"", &format!("path = {golden:?}"))).unwrap();
+    let text = text.replace("path = \"base\"", &format!("path = {golden:?}"));
+    let text = text.replace("[data]", "[data]\ntokenizer = \"bytes\"");
+    fs::write(place.path("folder.toml"), &text).unwrap();
     let inspected = place.stdout(&["inspect", golden, "--lora", "4", "--tp", "2"]);
     assert!(inspected.contains("131.1 K in 4.5 bits each"), "{inspected}");
     let refused = |arguments: &[&str], expected: &str| {
@@ -187,9 +189,7 @@ fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains(expected), "{told}");
     };
-    let whole = text.replace("path = \"base\"", &format!("path = {golden:?}"));
-    let whole = whole.split("[adapter]").next().unwrap().to_owned();
-    fs::write(place.path("whole.toml"), whole).unwrap();
+    fs::write(place.path("whole.toml"), text.split("[adapter]").next().unwrap()).unwrap();
     refused(&["train", "whole.toml"], "the model's weights are in 4 bits, which cannot be trained themselves");
     refused(
         &["train", "folder.toml", "--tp", "2", "--set", "balance.mode=auto"],
