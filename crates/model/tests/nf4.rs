@@ -215,7 +215,7 @@ fn cut_is_refused(changes: Value, cut: Cut, expected: &[&str]) {
         "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 64,
     });
     config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    let error = Model::from_json(&config).unwrap().packed().cut(&cut).err().expect("it must be refused");
+    let error = Model::from_json(&config).unwrap().packed().cut(&cut).expect_err("it must be refused");
     let told = format!("{error}; {}", error.hint().unwrap_or_default());
     expected.iter().for_each(|part| assert!(told.contains(part), "{told}"));
 }

@@ -41,8 +41,8 @@ impl<E: Element> Vectorised for ExpandTile<E> {
                 let end = cols.end.min(first + NF4_BLOCK);
                 for col in (first..end).step_by(LANES) {
                     let count = LANES.min(end - col);
-                    // SAFETY: there is a word for the first `count` codes, and nobody writes it.
                     let word = |i: usize| match count > i * NF4_PER_WORD {
+                        // SAFETY: the row has a word for each eight codes, and nobody writes it.
                         true => unsafe { self.codes.at(row, col / NF4_PER_WORD + i).read() },
                         false => 0,
                     };
