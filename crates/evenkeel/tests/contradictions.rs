@@ -89,7 +89,7 @@ fn keys_that_contradict_each_other_are_refused() {
             &["--set", "adapter.kind=lora", "--set", "adapter.base=nf4", "--tp", "2", "--set", "balance.mode=reshard"],
             &[
                 "--set: `balance.mode` moves or prunes columns of layers, but the base is held in blocks of 4-bit numbers",
-                "hint: set balance.mode = \"off\"",
+                "hint: set balance.mode = \"off\"; parallel.tp_weights divides the work once",
             ],
         ),
         (

@@ -14,7 +14,7 @@ use crate::chain::head::Head;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::error::Error;
-use crate::nf4::{self, Packing};
+use crate::nf4::{self, PackedLayers};
 use crate::parameters::bucket::{Bucket, buckets};
 use crate::parameters::{ParamId, ParamSpec};
 use crate::sharding::shard::{Cut, Shard};
@@ -64,10 +64,10 @@ impl Model {
 
     /// The same model with its linear layers, the head excepted, frozen and held in 4 bits.
     pub fn packed(&self) -> Model {
-        if self.config.packing.is_some() { self.clone() } else { self.packed_as(Packing::default()) }
+        if self.config.packing.is_some() { self.clone() } else { self.packed_as(PackedLayers::default()) }
     }
 
-    pub(crate) fn packed_as(&self, packing: Packing) -> Model {
+    pub(crate) fn packed_as(&self, packing: PackedLayers) -> Model {
         assert!(self.config.adapters.is_none(), "a base is packed before it is adapted");
         let config = Config { packing: Some(Arc::new(packing)), ..self.config.clone() };
         Model::new(config).with_logit_bytes(self.head().logit_bytes)

@@ -15,7 +15,7 @@ use crate::chain::rotary::{Rotary, Scaling};
 use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
 use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::error::Error;
-use crate::nf4::Packing;
+use crate::nf4::PackedLayers;
 
 /// No real model comes near these; a file that does is broken or hostile.
 const LARGEST_SIZE: u64 = 1 << 24;
@@ -72,7 +72,7 @@ pub struct Config {
     /// The adapters of linear layers, if training changes these instead of the layers.
     pub adapters: Option<Arc<Adapters>>,
     /// The linear layers that are frozen and held in 4 bits, if any are.
-    pub packing: Option<Arc<Packing>>,
+    pub packing: Option<Arc<PackedLayers>>,
 }
 
 /// Options that differ from layer to layer.

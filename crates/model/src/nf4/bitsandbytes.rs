@@ -4,13 +4,12 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{NF4_BLOCK, NF4_CODES};
-use evenkeel_store::{FileDtype, Folder, RawTensor};
+use evenkeel_store::{FileDtype, Folder, RawTensor, shortened};
 use serde::Deserialize;
 
 use super::dynamic_map::MAP_LEN;
 use super::packed::HostWeight;
 use super::quantize::{NESTED_BLOCK, expand_nested};
-use crate::config::shorten;
 use crate::error::Error;
 
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
@@ -186,6 +185,11 @@ fn floats(tensor: &RawTensor) -> Result<Vec<f32>, Error> {
     let mut values = vec![0.0; tensor.element_count()];
     tensor.read(0..values.len(), &mut values)?;
     Ok(values)
+}
+
+/// The beginning of a text from a file, for use in a message.
+fn shorten(text: &str) -> String {
+    shortened(text, 80)
 }
 
 fn bad(tensor: &RawTensor, what: String) -> Error {

@@ -20,14 +20,14 @@ pub use evenkeel_device::kernel::NF4_BLOCK;
 
 /// Which linear layers are held in 4 bits: all but the head and those that are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Packing {
+pub struct PackedLayers {
     /// The names of the skipped layers' weights.
     skipped: BTreeSet<String>,
 }
 
-impl Packing {
-    pub(crate) fn skipping(skipped: BTreeSet<String>) -> Packing {
-        Packing { skipped }
+impl PackedLayers {
+    pub(crate) fn skipping(skipped: BTreeSet<String>) -> PackedLayers {
+        PackedLayers { skipped }
     }
 
     pub(crate) fn packs(&self, weight: &str) -> bool {

@@ -12,7 +12,7 @@ use crate::adapter::{AdapterFolder, AdapterValues};
 use crate::chain::model::Model;
 use crate::config::family::Names;
 use crate::error::Error;
-use crate::nf4::Packing;
+use crate::nf4::PackedLayers;
 use crate::nf4::bitsandbytes::{self, Quantized};
 use crate::nf4::packed::{HostWeight, QuantizedOnLoading};
 use crate::parameters::{ParamSpec, Parameters, ZeroSharding, draw};
@@ -87,7 +87,7 @@ impl Model {
             return Err(Error::NothingQuantized { folder: folder.path().to_owned() });
         }
         let skipped = skipped.into_iter().map(|spec| spec.name.clone()).collect();
-        Ok(model.packed_as(Packing::skipping(skipped)))
+        Ok(model.packed_as(PackedLayers::skipping(skipped)))
     }
 
     /// A folder's name for a tensor. Checkpoints of the bare network leave out the prefix.
