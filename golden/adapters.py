@@ -3,7 +3,7 @@
     python golden/adapters.py            every case
     python golden/adapters.py CASE...    only those
 
-Run `make.py` first: an adapter stands on the weights, the batch and the AdamW steps of its base folder.
+Run `make.py` and `nf4.py` first: an adapter stands on the weights, the batch and the AdamW steps of its base folder.
 """
 
 import json
@@ -16,8 +16,9 @@ import zlib
 from dataclasses import dataclass
 
 import torch
-from make import CASES as BASES
+from make import CASES as MODELS
 from make import IGNORED, NOISE, ROOT, STEPS, Language, stacked, train
+from nf4 import LLAMA as LLAMA_NF4
 from noise import kept_rows, seed_of
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
@@ -26,6 +27,7 @@ from torch.nn.functional import cross_entropy
 from transformers import logging
 
 FOLDER = ROOT / "adapters"
+BASES = MODELS | {"llama_nf4": LLAMA_NF4}
 FIRST_SITE = 2**32  # of adapters' dropout; the sites of models are smaller
 
 
@@ -134,6 +136,8 @@ CASES = {
             ensure_weight_tying=True,
         ),
     ),
+    # A base in 4 bits. One of the adapted layers was skipped.
+    "llama_qlora": Adapter("llama_nf4", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"])),
     "llama_dropout": Adapter("llama3", dict(r=2, lora_alpha=4, lora_dropout=0.25, target_modules="all-linear")),
 }
 

@@ -1,4 +1,5 @@
-"""Makes golden/nf4.safetensors: matrices, and what bitsandbytes makes of them in 4 bits on the CPU.
+"""Makes golden/nf4.safetensors: matrices, and what bitsandbytes makes of them in 4 bits on the CPU. And golden/llama_nf4: a tiny
+Llama as transformers saves it in 4 bits, with PyTorch's logits, and in `plain` before that.
 
     python golden/nf4.py
 
@@ -7,12 +8,41 @@ NAME.original, NAME.STATE.weight and its companions as bitsandbytes saves them, 
 (of `long`, which is large, only long.double.bf16).
 """
 
+import shutil
+
+import bitsandbytes
 import torch
 from bitsandbytes.functional import dequantize_4bit, get_4bit_type, quantize_4bit
-from make import ROOT
+from make import ROOT, Language
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, logging
 
 BLOCK = 64
+
+# After a pass without gradients, layers would compute in bf16, and without gradients ever after.
+bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
+
+# The tokens of bytes, heads of a block, and 192 columns, which two shards have as 128 and 64.
+LLAMA = Language(
+    LlamaConfig(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
+)
+QUANTISED = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.float32,
+    llm_int8_skip_modules=["lm_head", "model.layers.1.self_attn.o_proj"],
+)
 
 
 def matrices():
@@ -64,11 +94,29 @@ def quantised(name, matrix):
     return found
 
 
+def make_llama(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    torch.manual_seed(44)
+    AutoModelForCausalLM.from_config(LLAMA.config).bfloat16().save_pretrained(folder / "plain")
+
+    def load(folder, **options):
+        options = dict(dtype=torch.float32, attn_implementation="eager", device_map="cpu") | options
+        return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+    load(folder / "plain", quantization_config=QUANTISED).save_pretrained(folder)
+    batch = LLAMA.batch(torch.Generator().manual_seed(44))
+    with torch.no_grad():
+        logits = LLAMA.logits(load(folder).eval(), batch)
+    save_file({**batch, **LLAMA.constants(), "logits": logits}, folder / "golden.safetensors")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     tensors = {}
     for name, matrix in matrices().items():
         tensors.update(quantised(name, matrix))
     file = ROOT / "nf4.safetensors"
     save_file(tensors, file)
     print(f"{file.name}: {file.stat().st_size // 1024} KiB")
+    make_llama(ROOT / "llama_nf4")

@@ -241,6 +241,13 @@ impl Queue {
         tensor
     }
 
+    /// Overwrites a u32 tensor, row after row.
+    pub fn write_indices(&self, view: impl Into<View>, indices: &[u32]) {
+        let view = view.into();
+        assert_eq!((view.dtype, view.len()), (DType::U32, indices.len()), "indices for {:?}", view.shape());
+        self.backend.upload(self.lane, view, HostData::Indices(indices.to_vec()));
+    }
+
     /// A tensor with the given rows in it, rounded to `dtype`.
     pub fn floats(&self, rows: usize, cols: usize, dtype: DType, values: &[f32]) -> Tensor {
         assert_eq!(values.len(), rows * cols, "{} values for {:?}", values.len(), [rows, cols]);

@@ -39,7 +39,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = overrides.read_to_evaluate(model.as_deref(), &arguments.data)?;
     let trained = config.settings.output.folder.join(RUN_MODEL);
     match model {
-        Some(path) => config.source = ModelSource::Folder(path),
+        Some(path) => {
+            // A model of its own is no base of an adapter.
+            if exists(path.join("config.json")) {
+                config.settings.adapter.base = None;
+            }
+            config.source = ModelSource::Folder(path);
+        }
         None if exists(&trained) => config.source = ModelSource::Folder(trained),
         None if exists(config.settings.output.folder.join("checkpoints")) => {
             return Err(Mistake {

@@ -70,5 +70,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     } else {
         input.save(&output, &config.settings, tokenizer.as_ref(), specs, read_rows, arguments.overwrite)?;
     }
-    Ok(format!("step {} of `{}` is now in `{}`", opened.state.progress.step, arguments.run.display(), output.display()))
+    let step = opened.state.progress.step;
+    let told = format!("step {step} of `{}` is now in `{}`", arguments.run.display(), output.display());
+    if arguments.merge && input.model.is_packed() {
+        return Ok(format!(
+            "{told}; its adapter is merged into what the 4-bit weights stand for, not into the original ones"
+        ));
+    }
+    Ok(told)
 }

@@ -9,7 +9,7 @@ use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampl
 use evenkeel_store::{exists, read_json};
 use serde_json::{Value, json};
 
-use crate::config::TokenizerSource;
+use crate::config::{AdapterBase, TokenizerSource};
 use crate::inputs::feed::{Text, start_of_day};
 use crate::inputs::model_folder::ModelFolder;
 use crate::memory::{check_fit_on, peak_bytes};
@@ -58,6 +58,9 @@ pub struct Arguments {
     /// A folder with tokenizer.json, or "bytes"; the model's own by default.
     #[arg(long)]
     tokenizer: Option<String>,
+    /// How to hold the model's linear layers: "nf4", as a base of adapter.base = "nf4" is trained with.
+    #[arg(long, value_name = "FORMAT", value_parser = AdapterBase::named)]
+    base: Option<AdapterBase>,
     /// Keys of config.json to ignore although Evenkeel does not understand them.
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     ignore_keys: Vec<String>,
@@ -66,7 +69,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = ModelFolder::open(&arguments.model, arguments.adapter.as_deref())?;
     let kind = DeviceKind::from(arguments.device);
-    let model = folder.model(&arguments.ignore_keys, "--ignore-keys")?.0.for_device(kind);
+    let packs = arguments.base == Some(AdapterBase::Nf4);
+    let model = folder.model(&arguments.ignore_keys, "--ignore-keys", packs)?.0.for_device(kind);
     if let Input::Images { .. } = model.config.input {
         let what = format!("the model in {:?} classifies images and generates no text", arguments.model);
         return Err(Mistake { what, hint: Some("`evenkeel eval` tells how often it is right".to_owned()) }.into());

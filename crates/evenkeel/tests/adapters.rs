@@ -192,3 +192,92 @@ fn what_cannot_be_is_told_before_anything_is_trained() {
     place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "plain"]);
     refused(&["export", "plain", "--merge", "--output", "m"], &["there is no adapter to merge", "leave out --merge"]);
 }
+
+/// The loss that `eval` tells.
+fn loss(place: &Place, config: &str, model: &str) -> f64 {
+    let told = place.stdout(&["eval", config, "--model", model]);
+    let line = told.lines().find_map(|line| line.strip_prefix("loss")).unwrap_or_else(|| panic!("{told}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn an_adapter_on_a_base_in_4_bits_is_trained_used_and_merged() {
+    let place = adapted();
+    let text = fs::read_to_string(place.path("lora.toml")).unwrap();
+    fs::write(place.path("qlora.toml"), text.replace("kind = \"lora\"", "kind = \"lora\"\nbase = \"nf4\"")).unwrap();
+    let train = |more: &[&str]| place.stdout(&[&["train", "qlora.toml"], &TRAIN[2..], more].concat());
+    let told = train(&["--steps", "8"]);
+    assert!(told.contains("evenkeel generate run/model --base nf4"), "{told}");
+    let losses: Vec<f64> =
+        metrics(&place.path("run/metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    let adapter = |run: &str| fs::read(place.path(run).join("model/adapter_model.safetensors")).unwrap();
+    train(&["--steps", "4", "--output", "halves"]);
+    train(&["--steps", "8", "--output", "halves", "--resume"]);
+    assert!(adapter("halves") == adapter("run"), "a resumed run ends in other bits");
+
+    let told = place.stdout(&["export", "run", "--merge", "--output", "merged", "--dtype", "f32"]);
+    assert!(told.contains("merged into what the 4-bit weights stand for"), "{told}");
+    let generate = |model: &[&str]| {
+        place.stdout(&[&["generate"], model, &["--greedy", "--tokens", "12", "--prompt", "12 + "]].concat())
+    };
+    assert_eq!(generate(&["run/model", "--base", "nf4"]), generate(&["merged"]));
+    assert_eq!(loss(&place, "qlora.toml", "run/model"), loss(&place, "qlora.toml", "merged"));
+    // The base is another if it is not held in 4 bits.
+    assert!(loss(&place, "qlora.toml", "run/model") != loss(&place, "lora.toml", "run/model"));
+    let inspected = place.stdout(&["inspect", "run/model", "--base", "nf4"]);
+    assert!(inspected.contains("in 4.5 bits each"), "{inspected}");
+    let output = place.run(&["train", "qlora.toml", "--tp", "2", "--steps", "1", "--output", "cut"]);
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("is held in 4 bits, in blocks of 64 numbers, and only whole blocks can be cut off"),
+        "{told}"
+    );
+}
+
+/// The golden folder as transformers and bitsandbytes saved it, with the tokenizer of bytes.
+#[test]
+fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
+    let place = adapted();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/llama_nf4");
+    let text = fs::read_to_string(place.path("lora.toml")).unwrap();
+    assert!(text.contains("path = \"base\""));
+    let text = text.replace("path = \"base\"", &format!("path = {golden:?}"));
+    let text = text.replace("[data]", "[data]\ntokenizer = \"bytes\"");
+    fs::write(place.path("folder.toml"), &text).unwrap();
+    let inspected = place.stdout(&["inspect", golden, "--lora", "4", "--tp", "2"]);
+    assert!(inspected.contains("131.1 K in 4.5 bits each"), "{inspected}");
+    let refused = |arguments: &[&str], expected: &str| {
+        let output = place.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(expected), "{told}");
+    };
+    fs::write(place.path("whole.toml"), text.split("[adapter]").next().unwrap()).unwrap();
+    refused(&["train", "whole.toml"], "the model's weights are in 4 bits, which cannot be trained themselves");
+    refused(
+        &["train", "folder.toml", "--tp", "2", "--set", "balance.mode=auto"],
+        "`balance.mode` moves or prunes columns of layers",
+    );
+    refused(
+        &["train", "folder.toml", "--set", "adapter.base=bf16", "--set", "train.dtype=bf16"],
+        "but the weights of `model.path` are in 4 bits",
+    );
+    let train = |more: &[&str]| {
+        place.stdout(&[&["train", "folder.toml", "--set", "sample.prompts=[]", "--steps", "4"], more].concat())
+    };
+    train(&[]);
+    train(&["--tp", "2", "--output", "cut"]);
+    train(&["--dp", "2", "--set", "parallel.zero=3", "--output", "replicas"]);
+    let losses = |run: &str| -> Vec<f64> {
+        metrics(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    for (ours, theirs) in losses("run").iter().zip(losses("cut")) {
+        assert!((ours - theirs).abs() < 1e-4, "{ours} and {theirs}");
+    }
+    place.stdout(&["export", "run", "--merge", "--output", "merged", "--dtype", "f32"]);
+    let config = fs::read_to_string(place.path("merged/config.json")).unwrap();
+    assert!(!config.contains("quantization_config"), "{config}");
+    assert_eq!(loss(&place, "folder.toml", "run/model"), loss(&place, "folder.toml", "merged"));
+}

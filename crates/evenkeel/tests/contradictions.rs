@@ -97,6 +97,27 @@ fn keys_that_contradict_each_other_are_refused() {
             ],
         ),
         (
+            GOOD,
+            &["--set", "adapter.base=nf4"],
+            &["--set: `adapter.base` is set, but there is no adapter", "hint: set adapter.kind = \"lora\""],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.kind=lora", "--set", "adapter.base=bf16", "--set", "train.dtype=f32"],
+            &[
+                "--set: `adapter.base` is \"bf16\", but the run computes in f32",
+                "hint: set train.dtype = \"bf16\", or leave adapter.base out",
+            ],
+        ),
+        (
+            GOOD,
+            &["--set", "adapter.kind=lora", "--set", "adapter.base=nf4", "--tp", "2", "--set", "balance.mode=reshard"],
+            &[
+                "--set: `balance.mode` moves or prunes columns of layers, but the base is held in blocks of 4-bit numbers",
+                "hint: set balance.mode = \"off\"; parallel.tp_weights divides the work once",
+            ],
+        ),
+        (
             NEW,
             &["--set", "adapter.kind=lora", "--set", "model.config=c"],
             &[

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use sources::{each_crate, rust_files};
 
 /// Crate, two of its folders, and why both know the other.
-const MUTUAL: [(&str, [&str; 2], &str); 13] = [
+const MUTUAL: [(&str, [&str; 2], &str); 14] = [
     (
         "comm",
         ["local", "nccl"],
@@ -56,6 +56,11 @@ const MUTUAL: [(&str, [&str; 2], &str); 13] = [
         "a config says which layers are adapted, and a saved adapter is compared with the chain",
     ),
     ("model", ["adapter", "parameters"], "parameters are loaded from a saved adapter, which names them"),
+    (
+        "model",
+        ["nf4", "parameters"],
+        "parameters hold weights in 4 bits, and a packed weight is a shard's part of a parameter",
+    ),
     ("train", ["checkpoint", "ranks"], "a checkpoint is read from ranks, and loading one is a request to them"),
 ];
 

@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use evenkeel_device::kernel::NF4_BLOCK;
+
 /// Why a model cannot be built or loaded. [`Error::hint`] says what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -17,8 +19,20 @@ pub enum Error {
     MissingKey { key: String, expected: String },
     #[error("config.json: {what} is not supported")]
     Unsupported { what: String },
-    #[error("config.json: `quantization_config` is set ({method}), expected weights that are numbers by themselves")]
+    #[error(
+        "config.json: `quantization_config` is set ({method}), expected numbers by themselves, or 4 bits by bitsandbytes (nf4)"
+    )]
     Quantized { method: String },
+    #[error("tensor `{name}` in {} is no 4-bit weight that can be read: {what}", .file.display())]
+    BadQuantization { name: String, file: PathBuf, what: String },
+    #[error("config.json: `quantization_config` is set, but no weight in {} is in 4 bits", .folder.display())]
+    NothingQuantized { folder: PathBuf },
+    #[error("tensor `{name}` has numbers that are not finite and cannot be held in 4 bits")]
+    NotFinite { name: String },
+    #[error(
+        "`{name}` is held in 4 bits, in blocks of {NF4_BLOCK} numbers, and only whole blocks can be cut off: {what}"
+    )]
+    CutsBlocks { name: String, what: String },
     #[error("tensor `{name}` is missing in {}; {missing} of {expected} tensors are", .folder.display())]
     MissingTensor { name: String, folder: PathBuf, missing: usize, expected: usize },
     #[error("tensor `{name}` in {} does not belong to this model; {unexpected} such tensors", .folder.display())]
@@ -55,8 +69,16 @@ impl Error {
                 Some("is the folder complete and from transformers?".into())
             }
             Error::Quantized { .. } => {
-                Some("quantized checkpoints cannot be trained, use the model's F32, BF16 or F16 weights".into())
+                Some("use the model's F32, BF16 or F16 weights; adapter.base = \"nf4\" holds them in 4 bits".into())
             }
+            Error::BadQuantization { .. } => {
+                Some("quantise the model again with transformers and bitsandbytes, to nf4 in blocks of 64".into())
+            }
+            Error::NothingQuantized { .. } => Some("remove the key, and use adapter.base = \"nf4\"".into()),
+            Error::NotFinite { .. } => Some("the checkpoint is of a run that diverged".into()),
+            Error::CutsBlocks { .. } => Some(
+                "use another parallel.tp or parallel.tp_weights, or a base of numbers by themselves (adapter.base)".into(),
+            ),
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())
             }

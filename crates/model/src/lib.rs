@@ -12,6 +12,7 @@
 //! chain/       units, their operations with forward and backward, building the chain and running it plainly
 //! parameters/  values and gradients on a device, in buckets; loading them
 //! sharding/    the cut over shards, layouts and moves between them, plans, migrations
+//! nf4/         frozen weights in 4 bits: quantised on loading, or as bitsandbytes saved them
 //! lossy/       pruned layers, which compute with some of their columns
 //! generation/  new tokens from cached sequences
 //! ```
@@ -24,6 +25,7 @@ mod config;
 mod error;
 mod generation;
 mod lossy;
+mod nf4;
 mod parameters;
 mod sharding;
 

@@ -14,7 +14,7 @@ use evenkeel_model::{
 use evenkeel_store::{Folder, SafeTensorsFile};
 use support::golden;
 
-const CASES: [(&str, &str); 14] = [
+const CASES: [(&str, &str); 15] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -29,6 +29,7 @@ const CASES: [(&str, &str); 14] = [
     ("llama_saved_untied", "llama2"),
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
+    ("llama_qlora", "llama_nf4"),
 ];
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
@@ -399,9 +400,8 @@ fn merged_weights_are_those_of_peft() {
         let (folder, saved, model) = open(case, base);
         let weights = SafeTensorsFile::open(saved.path.join("adapter_model.safetensors")).unwrap();
         let expected = SafeTensorsFile::open(adapter(case).join("expected.safetensors")).unwrap();
-        let read = |id: ParamId| -> Result<Vec<f32>, evenkeel_store::Error> {
-            Ok(floats(&weights, &model.peft_name(&model.specs[id.0])))
-        };
+        let read =
+            |id: ParamId| -> Result<Vec<f32>, Error> { Ok(floats(&weights, &model.peft_name(&model.specs[id.0]))) };
         let merger = Merger::new(&model, &folder).unwrap().with_adapters(read).unwrap();
         for (index, spec) in model.specs.iter().enumerate() {
             let name = format!("merged.{}", spec.name);
@@ -427,9 +427,8 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
     for (case, base) in CASES.into_iter().filter(|(case, _)| case.ends_with("_dora")) {
         let (folder, saved, model) = open(case, base);
         let weights = SafeTensorsFile::open(saved.path.join("adapter_model.safetensors")).unwrap();
-        let read = |id: ParamId| -> Result<Vec<f32>, evenkeel_store::Error> {
-            Ok(floats(&weights, &model.peft_name(&model.specs[id.0])))
-        };
+        let read =
+            |id: ParamId| -> Result<Vec<f32>, Error> { Ok(floats(&weights, &model.peft_name(&model.specs[id.0]))) };
         let merger = Merger::new(&model, &folder).unwrap().with_adapters(read).unwrap();
         let plain = Model::open(&folder).unwrap();
         let parameters = plain.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();

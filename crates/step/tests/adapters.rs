@@ -19,7 +19,7 @@ struct Adapted {
     base: &'static str,
 }
 
-const ORIGINS: [Adapted; 11] = [
+const ORIGINS: [Adapted; 12] = [
     Adapted { case: "llama_lora", base: "llama3" },
     Adapted { case: "qwen2_rslora", base: "qwen2" },
     Adapted { case: "gpt2_lora", base: "gpt2" },
@@ -31,6 +31,7 @@ const ORIGINS: [Adapted; 11] = [
     Adapted { case: "llama_dora", base: "llama2" },
     Adapted { case: "gemma3_dora", base: "gemma3" },
     Adapted { case: "gpt2_dora", base: "gpt2" },
+    Adapted { case: "llama_qlora", base: "llama_nf4" },
 ];
 
 impl Adapted {
@@ -76,7 +77,7 @@ fn every_cut_computes_the_gradients_of_one_rank() {
     for origin in ORIGINS {
         let one = on_one_rank(&origin, DType::F32);
         for cut in [2, 3, 4].into_iter().flat_map(cuts) {
-            if Shard::cut(&origin.model().config, &cut).is_err() {
+            if origin.model().cut(&cut).is_err() {
                 continue;
             }
             let ranks = on_ranks(&origin, &cut, DType::F32, Arrangement::default(), &Options::default());

@@ -12,6 +12,8 @@ pub enum Error {
     #[error(transparent)]
     Data(#[from] evenkeel_data::Error),
     #[error(transparent)]
+    Model(#[from] evenkeel_model::Error),
+    #[error(transparent)]
     Generate(#[from] evenkeel_model::GenerateError),
     #[error("the run's progress cannot be written: {0}")]
     Report(std::io::Error),
@@ -60,6 +62,7 @@ impl Error {
         match self {
             Error::Store(error) => error.is_fault(),
             Error::Data(error) => error.is_fault(),
+            Error::Model(error) => matches!(error, evenkeel_model::Error::Store(error) if error.is_fault()),
             Error::Report(_) | Error::NotFinite { .. } | Error::Generate(_) => true,
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
@@ -72,6 +75,7 @@ impl Error {
         match self {
             Error::Store(error) => error.hint().map(str::to_owned),
             Error::Data(error) => error.hint(),
+            Error::Model(error) => error.hint(),
             Error::Generate(error) => error.hint().map(str::to_owned),
             Error::OnRank(error) => error.hint.clone(),
             Error::Report(_) | Error::Rank(_) => None,

@@ -23,7 +23,7 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
 
-const CASES: [(&str, &str); 14] = [
+const CASES: [(&str, &str); 15] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -38,6 +38,7 @@ const CASES: [(&str, &str); 14] = [
     ("llama_saved_untied", "llama2"),
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
+    ("llama_qlora", "llama_nf4"),
 ];
 
 fn adapter(case: &str) -> PathBuf {
@@ -89,7 +90,7 @@ fn ten_steps_follow_peft() {
         let model = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap().for_device(kind);
         let values = AdapterValues::Saved(&saved);
         let parameters = model.load_adapted(&folder, &values, DType::F32, ZeroSharding::NONE, queue).unwrap();
-        let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.kept_value(id))).collect();
+        let start: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.weight(queue, id))).collect();
         let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, options(77));
         let losses = floats(&expected, "losses");
         let labels = indices(batches, "labels");
@@ -115,7 +116,7 @@ fn ten_steps_follow_peft() {
         assert_eq!(losses.len(), STEPS);
         let parameters = &trainer.parameters;
         for (id, start) in parameters.ids().zip(&start) {
-            let (spec, ours) = (&parameters.specs[id.0], queue.read(&parameters.kept_value(id)));
+            let (spec, ours) = (&parameters.specs[id.0], queue.read(&parameters.weight(queue, id)));
             if spec.is_derived {
                 continue;
             }

@@ -21,6 +21,7 @@ mod loss;
 mod magnitude;
 mod math;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;

@@ -31,6 +31,8 @@ pub(crate) trait Simd: Copy {
     fn select_less(self, a: Self::Vector, b: Self::Vector, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
     /// `yes` in the lanes whose bit is set, the lowest for the first, else `no`.
     fn select_bits(self, bits: u16, yes: Self::Vector, no: Self::Vector) -> Self::Vector;
+    /// The lanes of `table` that sixteen nibbles name, two in each byte: the upper one comes first.
+    fn choose(self, table: Self::Vector, nibbles: u64) -> Self::Vector;
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::Vector) -> Self::Vector;
     /// `a · 2^n` for integers n in -126..=127.
@@ -222,6 +224,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn select_bits(self, bits: u16, yes: Lanes, no: Lanes) -> Lanes {
         Lanes(std::array::from_fn(|i| if bits >> i & 1 == 1 { yes.0[i] } else { no.0[i] }))
+    }
+    #[inline(always)]
+    fn choose(self, table: Lanes, nibbles: u64) -> Lanes {
+        Lanes(std::array::from_fn(|i| table.0[(nibbles >> (4 * (i ^ 1)) & 15) as usize]))
     }
     #[inline(always)]
     fn round(self, a: Lanes) -> Lanes {
@@ -469,6 +475,20 @@ mod avx512 {
                     _mm512_castsi512_ps(upper_halves(nearest(first), nearest(second)))
                 }
             };
+        }
+
+        #[inline(always)]
+        fn choose(self, table: __m512, nibbles: u64) -> __m512 {
+            // SAFETY: as above. The permutation looks at the lowest four bits of each lane only.
+            unsafe {
+                let words = _mm512_mask_blend_epi32(
+                    0xff00,
+                    _mm512_set1_epi32(nibbles as i32),
+                    _mm512_set1_epi32((nibbles >> 32) as i32),
+                );
+                let shifts = _mm512_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24);
+                _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), table)
+            }
         }
 
         #[inline(always)]

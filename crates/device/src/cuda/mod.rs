@@ -34,6 +34,7 @@ mod embedding;
 mod loss;
 mod magnitude;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;

@@ -31,6 +31,7 @@ sources! {
     ELEMENTWISE = "elementwise.cu",
     EMBEDDING = "embedding.cu",
     LOSS = "loss.cu",
+    NF4 = "nf4.cu",
     NORM = "norm.cu",
     OPTIMIZER = "optimizer.cu",
     PEER = "peer.cu",

@@ -17,6 +17,7 @@ mod embedding;
 mod loss;
 mod magnitude;
 mod muon;
+mod nf4;
 mod norm;
 mod optimizer;
 mod product;
@@ -33,6 +34,7 @@ pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
 pub use muon::{Combine, MuonMomentum, Normalize};
+pub use nf4::{ExpandNf4, NF4_BLOCK, NF4_CODES, NF4_PER_WORD};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
 pub use product::{Order, Product, Term};
@@ -92,8 +94,8 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, Fill, Gated, GatedBackward, GatherColumns, GatherRows,
-    Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
+    ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated, GatedBackward, GatherColumns,
+    GatherRows, Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
     ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
 }
 
@@ -111,6 +113,7 @@ impl Kernel {
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
             Kernel::Copies(kernel) => kernel.0.iter().all(|copy| copy.out.is_empty()),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
+            Kernel::ExpandNf4(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
             Kernel::Gated(kernel) => kernel.out.is_empty(),
             Kernel::GatedBackward(kernel) => kernel.dgate.is_empty(),

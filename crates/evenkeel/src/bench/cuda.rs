@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
 use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
+use evenkeel_step::schedule::{Arrangement, OASES};
 use evenkeel_train::{Observe, OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
-use super::llama::adapted;
+use super::llama::AdapterArguments;
 use super::median;
 use crate::device::Precision;
 use crate::{Failure, Mistake, device, text};
@@ -68,10 +69,10 @@ impl Preset {
         }
     }
 
-    fn model(self, lora: Option<usize>) -> Result<Model, Mistake> {
+    fn model(self, adapters: &AdapterArguments) -> Result<Model, Mistake> {
         let model = Model::from_json(&self.config());
         let model = model.map_err(|error| Mistake { what: format!("{}: {error}", self.name()), hint: None })?;
-        Ok(adapted(model, lora)?.for_device(DeviceKind::Cuda))
+        Ok(adapters.adapt(model)?.for_device(DeviceKind::Cuda))
     }
 
     fn trainer_options(self, sizes: Sizes) -> TrainerOptions {
@@ -136,8 +137,8 @@ pub struct Options<'a> {
     pub sizes: Sizes,
     /// Whether CUDA graphs are replayed.
     pub graph: bool,
-    /// The rank of adapters that are trained instead of the model.
-    pub lora: Option<usize>,
+    pub adapters: AdapterArguments,
+    pub recompute: bool,
 }
 
 /// An H200 reaches these with a bf16 product of 8192³ and with a device copy; shares are relative to them.
@@ -155,12 +156,15 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     }
     let begin = Instant::now();
     let config = preset.config();
-    let model = preset.model(options.lora)?;
+    let model = preset.model(&options.adapters)?;
     let device = device::start_cuda(0)?;
     device.replay_graphs(false);
     let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
+    if options.recompute {
+        trainer.rearrange(Arrangement::of(OASES));
+    }
     // Two batches in turn, on the GPU beforehand as PyTorch's are: loading data is not timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;

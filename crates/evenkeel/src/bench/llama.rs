@@ -7,6 +7,7 @@ use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 
 use super::between;
 use crate::Mistake;
+use crate::config::AdapterBase;
 use crate::device::Precision;
 use crate::strategy::on_cores;
 
@@ -35,9 +36,22 @@ pub struct Llama {
     pub sequence: usize,
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    #[command(flatten)]
+    pub adapters: AdapterArguments,
+}
+
+/// The adapters that are trained instead of the model.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct AdapterArguments {
     /// Train LoRA adapters of this rank on all linear layers instead of the whole model.
     #[arg(long, value_name = "RANK", value_parser = between::<1, 16384>)]
-    pub lora: Option<usize>,
+    lora: Option<usize>,
+    /// Adapt the first so many layers only. With one, the rest of a step is the frozen model's.
+    #[arg(long, value_name = "COUNT", requires = "lora", value_parser = between::<1, 65536>)]
+    lora_layers: Option<usize>,
+    /// How to hold the adapters' base: "nf4", or in --dtype if not given.
+    #[arg(long, value_name = "FORMAT", requires = "lora", value_parser = AdapterBase::named)]
+    base: Option<AdapterBase>,
 }
 
 impl Llama {
@@ -57,7 +71,7 @@ impl Llama {
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
         });
-        adapted(model_of_options(&config)?, self.lora)
+        self.adapters.adapt(model_of_options(&config)?)
     }
 
     /// Requires a sequence for every replica.
@@ -113,11 +127,15 @@ impl Llama {
     }
 }
 
-/// The model with adapters of a rank, if one is given.
-pub fn adapted(model: Model, rank: Option<usize>) -> Result<Model, Mistake> {
-    let Some(rank) = rank else { return Ok(model) };
-    let config = AdapterConfig { rank, alpha: 2.0 * rank as f32, ..AdapterConfig::default() };
-    model.adapted(config).map_err(|error| Mistake { what: error.to_string(), hint: error.hint() })
+impl AdapterArguments {
+    /// The model with the adapters, if they are wanted.
+    pub fn adapt(&self, model: Model) -> Result<Model, Mistake> {
+        let Some(rank) = self.lora else { return Ok(model) };
+        let model = if self.base == Some(AdapterBase::Nf4) { model.packed() } else { model };
+        let layers = self.lora_layers.map(|count| (0..count.min(model.config.layers.len())).collect());
+        let config = AdapterConfig { rank, alpha: 2.0 * rank as f32, layers, ..AdapterConfig::default() };
+        model.adapted(config).map_err(|error| Mistake { what: error.to_string(), hint: error.hint() })
+    }
 }
 
 /// The model of a config.json that was made from a command's options.

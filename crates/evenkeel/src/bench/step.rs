@@ -116,6 +116,9 @@ impl Arguments {
         if on_card && (self.dp > 1 || self.zero > 0) {
             return mistake("--dp and --zero are measured on cores only".to_owned(), "use --tp, or --device cpu");
         }
+        if on_card && self.recompute && self.tp > 1 {
+            return mistake("--recompute is measured on a GPU with one rank".to_owned(), "leave out --tp");
+        }
         if on_card && self.roofline && (self.tp > 1 || !self.virtual_gpus.is_empty()) {
             return mistake("--roofline measures a GPU with one rank".to_owned(), "leave out --tp and --virtual-gpus");
         }
@@ -141,7 +144,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             virtual_gpus: arguments.virtual_gpus.clone(),
             sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
             graph: !arguments.no_graph,
-            lora: arguments.llama.lora,
+            adapters: arguments.llama.adapters,
+            recompute: arguments.recompute,
         });
     }
     arguments.llama.check_shares(arguments.dp)?;

@@ -2,8 +2,15 @@
 
 use evenkeel_model::{AdapterConfig, AdapterInit, AdapterScaling, Targets};
 
+use evenkeel_balance::Mode;
+
 use super::raw::RawConfig;
-use super::settings::{Adapter, Settings};
+use super::settings::{Adapter, AdapterBase, Dtype, Settings};
+
+/// Why 4-bit bases are not balanced, and what to do.
+pub const PACKED_MOVES: &str =
+    "`balance.mode` moves or prunes columns of layers, but the base is held in blocks of 4-bit numbers";
+pub const PACKED_HINT: &str = "set balance.mode = \"off\"; parallel.tp_weights divides the work once";
 
 /// The rank of an adapter if none is set.
 const USUAL_RANK: usize = 16;
@@ -81,6 +88,18 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["parallel.zero", "adapter.dora"], what, Some(DORA_ZERO_HINT));
     }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
+    if adapter.base.is_some() && !is_adapted && !raw.evaluates {
+        let what = "`adapter.base` is set, but there is no adapter".to_owned();
+        raw.note_contradiction(&["adapter.base", "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
+    }
+    if adapter.base == Some(AdapterBase::Bf16) && settings.train.dtype != Dtype::Bf16 {
+        let what = "`adapter.base` is \"bf16\", but the run computes in f32".to_owned();
+        let hint = "set train.dtype = \"bf16\", or leave adapter.base out";
+        raw.note_contradiction(&["adapter.base", "train.dtype"], what, Some(hint));
+    }
+    if adapter.base == Some(AdapterBase::Nf4) && settings.balance.mode != Mode::Off {
+        raw.note_contradiction(&["adapter.base", "balance.mode"], PACKED_MOVES.to_owned(), Some(PACKED_HINT));
+    }
     if is_adapted && settings.balance.gamma_max > 0.0 {
         let what = "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen".to_owned();
         let hint = "set balance.gamma_max = 0: \"reshard\", \"migrate\" and \"auto\" work without it";
@@ -98,7 +117,23 @@ fn pattern(text: &str) -> Option<(String, f64)> {
     Some((pattern.to_owned(), number.trim().parse().ok().filter(|number: &f64| number.is_finite())?))
 }
 
+impl AdapterBase {
+    /// The value of --base. Its only use is to ask for 4 bits: everything else follows from a dtype.
+    pub fn named(text: &str) -> Result<AdapterBase, String> {
+        if text == "nf4" {
+            Ok(AdapterBase::Nf4)
+        } else {
+            Err("nf4 is the only other format than the dtype's".to_owned())
+        }
+    }
+}
+
 impl Adapter {
+    /// Whether the base is to be held in 4 bits.
+    pub fn packs(&self) -> bool {
+        self.base == Some(AdapterBase::Nf4)
+    }
+
     /// The new adapter that the keys describe, if they do.
     pub fn new_adapter(&self) -> Option<AdapterConfig> {
         self.kind?;

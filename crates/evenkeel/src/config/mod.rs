@@ -23,15 +23,15 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub use adapter::{DORA_DROPOUT_HINT, DORA_ZERO_HINT};
+pub use adapter::{DORA_DROPOUT_HINT, DORA_ZERO_HINT, PACKED_HINT, PACKED_MOVES};
 pub use check::{names_a_file, of_images};
 pub use command::{Arguments, Overrides, run};
 pub use explain::{explain, explain_in_markdown};
 pub use raw::{RawConfig, key_of_flag};
 pub use setting::in_toml;
 pub use settings::{
-    Architecture, Data, DataSource, DecayForm, Dtype, InstructionPrompt, LrDecay, OnBadRecord, OptimizerName,
-    PackingStrategy, Parallel, RecordFormat, Settings,
+    AdapterBase, Architecture, Data, DataSource, DecayForm, Dtype, InstructionPrompt, LrDecay, OnBadRecord,
+    OptimizerName, PackingStrategy, Parallel, RecordFormat, Settings,
 };
 pub use straggler::Straggler;
 

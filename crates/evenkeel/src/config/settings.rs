@@ -27,6 +27,7 @@ choices! {
         Polynomial = "polynomial", Wsd = "wsd"
     }
     AdapterKind { Lora = "lora" }
+    AdapterBase { Bf16 = "bf16", Nf4 = "nf4" }
     DecayForm { Cosine = "cosine", Linear = "linear", Sqrt = "sqrt" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
 }
@@ -80,6 +81,9 @@ settings! {
         kind: Option<AdapterKind>;
         /// Folder of a saved adapter to continue.
         path: Option<PathBuf>;
+        /// How the frozen linear layers are held: "bf16", or in 4 bits as bitsandbytes has them, "nf4" (QLoRA). If not set, in
+        /// train.dtype, or in 4 bits if model.path is a folder that bitsandbytes has quantised.
+        base: Option<AdapterBase>;
         /// Rank of an adapter: columns of one of its two matrices and rows of the other.
         rank: usize = 16, from(1).to(16384);
         /// An adapter's output is multiplied by alpha / rank; 2 × rank if not set.

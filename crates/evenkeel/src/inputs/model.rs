@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use evenkeel_balance::Mode;
 use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
@@ -14,7 +15,10 @@ use serde_json::{Value, json};
 
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::model_folder::{ModelFolder, without_keys};
-use crate::config::{DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, RunConfig, Settings, Sizes};
+use crate::config::{
+    AdapterBase, DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, PACKED_HINT, PACKED_MOVES, RunConfig, Settings,
+    Sizes,
+};
 use crate::{Failure, Mistake, warn};
 
 /// A model, the source of its weights, and its config.json.
@@ -53,22 +57,48 @@ impl ModelInput {
             let hint = format!("{DORA_DROPOUT_HINT} (`lora_dropout` in its adapter_config.json)");
             return Err(Mistake { what, hint: Some(hint) }.into());
         }
+        input.check_packed(&config.settings)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
+    }
+
+    /// Refuses what cannot be done with weights in 4 bits. The folder may be the first to say that they are.
+    fn check_packed(&self, settings: &Settings) -> Result<(), Mistake> {
+        let mistake = |what: &str, hint: &str| Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
+        if !self.model.is_packed() {
+            return Ok(());
+        }
+        if self.model.config.adapters.is_none() {
+            return mistake(
+                "the model's weights are in 4 bits, which cannot be trained themselves",
+                "set adapter.kind = \"lora\" to train an adapter, or use the model's F32, BF16 or F16 weights",
+            );
+        }
+        if settings.adapter.base == Some(AdapterBase::Bf16) {
+            return mistake(
+                "`adapter.base` is \"bf16\", but the weights of `model.path` are in 4 bits",
+                "leave adapter.base out, or use the model's BF16 weights",
+            );
+        }
+        if settings.balance.mode != Mode::Off {
+            return mistake(PACKED_MOVES, PACKED_HINT);
+        }
+        Ok(())
     }
 
     /// The model limits the length of sequences if the configuration does not give it.
     pub fn read(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let ignored = &config.settings.model.ignore_keys;
+        let adapter = &config.settings.adapter;
         let described = |json: Value| -> Result<(Model, Value), Failure> {
             let json = without_keys(&json, ignored, "model.ignore_keys");
-            Ok((Model::from_json(&json)?, json))
+            let model = Model::from_json(&json)?;
+            Ok((if adapter.packs() { model.packed() } else { model }, json))
         };
-        let adapter = &config.settings.adapter;
         let ((model, json), folder) = match &config.source {
             ModelSource::Folder(path) => {
                 let folder = ModelFolder::open(path, adapter.path.as_deref())?;
-                (folder.model(ignored, "model.ignore_keys")?, Some(folder))
+                (folder.model(ignored, "model.ignore_keys", adapter.packs())?, Some(folder))
             }
             ModelSource::Config(path) => (described(read_json(path, CONFIG_BYTES)?)?, None),
             ModelSource::Sizes(sizes) => {
@@ -134,7 +164,8 @@ impl ModelInput {
         Ok(new.commit(replace)?)
     }
 
-    /// Writes the model with its adapter merged into it, as a plain Hugging Face folder. `read_rows` gives what was trained.
+    /// Writes the model with its adapter merged into it, as a plain Hugging Face folder; weights in 4 bits are expanded. `read_rows`
+    /// gives what was trained.
     pub fn save_merged(
         &self,
         path: &Path,
@@ -193,6 +224,7 @@ impl ModelInput {
         let mut json = self.json.clone();
         if let Some(object) = json.as_object_mut() {
             object.remove("torch_dtype");
+            object.remove("quantization_config");
             object.insert("dtype".to_owned(), json!(file_dtype_name(dtype)));
             if self.model.config.head_begins_as_embedding {
                 object.insert("tie_word_embeddings".to_owned(), json!(false));

@@ -34,10 +34,11 @@ impl ModelFolder {
     }
 
     /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
-    /// `option` is where the user named those.
-    pub fn model(&self, ignored: &[String], option: &str) -> Result<(Model, Value), Failure> {
+    /// `option` is where the user named those. `packs` says whether to hold its linear layers in 4 bits; a quantised folder's are.
+    pub fn model(&self, ignored: &[String], option: &str, packs: bool) -> Result<(Model, Value), Failure> {
         let json = without_keys(self.base.config(), ignored, option);
-        let model = Model::from_json(&json)?;
+        let model = Model::of_folder(&json, &self.base)?;
+        let model = if packs { model.packed() } else { model };
         model.check(&self.base)?;
         let Some(adapter) = &self.adapter else { return Ok((model, json)) };
         let model = model.adapted(adapter.config.clone())?;

@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use evenkeel_device::DType;
+use evenkeel_device::kernel::NF4_BLOCK;
 use evenkeel_model::{AdapterConfig, Config, Input, Model};
 use evenkeel_step::schedule::{Arrangement, NONE, OASES};
 use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
-use crate::config::{OptimizerName, TokenizerSource};
+use crate::config::{AdapterBase, OptimizerName, TokenizerSource};
 use crate::inputs::feed::Text;
 use crate::inputs::model_folder::ModelFolder;
 use crate::memory::samples_bytes;
@@ -29,6 +30,9 @@ pub struct Arguments {
     /// Trains a new LoRA adapter of this rank on all linear layers, instead of the whole model.
     #[arg(long, value_name = "RANK", conflicts_with = "adapter", value_parser = clap::value_parser!(u32).range(1..=16384))]
     lora: Option<u32>,
+    /// How to hold the frozen linear layers of an adapter's base: "nf4", or the dtype of the table if not given.
+    #[arg(long, value_name = "FORMAT", value_parser = AdapterBase::named)]
+    base: Option<AdapterBase>,
     /// Sequences (or images) of the training step.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
@@ -71,7 +75,8 @@ const MOST_INPUTS: usize = 1 << 26;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let folder = ModelFolder::open(&arguments.model, arguments.adapter.as_deref())?;
-    let (model, json) = folder.model(&arguments.ignore_keys, "--ignore-keys")?;
+    let packs = arguments.base == Some(AdapterBase::Nf4);
+    let (model, json) = folder.model(&arguments.ignore_keys, "--ignore-keys", packs)?;
     let model = match arguments.lora {
         Some(rank) => model.adapted(AdapterConfig { rank: rank as usize, ..AdapterConfig::default() })?,
         None => model,
@@ -151,15 +156,24 @@ fn describe_parameters(model: &Model) -> String {
     if all == trained {
         return count;
     }
+    let (packed, bits) = (model.packed_count(), PACKED_BITS);
+    let in_4_bits = format!("{} in {bits} bits each, {}", text::count(packed), text::bytes(packed / 16 * 9));
     let layers = model.adapted_names().len();
+    if layers == 0 {
+        return format!("{count}, of which {in_4_bits}, are frozen: only adapters of them can be trained (--lora)");
+    }
+    let frozen = all - trained - packed;
+    let frozen = format!("{} in f32, {} in bf16", text::bytes(4 * frozen), text::bytes(2 * frozen));
+    let frozen = if packed > 0 { format!("{in_4_bits}, the others {frozen}") } else { frozen };
     format!(
-        "{count}, of which {} are trained ({:.2} %): adapters of {layers} layers. Frozen: {} in f32, {} in bf16",
+        "{count}, of which {} are trained ({:.2} %): adapters of {layers} layers. Frozen: {frozen}",
         text::count(trained),
         100.0 * trained as f64 / all as f64,
-        text::bytes(4 * (all - trained)),
-        text::bytes(2 * (all - trained)),
     )
 }
+
+/// A code, and its part of its block's factor.
+const PACKED_BITS: f64 = 4.0 + 32.0 / NF4_BLOCK as f64;
 
 fn on_ranks(mesh: Mesh) -> String {
     match (mesh.dp, mesh.tp) {

@@ -433,12 +433,13 @@ fn conclusion(
     if settings.output.save_model {
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
+        let base = if settings.adapter.packs() { " --base nf4" } else { "" };
         if reads_text {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
             let chat = if is_chat { " --chat" } else { "" };
-            lines.push(format!("  evenkeel generate {model}{chat} --prompt {}", quoted(prompt)));
+            lines.push(format!("  evenkeel generate {model}{base}{chat} --prompt {}", quoted(prompt)));
         }
-        lines.push(format!("  evenkeel inspect {model}"));
+        lines.push(format!("  evenkeel inspect {model}{base}"));
     }
     lines.join("\n")
 }

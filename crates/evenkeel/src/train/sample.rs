@@ -39,7 +39,7 @@ pub fn samples(folder: &Path, settings: &Settings, is_chat: bool) -> Result<Vec<
     let kind = settings.device.kind;
     // A saved model's config.json is without these keys; an adapter's base has them.
     let ignored = if saved.adapter.is_some() { &settings.model.ignore_keys[..] } else { &[] };
-    let model = saved.model(ignored, "model.ignore_keys")?.0.for_device(kind);
+    let model = saved.model(ignored, "model.ignore_keys", settings.adapter.packs())?.0.for_device(kind);
     let device = start(kind, settings)?;
     let parameters = saved.load(&model, 0, DType::from(settings.train.dtype), ZeroSharding::NONE, device.compute())?;
     let text = Text::from_source(&TokenizerSource::Path(folder.to_owned()), "data.tokenizer")?;

@@ -1,5 +1,6 @@
 //! Adapters merged into the weights that they stand beside.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -8,7 +9,9 @@ use evenkeel_store::Folder;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
 use crate::error::Error;
+use crate::nf4::packed::OwnedWeight;
 use crate::parameters::ParamId;
+use crate::parameters::load::with_packed;
 
 /// Reads a model's weights with its adapters' products added and, with DoRA, rows brought to their magnitudes, in f32.
 pub struct Merger<'a> {
@@ -17,6 +20,8 @@ pub struct Merger<'a> {
     /// The folder's name for each parameter.
     names: Vec<Option<String>>,
     adapted: HashMap<ParamId, Factors>,
+    /// The weight in 4 bits that was read last.
+    packed: RefCell<Option<(ParamId, OwnedWeight)>>,
 }
 
 struct Factors {
@@ -43,11 +48,11 @@ const READ_ELEMENTS: usize = 1 << 20;
 impl<'a> Merger<'a> {
     /// Compares the folder's tensors with the model; no adapter is merged yet.
     pub fn new(model: &'a Model, base: &'a Folder) -> Result<Merger<'a>, Error> {
-        Ok(Merger { base, model, names: model.names_in(base)?, adapted: HashMap::new() })
+        Ok(Merger { base, model, names: model.names_in(base)?, adapted: HashMap::new(), packed: RefCell::default() })
     }
 
     /// `read` returns a whole parameter of the adapters.
-    pub fn with_adapters<E: From<evenkeel_store::Error>>(
+    pub fn with_adapters<E: From<Error>>(
         mut self,
         read: impl Fn(ParamId) -> Result<Vec<f32>, E>,
     ) -> Result<Merger<'a>, E> {
@@ -67,7 +72,7 @@ impl<'a> Merger<'a> {
     }
 
     /// The magnitudes divided by the norms of the merged weight's columns.
-    fn factors_of_columns(&self, id: ParamId, magnitudes: Vec<f32>) -> Result<Vec<f32>, evenkeel_store::Error> {
+    fn factors_of_columns(&self, id: ParamId, magnitudes: Vec<f32>) -> Result<Vec<f32>, Error> {
         let [rows, cols] = self.model.specs[id.0].whole;
         let mut squares = vec![0.0f64; cols];
         let step = (READ_ELEMENTS / cols.max(1)).max(1);
@@ -79,18 +84,36 @@ impl<'a> Merger<'a> {
         Ok(magnitudes.iter().zip(&squares).map(|(magnitude, square)| factor(*magnitude, *square)).collect())
     }
 
-    /// Some rows of a parameter of the base.
-    pub fn read_rows(&self, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, evenkeel_store::Error> {
-        let cols = self.model.specs[id.0].whole[1];
+    /// Some rows of a parameter of the base. A weight in 4 bits is expanded, for that is what the adapter was trained with.
+    pub fn read_rows(&self, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
+        let spec = &self.model.specs[id.0];
+        let cols = spec.whole[1];
         let name = self.names[id.0].as_ref().expect("a parameter of the base");
-        let mut values = vec![0.0; rows.len() * cols];
-        let tensor = self.base.tensor(name).expect("matched before");
-        tensor.read(rows.start * cols..rows.end * cols, &mut values)?;
+        let elements = rows.start * cols..rows.end * cols;
+        let mut values = if spec.is_packed {
+            self.expanded(id, name, elements)?
+        } else {
+            let mut values = vec![0.0; elements.len()];
+            self.base.tensor(name).expect("matched before").read(elements, &mut values)?;
+            values
+        };
         if let Some(factors) = self.adapted.get(&id) {
             factors.add_to(&mut values, rows.clone(), cols);
             factors.scale(&mut values, rows, cols);
         }
         Ok(values)
+    }
+
+    fn expanded(&self, id: ParamId, name: &str, elements: Range<usize>) -> Result<Vec<f32>, Error> {
+        let mut packed = self.packed.borrow_mut();
+        if packed.as_ref().is_none_or(|(last, _)| *last != id) {
+            let spec = &self.model.specs[id.0];
+            let len = spec.whole.iter().product();
+            let weight = with_packed(self.base, name, spec, |weight| OwnedWeight::of(weight, len))?;
+            *packed = Some((id, weight));
+        }
+        let (_, weight) = packed.as_ref().expect("it was read");
+        Ok(weight.expanded(elements))
     }
 }
 

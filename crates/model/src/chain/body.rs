@@ -38,6 +38,11 @@ impl<'a> Context<'a> {
         self.parameters.specs[id.0].is_trained
     }
 
+    /// The values of a linear layer's weight. One in 4 bits is expanded into memory that is free again once the caller drops it.
+    pub(crate) fn weight(&self, id: ParamId) -> Tensor {
+        self.parameters.weight(self.queue, id)
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.parameters.dtype()
     }

@@ -296,6 +296,8 @@ impl Builder<'_> {
         let init = Init::Normal { deviation: self.config.init_deviation * init_scale };
         let adds_bias = !is_summand || sharing == Sharing::Same || self.shard.index == 0;
         let weight = self.tensor(&format!("{name}.weight"), shape, slice, sharing.clone(), init);
+        let spec = &mut self.specs[weight.0];
+        spec.is_packed = self.config.packing.as_ref().is_some_and(|packing| packing.packs(&spec.name));
         let bias = has_bias.then(|| {
             let sharing = if is_summand { Sharing::Same } else { sharing.clone() };
             let slice = Slice::of_cols(1, outputs.clone());
@@ -427,6 +429,7 @@ impl Builder<'_> {
             is_trained: true,
             is_adapter: false,
             is_derived: false,
+            is_packed: false,
         });
         ParamId(self.specs.len() - 1)
     }

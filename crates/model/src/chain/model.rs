@@ -15,6 +15,7 @@ use crate::chain::op::Linear;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::error::Error;
+use crate::nf4::{self, PackedLayers};
 use crate::parameters::bucket::{Bucket, buckets};
 use crate::parameters::joined::JoinedWeight;
 use crate::parameters::{ParamId, ParamSpec};
@@ -55,7 +56,27 @@ impl Model {
     pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
         assert!(self.first_unit == 0 && self.exit.is_none(), "a model is cut in shards before it is cut in stages");
         let shards = Shard::cut(&self.config, cut)?;
-        Ok(shards.into_iter().map(|shard| self.rebuilt(shard, self.kind)).collect())
+        let models: Vec<Model> = shards.into_iter().map(|shard| self.rebuilt(shard, self.kind)).collect();
+        let packed = models.iter().flat_map(|model| &model.specs).filter(|spec| spec.is_packed);
+        packed.into_iter().try_for_each(nf4::check_cut)?;
+        Ok(models)
+    }
+
+    /// The same model with its linear layers, the head excepted, frozen and held in 4 bits.
+    pub fn packed(&self) -> Model {
+        if self.config.packing.is_some() { self.clone() } else { self.packed_as(PackedLayers::default()) }
+    }
+
+    pub(crate) fn packed_as(&self, packing: PackedLayers) -> Model {
+        assert!(self.config.adapters.is_none(), "a base is packed before it is adapted");
+        let config = Config { packing: Some(Arc::new(packing)), ..self.config.clone() };
+        let shard = Shard::whole(&config);
+        Model::of_shard(config, shard, self.kind, |_| true)
+    }
+
+    /// Whether some of its weights are held in 4 bits.
+    pub fn is_packed(&self) -> bool {
+        self.specs.iter().any(|spec| spec.is_packed)
     }
 
     /// The model for such devices. On a GPU its head treats more rows at a time, and what belongs to an adapter lies beside what
@@ -88,6 +109,14 @@ impl Model {
         let shard = Shard::whole(&config);
         let model = Model::of_shard(config, shard, self.kind, |_| true);
         adapters.check(&model.specs, &linears)?;
+        if adapters.config.is_dora && model.is_packed() {
+            let what = "DoRA on a base in 4 bits: the norms of its rows are not known".to_owned();
+            return Err(Error::BadAdapter { what });
+        }
+        if let Some(spec) = model.specs.iter().find(|spec| spec.is_packed && adapters.trains(spec)) {
+            let what = format!("`{}` is to be trained whole, but it is held in 4 bits, which cannot be", spec.name);
+            return Err(Error::BadAdapter { what });
+        }
         Ok(model.training(|_, spec| adapters.trains(spec)))
     }
 
@@ -124,12 +153,17 @@ impl Model {
 
     /// The frozen weights that their adapters' factors are to lie beside.
     pub(crate) fn joined_weights(&self) -> Vec<JoinedWeight> {
-        let linears = self.bodies().flat_map(Body::linears).filter(|linear| !self.specs[linear.weight.0].is_trained);
+        let linears = self.bodies().flat_map(Body::linears).filter(|linear| self.is_plain_and_frozen(linear.weight));
         let joined = |linear: &Linear| {
             let LinearAdapter { a, b, place, .. } = linear.adapter?;
             Some(JoinedWeight { weight: linear.weight, a, b, rank: self.specs[a.0].matrix[0], place: place? })
         };
         linears.filter_map(joined).collect()
+    }
+
+    fn is_plain_and_frozen(&self, id: ParamId) -> bool {
+        let spec = &self.specs[id.0];
+        !spec.is_trained && !spec.is_packed
     }
 
     fn bodies(&self) -> impl Iterator<Item = &Body> {
@@ -145,10 +179,16 @@ impl Model {
         trained.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 
+    /// The count of what is held in 4 bits, for the whole model.
+    pub fn packed_count(&self) -> u64 {
+        let packed = self.specs.iter().filter(|spec| spec.is_packed);
+        packed.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
+    }
+
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
-            spec.is_trained = !spec.is_derived && is_trained(ParamId(index), spec);
+            spec.is_trained = !spec.is_derived && !spec.is_packed && is_trained(ParamId(index), spec);
         }
         self.buckets = buckets(&self);
         self

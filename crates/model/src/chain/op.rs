@@ -399,7 +399,7 @@ impl Linear {
                 assert!(self.part.is_none(), "layers that are pruned are not shared by samples");
                 pruned_layer.weight(context)
             }
-            None => self.part_of_weight(context.parameters.value(self.weight)),
+            None => self.part_of_weight(context.weight(self.weight)),
         }
     }
 

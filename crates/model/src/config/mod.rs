@@ -2,6 +2,7 @@
 
 pub(crate) mod family;
 pub(crate) mod known_keys;
+mod quantization;
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use crate::chain::rotary::{Rotary, Scaling};
 use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
 use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::error::Error;
+use crate::nf4::PackedLayers;
 
 /// No real model comes near these; a file that does is broken or hostile.
 const LARGEST_SIZE: u64 = 1 << 24;
@@ -69,6 +71,8 @@ pub struct Config {
     pub ignored_dropouts: Vec<&'static str>,
     /// The adapters of linear layers, if training changes these instead of the layers.
     pub adapters: Option<Arc<Adapters>>,
+    /// The linear layers that are frozen and held in 4 bits, if any are.
+    pub packing: Option<Arc<PackedLayers>>,
 }
 
 /// Options that differ from layer to layer.
@@ -106,6 +110,7 @@ impl Config {
         let keys = Keys { json };
         check_class(&keys, family)?;
         refuse_unsupported(&keys)?;
+        let is_quantized = quantization::is_nf4(keys.get("quantization_config"))?;
         refuse_unknown(json, family)?;
         let names = &family.keys;
         let hidden = keys.size(names.hidden)?;
@@ -173,6 +178,7 @@ impl Config {
             dropouts: read_dropouts(&keys, family)?,
             ignored_dropouts: ignored_dropouts(&keys, family)?,
             adapters: None,
+            packing: is_quantized.then(Arc::default),
             head_begins_as_embedding: false,
         })
     }
@@ -231,13 +237,7 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     if keys.optional_flag("scale_attn_weights")? == Some(false) {
         return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
     }
-    match keys.get("quantization_config") {
-        None => Ok(()),
-        Some(found) => {
-            let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("no method named");
-            Err(Error::Quantized { method: shorten(method) })
-        }
-    }
+    Ok(())
 }
 
 fn read_dropouts(keys: &Keys, family: &Family) -> Result<Dropouts, Error> {

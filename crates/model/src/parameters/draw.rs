@@ -3,11 +3,12 @@
 use std::convert::Infallible;
 
 use evenkeel_device::kernel::{Fill, Placement, RandomNormal};
-use evenkeel_device::{Queue, Tensor};
+use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_random::seed_of;
 
 use crate::parameters::load::fill_slice;
 use crate::parameters::{Init, ParamSpec};
+use crate::sharding::layout::Slice;
 
 /// Fills a shard's part of a parameter with random numbers. Each depends on the seed, the parameter's name and its place in the
 /// whole parameter.
@@ -33,6 +34,22 @@ pub(crate) fn draw(queue: &Queue, spec: &ParamSpec, part: &Tensor, seed: u64) {
             });
         }),
     }
+}
+
+/// All numbers of a parameter, as [`draw`] draws them for shards.
+pub(crate) fn draw_whole(queue: &Queue, spec: &ParamSpec, seed: u64) -> Vec<f32> {
+    /// Numbers on the device at a time.
+    const NUMBERS: usize = 1 << 20;
+    let [rows, cols] = spec.whole;
+    let rows_at_a_time = (NUMBERS / cols.max(1)).clamp(1, rows.max(1));
+    let mut numbers = Vec::with_capacity(rows * cols);
+    for first in (0..rows).step_by(rows_at_a_time) {
+        let held = first..rows.min(first + rows_at_a_time);
+        let part = queue.tensor(held.len(), cols, DType::F32);
+        draw(queue, &ParamSpec { slice: Slice::of_rows(held, cols), ..spec.clone() }, &part, seed);
+        numbers.extend(queue.read(&part));
+    }
+    numbers
 }
 
 /// Between plus and minus a bound, from 24 of a key's bits.

@@ -6,12 +6,16 @@ use std::path::Path;
 
 use evenkeel_device::{DType, Queue, Tensor};
 use evenkeel_store::{Folder, RawTensor};
+use serde_json::Value;
 
 use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
 use crate::config::family::Names;
 use crate::error::Error;
+use crate::nf4::PackedLayers;
+use crate::nf4::bitsandbytes::{self, Quantized};
+use crate::nf4::packed::{HostWeight, QuantizedOnLoading};
 use crate::parameters::{ParamId, ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
@@ -40,10 +44,57 @@ pub fn fill_slice<E>(
     Ok(())
 }
 
+/// Calls `work` with a folder's weight in 4 bits: as it was saved, or quantised while it is read.
+pub(crate) fn with_packed<T>(
+    folder: &Folder,
+    name: &str,
+    spec: &ParamSpec,
+    work: impl FnOnce(&dyn HostWeight) -> Result<T, Error>,
+) -> Result<T, Error> {
+    if bitsandbytes::is_quantized(folder, name) {
+        return work(&Quantized::open(folder, name, &spec.shape)?.read()?);
+    }
+    let tensor = folder.tensor(name).expect("names were compared");
+    let read = |elements: Range<usize>, out: &mut [f32]| tensor.read(elements, out).map_err(Error::from);
+    work(&QuantizedOnLoading::new(spec, read)?)
+}
+
 impl Model {
     /// The model that a folder's config.json describes.
     pub fn open(folder: &Folder) -> Result<Model, Error> {
-        Model::from_json(folder.config())
+        Model::of_folder(folder.config(), folder)
+    }
+
+    /// The model of a folder with this config.json. The folder's tensors tell which layers are in 4 bits, if config.json says that
+    /// some are.
+    pub fn of_folder(json: &Value, folder: &Folder) -> Result<Model, Error> {
+        let model = Model::from_json(json)?;
+        if model.config.packing.is_none() {
+            return Ok(model);
+        }
+        if model.config.family.is_transposed() {
+            let what =
+                format!("a `{}` in 4 bits, whose matrices bitsandbytes transposes,", model.config.family.model_type);
+            return Err(Error::Unsupported { what });
+        }
+        let present: BTreeSet<&str> = folder.names().collect();
+        let is_quantized = |spec: &&ParamSpec| {
+            let name = model.find(&present, &spec.name);
+            name.is_none_or(|name| bitsandbytes::is_quantized(folder, name))
+        };
+        let packed = || model.specs.iter().filter(|spec| spec.is_packed);
+        let (quantized, skipped): (Vec<&ParamSpec>, Vec<&ParamSpec>) = packed().partition(is_quantized);
+        if quantized.is_empty() {
+            return Err(Error::NothingQuantized { folder: folder.path().to_owned() });
+        }
+        let skipped = skipped.into_iter().map(|spec| spec.name.clone()).collect();
+        Ok(model.packed_as(PackedLayers::skipping(skipped)))
+    }
+
+    /// A folder's name for a tensor. Checkpoints of the bare network leave out the prefix.
+    fn find<'n>(&self, present: &BTreeSet<&'n str>, name: &str) -> Option<&'n str> {
+        let names = [Some(name), name.strip_prefix(self.config.family.names.base)];
+        names.into_iter().flatten().find_map(|name| present.get(name).copied())
     }
 
     /// Compares the names and shapes of the folder's tensors with the config, and reads no values.
@@ -105,6 +156,12 @@ impl Model {
             }
             Ok::<_, Error>(())
         })?;
+        parameters.fill_packed(|id, spec, weight| {
+            let name = names[id.0].as_ref().expect("a weight of the base");
+            with_packed(folder, name, spec, |whole| weight.fill(spec, whole, queue))?;
+            folder.release(name);
+            Ok(())
+        })?;
         self.measure_rows(&parameters, queue);
         Ok(parameters)
     }
@@ -112,12 +169,8 @@ impl Model {
     /// The folder's name for each parameter that is not an adapter's, once every name and shape is known to fit.
     pub(crate) fn names_in(&self, folder: &Folder) -> Result<Vec<Option<String>>, Error> {
         let present: BTreeSet<&str> = folder.names().collect();
-        let Names { base, embed, head, .. } = self.config.family.names;
-        let find = |name: &str| -> Option<String> {
-            // Checkpoints of the bare network leave out the prefix.
-            let names = [Some(name), name.strip_prefix(base)].into_iter().flatten();
-            names.into_iter().find(|name| present.contains(name)).map(str::to_owned)
-        };
+        let Names { embed, head, .. } = self.config.family.names;
+        let find = |name: &str| self.find(&present, name).map(str::to_owned);
         let in_folder = |spec: &ParamSpec| {
             let is_copy = self.config.head_begins_as_embedding && spec.name.strip_suffix(".weight") == Some(head);
             find(&spec.name).or_else(|| find(embed).filter(|_| is_copy))
@@ -130,11 +183,20 @@ impl Model {
             let (name, missing, expected) = (first.name.clone(), missing.len(), of_base().count());
             return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
         }
-        self.refuse_unexpected(&present, &names, folder.path())?;
+        let mut companions = Vec::new();
+        for (spec, name) in of_base().filter(|(spec, _)| spec.is_packed) {
+            let name = name.as_ref().expect("none is missing");
+            if bitsandbytes::is_quantized(folder, name) {
+                Quantized::open(folder, name, &spec.shape)?;
+                companions.extend(bitsandbytes::companions(folder, name));
+            }
+        }
+        self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder.path())?;
         for (spec, name) in of_base() {
             let name = name.as_ref().expect("none is missing");
             let tensor = folder.tensor(name).expect("present");
-            if tensor.shape() != spec.shape {
+            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, name);
+            if !is_quantized && tensor.shape() != spec.shape {
                 let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
                 return Err(Error::WrongShape { name: name.clone(), file, found, expected: spec.shape.clone() });
             }
@@ -142,13 +204,13 @@ impl Model {
         Ok(names)
     }
 
-    fn refuse_unexpected(
+    fn refuse_unexpected<'n>(
         &self,
         present: &BTreeSet<&str>,
-        names: &[Option<String>],
+        known: impl IntoIterator<Item = &'n String>,
         folder: &Path,
     ) -> Result<(), Error> {
-        let known: BTreeSet<&str> = names.iter().flatten().map(String::as_str).collect();
+        let known: BTreeSet<&str> = known.into_iter().map(String::as_str).collect();
         let unexpected: Vec<&str> =
             present.difference(&known).copied().filter(|name| !self.may_be_ignored(name)).collect();
         match unexpected.first() {

@@ -16,9 +16,11 @@ use evenkeel_device::{DType, Queue, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::model::Model;
+use crate::error::Error;
+use crate::nf4::packed::{PackedWeight, QuantizedOnLoading};
 use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Sharing, Slice};
-pub(crate) use draw::draw;
+pub(crate) use draw::{draw, draw_whole};
 pub use gradients::Gradients;
 use joined::{Group, JoinedFactors};
 
@@ -47,6 +49,8 @@ pub struct ParamSpec {
     pub is_adapter: bool,
     /// Whether it is computed from other parameters: it is neither drawn, loaded, trained nor saved.
     pub is_derived: bool,
+    /// Whether it is frozen and held in 4 bits.
+    pub is_packed: bool,
 }
 
 impl ParamSpec {
@@ -248,6 +252,8 @@ pub struct Parameters {
     apart: Vec<Option<Tensor>>,
     /// By weight: those factors' places.
     joined_factors: Vec<Option<JoinedFactors>>,
+    /// By parameter: those that are held in 4 bits. They lie in no bucket.
+    packed: Vec<Option<PackedWeight>>,
 }
 
 impl Parameters {
@@ -297,6 +303,8 @@ impl Parameters {
             }
         }
         let (values, work_values) = (RefCell::new(values), RefCell::new(vec![None; model.specs.len()]));
+        let packed = |spec: &ParamSpec| spec.is_packed.then(|| PackedWeight::allocate(spec, queue));
+        let packed = model.specs.iter().map(packed).collect();
         Parameters {
             specs: model.specs.clone(),
             buckets,
@@ -309,6 +317,7 @@ impl Parameters {
             work_values,
             apart,
             joined_factors,
+            packed,
         }
     }
 
@@ -317,7 +326,7 @@ impl Parameters {
         let (specs, buckets, places, masters, own_values) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (values, work_values) = (RefCell::default(), RefCell::default());
-        let (apart, joined_factors) = (Vec::new(), Vec::new());
+        let (apart, joined_factors, packed) = (Vec::new(), Vec::new(), Vec::new());
         Parameters {
             specs,
             buckets,
@@ -330,6 +339,7 @@ impl Parameters {
             work_values,
             apart,
             joined_factors,
+            packed,
         }
     }
 
@@ -341,11 +351,32 @@ impl Parameters {
             Ok(())
         });
         drawn.expect("drawing cannot fail");
+        let drawn = parameters.fill_packed(|_, spec, weight| {
+            let numbers = draw_whole(queue, spec, seed);
+            let read = |elements: Range<usize>, out: &mut [f32]| {
+                out.copy_from_slice(&numbers[elements]);
+                Ok(())
+            };
+            weight.fill(spec, &QuantizedOnLoading::new(spec, read)?, queue)
+        });
+        drawn.expect("random numbers are finite");
         model.measure_rows(&parameters, queue);
         parameters
     }
 
-    /// Fills every parameter, values and masters: `fill` writes the shard's whole part of one, f32 [rows, columns].
+    /// Calls `fill` for each weight that is held in 4 bits, unless this shard or stage holds nothing of it.
+    pub(crate) fn fill_packed(
+        &self,
+        fill: impl Fn(ParamId, &ParamSpec, &PackedWeight) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let weights = self.ids().zip(&self.specs).zip(&self.packed).filter(|((_, spec), _)| !spec.is_empty());
+        let fill = |((id, spec), weight): ((ParamId, &ParamSpec), &Option<PackedWeight>)| {
+            weight.as_ref().map_or(Ok(()), |weight| fill(id, spec, weight))
+        };
+        weights.into_iter().try_for_each(fill)
+    }
+
+    /// Fills every parameter but those in 4 bits, values and masters: `fill` writes the shard's whole part of one, f32 [rows, columns].
     pub fn fill<E>(
         &self,
         queue: &Queue,
@@ -382,6 +413,14 @@ impl Parameters {
     /// The values that units compute with: matrices in the compute dtype, vectors in f32.
     pub fn value(&self, id: ParamId) -> Tensor {
         self.work_values.borrow()[id.0].clone().unwrap_or_else(|| self.kept_value(id))
+    }
+
+    /// The values of a linear layer's weight; if it is held in 4 bits, expanded to the compute dtype in a new tensor.
+    pub fn weight(&self, queue: &Queue, id: ParamId) -> Tensor {
+        match &self.packed[id.0] {
+            Some(packed) => packed.expanded(queue, self.dtype),
+            None => self.value(id),
+        }
     }
 
     /// The values of the part that is kept here.

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use evenkeel_device::kernel::NF4_BLOCK;
 use evenkeel_widths::{Dim, SHARES, Widths};
 use serde::{Deserialize, Serialize};
 
@@ -172,7 +173,7 @@ impl Shard {
         assert!(cut.widths.as_ref().is_none_or(|widths| config.can_be_cut(widths, count)), "{:?}", cut.widths);
         let divided = |dim: Dim| match &cut.widths {
             Some(widths) => side_by_side(widths.of(dim)),
-            None => cut_dim(total(dim, config), &cut.weights),
+            None => cut_dim(total(dim, config), &cut.weights, least_grain(dim, config)),
         };
         let heads = cut_heads(config, cut);
         let [ffn, classes, patch_elements] = [Dim::Columns, Dim::Classes, Dim::PatchElements].map(divided);
@@ -283,8 +284,14 @@ const GRAINS: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// A part may be longer than its share by this factor for the sake of a larger grain.
 const GRAIN_EXCESS: f64 = 1.03;
 
-/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes the rest.
-fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
+/// Weights in 4 bits can only be cut at whole blocks.
+fn least_grain(dim: Dim, config: &Config) -> usize {
+    if dim == Dim::Columns && config.packing.is_some() { NF4_BLOCK } else { 1 }
+}
+
+/// Cuts a dim in whole grains, the largest that leave the parts close to their shares; one part takes the rest. Parts that are
+/// multiples of the least grain are preferred to even ones.
+fn cut_dim(len: usize, weights: &[f64], least_grain: usize) -> Vec<Range<usize>> {
     let total: f64 = weights.iter().sum();
     let close = |parts: &[Range<usize>]| {
         let mut parts = parts.iter().zip(weights);
@@ -295,6 +302,9 @@ fn cut_dim(len: usize, weights: &[f64]) -> Vec<Range<usize>> {
         grains.into_iter().map(|part| part.start * grain..len.min(part.end * grain)).collect()
     };
     let large_enough = GRAINS.into_iter().filter(|grain| len / grain >= weights.len());
+    if least_grain > 1 && len / least_grain >= weights.len() {
+        return cut(least_grain);
+    }
     let coarse = large_enough.map(cut).find(|parts| close(parts));
     coarse.unwrap_or_else(|| apportion(len, weights))
 }
@@ -380,7 +390,7 @@ mod tests {
     #[test]
     fn dims_are_cut_at_multiples_of_64_with_at_most_one_odd_part() {
         for (len, shards) in [(50257, 2), (50257, 8), (151936, 8), (32000, 4), (11008, 3)] {
-            let parts = cut_dim(len, &vec![1.0; shards]);
+            let parts = cut_dim(len, &vec![1.0; shards], 1);
             let lengths = lengths(&parts);
             assert_eq!(lengths.iter().sum::<usize>(), len);
             let odd = lengths.iter().filter(|length| !length.is_multiple_of(64)).count();
@@ -388,8 +398,10 @@ mod tests {
             let most = *lengths.iter().max().unwrap() as f64;
             assert!(most <= 1.03 * len as f64 / shards as f64, "{len} over {shards}: {lengths:?}");
         }
-        assert_eq!(lengths(&cut_dim(1408, &[1.0; 3])), [480, 480, 448]);
-        assert_eq!(lengths(&cut_dim(129, &[1.0; 4])), [33, 32, 32, 32]);
-        assert_eq!(lengths(&cut_dim(11008, &[1.0, 1.0, 0.5])), [4416, 4416, 2176]);
+        assert_eq!(lengths(&cut_dim(1408, &[1.0; 3], 1)), [480, 480, 448]);
+        assert_eq!(lengths(&cut_dim(129, &[1.0; 4], 1)), [33, 32, 32, 32]);
+        assert_eq!(lengths(&cut_dim(11008, &[1.0, 1.0, 0.5], 1)), [4416, 4416, 2176]);
+        assert_eq!(lengths(&cut_dim(192, &[1.0; 2], 1)), [96, 96]);
+        assert_eq!(lengths(&cut_dim(192, &[1.0; 2], 64)), [128, 64]);
     }
 }

@@ -18,7 +18,7 @@ const SPARE_BYTES: u64 = 256 << 20;
 const HINT: &str = "use fewer ranks, or a smaller --model";
 
 pub fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
-    let (model, tp) = (preset.model(options.lora)?, options.cut.weights.len());
+    let (model, tp) = (preset.model(&options.adapters)?, options.cut.weights.len());
     let (sizes, dtype) = (options.sizes, options.precision.into());
     let (micro_batch, cut) = (preset.batch(sizes).0, options.cut.clone());
     let strategy = Strategy { micro_batch, dtype, ..Strategy::of(cut) };
