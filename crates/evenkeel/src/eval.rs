@@ -44,9 +44,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             if exists(path.join("config.json")) {
                 config.settings.adapter.base = None;
             }
-            config.source = ModelSource::Folder(path);
+            config.evaluate_folder(path);
         }
-        None if exists(&trained) => config.source = ModelSource::Folder(trained),
+        None if exists(&trained) => config.evaluate_folder(trained),
         None if exists(config.settings.output.folder.join("checkpoints")) => {
             return Err(Mistake {
                 what: format!("the run in `{}` has no model yet", config.settings.output.folder.display()),

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let opened = Opened::new(&checkpoint)?;
     let specs = &input.model.specs;
-    specs.iter().filter(|spec| spec.is_trained).try_for_each(|spec| opened.check(spec))?;
+    opened.check_trained(specs)?;
     let tokenizer = text.map(|text| SavedTokenizer::of(&text, &config.settings)).transpose()?;
     let read_rows = |id: ParamId, rows| opened.read_rows(&specs[id.0], rows);
     if arguments.merge {

@@ -4,7 +4,7 @@ mod support;
 
 use std::path::PathBuf;
 
-use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::kernel::{Fill, IGNORE, Segments};
 use evenkeel_device::{DType, Device, DeviceKind, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
@@ -459,5 +459,44 @@ fn peft_reads_what_was_written() {
         // Names follow from the tensors.
         let config = AdapterConfig { has_new_names: false, ..saved.config };
         assert_eq!(AdapterConfig::from_peft(&written).unwrap(), config, "{case}");
+    }
+}
+
+/// Where some layers with the same input are trained whole or held in 4 bits, only the others lie beside their adapters.
+#[test]
+fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus() {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 64, "tie_word_embeddings": true,
+    });
+    let adapter = AdapterConfig { rank: 4, ..AdapterConfig::default() };
+    let plain = Model::from_json(&config).unwrap();
+    let adapted = plain.adapted(adapter.clone()).unwrap();
+    let whole = ["q_proj.weight", "up_proj.weight"];
+    let some = adapted
+        .clone()
+        .training(|id, spec| adapted.specs[id.0].is_trained || whole.iter().any(|name| spec.name.ends_with(name)));
+    let packed = plain.packed().adapted(adapter).unwrap();
+    let device = support::device(1, 1 << 28);
+    let queue = device.compute();
+    for model in [some, packed] {
+        let losses = KINDS.map(|kind| {
+            let model = model.for_device(kind);
+            let poison = queue.tensor(1, 1 << 22, DType::F32);
+            queue.launch(Fill { out: poison.view(), value: f32::NAN });
+            drop(poison);
+            let parameters = Parameters::random(&model, DType::F32, ZeroSharding::NONE, 3, queue);
+            let ids: Vec<u32> = (0..32).map(|i| i * 7 % 64).collect();
+            let batch = Batch::tokens(queue, &ids, &ids, Segments::new(vec![0, 20, 32]));
+            let tables = RotaryTables::new(&model.config, queue, 32);
+            let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
+            let gradients = Gradients::new(&parameters, queue);
+            let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+            let losses = pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
+            let trained = parameters.ids().filter(|id| parameters.specs[id.0].is_trained);
+            let gradients = trained.flat_map(|id| queue.read(&gradients.sum(queue, id)));
+            queue.read(&losses).into_iter().chain(gradients).collect::<Vec<f32>>()
+        });
+        assert!(distance(&losses[0], &losses[1]) <= 1e-5 * norm(&losses[0]));
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use evenkeel_store::{Defect, Folder};
+use evenkeel_store::{Defect, FileDtype, Folder};
 use forge::{entry, folder, header, message, vectors, zeros};
 
 const CONFIG: (&str, &[u8]) = ("config.json", br#"{"model_type":"llama","hidden_size":8}"#);
@@ -90,6 +90,10 @@ fn golden_folders_written_by_transformers_open() {
         assert!(folder.config()["model_type"].is_string(), "{case:?}");
         for name in folder.names() {
             let tensor = folder.tensor(name).unwrap();
+            // Codes of 4 bits are no numbers.
+            if tensor.dtype() == FileDtype::U8 {
+                continue;
+            }
             let mut values = vec![f32::NAN; tensor.element_count()];
             tensor.read(0..values.len(), &mut values).unwrap();
             assert!(values.iter().all(|value| value.is_finite()), "{name} of {case:?}");

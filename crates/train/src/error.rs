@@ -25,6 +25,8 @@ pub enum Error {
     BadManifest { path: PathBuf, what: &'static str, why: String },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
     OtherModel { path: PathBuf, tensor: String },
+    #[error("`{}` has a trained `{tensor}`, which this run does not train", path.display())]
+    TrainedBefore { path: PathBuf, tensor: String },
     #[error("`{}` holds the state of the optimizer \"{found}\", this run's is \"{wanted}\"", path.display())]
     OtherOptimizer { path: PathBuf, found: String, wanted: &'static str },
     #[error(
@@ -67,6 +69,7 @@ impl Error {
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
             Error::BadManifest { .. } | Error::OtherModel { .. } | Error::OtherOptimizer { .. } => false,
+            Error::TrainedBefore { .. } => false,
             Error::OnRank(error) => error.is_fault,
         }
     }
@@ -88,6 +91,9 @@ impl Error {
             }
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())
+            }
+            Error::TrainedBefore { .. } => {
+                Some("resume with the [adapter] or the frozen layers that it was written with".to_owned())
             }
             Error::OtherOptimizer { .. } => Some(
                 "resume with the train.optimizer and train.momentum that it was written with, or begin a run from the \

@@ -335,15 +335,24 @@ impl Trainer {
         evaluation
     }
 
-    /// The elements of a parameter's slice that this rank keeps, and where they lie, [1, n]; in f32 unless it is frozen.
+    /// The elements of a parameter's slice that this rank keeps, and where they lie, [1, n]; in f32 unless it is frozen. Of
+    /// weights that lie in no bucket it is a copy.
     pub fn kept(&self, kind: StateKind, id: ParamId) -> Option<(Held, Tensor)> {
         if kind != StateKind::Weight {
             return self.optimizer.as_ref()?.kept(kind, id, &self.parameters);
         }
-        let Stretch { elements, place } = self.parameters.own_stretch(id)?;
-        let slice = self.model.specs[id.0].slice.clone();
+        let held = self.held(id)?;
+        if let Some(copy) = self.parameters.copy_of_apart(id, self.device.compute()) {
+            return Some((held, copy));
+        }
         let masters = self.parameters.masters(self.parameters.bucket_of(id));
-        Some((Held { slice, range: elements }, masters.col_range(place)))
+        Some((held, masters.col_range(self.parameters.own_stretch(id)?.place)))
+    }
+
+    /// The elements of a weight's slice that this rank keeps.
+    pub(crate) fn held(&self, id: ParamId) -> Option<Held> {
+        let Stretch { elements, .. } = self.parameters.own_stretch(id)?;
+        Some(Held { slice: self.model.specs[id.0].slice.clone(), range: elements })
     }
 
     /// The name of the rule whose state is kept, if any is.

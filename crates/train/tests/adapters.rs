@@ -5,7 +5,7 @@ mod support;
 
 use std::path::PathBuf;
 
-use evenkeel_device::kernel::IGNORE;
+use evenkeel_device::kernel::{Fill, IGNORE};
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Cut, Dim, Input, Model, ParamId, Parameters, SHARES, Shard,
@@ -152,9 +152,35 @@ fn model(is_dora: bool) -> Model {
 }
 
 fn ranks(is_dora: bool, strategy: &Strategy, dtype: DType) -> Ranks {
-    start_on(&model(is_dora), strategy, options(5), move |shard, split, queue| {
+    ranks_of(&model(is_dora), strategy, dtype)
+}
+
+fn ranks_of(model: &Model, strategy: &Strategy, dtype: DType) -> Ranks {
+    start_on(model, strategy, options(5), move |shard, split, queue| {
+        // Whatever is read before it is written shows.
+        let poison = queue.tensor(1, 1 << 20, DType::F32);
+        queue.launch(Fill { out: poison.view(), value: f32::NAN });
+        drop(poison);
         Parameters::random(shard, dtype, split, 7, queue)
     })
+}
+
+/// The arrangement for GPUs, where an adapter's parts lie beside its layer's.
+#[test]
+fn adapters_beside_their_layers_train_alike_on_every_mesh_of_one_shard() {
+    for is_dora in [false, true] {
+        let alone = ranks(is_dora, &spread(1, 1, 0), DType::F32);
+        let base = weights(&alone, false);
+        train(&alone, 0..4);
+        for (dp, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
+            let what = format!("dp {dp}, ZeRO {zero}, DoRA {is_dora}");
+            let beside = model(is_dora).for_device(DeviceKind::Cuda);
+            let beside = ranks_of(&beside, &spread(dp, 1, stage(is_dora, zero)), DType::F32);
+            train(&beside, 0..4);
+            assert!(weights(&beside, false) == base, "{what}: the base has changed");
+            compare_states(&what, &beside, &alone, 1e-5);
+        }
+    }
 }
 
 fn train(ranks: &Ranks, steps: std::ops::Range<usize>) {

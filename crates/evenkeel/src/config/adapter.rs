@@ -7,6 +7,10 @@ use evenkeel_balance::Mode;
 use super::raw::RawConfig;
 use super::settings::{Adapter, AdapterBase, Dtype, Settings};
 
+pub const PRUNED_ADAPTERS: &str =
+    "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen";
+pub const PRUNED_HINT: &str = "set balance.gamma_max = 0: \"reshard\", \"migrate\" and \"auto\" work without it";
+
 /// Why 4-bit bases are not balanced, and what to do.
 pub const PACKED_MOVES: &str =
     "`balance.mode` moves or prunes columns of layers, but the base is held in blocks of 4-bit numbers";
@@ -88,7 +92,8 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["parallel.zero", "adapter.dora"], what, Some(DORA_ZERO_HINT));
     }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
-    if adapter.base.is_some() && !is_adapted && !raw.evaluates {
+    // With a model's folder, that says whether it is one of an adapter.
+    if adapter.base.is_some() && !is_adapted && settings.model.path.is_none() && !raw.evaluates {
         let what = "`adapter.base` is set, but there is no adapter".to_owned();
         raw.note_contradiction(&["adapter.base", "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
     }
@@ -101,9 +106,7 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["adapter.base", "balance.mode"], PACKED_MOVES.to_owned(), Some(PACKED_HINT));
     }
     if is_adapted && settings.balance.gamma_max > 0.0 {
-        let what = "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen".to_owned();
-        let hint = "set balance.gamma_max = 0: \"reshard\", \"migrate\" and \"auto\" work without it";
-        raw.note_contradiction(&["balance.gamma_max", "adapter.kind"], what, Some(hint));
+        raw.note_contradiction(&["balance.gamma_max", "adapter.kind"], PRUNED_ADAPTERS.to_owned(), Some(PRUNED_HINT));
     }
     if is_adapted && settings.model.path.is_none() && !raw.evaluates {
         let what = "an adapter is trained beside a model's weights, but `model.path` is not set".to_owned();

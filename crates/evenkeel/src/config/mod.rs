@@ -23,7 +23,7 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub use adapter::{DORA_DROPOUT_HINT, DORA_ZERO_HINT, PACKED_HINT, PACKED_MOVES};
+pub use adapter::{DORA_DROPOUT_HINT, DORA_ZERO_HINT, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS, PRUNED_HINT};
 pub use check::{names_a_file, of_images};
 pub use command::{Arguments, Overrides, run};
 pub use explain::{explain, explain_in_markdown};
@@ -87,6 +87,12 @@ impl RunConfig {
     /// Micro-batches of an evaluation; all of them if `None`.
     pub fn eval_batches(&self) -> Option<u64> {
         Some(self.settings.eval.batches).filter(|&batches| batches > 0)
+    }
+
+    /// Takes the model of a folder, whatever the run was to begin with.
+    pub fn evaluate_folder(&mut self, path: PathBuf) {
+        self.source = ModelSource::Folder(path);
+        (self.settings.adapter.path, self.settings.adapter.kind) = (None, None);
     }
 
     /// Limits sequences to the model's positions, unless the user gave their length.

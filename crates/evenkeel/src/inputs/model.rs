@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use super::feed::{IMAGE_DEVIATION, IMAGE_MEAN, Text};
 use super::model_folder::{ModelFolder, without_keys};
 use crate::config::{
-    AdapterBase, DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, PACKED_HINT, PACKED_MOVES, RunConfig, Settings,
-    Sizes,
+    AdapterBase, DORA_DROPOUT_HINT, DataSource, Dtype, ModelSource, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS,
+    PRUNED_HINT, RunConfig, Settings, Sizes,
 };
 use crate::{Failure, Mistake, warn};
 
@@ -58,8 +58,28 @@ impl ModelInput {
             return Err(Mistake { what, hint: Some(hint) }.into());
         }
         input.check_packed(&config.settings)?;
+        input.check_adapter(&config.settings)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
+    }
+
+    /// Refuses what the configuration alone does not show: `model.path` may be the folder of an adapter.
+    fn check_adapter(&self, settings: &Settings) -> Result<(), Mistake> {
+        let is_adapted = self.model.config.adapters.is_some();
+        let is_saved = self.folder.as_ref().is_some_and(|folder| folder.adapter.is_some());
+        if is_saved && settings.adapter.kind.is_some() {
+            let what = "`adapter.kind` asks for a new adapter, but `model.path` is the folder of one";
+            let hint = "leave out the keys of [adapter] to train that one on, or give its base as model.path";
+            return Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
+        }
+        if is_adapted && settings.balance.gamma_max > 0.0 {
+            return Err(Mistake { what: PRUNED_ADAPTERS.to_owned(), hint: Some(PRUNED_HINT.to_owned()) });
+        }
+        if !is_adapted && settings.adapter.base.is_some() {
+            let what = "`adapter.base` is set, but there is no adapter".to_owned();
+            return Err(Mistake { what, hint: Some("set adapter.kind = \"lora\"".to_owned()) });
+        }
+        Ok(())
     }
 
     /// Refuses what cannot be done with weights in 4 bits. The folder may be the first to say that they are.

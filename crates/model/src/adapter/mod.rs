@@ -20,8 +20,9 @@ pub use peft::PEFT_PREFIX;
 use targets::Matcher;
 pub use targets::Targets;
 
-/// No adapter of use comes near this; a file that does is broken or hostile.
+/// No adapter of use comes near these; a file that does is broken or hostile.
 const LARGEST_RANK: usize = 1 << 14;
+const MOST_PATTERNS: usize = 1 << 12;
 
 /// Which layers are adapted, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +118,14 @@ impl Adapters {
         let ranks = config.rank_patterns.iter().map(|(_, rank)| *rank).chain([config.rank]);
         if let Some(rank) = ranks.into_iter().find(|rank| !(1..=LARGEST_RANK).contains(rank)) {
             return Err(Error::BadAdapter { what: format!("rank {rank} is not between 1 and {LARGEST_RANK}") });
+        }
+        let patterns = config.rank_patterns.len() + config.alpha_patterns.len();
+        if patterns > MOST_PATTERNS {
+            return Err(Error::BadAdapter { what: format!("{patterns} patterns are more than {MOST_PATTERNS}") });
+        }
+        if config.layers.is_some() && matches!(config.targets, Targets::Pattern(_)) {
+            let what = "the layers are numbered, but the targets are a pattern, which should name the layers itself";
+            return Err(Error::BadAdapter { what: what.to_owned() });
         }
         if !(0.0..1.0).contains(&config.dropout) {
             return Err(Error::BadAdapter { what: format!("dropout {} is not between 0 and 1", config.dropout) });

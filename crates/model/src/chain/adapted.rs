@@ -75,7 +75,7 @@ pub(crate) struct AdaptedWeight {
     pub magnitude: Option<MagnitudeParameters>,
 }
 
-/// Gives what belongs to adapters places beside what their layers read and write.
+/// Gives what belongs to adapters places beside what their layers read and write, if these are frozen and not held in 4 bits.
 pub(crate) fn make_room(units: &mut [Unit], specs: &[ParamSpec]) {
     let mut output_room = 0;
     for unit in units {
@@ -96,11 +96,17 @@ impl Body {
         // A norm of heads wants them without gaps.
         let gapless: Vec<Slot> = self.ops.iter().filter_map(|op| op.reads_heads_without_gaps()).collect();
         let mut output_room = 0;
+        self.rooms.fill(0);
         // By slot: columns beside its values.
         let mut taken = vec![0; self.rooms.len()];
         for op in &mut self.ops {
             let Op::Linear(linear @ Linear { transposed: false, .. }) = op else { continue };
             let Some(adapter) = &mut linear.adapter else { continue };
+            adapter.place = None;
+            let weight = &specs[linear.weight.0];
+            if weight.is_trained || weight.is_packed {
+                continue;
+            }
             let rank = specs[adapter.a.0].matrix[0];
             adapter.place = Some(Place { first: taken[linear.x.0], group: None });
             taken[linear.x.0] += rank;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use evenkeel_device::DeviceKind;
 
 use crate::adapter::{AdapterInit, LayerAdapter};
-use crate::chain::adapted::{LinearAdapter, LinearMagnitude, MagnitudeParameters, make_room};
+use crate::chain::adapted::{LinearAdapter, LinearMagnitude, MagnitudeParameters};
 use crate::chain::body::{Body, Slot};
 use crate::chain::dropout::{Dropout, Site};
 use crate::chain::entry::{Entry, Join};
@@ -30,10 +30,6 @@ pub(crate) fn build(config: &Config, shard: &Shard, kind: DeviceKind) -> (Vec<Pa
         post = builder.layer(index, layer, post, &mut units);
     }
     units.push(builder.head(post, units.len()));
-    // What shards exchange has no gaps.
-    if kind == DeviceKind::Cuda && shard.count == 1 {
-        make_room(&mut units, &builder.specs);
-    }
     (builder.specs, units)
 }
 

@@ -162,6 +162,7 @@ impl Entry {
             let stats = norm.forward(queue, parameters, input, out.view());
             (out, stats)
         };
+        assert_eq!(self.norms.len(), self.rooms.len(), "one room per norm");
         self.norms.iter().zip(&self.rooms).map(one).unzip()
     }
 

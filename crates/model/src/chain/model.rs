@@ -6,7 +6,7 @@ use std::sync::Arc;
 use evenkeel_device::DeviceKind;
 
 use crate::adapter::{AdapterConfig, Adapters};
-use crate::chain::adapted::{AdaptedWeight, LinearAdapter};
+use crate::chain::adapted::{AdaptedWeight, LinearAdapter, make_room};
 use crate::chain::body::Body;
 use crate::chain::build::{EMBED, build};
 use crate::chain::entry::Join;
@@ -153,17 +153,11 @@ impl Model {
 
     /// The frozen weights that their adapters' factors are to lie beside.
     pub(crate) fn joined_weights(&self) -> Vec<JoinedWeight> {
-        let linears = self.bodies().flat_map(Body::linears).filter(|linear| self.is_plain_and_frozen(linear.weight));
         let joined = |linear: &Linear| {
             let LinearAdapter { a, b, place, .. } = linear.adapter?;
             Some(JoinedWeight { weight: linear.weight, a, b, rank: self.specs[a.0].matrix[0], place: place? })
         };
-        linears.filter_map(joined).collect()
-    }
-
-    fn is_plain_and_frozen(&self, id: ParamId) -> bool {
-        let spec = &self.specs[id.0];
-        !spec.is_trained && !spec.is_packed
+        self.bodies().flat_map(Body::linears).filter_map(joined).collect()
     }
 
     fn bodies(&self) -> impl Iterator<Item = &Body> {
@@ -190,6 +184,10 @@ impl Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {
             spec.is_trained = !spec.is_derived && !spec.is_packed && is_trained(ParamId(index), spec);
         }
+        // Shards exchange tensors, which must have no gaps.
+        if self.kind == DeviceKind::Cuda && self.shard.count == 1 {
+            make_room(&mut self.units, &self.specs);
+        }
         self.buckets = buckets(&self);
         self
     }
@@ -206,7 +204,9 @@ impl Model {
             ..self.clone()
         };
         if units.start > 0 {
-            stage.units[0].entry.as_mut().expect("only the first unit of a chain has no entry").join = None;
+            let entry = stage.units[0].entry.as_mut().expect("only the first unit of a chain has no entry");
+            // The gradient of the stream leaves the stage, so it has no gaps.
+            (entry.join, entry.output_room) = (None, 0);
         }
         stage.forget_unused();
         stage

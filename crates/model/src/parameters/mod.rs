@@ -438,6 +438,14 @@ impl Parameters {
         Some(values[bucket].as_ref()?.col_range(start..start + rows * cols).reshaped(rows, cols))
     }
 
+    /// The elements of a parameter that does not lie in its bucket, [1, n].
+    pub fn copy_of_apart(&self, id: ParamId, queue: &Queue) -> Option<Tensor> {
+        let value = self.apart[id.0].as_ref()?;
+        let copy = queue.tensor(value.rows, value.cols, value.dtype);
+        queue.launch(Copy { x: value.view(), out: copy.view() });
+        Some(copy.reshaped(1, value.len()))
+    }
+
     /// The places of an adapter's factors beside this weight, if there are any.
     pub(crate) fn joined_factors(&self, weight: ParamId) -> Option<&JoinedFactors> {
         self.joined_factors[weight.0].as_ref()

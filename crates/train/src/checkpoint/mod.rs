@@ -140,7 +140,7 @@ pub fn load_from(checkpoint: &Checkpoint, ranks: &Ranks) -> Result<CheckpointSta
 
 /// Loads a checkpoint into a rank. Refuses one of another model or another rule.
 pub(crate) fn load_rank(opened: &Opened, trainer: &mut Trainer) -> Result<(), Error> {
-    trainer.model.specs.iter().filter(|spec| spec.is_trained).try_for_each(|spec| opened.check(spec))?;
+    opened.check_trained(&trainer.model.specs)?;
     trainer.rule_name().map_or(Ok(()), |rule| opened.check_rule(rule))?;
     let queue = trainer.device.compute();
     for (kind, id, spec) in all(&trainer.model.specs) {

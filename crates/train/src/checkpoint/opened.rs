@@ -60,6 +60,16 @@ impl Opened {
         }
     }
 
+    /// Refuses a checkpoint that does not have exactly what these train.
+    pub fn check_trained(&self, specs: &[ParamSpec]) -> Result<(), Error> {
+        let trained: Vec<&ParamSpec> = specs.iter().filter(|spec| spec.is_trained).collect();
+        trained.iter().try_for_each(|spec| self.check(spec))?;
+        match self.state.shapes.keys().find(|name| !trained.iter().any(|spec| spec.name == **name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::TrainedBefore { path: self.path.clone(), tensor: name.clone() }),
+        }
+    }
+
     /// Refuses the state of another optimizer.
     pub fn check_rule(&self, wanted: &'static str) -> Result<(), Error> {
         match &self.state.optimizer {

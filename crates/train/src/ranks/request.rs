@@ -165,8 +165,7 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
 /// By parameter: the elements that a rank keeps, if it speaks for them.
 pub(super) fn spoken_for(trainer: &Trainer) -> Vec<Option<Held>> {
     let ids = trainer.parameters.ids();
-    ids.map(|id| Some(trainer.kept(StateKind::Weight, id).filter(|_| trainer.speaks_for(StateKind::Weight, id))?.0))
-        .collect()
+    ids.map(|id| trainer.held(id).filter(|_| trainer.speaks_for(StateKind::Weight, id))).collect()
 }
 
 fn read(trainer: &Trainer, kind: StateKind, id: ParamId, wanted: &[WantedElements]) -> Vec<(usize, Vec<f32>)> {
