@@ -98,11 +98,6 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
-            &["--set", "adapter.base=nf4"],
-            &["--set: `adapter.base` is set, but there is no adapter", "hint: set adapter.kind = \"lora\""],
-        ),
-        (
-            GOOD,
             &["--set", "adapter.kind=lora", "--set", "adapter.base=bf16", "--set", "train.dtype=f32"],
             &[
                 "--set: `adapter.base` is \"bf16\", but the run computes in f32",

@@ -50,7 +50,7 @@ pub enum Error {
     IdlePatterns { patterns: Vec<String>, layers: Vec<String> },
     #[error("{what}")]
     BadAdapter { what: String },
-    #[error("the adapter's target `{target}` matches nothing in this model")]
+    #[error("the adapter's `{target}` matches nothing in this model")]
     IdleTarget { target: String, modules: Vec<String> },
     #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
@@ -77,7 +77,7 @@ impl Error {
             Error::NothingQuantized { .. } => Some("remove the key, and use adapter.base = \"nf4\"".into()),
             Error::NotFinite { .. } => Some("the checkpoint is of a run that diverged".into()),
             Error::CutsBlocks { .. } => Some(
-                "use another parallel.tp or parallel.tp_weights, or a base of numbers by themselves (adapter.base)".into(),
+                "use another parallel.tp or parallel.tp_weights, or a base that is not in 4 bits (leave adapter.base out)".into(),
             ),
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::WrongShape { .. } => {
                 Some("the checkpoint and the config are from different models".into())

@@ -92,11 +92,6 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["parallel.zero", "adapter.dora"], what, Some(DORA_ZERO_HINT));
     }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
-    // With a model's folder, that says whether it is one of an adapter.
-    if adapter.base.is_some() && !is_adapted && settings.model.path.is_none() && !raw.evaluates {
-        let what = "`adapter.base` is set, but there is no adapter".to_owned();
-        raw.note_contradiction(&["adapter.base", "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
-    }
     if adapter.base == Some(AdapterBase::Bf16) && settings.train.dtype != Dtype::Bf16 {
         let what = "`adapter.base` is \"bf16\", but the run computes in f32".to_owned();
         let hint = "set train.dtype = \"bf16\", or leave adapter.base out";

@@ -18,7 +18,7 @@ use evenkeel_store::{exists, read_text};
 use evenkeel_train::{Error, Evaluation, Feed, Ranks, Samples};
 use serde::{Deserialize, Serialize};
 
-use super::model_folder::ModelFolder;
+use super::model_folder::{ModelFolder, is_adapter};
 use crate::config::{
     self, DataSource, InstructionPrompt, ModelSource, PackingStrategy, RecordFormat, RunConfig, Settings,
     TokenizerSource,
@@ -95,7 +95,12 @@ impl Text {
         };
         hub::check(path)?;
         let is_file = path.extension().is_some_and(|extension| extension == "json");
-        let folder = if is_file { path.parent().unwrap_or(Path::new("")).to_owned() } else { path.clone() };
+        let folder = match is_file {
+            true => path.parent().unwrap_or(Path::new("")).to_owned(),
+            // PEFT saves an adapter without a tokenizer: its base has one.
+            false if is_adapter(path) => ModelFolder::open(path, None)?.folder_with("tokenizer.json"),
+            false => path.clone(),
+        };
         let file = if is_file { path.clone() } else { folder.join("tokenizer.json") };
         let beside = folder.join("tokenizer_config.json");
         let mut config = match exists(&beside) {
@@ -462,9 +467,7 @@ pub fn start_of_day() -> u64 {
 fn no_tokenizer(file: &Path, folder: &Path, option: &str) -> Mistake {
     // Files of tokenizers that transformers can convert.
     const OTHER_FORMS: [&str; 3] = ["tokenizer.model", "vocab.json", "vocab.txt"];
-    let hint = if exists(folder.join("adapter_config.json")) {
-        "the folder has an adapter: merge it with its model first, with PEFT's `merge_and_unload`".to_owned()
-    } else if OTHER_FORMS.iter().any(|name| exists(folder.join(name))) {
+    let hint = if OTHER_FORMS.iter().any(|name| exists(folder.join(name))) {
         format!("transformers makes one: `AutoTokenizer.from_pretrained({folder:?}).save_pretrained({folder:?})`")
     } else {
         format!("copy tokenizer.json from where the model came from, or set {option} to a folder that has one")

@@ -57,8 +57,8 @@ impl ModelInput {
             let hint = format!("{DORA_DROPOUT_HINT} (`lora_dropout` in its adapter_config.json)");
             return Err(Mistake { what, hint: Some(hint) }.into());
         }
-        input.check_packed(&config.settings)?;
         input.check_adapter(&config.settings)?;
+        input.check_packed(&config.settings)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }

@@ -66,7 +66,8 @@ impl ModelFolder {
     }
 }
 
-fn is_adapter(path: &Path) -> bool {
+/// Whether a folder has an adapter and no model of its own.
+pub fn is_adapter(path: &Path) -> bool {
     exists(path.join(ADAPTER_CONFIG)) && !exists(path.join("config.json"))
 }
 
