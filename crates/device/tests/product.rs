@@ -215,8 +215,8 @@ fn the_gaps_between_the_rows_of_an_output_are_left_alone() {
 /// One dim is as small as an adapter's rank. The other sizes fill whole blocks of a GPU's kernels and not.
 #[test]
 fn products_with_one_small_dim_agree_with_f64() {
-    const LENGTHS: [[usize; 2]; 4] = [[128, 256], [200, 520], [1096, 1032], [264, 4104]];
-    let small = [8, 16, 24, 32].into_iter().flat_map(|small| LENGTHS.map(|[long, depth]| (small, long, depth)));
+    const LENGTHS: [[usize; 2]; 3] = [[128, 256], [200, 520], [264, 1032]];
+    let small = [8, 24, 32].into_iter().flat_map(|small| LENGTHS.map(|[long, depth]| (small, long, depth)));
     let of_rank = small.flat_map(|(small, long, depth)| {
         let case = |order, dims| Case { padding: 8, ..Case::plain(order, dims, DType::Bf16) };
         let gradient = |dims| Case { out: DType::F32, scale: 0.5, ..case(Order::TN, dims) };
