@@ -1,6 +1,8 @@
 //! Measures attention: milliseconds and GFLOP/s of forward and backward, the best of some rounds.
 //!
-//!     cargo run --release --example attention -- [threads, or cuda] [rounds] [percent dropped]
+//! ```sh
+//! cargo run --release --example attention -- [threads, or cuda] [rounds] [percent dropped]
+//! ```
 //!
 //! On a GPU, `EVENKEEL_CUDA_ATTENTION=own` measures our own kernels where cuDNN's would be used.
 

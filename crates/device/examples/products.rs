@@ -1,6 +1,8 @@
 //! Measures products: GFLOP/s of each role of some linear layers, beside the `gemm-f32` crate on one thread.
 //!
-//!     cargo run --release --example products -- [threads] [rounds]
+//! ```sh
+//! cargo run --release --example products -- [threads] [rounds]
+//! ```
 //!
 //! Machines are shared and clocks vary, so everything is measured in turns and the best of all rounds is printed.
 

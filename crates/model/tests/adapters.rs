@@ -1,36 +1,21 @@
 //! Adapters against PEFT: the folders that `golden/adapters.py` wrote, with logits, losses and the gradients of everything trained.
 
+#[path = "../../../golden/adapter_cases.rs"]
+mod cases;
 mod support;
 
 use std::path::PathBuf;
 
-use evenkeel_device::kernel::{Fill, IGNORE, Segments};
-use evenkeel_device::{DType, Device, DeviceKind, Queue};
+use cases::CASES;
+use evenkeel_device::kernel::{Fill, Segments};
+use evenkeel_device::{DType, Device, DeviceKind};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
-    AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, Images, Input, LossOptions, Merger,
-    Model, Noise, ParamId, Parameters, RotaryTables, Targets, ZeroSharding,
+    AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, LossOptions, Merger, Model, Noise,
+    ParamId, Parameters, RotaryTables, Targets, ZeroSharding,
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
-use support::golden;
-
-const CASES: [(&str, &str); 15] = [
-    ("llama_lora", "llama3"),
-    ("qwen2_rslora", "qwen2"),
-    ("gpt2_lora", "gpt2"),
-    ("llama_dora", "llama2"),
-    ("gemma3_dora", "gemma3"),
-    ("gpt2_dora", "gpt2"),
-    ("vit_lora_old", "vit"),
-    ("vit_lora", "vit"),
-    ("llama_patterns", "llama3"),
-    ("llama_layers", "llama_odd"),
-    ("llama_saved_tied", "llama3"),
-    ("llama_saved_untied", "llama2"),
-    ("qwen2_saved_tied", "qwen2"),
-    ("llama_dropout", "llama3"),
-    ("llama_qlora", "llama_nf4"),
-];
+use support::{distance, floats, golden, golden_batch, norm};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
@@ -43,38 +28,6 @@ const BF16_GRADIENT_FLOOR: f64 = 2e-3;
 
 fn adapter(case: &str) -> PathBuf {
     golden().join("adapters").join(case)
-}
-
-fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("the golden file has {name}"));
-    let mut values = vec![0.0; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("numbers");
-    values
-}
-
-/// The base's golden batch.
-fn batch(base: &str, model: &Model, dtype: DType, queue: &Queue) -> Batch {
-    let file = SafeTensorsFile::open(golden().join(base).join("golden.safetensors")).expect("golden files are sound");
-    let integers = |name: &str| -> Vec<i32> {
-        let tensor = file.tensor(name).unwrap_or_else(|| panic!("the golden file has {name}"));
-        let mut values = vec![0i32; tensor.element_count()];
-        tensor.read(0..values.len(), &mut values).expect("integers");
-        values
-    };
-    let to_index = |value: &i32| if *value < 0 { IGNORE } else { *value as u32 };
-    let labels: Vec<u32> = integers("labels").iter().map(to_index).collect();
-    match model.config.input {
-        Input::Tokens { .. } => {
-            let ids: Vec<u32> = integers("input_ids").iter().map(to_index).collect();
-            let segments = integers("segments").iter().map(|&offset| offset as usize).collect();
-            Batch::tokens(queue, &ids, &labels, Segments::new(segments))
-        }
-        Input::Images { .. } => {
-            let pixels = floats(&file, "pixel_values");
-            let images = Images { pixels: &pixels, count: labels.len() };
-            Batch::images(queue, images, &labels, model.config.input, dtype)
-        }
-    }
 }
 
 struct Outcome {
@@ -102,11 +55,11 @@ fn run(case: &str, base: &str, kind: DeviceKind, dtype: DType, device: &Device, 
     let values = AdapterValues::Saved(&saved);
     let parameters = model.load_adapted(&folder, &values, dtype, ZeroSharding::NONE, queue);
     let parameters = parameters.unwrap_or_else(|error| panic!("{case}: {error}"));
-    let plain = batch(base, &model, dtype, queue);
+    let plain = golden_batch(base, &model, dtype, queue);
     let tables = RotaryTables::new(&model.config, queue, plain.token_count());
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &plain, pruning: None };
     let logits = queue.read(&pass::logits(&model, &context));
-    let batch = batch(base, &model, dtype, queue);
+    let batch = golden_batch(base, &model, dtype, queue);
     let is_noisy = saved.config.dropout > 0.0;
     let batch = if is_noisy { batch.with_noise(Noise { seed: 77, first_token: 1000 }) } else { batch };
     let context = Context { batch: &batch, ..context };
@@ -117,15 +70,6 @@ fn run(case: &str, base: &str, kind: DeviceKind, dtype: DType, device: &Device, 
     let trained = parameters.ids().filter(|id| parameters.specs[id.0].is_trained);
     let gradient = |id: ParamId| (model.peft_name(&parameters.specs[id.0]), queue.read(&gradients.sum(queue, id)));
     Outcome { logits, loss, gradients: trained.map(gradient).collect() }
-}
-
-fn norm(values: &[f32]) -> f64 {
-    values.iter().map(|&value| (value as f64).powi(2)).sum::<f64>().sqrt()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
 }
 
 #[test]
@@ -203,7 +147,7 @@ fn a_new_adapter_changes_nothing_until_it_is_trained() {
         let plain = Model::open(&folder).unwrap();
         let adapted = plain.adapted(AdapterConfig { is_dora, ..AdapterConfig::default() }).unwrap();
         let logits = |model: &Model, parameters: &Parameters| {
-            let batch = batch(base, model, DType::F32, queue);
+            let batch = golden_batch(base, model, DType::F32, queue);
             let tables = RotaryTables::new(&model.config, queue, batch.token_count());
             let context = Context { queue, parameters, tables: &tables, batch: &batch, pruning: None };
             queue.read(&pass::logits(model, &context))
@@ -263,7 +207,7 @@ fn the_loss_falls_as_the_gradients_of_magnitudes_before_an_activation_say() {
             write(id, &values.iter().enumerate().map(changed).collect::<Vec<_>>());
         }
         model.measure_rows(&parameters, queue);
-        let batch = batch(base, &model, DType::F32, queue);
+        let batch = golden_batch(base, &model, DType::F32, queue);
         let tables = RotaryTables::new(&model.config, queue, batch.token_count());
         let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
@@ -442,7 +386,7 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
             });
             written.expect("writing cannot fail");
         }
-        let batch = batch(base, &plain, DType::F32, queue);
+        let batch = golden_batch(base, &plain, DType::F32, queue);
         let tables = RotaryTables::new(&plain.config, queue, batch.token_count());
         let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
         let ours = queue.read(&pass::logits(&plain, &context));

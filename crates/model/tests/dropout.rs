@@ -14,6 +14,7 @@ use evenkeel_model::{
 };
 use evenkeel_store::{Folder, SafeTensorsFile};
 use serde_json::{Value, json};
+use support::{distance, floats, norm};
 
 /// The same as for models without dropout.
 const LOSS_TOLERANCE: f64 = 1e-5;
@@ -52,13 +53,6 @@ fn model(folder: &Folder, changes: &Value) -> Model {
         config[key] = value.clone();
     }
     Model::from_json(&config).expect("a known architecture")
-}
-
-fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0.0; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("numbers");
-    values
 }
 
 /// The data of a golden file's batch.
@@ -163,15 +157,6 @@ fn train(
 fn read(parameters: &Parameters, gradients: &Gradients, queue: &Queue) -> Vec<(String, Vec<f32>)> {
     let one = |id| queue.read(&gradients.sum(queue, id));
     parameters.ids().map(|id| (parameters.specs[id.0].name.clone(), one(id))).collect()
-}
-
-fn norm(values: &[f32]) -> f64 {
-    values.iter().map(|&value| (value as f64).powi(2)).sum::<f64>().sqrt()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
 }
 
 #[test]

@@ -8,13 +8,11 @@ mod support;
 use std::path::PathBuf;
 
 use cases::CASES;
-use evenkeel_device::kernel::{IGNORE, Segments};
 use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::pass::{self, Keep};
-use evenkeel_model::{
-    Batch, Context, Gradients, Images, Input, LossOptions, Model, Parameters, RotaryTables, ZeroSharding,
-};
-use evenkeel_store::{Folder, SafeTensorsFile};
+use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding};
+use evenkeel_store::Folder;
+use support::{distance, expected, floats, golden_batch, norm};
 
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const LOSS_TOLERANCE: f64 = 1e-5;
@@ -36,45 +34,6 @@ fn device(threads: usize) -> Device {
     support::device(threads, 1 << 30)
 }
 
-struct Expected(SafeTensorsFile);
-
-impl Expected {
-    fn open(case: &str) -> Expected {
-        Expected(SafeTensorsFile::open(golden(case).join("golden.safetensors")).expect("golden files are sound"))
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        let tensor = self.0.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-        let mut values = vec![0.0; tensor.element_count()];
-        tensor.read(0..values.len(), &mut values).expect("numbers");
-        values
-    }
-
-    fn integers(&self, name: &str) -> Vec<i32> {
-        let tensor = self.0.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-        let mut values = vec![0i32; tensor.element_count()];
-        tensor.read(0..values.len(), &mut values).expect("integers");
-        values
-    }
-
-    fn batch(&self, model: &Model, dtype: DType, queue: &Queue) -> Batch {
-        let to_index = |value: &i32| if *value < 0 { IGNORE } else { *value as u32 };
-        let labels: Vec<u32> = self.integers("labels").iter().map(to_index).collect();
-        match model.config.input {
-            Input::Tokens { .. } => {
-                let ids: Vec<u32> = self.integers("input_ids").iter().map(to_index).collect();
-                let segments = self.integers("segments").iter().map(|&offset| offset as usize).collect();
-                Batch::tokens(queue, &ids, &labels, Segments::new(segments))
-            }
-            Input::Images { .. } => {
-                let pixels = self.floats("pixel_values");
-                let images = Images { pixels: &pixels, count: labels.len() };
-                Batch::images(queue, images, &labels, model.config.input, dtype)
-            }
-        }
-    }
-}
-
 /// One pass over a golden case.
 struct Outcome {
     logits: Vec<f32>,
@@ -89,7 +48,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
     let folder = Folder::open(golden(case)).expect("golden folders are sound");
     let model = Model::open(&folder).expect("a known architecture");
     let parameters = model.load(&folder, dtype, ZeroSharding::NONE, queue).expect("golden weights fit");
-    let batch = Expected::open(case).batch(&model, dtype, queue);
+    let batch = golden_batch(case, &model, dtype, queue);
     outcome(&model, &parameters, &batch, queue, keep)
 }
 
@@ -111,32 +70,23 @@ fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue,
     }
 }
 
-fn norm(values: &[f32]) -> f64 {
-    values.iter().map(|&value| (value as f64).powi(2)).sum::<f64>().sqrt()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
-}
-
 #[test]
 fn every_architecture_agrees_with_pytorch_in_f32() {
     let device = device(2);
     for case in CASES {
-        let expected = Expected::open(case);
+        let expected = expected(case);
         let outcome = run(case, DType::F32, &device, Keep::Everything);
-        assert_eq!(outcome.logits.len(), expected.floats("logits").len(), "{case}");
-        for (ours, theirs) in outcome.logits.iter().zip(expected.floats("logits")) {
+        assert_eq!(outcome.logits.len(), floats(&expected, "logits").len(), "{case}");
+        for (ours, theirs) in outcome.logits.iter().zip(floats(&expected, "logits")) {
             let error = (*ours as f64 - theirs as f64).abs();
             assert!(error <= LOGIT_TOLERANCE, "{case}: logit {ours}, expected {theirs}");
         }
         for (name, loss) in [("loss", outcome.loss), ("smoothed_loss", outcome.smoothed_loss)] {
-            let theirs = expected.floats(name)[0] as f64;
+            let theirs = floats(&expected, name)[0] as f64;
             assert!((loss - theirs).abs() <= LOSS_TOLERANCE, "{case}: {name} {loss}, expected {theirs}");
         }
         for (name, ours) in &outcome.gradients {
-            let theirs = expected.floats(&format!("grad.{name}"));
+            let theirs = floats(&expected, &format!("grad.{name}"));
             let (error, size) = (distance(ours, &theirs), norm(&theirs));
             assert!(
                 error <= GRADIENT_TOLERANCE * size + GRADIENT_FLOOR,
@@ -213,7 +163,7 @@ fn gradients_add_up_over_batches() {
     let folder = Folder::open(golden("qwen3")).unwrap();
     let model = Model::open(&folder).unwrap();
     let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
-    let batch = Expected::open("qwen3").batch(&model, DType::F32, queue);
+    let batch = golden_batch("qwen3", &model, DType::F32, queue);
     let tables = RotaryTables::new(&model.config, queue, batch.token_count());
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
     let gradients = Gradients::new(&parameters, queue);

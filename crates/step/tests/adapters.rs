@@ -7,10 +7,12 @@ use std::path::Path;
 use evenkeel_comm::Options;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
-    AdapterFolder, AdapterValues, Batch, Cut, Dim, Model, Noise, Parameters, SHARES, Shard, ZeroSharding, widths_of,
+    AdapterFolder, AdapterValues, Batch, Cut, Dim, Model, Parameters, SHARES, Shard, ZeroSharding, widths_of,
 };
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
-use support::ranks::{Origin, TOLERANCE, Way, compare, compare_gradients, on_one_rank, on_ranks, on_working_ranks};
+use support::ranks::{
+    Origin, TOLERANCE, Way, compare, compare_gradients, noisy, on_one_rank, on_ranks, on_working_ranks,
+};
 
 /// A golden adapter on its base.
 #[derive(Clone, Copy)]
@@ -53,14 +55,7 @@ impl Origin for Adapted {
     }
 
     fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
-        let mut noise = Noise { seed: 3, first_token: 0 };
-        let mut noisy = |batch: Batch| {
-            let batch = batch.with_noise(noise);
-            noise.first_token += batch.token_count() as u64;
-            batch
-        };
-        let micros = self.base.micros(model, parts, dtype, queue).into_iter();
-        micros.map(|parts| parts.into_iter().map(&mut noisy).collect()).collect()
+        noisy(self.base.micros(model, parts, dtype, queue))
     }
 }
 

@@ -1,7 +1,9 @@
 //! What pruning gains and what it costs: one Llama layer, forward and backward, and its update, for several shares of pruned
 //! columns. Each kernel's best of some runs, which take turns.
 //!
-//!     cargo run --release -p evenkeel-train --example resized_layer
+//! ```sh
+//! cargo run --release -p evenkeel-train --example resized_layer
+//! ```
 
 use evenkeel_balance::{kept_count, random_columns};
 use evenkeel_device::kernel::Segments;

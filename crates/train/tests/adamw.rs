@@ -3,37 +3,18 @@
 mod support;
 
 use evenkeel_device::DType;
-use evenkeel_device::kernel::{IGNORE, Segments};
+use evenkeel_device::kernel::Segments;
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, Input, LossOptions, Model, RotaryTables, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{AdamW, Optimizer, OptimizerOptions, Rule, Samples, Trainer, TrainerOptions, Update};
-use support::{device, golden};
+use support::{device, distance, floats, golden, indices};
 
 const STEPS: usize = 10;
 const LR: f64 = 1e-3;
 const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
-
-fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0.0; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("numbers");
-    values
-}
-
-fn indices(file: &SafeTensorsFile, name: &str) -> Vec<u32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0i32; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("integers");
-    values.iter().map(|&value| if value < 0 { IGNORE } else { value as u32 }).collect()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
-}
 
 #[test]
 fn ten_steps_follow_pytorch() {

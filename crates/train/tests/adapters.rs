@@ -1,11 +1,14 @@
 //! Training of adapters: ten steps against PEFT's, and on every mesh as on one rank, through checkpoints and reshards, while the
 //! base keeps its bits.
 
+#[path = "../../../golden/adapter_cases.rs"]
+mod cases;
 mod support;
 
 use std::path::PathBuf;
 
-use evenkeel_device::kernel::{Fill, IGNORE};
+use cases::CASES;
+use evenkeel_device::kernel::Fill;
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Cut, Dim, Input, Model, ParamId, Parameters, SHARES, Shard,
@@ -15,7 +18,7 @@ use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
     AdamW, OptimizerOptions, Progress, Ranks, Rule, Samples, StateKind, Trainer, TrainerOptions, checkpoint,
 };
-use support::{Strategy, compare_states, device, golden, micros, spread, start_on};
+use support::{Strategy, compare_states, device, distance, floats, golden, indices, micros, spread, start_on};
 
 const STEPS: usize = 10;
 const LR: f64 = 1e-3;
@@ -23,45 +26,8 @@ const LOSS_TOLERANCE: f64 = 1e-4;
 /// Of what a parameter moved in ten steps, by norm.
 const MOVEMENT_TOLERANCE: f64 = 1e-2;
 
-const CASES: [(&str, &str); 15] = [
-    ("llama_lora", "llama3"),
-    ("qwen2_rslora", "qwen2"),
-    ("gpt2_lora", "gpt2"),
-    ("llama_dora", "llama2"),
-    ("gemma3_dora", "gemma3"),
-    ("gpt2_dora", "gpt2"),
-    ("vit_lora_old", "vit"),
-    ("vit_lora", "vit"),
-    ("llama_patterns", "llama3"),
-    ("llama_layers", "llama_odd"),
-    ("llama_saved_tied", "llama3"),
-    ("llama_saved_untied", "llama2"),
-    ("qwen2_saved_tied", "qwen2"),
-    ("llama_dropout", "llama3"),
-    ("llama_qlora", "llama_nf4"),
-];
-
 fn adapter(case: &str) -> PathBuf {
     golden("adapters").join(case)
-}
-
-fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0.0; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("numbers");
-    values
-}
-
-fn indices(file: &SafeTensorsFile, name: &str) -> Vec<u32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0i32; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("integers");
-    values.iter().map(|&value| if value < 0 { IGNORE } else { value as u32 }).collect()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
 }
 
 fn options(dropout_seed: u64) -> TrainerOptions {

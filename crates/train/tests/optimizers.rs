@@ -3,14 +3,13 @@
 mod support;
 
 use evenkeel_device::DType;
-use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Cut, GRAIN, Model, ParamId, Parameters, ZeroSharding};
 use evenkeel_store::{Folder, SafeTensorsFile};
 use evenkeel_train::{
     AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, StateKind, Trainer, TrainerOptions, checkpoint,
     costs,
 };
-use support::{Strategy, device, golden, micros, spread, start_on, state};
+use support::{Strategy, device, distance, floats, golden, indices, micros, spread, start_on, state};
 
 const SGD: Rule = Rule::Sgd { momentum: 0.9, nesterov: false };
 const NESTEROV: Rule = Rule::Sgd { momentum: 0.9, nesterov: true };
@@ -81,24 +80,6 @@ fn whole(ranks: &Ranks, kind: StateKind, id: usize) -> Vec<f32> {
 
 fn weights(ranks: &Ranks) -> Vec<Vec<f32>> {
     (0..ranks.specs().len()).map(|id| whole(ranks, StateKind::Weight, id)).collect()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| (a as f64 - b as f64).powi(2)).sum::<f64>().sqrt()
-}
-
-fn floats(file: &SafeTensorsFile, name: &str) -> Vec<f32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0.0; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("numbers");
-    values
-}
-
-fn indices(file: &SafeTensorsFile, name: &str) -> Vec<u32> {
-    let tensor = file.tensor(name).unwrap_or_else(|| panic!("golden file has {name}"));
-    let mut values = vec![0i32; tensor.element_count()];
-    tensor.read(0..values.len(), &mut values).expect("integers");
-    values.iter().map(|&value| if value < 0 { IGNORE } else { value as u32 }).collect()
 }
 
 #[test]

@@ -67,7 +67,7 @@ pub enum AdapterInit {
     /// Between ±1/√inputs.
     #[default]
     Uniform,
-    /// Of deviation 1/rank.
+    /// A normal distribution of deviation 1/rank.
     Gaussian,
 }
 

@@ -76,7 +76,7 @@ impl AdapterConfig {
         Ok(config)
     }
 
-    /// What PEFT reads. `linears` are the names of the adapted layers.
+    /// The JSON that PEFT reads. `linears` are the names of the adapted layers.
     pub fn to_peft(&self, base: &str, task: Option<&str>, is_transposed: bool, linears: &[String]) -> Value {
         let targets = |targets: &Targets| match targets {
             Targets::AllLinear => json!(linears),

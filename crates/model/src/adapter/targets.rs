@@ -41,7 +41,7 @@ impl Matcher {
         }
     }
 
-    /// What matches none of these modules.
+    /// The target that matches none of these modules.
     pub fn idle(&self, modules: &[String]) -> Option<String> {
         let is_idle = |matches: &dyn Fn(&str) -> bool| !modules.iter().any(|module| matches(module));
         match self {

@@ -34,7 +34,7 @@ pub(crate) struct LinearAdapter {
     pub inputs: usize,
     /// The scaled product of the dropped input with A. [T, rank]
     pub s: Slot,
-    /// Where it is to lie beside x, if it is.
+    /// The place of S beside x, if it is to lie there.
     pub place: Option<Place>,
     pub magnitude: Option<LinearMagnitude>,
 }

@@ -70,7 +70,7 @@ pub(crate) fn codes<E: Send>(
     })
 }
 
-/// What the second quantisation makes of a matrix's factors.
+/// A matrix's factors after the second quantisation.
 pub(crate) struct Nested {
     pub codes: Vec<u8>,
     /// Largest magnitudes of blocks of 256.

@@ -1,7 +1,9 @@
 //! Frozen weights with their adapters' factors beside them, for devices that then multiply with both at once:
 //!
-//!     | W  0  B |
-//!     | A       |
+//! ```text
+//! | W  0  B |
+//! | A       |
+//! ```
 
 use evenkeel_device::kernel::{Copies, Copy, Fill, MOST_COPIES};
 use evenkeel_device::{DType, Queue, Tensor};

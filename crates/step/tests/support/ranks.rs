@@ -84,15 +84,19 @@ impl Origin for Dropping {
     }
 
     fn micros(&self, model: &Model, parts: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
-        let mut noise = Noise { seed: 3, first_token: 0 };
-        let mut noisy = |batch: Batch| {
-            let batch = batch.with_noise(noise);
-            noise.first_token += batch.token_count() as u64;
-            batch
-        };
-        let micros = self.case.micros(model, parts, dtype, queue).into_iter();
-        micros.map(|parts| parts.into_iter().map(&mut noisy).collect()).collect()
+        noisy(self.case.micros(model, parts, dtype, queue))
     }
+}
+
+/// Micro-batches with noise, as one after the other has it.
+pub fn noisy(micros: Vec<Vec<Batch>>) -> Vec<Vec<Batch>> {
+    let mut noise = Noise { seed: 3, first_token: 0 };
+    let mut noisy = |batch: Batch| {
+        let batch = batch.with_noise(noise);
+        noise.first_token += batch.token_count() as u64;
+        batch
+    };
+    micros.into_iter().map(|parts| parts.into_iter().map(&mut noisy).collect()).collect()
 }
 
 /// Models with dropout in every place that can have it.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+#[path = "../../../../golden/numbers.rs"]
+mod numbers;
 #[path = "../../../device/tests/support/device.rs"]
 pub mod under_test;
 
@@ -12,6 +14,8 @@ use evenkeel_device::{DType, Device, Queue};
 use evenkeel_model::{Cut, Imputation, Input, Model, ParamId, ParamSpec, Parameters, Sharing, ZeroSharding, ZeroStage};
 pub use evenkeel_step::Strategy;
 use evenkeel_train::{Ranks, Samples, StateKind, Trainer, TrainerOptions};
+#[allow(unused_imports, reason = "every test file uses its own part")]
+pub use numbers::{distance, floats, indices};
 
 pub fn device(threads: usize) -> Device {
     under_test::device(threads, 1 << 30)
