@@ -9,7 +9,7 @@ use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
+    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
     Parameters, Pruning, RotaryTables, in_grains,
 };
 
@@ -383,15 +383,18 @@ impl<'a> Run<'a> {
         self.values.entries.insert(task.value(ValueKind::Stream), entry);
     }
 
-    /// A body's forward on the task's inputs.
-    fn run_body(&self, task: &Task) -> (Option<Tensor>, Tensor, BodyState) {
+    /// The inputs of the body that a task runs.
+    fn inputs(&self, task: &Task) -> &[Tensor] {
         let input = task.read(&[ValueKind::NormalisedGathered, ValueKind::Normalised]);
-        let inputs = input.map_or(&[][..], |input| self.values.tensors(input));
-        self.executor.model.unit(task.unit.0).body().forward(&self.context(task), inputs)
+        input.map_or(&[], |input| self.values.tensors(input))
+    }
+
+    fn body(&self, task: &Task) -> &'a Body {
+        self.executor.model.unit(task.unit.0).body()
     }
 
     fn forward(&mut self, task: &Task) {
-        let (stream, output, saved) = self.run_body(task);
+        let (stream, output, saved) = self.body(task).forward(&self.context(task), self.inputs(task));
         if let Some(stream) = stream {
             let own = self.own_rows(task);
             self.values.put(task.value(ValueKind::Stream), vec![stream.row_range(own)]);
@@ -413,11 +416,15 @@ impl<'a> Run<'a> {
     }
 
     fn recompute(&mut self, task: &Task) {
-        let (_, output, saved) = self.run_body(task);
-        let value = task.value(ValueKind::Output);
-        if task.writes.contains(&value) {
-            self.values.put(value, vec![output]);
-        }
+        let (body, context, inputs) = (self.body(task), self.context(task), self.inputs(task));
+        let output = task.value(ValueKind::Output);
+        let saved = if task.writes.contains(&output) {
+            let (_, computed, saved) = body.forward(&context, inputs);
+            self.values.put(output, vec![computed]);
+            saved
+        } else {
+            body.recompute(&context, inputs)
+        };
         self.values.saved.insert(task.value(ValueKind::Saved), saved);
     }
 
@@ -497,7 +504,7 @@ impl<'a> Run<'a> {
         let doutput = [ValueKind::OutputGradientGathered, ValueKind::OutputGradient];
         let doutput = self.read(task, &doutput).expect("a body's output has a gradient");
         let dstream = self.read(task, &[ValueKind::StreamGradientGathered, ValueKind::StreamGradient]);
-        let (body, context) = (self.executor.model.unit(task.unit.0).body(), self.context(task));
+        let (body, context) = (self.body(task), self.context(task));
         let (dinputs, backward) = body.backward_input(&context, self.executor.gradients, saved, dstream, doutput);
         let gradient = task.value(ValueKind::NormalisedGradient);
         if task.writes.contains(&gradient) {
@@ -508,7 +515,7 @@ impl<'a> Run<'a> {
 
     fn backward_weight(&mut self, task: &Task) {
         let inputs = self.values.weight_inputs.remove(&task.value(ValueKind::WeightInputs)).expect(VERIFIED);
-        let body = self.executor.model.unit(task.unit.0).body();
+        let body = self.body(task);
         body.backward_weight(&self.context(task), self.executor.gradients, inputs);
     }
 

@@ -6,7 +6,9 @@ use evenkeel_comm::Communicator;
 use evenkeel_device::{DType, Device};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{Batch, Context, Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding};
-use evenkeel_step::schedule::{Arrangement, Chain, NONE, OASES, PartSize, SAVED_COMM};
+use evenkeel_step::schedule::{
+    Arrangement, CROSS_PASS, Chain, DEFAULT_REFERENCE, NONE, OASES, PartSize, SAVED_COMM, Schedule,
+};
 use evenkeel_step::{Executor, Program, Strategy, join, verify};
 use support::{device_of, golden, parts, sizes};
 
@@ -87,6 +89,34 @@ fn whole_micro_batches_in_turn_equal_the_plain_pass_bit_for_bit() {
             assert_eq!(plain, program, "{case}, {micros} micro-batches, {}", schedule.name);
         }
     }
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    for case in CASES {
+        let [kept, again, layers] = [NONE, OASES, CROSS_PASS].map(|schedule| {
+            let setting = Setting::new(case, device_of(2), 2);
+            setting.read(&setting.program(Arrangement::of(schedule)))
+        });
+        assert_eq!(kept, again, "{case}, by units");
+        assert_eq!(kept, layers, "{case}, by layers");
+    }
+}
+
+#[test]
+fn recomputation_leaves_out_the_products_that_only_the_output_needs() {
+    let products = |schedule: Schedule| {
+        let setting = Setting::new("llama3", Device::dry(), 1);
+        drop(setting.program(Arrangement::of(schedule)));
+        setting.device.counts().0["Product"].flops
+    };
+    let model = Model::open(&golden("llama3")).expect("a known architecture");
+    let (hidden, ffn, layers) = (model.config.hidden, model.config.ffn, model.config.layers.len());
+    let tokens = Setting::new("llama3", Device::dry(), 1).micros[0][0].token_count();
+    let of_layers = |per_token: usize| (2 * tokens * layers * per_token) as u128;
+    let [everything, by_layers, by_units] = [DEFAULT_REFERENCE, CROSS_PASS, OASES].map(products);
+    assert_eq!(everything - by_layers, of_layers(ffn * hidden), "the MLP's last");
+    assert_eq!(by_layers - by_units, of_layers(hidden * hidden), "attention's last");
 }
 
 #[test]

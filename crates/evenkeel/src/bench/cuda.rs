@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use evenkeel_device::kernel::{IGNORE, Kernel, Order};
 use evenkeel_device::{Device, DeviceKind, KernelTime, Replays, cuda_memory};
 use evenkeel_model::{Cut, Model, Parameters, ZeroSharding};
-use evenkeel_step::schedule::{Arrangement, OASES};
+use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_train::{Observe, OptimizerOptions, Prepared, Samples, Trainer, TrainerOptions};
 use serde_json::{Value, json};
 
@@ -162,9 +162,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     let (count, sequence) = preset.batch(options.sizes);
     let parameters = Parameters::random(&model, options.precision.into(), ZeroSharding::NONE, 0, device.compute());
     let mut trainer = Trainer::alone(model.clone(), device.clone(), parameters, preset.trainer_options(options.sizes));
-    if options.recompute {
-        trainer.rearrange(Arrangement::of(OASES));
-    }
+    trainer.rearrange(Arrangement::of(Schedule::usual(options.recompute, 1)));
     // Two batches in turn, on the GPU beforehand as PyTorch's are: loading data is not timed.
     let prepared = [0, 1].map(|step| trainer.prepare(&[preset.samples(&config, options.sizes, step)]));
     let mut prepared = prepared.into_iter().collect::<Result<Vec<Prepared>, _>>()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use evenkeel_device::MOST_PEERS;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::Strategy;
-use evenkeel_step::schedule::{Arrangement, NONE, OASES};
+use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::llama::Llama;
@@ -81,7 +81,7 @@ impl Arguments {
     }
 
     fn strategy(&self) -> Strategy {
-        let arrangement = Arrangement::of(if self.recompute { OASES } else { NONE });
+        let arrangement = Arrangement::of(Schedule::usual(self.recompute, self.tp));
         let (cut, zero) = (self.cut(), strategy::zero_stage(self.zero));
         Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.threads) }
     }

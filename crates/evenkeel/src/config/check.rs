@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DeviceKind, MOST_PEERS};
 use evenkeel_model::Imputation;
-use evenkeel_step::schedule::{NONE, OASES, Units};
+use evenkeel_step::schedule::{NONE, OASES, Schedule, Units};
 
 use super::raw::RawConfig;
 use super::setting::Setting;
@@ -264,10 +264,20 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     }
 }
 
+fn schedule_of(settings: &Settings) -> Schedule {
+    let (parallel, recomputes) = (&settings.parallel, settings.train.recompute);
+    let usual = if recomputes && parallel.recompute_units != Units::All {
+        OASES
+    } else {
+        Schedule::usual(recomputes, parallel.tp)
+    };
+    parallel.schedule.unwrap_or(usual)
+}
+
 /// Refuses choices that the schedule or the rest of the run leaves no room for.
 fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, train) = (&settings.parallel, &settings.train);
-    let schedule = parallel.schedule.unwrap_or(if train.recompute { OASES } else { NONE });
+    let schedule = schedule_of(settings);
     let name = schedule.name;
     if parallel.recompute_units != Units::All && !schedule.chooses_units {
         let what = format!(
@@ -508,9 +518,8 @@ fn resolve(settings: &mut Settings) -> Option<TokenizerSource> {
             train.lr_decay_form.get_or_insert(DecayForm::Cosine);
         }
     }
-    let parallel = &mut settings.parallel;
-    let schedule = if settings.train.recompute { OASES } else { NONE };
-    let schedule = *parallel.schedule.get_or_insert(schedule);
+    let schedule = schedule_of(settings);
+    settings.parallel.schedule = Some(schedule);
     settings.train.recompute = schedule != NONE;
     if settings.output.save_model {
         settings.output.save_dtype.get_or_insert(settings.train.dtype);

@@ -313,8 +313,8 @@ settings! {
         /// stream stays whole where a plan leaves a part of the model whole. A whole stream takes more memory and often moves
         /// fewer bytes.
         sequence_parallel: Option<bool>;
-        /// How a step's computation and communication are arranged; "oases" with train.recompute, else "none". `evenkeel bench
-        /// schedules` compares them.
+        /// How a step's computation and communication are arranged; if not set, "none", or with train.recompute "oases" where ranks
+        /// share layers and "cross-pass" where they do not. `evenkeel bench schedules` compares them.
         schedule: Option<Schedule>;
         /// Parts that a micro-batch is cut in, so that one part computes while another communicates. If not set, a simulation
         /// chooses up to 4 where ranks share layers and the schedule overlaps. A resumed run keeps what was chosen.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use evenkeel_device::DType;
 use evenkeel_device::kernel::NF4_BLOCK;
 use evenkeel_model::{AdapterConfig, Config, Input, Model};
-use evenkeel_step::schedule::{Arrangement, NONE, OASES};
+use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
 
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let (mut rows, mut of_ranks) = (Vec::new(), Vec::new());
     for (name, dtype) in [("f32", DType::F32), ("bf16", DType::Bf16)] {
         for recompute in [false, true] {
-            let arrangement = Arrangement::of(if recompute { OASES } else { NONE });
+            let arrangement = Arrangement::of(Schedule::usual(recompute, strategy.mesh().tp));
             let strategy = Strategy { dtype, arrangement, ..strategy.clone() };
             let costs = costs(&shards, &strategy, options(arguments, sequence), &micros);
             let beside = Beside { data_bytes: samples_bytes(&micros[0], &strategy), ..Beside::default() };

@@ -145,18 +145,49 @@ impl Body {
 
     /// Returns the contribution to the stream, the partial output, and the values for backward.
     pub fn forward(&self, context: &Context, inputs: &[Tensor]) -> (Option<Tensor>, Tensor, BodyState) {
-        put_factors(context.queue, context.parameters, self.linears().into_iter().map(|linear| linear.weight));
-        let mut values = Slots::new(&self.rooms);
-        for (&slot, input) in self.inputs.iter().zip(inputs) {
-            values.set(slot, input.clone());
-        }
+        let mut values = self.begin(context, inputs);
         for op in &self.ops {
             op.forward(context, &mut values);
         }
         let stream = self.stream.map(|slot| values.get(slot).clone());
         let output = values.get(self.output).clone();
+        (stream, output, self.saved(context, values))
+    }
+
+    /// The values for backward alone; what only the output needs is not computed.
+    pub fn recompute(&self, context: &Context, inputs: &[Tensor]) -> BodyState {
+        let mut values = self.begin(context, inputs);
+        let skipped = self.slots_of_output();
+        for op in &self.ops {
+            op.recompute(context, &mut values, &skipped);
+        }
+        self.saved(context, values)
+    }
+
+    fn begin(&self, context: &Context, inputs: &[Tensor]) -> Slots {
+        put_factors(context.queue, context.parameters, self.linears().into_iter().map(|linear| linear.weight));
+        let mut values = Slots::new(&self.rooms);
+        for (&slot, input) in self.inputs.iter().zip(inputs) {
+            values.set(slot, input.clone());
+        }
+        values
+    }
+
+    fn saved(&self, context: &Context, mut values: Slots) -> BodyState {
         values.keep(|slot| self.ops.iter().any(|op| op.saved(context).contains(&slot)));
-        (stream, output, BodyState { values })
+        BodyState { values }
+    }
+
+    /// The slots of the body's results and of their summands. Strips add to the output's rows in place, so there it must be whole.
+    fn slots_of_output(&self) -> Vec<Slot> {
+        if self.ops.iter().any(|op| matches!(op, Op::OnRows(_))) {
+            return Vec::new();
+        }
+        let summands = self.ops.iter().filter_map(|op| match op {
+            Op::Add { a, b, out } if *out == self.output => Some([*a, *b]),
+            _ => None,
+        });
+        summands.flatten().chain([self.output]).chain(self.stream).collect()
     }
 
     /// Returns the gradients of the inputs, partial like the output.

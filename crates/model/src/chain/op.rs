@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use evenkeel_device::kernel::{
     self, ActivateBackward, Activation, Add, AttentionDropout, ColumnSum, Embed, EmbedBackward, Gated, GatedBackward,
-    Mask, Order, Product,
+    Mask, Order, Product, Term,
 };
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
@@ -263,6 +263,16 @@ impl Op {
         }
     }
 
+    /// Forward again, for backward: nothing reads these slots of the body's output, only what else the operation leaves.
+    pub fn recompute(&self, context: &Context, values: &mut Slots, skipped: &[Slot]) {
+        match self {
+            Op::Linear(linear) if skipped.contains(&linear.out) => linear.recompute(context, values),
+            Op::Add { out: slot, .. } | Op::Dropout { x: slot, .. } if skipped.contains(slot) => (),
+            Op::Lookup(lookup) if skipped.contains(&lookup.out) => (),
+            _ => self.forward(context, values),
+        }
+    }
+
     /// Slots that backward reads.
     pub fn saved(&self, context: &Context) -> Vec<Slot> {
         match self {
@@ -404,12 +414,8 @@ impl Linear {
     }
 
     fn forward(&self, context: &Context, values: &mut Slots) {
+        let also = self.prepare(context, values);
         let (queue, weight) = (context.queue, &self.weight(context));
-        if let (Some(pruned_layer), None) = (context.pruned_layer(self.weight), values.find_narrow(self.x)) {
-            let narrow = pruned_layer.input(queue, values.get(self.x));
-            values.set_narrow(self.x, narrow);
-        }
-        let also = self.adapted(context, values);
         let x = self.input(context, values);
         let (order, width) = if self.transposed { (Order::NN, weight.cols) } else { (Order::NT, weight.rows) };
         if let Some(magnitude) = self.magnitude() {
@@ -435,6 +441,24 @@ impl Linear {
         if let (Some((_, slot)), Some(tensor)) = (self.activation, preactivation) {
             values.set(slot, tensor);
         }
+    }
+
+    /// What forward leaves beside its output.
+    fn recompute(&self, context: &Context, values: &mut Slots) {
+        if self.magnitude().is_some() || self.activation.is_some() {
+            self.forward(context, values);
+        } else {
+            self.prepare(context, values);
+        }
+    }
+
+    /// The kept columns of the input, if not all are, and the adapter's product with A; returns the one with B.
+    fn prepare(&self, context: &Context, values: &mut Slots) -> Option<Term> {
+        if let (Some(pruned_layer), None) = (context.pruned_layer(self.weight), values.find_narrow(self.x)) {
+            let narrow = pruned_layer.input(context.queue, values.get(self.x));
+            values.set_narrow(self.x, narrow);
+        }
+        self.adapted(context, values)
     }
 
     /// The values that the weight is multiplied with: the whole slot, or its kept columns.

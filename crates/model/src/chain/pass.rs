@@ -244,12 +244,12 @@ fn backward_entry(
     Flow { stream: Some(stream), output: Some(output) }
 }
 
-/// Runs a unit's forward again from the stream at its entry.
+/// Computes what a unit's backward reads again, from the stream at its entry.
 fn recompute(unit: &Unit, context: &Context, entry: Option<&mut EntryState>) -> BodyState {
     let mut inputs = Vec::new();
     if let (Some(entry), Some(state)) = (&unit.entry, entry) {
         entry.recompute(context, state);
         inputs.clone_from(&state.normalised);
     }
-    unit.body().forward(context, &inputs).2
+    unit.body().recompute(context, &inputs)
 }

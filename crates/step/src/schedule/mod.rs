@@ -76,6 +76,16 @@ impl PartialEq for Schedule {
 }
 
 impl Schedule {
+    /// The schedule of a run that chooses none. Layers that run again as a whole keep least; if shards reduce inside them, units
+    /// run again on their own.
+    pub fn usual(recomputes: bool, tp: usize) -> Schedule {
+        match (recomputes, tp) {
+            (false, _) => NONE,
+            (true, 1) => CROSS_PASS,
+            (true, _) => OASES,
+        }
+    }
+
     pub fn named(name: &str) -> Option<Schedule> {
         SCHEDULES.into_iter().chain(REFERENCES).find(|schedule| schedule.name == name)
     }
