@@ -103,7 +103,7 @@ fn keys_become_settings() {
         Accepted { json: r#"{"tensor_parallel": {"autotp_size": 0}}"#, settings: &["parallel.tp = 1"], ..PLAIN },
         Accepted {
             json: r#"{"activation_checkpointing": {"partition_activations": true}}"#,
-            settings: &["train.recompute = true", "parallel.schedule = \"oases\""],
+            settings: &["train.recompute = true", "parallel.schedule = \"cross-pass\""],
             ..PLAIN
         },
         Accepted {
