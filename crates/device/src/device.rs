@@ -5,14 +5,14 @@ use crate::arena::{Arena, Usage};
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::cuda::{CudaBackend, CudaError, CudaOptions, Replays};
 use crate::dry::{Counts, DryBackend};
-use crate::queue::{KernelTime, Lane, Queue};
+use crate::queue::{Backend, KernelTime, Lane, Queue};
 
-/// A rank's memory, compute queue and comm queue. Clones share the device.
+/// A rank's memory and queues: one computes, one exchanges, one passes streams between stages. Clones share the device.
 #[derive(Clone)]
 pub struct Device {
     arena: Arena,
-    compute: Queue,
-    comm: Queue,
+    /// By lane.
+    queues: [Queue; Lane::ALL.len()],
     backend: AnyBackend,
 }
 
@@ -46,36 +46,26 @@ impl Device {
     pub fn cpu(options: &CpuOptions) -> std::io::Result<Device> {
         let backend = Arc::new(CpuBackend::start(options)?);
         let arena = Arena::new(backend.base_address(), options.memory_bytes);
-        Ok(Device {
-            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
-            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
-            arena,
-            backend: AnyBackend::Cpu(backend),
-        })
+        Ok(Device::new(backend.clone(), arena, AnyBackend::Cpu(backend)))
     }
 
     /// A GPU, or an error that says what is missing and what to do.
     pub fn cuda(options: &CudaOptions) -> Result<Device, CudaError> {
         let backend = Arc::new(CudaBackend::start(options)?);
         let arena = Arena::new(backend.base_address(), backend.memory_bytes());
-        Ok(Device {
-            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
-            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
-            arena,
-            backend: AnyBackend::Cuda(backend),
-        })
+        Ok(Device::new(backend.clone(), arena, AnyBackend::Cuda(backend)))
     }
 
     /// A device that computes nothing and counts everything, with unlimited memory.
     pub fn dry() -> Device {
         let backend = Arc::new(DryBackend::default());
         let arena = Arena::new(0, u64::MAX / 2);
-        Device {
-            compute: Queue::new(backend.clone(), arena.clone(), Lane::Compute),
-            comm: Queue::new(backend.clone(), arena.clone(), Lane::Comm),
-            arena,
-            backend: AnyBackend::Dry(backend),
-        }
+        Device::new(backend.clone(), arena, AnyBackend::Dry(backend))
+    }
+
+    fn new(queued: Arc<impl Backend + 'static>, arena: Arena, backend: AnyBackend) -> Device {
+        let queues = Lane::ALL.map(|lane| Queue::new(queued.clone(), arena.clone(), lane));
+        Device { arena, queues, backend }
     }
 
     /// A dry device counts as a CPU.
@@ -87,11 +77,16 @@ impl Device {
     }
 
     pub fn compute(&self) -> &Queue {
-        &self.compute
+        &self.queues[Lane::Compute as usize]
     }
 
     pub fn comm(&self) -> &Queue {
-        &self.comm
+        &self.queues[Lane::Comm as usize]
+    }
+
+    /// The queue of what goes from stage to stage, which nothing else waits behind.
+    pub fn pass(&self) -> &Queue {
+        &self.queues[Lane::Pass as usize]
     }
 
     pub fn usage(&self) -> Usage {
@@ -155,11 +150,11 @@ impl Device {
     pub fn take_kernel_times(&self) -> Vec<KernelTime> {
         match &self.backend {
             AnyBackend::Cpu(backend) => {
-                self.compute.finish();
+                self.compute().finish();
                 backend.take_kernel_times()
             }
             AnyBackend::Cuda(backend) => {
-                self.compute.finish();
+                self.compute().finish();
                 backend.take_kernel_times()
             }
             AnyBackend::Dry(_) => Vec::new(),

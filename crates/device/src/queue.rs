@@ -11,11 +11,16 @@ use crate::arena::Arena;
 use crate::kernel::{Fill, Kernel};
 use crate::{DType, Extent, NcclCommunicator, NcclTransfer, PeerWork, Tensor, View};
 
-/// Which of a device's two queues.
+/// Which of a device's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Compute,
     Comm,
+    Pass,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Comm, Lane::Pass];
 }
 
 /// A device's implementation of its queues. All methods but `finish` and `download` return at once.

@@ -36,9 +36,9 @@ pub use adapter::{
 pub use chain::batch::{Batch, Images};
 pub use chain::body::{Body, BodyBackward, BodyState, Context};
 pub use chain::dropout::{Dropouts, Noise};
-pub use chain::entry::{Entry, EntryState, Join};
+pub use chain::entry::{Entry, EntryState, Join, JoinState};
 pub use chain::head::{Head, LossOptions};
-pub use chain::model::Model;
+pub use chain::model::{Model, Stage};
 pub use chain::pass;
 pub use chain::rotary::RotaryTables;
 pub use chain::unit::{Sublayer, Unit, UnitKind};

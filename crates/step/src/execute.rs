@@ -1,21 +1,23 @@
 //! Runs programs: each task on its queue, each value held until the program frees it.
 
 mod migration;
+mod stages;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use evenkeel_comm::Group;
 use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, LossOptions, Migration, Model,
-    Parameters, Pruning, RotaryTables, in_grains,
+    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, JoinState, LossOptions,
+    Migration, Model, Parameters, Pruning, RotaryTables, in_grains,
 };
 
 use crate::program::{Micro, Program, Task, UnitIdx, Value, ValueKind};
 use crate::trace::Recording;
 use crate::work::{BucketIdx, Chunk, Lane, Work};
+use stages::Rooms;
 
 /// The data that tasks work on.
 pub struct Executor<'a> {
@@ -35,7 +37,7 @@ pub struct Executor<'a> {
 
 impl Executor<'_> {
     /// Runs a verified program over its micro-batches, each given in its parts, up to its tail. Returns the findings of each
-    /// part, in order; adds to the gradients. `recording` gets the times of tasks.
+    /// part, in order, if the head is here; adds to the gradients. `recording` gets the times of tasks.
     pub fn run(
         &self,
         program: &Program,
@@ -63,16 +65,13 @@ impl Executor<'_> {
             values: Values::default(),
             findings: HashMap::new(),
             arrivals: HashMap::new(),
-            in_flight: VecDeque::new(),
-            exchanges: 0,
-            awaited: 0,
+            flights: BTreeMap::new(),
+            rooms: BTreeMap::new(),
         };
+        run.make_rooms(program);
         for (index, task) in program.tasks[..program.tail()].iter().enumerate() {
             let lane = task.work.lane();
-            let queue = match lane {
-                Lane::Compute => self.device.compute(),
-                Lane::Comm => self.device.comm(),
-            };
+            let queue = self.queue(lane);
             if !run.has_rows(task) {
                 run.skip(task, program.blocking);
                 continue;
@@ -85,6 +84,7 @@ impl Executor<'_> {
                     None
                 }
                 Lane::Comm => Some(run.exchange(task)),
+                Lane::Pass => Some(run.pass(task)),
             };
             if let (Some(recording), Some(start)) = (recording.as_deref_mut(), start) {
                 recording.add(index, start, came, queue.stamp());
@@ -95,7 +95,19 @@ impl Executor<'_> {
         let parts =
             micros.iter().enumerate().flat_map(|(index, parts)| (0..parts.len()).map(move |part| (index, part)));
         let mut found = run.findings;
+        // Only the rank with the head has losses.
+        if found.is_empty() {
+            return Vec::new();
+        }
         parts.map(|(index, part)| found.remove(&Micro { index, part }).expect("every part has its losses")).collect()
+    }
+
+    fn queue(&self, lane: Lane) -> &Queue {
+        match lane {
+            Lane::Compute => self.device.compute(),
+            Lane::Comm => self.device.comm(),
+            Lane::Pass => self.device.pass(),
+        }
     }
 }
 
@@ -106,6 +118,7 @@ struct Values {
     /// By stream, for all units but the first.
     entries: HashMap<Value, EntryState>,
     saved: HashMap<Value, BodyState>,
+    joined: HashMap<Value, JoinState>,
     weight_inputs: HashMap<Value, BodyBackward>,
 }
 
@@ -122,6 +135,7 @@ impl Values {
         self.tensors.remove(value);
         self.entries.remove(value);
         self.saved.remove(value);
+        self.joined.remove(value);
         self.weight_inputs.remove(value);
     }
 }
@@ -135,14 +149,29 @@ struct Run<'a> {
     options: LossOptions,
     values: Values,
     findings: HashMap<Micro, Findings>,
-    /// The exchange and the event that bring each value that the comm queue writes.
-    arrivals: HashMap<Value, (u64, Event)>,
+    /// The exchange that brings each value that other queues write.
+    arrivals: HashMap<Value, Arrival>,
+    flights: BTreeMap<Lane, Flight>,
+    /// By the pass that brings it: the rooms for what arrives from other stages.
+    rooms: BTreeMap<(Work, UnitIdx), Rooms>,
+}
+
+/// An exchange that brings a value, and the event behind it.
+struct Arrival {
+    lane: Lane,
+    number: u64,
+    event: Event,
+}
+
+/// The exchanges of a lane.
+#[derive(Default)]
+struct Flight {
+    /// Exchanges issued, and the number of them that the compute queue has waited for.
+    issued: u64,
+    awaited: u64,
     /// Tensors that exchanges read. They may be freed once the compute queue, which may reuse their memory, waits for those
     /// exchanges.
-    in_flight: VecDeque<(u64, Vec<Tensor>)>,
-    /// Exchanges issued, and the number of them that the compute queue has waited for.
-    exchanges: u64,
-    awaited: u64,
+    held: VecDeque<(u64, Vec<Tensor>)>,
 }
 
 impl<'a> Run<'a> {
@@ -159,36 +188,61 @@ impl<'a> Run<'a> {
                 }
                 self.executor.device.comm().wait(&self.queue().record());
             }
-            Lane::Compute if blocking => self.await_exchanges(),
-            Lane::Compute => task.reads.iter().for_each(|value| self.await_arrival(value)),
+            Lane::Pass if task.receives() => self.await_room(task),
+            Lane::Pass => self.executor.device.pass().wait(&self.queue().record()),
+            Lane::Compute => {
+                if blocking {
+                    self.await_lane(Lane::Comm);
+                }
+                task.reads.iter().for_each(|value| self.await_arrival(value));
+            }
         }
     }
 
     fn await_arrival(&mut self, value: &Value) {
-        if let Some((exchange, event)) = self.arrivals.remove(value) {
-            self.await_exchange(exchange, &event);
+        if let Some(Arrival { lane, number, event }) = self.arrivals.remove(value) {
+            self.await_exchange(lane, number, &event);
         }
     }
 
-    fn await_exchange(&mut self, exchange: u64, event: &Event) {
+    fn await_exchange(&mut self, lane: Lane, number: u64, event: &Event) {
         self.queue().wait(event);
-        self.awaited = exchange;
-        while self.in_flight.front().is_some_and(|&(number, _)| number <= exchange) {
-            self.in_flight.pop_front();
+        let flight = self.flights.entry(lane).or_default();
+        flight.awaited = number;
+        while flight.held.front().is_some_and(|&(held, _)| held <= number) {
+            flight.held.pop_front();
         }
     }
 
     /// Makes the compute queue wait for all exchanges so far.
     fn await_exchanges(&mut self) {
-        if self.awaited < self.exchanges {
-            let event = self.executor.device.comm().record();
-            self.await_exchange(self.exchanges, &event);
+        Lane::ALL.into_iter().for_each(|lane| self.await_lane(lane));
+    }
+
+    fn await_lane(&mut self, lane: Lane) {
+        let Flight { issued, awaited, .. } = *self.flights.entry(lane).or_default();
+        if awaited < issued {
+            self.await_exchange(lane, issued, &self.executor.queue(lane).record());
         }
+    }
+
+    /// Has the compute tasks that read a value wait for the exchange that was just issued.
+    fn await_later(&mut self, value: Value, lane: Lane) {
+        let (number, event) = (self.flights.entry(lane).or_default().issued, self.executor.queue(lane).record());
+        self.arrivals.insert(value, Arrival { lane, number, event });
+    }
+
+    /// Holds tensors until the exchange that was just issued has been awaited.
+    fn hold(&mut self, tensors: Vec<Tensor>, lane: Lane) {
+        let flight = self.flights.entry(lane).or_default();
+        flight.held.push_back((flight.issued, tensors));
     }
 
     fn compute(&mut self, task: &Task) {
         match task.work {
             Work::Enter => self.enter(task),
+            Work::Arrive => self.arrive(task),
+            Work::Join => self.join(task),
             Work::Forward => self.forward(task),
             Work::Normalise => self.normalise(task),
             Work::Recompute => self.recompute(task),
@@ -198,6 +252,7 @@ impl<'a> Run<'a> {
             Work::BackwardInput => self.backward_input(task),
             Work::BackwardWeight => self.backward_weight(task),
             Work::BackwardEnter => self.backward_enter(task),
+            Work::BackwardJoin => self.backward_join(task),
             other => unreachable!("{other:?} is an exchange or of the tail"),
         }
         self.free(task);
@@ -226,6 +281,7 @@ impl<'a> Run<'a> {
     fn free(&mut self, task: &Task) {
         for value in &task.frees {
             self.values.free(value);
+            self.free_room(value);
             if let ValueKind::ParametersGathered(bucket) = value.kind {
                 self.executor.parameters.set_values(bucket.0, None);
             }
@@ -240,7 +296,7 @@ impl<'a> Run<'a> {
         let Executor { device, groups, .. } = *self.executor;
         let exchange = task.exchange.expect("a task on the comm lane is an exchange");
         let (comm, group) = (device.comm(), &groups[exchange.group.0]);
-        self.exchanges += 1;
+        self.flights.entry(Lane::Comm).or_default().issued += 1;
         match task.work {
             Work::SumGradients(bucket) => return self.sum_gradients(bucket, group),
             Work::ReduceGradients(bucket) => return self.reduce_gradients(task, bucket, group),
@@ -283,9 +339,9 @@ impl<'a> Run<'a> {
             tensors.extend(received);
         } else {
             self.values.put(to, received);
-            self.arrivals.insert(to, (self.exchanges, comm.record()));
+            self.await_later(to, Lane::Comm);
         }
-        self.in_flight.push_back((self.exchanges, tensors));
+        self.hold(tensors, Lane::Comm);
         came.expect("a value has a tensor")
     }
 
@@ -316,9 +372,9 @@ impl<'a> Run<'a> {
         let [reduced] = task.writes[..] else { unreachable!("split gradients say when they are reduced") };
         if !task.frees.contains(&reduced) {
             self.values.put(reduced, Vec::new());
-            self.arrivals.insert(reduced, (self.exchanges, comm.record()));
+            self.await_later(reduced, Lane::Comm);
         }
-        self.in_flight.push_back((self.exchanges, vec![whole, received]));
+        self.hold(vec![whole, received], Lane::Comm);
         stamp
     }
 
@@ -331,7 +387,7 @@ impl<'a> Run<'a> {
         parameters.set_values(bucket.0, Some(whole.reshaped(1, lies.len)));
         let [gathered] = task.writes[..] else { unreachable!("a gather writes one value") };
         self.values.put(gathered, vec![whole]);
-        self.arrivals.insert(gathered, (self.exchanges, comm.record()));
+        self.await_later(gathered, Lane::Comm);
         stamp
     }
 
@@ -362,12 +418,18 @@ impl<'a> Run<'a> {
         self.executor.model.unit(unit.0).entry.as_ref().expect("a program enters units that have an entry")
     }
 
-    fn enter(&mut self, task: &Task) {
+    /// The stream, if there is one yet, and the output that an addition adds to it.
+    fn summands(&self, task: &Task) -> (Option<&Tensor>, &Tensor) {
         let stream = task.read(&[ValueKind::Stream]).map(|value| match self.values.entries.get(&value) {
             Some(entry) => &entry.stream,
             None => &self.values.tensors(value)[0],
         });
-        let output = self.read(task, &[ValueKind::OutputReduced, ValueKind::Output]).expect("an entry reads an output");
+        let output = self.read(task, &[ValueKind::OutputReduced, ValueKind::Output]);
+        (stream, output.expect("an addition reads an output"))
+    }
+
+    fn enter(&mut self, task: &Task) {
+        let (stream, output) = self.summands(task);
         let context = self.context(task);
         let first_row = self.own_rows(task).start;
         let mut entry = self.entry(task.unit).forward(&context, first_row, stream, output);
@@ -525,6 +587,11 @@ impl<'a> Run<'a> {
         let dnormalised = self.values.tensors(dnormalised.expect("a normalised stream has a gradient"));
         let dstream = self.read(task, &[ValueKind::StreamGradient]);
         let (context, gradients, first_row) = (self.context(task), self.executor.gradients, self.own_rows(task).start);
+        if self.entry(task.unit).begins_stage() {
+            let leaving = self.entry(task.unit).backward_norms(&context, gradients, entry, dstream, dnormalised);
+            task.writes.iter().for_each(|&value| self.values.put(value, vec![leaving.clone()]));
+            return;
+        }
         let (dstream, doutput) =
             self.entry(task.unit).backward(&context, first_row, gradients, entry, dstream, dnormalised);
         // The lowest trained unit writes none of them: nothing reads them.

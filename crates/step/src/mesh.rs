@@ -19,7 +19,7 @@ impl Mesh {
         self.pp * self.dp * self.tp
     }
 
-    /// The stage of the model that a rank computes.
+    /// The place of a rank in the pipeline.
     pub fn stage(&self, rank: usize) -> usize {
         rank / (self.dp * self.tp)
     }
@@ -41,6 +41,11 @@ impl Mesh {
     /// The ranks of this one's stage and replica, by their shards.
     pub fn tensor_ranks(&self, rank: usize) -> Vec<usize> {
         (0..self.tp).map(|shard| self.rank(self.stage(rank), self.replica(rank), shard)).collect()
+    }
+
+    /// The ranks of this one's replica and shard, by their places in the pipeline.
+    pub fn stage_ranks(&self, rank: usize) -> Vec<usize> {
+        (0..self.pp).map(|stage| self.rank(stage, self.replica(rank), self.shard(rank))).collect()
     }
 
     /// The ranks of this one's stage and shard, by their replicas.

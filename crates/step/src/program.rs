@@ -1,8 +1,9 @@
 //! Programs: the tasks of a step in order, with the values that each reads, writes and frees.
 
+use std::collections::HashMap;
 use std::fmt;
 
-use crate::work::{BucketIdx, Chunk, Work};
+use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// A unit's place in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +46,11 @@ pub enum ValueKind {
     NormalisedGradientReduced,
     OutputGradient,
     OutputGradientGathered,
+    /// The stream before a stage's first unit with everything added: what leaves the stage below and arrives here. And its gradient.
+    Passed,
+    PassedGradient,
+    /// Values that the addition behind a stage keeps for its backward.
+    Joined,
     /// Values that the input half of backward keeps for the weight half.
     WeightInputs,
     /// Marks that the memory of a bucket's gradients is free again.
@@ -65,6 +71,40 @@ pub struct Value {
     pub kind: ValueKind,
     pub unit: UnitIdx,
     pub micro: Micro,
+}
+
+impl Value {
+    /// The pass that brings it from another stage, if one does.
+    pub(crate) fn arrives_by(&self) -> Option<Work> {
+        match self.kind {
+            ValueKind::Passed => Some(Work::Pass),
+            ValueKind::PassedGradient => Some(Work::PassGradient),
+            _ => None,
+        }
+    }
+}
+
+/// Micro-batches whose streams, or their gradients, may have arrived from a stage and not been read yet.
+pub const ROOMS: usize = 2;
+
+/// What has arrived over a boundary, one way.
+#[derive(Default)]
+struct Rooms {
+    /// The micro-batches, in the order of their arrival.
+    micros: Vec<usize>,
+    /// By micro-batch: the last task that has freed a part of it.
+    freed: HashMap<usize, usize>,
+}
+
+impl Rooms {
+    /// The task that frees the room into which a micro-batch arrives.
+    fn arrive(&mut self, micro: usize) -> Option<usize> {
+        let place = self.micros.iter().position(|other| *other == micro).unwrap_or_else(|| {
+            self.micros.push(micro);
+            self.micros.len() - 1
+        });
+        self.freed.get(&self.micros[place.checked_sub(ROOMS)?]).copied()
+    }
 }
 
 /// An exchange in a group. All members name the same kind of work and, unless its row says otherwise, the same bytes.
@@ -95,6 +135,11 @@ impl Task {
         Value { kind, unit: self.unit, micro: self.micro }
     }
 
+    /// Whether it is the receiving side of a pass.
+    pub(crate) fn receives(&self) -> bool {
+        self.work.lane() == Lane::Pass && self.reads.is_empty()
+    }
+
     /// The first value of these kinds that it reads, if any.
     pub fn read(&self, kinds: &[ValueKind]) -> Option<Value> {
         self.reads.iter().find(|value| kinds.contains(&value.kind)).copied()
@@ -109,7 +154,8 @@ pub struct Members {
 }
 
 /// The tasks of one rank, in order. A compute task waits for the exchanges whose values it reads, an exchange for every
-/// compute task before it.
+/// compute task before it. What arrives from another stage lies in one of [`ROOMS`] rooms, which micro-batches take in turn: it
+/// waits only for the compute task that frees what was there before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     pub tasks: Vec<Task>,
@@ -125,9 +171,32 @@ impl Program {
         self.tasks.iter().rposition(|task| !task.work.is_of_tail()).map_or(0, |last| last + 1)
     }
 
-    /// Whether a compute task waits for every exchange before it: all do in a blocking program, and the tail does.
-    pub(crate) fn waits_for_all(&self, task: &Task) -> bool {
-        self.blocking || task.work.is_of_tail()
+    /// Whether a compute task waits for every exchange of this lane before it: all do in a blocking program, and the tail does. What
+    /// another stage passes is awaited where it is read.
+    pub(crate) fn waits_for_all(&self, task: &Task, lane: Lane) -> bool {
+        task.work.is_of_tail() || self.blocking && lane != Lane::Pass
+    }
+
+    /// By task: the last compute task that it waits for, if it is an exchange.
+    pub(crate) fn computed_before(&self) -> Vec<Option<usize>> {
+        let mut rooms: HashMap<(Work, UnitIdx), Rooms> = HashMap::new();
+        let mut last = None;
+        let mut of_task = |(index, task): (usize, &Task)| {
+            if task.exchange.is_none() {
+                last = Some(index);
+                for value in &task.frees {
+                    if let Some(pass) = value.arrives_by() {
+                        rooms.entry((pass, value.unit)).or_default().freed.insert(value.micro.index, index);
+                    }
+                }
+                return None;
+            }
+            if !task.receives() {
+                return last;
+            }
+            rooms.entry((task.work, task.unit)).or_default().arrive(task.micro.index)
+        };
+        self.tasks.iter().enumerate().map(&mut of_task).collect()
     }
 
     /// The places of exchanges that a compute task waits for, each with whether a heavy task runs before that one.
@@ -137,7 +206,7 @@ impl Program {
             let behind = &self.tasks[index + 1..];
             let waits = |task: &Task| {
                 let reads = exchange.writes.iter().any(|value| task.reads.contains(value));
-                task.exchange.is_none() && (reads || self.waits_for_all(task))
+                task.exchange.is_none() && (reads || self.waits_for_all(task, exchange.work.lane()))
             };
             let first = behind.iter().position(waits)?;
             Some((index, behind[..first].iter().any(|task| task.work.is_heavy())))

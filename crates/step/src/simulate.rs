@@ -208,6 +208,8 @@ struct Rank<'a> {
     meetings: HashMap<usize, usize>,
     /// By compute task: the exchanges that write its values and, if the program blocks, the last exchange of each lane before it.
     awaits: Vec<Vec<usize>>,
+    /// By exchange: the last compute task that it waits for.
+    computed_before: Vec<Option<usize>>,
     /// The tasks left on each lane, the next one last.
     queues: BTreeMap<Lane, Vec<usize>>,
     running: Option<(usize, f64)>,
@@ -229,6 +231,7 @@ impl<'a> Rank<'a> {
             alone_s: alone_s.collect::<Result<_, _>>()?,
             meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
             awaits: awaits(program),
+            computed_before: program.computed_before(),
             queues: Lane::ALL.map(on).into(),
             running: None,
             meeting: BTreeSet::new(),
@@ -245,9 +248,10 @@ impl<'a> Rank<'a> {
         self.awaits[task].iter().all(|&exchange| self.spans[exchange].is_some())
     }
 
-    /// Whether every compute task before it has run.
+    /// Whether every compute task that it waits for has run.
     fn can_exchange(&self, task: usize) -> bool {
-        let is_behind = |other: Option<usize>| other.is_none_or(|other| other > task);
+        let Some(last) = self.computed_before[task] else { return true };
+        let is_behind = |other: Option<usize>| other.is_none_or(|other| other > last);
         is_behind(self.running.map(|(task, _)| task)) && is_behind(self.next(Lane::Compute))
     }
 
@@ -280,7 +284,8 @@ fn awaits(program: &Program) -> Vec<Vec<usize>> {
             return Vec::new();
         }
         let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
-        read.chain(last.values().copied().filter(|_| program.waits_for_all(task))).collect()
+        let all = last.iter().filter(|(lane, _)| program.waits_for_all(task, **lane)).map(|(_, index)| *index);
+        read.chain(all).collect()
     };
     program.tasks.iter().enumerate().map(&mut of_task).collect()
 }

@@ -2,12 +2,14 @@
 //! reports a step reads it.
 
 use std::fmt;
+use std::ops::Range;
 
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{Cut, ZeroSharding, ZeroStage};
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
+use crate::pipeline::Pipeline;
 use crate::schedule::Arrangement;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +30,9 @@ pub struct Strategy {
     /// The shards of every layer: their number, their widths, and whether they split the stream.
     pub cut: Cut,
     pub arrangement: Arrangement,
+    /// The stages at the places of the pipeline.
+    #[serde(default, skip_serializing_if = "Pipeline::is_absent")]
+    pub pipeline: Pipeline,
     pub devices: Devices,
 }
 
@@ -62,6 +67,7 @@ impl Strategy {
             dtype: DType::F32,
             cut,
             arrangement: Arrangement::default(),
+            pipeline: Pipeline::default(),
             devices: Devices::Cpu { cores_per_rank: 1, comm_cores: 0 },
         }
     }
@@ -73,6 +79,18 @@ impl Strategy {
 
     pub fn with_replicas(self, dp: usize, zero: ZeroStage) -> Strategy {
         Strategy { dp, zero, ..self }
+    }
+
+    /// The model cut in these stages, over so many places.
+    pub fn in_stages(self, pp: usize, pipeline: Pipeline) -> Strategy {
+        assert!(pipeline.stages().is_multiple_of(pp), "{} stages over {pp} places", pipeline.stages());
+        Strategy { pp, pipeline, ..self }
+    }
+
+    /// The units that a rank computes, of so many, stage by stage.
+    pub fn units(&self, rank: usize, of: usize) -> Vec<Range<usize>> {
+        let stages = self.pipeline.stages_at(self.mesh().stage(rank), self.pp);
+        stages.into_iter().map(|stage| self.pipeline.units(stage, of)).collect()
     }
 
     pub fn arranged(self, arrangement: Arrangement) -> Strategy {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
 
-use crate::program::{Exchange, Members, Micro, Program, Task, UnitIdx, Value};
+use crate::program::{Exchange, Members, Micro, Program, ROOMS, Task, UnitIdx, Value};
 use crate::work::{Lane, Work};
 
 /// Why programs may not run.
@@ -26,6 +26,12 @@ pub enum Unsound {
     NoMember { place: Place, group: String, ranks: Vec<usize> },
     #[error("rank {rank}: group `{group}` has ranks {ranks:?}, expected different ones of {world}")]
     NoRanks { rank: usize, group: String, ranks: Vec<usize>, world: usize },
+    #[error(
+        "{place} receives what there is no room for: {ROOMS} micro-batches that arrived before it are still to be read"
+    )]
+    NoRoom { place: Place },
+    #[error("pass {number} of group `{group}` has two senders or two receivers")]
+    NotOneWay { group: String, number: usize },
     #[error("exchange {number} of group `{group}` is {} on rank {}, and {} on rank {}", .found[0], .ranks[0], .found[1], .ranks[1])]
     Disagree { group: String, number: usize, ranks: [usize; 2], found: [String; 2] },
     #[error("these tasks wait for one another, so none of them would ever run:\n{}", .0.join("\n"))]
@@ -75,6 +81,11 @@ fn check_values(rank: usize, program: &Program) -> Result<(), Unsound> {
         }
         if let Some(&value) = task.frees.iter().find(|value| arriving.contains(value) || !live.remove(value)) {
             return Err(Unsound::FreesNothing { place: place(), value });
+        }
+        let has_come = |value: &&Value| value.arrives_by() == Some(task.work) && value.unit == task.unit;
+        let unread = || live.iter().filter(has_come).map(|value| value.micro.index).collect::<HashSet<usize>>();
+        if task.receives() && unread().len() > ROOMS {
+            return Err(Unsound::NoRoom { place: place() });
         }
     }
     match live.into_iter().min_by_key(|value| (value.micro, value.unit)) {
@@ -143,6 +154,11 @@ pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
                 }
                 meetings.insert((rank, of(rank)[number]), count + number);
             }
+            let task = |rank: usize| &programs[rank].tasks[of(rank)[number]];
+            let receivers = ranks.iter().filter(|&&rank| task(rank).receives()).count();
+            if task(first).work.lane() == Lane::Pass && receivers != 1 {
+                return Err(Unsound::NotOneWay { group: name.to_owned(), number });
+            }
         }
         count += most;
     }
@@ -198,6 +214,7 @@ fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound>
 fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
     let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
     for (rank, program) in programs.iter().enumerate() {
+        let computed_before = program.computed_before();
         let mut computed = None;
         let mut exchanged: BTreeMap<Lane, Node> = BTreeMap::new();
         let mut arriving: HashMap<Value, Node> = HashMap::new();
@@ -207,13 +224,16 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
                 None => Node::Compute(rank, index),
             };
             let before = awaited.entry(node).or_default();
-            before.extend(computed);
             if task.exchange.is_some() {
+                before.extend(computed_before[index].map(|index| Node::Compute(rank, index)));
                 before.extend(exchanged.insert(task.work.lane(), node));
                 arriving.extend(task.writes.iter().map(|&value| (value, node)));
             } else {
+                before.extend(computed);
                 before.extend(task.reads.iter().filter_map(|value| arriving.get(value)));
-                before.extend(exchanged.values().filter(|_| program.waits_for_all(task)));
+                before.extend(
+                    exchanged.iter().filter(|(lane, _)| program.waits_for_all(task, **lane)).map(|(_, node)| node),
+                );
                 computed = Some(node);
             }
         }

@@ -7,15 +7,18 @@
 pub enum Lane {
     Compute,
     Comm,
+    /// From stage to stage. A partner that is late holds up nothing else.
+    Pass,
 }
 
 impl Lane {
-    pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Comm];
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::Comm, Lane::Pass];
 
     pub fn name(self) -> &'static str {
         match self {
             Lane::Compute => "compute",
             Lane::Comm => "comm",
+            Lane::Pass => "pass",
         }
     }
 
@@ -34,10 +37,14 @@ pub struct Chunk(pub usize);
 pub struct BucketIdx(pub usize);
 
 /// The work of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Work {
     /// A unit's entry: the output of the unit before joins the stream, which is normalised.
     Enter,
+    /// The entry of a stage's first unit: the stream that has arrived is normalised.
+    Arrive,
+    /// The addition behind a stage's last unit, which is that of the next unit's entry.
+    Join,
     /// A unit's body.
     Forward,
     /// The entry's norms again, from the stream.
@@ -56,6 +63,8 @@ pub enum Work {
     BackwardWeight,
     /// The gradients of a unit's entry.
     BackwardEnter,
+    /// The gradients of the addition behind a stage.
+    BackwardJoin,
     /// The squared norm of the gradients that a rank keeps.
     MeasureNorm,
     /// The optimizer's update. Rules that need whole parameters exchange within it.
@@ -72,6 +81,10 @@ pub enum Work {
     ReduceGradients(BucketIdx),
     /// A bucket's parameters, from the ranks of the data-parallel group, which each keep a part.
     GatherParameters(BucketIdx),
+    /// The stream before a unit, from the stage below to the one that begins with the unit.
+    Pass,
+    /// Its gradient, back.
+    PassGradient,
     /// A unit's parameters, from the ranks of the tensor-parallel group that keep them to those that compute with them.
     Migrate,
     /// A unit's gradients, from the ranks that computed them to those that keep its parameters and add them up.
@@ -99,6 +112,7 @@ pub enum WorkFamily {
     Reduce,
     Gather,
     Migrate,
+    Pass,
 }
 
 /// The extent of a kind of work.
@@ -138,6 +152,10 @@ impl WorkRow {
         WorkRow { lane: Lane::Comm, ..WorkRow::compute(name, family, scope) }
     }
 
+    const fn pass(name: &'static str) -> WorkRow {
+        WorkRow { lane: Lane::Pass, ..WorkRow::compute(name, WorkFamily::Pass, Scope::Part) }
+    }
+
     const fn of_tail(self) -> WorkRow {
         WorkRow { is_of_tail: true, ..self }
     }
@@ -148,6 +166,8 @@ impl Work {
     pub fn row(self) -> WorkRow {
         match self {
             Work::Enter               => WorkRow::compute("enter",            WorkFamily::Entry,          Scope::Part),
+            Work::Arrive              => WorkRow::compute("arrive",           WorkFamily::Entry,          Scope::Part),
+            Work::Join                => WorkRow::compute("join",             WorkFamily::Entry,          Scope::Part),
             Work::Forward             => WorkRow::compute("forward",          WorkFamily::Forward,        Scope::Part),
             Work::Normalise           => WorkRow::compute("normalise again",  WorkFamily::Entry,          Scope::Part),
             Work::Recompute           => WorkRow::compute("recompute",        WorkFamily::Recompute,      Scope::Part),
@@ -157,6 +177,7 @@ impl Work {
             Work::BackwardInput       => WorkRow::compute("backward input",   WorkFamily::BackwardInput,  Scope::Part),
             Work::BackwardWeight      => WorkRow::compute("backward weight",  WorkFamily::BackwardWeight, Scope::Part),
             Work::BackwardEnter       => WorkRow::compute("backward enter",   WorkFamily::Entry,          Scope::Part),
+            Work::BackwardJoin        => WorkRow::compute("backward join",    WorkFamily::Entry,          Scope::Part),
             Work::MeasureNorm         => WorkRow::compute("measure norm",     WorkFamily::Update,         Scope::Step).of_tail(),
             Work::Update              => WorkRow::compute("update",           WorkFamily::Update,         Scope::Step).of_tail(),
             Work::AllReduce           => WorkRow::exchange("all-reduce",      WorkFamily::Reduce,         Scope::Part),
@@ -165,6 +186,8 @@ impl Work {
             Work::SumGradients(b)     => WorkRow::exchange("sum gradients",   WorkFamily::Reduce,         Scope::Bucket(b)),
             Work::ReduceGradients(b)  => WorkRow::exchange("reduce gradients", WorkFamily::Reduce,        Scope::Bucket(b)),
             Work::GatherParameters(b) => WorkRow::exchange("gather parameters", WorkFamily::Gather,       Scope::Bucket(b)),
+            Work::Pass                => WorkRow::pass("pass"),
+            Work::PassGradient        => WorkRow::pass("pass gradient"),
             Work::Migrate => WorkRow { moves_alike: false, ..WorkRow::exchange("migrate", WorkFamily::Migrate, Scope::Unit) },
             Work::Return => WorkRow { moves_alike: false, ..WorkRow::exchange("return", WorkFamily::Migrate,  Scope::Unit) },
             Work::SumNorm             => WorkRow::exchange("sum norm",        WorkFamily::Reduce,         Scope::Step).of_tail(),

@@ -96,7 +96,7 @@ fn every_schedule_and_stage_of_zero_computes_the_gradients_of_one_rank() {
         let is_dora = origin.saved().config.is_dora;
         let ways = [(0, NONE), (1, OASES), (2, NONE), (3, OASES), (3, CROSS_PASS)];
         for (zero, schedule) in ways.into_iter().filter(|(zero, _)| *zero < 3 || !is_dora) {
-            let way = Way { dp: 2, zero, arrangement: Arrangement::of(schedule) };
+            let way = Way { dp: 2, zero, ..Arrangement::of(schedule).into() };
             let ranks = on_ranks(&origin, &Cut::even(2), DType::F32, way, &Options::default());
             compare_gradients(&format!("{}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
         }

@@ -23,7 +23,7 @@ fn ways() -> Vec<(usize, bool, Way)> {
             (3, Arrangement::of(OASES).in_parts(2)),
             (3, Arrangement::of(CROSS_PASS).in_parts(4)),
         ] {
-            ways.push((tp, split_sequence, Way { dp, zero, arrangement }));
+            ways.push((tp, split_sequence, Way { dp, zero, ..arrangement.into() }));
         }
     }
     ways
@@ -46,7 +46,7 @@ fn gradients_are_those_of_all_shares_for_every_mesh_stage_and_schedule() {
 fn split_state_is_kept_once() {
     let elements: usize = Model::open(&golden("llama3")).unwrap().specs.iter().map(|spec| spec.len()).sum();
     for zero in 0..=3 {
-        let way = Way { dp: 2, zero, arrangement: Arrangement::default() };
+        let way = Way { dp: 2, zero, ..Arrangement::default().into() };
         let ranks = on_ranks("llama3", &Cut::even(1), DType::F32, way, &Options::default());
         assert_eq!(kept_elements(&ranks), if zero == 0 { 2 * elements } else { elements }, "stage {zero}");
     }
@@ -78,7 +78,7 @@ impl Origin for Deep {
 fn memory_is_what_the_dry_run_says_and_falls_with_every_stage() {
     let mut before = u64::MAX;
     for zero in 0..=3 {
-        let way = Way { dp: 2, zero, arrangement: Arrangement::default() };
+        let way = Way { dp: 2, zero, ..Arrangement::default().into() };
         let ranks = on_ranks(&Deep, &Cut::even(1), DType::F32, way, &Options::default());
         let expected = [0, 1].map(|rank| dry_peak_bytes(&Deep, &Cut::even(1), rank, way));
         assert_eq!([ranks[0].peak_bytes, ranks[1].peak_bytes], expected, "stage {zero}");

@@ -87,7 +87,7 @@ fn the_gradients_of_what_is_trained_are_those_of_the_whole_model() {
             compare_gradients(&what, &whole, &ranks, TOLERANCE);
         }
         for (zero, schedule) in [(0, NONE), (1, OASES), (2, NONE), (3, OASES), (3, CROSS_PASS)] {
-            let way = Way { dp: 2, zero, arrangement: Arrangement::of(schedule) };
+            let way = Way { dp: 2, zero, ..Arrangement::of(schedule).into() };
             let ranks = on_ranks(&origin, &Cut::even(2), DType::F32, way, &Options::default());
             compare_gradients(&format!("{what}, {way:?}"), &whole, &ranks, TOLERANCE);
         }
@@ -97,7 +97,7 @@ fn the_gradients_of_what_is_trained_are_those_of_the_whole_model() {
 #[test]
 fn frozen_parameters_take_no_gradients_and_nobody_reduces_any() {
     let origin = ORIGINS[1];
-    let way = |zero| Way { dp: 2, zero, arrangement: Arrangement::of(NONE) };
+    let way = |zero| Way { dp: 2, zero, ..Arrangement::of(NONE).into() };
     let reductions = |outcome: &Outcome| {
         let tasks = outcome.program.tasks.iter();
         tasks.filter(|task| matches!(task.work, Work::ReduceGradients(_) | Work::SumGradients(_))).count()

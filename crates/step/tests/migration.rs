@@ -160,7 +160,7 @@ fn gradients_come_home_before_shares_of_the_data_reduce_them() {
                 let cut = split(Cut::even(2), index == 1);
                 let work = widths(&model, &cut, &head_groups, &sixteenths);
                 let arrangement = [Arrangement::of(NONE), Arrangement::of(OASES).in_parts(2)][zero];
-                let way = Way { dp: 2, zero, arrangement };
+                let way = Way { dp: 2, zero, ..arrangement.into() };
                 let ranks = on_working_ranks(case, &cut, Some(&work), DType::F32, way, &Options::default());
                 compare_gradients(&format!("{case}, {work:?}, {way:?}"), &whole, &ranks, TOLERANCE);
             }

@@ -18,8 +18,8 @@ fn a_step_over_nccl_has_the_bits_of_one_in_the_cards_memory() {
     let uneven = Cut { split_sequence: true, ..Cut::weighted(vec![3.0, 1.0]) };
     let cases = [
         (uneven.clone(), Way::from(Arrangement::of(OASES).in_parts(2))),
-        (Cut::even(2), Way { dp: 2, zero: 0, arrangement: Arrangement::of(NONE) }),
-        (uneven, Way { dp: 2, zero: 3, arrangement: Arrangement::of(OASES).in_parts(2) }),
+        (Cut::even(2), Way { dp: 2, ..Arrangement::of(NONE).into() }),
+        (uneven, Way { dp: 2, zero: 3, ..Arrangement::of(OASES).in_parts(2).into() }),
     ];
     for (cut, way) in cases {
         let [expected, found] =

@@ -8,8 +8,8 @@ use evenkeel_comm::{Link, Options};
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, UnitKind};
 use evenkeel_step::schedule::{
-    Arrangement, CROSS_PASS, CROSS_PASS_REFERENCE, Chain, ChainUnit, DEFAULT, DEFAULT_REFERENCE, NONE, OASES, PartSize,
-    REFERENCES, SAVED_COMM, SCHEDULES, Schedule, Units, fit,
+    Arrangement, CROSS_PASS, CROSS_PASS_REFERENCE, Chain, ChainStages, ChainUnit, DEFAULT, DEFAULT_REFERENCE, NONE,
+    OASES, PartSize, REFERENCES, SAVED_COMM, SCHEDULES, Schedule, Units, fit,
 };
 use evenkeel_step::{GroupIdx, Members, Program, Task, Work, verify};
 use support::on_cuda;
@@ -83,6 +83,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
     let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
     Chain {
         units: [UnitKind::Embedding].into_iter().chain(layers).chain([UnitKind::Head]).map(unit).collect(),
+        stages: ChainStages::default(),
         splits_sequence,
         row_bytes: ROW_BYTES,
         stats_bytes: 16,

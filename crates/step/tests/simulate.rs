@@ -2,7 +2,7 @@
 
 use evenkeel_model::UnitKind;
 use evenkeel_step::schedule::{
-    Arrangement, CROSS_PASS, Chain, ChainUnit, DEFAULT, DEFAULT_REFERENCE, OASES, PartSize, SAVED_COMM,
+    Arrangement, CROSS_PASS, Chain, ChainStages, ChainUnit, DEFAULT, DEFAULT_REFERENCE, OASES, PartSize, SAVED_COMM,
 };
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Span, Timeline};
@@ -164,6 +164,7 @@ fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
     let layers = (0..LAYERS).flat_map(|layer| [UnitKind::Attention(layer), UnitKind::Mlp(layer)]);
     let chain = Chain {
         units: [UnitKind::Embedding].into_iter().chain(layers).chain([UnitKind::Head]).map(unit).collect(),
+        stages: ChainStages::default(),
         splits_sequence,
         row_bytes: 1000,
         stats_bytes: 0,

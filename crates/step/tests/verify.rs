@@ -2,7 +2,9 @@
 
 use evenkeel_model::UnitKind;
 use evenkeel_random::Random;
-use evenkeel_step::schedule::{Arrangement, Chain, ChainBucket, ChainMigration, ChainUnit, PartSize, SCHEDULES};
+use evenkeel_step::schedule::{
+    Arrangement, Chain, ChainBucket, ChainMigration, ChainStages, ChainUnit, PartSize, SCHEDULES,
+};
 use evenkeel_step::{
     BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
 };
@@ -22,6 +24,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     };
     let sum = ChainBucket {
         users: vec![1, 2, 3, 4],
+        is_shared_table: false,
         is_of_entries: true,
         is_trained: true,
         summed_in: Some(GroupIdx(0)),
@@ -33,6 +36,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
     };
     Chain {
         units: kinds.map(unit).to_vec(),
+        stages: ChainStages::default(),
         splits_sequence,
         row_bytes: 8,
         stats_bytes: 16,

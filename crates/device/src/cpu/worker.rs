@@ -124,7 +124,7 @@ impl Reports {
 }
 
 pub(crate) struct CpuBackend {
-    queues: [WorkerQueue; 2],
+    queues: [WorkerQueue; Lane::ALL.len()],
     reports: Arc<Reports>,
     memory: Memory,
 }
@@ -146,8 +146,9 @@ impl CpuBackend {
         let of_comm = if options.comm_cores.is_empty() { &options.cores } else { &options.comm_cores };
         let any_of_them = if of_comm.is_empty() { Vec::new() } else { vec![of_comm.clone()] };
         let compute = start_worker(format!("{}-compute", options.name), options.threads, each_alone, &reports, true)?;
-        let comm = start_worker(format!("{}-comm", options.name), 1, any_of_them, &reports, false)?;
-        Ok(CpuBackend { queues: [compute, comm], reports, memory })
+        let exchanging =
+            |name| start_worker(format!("{}-{name}", options.name), 1, any_of_them.clone(), &reports, false);
+        Ok(CpuBackend { queues: [compute, exchanging("comm")?, exchanging("pass")?], reports, memory })
     }
 
     pub fn base_address(&self) -> u64 {

@@ -27,7 +27,7 @@ const LEAST_SPARE_BYTES: u64 = 3 << 29;
 
 pub(crate) struct CudaBackend {
     // The streams end before the memory that their kernels use.
-    lanes: [Mutex<LaneState>; 2],
+    lanes: [Mutex<LaneState>; Lane::ALL.len()],
     ordinal: usize,
     clock: Arc<Clock>,
     /// Kernels write to it as long as the streams live.
@@ -57,7 +57,7 @@ impl CudaBackend {
             let stream = Stream::new(context.clone(), part.clone(), defects.on_device, options.graph)?;
             Ok(Mutex::new(LaneState { stream, staging: Staging::new(context.clone()) }))
         };
-        let lanes = [lane()?, lane()?];
+        let lanes = [lane()?, lane()?, lane()?];
         let raw = lock(&lanes[0]).stream.raw();
         Ok(CudaBackend {
             lanes,
@@ -95,7 +95,7 @@ impl CudaBackend {
     }
 
     pub fn turn_replay(&self, on: bool) {
-        for lane in [Lane::Compute, Lane::Comm] {
+        for lane in Lane::ALL {
             self.issue(lane, |state| state.stream.turn_replay(on));
         }
     }

@@ -145,6 +145,11 @@ impl Entry {
         EntryState { stream: stream.clone(), normalised, stats, join: JoinState::default() }
     }
 
+    /// Whether the stream arrives from another stage.
+    pub fn begins_stage(&self) -> bool {
+        self.join.is_none()
+    }
+
     fn joined(&self) -> &Join {
         self.join.as_ref().expect("an entry inside a stage begins with an addition")
     }

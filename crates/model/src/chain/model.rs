@@ -31,14 +31,21 @@ pub struct Model {
     /// The parameters of the whole network, so that all stages number them alike. A stage holds nothing of those that it does not
     /// use.
     pub specs: Vec<ParamSpec>,
-    /// Embedding, the layers' sublayers in order, head; a stage has some of them.
+    /// Embedding, the layers' sublayers in order, head; stages have some of them.
     pub units: Vec<Unit>,
-    /// The number of the first unit in the whole chain.
-    pub first_unit: usize,
-    /// Joins the last unit's output to the stream that a stage passes on; the last stage passes nothing on.
-    pub exit: Option<Join>,
+    /// The runs of the chain that these units are, in order; the whole chain is one.
+    pub stages: Vec<Stage>,
     /// How the parameters lie side by side.
     pub buckets: Vec<Bucket>,
+}
+
+/// A run of a chain's units.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// Their numbers in the whole chain.
+    pub units: Range<usize>,
+    /// Joins the last unit's output to the stream that the stage passes on; the last stage passes nothing on.
+    pub exit: Option<Join>,
 }
 
 impl Model {
@@ -54,7 +61,7 @@ impl Model {
 
     /// The shards of this model.
     pub fn cut(&self, cut: &Cut) -> Result<Vec<Model>, Error> {
-        assert!(self.first_unit == 0 && self.exit.is_none(), "a model is cut in shards before it is cut in stages");
+        assert!(self.is_whole_chain(), "a model is cut in shards before it is cut in stages");
         let shards = Shard::cut(&self.config, cut)?;
         let models: Vec<Model> = shards.into_iter().map(|shard| self.rebuilt(shard, self.kind)).collect();
         let packed = models.iter().flat_map(|model| &model.specs).filter(|spec| spec.is_packed);
@@ -82,7 +89,7 @@ impl Model {
     /// The model for such devices. On a GPU its head treats more rows at a time, and what belongs to an adapter lies beside what
     /// belongs to its layer. Dry runs use the same model, so they take the same memory.
     pub fn for_device(&self, kind: DeviceKind) -> Model {
-        assert!(self.first_unit == 0 && self.exit.is_none(), "a model's device is known before it is cut in stages");
+        assert!(self.is_whole_chain(), "a model's device is known before it is cut in stages");
         self.rebuilt(self.shard.clone(), kind)
     }
 
@@ -92,7 +99,8 @@ impl Model {
 
     fn of_shard(config: Config, shard: Shard, kind: DeviceKind, is_trained: impl Fn(ParamId) -> bool) -> Model {
         let (specs, units) = build(&config, &shard, kind);
-        let model = Model { config, shard, kind, specs, units, first_unit: 0, exit: None, buckets: Vec::new() };
+        let stages = vec![Stage { units: 0..units.len(), exit: None }];
+        let model = Model { config, shard, kind, specs, units, stages, buckets: Vec::new() };
         model.training(|id, _| is_trained(id))
     }
 
@@ -192,24 +200,48 @@ impl Model {
         self
     }
 
-    /// The units of these numbers as a model of their own. A stage receives the stream behind the addition at its entry, so that
-    /// addition, with its norm, belongs to the stage before. Only [`pass`](crate::pass) runs stages so far.
+    /// The units of these numbers as a model of their own; see [`Model::stages`].
     pub fn stage(&self, units: Range<usize>) -> Model {
-        assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
-        let join = |unit: usize| self.units.get(unit).and_then(|unit| unit.entry.as_ref()?.join.clone());
-        let mut stage = Model {
-            units: self.units[units.clone()].to_vec(),
-            first_unit: self.first_unit + units.start,
-            exit: if units.end < self.units.len() { join(units.end) } else { self.exit.clone() },
-            ..self.clone()
+        self.stages(&[units])
+    }
+
+    /// Some runs of a chain as a model of their own. A stage receives the stream behind the addition at its entry, so that addition,
+    /// with its norm, belongs to the stage before.
+    pub fn stages(&self, stages: &[Range<usize>]) -> Model {
+        assert!(self.is_whole_chain(), "a chain is cut once");
+        let stage = |units: &Range<usize>| {
+            assert!(!units.is_empty() && units.end <= self.units.len(), "units {units:?} of {}", self.units.len());
+            let behind = self.units.get(units.end).and_then(|unit| unit.entry.as_ref());
+            Stage { units: units.clone(), exit: behind.and_then(|entry| entry.join.clone()) }
         };
-        if units.start > 0 {
-            let entry = stage.units[0].entry.as_mut().expect("only the first unit of a chain has no entry");
-            // The gradient of the stream leaves the stage, so it has no gaps.
-            (entry.join, entry.output_room) = (None, 0);
-        }
-        stage.forget_unused();
-        stage
+        let units = stages.iter().flat_map(|units| {
+            let mut run = self.units[units.clone()].to_vec();
+            if units.start > 0 {
+                let entry = run[0].entry.as_mut().expect("only the first unit of a chain has no entry");
+                // The gradient of the stream leaves the stage, so it has no gaps.
+                (entry.join, entry.output_room) = (None, 0);
+            }
+            run
+        });
+        let mut model = Model { units: units.collect(), stages: stages.iter().map(stage).collect(), ..self.clone() };
+        model.forget_unused();
+        model
+    }
+
+    /// Whether it has all units of its chain.
+    pub fn is_whole_chain(&self) -> bool {
+        matches!(&self.stages[..], [Stage { units: Range { start: 0, .. }, exit: None }])
+    }
+
+    /// The numbers of its units in the whole chain.
+    pub(crate) fn unit_numbers(&self) -> impl Iterator<Item = usize> {
+        self.stages.iter().flat_map(|stage| stage.units.clone())
+    }
+
+    /// The addition behind the stage that ends before this unit.
+    pub fn exit(&self, before: usize) -> &Join {
+        let stage = self.stages.iter().find(|stage| stage.units.end == before);
+        stage.and_then(|stage| stage.exit.as_ref()).expect("a stage before the last passes its stream on")
     }
 
     /// The same model without the units between the first so many and the head: their likes are enough for an estimate.
@@ -217,6 +249,7 @@ impl Model {
         let mut short = self.clone();
         let head = short.units.len() - 1;
         short.units.drain(units.min(head)..head);
+        short.stages = vec![Stage { units: 0..short.units.len(), exit: None }];
         short.forget_unused();
         short
     }
@@ -239,7 +272,8 @@ impl Model {
 
     /// A unit by its number in the whole chain.
     pub fn unit(&self, number: usize) -> &Unit {
-        &self.units[number - self.first_unit]
+        let place = self.unit_numbers().position(|other| other == number);
+        &self.units[place.expect("a unit of these stages")]
     }
 
     /// The head. Stages before the last have none.
@@ -251,18 +285,25 @@ impl Model {
         head.expect("the last stage has the head")
     }
 
-    /// The parameters that each unit computes with; those of a stage's exit count with the last unit.
+    /// The parameters that each unit computes with; those of a stage's exit count with its last unit.
     pub(crate) fn parameters_by_unit(&self) -> Vec<Vec<ParamId>> {
-        let mut by_unit: Vec<Vec<ParamId>> = self.units.iter().map(Unit::parameters).collect();
-        let exit = self.exit.iter().flat_map(Join::parameters);
-        by_unit.last_mut().expect("a model has units").extend(exit);
-        by_unit
+        let of_unit = |(unit, number): (&Unit, usize)| {
+            let ends = self.stages.iter().filter(|stage| stage.units.end == number + 1);
+            let exit = ends.flat_map(|stage| &stage.exit).flat_map(Join::parameters);
+            unit.parameters().into_iter().chain(exit).collect()
+        };
+        self.units.iter().zip(self.unit_numbers()).map(of_unit).collect()
     }
 
     /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
     pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
         let mut outer = self.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
         self.specs[id.0].shape.len() == 2 && !outer.any(|unit| unit.parameters().contains(&id))
+    }
+
+    /// The table of the embedding, which a tied head multiplies with.
+    pub fn table(&self) -> ParamId {
+        EMBED
     }
 
     /// The count for the whole model.

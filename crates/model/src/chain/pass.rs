@@ -145,7 +145,7 @@ fn last(model: &Model) -> &Unit {
 }
 
 fn exit(model: &Model) -> &Join {
-    model.exit.as_ref().expect("a stage before the last passes its stream on")
+    model.exit(model.stages.last().expect("a model has a stage").units.end)
 }
 
 /// Runs the units before the head.

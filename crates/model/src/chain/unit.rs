@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::chain::body::Body;
-use crate::chain::entry::Entry;
+use crate::chain::entry::{Entry, Join};
 use crate::chain::head::Head;
 use crate::parameters::ParamId;
 
@@ -65,6 +65,11 @@ impl Unit {
     /// Whether it puts something on the residual stream beside its output: the position embeddings do.
     pub fn starts_stream(&self) -> bool {
         matches!(&self.sublayer, Sublayer::Body(body) if body.stream.is_some())
+    }
+
+    pub fn join_parameters(&self) -> Vec<ParamId> {
+        let join = self.entry.iter().filter_map(|entry| entry.join.as_ref());
+        join.flat_map(Join::parameters).collect()
     }
 
     pub fn entry_parameters(&self) -> Vec<ParamId> {

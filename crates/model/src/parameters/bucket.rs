@@ -59,20 +59,23 @@ struct Key {
     is_trained: bool,
     /// Matrices whose gradients shards do not sum lie with those of the same unit, where their gradients become complete.
     unit: Option<usize>,
+    /// A table that two stages hold lies alone: they sum its gradients.
+    is_shared_table: bool,
 }
 
 /// The buckets of a model's parameters.
 pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
-    let used = model.parameters_by_unit();
+    let (used, numbers): (_, Vec<usize>) = (model.parameters_by_unit(), model.unit_numbers().collect());
     let mut found: Vec<(Key, Bucket)> = Vec::new();
     for (index, spec) in model.specs.iter().enumerate() {
         let users = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index)));
-        let users: Vec<usize> = users.map(|unit| model.first_unit + unit).collect();
+        let users: Vec<usize> = users.map(|unit| numbers[unit]).collect();
         // Weights in 4 bits are whole on every replica and move nowhere.
         if users.is_empty() || spec.is_packed {
             continue;
         }
-        let key = key(spec, &users);
+        let is_shared_table = model.config.tied && !model.is_whole_chain() && ParamId(index) == model.table();
+        let key = Key { is_shared_table, ..key(spec, &users) };
         let at = found.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
             let Key { summed_over, holds_vectors, is_trained, .. } = key.clone();
             let (members, users) = (Vec::new(), Vec::new());
@@ -96,5 +99,5 @@ fn key(spec: &ParamSpec, users: &[usize]) -> Key {
     };
     let holds_vectors = spec.is_vector();
     let unit = if holds_vectors || summed_over.is_some() { None } else { users.first().copied() };
-    Key { summed_over, holds_vectors, is_trained: spec.is_trained, unit }
+    Key { summed_over, holds_vectors, is_trained: spec.is_trained, unit, is_shared_table: false }
 }

@@ -7,6 +7,7 @@ use evenkeel_model::{MigratedParam, Region};
 
 use super::{Executor, Run};
 use crate::program::{Task, UnitIdx, ValueKind};
+use crate::work::Lane;
 
 /// Parts of tensors with the member that they go to or come from.
 type Parcels = Vec<(usize, View)>;
@@ -46,7 +47,7 @@ impl<'a> Run<'a> {
         if has_gradients {
             self.values.put(gradient, Vec::new());
         }
-        self.arrivals.insert(values, (self.exchanges, comm.record()));
+        self.await_later(values, Lane::Comm);
         stamp
     }
 
@@ -75,7 +76,7 @@ impl<'a> Run<'a> {
             comm.launch(Add { a: to.view(), b: from.view(), out: to.view() });
         }
         let rooms = returned.summands.into_iter().map(|summand| summand.from);
-        self.in_flight.push_back((self.exchanges, rooms.chain(returned.given).collect()));
+        self.hold(rooms.chain(returned.given).collect(), Lane::Comm);
         task.frees.iter().for_each(|value| self.values.free(value));
         stamp
     }

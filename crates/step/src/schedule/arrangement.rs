@@ -62,7 +62,7 @@ impl Arrangement {
     /// The same without its tail: the gradients alone.
     pub fn write(&self, chain: &Chain, micros: &[Vec<PartSize>]) -> Program {
         let input = ScheduleInput { chain, micros, recompute: self.recompute, ahead: self.ahead };
-        let program = (self.schedule.write)(&input);
+        let program = input.write(&self.schedule);
         Program { blocking: program.blocking || self.blocking, ..program }
     }
 }

@@ -1,19 +1,24 @@
 //! The facts about a chain that schedules need.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use evenkeel_device::DType;
 use evenkeel_model::pass::STATS;
 use evenkeel_model::{Batch, Bucket, Migration, Model, Unit, UnitKind};
 
 use super::line::TENSOR;
+use crate::pipeline::Pipeline;
 use crate::program::{GroupIdx, Members, UnitIdx, ValueKind};
 use crate::strategy::Strategy;
 
-/// A chain of units as one rank runs it. The chains of a tensor-parallel group differ only in their buckets and the bytes of
-/// their migrations.
+/// A chain of units as one rank runs it. The chains of a tensor-parallel group differ only in their buckets, their groups and the
+/// bytes of their migrations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The head is the last.
+    /// Those of the whole network, of which the rank may compute only some. The head is the last.
     pub units: Vec<ChainUnit>,
+    pub stages: ChainStages,
     /// Whether the stream is split by tokens: then every output is partial.
     pub splits_sequence: bool,
     /// Bytes of a token's row of the whole stream.
@@ -45,6 +50,19 @@ pub struct ChainUnit {
     /// Whether some of its parameters are trained, and some of those of its entry.
     pub is_trained: bool,
     pub entry_is_trained: bool,
+    /// Whether a norm of the output that joins the stream at its entry is trained.
+    pub join_is_trained: bool,
+}
+
+/// The stages of a network, and a rank's place among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChainStages {
+    pub pipeline: Pipeline,
+    /// Places of the pipeline, and the rank's; no places are one.
+    pub places: usize,
+    pub place: usize,
+    /// By a stage's first unit: the group of the rank and the one that passes it the stream, or that it passes it to.
+    pub passes: BTreeMap<usize, GroupIdx>,
 }
 
 impl ChainUnit {
@@ -58,6 +76,7 @@ impl ChainUnit {
             starts_stream: false,
             is_trained: true,
             entry_is_trained: has_entry,
+            join_is_trained: false,
         }
     }
 
@@ -71,6 +90,8 @@ impl ChainUnit {
 pub struct ChainBucket {
     /// The places of the units that compute with them.
     pub users: Vec<usize>,
+    /// Whether stages at different places hold it: the table of embedding and head, if it is tied.
+    pub is_shared_table: bool,
     /// Whether a unit's entry may compute with them too, not only its body.
     pub is_of_entries: bool,
     /// Whether they have gradients.
@@ -85,6 +106,13 @@ pub struct ChainBucket {
     pub splits_values: bool,
     /// Whether each rank updates its part of values that all ranks compute with.
     pub splits_update: bool,
+}
+
+impl ChainBucket {
+    /// The unit that its exchanges name: the first that computes with it on any rank.
+    pub(super) fn unit(&self) -> UnitIdx {
+        UnitIdx(if self.is_shared_table { 0 } else { self.users[0] })
+    }
 }
 
 /// A unit in which some rank computes with other parameters than it keeps.
@@ -106,9 +134,9 @@ pub struct PartSize {
 }
 
 impl Chain {
-    /// The chain of a rank that computes with this shard of a model.
+    /// The chain of a rank that computes with this shard of a model, or with some stages of it.
     pub fn of(model: &Model, strategy: &Strategy, rank: usize) -> Chain {
-        assert!(model.first_unit == 0 && model.exit.is_none(), "programs of stages are not written yet");
+        assert!(model.is_whole_chain(), "a chain knows the units of all stages");
         let (shard, dtype, mesh) = (&model.shard, strategy.dtype, strategy.mesh());
         assert_eq!((shard.index, shard.count), (mesh.shard(rank), mesh.tp), "ranks have the shards of their places");
         let tensor_ranks = mesh.tensor_ranks(rank);
@@ -117,6 +145,13 @@ impl Chain {
             groups.push(Members { name: "dp".to_owned(), ranks: mesh.data_ranks(rank) });
             GroupIdx(groups.len() - 1)
         });
+        let stages = ChainStages::of(model, strategy, rank, &mut groups);
+        let pipeline_group = (mesh.pp > 1).then(|| {
+            groups.push(Members { name: "pp".to_owned(), ranks: mesh.stage_ranks(rank) });
+            GroupIdx(groups.len() - 1)
+        });
+        let table_group = tied_group(model, strategy, rank, &mut groups);
+        let own = if mesh.pp > 1 { &model.stages(&strategy.units(rank, model.units.len())) } else { model };
         let split = strategy.zero_sharding(rank);
         let mut kv_group = None;
         let bucket = |bucket: &Bucket| {
@@ -132,11 +167,15 @@ impl Chain {
                     GroupIdx(groups.len() - 1)
                 })
             });
+            let holds_table = bucket.members.iter().any(|(id, _)| *id == model.table());
+            let shared = table_group.filter(|_| holds_table && bucket.is_trained);
+            assert!(shared.is_none() || summed_in.is_none(), "shards sum no gradients of a table that they cut");
             ChainBucket {
                 users: bucket.users.clone(),
+                is_shared_table: shared.is_some(),
                 is_of_entries: !bucket.is_of_one_place(),
                 is_trained: bucket.is_trained,
-                summed_in,
+                summed_in: summed_in.or(shared),
                 gradient_bytes: (bucket.len * DType::F32.size_bytes()) as u64,
                 value_bytes: (bucket.len * value_dtype.size_bytes()) as u64,
                 splits_gradients: split.splits_gradients_of(bucket),
@@ -144,9 +183,9 @@ impl Chain {
                 splits_update: split.splits_state_of(bucket) && !split.splits_values_of(bucket),
             }
         };
-        let buckets = model.buckets.iter().map(bucket).collect();
+        let buckets = own.buckets.iter().map(bucket).collect();
         let of_replicas = data_group.filter(|_| split.splits_state());
-        let keepers = (mesh.tp > 1).then_some(TENSOR).into_iter().chain(of_replicas).collect();
+        let keepers = (mesh.tp > 1).then_some(TENSOR).into_iter().chain(of_replicas).chain(pipeline_group).collect();
         let unit = |unit: &Unit| ChainUnit {
             kind: unit.kind,
             is_partial: unit.is_partial,
@@ -154,9 +193,11 @@ impl Chain {
             starts_stream: unit.starts_stream(),
             is_trained: model.trains(unit.parameters()),
             entry_is_trained: model.trains(unit.entry_parameters()),
+            join_is_trained: model.trains(unit.join_parameters()),
         };
         Chain {
             units: model.units.iter().map(unit).collect(),
+            stages,
             splits_sequence: shard.split_sequence,
             row_bytes: (model.config.hidden * dtype.size_bytes()) as u64,
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
@@ -164,7 +205,7 @@ impl Chain {
             data_group,
             keepers,
             buckets,
-            measures_rows: model.measures_rows(),
+            measures_rows: own.measures_rows(),
             migrations: Vec::new(),
         }
     }
@@ -176,6 +217,27 @@ impl Chain {
             ChainMigration { unit, value_bytes, gradient_bytes }
         };
         Chain { migrations: migration.units.keys().map(migrated).collect(), ..self }
+    }
+
+    /// Bytes of the stream that the tensor-parallel group passes to another stage.
+    pub(super) fn passed_bytes(&self, size: &PartSize) -> u64 {
+        size.tokens as u64 * self.row_bytes
+    }
+
+    /// Whether something before a unit's norms is trained: then the gradient of the stream is wanted before the unit.
+    pub(super) fn trains_before(&self, unit: usize) -> bool {
+        self.lowest_trained().0 < unit || self.units[unit].join_is_trained
+    }
+
+    /// The units of a stage.
+    pub(super) fn stage(&self, stage: usize) -> Range<usize> {
+        self.stages.pipeline.units(stage, self.units.len())
+    }
+
+    /// Whether the rank computes losses: it has the head.
+    pub fn has_head(&self) -> bool {
+        let ChainStages { pipeline, places, place, .. } = &self.stages;
+        pipeline.is_absent() || pipeline.place(pipeline.stages() - 1, *places) == *place
     }
 
     /// The bytes that are reduced or gathered when the tensor-parallel group exchanges such a value of a part of this size.
@@ -211,6 +273,43 @@ impl Chain {
         let chain = |rank: usize| Chain::of(&shards[strategy.mesh().shard(rank)], strategy, rank);
         (0..strategy.ranks()).map(chain).collect()
     }
+}
+
+impl ChainStages {
+    /// Adds the groups in which the rank passes streams, if there are several stages.
+    fn of(model: &Model, strategy: &Strategy, rank: usize, groups: &mut Vec<Members>) -> ChainStages {
+        let (mesh, pipeline) = (strategy.mesh(), &strategy.pipeline);
+        if mesh.pp == 1 {
+            assert!(pipeline.is_absent(), "one place has one stage");
+            return ChainStages::default();
+        }
+        let (place, ranks) = (mesh.stage(rank), mesh.stage_ranks(rank));
+        let mut passes = BTreeMap::new();
+        for stage in 1..pipeline.stages() {
+            let [below, above] = [stage - 1, stage].map(|stage| pipeline.place(stage, mesh.pp));
+            if below != above && [below, above].contains(&place) {
+                let unit = pipeline.units(stage, model.units.len()).start;
+                groups.push(Members {
+                    name: format!("pp {unit}"),
+                    ranks: vec![ranks[below.min(above)], ranks[below.max(above)]],
+                });
+                passes.insert(unit, GroupIdx(groups.len() - 1));
+            }
+        }
+        ChainStages { pipeline: pipeline.clone(), places: mesh.pp, place, passes }
+    }
+}
+
+/// Adds the group of the ranks that hold the table of embedding and head, if it is tied and they are at different places.
+fn tied_group(model: &Model, strategy: &Strategy, rank: usize, groups: &mut Vec<Members>) -> Option<GroupIdx> {
+    let (mesh, pipeline) = (strategy.mesh(), &strategy.pipeline);
+    let last = pipeline.place(pipeline.stages() - 1, mesh.pp);
+    if !model.config.tied || last == 0 || ![0, last].contains(&mesh.stage(rank)) {
+        return None;
+    }
+    let ranks = mesh.stage_ranks(rank);
+    groups.push(Members { name: "tied".to_owned(), ranks: vec![ranks[0], ranks[last]] });
+    Some(GroupIdx(groups.len() - 1))
 }
 
 impl PartSize {

@@ -1,4 +1,6 @@
-//! A line: the tasks of one part of a micro-batch, in order, as if it were alone.
+//! A line: the tasks of one part of a micro-batch, in order, as if it were alone. With several stages, those of one stage.
+
+use std::ops::Range;
 
 use evenkeel_model::UnitKind;
 
@@ -30,42 +32,105 @@ pub enum Recompute {
 /// The tensor-parallel group's place among a chain's groups.
 pub(super) const TENSOR: GroupIdx = GroupIdx(0);
 
-/// Losses and gradients; `keep` says, by unit, which values backward finds.
-pub(super) fn training(chain: &Chain, micro: Micro, size: &PartSize, keep: &[Keep], recompute: Recompute) -> Vec<Task> {
-    let mut line = Line { chain, micro, size, keep, recompute, tasks: Vec::new() };
-    line.forward();
-    line.losses();
-    line.backward();
-    line.tasks
+/// The values of an addition to the stream.
+struct Joining {
+    reads: Vec<Value>,
+    frees: Vec<Value>,
 }
 
-/// Only losses.
-pub(super) fn evaluation(chain: &Chain, micro: Micro, size: &PartSize) -> Vec<Task> {
-    let keep = vec![Keep::Nothing; chain.units.len()];
-    let mut line = Line { chain, micro, size, keep: &keep, recompute: Recompute::Bodies, tasks: Vec::new() };
-    line.forward();
-    line.evaluations();
-    line.tasks
-}
-
-struct Line<'a> {
+pub(super) struct Line<'a> {
     chain: &'a Chain,
+    /// The units of its stage.
+    stage: Range<usize>,
     micro: Micro,
     size: &'a PartSize,
+    /// By unit: the values that backward finds.
     keep: &'a [Keep],
     recompute: Recompute,
     tasks: Vec<Task>,
 }
 
-impl Line<'_> {
-    fn forward(&mut self) {
-        for unit in (0..self.chain.units.len()).map(UnitIdx) {
-            self.enter(unit, |unit| self.keep[unit] == Keep::Nothing);
+impl<'a> Line<'a> {
+    pub fn new(
+        chain: &'a Chain,
+        stage: Range<usize>,
+        micro: Micro,
+        size: &'a PartSize,
+        keep: &'a [Keep],
+        recompute: Recompute,
+    ) -> Line<'a> {
+        Line { chain, stage, micro, size, keep, recompute, tasks: Vec::new() }
+    }
+
+    /// Losses and gradients.
+    pub fn training(mut self) -> Vec<Task> {
+        self.add_forward(true);
+        self.add_backward();
+        self.tasks
+    }
+
+    /// The stage up to its losses, or up to what it passes on.
+    pub fn forward(mut self) -> Vec<Task> {
+        self.add_forward(true);
+        self.tasks
+    }
+
+    /// Losses, if the stage has the head, and gradients.
+    pub fn backward(mut self) -> Vec<Task> {
+        self.add_backward();
+        self.tasks
+    }
+
+    /// Only losses.
+    pub fn evaluation(mut self) -> Vec<Task> {
+        self.add_forward(false);
+        if self.has_head() {
+            self.evaluations();
+        }
+        self.tasks
+    }
+
+    fn add_forward(&mut self, trains: bool) {
+        for unit in self.stage.clone().map(UnitIdx) {
+            if self.arrives_at(unit) {
+                self.arrive(unit);
+            } else {
+                self.enter(unit, |unit| self.keep[unit] == Keep::Nothing);
+            }
             if unit != self.head() {
                 self.body(Work::Forward, unit, self.keep[unit.0] == Keep::Everything, true);
                 self.reduce_output(unit);
             }
         }
+        if !self.has_head() {
+            self.join(UnitIdx(self.stage.end), trains && self.chain.trains_before(self.stage.end));
+        }
+    }
+
+    fn has_head(&self) -> bool {
+        self.stage.end == self.chain.units.len()
+    }
+
+    /// Whether the stream comes from another stage.
+    fn arrives_at(&self, unit: UnitIdx) -> bool {
+        unit.0 == self.stage.start && unit.0 > 0
+    }
+
+    /// The entry of a stage's first unit.
+    fn arrive(&mut self, unit: UnitIdx) {
+        use ValueKind::*;
+        let arrived = self.value(Passed, unit);
+        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
+        self.push(Work::Arrive, unit, vec![arrived], writes, vec![arrived]);
+        self.gather_input(unit);
+    }
+
+    /// The addition before a unit of the next stage.
+    fn join(&mut self, unit: UnitIdx, keeps: bool) {
+        let Joining { reads, frees } = self.joining(unit, |unit| self.keep[unit] == Keep::Nothing);
+        let kinds = [Some(ValueKind::Passed), keeps.then_some(ValueKind::Joined)];
+        let writes = kinds.into_iter().flatten().map(|kind| self.value(kind, unit)).collect();
+        self.push(Work::Join, unit, reads, writes, frees);
     }
 
     fn has_entry(&self, unit: UnitIdx) -> bool {
@@ -78,17 +143,25 @@ impl Line<'_> {
         if !self.has_entry(unit) {
             return;
         }
+        let Joining { reads, frees } = self.joining(unit, is_done);
+        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
+        self.push(Work::Enter, unit, reads, writes, frees);
+        self.gather_input(unit);
+    }
+
+    /// What the addition before a unit reads and frees.
+    fn joining(&self, unit: UnitIdx, is_done: impl Fn(usize) -> bool) -> Joining {
+        use ValueKind::*;
         let below = UnitIdx(unit.0 - 1);
         let ChainUnit { is_partial, starts_stream, .. } = self.chain.units[below.0];
         let stream = (self.has_entry(below) || starts_stream).then(|| self.value(Stream, below));
         let output = self.value(if is_partial { OutputReduced } else { Output }, below);
         // A stream that a unit starts belongs to no entry, so no backward needs it.
         let is_done = |stream: &Value| !self.has_entry(stream.unit) || is_done(stream.unit.0);
-        let frees = [Some(output), stream.filter(is_done)].into_iter().flatten().collect();
-        let reads = [stream, Some(output)].into_iter().flatten().collect();
-        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
-        self.push(Work::Enter, unit, reads, writes, frees);
-        self.gather_input(unit);
+        Joining {
+            reads: [stream, Some(output)].into_iter().flatten().collect(),
+            frees: [Some(output), stream.filter(is_done)].into_iter().flatten().collect(),
+        }
     }
 
     /// The forward of a unit's body; it frees its input.
@@ -181,14 +254,21 @@ impl Line<'_> {
     /// The units with a backward before the head, in blocks that are recomputed together: a unit that keeps something, and those
     /// behind it that keep nothing. Each block by its first unit and the one behind its last.
     fn blocks(&self) -> Vec<[usize; 2]> {
-        let (lowest, head) = (self.chain.lowest_trained().0, self.head().0);
+        let lowest = self.chain.lowest_trained().0.max(self.stage.start);
+        let head = self.head().0.min(self.stage.end);
         let starts = (lowest..head).filter(|&unit| unit == lowest || self.keep[unit] != Keep::Nothing);
         let starts: Vec<usize> = starts.collect();
         let ends = starts.iter().copied().skip(1).chain([head]);
         starts.iter().copied().zip(ends).map(|(start, end)| [start, end]).collect()
     }
 
-    fn backward(&mut self) {
+    fn add_backward(&mut self) {
+        if self.has_head() {
+            self.losses();
+        } else {
+            self.prefetch(self.blocks().last().copied());
+            self.backward_join(UnitIdx(self.stage.end));
+        }
         let blocks = self.blocks();
         for (index, &[first, end]) in blocks.iter().enumerate().rev() {
             let below = index.checked_sub(1).map(|below| blocks[below]);
@@ -274,6 +354,12 @@ impl Line<'_> {
         unit > self.chain.lowest_trained() || self.chain.units[unit.0].entry_is_trained
     }
 
+    /// The gradients of the addition behind the stage.
+    fn backward_join(&mut self, unit: UnitIdx) {
+        let reads = [ValueKind::PassedGradient, ValueKind::Joined].map(|kind| self.value(kind, unit)).to_vec();
+        self.push_gradients_below(Work::BackwardJoin, unit, reads);
+    }
+
     /// Frees these values of the unit whose backward was just added: nothing else needs them.
     fn forget(&mut self, unit: UnitIdx, kinds: [ValueKind; 2]) {
         let values = kinds.map(|kind| self.value(kind, unit));
@@ -299,12 +385,23 @@ impl Line<'_> {
         if unit != self.head() {
             reads.push(self.value(StreamGradient, unit));
         }
-        if unit == self.chain.lowest_trained() {
-            return self.push(Work::BackwardEnter, unit, reads.clone(), Vec::new(), reads);
+        if self.arrives_at(unit) {
+            let leaves = self.chain.trains_before(unit.0);
+            let writes = leaves.then(|| self.value(PassedGradient, unit)).into_iter().collect();
+            return self.push(Work::BackwardEnter, unit, reads.clone(), writes, reads);
+        }
+        self.push_gradients_below(Work::BackwardEnter, unit, reads);
+    }
+
+    /// The gradients of an addition, which frees what it reads: those of the unit before, if anything is trained there.
+    fn push_gradients_below(&mut self, work: Work, unit: UnitIdx, reads: Vec<Value>) {
+        use ValueKind::*;
+        if unit <= self.chain.lowest_trained() {
+            return self.push(work, unit, reads.clone(), Vec::new(), reads);
         }
         let below = UnitIdx(unit.0 - 1);
         let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).to_vec();
-        self.push(Work::BackwardEnter, unit, reads.clone(), writes, reads);
+        self.push(work, unit, reads.clone(), writes, reads);
         if self.chain.splits_sequence {
             self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered);
             if !self.has_entry(below) {

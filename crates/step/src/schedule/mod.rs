@@ -11,18 +11,21 @@ mod migration;
 mod state;
 
 pub use arrangement::Arrangement;
-pub use chain::{Chain, ChainBucket, ChainMigration, ChainUnit, PartSize};
+pub use chain::{Chain, ChainBucket, ChainMigration, ChainStages, ChainUnit, PartSize};
 use interleave::interleave;
 pub use line::Keep;
-use line::Recompute;
+use line::{Line, Recompute};
 use migration::migrate_and_return;
 use state::{gather_parameters, reduce_gradients, tail};
+
+use std::ops::Range;
 
 use evenkeel_model::UnitKind;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::program::{Micro, Program, Task};
+use crate::pipeline::{Block, BlockKind, Event};
+use crate::program::{Exchange, Micro, Program, Task, UnitIdx, Value, ValueKind};
 use crate::work::Work;
 
 /// The input of a schedule.
@@ -62,7 +65,9 @@ impl Units {
 pub struct Schedule {
     pub name: &'static str,
     pub about: &'static str,
-    pub write: fn(&ScheduleInput) -> Program,
+    /// What a unit's forward keeps, if the unit is among those to compute again.
+    keeps: fn(&ChainUnit) -> Keep,
+    recompute: Recompute,
     /// Whether parts compute during the exchanges of others.
     pub overlaps: bool,
     /// Whether it leaves a choice of the units to compute again.
@@ -107,35 +112,40 @@ impl<'de> Deserialize<'de> for Schedule {
 pub const NONE: Schedule = Schedule {
     name: "none",
     about: "nothing is computed again; parts overlap",
-    write: none,
+    keeps: |_| Keep::Everything,
+    recompute: Recompute::Bodies,
     overlaps: true,
     chooses_units: false,
 };
 pub const DEFAULT: Schedule = Schedule {
     name: "default",
     about: "layers run again, the reductions inside them too; nothing overlaps",
-    write: default,
+    keeps: layer_inputs,
+    recompute: Recompute::Layers,
     overlaps: false,
     chooses_units: false,
 };
 pub const SAVED_COMM: Schedule = Schedule {
     name: "saved-comm",
     about: "units run again, no reduction does; nothing overlaps",
-    write: saved_comm,
+    keeps: |_| Keep::Stream,
+    recompute: Recompute::Bodies,
     overlaps: false,
     chooses_units: true,
 };
 pub const CROSS_PASS: Schedule = Schedule {
     name: "cross-pass",
     about: "layers run again, the reductions inside them too; parts overlap",
-    write: cross_pass,
+    keeps: layer_inputs,
+    recompute: Recompute::Layers,
     overlaps: true,
     chooses_units: false,
 };
 pub const OASES: Schedule = Schedule {
     name: "oases",
     about: "units run again, no reduction does; parts overlap",
-    write: oases,
+    keeps: |_| Keep::Stream,
+    recompute: Recompute::Bodies,
     overlaps: true,
     chooses_units: true,
 };
@@ -146,50 +156,17 @@ pub const SCHEDULES: [Schedule; 5] = [NONE, DEFAULT, SAVED_COMM, CROSS_PASS, OAS
 pub const DEFAULT_REFERENCE: Schedule = Schedule {
     name: "default-reference",
     about: "layers run again, all their reductions too; nothing overlaps",
-    write: default_reference,
+    recompute: Recompute::Everything,
     ..DEFAULT
 };
 /// Only for comparisons: `cross-pass` as it was published, with a reduction in every layer whose result is never read.
 pub const CROSS_PASS_REFERENCE: Schedule = Schedule {
     name: "cross-pass-reference",
     about: "layers run again, all their reductions too; parts overlap",
-    write: cross_pass_reference,
+    recompute: Recompute::Everything,
     ..CROSS_PASS
 };
 pub const REFERENCES: [Schedule; 2] = [DEFAULT_REFERENCE, CROSS_PASS_REFERENCE];
-
-/// Nothing is recomputed. The parts of a micro-batch overlap.
-pub fn none(input: &ScheduleInput) -> Program {
-    input.overlapped(input.lines(|_| Keep::Everything, Recompute::Bodies))
-}
-
-/// Keeps the input of a layer and runs the whole layer again before its backward, with the reductions between its units.
-pub fn default(input: &ScheduleInput) -> Program {
-    input.in_turn(input.lines(layer_inputs, Recompute::Layers))
-}
-
-/// Keeps the stream at each unit's entry, so that no reduction runs again.
-pub fn saved_comm(input: &ScheduleInput) -> Program {
-    input.in_turn(input.lines(input.streams_of_chosen(), Recompute::Bodies))
-}
-
-/// The default, but one part computes during another's reductions.
-pub fn cross_pass(input: &ScheduleInput) -> Program {
-    input.overlapped(input.lines(layer_inputs, Recompute::Layers))
-}
-
-/// No reduction runs twice, and one part computes during another's reductions.
-pub fn oases(input: &ScheduleInput) -> Program {
-    input.overlapped(input.lines(input.streams_of_chosen(), Recompute::Bodies))
-}
-
-fn default_reference(input: &ScheduleInput) -> Program {
-    input.in_turn(input.lines(layer_inputs, Recompute::Everything))
-}
-
-fn cross_pass_reference(input: &ScheduleInput) -> Program {
-    input.overlapped(input.lines(layer_inputs, Recompute::Everything))
-}
 
 /// A program of gradients with the tail of the step.
 pub fn with_tail(mut program: Program, chain: &Chain) -> Program {
@@ -199,7 +176,15 @@ pub fn with_tail(mut program: Program, chain: &Chain) -> Program {
 
 /// The losses of one micro-batch, and no gradients.
 pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
-    let tasks = gather_parameters(line::evaluation(chain, Micro { index: 0, part: 0 }, size), chain);
+    let (keep, micro) = (vec![Keep::Nothing; chain.units.len()], Micro { index: 0, part: 0 });
+    let evaluated = |stage| Line::new(chain, stage, micro, size, &keep, Recompute::Bodies).evaluation();
+    let tasks = if chain.stages.pipeline.is_absent() {
+        evaluated(0..chain.units.len())
+    } else {
+        let events = chain.stages.pipeline.plan_of_forward(chain.stages.places, chain.units.len());
+        pipelined(chain, &events, &[vec![size.clone()]], |block| evaluated(chain.stage(block.stage)))
+    };
+    let tasks = gather_parameters(tasks, chain);
     Program { tasks, groups: chain.groups.clone(), blocking: false }
 }
 
@@ -207,11 +192,14 @@ pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
 /// of a tensor-parallel group agree on those whatever the sizes are, so the proof of the programs still holds.
 pub fn fit(program: &mut Program, chain: &Chain, micros: &[Vec<PartSize>]) {
     for task in &mut program.tasks {
-        if let (Work::AllReduce | Work::ReduceScatter | Work::AllGather, Some(exchange)) =
-            (task.work, &mut task.exchange)
-        {
-            let size = &micros[task.micro.index][task.micro.part];
-            exchange.bytes = chain.exchanged_bytes(task.unit, task.reads[0].kind, size);
+        let Some(exchange) = &mut task.exchange else { continue };
+        let size = || &micros[task.micro.index][task.micro.part];
+        match task.work {
+            Work::AllReduce | Work::ReduceScatter | Work::AllGather => {
+                exchange.bytes = chain.exchanged_bytes(task.unit, task.reads[0].kind, size());
+            }
+            Work::Pass | Work::PassGradient => exchange.bytes = chain.passed_bytes(size()),
+            _ => (),
         }
     }
 }
@@ -220,39 +208,113 @@ fn layer_inputs(unit: &ChainUnit) -> Keep {
     if matches!(unit.kind, UnitKind::Mlp(_)) { Keep::Nothing } else { Keep::Stream }
 }
 
-impl<'a> ScheduleInput<'a> {
-    fn streams_of_chosen(&self) -> impl Fn(&ChainUnit) -> Keep + use<> {
-        let chosen = self.recompute;
-        move |unit| if chosen.contains(unit) { Keep::Stream } else { Keep::Everything }
-    }
-
-    /// A line for each part of each micro-batch.
-    fn lines(&self, keep: impl Fn(&ChainUnit) -> Keep, recompute: Recompute) -> Vec<Vec<Vec<Task>>> {
-        let lowest = self.chain.lowest_trained().0;
-        let kept = |(index, unit): (usize, &ChainUnit)| match keep(unit) {
-            _ if index < lowest => Keep::Nothing,
-            Keep::Nothing if index == lowest => Keep::Stream,
-            kept => kept,
+impl ScheduleInput<'_> {
+    /// The program of gradients that a schedule makes of it.
+    fn write(&self, schedule: &Schedule) -> Program {
+        let keep = self.keep(schedule);
+        let line = |stage: Range<usize>, micro: Micro| {
+            let size = &self.micros[micro.index][micro.part];
+            Line::new(self.chain, stage, micro, size, &keep, schedule.recompute)
         };
-        let keep: Vec<Keep> = self.chain.units.iter().enumerate().map(kept).collect();
-        let micros = self.micros.iter().enumerate();
-        let line = |index, part, size| line::training(self.chain, Micro { index, part }, size, &keep, recompute);
-        micros
-            .map(|(index, parts)| parts.iter().enumerate().map(|(part, size)| line(index, part, size)).collect())
-            .collect()
-    }
-
-    fn in_turn(&self, lines: Vec<Vec<Vec<Task>>>) -> Program {
-        self.program(lines.into_iter().flatten().flatten().collect(), true)
-    }
-
-    fn overlapped(&self, lines: Vec<Vec<Vec<Task>>>) -> Program {
-        self.program(interleave(lines, self.ahead), false)
-    }
-
-    fn program(&self, tasks: Vec<Task>, blocking: bool) -> Program {
+        let arrange = |micros: Vec<Vec<Vec<Task>>>| {
+            if schedule.overlaps {
+                interleave(micros, self.ahead)
+            } else {
+                micros.into_iter().flatten().flatten().collect()
+            }
+        };
+        let tasks = if self.chain.stages.pipeline.is_absent() {
+            let whole = |micro: Micro| line(0..self.chain.units.len(), micro).training();
+            arrange((0..self.micros.len()).map(|index| self.parts(index).map(whole).collect()).collect())
+        } else {
+            self.in_stages(line, arrange)
+        };
         let tasks = migrate_and_return(tasks, self.chain);
         let tasks = gather_parameters(reduce_gradients(tasks, self.chain), self.chain);
-        Program { tasks, groups: self.chain.groups.clone(), blocking }
+        Program { tasks, groups: self.chain.groups.clone(), blocking: !schedule.overlaps }
     }
+
+    /// By unit: what forward keeps of it for backward.
+    fn keep(&self, schedule: &Schedule) -> Vec<Keep> {
+        let (chain, lowest) = (self.chain, self.chain.lowest_trained().0);
+        let kept = |(index, unit): (usize, &ChainUnit)| {
+            let is_first = index == lowest || chain.stages.pipeline.cuts.contains(&index);
+            match (schedule.keeps)(unit) {
+                _ if index < lowest => Keep::Nothing,
+                _ if schedule.chooses_units && !self.recompute.contains(unit) => Keep::Everything,
+                Keep::Nothing if is_first => Keep::Stream,
+                kept => kept,
+            }
+        };
+        chain.units.iter().enumerate().map(kept).collect()
+    }
+
+    /// The parts of a micro-batch.
+    fn parts(&self, index: usize) -> impl Iterator<Item = Micro> {
+        (0..self.micros[index].len()).map(move |part| Micro { index, part })
+    }
+
+    /// The tasks of the rank's stages, in the order of the pipeline.
+    fn in_stages<'a>(
+        &self,
+        line: impl Fn(Range<usize>, Micro) -> Line<'a>,
+        arrange: impl Fn(Vec<Vec<Vec<Task>>>) -> Vec<Task>,
+    ) -> Vec<Task> {
+        let (chain, stages) = (self.chain, &self.chain.stages);
+        let has_backward = |stage: &usize| {
+            let end = chain.stage(*stage).end;
+            end == chain.units.len() || chain.trains_before(end)
+        };
+        let frozen = (0..stages.pipeline.stages()).find(has_backward).expect("the last stage has one");
+        let events = stages.pipeline.plan(stages.places, self.micros.len(), chain.units.len(), frozen);
+        pipelined(chain, &events, self.micros, |block| {
+            let of_part = |micro: Micro| {
+                let line = line(chain.stage(block.stage), micro);
+                let is_weight = |task: &Task| task.work == Work::BackwardWeight;
+                match block.kind {
+                    BlockKind::Forward => line.forward(),
+                    BlockKind::Backward => line.backward(),
+                    BlockKind::Input => line.backward().into_iter().filter(|task| !is_weight(task)).collect(),
+                    BlockKind::Weight => line.backward().into_iter().filter(is_weight).collect(),
+                }
+            };
+            arrange(vec![self.parts(block.micro).map(of_part).collect()])
+        })
+    }
+}
+
+/// A rank's tasks of a pipeline's events: its blocks, and the passes that it takes part in.
+fn pipelined(
+    chain: &Chain,
+    events: &[Event],
+    micros: &[Vec<PartSize>],
+    block: impl Fn(&Block) -> Vec<Task>,
+) -> Vec<Task> {
+    let stages = &chain.stages;
+    let is_here = |stage: usize| stages.pipeline.place(stage, stages.places) == stages.place;
+    let mut tasks = Vec::new();
+    for event in events {
+        match event {
+            Event::Block(found) if is_here(found.stage) => tasks.extend(block(found)),
+            &Event::Pass { from, to, micro } if is_here(from) || is_here(to) => {
+                let unit = chain.stage(from.max(to)).start;
+                let sizes = micros[micro].iter().enumerate();
+                tasks.extend(sizes.map(|(part, size)| {
+                    pass(chain, unit, Micro { index: micro, part }, from < to, is_here(from), size)
+                }));
+            }
+            _ => (),
+        }
+    }
+    tasks
+}
+
+/// One side of a pass before a unit.
+fn pass(chain: &Chain, unit: usize, micro: Micro, is_forward: bool, sends: bool, size: &PartSize) -> Task {
+    let (work, kind) =
+        if is_forward { (Work::Pass, ValueKind::Passed) } else { (Work::PassGradient, ValueKind::PassedGradient) };
+    let value = Value { kind, unit: UnitIdx(unit), micro };
+    let (reads, writes) = if sends { (vec![value], vec![]) } else { (vec![], vec![value]) };
+    let exchange = Exchange { group: chain.stages.passes[&unit], bytes: chain.passed_bytes(size) };
+    Task { work, unit: UnitIdx(unit), micro, frees: reads.clone(), reads, writes, exchange: Some(exchange) }
 }

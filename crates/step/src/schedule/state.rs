@@ -24,7 +24,9 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.is_trained) {
         for (micro, last) in last_additions(&tasks, bucket) {
             let micro = Micro { index: micro, part: 0 };
-            after.entry(behind_exchanges(&tasks, last)).or_default().push((index, micro));
+            // The first stage is the last to add to a table that it shares, and until then nothing may wait for the sum.
+            let last = if bucket.is_shared_table { tasks.len() - 1 } else { behind_exchanges(&tasks, last) };
+            after.entry(last).or_default().push((index, micro));
         }
     }
     let mut reduced: Vec<Value> = Vec::new();
@@ -59,7 +61,10 @@ fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize
     let adds = |task: &Task| {
         let is_of_body = matches!(task.work, Work::BackwardInput | Work::BackwardWeight | Work::Loss(_));
         let is_of_entry = bucket.is_of_entries && task.work == Work::BackwardEnter;
+        // The addition behind a stage counts with its last unit.
+        let is_of_exit = bucket.is_of_entries && task.work == Work::BackwardJoin;
         (is_of_body || is_of_entry) && bucket.users.contains(&task.unit.0)
+            || is_of_exit && bucket.users.contains(&(task.unit.0 - 1))
     };
     let mut last: BTreeMap<usize, usize> = BTreeMap::new();
     for (index, task) in tasks.iter().enumerate().filter(|(_, task)| adds(task)) {
@@ -78,8 +83,8 @@ pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
 
 /// The sum over the shards that hold a bucket, and the reduction over the replicas.
 fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
-    let ChainBucket { users, summed_in, gradient_bytes: bytes, splits_gradients, .. } = &chain.buckets[bucket];
-    let (unit, index) = (UnitIdx(users[0]), BucketIdx(bucket));
+    let ChainBucket { summed_in, gradient_bytes: bytes, splits_gradients, .. } = &chain.buckets[bucket];
+    let (unit, index) = (chain.buckets[bucket].unit(), BucketIdx(bucket));
     let task = |work, group: GroupIdx, writes: Vec<Value>| Task {
         work,
         unit,
@@ -147,7 +152,7 @@ pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut out = tasks;
     for (index, residence) in residences.iter().enumerate() {
         let bucket = &chain.buckets[residence.bucket];
-        let (unit, number) = (UnitIdx(bucket.users[0]), BucketIdx(residence.bucket));
+        let (unit, number) = (bucket.unit(), BucketIdx(residence.bucket));
         let value = Value { kind: ValueKind::ParametersGathered(number), unit, micro: WHOLE_STEP };
         let ahead = index.checked_sub(1).map_or(0, |before| residences[before].uses[0]);
         before.entry(ahead.max(last_use[residence.bucket])).or_default().push(Task {

@@ -11,7 +11,7 @@ use evenkeel_model::{
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
-use evenkeel_step::{Executor, Mesh, Program, Strategy, join, measure_rows, verify};
+use evenkeel_step::{Executor, Order, Pipeline, Program, Strategy, join, measure_rows, verify};
 
 use super::{device, device_of, golden, on_cuda, parts, sizes};
 
@@ -37,6 +37,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    pub fn evaluated(&self) -> &[f32] {
+        &self.evaluated
+    }
+
     /// The bits of the gradients that the rank keeps, by parameter.
     pub fn gradient_bits(&self) -> Vec<Vec<u32>> {
         self.gradients.iter().map(|(_, _, values)| values.iter().map(|value| value.to_bits()).collect()).collect()
@@ -118,18 +122,47 @@ pub struct Way {
     pub dp: usize,
     pub zero: usize,
     pub arrangement: Arrangement,
+    pub stages: Option<Stages>,
+}
+
+/// Stages of about as many units each, over so many places.
+#[derive(Clone, Copy, Debug)]
+pub struct Stages {
+    pub pp: usize,
+    pub order: Order,
+    /// Units that the first stage has too few.
+    pub shift: usize,
+}
+
+impl Stages {
+    fn pipeline(&self, units: usize) -> Pipeline {
+        let chunks = if matches!(self.order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+        let stages = self.pp * chunks;
+        let cut = |stage: usize| (stage * units / stages).saturating_sub(self.shift).max(stage);
+        Pipeline { cuts: (1..stages).map(cut).collect(), order: self.order }
+    }
 }
 
 impl Way {
-    fn strategy(&self, tp: usize, dtype: DType) -> Strategy {
-        let strategy = Strategy::of(Cut::even(tp)).with_replicas(self.dp, ZeroStage::ALL[self.zero]);
-        Strategy { dtype, ..strategy.arranged(self.arrangement) }
+    pub fn strategy(&self, shards: &[Model], dtype: DType) -> Strategy {
+        let strategy = Strategy::of(Cut::even(shards.len())).with_replicas(self.dp, ZeroStage::ALL[self.zero]);
+        let strategy = Strategy { dtype, ..strategy.arranged(self.arrangement) };
+        match self.stages {
+            Some(stages) => strategy.in_stages(stages.pp, stages.pipeline(shards[0].units.len())),
+            None => strategy,
+        }
     }
+}
+
+/// The part of the model that a rank keeps.
+fn own_model(shards: &[Model], strategy: &Strategy, rank: usize) -> Model {
+    let shard = &shards[strategy.mesh().shard(rank)];
+    if strategy.pp == 1 { shard.clone() } else { shard.stages(&strategy.units(rank, shard.units.len())) }
 }
 
 impl From<Arrangement> for Way {
     fn from(arrangement: Arrangement) -> Way {
-        Way { dp: 1, zero: 0, arrangement }
+        Way { dp: 1, zero: 0, arrangement, stages: None }
     }
 }
 
@@ -157,7 +190,7 @@ pub fn on_working_ranks(
     options: &Options,
 ) -> Vec<Outcome> {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
-    let outcomes = run_ranks(way.dp * shards.len(), options, |communicator| {
+    let outcomes = run_ranks(way.strategy(&shards, dtype).ranks(), options, |communicator| {
         let device = device(communicator.rank());
         (run(&shards, work, origin, &communicator, &device, dtype, way), device)
     });
@@ -180,10 +213,10 @@ pub fn dry_working_peak_bytes(
     way: impl Into<Way>,
 ) -> u64 {
     let (shards, way) = (origin.model().cut(cut).expect("enough heads"), way.into());
-    let strategy = way.strategy(shards.len(), DType::F32);
+    let strategy = way.strategy(&shards, DType::F32);
     let communicator = Communicator::dry(rank, strategy.ranks());
     let (device, split) = (Device::dry(), strategy.zero_sharding(rank));
-    let parameters = Parameters::allocate(&shards[strategy.mesh().shard(rank)], DType::F32, split, device.compute());
+    let parameters = Parameters::allocate(&own_model(&shards, &strategy, rank), DType::F32, split, device.compute());
     step(&shards, work, &communicator, &device, &parameters, origin, way);
     device.usage().peak_bytes
 }
@@ -213,15 +246,15 @@ fn working(
     shards: &[Model],
     work: Option<&Widths>,
     chains: Vec<Chain>,
-    mesh: &Mesh,
+    strategy: &Strategy,
     rank: usize,
-    dtype: DType,
 ) -> (Model, Option<Migration>, Vec<Chain>) {
+    let mesh = strategy.mesh();
     let shard = mesh.shard(rank);
-    let Some(widths) = work.cloned() else { return (shards[shard].clone(), None, chains) };
+    let Some(widths) = work.cloned() else { return (own_model(shards, strategy, rank), None, chains) };
     let cut = Cut { widths: Some(widths), split_sequence: shards[0].shard.split_sequence, ..Cut::even(mesh.tp) };
     let mut work = shards[0].cut(&cut).expect("enough heads");
-    let mut all = Migration::all(shards, &work);
+    let (mut all, dtype) = (Migration::all(shards, &work), strategy.dtype);
     let chains = chains.into_iter().enumerate();
     let chains =
         chains.map(|(rank, chain)| chain.with_migration(&all[mesh.shard(rank)], mesh.shard(rank), dtype)).collect();
@@ -238,15 +271,15 @@ fn step(
     way: Way,
 ) -> Step {
     let (rank, queue) = (communicator.rank(), device.compute());
-    let strategy = way.strategy(shards.len(), parameters.dtype());
+    let strategy = way.strategy(shards, parameters.dtype());
     let (chains, mesh) = (Chain::all(shards, &strategy), strategy.mesh());
-    let (model, migration, chains) = &working(shards, work, chains, &mesh, rank, parameters.dtype());
+    let (model, migration, chains) = &working(shards, work, chains, &strategy, rank);
     let tables = RotaryTables::new(&model.config, queue, 64);
     let gradients = Gradients::new(parameters, queue);
     let mut shares: Vec<Vec<Vec<Batch>>> = (0..way.dp).map(|_| Vec::new()).collect();
     let micros = origin.micros(model, way.arrangement.parts, parameters.dtype(), queue);
     micros.into_iter().enumerate().for_each(|(micro, parts)| shares[micro % way.dp].push(parts));
-    let sizes: Vec<_> = shares.iter().map(|micros| sizes(model, micros)).collect();
+    let sizes: Vec<_> = shares.iter().map(|micros| sizes(&shards[0], micros)).collect();
     let program = verified(chains, rank, |rank, chain| way.arrangement.write(chain, &sizes[mesh.replica(rank)]));
     let micros = shares.swap_remove(mesh.replica(rank));
     drop(shares);
@@ -278,10 +311,10 @@ fn run(
     way: Way,
 ) -> Outcome {
     let (rank, queue) = (communicator.rank(), device.compute());
-    let strategy = way.strategy(shards.len(), dtype);
-    let model = &shards[strategy.mesh().shard(rank)];
+    let strategy = way.strategy(shards, dtype);
+    let model = &own_model(shards, &strategy, rank);
     let parameters = origin.parameters(model, dtype, strategy.zero_sharding(rank), queue);
-    let chain = Chain::of(model, &strategy, rank);
+    let chain = Chain::of(&shards[strategy.mesh().shard(rank)], &strategy, rank);
     measure_rows(model, &chain, &join(communicator, &chain.groups), device, &parameters);
     device.reset_peak();
     let epoch = Instant::now();
@@ -289,6 +322,7 @@ fn run(
         step(shards, work, communicator, device, &parameters, origin, way);
     queue.finish();
     device.comm().finish();
+    device.pass().finish();
     let peak_bytes = device.usage().peak_bytes;
     let all_reductions = communicator.counts().of(ExchangeKind::AllReduce).calls;
     let spans = recording.read(&program, epoch).expect("everything has run");
@@ -307,10 +341,10 @@ fn run(
     };
     let mut evaluated = Vec::new();
     for part in micros.into_iter().flatten() {
-        let size = PartSize::of(model, &part);
+        let size = PartSize::of(&shards[0], &part);
         let program = verified(&chains, rank, |_, chain| evaluation(chain, &size));
         let found = executor.run(&program, &[vec![part]], OPTIONS, None);
-        evaluated.extend(queue.read(&found[0].losses));
+        evaluated.extend(found.iter().flat_map(|found| queue.read(&found.losses)));
     }
     let gradient = |id: ParamId| {
         let spec = model.specs[id.0].clone();

@@ -1,0 +1,401 @@
+//! Pipelines: the stages of a model, their places, and the order in which each place computes them.
+//!
+//! Place r of p has stage r, or several: r, r + p, …, or in a V r and 2p - 1 - r. An order lists a place's blocks. [`Pipeline::plan`]
+//! runs the orders of all places in made-up time and lists blocks and passes as they come. Every rank's program follows that one
+//! list, so whatever a task waits for is in the list before it.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::program::ROOMS;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipeline {
+    /// The first unit of each stage, the first stage's excepted, which is 0.
+    pub cuts: Vec<usize>,
+    pub order: Order,
+}
+
+/// The order in which a place computes its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// All forward blocks, then all backward blocks.
+    Gpipe,
+    /// Forward and backward blocks in turn, as soon as there is something to go backward with.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// The same with several stages at each place.
+    Interleaved,
+    /// In turn with the input halves of backward; the weight halves fill the gaps.
+    #[serde(rename = "zb-h1")]
+    ZbH1,
+    /// The same with two stages at each place, in a V.
+    #[serde(rename = "zb-v")]
+    ZbV,
+}
+
+impl Order {
+    pub const ALL: [Order; 5] =
+        [Order::Gpipe, Order::OneForwardOneBackward, Order::Interleaved, Order::ZbH1, Order::ZbV];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Gpipe => "gpipe",
+            Order::OneForwardOneBackward => "1f1b",
+            Order::Interleaved => "interleaved",
+            Order::ZbH1 => "zb-h1",
+            Order::ZbV => "zb-v",
+        }
+    }
+
+    /// Whether the two halves of backward are blocks of their own.
+    pub fn halves_backward(self) -> bool {
+        matches!(self, Order::ZbH1 | Order::ZbV)
+    }
+
+    /// The blocks of place `r` of `p` with so many stages each, in order.
+    fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
+        let mut list = List { place: r, p, is_v: self == Order::ZbV, blocks: Vec::new(), counts: HashMap::new() };
+        match self {
+            Order::Gpipe => {
+                (0..micros).for_each(|_| list.next(BlockKind::Forward, 0));
+                (0..micros).for_each(|_| list.next(BlockKind::Backward, 0));
+            }
+            Order::OneForwardOneBackward => list.in_turn(micros, p - 1 - r, BlockKind::Backward, |_| ()),
+            Order::ZbH1 => {
+                let mut inputs = 0;
+                list.in_turn(micros, p - 1 - r, BlockKind::Input, |list| {
+                    inputs += 1;
+                    if inputs > r {
+                        list.next(BlockKind::Weight, 0);
+                    }
+                });
+                list.rest(BlockKind::Weight, 0, micros);
+            }
+            Order::Interleaved => list.interleaved(chunks, micros.next_multiple_of(p)),
+            Order::ZbV => list.in_a_v(micros.max(2 * p - 1)),
+        }
+        list.blocks.retain(|block| block.micro < micros);
+        list.blocks
+    }
+}
+
+/// What a place computes of a stage and a micro-batch without waiting for other stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Block {
+    pub kind: BlockKind,
+    pub stage: usize,
+    pub micro: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum BlockKind {
+    Forward,
+    Backward,
+    /// The input half of backward, and its weight half.
+    Input,
+    Weight,
+}
+
+/// An event of a step, as the places come to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Block(Block),
+    /// What a micro-batch leaves one stage with arrives at the other, whose blocks are at another place.
+    Pass {
+        from: usize,
+        to: usize,
+        micro: usize,
+    },
+}
+
+/// A place's blocks as they are listed.
+struct List {
+    place: usize,
+    p: usize,
+    is_v: bool,
+    blocks: Vec<Block>,
+    counts: HashMap<(BlockKind, usize), usize>,
+}
+
+impl List {
+    fn push(&mut self, kind: BlockKind, chunk: usize, micro: usize) {
+        let stage = if self.is_v && chunk == 1 { 2 * self.p - 1 - self.place } else { chunk * self.p + self.place };
+        self.blocks.push(Block { kind, stage, micro });
+    }
+
+    /// The next micro-batch of a kind and chunk.
+    fn next(&mut self, kind: BlockKind, chunk: usize) {
+        let count = self.counts.entry((kind, chunk)).or_default();
+        *count += 1;
+        let micro = *count - 1;
+        self.push(kind, chunk, micro);
+    }
+
+    fn count(&self, kind: BlockKind, chunk: usize) -> usize {
+        self.counts.get(&(kind, chunk)).copied().unwrap_or(0)
+    }
+
+    fn rest(&mut self, kind: BlockKind, chunk: usize, micros: usize) {
+        (self.count(kind, chunk)..micros).for_each(|_| self.next(kind, chunk));
+    }
+
+    /// Some forward blocks ahead, then one of each kind in turn.
+    fn in_turn(&mut self, micros: usize, ahead: usize, backward: BlockKind, mut behind: impl FnMut(&mut List)) {
+        let ahead = ahead.min(micros);
+        (0..ahead).for_each(|_| self.next(BlockKind::Forward, 0));
+        for turn in 0..micros {
+            if turn + ahead < micros {
+                self.next(BlockKind::Forward, 0);
+            }
+            self.next(backward, 0);
+            behind(self);
+        }
+    }
+
+    /// `micros` is a multiple of the places.
+    fn interleaved(&mut self, chunks: usize, micros: usize) {
+        let (p, all) = (self.p, micros * chunks);
+        let round = p * chunks;
+        let of = |index: usize| (index % round / p, p * (index / round) + index % p);
+        let ahead = all.min(2 * (p - 1 - self.place) + (chunks - 1) * p);
+        let forward = |list: &mut List, index: usize| {
+            let (chunk, micro) = of(index);
+            list.push(BlockKind::Forward, chunk, micro);
+        };
+        (0..ahead).for_each(|index| forward(self, index));
+        for index in 0..all {
+            if index + ahead < all {
+                forward(self, index + ahead);
+            }
+            let (chunk, micro) = of(index);
+            self.push(BlockKind::Backward, chunks - 1 - chunk, micro);
+        }
+    }
+
+    /// `micros` is at least 2p - 1.
+    fn in_a_v(&mut self, micros: usize) {
+        use BlockKind::{Forward, Input, Weight};
+        let (p, r) = (self.p, self.place);
+        let mut repeat = |times: usize, blocks: &[(BlockKind, usize)]| {
+            for _ in 0..times {
+                for &(kind, chunk) in blocks {
+                    if self.count(kind, chunk) < micros {
+                        self.next(kind, chunk);
+                    }
+                }
+            }
+        };
+        repeat(2 * (p - r) - 1, &[(Forward, 0)]);
+        repeat(r, &[(Forward, 1), (Forward, 0)]);
+        repeat(p - r, &[(Forward, 1), (Input, 1), (Weight, 1)]);
+        let both = [(Forward, 0), (Input, 0), (Weight, 0), (Forward, 1), (Input, 1), (Weight, 1)];
+        repeat(micros - p, &both);
+        repeat(r, &[(Input, 0), (Input, 1)]);
+        repeat(p - r, &[(Input, 0), (Weight, 0)]);
+        repeat(micros, &[(Weight, 1)]);
+        repeat(micros, &[(Weight, 0)]);
+    }
+}
+
+impl Default for Pipeline {
+    fn default() -> Pipeline {
+        Pipeline { cuts: Vec::new(), order: Order::default() }
+    }
+}
+
+impl Pipeline {
+    /// Whether the model is one stage.
+    pub fn is_absent(&self) -> bool {
+        self.cuts.is_empty()
+    }
+
+    pub fn stages(&self) -> usize {
+        self.cuts.len() + 1
+    }
+
+    /// A stage's units, of so many.
+    pub fn units(&self, stage: usize, of: usize) -> Range<usize> {
+        let start = if stage == 0 { 0 } else { self.cuts[stage - 1] };
+        start..self.cuts.get(stage).copied().unwrap_or(of)
+    }
+
+    /// The place of a stage.
+    pub fn place(&self, stage: usize, places: usize) -> usize {
+        if self.order == Order::ZbV && stage >= places { 2 * places - 1 - stage } else { stage % places }
+    }
+
+    /// The stages at a place, in the chain's order.
+    pub fn stages_at(&self, place: usize, places: usize) -> Vec<usize> {
+        (0..self.stages()).filter(|&stage| self.place(stage, places) == place).collect()
+    }
+
+    /// Blocks and passes of a step in an order that all places can follow. Stages up to `frozen` have no backward.
+    pub(crate) fn plan(&self, places: usize, micros: usize, units: usize, frozen: usize) -> Vec<Event> {
+        let chunks = self.stages() / places;
+        let has_backward = |block: &Block| block.kind == BlockKind::Forward || block.stage >= frozen;
+        let queue = |place| self.order.blocks(place, places, chunks, micros).into_iter().filter(has_backward).collect();
+        Plan::new(self, places, units, (0..places).map(queue).collect()).run()
+    }
+
+    /// The same for the forward blocks of one micro-batch.
+    pub(crate) fn plan_of_forward(&self, places: usize, units: usize) -> Vec<Event> {
+        let block = |stage| Block { kind: BlockKind::Forward, stage, micro: 0 };
+        let queue = |place| self.stages_at(place, places).into_iter().map(block).collect();
+        Plan::new(self, places, units, (0..places).map(queue).collect()).run()
+    }
+}
+
+/// The places of a pipeline in made-up time: a unit takes two ticks forward, and two for each half of its backward.
+struct Plan<'a> {
+    pipeline: &'a Pipeline,
+    places: usize,
+    units: usize,
+    /// The blocks left to each place.
+    queues: Vec<VecDeque<Block>>,
+    free: Vec<u64>,
+    /// When blocks began and ended; the input half stands for the whole backward.
+    began: HashMap<Block, u64>,
+    ended: HashMap<Block, u64>,
+    events: Vec<(u64, Event)>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(pipeline: &'a Pipeline, places: usize, units: usize, queues: Vec<VecDeque<Block>>) -> Plan<'a> {
+        Plan {
+            pipeline,
+            places,
+            units,
+            free: vec![0; queues.len()],
+            queues,
+            began: HashMap::new(),
+            ended: HashMap::new(),
+            events: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Vec<Event> {
+        while self.queues.iter().any(|queue| !queue.is_empty()) {
+            let starts = (0..self.places).filter_map(|place| Some((self.start(*self.queues[place].front()?)?, place)));
+            let (start, place) = starts.min().expect("an order's blocks can follow one another");
+            let block = self.queues[place].pop_front().expect("it was looked at");
+            if let Some((from, came)) = self.arrival(block) {
+                self.events.push((came, Event::Pass { from: from.stage, to: block.stage, micro: block.micro }));
+            }
+            let units = self.pipeline.units(block.stage, self.units).len() as u64;
+            let end = start + units * if block.kind == BlockKind::Backward { 4 } else { 2 };
+            self.events.push((start, Event::Block(block)));
+            self.free[place] = end;
+            self.began.insert(block, start);
+            self.ended.insert(block, end);
+        }
+        // A place passes on what it has computed before it computes the next block.
+        self.events.sort_by_key(|(time, event)| (*time, matches!(event, Event::Block(_))));
+        self.events.into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// The earliest start of a place's next block; `None` while it waits for a block that has not begun.
+    fn start(&self, block: Block) -> Option<u64> {
+        let mut start = self.free[self.place(block)];
+        if let Some(source) = self.source(block) {
+            start = start.max(*self.ended.get(&source)?);
+            start = start.max(self.arrival(block).map_or(0, |(_, came)| came));
+        }
+        Some(start)
+    }
+
+    fn place(&self, block: Block) -> usize {
+        self.pipeline.place(block.stage, self.places)
+    }
+
+    /// The block of another stage whose result a block goes on with.
+    fn source(&self, block: Block) -> Option<Block> {
+        match block.kind {
+            BlockKind::Forward => Some(Block { stage: block.stage.checked_sub(1)?, ..block }),
+            BlockKind::Backward | BlockKind::Input if block.stage + 1 < self.pipeline.stages() => {
+                Some(Block { stage: block.stage + 1, ..block })
+            }
+            _ => None,
+        }
+    }
+
+    /// If a block's input crosses from another place: its source, and when it has arrived. There is room for it once the block that
+    /// used the same room has begun.
+    fn arrival(&self, block: Block) -> Option<(Block, u64)> {
+        let source = self.source(block).filter(|source| self.place(*source) != self.place(block))?;
+        let sent = *self.ended.get(&source)?;
+        let micro = block.micro.checked_sub(ROOMS);
+        let room = micro.and_then(|micro| self.began.get(&Block { micro, ..block }));
+        Some((source, sent.max(room.map_or(0, |began| began + 1))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipeline(order: Order, places: usize, chunks: usize) -> Pipeline {
+        Pipeline { cuts: (1..places * chunks).collect(), order }
+    }
+
+    fn chunks_of(order: Order) -> usize {
+        if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 }
+    }
+
+    #[test]
+    fn every_order_computes_every_block_once_and_backward_behind_forward() {
+        for order in Order::ALL {
+            for (places, micros) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 5, 8, 16].map(|m| (p, m))) {
+                let chunks = chunks_of(order);
+                let pipeline = pipeline(order, places, chunks);
+                let events = pipeline.plan(places, micros, places * chunks, 0);
+                let kinds: &[BlockKind] = if order.halves_backward() {
+                    &[BlockKind::Forward, BlockKind::Input, BlockKind::Weight]
+                } else {
+                    &[BlockKind::Forward, BlockKind::Backward]
+                };
+                for stage in 0..places * chunks {
+                    for micro in 0..micros {
+                        let at = |kind| {
+                            let block = Event::Block(Block { kind, stage, micro });
+                            assert_eq!(
+                                events.iter().filter(|event| **event == block).count(),
+                                1,
+                                "{order:?} {block:?}"
+                            );
+                            events.iter().position(|event| *event == block).unwrap()
+                        };
+                        assert!(kinds.windows(2).all(|pair| at(pair[0]) < at(pair[1])), "{order:?} {stage} {micro}");
+                    }
+                }
+                let crossings = (1..places * chunks)
+                    .filter(|&stage| pipeline.place(stage, places) != pipeline.place(stage - 1, places));
+                let passes = events.iter().filter(|event| matches!(event, Event::Pass { .. })).count();
+                assert_eq!(passes, 2 * micros * crossings.count(), "{order:?} {places} {micros}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pass_comes_behind_its_sender_and_before_its_reader() {
+        for order in Order::ALL {
+            let pipeline = pipeline(order, 4, chunks_of(order));
+            let events = pipeline.plan(4, 6, pipeline.stages(), 0);
+            for (index, event) in events.iter().enumerate() {
+                let Event::Pass { from, to, micro } = *event else { continue };
+                let is_of = |event: &Event, of: usize| {
+                    let is_forward = from < to;
+                    matches!(event, Event::Block(block) if block.stage == of && block.micro == micro
+                        && block.kind != BlockKind::Weight && (block.kind == BlockKind::Forward) == is_forward)
+                };
+                assert!(events[..index].iter().any(|event| is_of(event, from)), "{order:?} {event:?}");
+                assert!(events[index..].iter().any(|event| is_of(event, to)), "{order:?} {event:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Models cut in stages over several ranks against one rank: every loss and every gradient, for every order. Broken pipelines are
+//! refused, and idle time is what formulas say.
+
+mod support;
+
+use evenkeel_comm::Options;
+use evenkeel_device::{DType, Queue};
+use evenkeel_model::{Batch, Cut, Model, Parameters, ZeroSharding};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, PartSize, SAVED_COMM};
+use evenkeel_step::simulate::{Costs, simulate};
+use evenkeel_step::{
+    Exchange, GroupIdx, Members, Micro, Order, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
+};
+use support::ranks::{
+    Origin, Outcome, Stages, TOLERANCE, Way, compare_gradients, dropping, dry_peak_bytes, on_one_rank, on_ranks,
+};
+use support::{golden, parts};
+
+/// A golden model with so many micro-batches.
+struct Micros<'a> {
+    case: &'a str,
+    count: usize,
+}
+
+impl Origin for Micros<'_> {
+    fn model(&self) -> Model {
+        self.case.model()
+    }
+
+    fn parameters(&self, shard: &Model, dtype: DType, split: ZeroSharding, queue: &Queue) -> Parameters {
+        self.case.parameters(shard, dtype, split, queue)
+    }
+
+    fn micros(&self, model: &Model, count: usize, dtype: DType, queue: &Queue) -> Vec<Vec<Batch>> {
+        (0..self.count).map(|micro| parts(model, micro, count, dtype, queue)).collect()
+    }
+}
+
+fn stages(pp: usize, order: Order) -> Stages {
+    Stages { pp, order, shift: 0 }
+}
+
+/// Every loss of the last stage, and every gradient of all.
+fn compare(what: &str, one: &Outcome, ranks: &[Outcome], tolerance: f64) {
+    let with_losses: Vec<&Outcome> = ranks.iter().filter(|rank| !rank.losses.is_empty()).collect();
+    assert!(!with_losses.is_empty(), "{what}: a rank has the head");
+    for rank in with_losses {
+        let error = |ours: &[f32], theirs: &[f32]| {
+            assert_eq!(ours.len(), theirs.len(), "{what}");
+            ours.iter().zip(theirs).map(|(a, b)| ((a - b).abs() / b.abs().max(1.0)) as f64).fold(0.0, f64::max)
+        };
+        let off = error(&rank.losses, &one.losses).max(error(rank.evaluated(), one.evaluated()));
+        assert!(off <= tolerance, "{what}: losses off by {off:e}");
+    }
+    compare_gradients(what, one, ranks, tolerance);
+    let (ours, theirs) = (held_by_any(ranks), held_by_any(std::slice::from_ref(one)));
+    assert_eq!(ours, theirs, "{what}: what the stages hold is the model");
+}
+
+/// By parameter: whether some rank has a gradient of it.
+fn held_by_any(ranks: &[Outcome]) -> Vec<bool> {
+    let held = |rank: &Outcome| rank.gradient_bits().iter().map(|bits| !bits.is_empty()).collect::<Vec<bool>>();
+    ranks.iter().map(held).reduce(|a, b| a.iter().zip(b).map(|(a, b)| *a || b).collect()).expect("there are ranks")
+}
+
+#[test]
+fn every_order_computes_what_one_rank_does() {
+    for case in ["llama3", "gpt2", "gemma3", "vit"] {
+        for count in [1, 2, 5] {
+            let origin = Micros { case, count };
+            let one = on_one_rank(&origin, DType::F32);
+            for (index, order) in Order::ALL.into_iter().enumerate() {
+                let units = origin.model().units.len();
+                let chunks = if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+                for pp in (2..=3).filter(|pp| pp * chunks <= units) {
+                    let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS, SAVED_COMM][(index + pp + count) % 4]);
+                    let shift = (index + count) % 2;
+                    let way = Way { stages: Some(Stages { pp, order, shift }), ..arrangement.into() };
+                    let what = format!("{case}, {count} micro-batches, {way:?}");
+                    let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
+                    // A tied table's gradient is added up in another order.
+                    let is_tied = origin.model().config.tied;
+                    compare(&what, &one, &ranks, if is_tied { TOLERANCE } else { 0.0 });
+                    assert_eq!(ranks.len(), pp, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stages_go_with_shards_replicas_parts_and_dropout() {
+    let one = on_one_rank(&Micros { case: "llama_packed", count: 4 }, DType::F32);
+    for (index, order) in Order::ALL.into_iter().enumerate() {
+        for (tp, dp, zero) in [(2, 1, 0), (1, 2, 0), (1, 2, 1), (2, 2, 1)] {
+            let origin = Micros { case: "llama_packed", count: 4 };
+            let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][index % 3]).in_parts(1 + index % 2);
+            let way = Way { dp, zero, stages: Some(stages(2, order)), ..arrangement.into() };
+            for split_sequence in [false, true].into_iter().take(tp) {
+                let cut = Cut { split_sequence, ..Cut::even(tp) };
+                let ranks = on_ranks(&origin, &cut, DType::F32, way, &Options::default());
+                compare_gradients(&format!("tp {tp}, split {split_sequence}, {way:?}"), &one, &ranks, TOLERANCE);
+            }
+        }
+    }
+    for origin in dropping() {
+        let one = on_one_rank(&origin, DType::F32);
+        let way = Way { stages: Some(stages(3, Order::ZbH1)), ..Arrangement::of(OASES).into() };
+        let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
+        compare(origin.case, &one, &ranks, TOLERANCE);
+    }
+}
+
+#[test]
+fn a_dry_run_foretells_every_stage_s_memory() {
+    for order in Order::ALL {
+        let origin = Micros { case: "llama3", count: 4 };
+        let way = Way { stages: Some(stages(2, order)), ..Arrangement::of(NONE).into() };
+        let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
+        for (rank, outcome) in ranks.iter().enumerate() {
+            let foretold = dry_peak_bytes(&origin, &Cut::even(1), rank, way);
+            assert_eq!(outcome.peak_bytes, foretold, "{order:?}, rank {rank}");
+        }
+    }
+}
+
+/// The programs of a deep chain of equal units over `pp` places, in `micros` micro-batches.
+fn programs(pp: usize, order: Order, micros: usize) -> Vec<Program> {
+    let origin = Micros { case: "llama3", count: micros };
+    let shards = [origin.model()];
+    let way = Way { stages: Some(stages(pp, order)), ..Arrangement::of(NONE).into() };
+    let chains = Chain::all(&shards, &way.strategy(&shards, DType::F32));
+    let sizes = vec![vec![PartSize { tokens: 8, chunk_rows: vec![8] }]; micros];
+    chains.iter().map(|chain| way.arrangement.step(chain, &sizes)).collect()
+}
+
+#[test]
+fn pipelines_that_lack_a_pass_or_swap_two_are_refused() {
+    for order in Order::ALL {
+        let sound = programs(2, order, 4);
+        assert_eq!(verify(&sound), Ok(()), "{order:?}");
+        let is_pass = |task: &Task| matches!(task.work, Work::Pass | Work::PassGradient);
+        let passes: Vec<usize> = (0..sound[0].tasks.len()).filter(|&index| is_pass(&sound[0].tasks[index])).collect();
+        for &index in &passes {
+            let mut broken = sound.clone();
+            broken[0].tasks.remove(index);
+            assert!(verify(&broken).is_err(), "{order:?}: without {}", sound[0].tasks[index]);
+        }
+        for pair in passes.windows(2) {
+            let mut broken = sound.clone();
+            broken[0].tasks.swap(pair[0], pair[1]);
+            let of = |index: usize| &sound[0].tasks[index];
+            let is_harmless = of(pair[0]).work != of(pair[1]).work && verify(&broken).is_ok();
+            assert!(is_harmless || verify(&broken).is_err(), "{order:?}: {} and {}", of(pair[0]), of(pair[1]));
+        }
+    }
+}
+
+/// Rank 0 computes with what rank 1 passes and gives it to a sum; rank 1 passes what it computes from that sum.
+#[test]
+fn a_cycle_through_two_lanes_is_refused() {
+    let micro = Micro { index: 0, part: 0 };
+    let value = |kind| Value { kind, unit: UnitIdx(1), micro };
+    let [passed, output, reduced] = [ValueKind::Passed, ValueKind::Output, ValueKind::OutputReduced].map(value);
+    let task = |work, reads: &[Value], writes: &[Value], group: Option<usize>| Task {
+        work,
+        unit: UnitIdx(1),
+        micro,
+        reads: reads.to_vec(),
+        writes: writes.to_vec(),
+        frees: reads.to_vec(),
+        exchange: group.map(|group| Exchange { group: GroupIdx(group), bytes: 4 }),
+    };
+    let ending = |mut task: Task| {
+        task.frees.extend(task.writes.clone());
+        task
+    };
+    let of_rank = [
+        vec![
+            task(Work::Pass, &[], &[passed], Some(1)),
+            task(Work::Arrive, &[passed], &[output], None),
+            ending(task(Work::AllReduce, &[output], &[reduced], Some(0))),
+        ],
+        vec![
+            task(Work::Forward, &[], &[output], None),
+            task(Work::AllReduce, &[output], &[reduced], Some(0)),
+            task(Work::Join, &[reduced], &[passed], None),
+            task(Work::Pass, &[passed], &[], Some(1)),
+        ],
+    ];
+    let groups = ["tp", "pp 1"].map(|name| Members { name: name.to_owned(), ranks: vec![0, 1] });
+    let programs = of_rank.map(|tasks| Program { tasks, groups: groups.to_vec(), blocking: false });
+    let refusal = verify(&programs).expect_err("each waits for the other");
+    assert!(matches!(refusal, Unsound::Cycle(_)), "{refusal}");
+}
+
+/// Seconds of a step whose stages take 1 s for the forward of a micro-batch and 1 s for each half of its backward.
+fn step_s(pp: usize, order: Order, micros: usize) -> f64 {
+    let programs = programs(pp, order, micros);
+    let chunks = if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+    // The first task of each block takes all of its time.
+    let costs = Costs::of_tasks(&programs, |rank, index, task| {
+        let program = &programs[rank].tasks;
+        let is_first = |work: Work| {
+            let of_block = |other: &&Task| other.work == work && other.micro == task.micro;
+            let same = program.iter().filter(of_block).filter(|other| same_stage(pp * chunks, other, task));
+            same.map(|other| other.unit).min() == Some(task.unit)
+        };
+        let _ = index;
+        match task.work {
+            Work::Forward | Work::BackwardInput | Work::BackwardWeight if is_first(task.work) => 1.0 / chunks as f64,
+            _ => 0.0,
+        }
+    });
+    let timeline = simulate(&programs, &costs).expect("all costs are known");
+    if std::env::var_os("SHOW").is_some() {
+        for (rank, span) in timeline.spans().filter(|(_, span)| span.duration_s() > 0.0) {
+            eprintln!("{rank} {:?} {} {} {}..{}", span.work, span.unit.0, span.micro, span.start_s, span.end_s);
+        }
+    }
+    timeline.duration_s()
+}
+
+fn same_stage(stages: usize, a: &Task, b: &Task) -> bool {
+    let units = golden_units();
+    let stage = |unit: usize| (1..stages).filter(|stage| stage * units / stages <= unit).count();
+    stage(a.unit.0) == stage(b.unit.0)
+}
+
+fn golden_units() -> usize {
+    Model::open(&golden("llama3")).expect("a known architecture").units.len()
+}
+
+#[test]
+fn idle_time_is_what_the_formulas_say() {
+    for (pp, micros) in [(2, 4), (2, 8), (3, 6), (3, 9)] {
+        let (p, m) = (pp as f64, micros as f64);
+        let busy = 3.0 * m;
+        let expected =
+            [(Order::Gpipe, 3.0 * (p - 1.0)), (Order::OneForwardOneBackward, 3.0 * (p - 1.0)), (Order::ZbH1, p - 1.0)];
+        for (order, idle) in expected {
+            let found = step_s(pp, order, micros) - busy;
+            assert!(
+                (found - idle).abs() < 1e-9,
+                "{order:?}, {pp} places, {micros} micro-batches: idle {found}, not {idle}"
+            );
+        }
+    }
+    // Two stages at each place.
+    for (order, idle) in [(Order::Interleaved, 1.5), (Order::ZbV, 0.5)] {
+        let found = step_s(2, order, 8) - 24.0;
+        assert!((found - idle).abs() < 1e-9, "{order:?}: idle {found}, not {idle}");
+    }
+}
