@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use evenkeel_device::{DType, DeviceKind};
-use evenkeel_model::{Cut, ZeroSharding, ZeroStage};
+use evenkeel_model::{Cut, Model, ZeroSharding, ZeroStage};
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
@@ -85,6 +85,12 @@ impl Strategy {
     pub fn in_stages(self, pp: usize, pipeline: Pipeline) -> Strategy {
         assert!(pipeline.stages().is_multiple_of(pp), "{} stages over {pp} places", pipeline.stages());
         Strategy { pp, pipeline, ..self }
+    }
+
+    /// The part of a model that a rank computes with: its stages of its shard. `shards` are those of the cut.
+    pub fn model(&self, shards: &[Model], rank: usize) -> Model {
+        let shard = &shards[self.mesh().shard(rank)];
+        if self.pp == 1 { shard.clone() } else { shard.stages(&self.units(rank, shard.units.len())) }
     }
 
     /// The units that a rank computes, of so many, stage by stage.

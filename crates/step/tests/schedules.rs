@@ -89,6 +89,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         stats_bytes: 16,
         groups: vec![Members { name: "tp".to_owned(), ranks: (0..ranks).collect() }],
         data_group: None,
+        pipeline_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
         measures_rows: false,

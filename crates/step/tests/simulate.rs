@@ -170,6 +170,7 @@ fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
         stats_bytes: 0,
         groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
         data_group: None,
+        pipeline_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: Vec::new(),
         measures_rows: false,

@@ -42,6 +42,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         stats_bytes: 16,
         groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
         data_group: None,
+        pipeline_group: None,
         keepers: vec![GroupIdx(0)],
         buckets: if is_partial { vec![sum] } else { Vec::new() },
         measures_rows: false,

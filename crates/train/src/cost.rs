@@ -42,8 +42,8 @@ pub fn costs_migrated(
 ) -> Vec<Cost> {
     let cost = |rank: usize| {
         let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
-        let shard = &shards[strategy.mesh().shard(rank)];
-        let parameters = Parameters::allocate(shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
+        let shard = strategy.model(shards, rank);
+        let parameters = Parameters::allocate(&shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
         // Filled as in loading, since that decides where later tensors lie.
         let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
         filled.expect("nothing is read");

@@ -8,7 +8,7 @@ use evenkeel_device::{Counts, DType, Device};
 use evenkeel_model::{Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding, ZeroStage};
 use evenkeel_step::schedule::{Chain, PartSize};
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
-use evenkeel_step::{Executor, Program, Strategy, Task, Work, join};
+use evenkeel_step::{Executor, Pipeline, Program, Strategy, Task, Work, join};
 
 use crate::samples::Samples;
 
@@ -62,7 +62,7 @@ pub fn foretell(
     // A shortened model may have lost its trained units, so everything counts as trained.
     let shortened = |shard: &Model| shard.shortened(MOST_UNITS).training(|_, _| true);
     let shards: Vec<Model> = shards.iter().map(shortened).collect();
-    let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing);
+    let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing).in_stages(1, Pipeline::default());
     let chains = Chain::all(&shards, &replica);
     // An arrangement that begins the next micro-batch early needs a next one.
     let micros = vec![samples; if arrangement.ahead { 2 } else { 1 }];

@@ -3,7 +3,7 @@
 use evenkeel_balance::{Class, Observation};
 use evenkeel_model::{Model, UnitKind};
 use evenkeel_step::trace::Span;
-use evenkeel_step::{Lane, UnitIdx, Work};
+use evenkeel_step::{Lane, UnitIdx, Work, WorkFamily};
 
 pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
     let mut observed = Observation::default();
@@ -43,12 +43,14 @@ fn late_s(spans: &[Span]) -> f64 {
 }
 
 fn class(model: &Model, work: Work, unit: UnitIdx) -> Class {
-    match (work, model.unit(unit.0).kind) {
-        (Work::Enter | Work::Normalise | Work::BackwardEnter, _) => Class::Stream,
-        (_, UnitKind::Attention(_)) => Class::Attention,
-        (_, UnitKind::Mlp(_)) => Class::Mlp,
-        (_, UnitKind::Layer(_)) => Class::Layer,
-        (_, UnitKind::Embedding | UnitKind::Head) => Class::Head,
+    if work.row().family == WorkFamily::Entry {
+        return Class::Stream;
+    }
+    match model.unit(unit.0).kind {
+        UnitKind::Attention(_) => Class::Attention,
+        UnitKind::Mlp(_) => Class::Mlp,
+        UnitKind::Layer(_) => Class::Layer,
+        UnitKind::Embedding | UnitKind::Head => Class::Head,
     }
 }
 

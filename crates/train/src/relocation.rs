@@ -33,8 +33,8 @@ struct Lies {
 impl Keeping {
     /// By rank.
     pub fn of_all(shards: &[Model], strategy: &Strategy) -> Vec<Keeping> {
-        let shard = |rank: usize| &shards[strategy.mesh().shard(rank)];
-        (0..strategy.ranks()).map(|rank| Keeping::of(shard(rank), strategy.zero_sharding(rank))).collect()
+        let of = |rank: usize| Keeping::of(&strategy.model(shards, rank), strategy.zero_sharding(rank));
+        (0..strategy.ranks()).map(of).collect()
     }
 
     fn of(model: &Model, split: ZeroSharding) -> Keeping {

@@ -12,7 +12,7 @@ use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Device, Queue, Tensor};
-use evenkeel_model::pass;
+use evenkeel_model::pass::{self, Findings};
 use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
@@ -152,10 +152,10 @@ impl Trainer {
         let (queue, rank) = (device.compute(), communicator.rank());
         let kept = (parameters.dtype(), parameters.split);
         assert_eq!(kept, (strategy.dtype, strategy.zero_sharding(rank)), "parameters are kept as the strategy says");
-        let model = shards[strategy.mesh().shard(rank)].clone();
+        let (model, shard) = (strategy.model(shards, rank), &shards[strategy.mesh().shard(rank)]);
         let chains = Chain::all(shards, strategy);
         let keeping = Keeping::of_all(shards, strategy);
-        let optimizer = |options| Optimizer::new(options, &model, &parameters, queue).among(&model, &keeping, rank);
+        let optimizer = |options| Optimizer::new(options, shard, &parameters, queue).among(&model, &keeping, rank);
         let groups = join(communicator, &chains[rank].groups);
         measure_rows(&model, &chains[rank], &groups, &device, &parameters);
         Trainer {
@@ -242,7 +242,7 @@ impl Trainer {
         let grad_norm = self.measure_norm(of_tail.as_deref_mut());
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
-        let loss = self.sum_over_shares(loss_sum) / targets.max(1) as f64;
+        let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
@@ -303,25 +303,37 @@ impl Trainer {
         self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
     }
 
-    /// The same bits on all ranks.
-    fn sum_over_shares(&self, value: f64) -> f64 {
-        match self.data_group() {
-            Some(group) => group.exchange(value.to_bits()).into_iter().map(f64::from_bits).sum(),
-            None => value,
-        }
+    fn pipeline_group(&self) -> Option<&Group> {
+        self.chains[self.rank].pipeline_group.map(|group| &self.groups[group.0])
+    }
+
+    /// This rank's shard of all stages.
+    fn shard(&self) -> &Model {
+        &self.shards[self.model.shard.index]
+    }
+
+    /// The sum of all replicas' losses, which their last stages know. The same bits on all ranks.
+    fn sum_over_ranks(&self, value: f64) -> f64 {
+        let groups = [self.data_group(), self.pipeline_group()].into_iter().flatten();
+        groups.fold(value, |value, group| group.exchange(value.to_bits()).into_iter().map(f64::from_bits).sum())
     }
 
     /// Evaluates one batch. Parameters stay as they are.
     pub fn evaluate(&mut self, samples: &Samples) -> Evaluation {
         let batch = self.batch(samples);
-        let (shape, size) = Shape::of_evaluation(PartSize::of(&self.model, &batch));
+        let (shape, size) = Shape::of_evaluation(PartSize::of(self.shard(), &batch));
         let sizes = [vec![size]];
         let mut programs = std::mem::take(&mut self.evaluations);
         let write = |_, chain: &Chain| evaluation(chain, &sizes[0][0]);
         let program = programs.take(shape, &self.chains, self.rank, &sizes, write);
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
-        let found = self.executor().run(program, &[vec![batch]], options, None).remove(0);
+        let found = self.executor().run(program, &[vec![batch]], options, None);
         self.evaluations = programs;
+        let evaluation = found.first().map(|found| self.read_findings(samples, found)).unwrap_or_default();
+        self.told_by_last_stage(evaluation)
+    }
+
+    fn read_findings(&self, samples: &Samples, found: &Findings) -> Evaluation {
         let queue = self.device.compute();
         let (losses, stats) = (queue.read(&found.losses), queue.read(&found.stats));
         let mut evaluation = Evaluation::default();
@@ -333,6 +345,21 @@ impl Trainer {
             }
         }
         evaluation
+    }
+
+    /// The evaluation of the last stage, on all ranks of the pipeline; the others have found nothing.
+    fn told_by_last_stage(&self, own: Evaluation) -> Evaluation {
+        let Some(group) = self.pipeline_group() else { return own };
+        let found =
+            [own.labels as u64, own.loss_sum.to_bits(), own.correct as u64].map(|number| group.exchange(number));
+        let mut told = Evaluation::default();
+        for place in 0..group.size() {
+            let [labels, loss, correct] = [0, 1, 2].map(|number: usize| found[number][place]);
+            let of_place =
+                Evaluation { labels: labels as usize, loss_sum: f64::from_bits(loss), correct: correct as usize };
+            told.add(&of_place);
+        }
+        told
     }
 
     /// The elements of a parameter's slice that this rank keeps, and where they lie, [1, n]; in f32 unless it is frozen. Of
@@ -367,6 +394,13 @@ impl Trainer {
         }
         let bucket = &self.parameters.buckets[self.parameters.bucket_of(id)];
         let is_first = self.parameters.split.splits_state_of(bucket) || self.mesh().replica(self.rank) == 0;
+        is_first && self.counts(id)
+    }
+
+    /// Whether this rank counts its elements of a parameter, if shards or stages hold the same ones.
+    fn counts(&self, id: ParamId) -> bool {
+        let is_of_first_stage = self.model.stages[0].units.start == 0;
+        let is_first = id != self.model.table() || is_of_first_stage || !self.model.config.tied;
         is_first && self.model.specs[id.0].is_counted_by(self.model.shard.index)
     }
 

@@ -27,8 +27,9 @@ pub struct Chain {
     pub stats_bytes: u64,
     /// The tensor-parallel group first.
     pub groups: Vec<Members>,
-    /// The data-parallel group, if there is one.
+    /// The data-parallel group, if there is one, and the group of the pipeline's places.
     pub data_group: Option<GroupIdx>,
+    pub pipeline_group: Option<GroupIdx>,
     /// Summing over these groups, one after another, sums over all ranks that keep different gradients.
     pub keepers: Vec<GroupIdx>,
     pub buckets: Vec<ChainBucket>,
@@ -203,6 +204,7 @@ impl Chain {
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
             groups,
             data_group,
+            pipeline_group,
             keepers,
             buckets,
             measures_rows: own.measures_rows(),

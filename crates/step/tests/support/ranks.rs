@@ -154,12 +154,6 @@ impl Way {
     }
 }
 
-/// The part of the model that a rank keeps.
-fn own_model(shards: &[Model], strategy: &Strategy, rank: usize) -> Model {
-    let shard = &shards[strategy.mesh().shard(rank)];
-    if strategy.pp == 1 { shard.clone() } else { shard.stages(&strategy.units(rank, shard.units.len())) }
-}
-
 impl From<Arrangement> for Way {
     fn from(arrangement: Arrangement) -> Way {
         Way { dp: 1, zero: 0, arrangement, stages: None }
@@ -216,7 +210,7 @@ pub fn dry_working_peak_bytes(
     let strategy = way.strategy(&shards, DType::F32);
     let communicator = Communicator::dry(rank, strategy.ranks());
     let (device, split) = (Device::dry(), strategy.zero_sharding(rank));
-    let parameters = Parameters::allocate(&own_model(&shards, &strategy, rank), DType::F32, split, device.compute());
+    let parameters = Parameters::allocate(&strategy.model(&shards, rank), DType::F32, split, device.compute());
     step(&shards, work, &communicator, &device, &parameters, origin, way);
     device.usage().peak_bytes
 }
@@ -251,7 +245,7 @@ fn working(
 ) -> (Model, Option<Migration>, Vec<Chain>) {
     let mesh = strategy.mesh();
     let shard = mesh.shard(rank);
-    let Some(widths) = work.cloned() else { return (own_model(shards, strategy, rank), None, chains) };
+    let Some(widths) = work.cloned() else { return (strategy.model(shards, rank), None, chains) };
     let cut = Cut { widths: Some(widths), split_sequence: shards[0].shard.split_sequence, ..Cut::even(mesh.tp) };
     let mut work = shards[0].cut(&cut).expect("enough heads");
     let (mut all, dtype) = (Migration::all(shards, &work), strategy.dtype);
@@ -312,7 +306,7 @@ fn run(
 ) -> Outcome {
     let (rank, queue) = (communicator.rank(), device.compute());
     let strategy = way.strategy(shards, dtype);
-    let model = &own_model(shards, &strategy, rank);
+    let model = &strategy.model(shards, rank);
     let parameters = origin.parameters(model, dtype, strategy.zero_sharding(rank), queue);
     let chain = Chain::of(&shards[strategy.mesh().shard(rank)], &strategy, rank);
     measure_rows(model, &chain, &join(communicator, &chain.groups), device, &parameters);

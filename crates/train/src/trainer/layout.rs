@@ -22,7 +22,7 @@ impl Trainer {
         let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
         assert!(whole, "heads that ranks share by samples are kept by nobody");
         let keeping = Keeping::of_all(shards, &self.strategy);
-        let model = shards[self.mesh().shard(self.rank)].clone();
+        let model = self.strategy.model(shards, self.rank);
         if keeping != self.keeping {
             self.relocate(&model, &keeping);
             self.pruner = None;

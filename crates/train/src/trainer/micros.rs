@@ -47,8 +47,8 @@ impl Trainer {
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.
     fn compare_samples(&self, micros: &[Samples]) -> Result<(), Error> {
-        let groups = [Some(&self.groups[0]), self.data_group()].into_iter().flatten().filter(|group| group.size() > 1);
-        let groups: Vec<&Group> = groups.collect();
+        let groups = [Some(&self.groups[0]), self.data_group(), self.pipeline_group()].into_iter().flatten();
+        let groups: Vec<&Group> = groups.filter(|group| group.size() > 1).collect();
         if groups.is_empty() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl Trainer {
 
     fn sizes(&self, shares: &[Vec<Cow<Samples>>], parts: &[Vec<usize>]) -> Sizes {
         let of_share = |(share, parts): (&Vec<Cow<Samples>>, &Vec<usize>)| {
-            share.iter().zip(parts).map(|(samples, &parts)| samples.part_sizes(&self.model, parts)).collect()
+            share.iter().zip(parts).map(|(samples, &parts)| samples.part_sizes(self.shard(), parts)).collect()
         };
         shares.iter().zip(parts).map(of_share).collect()
     }

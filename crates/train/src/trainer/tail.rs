@@ -55,7 +55,7 @@ impl Trainer {
         let group = || &self.groups[task.exchange.expect("an exchange has a group").group.0];
         match task.work {
             Work::MeasureNorm => {
-                let is_counted = |id: ParamId| self.model.specs[id.0].is_counted_by(self.model.shard.index);
+                let is_counted = |id: ParamId| self.counts(id);
                 optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
                 None
             }

@@ -45,7 +45,7 @@ pub fn start_on(
     Ranks::start(strategy.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let rank = communicator.rank();
         let device = under_test::device_of_rank(rank, threads, 1 << 30);
-        let shard = &shards[strategy.mesh().shard(rank)];
+        let shard = &strategy.model(&shards, rank);
         let parameters = parameters(shard, strategy.zero_sharding(rank), device.compute());
         let strategy = Strategy { dtype: parameters.dtype(), ..strategy.clone() };
         Ok(Trainer::new(&shards, &strategy, communicator, device, parameters, options))

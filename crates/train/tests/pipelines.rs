@@ -1,0 +1,123 @@
+//! Training in stages, against one rank with the same global batch; and resuming on other numbers of stages.
+
+mod support;
+
+use evenkeel_device::DType;
+use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
+use evenkeel_step::{Order, Pipeline};
+use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
+use support::{Strategy, compare_curves, compare_states, spread, start_on, state};
+
+const STEPS: usize = 5;
+const MICROS: usize = 4;
+
+fn model(tied: bool) -> Model {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "tie_word_embeddings": tied,
+        "attention_dropout": 0.1,
+    });
+    Model::from_json(&config).unwrap()
+}
+
+fn options() -> TrainerOptions {
+    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
+    TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 3 }
+}
+
+fn ranks(tied: bool, strategy: &Strategy) -> Ranks {
+    start_on(&model(tied), strategy, options(), move |shard, split, queue| {
+        Parameters::random(shard, DType::F32, split, 7, queue)
+    })
+}
+
+/// The strategy over so many places, with stages of about as many units each.
+fn staged(strategy: Strategy, pp: usize, order: Order) -> Strategy {
+    let chunks = if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+    let (units, stages) = (model(true).units.len(), pp * chunks);
+    strategy.in_stages(pp, Pipeline { cuts: (1..stages).map(|stage| stage * units / stages).collect(), order })
+}
+
+/// Micro-batches of different sizes, with labels that do not count.
+fn micros(step: usize) -> Vec<Samples> {
+    let micro = |micro: usize| {
+        let lengths = vec![5 + micro % 3, 4, 6];
+        let tokens: usize = lengths.iter().sum();
+        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
+        let label = |i: usize| if (i + micro).is_multiple_of(7) { u32::MAX } else { ids[(i + 1) % tokens] };
+        Samples::Tokens { labels: (0..tokens).map(label).collect(), ids, segment_lengths: lengths }
+    };
+    (0..MICROS).map(micro).collect()
+}
+
+/// Losses and norms, step by step, and the loss of an evaluation.
+fn curve(ranks: &Ranks, steps: std::ops::Range<usize>) -> Vec<f64> {
+    let mut curve = Vec::new();
+    for step in steps {
+        let outcome = ranks.step(micros(step), 1e-3).unwrap();
+        assert!(outcome.updated);
+        curve.extend([outcome.loss, outcome.grad_norm]);
+    }
+    curve.push(ranks.evaluate(micros(99).swap_remove(0)).unwrap().loss());
+    curve
+}
+
+#[test]
+fn every_order_has_the_curve_of_the_single_rank() {
+    for tied in [true, false] {
+        let single = ranks(tied, &spread(1, 1, 0));
+        let expected = curve(&single, 0..STEPS);
+        for (index, order) in Order::ALL.into_iter().enumerate() {
+            for (pp, dp, tp, zero) in
+                [(2, 1, 1, 0), (3, 1, 1, 0), (4, 1, 1, 0), (2, 2, 1, 1), (2, 1, 2, 0), (2, 2, 2, 1)]
+            {
+                let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][(index + pp) % 3]).in_parts(1 + index % 2);
+                let strategy = staged(spread(dp, tp, zero), pp, order).arranged(arrangement);
+                let what = format!("tied {tied}, {strategy:?}");
+                let ours = ranks(tied, &strategy);
+                compare_curves(&what, &curve(&ours, 0..STEPS), &expected, [0.0, 2e-5]);
+                compare_states(&what, &ours, &single, 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_resumes_on_any_number_of_stages() {
+    let strategies = [
+        spread(1, 1, 0),
+        staged(spread(1, 1, 0), 2, Order::OneForwardOneBackward),
+        staged(spread(2, 1, 1), 2, Order::ZbV),
+        staged(spread(1, 2, 0), 3, Order::Gpipe),
+        spread(2, 2, 3),
+        staged(Strategy { cut: Cut::weighted(vec![1.0, 2.0]), ..spread(1, 2, 0) }, 2, Order::Interleaved),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    for (index, from) in strategies.iter().enumerate() {
+        let to = &strategies[(index + 1) % strategies.len()];
+        let what = format!("{from:?} to {to:?}");
+        let before = ranks(true, from);
+        curve(&before, 0..2);
+        let progress = Progress { step: 2, ..Progress::default() };
+        checkpoint::save(&path, &before, &progress, serde_json::Value::Null).unwrap();
+        let after = ranks(true, to);
+        assert_eq!(checkpoint::load(&path, &after).unwrap().strategy.as_ref(), Some(from));
+        assert_eq!(state(&before), state(&after), "{what}");
+        compare_curves(&what, &curve(&after, 2..STEPS), &curve(&before, 2..STEPS), [0.0, 2e-5]);
+    }
+}
+
+#[test]
+fn a_dry_run_foretells_the_memory_of_every_place() {
+    for order in Order::ALL {
+        let strategy = staged(spread(1, 1, 0), 3, order);
+        let ours = ranks(true, &strategy);
+        ours.step(micros(0), 1e-3).unwrap();
+        let peaks = ours.with_trainers(|trainer| trainer.device.usage().peak_bytes).unwrap();
+        let foretold = costs(&[model(true)], &strategy, options(), &micros(0));
+        let foretold: Vec<u64> = foretold.iter().map(|cost| cost.peak_bytes).collect();
+        assert_eq!(peaks, foretold, "{order:?}");
+    }
+}
