@@ -392,6 +392,9 @@ impl Trainer {
         if kind.is_kept_by_all() {
             return self.rank == 0;
         }
+        if self.model.specs[id.0].is_empty() {
+            return false;
+        }
         let bucket = &self.parameters.buckets[self.parameters.bucket_of(id)];
         let is_first = self.parameters.split.splits_state_of(bucket) || self.mesh().replica(self.rank) == 0;
         is_first && self.counts(id)

@@ -6,7 +6,9 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_step::{Order, Pipeline};
-use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
+use evenkeel_train::{
+    AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, TrainerOptions, checkpoint, costs,
+};
 use support::{Strategy, compare_curves, compare_states, spread, start_on, state};
 
 const STEPS: usize = 5;
@@ -21,13 +23,17 @@ fn model(tied: bool) -> Model {
     Model::from_json(&config).unwrap()
 }
 
-fn options() -> TrainerOptions {
-    let optimizer = Some(OptimizerOptions { clip_norm: Some(0.5), ..OptimizerOptions::default() });
+fn options(rule: Rule) -> TrainerOptions {
+    let optimizer = Some(OptimizerOptions { rule, clip_norm: Some(0.5), ..OptimizerOptions::default() });
     TrainerOptions { optimizer, label_smoothing: 0.0, longest: 16, dropout_seed: 3 }
 }
 
 fn ranks(tied: bool, strategy: &Strategy) -> Ranks {
-    start_on(&model(tied), strategy, options(), move |shard, split, queue| {
+    ranks_by(tied, strategy, OptimizerOptions::default().rule)
+}
+
+fn ranks_by(tied: bool, strategy: &Strategy, rule: Rule) -> Ranks {
+    start_on(&model(tied), strategy, options(rule), move |shard, split, queue| {
         Parameters::random(shard, DType::F32, split, 7, queue)
     })
 }
@@ -84,6 +90,24 @@ fn every_order_has_the_curve_of_the_single_rank() {
 }
 
 #[test]
+fn rules_that_look_at_whole_parameters_see_them_through_all_stages() {
+    let AdamW { beta1, beta2, .. } = AdamW::default();
+    let others = AdamW { beta1, beta2, epsilon: 1e-3 };
+    let muon = Rule::Muon { momentum: 0.95, nesterov: true, scale: MuonScale::MatchRmsAdamW, others };
+    for rule in [Rule::Adafactor, muon, Rule::Lion { beta1: 0.9, beta2: 0.99 }] {
+        for tied in [true, false] {
+            let single = ranks_by(tied, &spread(1, 1, 0), rule);
+            let expected = curve(&single, 0..STEPS);
+            for strategy in [spread(1, 1, 0), spread(2, 1, 1), spread(1, 2, 0)] {
+                let strategy = staged(strategy, 3, Order::OneForwardOneBackward);
+                let what = format!("{rule:?}, tied {tied}, {strategy:?}");
+                compare_curves(&what, &curve(&ranks_by(tied, &strategy, rule), 0..STEPS), &expected, [0.0, 1e-4]);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_checkpoint_resumes_on_any_number_of_stages() {
     let strategies = [
         spread(1, 1, 0),
@@ -116,7 +140,7 @@ fn a_dry_run_foretells_the_memory_of_every_place() {
         let ours = ranks(true, &strategy);
         ours.step(micros(0), 1e-3).unwrap();
         let peaks = ours.with_trainers(|trainer| trainer.device.usage().peak_bytes).unwrap();
-        let foretold = costs(&[model(true)], &strategy, options(), &micros(0));
+        let foretold = costs(&[model(true)], &strategy, options(OptimizerOptions::default().rule), &micros(0));
         let foretold: Vec<u64> = foretold.iter().map(|cost| cost.peak_bytes).collect();
         assert_eq!(peaks, foretold, "{order:?}");
     }

@@ -82,7 +82,7 @@ impl Optimizer {
     pub(super) fn update_factored(&self, changing: &Changing, peers: Option<&Peers>) {
         let Changing { queue, parameters, gradients, update, grad_factor } = *changing;
         let variances = self.variances.as_ref().expect("they are kept by this rule");
-        let parts = parts(changing, peers.map(|peers| peers.shard));
+        let parts = parts(changing, peers);
         let specs = &parameters.specs;
         let sum = |tensor: &Tensor| peers.into_iter().for_each(|peers| peers.sum(tensor));
 
@@ -146,12 +146,12 @@ impl Optimizer {
 }
 
 /// All trained parts that are kept here.
-fn parts(changing: &Changing, shard: Option<usize>) -> Vec<Part> {
+fn parts(changing: &Changing, peers: Option<&Peers>) -> Vec<Part> {
     let parameters = changing.parameters;
     let of = |id: ParamId| {
         let spec = &parameters.specs[id.0];
         let Stretch { elements, place } = parameters.own_stretch(id)?;
-        let (bucket, is_counted) = (parameters.bucket_of(id), shard.is_none_or(|shard| spec.is_counted_by(shard)));
+        let (bucket, is_counted) = (parameters.bucket_of(id), peers.is_none_or(|peers| (peers.counts)(id)));
         let held = Held { slice: spec.slice.clone(), range: elements };
         let part = move |rectangle: Rectangle| {
             let first = place.start + rectangle.start;

@@ -2,6 +2,7 @@
 
 use evenkeel_comm::Group;
 use evenkeel_device::{Device, Tensor};
+use evenkeel_model::ParamId;
 
 use crate::relocation::Route;
 
@@ -10,8 +11,8 @@ pub(crate) struct Peers<'a> {
     /// Groups whose sums, one after another, cover all ranks that keep other elements.
     pub keepers: Vec<&'a Group>,
     pub everybody: &'a Group,
-    /// This rank's shard.
-    pub shard: usize,
+    /// Whether this rank speaks for its elements of a parameter, if others keep the same.
+    pub counts: &'a dyn Fn(ParamId) -> bool,
 }
 
 impl Peers<'_> {

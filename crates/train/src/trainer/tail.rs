@@ -55,15 +55,15 @@ impl Trainer {
         let group = || &self.groups[task.exchange.expect("an exchange has a group").group.0];
         match task.work {
             Work::MeasureNorm => {
-                let is_counted = |id: ParamId| self.counts(id);
-                optimizer.measure_norm(compute, &self.parameters, &self.gradients, is_counted);
+                optimizer.measure_norm(compute, &self.parameters, &self.gradients, |id| self.counts(id));
                 None
             }
             Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squared_norm())),
             Work::Update => {
                 let update = update.expect("an update has its rate");
                 let pruned = self.pruner.as_ref().map(Pruner::mask);
-                let peers = (self.mesh().ranks() > 1).then(|| self.peers());
+                let counts = |id| self.counts(id);
+                let peers = (self.mesh().ranks() > 1).then(|| self.peers(&counts));
                 optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, pruned);
                 None
             }
@@ -81,12 +81,12 @@ impl Trainer {
     }
 
     /// The ranks that keep the rest of the model.
-    fn peers(&self) -> Peers<'_> {
+    fn peers<'a>(&'a self, counts: &'a dyn Fn(ParamId) -> bool) -> Peers<'a> {
         Peers {
             device: &self.device,
             keepers: self.chains[self.rank].keepers.iter().map(|group| &self.groups[group.0]).collect(),
             everybody: &self.everybody,
-            shard: self.model.shard.index,
+            counts,
         }
     }
 
