@@ -13,7 +13,7 @@ use evenkeel_train::{Candidate, Foretold, Machine, Samples, foretell, preferred}
 
 use crate::config::Settings;
 use crate::launch::Launch;
-use crate::{Failure, Mistake, text};
+use crate::{Failure, Mistake, stages, text};
 
 /// Loss of products with few rows: 15 % when six cores shared products of 512 rows instead of 1024.
 const HALF_SPEED_ROWS_OF_CORE: f64 = 30.0;
@@ -34,6 +34,8 @@ pub fn arrange(
 ) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     said.extend(no_choice_of_units(&launch.strategy, model));
+    cut_by_cost(settings, model, launch)?;
+    said.extend(stages::describe(model, &launch.strategy));
     let parallel = &mut settings.parallel;
     if parallel.tp == 1 {
         parallel.parts.get_or_insert(1);
@@ -71,6 +73,17 @@ pub fn arrange(
     // Nothing fits: the first choice is kept, and the memory check that follows reports it.
     apply(first.expect("there are candidates").candidate, settings, launch);
     Ok(said)
+}
+
+/// Cuts the model in stages that take equally long by an estimate.
+fn cut_by_cost(settings: &Settings, model: &Model, launch: &mut Launch) -> Result<(), Failure> {
+    if launch.strategy.pp > 1 {
+        model.cut(&launch.strategy.cut)?;
+        let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
+        let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
+        launch.strategy.pipeline = stages::by_cost(&settings.parallel, model, &launch.strategy, &blank, &machine);
+    }
+    Ok(())
 }
 
 /// The predicted step of each candidate.

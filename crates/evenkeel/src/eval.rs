@@ -57,7 +57,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => (),
     }
     // Nothing is updated, so there is nothing to share but the layers.
-    (config.settings.parallel.dp, config.settings.parallel.zero) = (1, 0);
+    let parallel = &mut config.settings.parallel;
+    (parallel.pp, parallel.dp, parallel.zero) = (1, 1, 0);
     let text = Text::open(&config)?;
     let input = ModelInput::read(&mut config, text.as_ref().map(|text| &text.tokenizer))?;
     let data = Data::open(&config, &input.model, text)?;

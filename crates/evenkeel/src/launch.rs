@@ -66,8 +66,8 @@ impl Launch {
             let strategy = &launch.strategy;
             let device = launch.device(rank, &shared)?;
             tracing::debug!(rank, cores = ?launch.cores(rank), "started a device");
-            let shard = &shards[strategy.mesh().shard(rank)];
-            let parameters = parameters(shard, strategy.zero_sharding(rank), device.compute())?;
+            let own = strategy.model(&shards, rank);
+            let parameters = parameters(&own, strategy.zero_sharding(rank), device.compute())?;
             Ok(Trainer::new(&shards, strategy, communicator, device, parameters, options))
         })
     }

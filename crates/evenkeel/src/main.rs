@@ -22,6 +22,7 @@ mod memory;
 mod placement;
 mod process;
 mod program;
+mod stages;
 mod strategy;
 mod train;
 

@@ -11,7 +11,7 @@ use evenkeel_store::read_json;
 use serde_json::Value;
 
 use crate::config::{DORA_ZERO_HINT, Parallel, Settings};
-use crate::{Failure, Mistake, placement};
+use crate::{Failure, Mistake, placement, stages};
 
 /// The strategy of a configuration, for this model with this config.json. Without a value, `parallel.parts` is 1 and
 /// `parallel.sequence_parallel` as the plan allows: [`arrange`](crate::arrange) chooses better ones.
@@ -22,13 +22,13 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
     };
     check_zero(model, parallel.dp, zero_stage(parallel.zero))?;
-    let ranks = parallel.dp * parallel.tp;
+    let ranks = parallel.ranks();
     let devices = match settings.device.kind {
         DeviceKind::Cpu => cores(ranks, parallel.cores_per_rank, parallel.comm_cores, settings.device.threads),
         DeviceKind::Cuda => gpus(ranks, settings, &uncut)?,
     };
     Ok(Strategy {
-        pp: 1,
+        pp: parallel.pp,
         dp: parallel.dp,
         micro_batch: settings.train.batch,
         accumulate: settings.train.accumulate,
@@ -36,6 +36,7 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         dtype: DType::from(settings.train.dtype),
         cut: cut(parallel.tp, &parallel.tp_weights, uncut, parallel.sequence_parallel),
         arrangement: arrangement(parallel),
+        pipeline: stages::pipeline(parallel, model, settings.train.accumulate)?,
         devices,
     })
 }

@@ -315,7 +315,7 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "device.kind=cuda", "--set", "parallel.tp=8", "--set", "parallel.dp=4"],
             &[
-                "--set: there are 32 ranks (dp × tp), but on GPUs there can be 16 at most",
+                "--set: there are 32 ranks (pp × dp × tp), but on GPUs there can be 16 at most",
                 "hint: use fewer, or compute on the cores with device.kind = \"cpu\"",
             ],
         ),
@@ -323,7 +323,7 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "device.kind=cuda", "--set", "parallel.tp=4", "--set", "device.virtual_gpus=[40, 40]"],
             &[
-                "--set: `device.virtual_gpus` has 2 parts, but there are 4 ranks (dp × tp)",
+                "--set: `device.virtual_gpus` has 2 parts, but there are 4 ranks (pp × dp × tp)",
                 "hint: give one for each rank",
             ],
         ),
@@ -336,7 +336,7 @@ fn keys_that_contradict_each_other_are_refused() {
             GOOD,
             &["--set", "device.kind=cuda", "--set", "parallel.tp=4", "--set", "device.cards=[0, 1]"],
             &[
-                "--set: `device.cards` has 2 numbers, but there are 4 ranks (dp × tp)",
+                "--set: `device.cards` has 2 numbers, but there are 4 ranks (pp × dp × tp)",
                 "hint: give one for each rank, or a single one for all",
             ],
         ),

@@ -24,7 +24,7 @@ pub use execute::Executor;
 pub use groups::join;
 pub use listing::listing;
 pub use mesh::Mesh;
-pub use pipeline::{Order, Pipeline};
+pub use pipeline::{Order, Pipeline, best_cut};
 pub use program::{Exchange, GroupIdx, Members, Micro, Program, ROOMS, Task, UnitIdx, Value, ValueKind};
 pub use rows::measure_rows;
 pub use strategy::{Devices, Strategy};

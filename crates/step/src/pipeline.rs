@@ -4,10 +4,14 @@
 //! runs the orders of all places in made-up time and lists blocks and passes as they come. Every rank's program follows that one
 //! list, so whatever a task waits for is in the list before it.
 
+mod cut;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+
+pub use cut::best_cut;
 
 use crate::program::ROOMS;
 
@@ -53,9 +57,9 @@ impl Order {
         }
     }
 
-    /// Whether the two halves of backward are blocks of their own.
-    pub fn halves_backward(self) -> bool {
-        matches!(self, Order::ZbH1 | Order::ZbV)
+    /// Whether each place has several stages.
+    pub fn has_chunks(self) -> bool {
+        matches!(self, Order::Interleaved | Order::ZbV)
     }
 
     /// The blocks of place `r` of `p` with so many stages each, in order.
@@ -344,7 +348,7 @@ mod tests {
     }
 
     fn chunks_of(order: Order) -> usize {
-        if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 }
+        if order.has_chunks() { 2 } else { 1 }
     }
 
     #[test]
@@ -354,7 +358,7 @@ mod tests {
                 let chunks = chunks_of(order);
                 let pipeline = pipeline(order, places, chunks);
                 let events = pipeline.plan(places, micros, places * chunks, 0);
-                let kinds: &[BlockKind] = if order.halves_backward() {
+                let kinds: &[BlockKind] = if matches!(order, Order::ZbH1 | Order::ZbV) {
                     &[BlockKind::Forward, BlockKind::Input, BlockKind::Weight]
                 } else {
                     &[BlockKind::Forward, BlockKind::Backward]

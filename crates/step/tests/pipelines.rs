@@ -71,7 +71,7 @@ fn every_order_computes_what_one_rank_does() {
             let one = on_one_rank(&origin, DType::F32);
             for (index, order) in Order::ALL.into_iter().enumerate() {
                 let units = origin.model().units.len();
-                let chunks = if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+                let chunks = if order.has_chunks() { 2 } else { 1 };
                 for pp in (2..=3).filter(|pp| pp * chunks <= units) {
                     let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS, SAVED_COMM][(index + pp + count) % 4]);
                     let shift = (index + count) % 2;
@@ -197,28 +197,21 @@ fn a_cycle_through_two_lanes_is_refused() {
 /// Seconds of a step whose stages take 1 s for the forward of a micro-batch and 1 s for each half of its backward.
 fn step_s(pp: usize, order: Order, micros: usize) -> f64 {
     let programs = programs(pp, order, micros);
-    let chunks = if matches!(order, Order::Interleaved | Order::ZbV) { 2 } else { 1 };
+    let chunks = if order.has_chunks() { 2 } else { 1 };
     // The first task of each block takes all of its time.
-    let costs = Costs::of_tasks(&programs, |rank, index, task| {
+    let costs = Costs::of_tasks(&programs, |rank, _, task| {
         let program = &programs[rank].tasks;
         let is_first = |work: Work| {
             let of_block = |other: &&Task| other.work == work && other.micro == task.micro;
             let same = program.iter().filter(of_block).filter(|other| same_stage(pp * chunks, other, task));
             same.map(|other| other.unit).min() == Some(task.unit)
         };
-        let _ = index;
         match task.work {
             Work::Forward | Work::BackwardInput | Work::BackwardWeight if is_first(task.work) => 1.0 / chunks as f64,
             _ => 0.0,
         }
     });
-    let timeline = simulate(&programs, &costs).expect("all costs are known");
-    if std::env::var_os("SHOW").is_some() {
-        for (rank, span) in timeline.spans().filter(|(_, span)| span.duration_s() > 0.0) {
-            eprintln!("{rank} {:?} {} {} {}..{}", span.work, span.unit.0, span.micro, span.start_s, span.end_s);
-        }
-    }
-    timeline.duration_s()
+    simulate(&programs, &costs).expect("all costs are known").duration_s()
 }
 
 fn same_stage(stages: usize, a: &Task, b: &Task) -> bool {

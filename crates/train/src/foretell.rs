@@ -89,6 +89,23 @@ pub fn foretell(
     Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
 }
 
+/// By unit: the seconds that a rank of one tensor-parallel group takes for it in a step on such a micro-batch.
+pub fn unit_seconds(model: &Model, strategy: &Strategy, samples: &Samples, machine: &Machine) -> Vec<f64> {
+    let shards = model.cut(&strategy.cut).expect("a cut that the run has, too");
+    let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing).in_stages(1, Pipeline::default());
+    let chain = Chain::of(&shards[0], &replica, 0);
+    let arrangement = strategy.arrangement.in_parts(1);
+    let sizes = samples.part_sizes(&shards[0], 1);
+    let rows = sizes[0].tokens;
+    let program = arrangement.write(&chain, &[sizes]);
+    let counts = counts(&shards[0], &chain, 0, &program, 1, &[samples], strategy.dtype);
+    let mut seconds = vec![0.0; model.units.len()];
+    for (task, counts) in program.tasks.iter().zip(&counts) {
+        seconds[task.unit.0] += machine.compute_s(0, counts, rows);
+    }
+    seconds
+}
+
 /// The first candidate that takes hardly longer than the fastest.
 pub fn preferred(foretold: &[Foretold]) -> Option<Foretold> {
     let best_s = foretold.iter().map(|told| told.step_s).min_by(f64::total_cmp)?;

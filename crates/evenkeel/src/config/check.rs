@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DeviceKind, MOST_PEERS};
 use evenkeel_model::Imputation;
+use evenkeel_step::Order;
 use evenkeel_step::schedule::{NONE, OASES, Schedule, Units};
 
 use super::raw::RawConfig;
@@ -57,6 +58,7 @@ impl RawConfig {
         let mut warnings = std::mem::take(&mut self.notes);
         warnings.extend(shorten_warmup(&mut settings));
         warnings.extend(nothing_to_split(&settings));
+        warnings.extend(idle_places(&settings));
         warnings.extend(nothing_to_hide(&settings));
         warnings.extend(never_slow(&settings));
         let tokenizer = resolve(&mut settings);
@@ -211,6 +213,19 @@ fn shorten_warmup(settings: &mut Settings) -> Option<String> {
     Some(format!("`train.warmup_steps` is {before}, more than `train.steps`; it is shortened to {steps}"))
 }
 
+/// A pipeline with few micro-batches is idle most of the time.
+fn idle_places(settings: &Settings) -> Option<String> {
+    let (pp, micros) = (settings.parallel.pp, settings.train.accumulate);
+    (pp > 1 && micros < 2 * pp).then(|| {
+        let busy = 100 * micros / (micros + pp - 1);
+        format!(
+            "`parallel.pp` is {pp}, but a step has {micros} micro-batches (train.accumulate): places compute about {busy} % of the \
+             time. {} would be better",
+            4 * pp
+        )
+    })
+}
+
 fn nothing_to_split(settings: &Settings) -> Option<String> {
     let (zero, dp) = (settings.parallel.zero, settings.parallel.dp);
     (zero > 0 && dp == 1).then(|| {
@@ -253,6 +268,7 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
         raw.note_contradiction(&["train.recompute", "parallel.schedule"], what, Some(hint));
     }
     check_schedule(raw, settings);
+    check_pipeline(raw, settings);
     if parallel.link_latency_us > 0.0 && parallel.link_gb_per_s.is_none() {
         let what = "`parallel.link_latency_us` is set, but no link is emulated".to_owned();
         raw.note_contradiction(&["parallel.link_latency_us"], what, Some("set parallel.link_gb_per_s, too"));
@@ -272,6 +288,49 @@ fn schedule_of(settings: &Settings) -> Schedule {
         Schedule::usual(recomputes, parallel.tp)
     };
     parallel.schedule.unwrap_or(usual)
+}
+
+/// Refuses what a pipeline cannot be combined with, and stages that its order does not have.
+fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
+    let parallel = &settings.parallel;
+    let order = parallel.order.write().expect("it has a name");
+    if let Some(chunks) = parallel.chunks {
+        let wanted = match parallel.order {
+            Order::ZbV if chunks != 2 => Some("2"),
+            Order::Interleaved if chunks < 2 => Some("2 or more"),
+            order if !order.has_chunks() && chunks != 1 => Some("1"),
+            _ => None,
+        };
+        if let Some(wanted) = wanted {
+            let what = format!("`parallel.chunks` is {chunks}, but the order {order} has {wanted}");
+            raw.note_contradiction(&["parallel.chunks", "parallel.order"], what, Some("leave parallel.chunks out"));
+        }
+    }
+    let (stages, given) = (parallel.pp * parallel.chunks_or_default(), parallel.stage_layers.len());
+    if given > 0 && given != stages {
+        let what = format!("`parallel.stage_layers` has {given} numbers, but there are {stages} stages");
+        raw.note_contradiction(&["parallel.stage_layers", "parallel.pp"], what, Some("give one for each stage"));
+    }
+    if parallel.pp == 1 {
+        return;
+    }
+    if parallel.zero > 1 && parallel.dp > 1 {
+        let what = format!(
+            "`parallel.zero` is {}, but with `parallel.pp` {} it would move gradients for every micro-batch",
+            parallel.zero, parallel.pp
+        );
+        let hint = "parallel.zero = 1 splits the optimizer's state";
+        raw.note_contradiction(&["parallel.zero", "parallel.pp"], what, Some(hint));
+    }
+    if settings.balance.mode != Mode::Off {
+        let what = format!("`balance.mode` \"{}\" does not work with `parallel.pp`", settings.balance.mode.name());
+        let hint = "leave it out: parallel.stages = \"cost\" gives slow places fewer layers";
+        raw.note_contradiction(&["balance.mode", "parallel.pp"], what, Some(hint));
+    }
+    if parallel.ahead {
+        let what = "`parallel.ahead` is true, but micro-batches of a pipeline begin in its own order".to_owned();
+        raw.note_contradiction(&["parallel.ahead", "parallel.pp"], what, Some("leave parallel.ahead out"));
+    }
 }
 
 /// Refuses choices that the schedule or the rest of the run leaves no room for.
@@ -302,7 +361,7 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
             "train.accumulate",
             "set train.accumulate, or leave parallel.ahead out",
         )
-    } else if parallel.dp * parallel.tp == 1 {
+    } else if parallel.ranks() == 1 {
         (
             "there is one rank, which exchanges nothing".to_owned(),
             "parallel.tp",
@@ -360,7 +419,7 @@ fn check_balance(raw: &mut RawConfig, settings: &Settings) {
         let hint = "\"reshard\" works with every stage";
         raw.note_contradiction(&["balance.mode", "parallel.zero"], what, Some(hint));
     }
-    let ranks = parallel.dp * parallel.tp;
+    let ranks = parallel.ranks();
     for text in &balance.stragglers {
         let told = match Straggler::parse(text) {
             Err(told) => Some(told),
@@ -380,7 +439,8 @@ fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
     let count = cards.iter().collect::<BTreeSet<_>>().len();
     let keys = ["device.cards", "parallel.tp", "parallel.dp"];
     if cards.len() > 1 && cards.len() != ranks {
-        let what = format!("`device.cards` has {} numbers, but there {} (dp × tp)", cards.len(), count_of_ranks(ranks));
+        let what =
+            format!("`device.cards` has {} numbers, but there {} (pp × dp × tp)", cards.len(), count_of_ranks(ranks));
         raw.note_contradiction(&keys, what, Some("give one for each rank, or a single one for all"));
     } else if count > 1 && count < ranks {
         let what = format!("`device.cards` has {ranks} ranks on {count} GPUs");
@@ -395,7 +455,7 @@ fn check_cards(raw: &mut RawConfig, cards: &[u32], ranks: usize, parts: usize) {
 /// Refuses keys that do not apply to the device, or that a GPU does not support.
 fn check_device(raw: &mut RawConfig, settings: &Settings) {
     let (parallel, parts, cards) = (&settings.parallel, settings.device.virtual_gpus.len(), &settings.device.cards);
-    let ranks = parallel.dp * parallel.tp;
+    let ranks = parallel.ranks();
     if settings.device.kind != DeviceKind::Cuda {
         if parts > 0 {
             let what = "`device.virtual_gpus` are parts of a GPU, but `device.kind` is \"cpu\"".to_owned();
@@ -415,12 +475,13 @@ fn check_device(raw: &mut RawConfig, settings: &Settings) {
     }
     check_cards(raw, cards, ranks, parts);
     if parts > 0 && parts != ranks {
-        let what = format!("`device.virtual_gpus` has {parts} parts, but there {} (dp × tp)", count_of_ranks(ranks));
+        let what =
+            format!("`device.virtual_gpus` has {parts} parts, but there {} (pp × dp × tp)", count_of_ranks(ranks));
         let keys = ["device.virtual_gpus", "parallel.tp", "parallel.dp"];
         raw.note_contradiction(&keys, what, Some("give one for each rank"));
     }
     if ranks > MOST_PEERS {
-        let what = format!("there are {ranks} ranks (dp × tp), but on GPUs there can be {MOST_PEERS} at most");
+        let what = format!("there are {ranks} ranks (pp × dp × tp), but on GPUs there can be {MOST_PEERS} at most");
         let hint = "use fewer, or compute on the cores with device.kind = \"cpu\"";
         raw.note_contradiction(&["parallel.tp", "parallel.dp", "device.kind"], what, Some(hint));
     }

@@ -54,6 +54,9 @@ pub struct Overrides {
     /// Ranks that share every layer, for tensor parallelism (parallel.tp).
     #[arg(long, value_name = "N")]
     tp: Option<String>,
+    /// Places of a pipeline, for pipeline parallelism (parallel.pp).
+    #[arg(long, value_name = "N")]
+    pp: Option<String>,
     /// Cores of each rank (parallel.cores_per_rank).
     #[arg(long, value_name = "N")]
     cores_per_rank: Option<String>,
@@ -127,7 +130,7 @@ impl Overrides {
                 }
             }
         }
-        let flags: [(&'static str, &Option<String>, &[&str]); 11] = [
+        let flags: [(&'static str, &Option<String>, &[&str]); 12] = [
             ("--steps", &self.steps, &["train.steps"]),
             ("--epochs", &self.epochs, &["train.epochs"]),
             ("--lr", &self.lr, &["train.lr"]),
@@ -138,6 +141,7 @@ impl Overrides {
             ("--seed", &self.seed, &["model.seed", "data.seed", "train.seed"]),
             ("--dp", &self.dp, &["parallel.dp"]),
             ("--tp", &self.tp, &["parallel.tp"]),
+            ("--pp", &self.pp, &["parallel.pp"]),
             ("--cores-per-rank", &self.cores_per_rank, &["parallel.cores_per_rank"]),
         ];
         for (flag, value, keys) in flags {

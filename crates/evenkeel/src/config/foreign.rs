@@ -46,6 +46,7 @@ const KEYS: &[(&str, &str)] = &[
     ("report_to", "output.tensorboard"),
     ("tensor_parallel_size", "parallel.tp"),
     ("data_parallel_size", "parallel.dp"),
+    ("pipeline_parallel_size", "parallel.pp"),
 ];
 
 /// Their value and the nearest one here.

@@ -31,7 +31,7 @@ pub use raw::{RawConfig, key_of_flag};
 pub use setting::in_toml;
 pub use settings::{
     AdapterBase, Architecture, Data, DataSource, DecayForm, Dtype, InstructionPrompt, LrDecay, OnBadRecord,
-    OptimizerName, PackingStrategy, Parallel, RecordFormat, Settings,
+    OptimizerName, PackingStrategy, Parallel, RecordFormat, Settings, StageCut,
 };
 pub use straggler::Straggler;
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{AdapterInit, Imputation};
+use evenkeel_step::Order;
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
 use super::setting::{above, choices, from, named};
@@ -28,6 +29,7 @@ choices! {
     }
     AdapterKind { Lora = "lora" }
     AdapterBase { Bf16 = "bf16", Nf4 = "nf4" }
+    StageCut { Cost = "cost", Uniform = "uniform" }
     DecayForm { Cosine = "cosine", Linear = "linear", Sqrt = "sqrt" }
     Dtype { F32 = "f32", Bf16 = "bf16" }
 }
@@ -35,6 +37,10 @@ choices! {
 named! {
     Schedule {
         NONE => "none", DEFAULT => "default", SAVED_COMM => "saved-comm", CROSS_PASS => "cross-pass", OASES => "oases"
+    }
+    Order {
+        Order::Gpipe => "gpipe", Order::OneForwardOneBackward => "1f1b", Order::Interleaved => "interleaved",
+        Order::ZbH1 => "zb-h1", Order::ZbV => "zb-v"
     }
     Units { Units::All => "all", Units::Attention => "attention", Units::Mlp => "mlp" }
     Imputation { Imputation::Zero => "zero", Imputation::Average => "average", Imputation::Same => "same" }
@@ -304,6 +310,18 @@ settings! {
         zero: usize = 0, from(0).to(3);
         /// Ranks that share every layer of the model (tensor parallelism).
         tp: usize = 1, from(1).to(1024);
+        /// Places of a pipeline: each has a run of the model's layers, on ranks of its own (pipeline parallelism). Micro-batches
+        /// (train.accumulate) go through them one behind another.
+        pp: usize = 1, from(1).to(1024);
+        /// The order in which a place of the pipeline computes its micro-batches.
+        order: Order = Order::OneForwardOneBackward;
+        /// Stages at each place; if not set, 2 with "interleaved" and "zb-v", else 1.
+        chunks: Option<usize>, from(1).to(64);
+        /// Where the model is cut in stages: so that they take equally long by an estimate ("cost"), or have equally many parameters
+        /// ("uniform").
+        stages: StageCut = StageCut::Cost;
+        /// Layers of each stage, such as [10, 14], instead.
+        stage_layers: Vec<usize> = Vec::new(), from(0).to(A_BILLION);
         /// Relative share of the work of each tensor-parallel rank, such as [1, 1, 0.5]; equal if not set.
         tp_weights: Vec<f64> = Vec::new(), above(0).to(1_000_000);
         /// A sharding plan, JSON, in transformers' patterns; wins over the model's own and over automatic sharding. Every pattern

@@ -32,14 +32,14 @@ const SWATCH_WIDTH: f64 = 22.0;
 const SWATCH_HEIGHT: f64 = 14.0;
 const SWATCH_GAP: f64 = 6.0;
 const LEGEND_GAP: f64 = 18.0;
-const RANKS_TOP: f64 = LEGEND_TOP + 2.0 * LEGEND_ROW + 38.0;
+/// Between the legend and the first rank.
+const LEGEND_BOTTOM: f64 = 38.0;
 
 /// A rank's summary, its rows, and the room below them.
 const SUMMARY_HEIGHT: f64 = 20.0;
 const ROW_HEIGHT: f64 = 22.0;
 const ROW_GAP: f64 = 3.0;
-const ROWS: [Lane; 2] = Lane::ALL;
-const RANK_HEIGHT: f64 = SUMMARY_HEIGHT + ROWS.len() as f64 * (ROW_HEIGHT + ROW_GAP) - ROW_GAP + 16.0;
+const RANK_GAP: f64 = 16.0;
 
 const AXIS_HEIGHT: f64 = 28.0;
 /// Between the first rank and the times above it.
@@ -69,13 +69,20 @@ const EDGE_OPACITY: f64 = 0.55;
 pub fn svg(timeline: &Timeline, units: &[String], title: &str) -> String {
     let timeline = &sensible(timeline);
     let right = LEFT + plot_width(timeline);
-    let drawing =
-        Drawing { timeline, words: Words::of(timeline, units), axis: Axis::over(timeline, LEFT, right), right };
-    drawing.markup(title)
+    let (words, axis) = (Words::of(timeline, units), Axis::over(timeline, LEFT, right));
+    Drawing { timeline, rows: rows(timeline), words, axis, right }.markup(title)
+}
+
+/// The lanes that are drawn. Only pipelines pass anything on.
+fn rows(timeline: &Timeline) -> Vec<Lane> {
+    let passes = timeline.spans().any(|(_, span)| span.lane == Lane::Pass);
+    Lane::ALL.into_iter().filter(|lane| *lane != Lane::Pass || passes).collect()
 }
 
 struct Drawing<'a> {
     timeline: &'a Timeline,
+    /// Of each rank.
+    rows: Vec<Lane>,
     words: Words<'a>,
     axis: Axis,
     /// The plot's edge.
@@ -88,7 +95,7 @@ fn plot_width(timeline: &Timeline) -> f64 {
         timeline.ranks.iter().map(count).max().unwrap_or(0)
     };
     let (least, most) = PLOT_WIDTHS;
-    let most_boxes = ROWS.into_iter().map(boxes).max().unwrap_or(0);
+    let most_boxes = Lane::ALL.into_iter().map(boxes).max().unwrap_or(0);
     (USUAL_BOX * most_boxes as f64).clamp(least, most)
 }
 
@@ -104,7 +111,13 @@ impl Drawing<'_> {
     }
 
     fn ranks_bottom(&self) -> f64 {
-        RANKS_TOP + RANK_HEIGHT * self.timeline.ranks.len() as f64
+        self.rank_top(self.timeline.ranks.len())
+    }
+
+    fn rank_top(&self, rank: usize) -> f64 {
+        let rows = self.rows.len() as f64;
+        let height = SUMMARY_HEIGHT + rows * (ROW_HEIGHT + ROW_GAP) - ROW_GAP + RANK_GAP;
+        LEGEND_TOP + rows * LEGEND_ROW + LEGEND_BOTTOM + height * rank as f64
     }
 
     fn header(&self, title: &str) -> String {
@@ -127,7 +140,7 @@ impl Drawing<'_> {
     /// A row for each lane; the parts stand behind the second.
     fn legend(&self) -> String {
         let mut svg = String::new();
-        for (row, lane) in ROWS.into_iter().enumerate() {
+        for (row, &lane) in self.rows.iter().enumerate() {
             let y = LEGEND_TOP + LEGEND_ROW * row as f64;
             svg += &row_name(lane.name(), y + SWATCH_HEIGHT / 2.0);
             let mut x = LEFT;
@@ -164,7 +177,7 @@ impl Drawing<'_> {
 
     /// Times above the first rank and below the last.
     fn ticks(&self) -> String {
-        let (above, below) = (RANKS_TOP - AXIS_GAP, self.ranks_bottom() + FONT_SIZE / 2.0);
+        let (above, below) = (self.rank_top(0) - AXIS_GAP, self.ranks_bottom() + FONT_SIZE / 2.0);
         let style = format!("text-anchor=\"middle\" fill=\"{FAINT_INK}\"");
         let mut svg = String::new();
         for y in [above, below] {
@@ -179,12 +192,12 @@ impl Drawing<'_> {
     }
 
     fn rank(&self, rank: usize) -> String {
-        let top = RANKS_TOP + RANK_HEIGHT * rank as f64;
+        let top = self.rank_top(rank);
         let baseline = top + SUMMARY_HEIGHT - LABEL_GAP;
         let mut svg = text(MARGIN, baseline, "font-weight=\"bold\"", &format!("rank {rank}"));
         let summary = self.summary(&self.timeline.shares(rank));
         svg += &text(LEFT, baseline, &format!("fill=\"{FAINT_INK}\""), &summary);
-        for (row, lane) in ROWS.into_iter().enumerate() {
+        for (row, &lane) in self.rows.iter().enumerate() {
             let y = top + SUMMARY_HEIGHT + (ROW_HEIGHT + ROW_GAP) * row as f64;
             svg += &row_name(lane.name(), y + ROW_HEIGHT / 2.0);
             svg += &self.row(rank, lane, y);

@@ -93,7 +93,7 @@ pub const KEYS: Keys = &[
     ("activation_checkpointing", Fate::Section(CHECKPOINTING)),
     ("tensorboard", Fate::Section(TENSORBOARD)),
     ("seed", refused("DeepSpeed has no such key", "use --seed")),
-    ("pipeline", refused("there is no pipeline parallelism", "set parallel.tp or parallel.dp")),
+    ("pipeline", refused("stages are not cut as DeepSpeed does", "set parallel.pp")),
     ("sequence_parallel_size", refused_unless(at_most_one, "attention is not split along the sequence")),
     ("sparse_attention", refused("attention is dense", "")),
     ("sparse_gradients", Fate::Idle),

@@ -38,7 +38,7 @@ fn cut(span: &Span) -> impl Iterator<Item = Piece<'_>> {
         let part = Some(span.micro.part);
         Piece { kind, first: span, start_s, end_s, count: 1, part }
     };
-    let waited = span.lane == Lane::Comm && span.came_s > span.start_s;
+    let waited = span.lane.exchanges() && span.came_s > span.start_s;
     let waiting = waited.then(|| piece(Kind::Waiting, span.start_s, span.came_s));
     let start_s = if waited { span.came_s } else { span.start_s };
     waiting.into_iter().chain([piece(Kind::of(span.work), start_s, span.end_s)])

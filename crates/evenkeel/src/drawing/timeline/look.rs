@@ -27,7 +27,7 @@ pub(super) const HATCH_LINE: &str = "#c2c0b8";
 
 /// Blue runs forward, red and yellow backward, green between ranks; light colours mark work that could be spared or put off.
 #[rustfmt::skip]
-pub(super) const LOOKS: [Look; 11] = [
+pub(super) const LOOKS: [Look; 12] = [
     Look { kind: Kind::Of(WorkFamily::Forward),        name: "forward",           lane: Lane::Compute, fill: "#2f6db5", ink: WHITE },
     Look { kind: Kind::Of(WorkFamily::Recompute),      name: "recompute",         lane: Lane::Compute, fill: "#9cc9ee", ink: BLACK },
     Look { kind: Kind::Of(WorkFamily::BackwardInput),  name: "backward input",    lane: Lane::Compute, fill: "#bf4a1b", ink: WHITE },
@@ -38,6 +38,7 @@ pub(super) const LOOKS: [Look; 11] = [
     Look { kind: Kind::Of(WorkFamily::Reduce),         name: "reduce",            lane: Lane::Comm,    fill: "#0b7a68", ink: WHITE },
     Look { kind: Kind::Of(WorkFamily::Gather),         name: "gather",            lane: Lane::Comm,    fill: "#9ad3a0", ink: BLACK },
     Look { kind: Kind::Of(WorkFamily::Migrate),           name: "migrate and return", lane: Lane::Comm,    fill: "#c9d64a", ink: BLACK },
+    Look { kind: Kind::Of(WorkFamily::Pass),           name: "pass to a stage",   lane: Lane::Pass,    fill: "#4a9dd6", ink: BLACK },
     Look { kind: Kind::Waiting,                      name: "waiting for peers", lane: Lane::Comm,    fill: "url(#evenkeel-waiting)", ink: BLACK },
 ];
 
@@ -83,7 +84,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 24] = [
+    const WORKS: [Work; 29] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -100,6 +101,11 @@ mod tests {
         Work::SumGradients(BucketIdx(0)),
         Work::ReduceGradients(BucketIdx(0)),
         Work::GatherParameters(BucketIdx(0)),
+        Work::Arrive,
+        Work::Join,
+        Work::BackwardJoin,
+        Work::Pass,
+        Work::PassGradient,
         Work::Migrate,
         Work::Return,
         Work::MeasureNorm,

@@ -1,0 +1,111 @@
+//! Where a run's model is cut in stages: as a person says, by parameters, or by the time that units are estimated to take.
+
+use evenkeel_model::{Model, ParamId, UnitKind};
+use evenkeel_step::{Devices, Pipeline, Strategy, best_cut};
+use evenkeel_train::{Machine, Samples, unit_seconds};
+
+use crate::Mistake;
+use crate::config::{Parallel, StageCut};
+
+impl Parallel {
+    pub fn ranks(&self) -> usize {
+        self.pp * self.dp * self.tp
+    }
+
+    /// Stages at each place of the pipeline.
+    pub fn chunks_or_default(&self) -> usize {
+        self.chunks.unwrap_or(if self.order.has_chunks() { 2 } else { 1 })
+    }
+}
+
+/// The pipeline of a configuration. Without a choice of layers, its stages have about as many parameters each.
+pub fn pipeline(parallel: &Parallel, model: &Model, micros: usize) -> Result<Pipeline, Mistake> {
+    let (stages, order) = (parallel.pp * parallel.chunks_or_default(), parallel.order);
+    if parallel.pp == 1 {
+        return Ok(Pipeline::default());
+    }
+    if !parallel.stage_layers.is_empty() {
+        return Ok(Pipeline { cuts: cuts_of_layers(&parallel.stage_layers, model)?, order });
+    }
+    let units = model.units.len();
+    if units < stages {
+        let what = format!("{stages} stages, but the model has {units} units: embedding, sublayers and head");
+        return Err(Mistake { what, hint: Some("lower parallel.pp or parallel.chunks".to_owned()) });
+    }
+    let count = |id: &ParamId| model.specs[id.0].whole.iter().product::<usize>() as f64;
+    let of_unit: Vec<f64> = model.units.iter().map(|unit| unit.parameters().iter().map(count).sum()).collect();
+    Ok(Pipeline { cuts: best_cut(&vec![of_unit; stages], micros), order })
+}
+
+/// The cuts behind so many layers each. The first stage has the embedding too, the last one the head.
+fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mistake> {
+    let (given, there): (usize, usize) = (layers.iter().sum(), model.config.layers.len());
+    if given != there {
+        let what = format!("`parallel.stage_layers` has {given} layers together, the model has {there}");
+        return Err(Mistake { what, hint: Some("give all of them, each once".to_owned()) });
+    }
+    let first_unit_of = |layer: usize| {
+        let is_first = |kind: UnitKind| match kind {
+            UnitKind::Attention(index) | UnitKind::Layer(index) => index == layer,
+            UnitKind::Head => layer == there,
+            UnitKind::Embedding | UnitKind::Mlp(_) => false,
+        };
+        model.units.iter().position(|unit| is_first(unit.kind)).expect("every layer has a first unit")
+    };
+    let mut before = 0;
+    let mut cuts = Vec::new();
+    for count in &layers[..layers.len() - 1] {
+        before += count;
+        cuts.push(first_unit_of(before));
+    }
+    if cuts.windows(2).any(|pair| pair[0] >= pair[1]) {
+        let what = format!("`parallel.stage_layers` {layers:?} leaves a stage with nothing to compute");
+        let hint =
+            "only the first stage, which has the embedding, and the last, which has the head, may be without layers";
+        return Err(Mistake { what, hint: Some(hint.to_owned()) });
+    }
+    Ok(cuts)
+}
+
+/// The strategy's pipeline with stages that take equally long by an estimate, if the configuration wants that.
+pub fn by_cost(
+    parallel: &Parallel,
+    model: &Model,
+    strategy: &Strategy,
+    samples: &Samples,
+    machine: &Machine,
+) -> Pipeline {
+    let pipeline = &strategy.pipeline;
+    if parallel.stages != StageCut::Cost || !parallel.stage_layers.is_empty() {
+        return pipeline.clone();
+    }
+    let seconds = unit_seconds(model, strategy, samples, machine);
+    let at_stage = |stage: usize| {
+        let slowness = slowness(strategy, pipeline.place(stage, strategy.pp));
+        seconds.iter().map(|unit| unit * slowness).collect()
+    };
+    let seconds: Vec<Vec<f64>> = (0..pipeline.stages()).map(at_stage).collect();
+    Pipeline { cuts: best_cut(&seconds, strategy.accumulate), order: pipeline.order }
+}
+
+/// How much longer a place computes than the one with most multiprocessors.
+fn slowness(strategy: &Strategy, place: usize) -> f64 {
+    let Devices::Cuda { multiprocessors, .. } = &strategy.devices else { return 1.0 };
+    let at = |place: usize| {
+        let ranks = (0..strategy.ranks()).filter(|&rank| strategy.mesh().stage(rank) == place);
+        ranks.filter_map(|rank| multiprocessors.get(rank)).min().map_or(1.0, |count| f64::from(*count))
+    };
+    (0..strategy.pp).map(at).fold(0.0, f64::max) / at(place)
+}
+
+/// A line about the stages; none for a model in one piece.
+pub fn describe(model: &Model, strategy: &Strategy) -> Option<String> {
+    let (pipeline, units) = (&strategy.pipeline, model.units.len());
+    let stage = |stage: usize| {
+        let run = pipeline.units(stage, units);
+        let [first, last] = [run.start, run.end - 1].map(|unit| model.units[unit].kind.to_string());
+        if run.len() == 1 { first } else { format!("{first} to {last}") }
+    };
+    let stages: Vec<String> = (0..pipeline.stages()).map(stage).collect();
+    (!pipeline.is_absent()).then(|| format!("stages ({}): {}", pipeline.order.name(), stages.join(" | ")))
+}
