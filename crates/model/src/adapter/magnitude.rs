@@ -17,7 +17,7 @@ use crate::parameters::{ParamId, Parameters};
 /// The most elements of `W + s·B·A` at a time: 32 MiB.
 const DENSE_ELEMENTS: usize = 1 << 23;
 /// Elements of a weight that are read at a time.
-const READ_ELEMENTS: usize = 1 << 20;
+const READ_ELEMENTS: usize = 1 << 18;
 
 impl Model {
     /// Whether layers divide by the norms of rows, which must be measured after each change of adapters.
