@@ -1,6 +1,6 @@
 //! The adapters that `adapters.py` writes, each with its base, for the tests of every crate.
 
-pub const CASES: [(&str, &str); 15] = [
+pub const CASES: [(&str, &str); 16] = [
     ("llama_lora", "llama3"),
     ("qwen2_rslora", "qwen2"),
     ("gpt2_lora", "gpt2"),
@@ -16,4 +16,5 @@ pub const CASES: [(&str, &str); 15] = [
     ("qwen2_saved_tied", "qwen2"),
     ("llama_dropout", "llama3"),
     ("llama_qlora", "llama_nf4"),
+    ("llama_qdora", "llama_nf4"),
 ];

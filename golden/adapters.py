@@ -138,6 +138,10 @@ CASES = {
     ),
     # A base in 4 bits. One of the adapted layers was skipped.
     "llama_qlora": Adapter("llama_nf4", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj", "down_proj"])),
+    # The norms are of the expanded weights.
+    "llama_qdora": Adapter(
+        "llama_nf4", dict(r=2, lora_alpha=3, use_dora=True, target_modules=["q_proj", "o_proj", "down_proj"])
+    ),
     "llama_dropout": Adapter("llama3", dict(r=2, lora_alpha=4, lora_dropout=0.25, target_modules="all-linear")),
 }
 

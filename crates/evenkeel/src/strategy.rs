@@ -10,7 +10,7 @@ use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::read_json;
 use serde_json::Value;
 
-use crate::config::{DORA_ZERO_HINT, Parallel, Settings};
+use crate::config::{Parallel, Settings};
 use crate::{Failure, Mistake, placement, stages};
 
 /// The strategy of a configuration, for this model with this config.json. Without a value, `parallel.parts` is 1 and
@@ -21,7 +21,6 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
         1 => BTreeSet::new(),
         _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
     };
-    check_zero(model, parallel.dp, zero_stage(parallel.zero))?;
     let ranks = parallel.ranks();
     let devices = match settings.device.kind {
         DeviceKind::Cpu => cores(ranks, parallel.cores_per_rank, parallel.comm_cores, settings.device.threads),
@@ -59,15 +58,6 @@ pub fn cut(tp: usize, weights: &[f64], uncut: BTreeSet<Part>, split_sequence: Op
     let weights = if weights.is_empty() { vec![1.0; tp] } else { weights.to_vec() };
     assert_eq!(weights.len(), tp, "the configuration or command line was checked");
     Cut { split_sequence: split_sequence.unwrap_or(uncut.is_empty()), uncut, ..Cut::weighted(weights) }
-}
-
-/// Refuses stage 3 of ZeRO for a saved adapter that has magnitudes; a new one's configuration was checked.
-pub fn check_zero(model: &Model, dp: usize, zero: ZeroStage) -> Result<(), Mistake> {
-    if !model.measures_rows() || dp == 1 || zero < ZeroStage::Values {
-        return Ok(());
-    }
-    let what = "the adapter has magnitudes (DoRA), which cannot be trained with stage 3 of ZeRO".to_owned();
-    Err(Mistake { what, hint: Some(DORA_ZERO_HINT.to_owned()) })
 }
 
 /// A stage that was checked to be one of ZeRO's.

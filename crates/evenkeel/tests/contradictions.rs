@@ -59,23 +59,6 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
-            &[
-                "--set",
-                "adapter.kind=lora",
-                "--set",
-                "adapter.dora=true",
-                "--set",
-                "parallel.dp=2",
-                "--set",
-                "parallel.zero=3",
-            ],
-            &[
-                "--set: `parallel.zero` is 3, but `adapter.dora` is set",
-                "hint: DoRA measures the norms of whole rows, which stage 3 gathers only while a layer computes: use stage 2 or less",
-            ],
-        ),
-        (
-            GOOD,
             &["--set", "adapter.kind=lora", "--set", "adapter.targets=[\"q\"]", "--set", "adapter.target_pattern=q"],
             &["--set: `adapter.targets` and `adapter.target_pattern` are both set, expected one of them"],
         ),

@@ -113,3 +113,19 @@ fn the_peak_is_foretold_and_told_as_the_system_counts_it() {
         }
     }
 }
+
+/// New magnitudes are the norms of the base's rows, which are read a second time.
+#[test]
+fn a_base_is_let_go_of_after_its_norms_are_read() {
+    let layers = "[model]\nhidden = 512\nlayers = 10\nheads = 8\nffn = 2048\nvocab = 1000\ntied = true\n";
+    let place = Place::new(&[layers, CONFIG].concat());
+    place.stdout(&["train", "tiny.toml", "--steps", "1"]);
+    let adapter = "save_model = false\n[adapter]\nkind = \"lora\"\nrank = 8\ndora = true\n";
+    write(place.path("dora.toml"), [SAVED, CONFIG, adapter].concat()).unwrap();
+    for sets in [&["output.folder=\"plain\""][..], &["output.folder=\"packed\"", "adapter.base=nf4"]] {
+        let memory = train(&place, "dora.toml", sets);
+        println!("{sets:?}: {memory:?}");
+        let error = memory.foretold / memory.real - 1.0;
+        assert!(error.abs() < 0.05, "{sets:?}: {memory:?}: {error:+.3}");
+    }
+}

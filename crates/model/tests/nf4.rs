@@ -27,8 +27,8 @@ fn plain() -> Folder {
     Folder::open(golden().join("llama_nf4/plain")).expect("golden folders are sound")
 }
 
-fn saved() -> AdapterFolder {
-    AdapterFolder::open(&golden().join("adapters/llama_qlora")).expect("golden folders are sound")
+fn saved(case: &str) -> AdapterFolder {
+    AdapterFolder::open(&golden().join("adapters").join(case)).expect("golden folders are sound")
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -111,11 +111,12 @@ fn outcome(model: &Model, parameters: &Parameters, queue: &Queue, keep: Keep) ->
 fn a_packed_base_computes_the_bits_of_its_expansion() {
     let device = support::device(2, 1 << 28);
     let queue = device.compute();
-    let (folder, saved) = (plain(), saved());
-    for dtype in [DType::F32, DType::Bf16] {
+    let folder = plain();
+    let adapters = ["llama_qlora", "llama_qdora"].map(saved);
+    for (saved, dtype) in adapters.iter().flat_map(|saved| [DType::F32, DType::Bf16].map(|dtype| (saved, dtype))) {
         let packed = Model::open(&folder).unwrap().packed().adapted(saved.config.clone()).unwrap();
         let load = |model: &Model| {
-            model.load_adapted(&folder, &AdapterValues::Saved(&saved), dtype, ZeroSharding::NONE, queue).unwrap()
+            model.load_adapted(&folder, &AdapterValues::Saved(saved), dtype, ZeroSharding::NONE, queue).unwrap()
         };
         let held = load(&packed);
         let expanded = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap();
@@ -134,6 +135,7 @@ fn a_packed_base_computes_the_bits_of_its_expansion() {
             })
         });
         filled.unwrap();
+        expanded.measure_rows(&numbers, queue);
         for keep in [Keep::Everything, Keep::Stream] {
             let [ours, theirs] = [(&packed, &held), (&expanded, &numbers)]
                 .map(|(model, parameters)| outcome(model, parameters, queue, keep));
@@ -146,7 +148,7 @@ fn a_packed_base_computes_the_bits_of_its_expansion() {
 
 #[test]
 fn a_base_in_4_bits_takes_its_share_of_memory_and_a_dry_run_knows() {
-    let (folder, saved) = (nf4(), saved());
+    let (folder, saved) = (nf4(), saved("llama_qlora"));
     let model = Model::open(&folder).unwrap().adapted(saved.config.clone()).unwrap();
     let run = |device: &Device, model: &Model| {
         let queue = device.compute();

@@ -10,10 +10,11 @@ use evenkeel_device::kernel::Add;
 use evenkeel_device::{DType, Device, Event, Queue, Stamp, Tensor};
 use evenkeel_model::pass::{Findings, STATS};
 use evenkeel_model::{
-    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, GRAIN, Gradients, JoinState, LossOptions,
-    Migration, Model, Parameters, Pruning, RotaryTables, in_grains,
+    Batch, Body, BodyBackward, BodyState, Context, Entry, EntryState, Gradients, JoinState, LossOptions, Migration,
+    Model, Parameters, Pruning, RotaryTables, in_grains,
 };
 
+use crate::gather::gather_values;
 use crate::program::{Micro, Program, Task, UnitIdx, Value, ValueKind};
 use crate::trace::Recording;
 use crate::work::{BucketIdx, Chunk, Lane, Work};
@@ -380,13 +381,9 @@ impl<'a> Run<'a> {
 
     fn gather_parameters(&mut self, task: &Task, bucket: BucketIdx, group: &Group) -> Stamp {
         let Executor { device, parameters, .. } = *self.executor;
-        let (comm, lies) = (device.comm(), &parameters.buckets[bucket.0]);
-        let own = in_grains(parameters.own_values(bucket.0).expect("values are split where they are gathered"));
-        let whole = comm.tensor(lies.len / GRAIN, GRAIN, own.dtype);
-        let stamp = group.all_gather(comm, &own, &whole, &lies.grain_bounds(group.size()));
-        parameters.set_values(bucket.0, Some(whole.reshaped(1, lies.len)));
+        let stamp = gather_values(parameters, bucket.0, group, device.comm());
         let [gathered] = task.writes[..] else { unreachable!("a gather writes one value") };
-        self.values.put(gathered, vec![whole]);
+        self.values.put(gathered, parameters.values(bucket.0).into_iter().collect());
         self.await_later(gathered, Lane::Comm);
         stamp
     }

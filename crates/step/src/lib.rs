@@ -7,6 +7,7 @@
 //! This crate knows no files, no optimizer and no data; callers give it batches.
 
 mod execute;
+mod gather;
 mod groups;
 mod listing;
 mod mesh;
@@ -21,6 +22,7 @@ mod verify;
 mod work;
 
 pub use execute::Executor;
+pub use gather::gather_values;
 pub use groups::join;
 pub use listing::listing;
 pub use mesh::Mesh;

@@ -91,11 +91,13 @@ pub enum Work {
     Return,
     /// The squared norm, summed over ranks that keep different gradients.
     SumNorm,
-    /// A bucket's values after an update, from the ranks of the data-parallel group, which each updated a part.
+    /// A bucket's values after an update, from the ranks of the data-parallel group, which each updated a part: for the next step
+    /// or, if values are split, to measure rows with them.
     GatherUpdated(BucketIdx),
     /// The squared norms of adapted weights' rows after an update, which DoRA divides by.
     MeasureRows,
-    /// Those of layers whose inputs are cut, summed over the tensor-parallel group.
+    /// Those of which ranks have summands, summed: of layers whose inputs are cut over the tensor-parallel group and, if values are
+    /// split, over the data-parallel group.
     SumRows(BucketIdx),
 }
 

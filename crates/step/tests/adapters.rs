@@ -21,7 +21,7 @@ struct Adapted {
     base: &'static str,
 }
 
-const ORIGINS: [Adapted; 12] = [
+const ORIGINS: [Adapted; 13] = [
     Adapted { case: "llama_lora", base: "llama3" },
     Adapted { case: "qwen2_rslora", base: "qwen2" },
     Adapted { case: "gpt2_lora", base: "gpt2" },
@@ -34,6 +34,7 @@ const ORIGINS: [Adapted; 12] = [
     Adapted { case: "gemma3_dora", base: "gemma3" },
     Adapted { case: "gpt2_dora", base: "gpt2" },
     Adapted { case: "llama_qlora", base: "llama_nf4" },
+    Adapted { case: "llama_qdora", base: "llama_nf4" },
 ];
 
 impl Adapted {
@@ -92,13 +93,11 @@ fn every_schedule_and_stage_of_zero_computes_the_gradients_of_one_rank() {
             let ranks = on_ranks(&origin, &cut, DType::F32, arrangement, &Options::default());
             compare(&format!("{}, tp 2, {arrangement:?}", origin.case), &one, &ranks, TOLERANCE);
         }
-        // DoRA's norms need whole rows, which stage 3 does not keep.
-        let is_dora = origin.saved().config.is_dora;
-        let ways = [(0, NONE), (1, OASES), (2, NONE), (3, OASES), (3, CROSS_PASS)];
-        for (zero, schedule) in ways.into_iter().filter(|(zero, _)| *zero < 3 || !is_dora) {
+        let ways = [(2, 0, NONE), (2, 1, OASES), (2, 2, NONE), (2, 3, OASES), (2, 3, CROSS_PASS), (1, 3, NONE)];
+        for (tp, zero, schedule) in ways {
             let way = Way { dp: 2, zero, ..Arrangement::of(schedule).into() };
-            let ranks = on_ranks(&origin, &Cut::even(2), DType::F32, way, &Options::default());
-            compare_gradients(&format!("{}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
+            let ranks = on_ranks(&origin, &Cut::even(tp), DType::F32, way, &Options::default());
+            compare_gradients(&format!("{}, tp {tp}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
         }
     }
 }

@@ -28,6 +28,8 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         is_of_entries: true,
         is_trained: true,
         summed_in: Some(GroupIdx(0)),
+        measured_in: Vec::new(),
+        measures_rows: false,
         gradient_bytes: 100,
         value_bytes: 100,
         splits_gradients: false,

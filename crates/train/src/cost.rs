@@ -47,7 +47,7 @@ pub fn costs_migrated(
         // Filled as in loading, since that decides where later tensors lie.
         let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
         filled.expect("nothing is read");
-        shard.measure_rows(&parameters, device.compute());
+        shard.measure_filled_rows(&parameters, device.compute());
         let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);
         trainer.migrate(work.cloned());
         cost(trainer, &communicator, micros)

@@ -170,18 +170,24 @@ fn a_trace_and_a_simulation_cover_the_whole_step() {
 #[test]
 fn the_tail_of_dora_measures_rows_behind_the_update_and_sums_them_over_shards() {
     let adapter = AdapterConfig { is_dora: true, rank: 2, ..AdapterConfig::default() };
-    let model = llama(64).adapted(adapter).unwrap();
-    for (dp, tp, zero) in [(1, 1, 0), (1, 2, 0), (2, 1, 1), (2, 2, 2)] {
-        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}");
+    let plain = llama(64);
+    let models = [plain.adapted(adapter.clone()).unwrap(), plain.packed().adapted(adapter).unwrap()];
+    let meshes = [(1, 1, 0), (1, 2, 0), (2, 1, 1), (2, 2, 2), (2, 1, 3), (2, 2, 3)];
+    for (model, (dp, tp, zero)) in models.iter().flat_map(|model| meshes.map(|mesh| (model, mesh))) {
+        // Blocks of 4-bit numbers cannot be cut.
+        if tp > 1 && model.is_packed() {
+            continue;
+        }
+        let what = format!("dp {dp}, tp {tp}, ZeRO {zero}, packed {}", model.is_packed());
         let strategy = spread(dp, tp, zero).arranged(Arrangement::of(OASES));
-        let ranks = ranks_of(&model, &strategy, strategy.arrangement);
+        let ranks = ranks_of(model, &strategy, strategy.arrangement);
         let epoch = std::time::Instant::now();
         let traced = ranks.with_trainers(move |trainer: &mut Trainer| {
             let mut prepared = trainer.prepare(&support::micros(&trainer.model, 0)).unwrap();
             let step = trainer.step_on(&mut prepared, 1e-3, Observe::Tasks { epoch });
             (step.spans, trainer.program().clone(), trainer.device.usage().peak_bytes)
         });
-        let foreseen = costs(&model.cut(&strategy.cut).unwrap(), &strategy, options(), &support::micros(&model, 0));
+        let foreseen = costs(&model.cut(&strategy.cut).unwrap(), &strategy, options(), &support::micros(model, 0));
         let (mut timeline, mut programs) = (Timeline::default(), Vec::new());
         for (rank, (spans, program, peak_bytes)) in traced.unwrap().into_iter().enumerate() {
             let names: Vec<&str> =
@@ -189,7 +195,18 @@ fn the_tail_of_dora_measures_rows_behind_the_update_and_sums_them_over_shards() 
             let update = names.iter().position(|name| *name == "update").unwrap();
             let behind: Vec<&str> =
                 names[update + 1..].iter().copied().filter(|name| *name != "gather updated").collect();
-            let expected: &[&str] = if tp > 1 { &["measure rows", "sum rows"] } else { &["measure rows"] };
+            // Over shards, those of layers whose inputs are cut; over replicas that split values, all of them.
+            let sums = match (tp > 1, zero == 3) {
+                (cut, false) => usize::from(cut),
+                (cut, true) => {
+                    if cut {
+                        3
+                    } else {
+                        1
+                    }
+                }
+            };
+            let expected: &[&str] = &["measure rows", "sum rows", "sum rows", "sum rows"][..1 + sums];
             assert_eq!((&behind[..], names.ends_with(expected)), (expected, true), "{what}: {names:?}");
             assert_eq!(program.tasks.len(), spans.len(), "{what}");
             assert_eq!(peak_bytes, foreseen[rank].peak_bytes, "{what}");

@@ -19,11 +19,9 @@ pub const PACKED_HINT: &str = "set balance.mode = \"off\"; parallel.tp_weights d
 /// The rank of an adapter if none is set.
 const USUAL_RANK: usize = 16;
 
-/// Why DoRA is not trained with dropout, and not split by stage 3 of ZeRO.
+/// Why DoRA is not trained with dropout.
 pub const DORA_DROPOUT_HINT: &str =
     "PEFT's dropout changes what DoRA adds to, not only the adapter: use a dropout of 0";
-pub const DORA_ZERO_HINT: &str =
-    "DoRA measures the norms of whole rows, which stage 3 gathers only while a layer computes: use stage 2 or less";
 
 /// A key that describes a new adapter and is set.
 fn set_key(adapter: &Adapter) -> Option<&'static str> {
@@ -86,10 +84,6 @@ pub fn check(raw: &mut RawConfig, settings: &Settings) {
     if adapter.dora && adapter.dropout > 0.0 {
         let what = format!("`adapter.dropout` is {}, but `adapter.dora` is set", adapter.dropout);
         raw.note_contradiction(&["adapter.dropout", "adapter.dora"], what, Some(DORA_DROPOUT_HINT));
-    }
-    if adapter.dora && settings.parallel.zero == 3 && settings.parallel.dp > 1 {
-        let what = "`parallel.zero` is 3, but `adapter.dora` is set".to_owned();
-        raw.note_contradiction(&["parallel.zero", "adapter.dora"], what, Some(DORA_ZERO_HINT));
     }
     let is_adapted = adapter.kind.is_some() || adapter.path.is_some();
     if adapter.base == Some(AdapterBase::Bf16) && settings.train.dtype != Dtype::Bf16 {

@@ -23,7 +23,7 @@ mod tests;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-pub use adapter::{DORA_DROPOUT_HINT, DORA_ZERO_HINT, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS, PRUNED_HINT};
+pub use adapter::{DORA_DROPOUT_HINT, PACKED_HINT, PACKED_MOVES, PRUNED_ADAPTERS, PRUNED_HINT};
 pub use check::{names_a_file, of_images};
 pub use command::{Arguments, Overrides, run};
 pub use explain::{explain, explain_in_markdown};

@@ -17,7 +17,7 @@ use crate::inputs::feed::Text;
 use crate::inputs::model_folder::ModelFolder;
 use crate::memory::samples_bytes;
 use crate::memory::{Beside, Peak};
-use crate::strategy::{check_zero, cut, on_cores, plan, zero_stage};
+use crate::strategy::{cut, on_cores, plan, zero_stage};
 use crate::{Failure, Mistake, text, warn};
 
 #[derive(clap::Args)]
@@ -200,7 +200,6 @@ impl Arguments {
             }
         };
         let uncut = if tp == 1 { BTreeSet::new() } else { plan(self.tp_plan.as_deref(), config)?.uncut(model)? };
-        check_zero(model, self.dp as usize, zero_stage(self.zero as usize))?;
         let strategy = on_cores(self.dp as usize, tp, None);
         let cut = cut(tp, &self.tp_weights, uncut, self.sequence_parallel);
         Ok(Strategy { cut, micro_batch: self.batch as usize, zero: zero_stage(self.zero as usize), ..strategy })

@@ -117,10 +117,6 @@ impl Model {
         let shard = Shard::whole(&config);
         let model = Model::of_shard(config, shard, self.kind, |_| true);
         adapters.check(&model.specs, &linears)?;
-        if adapters.config.is_dora && model.is_packed() {
-            let what = "DoRA on a base in 4 bits: the norms of its rows are not known".to_owned();
-            return Err(Error::BadAdapter { what });
-        }
         if let Some(spec) = model.specs.iter().find(|spec| spec.is_packed && adapters.trains(spec)) {
             let what = format!("`{}` is to be trained whole, but it is held in 4 bits, which cannot be", spec.name);
             return Err(Error::BadAdapter { what });

@@ -89,6 +89,23 @@ pub(crate) trait HostWeight {
     fn codes(&self, elements: Range<usize>, out: &mut [u8]) -> Result<(), Error>;
 }
 
+/// Reads some elements as numbers.
+pub(crate) fn read_expanded(weight: &dyn HostWeight, elements: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
+    let first = elements.start / NF4_BLOCK * NF4_BLOCK;
+    let mut codes = vec![0; (elements.end - first).div_ceil(2)];
+    weight.codes(first..elements.end, &mut codes)?;
+    let number = |element: usize| number(&codes, element - first, weight.factors()[element / NF4_BLOCK]);
+    out.iter_mut().zip(elements).for_each(|(out, element)| *out = number(element));
+    Ok(())
+}
+
+/// The number of the code at a place.
+fn number(codes: &[u8], place: usize, factor: f32) -> f32 {
+    let byte = codes[place / 2];
+    let code = if place.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+    NF4_CODES[code as usize] * factor
+}
+
 /// A whole weight in 4 bits, all of it in memory.
 pub(crate) struct OwnedWeight {
     codes: Vec<u8>,
@@ -104,12 +121,7 @@ impl OwnedWeight {
 
     /// Some elements as numbers.
     pub fn expanded(&self, elements: Range<usize>) -> Vec<f32> {
-        let number = |element: usize| {
-            let byte = self.codes[element / 2];
-            let code = if element.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
-            NF4_CODES[code as usize] * self.factors[element / NF4_BLOCK]
-        };
-        elements.map(number).collect()
+        elements.map(|element| number(&self.codes, element, self.factors[element / NF4_BLOCK])).collect()
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Bucket {
     pub holds_vectors: bool,
     /// Whether they are trained: all of them, or none.
     pub is_trained: bool,
+    /// Whether they are computed from others: all of them, or none.
+    pub is_derived: bool,
 }
 
 impl Bucket {
@@ -57,6 +59,7 @@ struct Key {
     summed_over: Option<Range<usize>>,
     holds_vectors: bool,
     is_trained: bool,
+    is_derived: bool,
     /// Matrices whose gradients shards do not sum lie with those of the same unit, where their gradients become complete.
     unit: Option<usize>,
     /// A table that two stages hold lies alone: they sum its gradients.
@@ -77,9 +80,9 @@ pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
         let is_shared_table = model.config.tied && !model.is_whole_chain() && ParamId(index) == model.table();
         let key = Key { is_shared_table, ..key(spec, &users) };
         let at = found.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
-            let Key { summed_over, holds_vectors, is_trained, .. } = key.clone();
+            let Key { summed_over, holds_vectors, is_trained, is_derived, .. } = key.clone();
             let (members, users) = (Vec::new(), Vec::new());
-            found.push((key, Bucket { members, len: 0, users, summed_over, holds_vectors, is_trained }));
+            found.push((key, Bucket { members, len: 0, users, summed_over, holds_vectors, is_trained, is_derived }));
             found.len() - 1
         });
         let bucket = &mut found[at].1;
@@ -99,5 +102,6 @@ fn key(spec: &ParamSpec, users: &[usize]) -> Key {
     };
     let holds_vectors = spec.is_vector();
     let unit = if holds_vectors || summed_over.is_some() { None } else { users.first().copied() };
-    Key { summed_over, holds_vectors, is_trained: spec.is_trained, unit, is_shared_table: false }
+    let (is_trained, is_derived) = (spec.is_trained, spec.is_derived);
+    Key { summed_over, holds_vectors, is_trained, is_derived, unit, is_shared_table: false }
 }

@@ -15,7 +15,7 @@ use crate::config::family::Names;
 use crate::error::Error;
 use crate::nf4::PackedLayers;
 use crate::nf4::bitsandbytes::{self, Quantized};
-use crate::nf4::packed::{HostWeight, QuantizedOnLoading};
+use crate::nf4::packed::{HostWeight, QuantizedOnLoading, read_expanded};
 use crate::parameters::{ParamId, ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
@@ -57,6 +57,20 @@ pub(crate) fn with_packed<T>(
     let tensor = folder.tensor(name).expect("names were compared");
     let read = |elements: Range<usize>, out: &mut [f32]| tensor.read(elements, out).map_err(Error::from);
     work(&QuantizedOnLoading::new(spec, read)?)
+}
+
+/// Calls `work` with a function that reads elements of a folder's weight: the numbers that layers compute with, but for their dtype.
+fn with_numbers<T>(
+    folder: &Folder,
+    name: &str,
+    spec: &ParamSpec,
+    work: impl FnOnce(&dyn Fn(Range<usize>, &mut [f32]) -> Result<(), Error>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    if spec.is_packed {
+        return with_packed(folder, name, spec, |weight| work(&|elements, out| read_expanded(weight, elements, out)));
+    }
+    let tensor = folder.tensor(name).expect("names were compared");
+    work(&|elements, out| tensor.read(elements, out).map_err(Error::from))
 }
 
 impl Model {
@@ -140,12 +154,14 @@ impl Model {
                     read(saved.weights.tensor(&self.peft_name(spec)).expect("checked above"))?;
                 }
                 (AdapterValues::New { .. }, None, Some(adapted)) => {
-                    let weight = names[adapted.weight.0].as_ref().expect("an adapted weight is the base's");
-                    let weight = folder.tensor(weight).expect("matched above");
-                    let shape = self.specs[adapted.weight.0].whole;
-                    fill_slice(queue, whole, spec, |outputs, norms| {
-                        adapted.read_norms(&weight, shape, dtype, outputs, norms).map_err(Error::from)
+                    let name = names[adapted.weight.0].as_ref().expect("an adapted weight is the base's");
+                    let weight = &self.specs[adapted.weight.0];
+                    with_numbers(folder, name, weight, |read| {
+                        fill_slice(queue, whole, spec, |outputs, norms| {
+                            adapted.read_norms(read, weight.whole, dtype, outputs, norms)
+                        })
                     })?;
+                    folder.release(name);
                 }
                 (AdapterValues::New { seed }, None, None) => draw(queue, spec, whole, *seed),
                 (_, name, _) => {
@@ -162,7 +178,7 @@ impl Model {
             folder.release(name);
             Ok(())
         })?;
-        self.measure_rows(&parameters, queue);
+        self.measure_filled_rows(&parameters, queue);
         Ok(parameters)
     }
 

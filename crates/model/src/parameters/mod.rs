@@ -5,6 +5,7 @@ mod draw;
 mod gradients;
 pub(crate) mod joined;
 pub(crate) mod load;
+pub(crate) mod share;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -360,7 +361,7 @@ impl Parameters {
             weight.fill(spec, &QuantizedOnLoading::new(spec, read)?, queue)
         });
         drawn.expect("random numbers are finite");
-        model.measure_rows(&parameters, queue);
+        model.measure_filled_rows(&parameters, queue);
         parameters
     }
 

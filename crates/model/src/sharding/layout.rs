@@ -2,7 +2,7 @@
 //! stretch of these. [`moves()`] says how to get from one layout to another.
 
 mod blocks;
-mod moves;
+pub(crate) mod moves;
 mod overlap;
 mod rectangles;
 

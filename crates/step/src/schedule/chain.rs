@@ -97,9 +97,12 @@ pub struct ChainBucket {
     pub is_of_entries: bool,
     /// Whether they have gradients.
     pub is_trained: bool,
-    /// The group of ranks that each have a summand of the gradients, if there are several. Of parameters without gradients, which
-    /// are computed from others, they have summands of the values.
+    /// The group of ranks that each have a summand of the gradients, if there are several.
     pub summed_in: Option<GroupIdx>,
+    /// Of norms of rows: the groups of ranks that each measure a summand, summed over one after another.
+    pub measured_in: Vec<GroupIdx>,
+    /// Whether rows are measured with them.
+    pub measures_rows: bool,
     pub gradient_bytes: u64,
     pub value_bytes: u64,
     /// Whether a rank keeps only its part of the gradients, and of the values.
@@ -154,6 +157,9 @@ impl Chain {
         let table_group = tied_group(model, strategy, rank, &mut groups);
         let own = if mesh.pp > 1 { &model.stages(&strategy.units(rank, model.units.len())) } else { model };
         let split = strategy.zero_sharding(rank);
+        let factors = model.measured_factors();
+        // Replicas that split values each measure what they keep.
+        let measured_apart = data_group.filter(|_| split.splits_values());
         let mut kv_group = None;
         let bucket = |bucket: &Bucket| {
             let value_dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
@@ -176,7 +182,9 @@ impl Chain {
                 is_shared_table: shared.is_some(),
                 is_of_entries: !bucket.is_of_one_place(),
                 is_trained: bucket.is_trained,
-                summed_in: summed_in.or(shared),
+                summed_in: summed_in.filter(|_| bucket.is_trained).or(shared),
+                measured_in: summed_in.into_iter().chain(measured_apart).filter(|_| bucket.is_derived).collect(),
+                measures_rows: bucket.members.iter().any(|(id, _)| factors.contains(id)),
                 gradient_bytes: (bucket.len * DType::F32.size_bytes()) as u64,
                 value_bytes: (bucket.len * value_dtype.size_bytes()) as u64,
                 splits_gradients: split.splits_gradients_of(bucket),
@@ -256,11 +264,18 @@ impl Chain {
         (size.tokens * tensors) as u64 * self.row_bytes
     }
 
+    /// The buckets that are gathered to measure rows with them, and their groups.
+    pub fn gathered_for_rows(&self) -> impl Iterator<Item = (usize, GroupIdx)> {
+        let is_gathered = |bucket: &ChainBucket| bucket.measures_rows && bucket.splits_values;
+        let of = move |(index, bucket)| Some((index, self.data_group.filter(|_| is_gathered(bucket))?));
+        self.buckets.iter().enumerate().filter_map(of)
+    }
+
     /// The buckets whose values are summed over ranks when rows have been measured, and their groups.
     pub fn summed_rows(&self) -> impl Iterator<Item = (usize, GroupIdx)> {
         let of =
-            |(index, bucket): (usize, &ChainBucket)| Some((index, bucket.summed_in.filter(|_| !bucket.is_trained)?));
-        self.buckets.iter().enumerate().filter_map(of)
+            |(index, bucket): (usize, &ChainBucket)| bucket.measured_in.clone().into_iter().map(move |it| (index, it));
+        self.buckets.iter().enumerate().flat_map(of)
     }
 
     /// The lowest unit that has trained parameters. Those before it have no backward.

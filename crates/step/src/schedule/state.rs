@@ -132,7 +132,15 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
     }
     if chain.measures_rows {
         let rows = Value { kind: ValueKind::SquaredRows, unit, micro: WHOLE_STEP };
-        tasks.push(task(Work::MeasureRows, vec![], vec![rows], None));
+        let mut factors = Vec::new();
+        for (index, group) in chain.gathered_for_rows() {
+            let number = BucketIdx(index);
+            let value = Value { kind: ValueKind::ParametersGathered(number), unit, micro: WHOLE_STEP };
+            let exchange = Exchange { group, bytes: chain.buckets[index].value_bytes };
+            tasks.push(task(Work::GatherUpdated(number), vec![], vec![value], Some(exchange)));
+            factors.push(value);
+        }
+        tasks.push(Task { frees: factors.clone(), ..task(Work::MeasureRows, factors, vec![rows], None) });
         for (index, group) in chain.summed_rows() {
             let exchange = Exchange { group, bytes: chain.buckets[index].value_bytes };
             tasks.push(task(Work::SumRows(BucketIdx(index)), vec![rows], vec![], Some(exchange)));

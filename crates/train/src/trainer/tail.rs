@@ -1,10 +1,9 @@
 //! The tail of a step: the norm of all gradients, the update, the exchange of updated values, and the norms of adapted rows.
 
-use evenkeel_comm::Group;
 use evenkeel_device::Stamp;
-use evenkeel_model::{ParamId, in_grains};
+use evenkeel_model::ParamId;
 use evenkeel_step::trace::Recording;
-use evenkeel_step::{Lane, Task, Work, measure_rows};
+use evenkeel_step::{Lane, Task, ValueKind, Work, gather_values, measure_rows};
 
 use super::Trainer;
 use crate::optimizer::{Peers, Update};
@@ -67,9 +66,14 @@ impl Trainer {
                 optimizer.update_among(peers.as_ref(), compute, &self.parameters, &self.gradients, update, pruned);
                 None
             }
-            Work::GatherUpdated(bucket) => Some(self.gather_bucket(bucket.0, group())),
+            Work::GatherUpdated(bucket) => Some(gather_values(&self.parameters, bucket.0, group(), self.device.comm())),
             Work::MeasureRows => {
                 self.model.measure_rows(&self.parameters, compute);
+                for value in &task.frees {
+                    if let ValueKind::ParametersGathered(bucket) = value.kind {
+                        self.parameters.set_values(bucket.0, None);
+                    }
+                }
                 None
             }
             Work::SumRows(bucket) => {
@@ -104,15 +108,8 @@ impl Trainer {
         let (compute, comm) = (self.device.compute(), self.device.comm());
         comm.wait(&compute.record());
         for (index, _) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_update) {
-            self.gather_bucket(index, group);
+            gather_values(&self.parameters, index, group, comm);
         }
         compute.wait(&comm.record());
-    }
-
-    fn gather_bucket(&self, index: usize, group: &Group) -> Stamp {
-        let values = self.parameters.values(index).expect("values that are not split are here");
-        let (values, bounds) = (in_grains(&values), self.parameters.buckets[index].grain_bounds(group.size()));
-        let own = values.row_range(bounds[group.rank()]..bounds[group.rank() + 1]);
-        group.all_gather(self.device.comm(), &own, &values, &bounds)
     }
 }

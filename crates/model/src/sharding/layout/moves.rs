@@ -136,7 +136,7 @@ fn runs(ranges: &Ranges) -> Vec<Run> {
 
 /// The rows and columns of a stretch of a matrix's elements: the rest of the row where it begins, whole rows, and the beginning
 /// of the row where it ends.
-pub(super) fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize>, Range<usize>)> {
+pub(crate) fn rectangles(range: &Range<usize>, width: usize) -> Vec<(Range<usize>, Range<usize>)> {
     if range.is_empty() {
         return Vec::new();
     }
