@@ -10,6 +10,8 @@
 //! target       the best target of a mode: widths at home, widths at work, shares to prune
 //! semi         splits a straggler's excess between migrating and pruning
 //! balancer     acts when the gain is worth the cost
+//! cut          the stages of a pipeline that take least time
+//! stages       cuts them anew when places turn out unequal
 //! selection    chooses the columns that a pruned layer keeps
 //! tuning       every threshold, window and weight
 //! ```
@@ -17,12 +19,14 @@
 //! The same numbers give the same decisions, so a recorded run can be replayed. Nothing here knows devices, programs or files.
 
 mod balancer;
+mod cut;
 mod fill;
 mod observation;
 mod overheads;
 mod selection;
 mod semi;
 mod speeds;
+mod stages;
 mod statistics;
 mod target;
 mod tuning;
@@ -31,10 +35,12 @@ mod watch;
 pub use evenkeel_widths::{Dim, Widths};
 
 pub use balancer::{Balancer, Decision, Options, Prospect};
+pub use cut::best_cut;
 pub use fill::fill;
 pub use observation::{Class, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use speeds::Speeds;
+pub use stages::{Recut, StageWatch};
 pub use statistics::trimmed_mean;
 pub use target::{Mode, Rules, Target};
 pub use tuning::Tuning;

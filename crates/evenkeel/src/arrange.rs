@@ -34,15 +34,14 @@ pub fn arrange(
 ) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     said.extend(no_choice_of_units(&launch.strategy, model));
-    cut_by_cost(settings, model, launch)?;
+    // Estimates need a cut that the model allows.
+    model.cut(&launch.strategy.cut)?;
+    launch.strategy.pipeline = stages::by_cost(settings, model, launch);
     said.extend(stages::describe(model, &launch.strategy));
-    let parallel = &mut settings.parallel;
-    if parallel.tp == 1 {
-        parallel.parts.get_or_insert(1);
+    if settings.parallel.tp == 1 {
+        settings.parallel.parts.get_or_insert(1);
         return Ok(said);
     }
-    // The simulation needs a cut that the model allows.
-    model.cut(&launch.strategy.cut)?;
     if let Some(before) = before.filter(|before| is_arranged_alike(settings, before)) {
         let parallel = &mut settings.parallel;
         parallel.parts = parallel.parts.or(before.parallel.parts);
@@ -73,17 +72,6 @@ pub fn arrange(
     // Nothing fits: the first choice is kept, and the memory check that follows reports it.
     apply(first.expect("there are candidates").candidate, settings, launch);
     Ok(said)
-}
-
-/// Cuts the model in stages that take equally long by an estimate.
-fn cut_by_cost(settings: &Settings, model: &Model, launch: &mut Launch) -> Result<(), Failure> {
-    if launch.strategy.pp > 1 {
-        model.cut(&launch.strategy.cut)?;
-        let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
-        let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
-        launch.strategy.pipeline = stages::by_cost(&settings.parallel, model, &launch.strategy, &blank, &machine);
-    }
-    Ok(())
 }
 
 /// The predicted step of each candidate.

@@ -1,11 +1,15 @@
 //! Where a run's model is cut in stages: as a person says, by parameters, or by the time that units are estimated to take.
 
+use evenkeel_balance::best_cut;
+use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
-use evenkeel_step::{Devices, Pipeline, Strategy, best_cut};
-use evenkeel_train::{Machine, Samples, unit_seconds};
+use evenkeel_step::{Devices, Pipeline, Strategy};
+use evenkeel_train::{Restaged, Samples, unit_seconds};
 
 use crate::Mistake;
-use crate::config::{Parallel, StageCut};
+use crate::arrange::machine;
+use crate::config::{Parallel, Settings, StageCut};
+use crate::launch::Launch;
 
 impl Parallel {
     pub fn ranks(&self) -> usize {
@@ -67,25 +71,36 @@ fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mistake
     Ok(cuts)
 }
 
-/// The strategy's pipeline with stages that take equally long by an estimate, if the configuration wants that.
-pub fn by_cost(
-    parallel: &Parallel,
-    model: &Model,
-    strategy: &Strategy,
-    samples: &Samples,
-    machine: &Machine,
-) -> Pipeline {
-    let pipeline = &strategy.pipeline;
-    if parallel.stages != StageCut::Cost || !parallel.stage_layers.is_empty() {
+/// The launch's pipeline with stages that take equally long by an estimate, if the configuration wants that.
+pub fn by_cost(settings: &Settings, model: &Model, launch: &Launch) -> Pipeline {
+    let (strategy, pipeline) = (&launch.strategy, &launch.strategy.pipeline);
+    if !is_by_cost(&settings.parallel) {
         return pipeline.clone();
     }
-    let seconds = unit_seconds(model, strategy, samples, machine);
+    let seconds = unit_costs(settings, model, launch);
     let at_stage = |stage: usize| {
         let slowness = slowness(strategy, pipeline.place(stage, strategy.pp));
         seconds.iter().map(|unit| unit * slowness).collect()
     };
     let seconds: Vec<Vec<f64>> = (0..pipeline.stages()).map(at_stage).collect();
     Pipeline { cuts: best_cut(&seconds, strategy.accumulate), order: pipeline.order }
+}
+
+/// By unit: the seconds that a micro-batch takes there, by an estimate.
+pub fn unit_costs(settings: &Settings, model: &Model, launch: &Launch) -> Vec<f64> {
+    let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
+    let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
+    unit_seconds(model, &launch.strategy, &blank, &machine)
+}
+
+/// Whether stages may be cut anew in a run.
+pub fn may_change(settings: &Settings, model: &Model, launch: &Launch) -> bool {
+    is_by_cost(&settings.parallel) && launch.keeps_ranks_apart() && model.units_can_move()
+}
+
+/// Whether the stages of a configuration follow the time that they take.
+fn is_by_cost(parallel: &Parallel) -> bool {
+    parallel.pp > 1 && parallel.stages == StageCut::Cost && parallel.stage_layers.is_empty()
 }
 
 /// How much longer a place computes than the one with most multiprocessors.
@@ -96,6 +111,17 @@ fn slowness(strategy: &Strategy, place: usize) -> f64 {
         ranks.filter_map(|rank| multiprocessors.get(rank)).min().map_or(1.0, |count| f64::from(*count))
     };
     (0..strategy.pp).map(at).fold(0.0, f64::max) / at(place)
+}
+
+/// A line about stages that were cut anew.
+pub fn describe_change(model: &Model, strategy: &Strategy, restaged: &Restaged) -> String {
+    let Restaged { step, recut } = restaged;
+    let slow = recut.slowness.iter().enumerate().filter(|(_, slowness)| **slowness > 1.05);
+    let slow: Vec<String> = slow.map(|(place, slowness)| format!("place {place} computes {slowness:.1}× slower")).collect();
+    let slow = if slow.is_empty() { "stages took unequally long".to_owned() } else { slow.join(", ") };
+    let pipeline = Pipeline { cuts: recut.cuts.clone(), ..strategy.pipeline.clone() };
+    let now = describe(model, &Strategy { pipeline, ..strategy.clone() }).expect("there are stages");
+    format!("{slow}: cut anew after step {step}, {:.0} % less time expected; {now}", 100.0 * (1.0 - recut.ratio))
 }
 
 /// A line about the stages; none for a model in one piece.

@@ -4,14 +4,10 @@
 //! runs the orders of all places in made-up time and lists blocks and passes as they come. Every rank's program follows that one
 //! list, so whatever a task waits for is in the list before it.
 
-mod cut;
-
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-
-pub use cut::best_cut;
 
 use crate::program::ROOMS;
 

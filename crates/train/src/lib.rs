@@ -17,6 +17,7 @@ mod prune;
 mod ranks;
 mod rate;
 mod relocation;
+mod restage;
 mod run;
 mod samples;
 mod state_kind;
@@ -32,8 +33,9 @@ pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
 pub use prune::Prune;
 pub use ranks::{Answer, RankMemory, Ranks, Request, WantedElements};
 pub use rate::{Decay, Form, Rate};
+pub use restage::{Restage, Restaged};
 pub use run::{
-    Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
+    Balancing, Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
 };
 pub use samples::Samples;
 pub use state_kind::StateKind;

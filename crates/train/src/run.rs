@@ -10,6 +10,7 @@ use crate::Error;
 use crate::balance::{Balance, Balanced};
 use crate::ranks::Ranks;
 use crate::rate::Rate;
+use crate::restage::{Restage, Restaged};
 use crate::samples::Samples;
 use crate::trainer::{Evaluation, StepOutcome};
 
@@ -137,6 +138,8 @@ pub enum Report<'a> {
     },
     /// Slow ranks led to a change.
     Balanced(&'a Balanced),
+    /// Slow places of the pipeline led to other stages.
+    Restaged(&'a Restaged),
     /// A remark on the data.
     Note(&'a str),
 }
@@ -172,6 +175,13 @@ pub struct RankReport {
     pub columns: usize,
 }
 
+/// What a run does about slow ranks: it divides layers anew between the ranks that share them, or stages between places.
+#[derive(Default)]
+pub struct Balancing<'a, 'b> {
+    pub widths: Option<&'a mut Balance>,
+    pub stages: Option<&'a mut Restage<'b>>,
+}
+
 /// The parts of a run that the loop leaves to its caller.
 pub trait RunObserver {
     /// Step `step`, from 1, is about to begin.
@@ -191,17 +201,17 @@ pub trait RunObserver {
 }
 
 /// Trains until a limit is reached, the data end or `interrupted` is set. Then it checkpoints the last good state, also if data
-/// or an evaluation fail. `balance` observes the ranks and has work moved between them.
+/// or an evaluation fail. `balancing` observes the ranks and has work moved between them.
 pub fn run(
     ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &RunGoals,
-    balance: Option<&mut Balance>,
+    mut balancing: Balancing,
     progress: &mut Progress,
     interrupted: &AtomicBool,
     observer: &mut dyn RunObserver,
 ) -> Result<Stop, Error> {
-    let (begun, mut balance) = (Instant::now(), balance);
+    let begun = Instant::now();
     let seconds_before = progress.seconds;
     let mut checkpointed = progress.step;
     // A step that fails may have taken some of its samples already.
@@ -220,7 +230,7 @@ pub fn run(
         if plan.early_stop.is_some_and(|stop| progress.evaluations_without_gain >= stop.patience) {
             break Ok(Stop::NoGain);
         }
-        let stepped = step(ranks, feed, plan, balance.as_deref_mut(), progress, observer);
+        let stepped = step(ranks, feed, plan, &mut balancing, progress, observer);
         if progress.step > reached {
             (reached, feed_state) = (progress.step, feed.state());
         }
@@ -235,7 +245,7 @@ pub fn run(
             checkpointed = progress.step;
         }
     };
-    let told = match balance.and_then(Balance::judge) {
+    let told = match balancing.widths.and_then(Balance::judge) {
         Some(balanced) => observer.tell(Report::Balanced(&balanced)),
         None => Ok(()),
     };
@@ -262,7 +272,7 @@ fn step(
     ranks: &Ranks,
     feed: &mut dyn Feed,
     plan: &RunGoals,
-    balance: Option<&mut Balance>,
+    balancing: &mut Balancing,
     progress: &mut Progress,
     observer: &mut dyn RunObserver,
 ) -> Result<bool, Error> {
@@ -279,9 +289,11 @@ fn step(
         progress.warmup_share = share;
     }
     let lr = plan.rate.at(progress.step, share, progress.warmup_share);
-    let (outcome, observed) = match balance {
-        Some(_) => ranks.observed_step(micros, lr)?,
-        None => (ranks.step(micros, lr)?, Vec::new()),
+    let Balancing { widths: balance, stages } = balancing;
+    let (outcome, observed) = if balance.is_some() || stages.is_some() {
+        ranks.observed_step(micros, lr)?
+    } else {
+        (ranks.step(micros, lr)?, Vec::new())
     };
     progress.step += 1;
     progress.tokens += outcome.tokens as u64;
@@ -308,6 +320,11 @@ fn step(
         if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
             observer.tell(Report::Balanced(&balanced))?;
         }
+    }
+    if let Some(stages) = stages
+        && let Some(restaged) = stages.after_step(ranks, progress.step, &observed)?
+    {
+        observer.tell(Report::Restaged(&restaged))?;
     }
     if is_due(plan.evaluate_every, progress.step) {
         evaluate(ranks, plan, progress, observer)?;

@@ -10,7 +10,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate, Report,
+    Balancing, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate, Report,
     RunGoals, RunObserver, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
@@ -102,7 +102,7 @@ impl RunObserver for Watch<'_> {
                 assert!(evaluation.loss() > 0.0 && (0.0..=1.0).contains(&evaluation.accuracy()));
                 self.evaluations.push(step);
             }
-            Report::Balanced(_) => unreachable!("nobody balances"),
+            Report::Balanced(_) | Report::Restaged(_) => unreachable!("nobody balances"),
             Report::Note(_) => (),
         }
         Ok(())
@@ -155,7 +155,7 @@ fn train_by(plan: &RunGoals, folder: &Path, cut: &Cut, dtype: DType, stop_at: u6
     }
     let (begun, interrupted) = (progress.step, AtomicBool::new(false));
     let mut watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
-    let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut watch).unwrap();
+    let stop = run(&ranks, &mut feed, plan, Balancing::default(), &mut progress, &interrupted, &mut watch).unwrap();
     assert_eq!(watch.checkpoints.get(), 1, "the end is checkpointed");
     let is_due = |step: &u64| {
         let in_turn = plan.evaluate_every.is_some_and(|every| step.is_multiple_of(every));
@@ -262,7 +262,7 @@ fn judged(folder: &Path, plan: &RunGoals, stop_at: u64) -> (Stop, Progress, Vec<
     let interrupted = AtomicBool::new(false);
     let watch = Watch::new(folder.to_owned(), stop_at, &interrupted);
     let mut scripted = Scripted { watch, saved: vec![] };
-    let stop = run(&ranks, &mut feed, plan, None, &mut progress, &interrupted, &mut scripted).unwrap();
+    let stop = run(&ranks, &mut feed, plan, Balancing::default(), &mut progress, &interrupted, &mut scripted).unwrap();
     (stop, Progress { seconds: 0.0, ..progress }, scripted.saved)
 }
 

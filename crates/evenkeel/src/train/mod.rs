@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.peak_flops_per_s()?;
     let memory = ranks.memory()?;
-    let fits = |shards: &[Model]| {
+    let fits_as = |shards: &[Model], strategy: &Strategy| {
         let costs = self::costs(settings, shards, strategy);
         match strategy.devices.kind() {
             // By now the ranks' tensors are in the process.
@@ -104,8 +104,17 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             }
         }
     };
+    let fits = |shards: &[Model]| fits_as(shards, strategy);
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
+    let whole_shards = input.model.cut(&strategy.cut)?;
+    let mut stages = stages::may_change(settings, &input.model, &launch).then(|| {
+        let units = stages::unit_costs(settings, &input.model, &launch);
+        Restage::new(strategy, units, |cuts| {
+            let pipeline = Pipeline { cuts: cuts.to_vec(), ..strategy.pipeline.clone() };
+            fits_as(&whole_shards, &Strategy { pipeline, ..strategy.clone() })
+        })
+    });
     let mut summary = Summary::default();
     let curve_title = format!("{}: {title}", folder.name());
     let mut sinks: Vec<Box<dyn Sink + '_>> = vec![Box::new(&mut summary)];
@@ -127,6 +136,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         slowed,
         parts: strategy.arrangement.parts,
         told: Told::default(),
+        model: &input.model,
+        strategy,
     };
     observer.emit(&RunEvent::Begun(Begun {
         title,
@@ -146,7 +157,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         &ranks,
         &mut feed,
         &plan(settings, strategy),
-        balance.as_mut(),
+        Balancing { widths: balance.as_mut(), stages: stages.as_mut() },
         &mut progress,
         interruption.is_asked(),
         &mut observer,

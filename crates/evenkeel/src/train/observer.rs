@@ -1,7 +1,9 @@
 //! Turns the loop's reports into events, and does the work beside the steps: evaluations, checkpoints, emulated stragglers.
 
 use evenkeel_balance::{Class, Observation};
+use evenkeel_model::Model;
 use evenkeel_report::{EvalMetrics, RankMetrics, Reads, RunEvent, Sink, StepMetrics};
+use evenkeel_step::Strategy;
 use evenkeel_train::checkpoint::Saver;
 use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
@@ -11,6 +13,7 @@ use crate::config::Straggler;
 use crate::inputs::feed::Data;
 use crate::inputs::run_folder::RunFolder;
 use crate::interruption::Interruption;
+use crate::stages;
 
 pub struct Observer<'a> {
     pub folder: &'a RunFolder,
@@ -29,6 +32,9 @@ pub struct Observer<'a> {
     /// Parts that each micro-batch should be cut into.
     pub parts: usize,
     pub told: Told,
+    pub model: &'a Model,
+    /// The strategy that the run began with.
+    pub strategy: &'a Strategy,
     /// Operations per token, and per second at this machine's best.
     pub flops_per_token: f64,
     pub peak_flops_per_s: f64,
@@ -181,6 +187,7 @@ impl RunObserver for Observer<'_> {
                 self.emit(&RunEvent::Evaluation { time_s: now_s(), step, metrics })
             }
             Report::Balanced(balanced) => self.emit(&RunEvent::Balance(super::balance::event(balanced))),
+            Report::Restaged(restaged) => self.note(stages::describe_change(self.model, self.strategy, restaged)),
             Report::Note(line) => self.note(line),
         }
     }

@@ -224,6 +224,12 @@ impl Model {
         model
     }
 
+    /// Whether all that units compute with can move to another rank. Weights in 4 bits, and those with an adapter's factors beside
+    /// them, are not made to.
+    pub fn units_can_move(&self) -> bool {
+        !self.is_packed() && self.joined_weights().is_empty()
+    }
+
     /// Whether it has all units of its chain.
     pub fn is_whole_chain(&self) -> bool {
         matches!(&self.stages[..], [Stage { units: Range { start: 0, .. }, exit: None }])

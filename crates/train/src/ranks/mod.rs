@@ -199,6 +199,11 @@ impl Ranks {
         self.ask(Request::Reshard { cut }).map(drop)
     }
 
+    /// Cuts the chain in stages that begin at these units, for good; see [`Trainer::recut`].
+    pub fn recut(&self, cuts: Vec<usize>) -> Result<(), Error> {
+        self.ask(Request::Recut { cuts }).map(drop)
+    }
+
     /// Has ranks compute with other widths than they keep, or with those again; see [`Trainer::migrate`].
     pub fn migrate(&self, work: Option<Widths>) -> Result<(), Error> {
         self.ask(Request::Migrate { work }).map(drop)

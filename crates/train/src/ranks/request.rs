@@ -42,6 +42,10 @@ pub enum Request {
     Reshard {
         cut: Cut,
     },
+    /// Cuts the chain in stages that begin elsewhere, for good; see [`Trainer::recut`].
+    Recut {
+        cuts: Vec<usize>,
+    },
     /// Computes with other widths than are kept, or with those again; see [`Trainer::migrate`].
     Migrate {
         work: Option<Widths>,
@@ -135,6 +139,10 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
         Request::Reshard { cut } => {
             let shards = trainer.model.cut(cut).expect("a cut that fits the model");
             trainer.reshard(&shards);
+            Answer::Resharded(spoken_for(trainer))
+        }
+        Request::Recut { cuts } => {
+            trainer.recut(cuts.clone());
             Answer::Resharded(spoken_for(trainer))
         }
         Request::Migrate { work } => {

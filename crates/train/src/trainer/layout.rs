@@ -36,6 +36,14 @@ impl Trainer {
         self.compute_with(None);
     }
 
+    /// Cuts the chain in other stages, for good: units move between the places of the pipeline as in [`Trainer::reshard`].
+    pub fn recut(&mut self, cuts: Vec<usize>) {
+        assert_eq!(cuts.len(), self.strategy.pipeline.cuts.len(), "as many stages as before");
+        assert!(self.model.units_can_move(), "weights that lie in no bucket stay where they are");
+        self.strategy.pipeline.cuts = cuts;
+        self.reshard(&self.shards.clone());
+    }
+
     /// Moves the state to the ranks that keep it from here on.
     fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
         // Gradients and copies make room for state that exists twice while it moves.
