@@ -7,6 +7,8 @@ use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{AdapterInit, Imputation};
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
+use crate::device::Precision;
+
 use super::setting::{above, choices, from, named};
 use super::table::settings;
 
@@ -380,5 +382,21 @@ impl From<Dtype> for DType {
             Dtype::F32 => DType::F32,
             Dtype::Bf16 => DType::Bf16,
         }
+    }
+}
+
+impl From<Precision> for Dtype {
+    fn from(precision: Precision) -> Dtype {
+        match precision {
+            Precision::F32 => Dtype::F32,
+            Precision::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+impl Settings {
+    /// The dtype of the weights that a run writes.
+    pub fn save_dtype(&self) -> Dtype {
+        self.output.save_dtype.unwrap_or(self.train.dtype)
     }
 }
