@@ -231,6 +231,14 @@ fn the_folder_of_an_adapter_has_the_tokenizer_of_its_base_and_is_merged_without_
     let same = |one: &str, other: &str| fs::read(place.path(one)).unwrap() == fs::read(place.path(other)).unwrap();
     assert!(same("more/model/tokenizer.json", "base/tokenizer.json"));
 
+    // PEFT keeps patterns that match nothing.
+    let text = fs::read_to_string(place.path("peft/adapter_config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["rank_pattern"] = serde_json::json!({ "query": 8 });
+    config["exclude_modules"] = serde_json::json!(["query"]);
+    fs::write(place.path("peft/adapter_config.json"), config.to_string()).unwrap();
+    assert_eq!(generate("peft"), generate("run/model"));
+
     let told = place.stdout(&["export", "peft", "--merge", "--output", "merged"]);
     assert!(told.contains("the adapter in `peft` is merged into its model, which is now in `merged`"), "{told}");
     for file in ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -272,7 +280,9 @@ fn a_saved_adapter_goes_on_by_the_configuration_that_it_was_begun_with() {
         place.stdout(&["export", run, "--merge", "--output", &format!("{run}-merged")]);
     }
     // Keys that are left out are the adapter's.
-    place.stdout(&[&TRAIN[..], &["--steps", "1", "--set", "adapter.path=run/model", "--output", "few"]].concat());
+    let few = ["--steps", "1", "--set", "adapter.path=run/model", "--output", "few", "--set", "adapter.rank=4"];
+    let output = place.run(&[&TRAIN[..], &few].concat());
+    assert!(output.status.success() && stderr(&output).contains("continues the adapter in \"run/model\""));
     let refused = |more: &[&str], expected: &[&str]| {
         let on = ["--steps", "4", "--set", "adapter.path=run/model", "--output", "refused"];
         let output = place.run(&[&TRAIN[..], &on, more].concat());

@@ -314,7 +314,7 @@ fn patterns_of_a_new_adapter_that_match_nothing_are_refused_and_those_of_a_saved
         (AdapterConfig { layers: Some(vec![0, 9]), ..new() }, "have layer 9, this model has "),
     ];
     for (config, expected) in cases {
-        let error = base.newly_adapted(config.clone()).err().expect("it must be refused");
+        let error = base.newly_adapted(config.clone()).expect_err("it must be refused");
         let told = format!("{error}; {}", error.hint().unwrap_or_default());
         assert!(told.contains(expected), "{told}");
         base.adapted(config).unwrap();
@@ -342,7 +342,7 @@ fn an_adapter_of_a_model_of_another_depth_is_told_the_numbers() {
     ] {
         let mut config = config.clone();
         config["num_hidden_layers"] = other.into();
-        let error = Model::from_json(&config).unwrap().with_adapter(&saved).err().expect("another depth");
+        let error = Model::from_json(&config).unwrap().with_adapter(&saved).expect_err("another depth");
         assert!(error.to_string().contains(&expected), "{error}");
         let hint = error.hint().unwrap();
         assert!(hint.starts_with("give the model that the adapter was trained on"), "{hint}");

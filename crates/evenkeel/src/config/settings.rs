@@ -81,7 +81,8 @@ settings! {
     [adapter] Adapter {
         /// Begins a new adapter: "lora". If neither this nor adapter.path is set, the whole model is trained.
         kind: Option<AdapterKind>;
-        /// Folder of a saved adapter to continue.
+        /// Folder of a saved adapter to continue. Keys that describe an adapter are then taken from it, and refused if they
+        /// contradict it.
         path: Option<PathBuf>;
         /// How the frozen linear layers are held: "bf16", or in 4 bits as bitsandbytes has them, "nf4" (QLoRA). If not set, in
         /// train.dtype, or in 4 bits if model.path is a folder that bitsandbytes has quantised.

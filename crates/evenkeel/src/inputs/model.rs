@@ -89,6 +89,11 @@ impl ModelInput {
         Ok(())
     }
 
+    /// `None` if no saved adapter is trained on.
+    pub fn describe_continued(&self) -> Option<String> {
+        self.saved_adapter().map(|(_, path)| format!("continues the adapter in {path:?}"))
+    }
+
     fn saved_adapter(&self) -> Option<(&AdapterConfig, &Path)> {
         let adapter = self.folder.as_ref()?.adapter.as_ref()?;
         Some((&adapter.config, &adapter.path))
@@ -390,7 +395,7 @@ impl SavedTokenizer {
     pub fn of_folder(folder: &ModelFolder) -> Option<SavedTokenizer> {
         let beside = folder.folder_with("tokenizer.json");
         let file = beside.join("tokenizer.json");
-        exists(&file).then(|| SavedTokenizer { files: Some((file, beside)), chat_template: None })
+        exists(&file).then_some(SavedTokenizer { files: Some((file, beside)), chat_template: None })
     }
 }
 

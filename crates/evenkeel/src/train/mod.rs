@@ -139,7 +139,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, prompt, describe_batch(strategy), slow, divided];
+    let begun = [parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
     arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
