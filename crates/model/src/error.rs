@@ -54,8 +54,8 @@ pub enum Error {
     IdleTarget { target: String, modules: Vec<String> },
     #[error("the adapter's pattern `{pattern}` matches none of the layers that are adapted")]
     IdlePattern { pattern: String, modules: Vec<String> },
-    #[error("the adapter is to have layer {layer}, this model has {count}, the first of which is 0")]
-    NoSuchLayer { layer: usize, count: usize },
+    #[error("the adapter is to have layer {layer}, this model's last is number {last}")]
+    NoSuchLayer { layer: usize, last: usize },
     #[error("`{module}` cannot be adapted: adapters stand beside linear layers between the embedding and the head")]
     NotAdapted { module: String, tied_to: Option<String> },
     #[error("`{head}` has no weights of its own in this model: it is tied to `{embedding}`")]
@@ -97,7 +97,7 @@ impl Error {
             Error::BadAdapter { .. } => None,
             Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
             Error::IdlePattern { modules, .. } => Some(format!("these are {}", modules.join(", "))),
-            Error::NoSuchLayer { count, .. } => Some(format!("use numbers below {count}")),
+            Error::NoSuchLayer { last, .. } => Some(format!("use numbers from 0 to {last}")),
             Error::NotAdapted { tied_to: None, .. } => Some("name it in modules_to_save to train it whole".into()),
             Error::NotAdapted { tied_to: Some(embedding), .. } => Some(format!(
                 "it is tied to `{embedding}`: name that in modules_to_save to train it whole, with keep_tie = true to train both"

@@ -311,7 +311,10 @@ fn patterns_of_a_new_adapter_that_match_nothing_are_refused_and_those_of_a_saved
             AdapterConfig { excluded: excluded("query"), ..new() },
             "`query` matches nothing in this model; it has q_proj, ",
         ),
-        (AdapterConfig { layers: Some(vec![0, 9]), ..new() }, "have layer 9, this model has "),
+        (
+            AdapterConfig { layers: Some(vec![0, 9]), ..new() },
+            "have layer 9, this model's last is number 1; use numbers from 0 to 1",
+        ),
     ];
     for (config, expected) in cases {
         let error = base.newly_adapted(config.clone()).expect_err("it must be refused");

@@ -206,8 +206,8 @@ impl Adapters {
         }
         let numbers: BTreeSet<usize> = linears.iter().filter_map(|linear| targets::layer_of(linear)).collect();
         if let Some(layer) = self.config.layers.iter().flatten().find(|&layer| !numbers.contains(layer)) {
-            let count = numbers.last().map_or(0, |last| last + 1);
-            return Err(Error::NoSuchLayer { layer: *layer, count });
+            let last = numbers.last().copied().unwrap_or(0);
+            return Err(Error::NoSuchLayer { layer: *layer, last });
         }
         let of_ranks = self.config.rank_patterns.iter().map(|(pattern, _)| pattern);
         let of_alphas = self.config.alpha_patterns.iter().map(|(pattern, _)| pattern);
