@@ -13,6 +13,7 @@
 mod alpaca;
 mod best_fit;
 mod byte_files;
+mod continuation;
 mod conversation;
 mod corpus;
 mod encode;
@@ -30,6 +31,7 @@ mod tokenizer;
 
 pub use alpaca::alpaca_template;
 pub use byte_files::byte_tokenizer_files;
+pub use continuation::Continuation;
 pub use corpus::Corpus;
 pub use encode::{Document, Encoder, Format, OPTIONAL_COLUMNS};
 pub use error::{Error, RecordAt};

@@ -103,13 +103,20 @@ impl Tokenizer {
         }
     }
 
-    /// The text of one token, for people; `None` for an unknown id.
-    pub fn token(&self, id: u32) -> Option<String> {
+    /// The text of one token, for people; `None` for an unknown id. A decoder drops the first space of a text, so the token before
+    /// it is decoded with it.
+    pub fn token(&self, before: Option<u32>, id: u32) -> Option<String> {
         match (self, id) {
-            (Tokenizer::Bytes, BYTES_END) => Some("<|end|>".to_owned()),
-            (Tokenizer::Bytes, BYTES_PADDING) => Some("<|pad|>".to_owned()),
-            _ => self.decode(&[id]).ok(),
+            (Tokenizer::Bytes, BYTES_END) => return Some("<|end|>".to_owned()),
+            (Tokenizer::Bytes, BYTES_PADDING) => return Some("<|pad|>".to_owned()),
+            _ => (),
         }
+        let in_place = || {
+            let before = [before?];
+            let both = self.decode(&[before[0], id]).ok()?;
+            both.strip_prefix(&self.decode(&before).ok()?).map(str::to_owned)
+        };
+        in_place().or_else(|| self.decode(&[id]).ok())
     }
 
     /// The token that ends a text.

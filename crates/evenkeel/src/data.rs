@@ -38,7 +38,8 @@ fn show(number: usize, row: &Row, tokenizer: &Tokenizer) -> String {
         format!("{:>8}  {:<6}  text", "token", "counts"),
     ];
     for (place, &id) in row.ids.iter().enumerate() {
-        let text = tokenizer.token(id).unwrap_or_default();
+        let before = place.checked_sub(1).map(|before| row.ids[before]);
+        let text = tokenizer.token(before, id).unwrap_or_default();
         let mark = if counts(place) { "yes" } else { "" };
         lines.push(format!("{id:>8}  {mark:<6}  {text:?}"));
     }

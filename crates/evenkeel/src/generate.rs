@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
-use evenkeel_data::Tokenizer;
+use evenkeel_data::{Continuation, Tokenizer};
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Input, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_store::{exists, read_json};
@@ -106,18 +106,21 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let device = device::start_kind(kind, None)?;
     let parameters = folder.load(&model, 0, dtype, ZeroSharding::NONE, device.compute())?;
     let mut generator = Generator::new(&model, &parameters, device.compute(), 1, capacity).map_err(mistake)?;
-    let mut stream = Stream { tokenizer, end_tokens: &options.end_tokens, tokens: Vec::new(), printed: 0 };
+    // An answer stands alone.
+    let mut continuation = Continuation::after(tokenizer, if arguments.chat { &[] } else { &prompt })?;
     // With the first token, so that an error before it stands alone.
     let mut shown = Some(shown);
     let generated = generator.generate(&[prompt], &options, |_, token| {
         shown.take().iter().for_each(|shown| put(shown));
-        stream.push(token);
+        if !options.end_tokens.contains(&token) {
+            put(&continuation.push(token).unwrap_or_default());
+        }
     });
     if generated.is_err() && shown.is_none() {
         put("\n");
     }
     generated.map_err(mistake)?;
-    stream.finish();
+    put(&continuation.finish()?);
     Ok(String::new())
 }
 
@@ -209,36 +212,6 @@ fn check_memory(kind: DeviceKind, model: &Model, dtype: DType, prompt: &[u32], c
 
 fn mistake(error: evenkeel_model::GenerateError) -> Mistake {
     Mistake { what: error.to_string(), hint: error.hint().map(str::to_owned) }
-}
-
-/// Prints text as far as it is certain, since a character may take several tokens.
-struct Stream<'a> {
-    tokenizer: &'a Tokenizer,
-    end_tokens: &'a [u32],
-    tokens: Vec<u32>,
-    printed: usize,
-}
-
-impl Stream<'_> {
-    fn push(&mut self, token: u32) {
-        if !self.end_tokens.contains(&token) {
-            self.tokens.push(token);
-            self.print(|text| text.trim_end_matches('\u{fffd}').len());
-        }
-    }
-
-    fn finish(&mut self) {
-        self.print(str::len);
-    }
-
-    fn print(&mut self, certain: impl Fn(&str) -> usize) {
-        let text = self.tokenizer.decode(&self.tokens).unwrap_or_default();
-        let end = certain(&text);
-        if let Some(new) = text.get(self.printed..end) {
-            put(new);
-            self.printed = end;
-        }
-    }
 }
 
 /// Errors are ignored: the reader may have stopped reading.

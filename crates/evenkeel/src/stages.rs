@@ -117,7 +117,8 @@ fn slowness(strategy: &Strategy, place: usize) -> f64 {
 pub fn describe_change(model: &Model, strategy: &Strategy, restaged: &Restaged) -> String {
     let Restaged { step, recut } = restaged;
     let slow = recut.slowness.iter().enumerate().filter(|(_, slowness)| **slowness > 1.05);
-    let slow: Vec<String> = slow.map(|(place, slowness)| format!("place {place} computes {slowness:.1}× slower")).collect();
+    let slow: Vec<String> =
+        slow.map(|(place, slowness)| format!("place {place} computes {slowness:.1}× slower")).collect();
     let slow = if slow.is_empty() { "stages took unequally long".to_owned() } else { slow.join(", ") };
     let pipeline = Pipeline { cuts: recut.cuts.clone(), ..strategy.pipeline.clone() };
     let now = describe(model, &Strategy { pipeline, ..strategy.clone() }).expect("there are stages");

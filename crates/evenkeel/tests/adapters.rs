@@ -177,6 +177,14 @@ fn what_cannot_be_is_told_before_anything_is_trained() {
             "it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
         ],
     );
+    refused(
+        &["train", "lora.toml", "--set", "adapter.modules_to_save=[\"lm_head\"]"],
+        &["`lm_head` has no weights of its own in this model", "hint: name `embed_tokens`"],
+    );
+    refused(
+        &["train", "lora.toml", "--set", "adapter.rank_pattern=[\"query=8\"]"],
+        &["the adapter's pattern `query` matches none of the layers", "hint: these are q_proj, k_proj, "],
+    );
     refused(&["generate", "base", "--adapter", "base", "--prompt", "x"], &["adapter_config.json"]);
     fs::create_dir(place.path("elsewhere")).unwrap();
     place.stdout(&[&TRAIN[..], &["--steps", "1"]].concat());
@@ -192,6 +200,163 @@ fn what_cannot_be_is_told_before_anything_is_trained() {
     );
     place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "plain"]);
     refused(&["export", "plain", "--merge", "--output", "m"], &["there is no adapter to merge", "leave out --merge"]);
+}
+
+/// A copy of a saved adapter as PEFT has it: without a tokenizer.
+fn copy_as_peft(place: &Place, from: &str, to: &str) {
+    fs::create_dir(place.path(to)).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(place.path(from).join(file), place.path(to).join(file)).unwrap();
+    }
+}
+
+#[test]
+fn the_folder_of_an_adapter_has_the_tokenizer_of_its_base_and_is_merged_without_a_run() {
+    let place = adapted();
+    place.stdout(&[&TRAIN[..], &["--steps", "4"]].concat());
+    copy_as_peft(&place, "run/model", "peft");
+    place.stdout(&["export", "run", "--merge", "--output", "expected"]);
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = place.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+    };
+
+    let generate = |model: &str| place.stdout(&["generate", model, "--greedy", "--tokens", "8", "--prompt", "12 + "]);
+    assert_eq!(generate("peft"), generate("run/model"));
+    assert_eq!(loss(&place, "lora.toml", "peft"), loss(&place, "lora.toml", "run/model"));
+    let text = fs::read_to_string(place.path("lora.toml")).unwrap().replace("path = \"base\"", "path = \"peft\"");
+    fs::write(place.path("more.toml"), text.split("[adapter]").next().unwrap()).unwrap();
+    place.stdout(&["train", "more.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "more"]);
+    let same = |one: &str, other: &str| fs::read(place.path(one)).unwrap() == fs::read(place.path(other)).unwrap();
+    assert!(same("more/model/tokenizer.json", "base/tokenizer.json"));
+
+    // PEFT keeps patterns that match nothing.
+    let text = fs::read_to_string(place.path("peft/adapter_config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["rank_pattern"] = serde_json::json!({ "query": 8 });
+    config["exclude_modules"] = serde_json::json!(["query"]);
+    fs::write(place.path("peft/adapter_config.json"), config.to_string()).unwrap();
+    assert_eq!(generate("peft"), generate("run/model"));
+
+    let told = place.stdout(&["export", "peft", "--merge", "--output", "merged"]);
+    assert!(told.contains("the adapter in `peft` is merged into its model, which is now in `merged`"), "{told}");
+    for file in ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"] {
+        assert!(same(&format!("merged/{file}"), &format!("expected/{file}")), "{file}");
+    }
+    place.stdout(&["export", "peft", "--merge", "--output", "merged", "--overwrite", "--dtype", "bf16"]);
+    assert!(!same("merged/model.safetensors", "expected/model.safetensors"));
+
+    refused(&["export", "peft", "--output", "m"], &["`peft` is the folder of an adapter", "with --merge"]);
+    refused(&["export", "peft", "--merge"], &["--output is missing", "name a folder for the merged model"]);
+    refused(&["export", "peft", "--merge", "--output", "merged"], &["`merged` exists already"]);
+    refused(&["export", "peft", "--merge", "--best", "--output", "m"], &["which has no checkpoints"]);
+    refused(
+        &["export", "run", "--merge", "--model", "base", "--output", "m"],
+        &["--model is for the folder of an adapter", "leave --model out"],
+    );
+    fs::rename(place.path("base"), place.path("moved")).unwrap();
+    let merge = ["export", "peft", "--merge", "--output", "again"];
+    refused(&merge, &["which is no folder here", "hint: give the model's folder with --model FOLDER"]);
+    place.stdout(&[&merge[..], &["--model", "moved"]].concat());
+    assert!(same("again/model.safetensors", "expected/model.safetensors"));
+}
+
+/// A configuration that begins an adapter trains a saved one on, unless it contradicts what that one is.
+#[test]
+fn a_saved_adapter_goes_on_by_the_configuration_that_it_was_begun_with() {
+    let place = adapted();
+    let keys = ["--set", "adapter.targets=[\"q_proj\", \"v_proj\"]", "--set", "adapter.rank_pattern=[\"v_proj=2\"]"];
+    let begun = [&TRAIN[..], &["--steps", "4", "--set", "adapter.alpha=6"], &keys].concat();
+    place.stdout(&begun);
+    let losses = |run: &str| -> Vec<f64> {
+        metrics(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    for (run, saved) in [("beside", "adapter.path=run/model"), ("instead", "model.path=run/model")] {
+        place.stdout(&[&begun[..], &["--set", saved, "--output", run]].concat());
+        assert!(losses(run)[0] < losses("run")[0], "{run}: {:?}", losses(run));
+        let config = fs::read_to_string(place.path(run).join("run.toml")).unwrap();
+        assert!(config.contains("rank = 4") && config.contains("alpha = 6.0"), "{config}");
+        place.stdout(&["export", run, "--merge", "--output", &format!("{run}-merged")]);
+    }
+    // Keys that are left out are the adapter's.
+    let few = ["--steps", "1", "--set", "adapter.path=run/model", "--output", "few", "--set", "adapter.rank=4"];
+    let output = place.run(&[&TRAIN[..], &few].concat());
+    assert!(output.status.success() && stderr(&output).contains("continues the adapter in \"run/model\""));
+    let refused = |more: &[&str], expected: &[&str]| {
+        let on = ["--steps", "4", "--set", "adapter.path=run/model", "--output", "refused"];
+        let output = place.run(&[&TRAIN[..], &on, more].concat());
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+    };
+    let hint = "hint: leave it out to train that adapter on, or begin a new one with its base as model.path";
+    refused(
+        &["--set", "adapter.rank=8", "--set", "adapter.dropout=0.5"],
+        &[
+            "`adapter.rank` is 8, but the adapter in \"run/model\" has 4",
+            "`adapter.dropout` is 0.5, but the adapter in \"run/model\" has 0",
+            hint,
+        ],
+    );
+    for key in [
+        "targets=[\"q_proj\", \"k_proj\"]",
+        "target_pattern=.*q_proj",
+        "rank_pattern=[\"q_proj=2\"]",
+        "alpha_pattern=[\"q_proj=2\"]",
+        "modules_to_save=[\"norm\"]",
+        "layers=[1]",
+    ] {
+        let name = key.split('=').next().unwrap();
+        let expected = format!("`adapter.{name}` describes other parameters than the adapter in \"run/model\" has");
+        refused(&["--set", &format!("adapter.{key}")], &[&expected, hint]);
+    }
+}
+
+#[test]
+fn trained_modules_are_told_apart_from_adapters() {
+    let place = adapted();
+    let whole = ["--set", "adapter.modules_to_save=[\"embed_tokens\", \"norm\"]", "--set", "adapter.keep_tie=true"];
+    place.stdout(&[&TRAIN[..], &["--steps", "1"], &whole].concat());
+    let told = place.stdout(&["inspect", "run/model"]);
+    // 258 tokens and five norms, of 32 numbers each. Adapters of rank 4: four matrices of 32 × 32 and three of 32 × 48 in each layer.
+    assert!(told.contains("4.0 K in adapters of 14 layers, 8.4 K whole (embed_tokens, norm). Frozen: "), "{told}");
+}
+
+#[test]
+fn a_run_and_an_adapter_that_do_not_fit_are_told_the_numbers() {
+    let place = adapted();
+    place.stdout(&[&TRAIN[..], &["--steps", "4"]].concat());
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = place.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+    };
+    refused(
+        &[&TRAIN[..], &["--steps", "8", "--resume", "--set", "adapter.rank=8"]].concat(),
+        &[
+            "lora_A.weight` as [4, 32], this run needs [8, 32]",
+            "has rank 4 there and this run's has 8: set adapter.rank",
+        ],
+    );
+    let deeper = ["--set", "model.layers=3", "--output", "deeper", "--steps", "1", "--set", "sample.prompts=[]"];
+    place.stdout(&[&["train", "tiny.toml"], &deeper[..]].concat());
+    let of_depth = ["--set", "model.layers=1", "--output", "flat", "--steps", "1", "--set", "sample.prompts=[]"];
+    place.stdout(&[&["train", "tiny.toml"], &of_depth[..]].concat());
+    refused(
+        &["inspect", "flat/model", "--adapter", "run/model"],
+        &["has layers up to number 1, this model's last is number 0", "the model that the adapter was trained on, \"/"],
+    );
+    let text = fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["target_modules"] = "all-linear".into();
+    fs::write(place.path("run/model/adapter_config.json"), config.to_string()).unwrap();
+    refused(
+        &["inspect", "deeper/model", "--adapter", "run/model"],
+        &["has layers up to number 1, this model's last is number 2"],
+    );
 }
 
 /// The loss that `eval` tells.
@@ -257,7 +422,10 @@ fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
     let text = text.replace("[data]", "[data]\ntokenizer = \"bytes\"");
     fs::write(place.path("folder.toml"), &text).unwrap();
     let inspected = place.stdout(&["inspect", golden, "--lora", "4", "--tp", "2"]);
-    assert!(inspected.contains("131.1 K in 4.5 bits each"), "{inspected}");
+    assert!(inspected.contains("131.1 K in 4.5 bits each") && inspected.contains("To train it"), "{inspected}");
+    let inspected = place.stdout(&["inspect", golden]);
+    let not_trained = "Weights in 4 bits cannot be trained themselves: --lora RANK tells";
+    assert!(inspected.contains(not_trained) && !inspected.contains("To train it"), "{inspected}");
     let refused = |arguments: &[&str], expected: &str| {
         let output = place.run(arguments);
         let told = stderr(&output);
@@ -277,6 +445,8 @@ fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
     let train = |more: &[&str]| {
         place.stdout(&[&["train", "folder.toml", "--set", "sample.prompts=[]", "--steps", "4"], more].concat())
     };
+    let told = train(&["--set", "adapter.base=nf4", "--output", "named"]);
+    assert!(told.contains("evenkeel generate named/model --prompt"), "{told}");
     train(&[]);
     train(&["--tp", "2", "--output", "cut"]);
     train(&["--dp", "2", "--set", "parallel.zero=3", "--output", "replicas"]);

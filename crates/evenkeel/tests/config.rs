@@ -96,6 +96,18 @@ fn names_of_other_trainers_are_understood() {
         ),
         ("train.save_steps=2", "unknown key `train.save_steps`", "did you mean `output.checkpoint_every`?"),
         ("train.bf16=true", "unknown key `train.bf16`", "did you mean `train.dtype`?"),
+        ("adapter.r=8", "unknown key `adapter.r`", "did you mean `adapter.rank`?"),
+        ("train.lora_r=8", "unknown key `train.lora_r`", "did you mean `adapter.rank`?"),
+        ("adapter.lora_alpha=8", "unknown key `adapter.lora_alpha`", "did you mean `adapter.alpha`?"),
+        ("adapter.lora_dropout=0.1", "unknown key `adapter.lora_dropout`", "did you mean `adapter.dropout`?"),
+        ("adapter.target_modules=x", "unknown key `adapter.target_modules`", "did you mean `adapter.targets`?"),
+        (
+            "adapter.layers_to_transform=1",
+            "unknown key `adapter.layers_to_transform`",
+            "did you mean `adapter.layers`?",
+        ),
+        ("adapter.use_dora=true", "unknown key `adapter.use_dora`", "did you mean `adapter.dora`?"),
+        ("adapter.q=1", "unknown key `adapter.q`", "`evenkeel config --explain` lists every key"),
         ("train.num_train_epochs=2", "unknown key `train.num_train_epochs`", "did you mean `train.epochs`?"),
         (
             "train.dtype=bfloat16",

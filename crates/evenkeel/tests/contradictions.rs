@@ -27,22 +27,6 @@ fn keys_that_contradict_each_other_are_refused() {
         ),
         (
             GOOD,
-            &["--set", "adapter.kind=lora", "--set", "adapter.path=a"],
-            &[
-                "--set: `adapter.kind` and `adapter.path` are both set, expected one of them",
-                "hint: `adapter.kind` begins a new adapter, `adapter.path` continues a saved one",
-            ],
-        ),
-        (
-            GOOD,
-            &["--set", "adapter.path=a", "--set", "adapter.dropout=0.1"],
-            &[
-                "--set: `adapter.dropout` is set, but the adapter in `adapter.path` has it already",
-                "hint: leave it out, or begin a new adapter",
-            ],
-        ),
-        (
-            GOOD,
             &["--set", "adapter.kind=lora", "--set", "adapter.rank_pattern=[\"q_proj\"]"],
             &[
                 "--set: `adapter.rank_pattern` has \"q_proj\", expected \"PATTERN=NUMBER\"",

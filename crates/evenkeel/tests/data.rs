@@ -80,6 +80,29 @@ fn the_first_sample_is_shown_with_its_prompt_and_the_tokens_that_count() {
     assert!(stderr(&said).contains("the tokenizer has no chat template"), "{}", stderr(&said));
 }
 
+/// As sentencepiece has it: words begin with a space, and the decoder drops the first one of a text.
+const WORDS: &str = r#"{
+    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "post_processor": null,
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "▁one": 1, "▁two": 2, "▁three": 3}}
+}"#;
+
+#[test]
+fn spaces_between_words_are_shown_and_printed() {
+    let place = place(&format!("{{\"text\": \"{}one\"}}\n", "one two three ".repeat(80)));
+    fs::create_dir(place.path("words")).unwrap();
+    fs::write(place.path("words/tokenizer.json"), WORDS).unwrap();
+    let words = set(&["data.tokenizer=words", "data.sequence=16"]);
+    let said = place.stdout(&[&["data", "tiny.toml"], &words[..]].concat());
+    assert!(shown(&said).1.starts_with("one two three one two"), "{said}");
+    let keys = set(&["sample.prompts=[\"one two\"]", "sample.tokens=2", "sample.temperature=0", "train.steps=30"]);
+    let said = place.stdout(&[&["train", "tiny.toml"], &words[..], &keys].concat());
+    assert!(said.contains("What it writes:\n  one two three one\n"), "{said}");
+    let generate = ["generate", "run/model", "--greedy", "--tokens", "2", "--prompt"];
+    assert_eq!(place.stdout(&[&generate[..], &["one two"]].concat()).trim_end(), "one two three one");
+}
+
 #[test]
 fn a_model_that_was_taught_stanfords_prompt_is_asked_by_it() {
     let place = place(&TASKS.repeat(8));

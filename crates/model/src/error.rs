@@ -52,6 +52,16 @@ pub enum Error {
     BadAdapter { what: String },
     #[error("the adapter's `{target}` matches nothing in this model")]
     IdleTarget { target: String, modules: Vec<String> },
+    #[error("the adapter's pattern `{pattern}` matches none of the layers that are adapted")]
+    IdlePattern { pattern: String, modules: Vec<String> },
+    #[error("the adapter is to have layer {layer}, this model's last is number {last}")]
+    NoSuchLayer { layer: usize, last: usize },
+    #[error("`{module}` cannot be adapted: adapters stand beside linear layers between the embedding and the head")]
+    NotAdapted { module: String, tied_to: Option<String> },
+    #[error("`{head}` has no weights of its own in this model: it is tied to `{embedding}`")]
+    TiedHead { head: String, embedding: String },
+    #[error("the adapter in {} has layers up to number {found}, this model's last is number {expected}", .folder.display())]
+    OtherDepth { folder: PathBuf, base: Option<String>, found: usize, expected: usize },
     #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
 }
@@ -86,6 +96,19 @@ impl Error {
             Error::IdlePatterns { layers, .. } => Some(format!("it has {}", layers.join(", "))),
             Error::BadAdapter { .. } => None,
             Error::IdleTarget { modules, .. } => Some(format!("it has {}", modules.join(", "))),
+            Error::IdlePattern { modules, .. } => Some(format!("these are {}", modules.join(", "))),
+            Error::NoSuchLayer { last, .. } => Some(format!("use numbers from 0 to {last}")),
+            Error::NotAdapted { tied_to: None, .. } => Some("name it in modules_to_save to train it whole".into()),
+            Error::NotAdapted { tied_to: Some(embedding), .. } => Some(format!(
+                "it is tied to `{embedding}`: name that in modules_to_save to train it whole, with keep_tie = true to train both"
+            )),
+            Error::TiedHead { head, embedding } => Some(format!(
+                "name `{embedding}`: with keep_tie = true both are trained as one, with `{head}` beside it each by itself"
+            )),
+            Error::OtherDepth { base, .. } => {
+                let base = base.as_ref().map_or_else(String::new, |base| format!(", {base:?}"));
+                Some(format!("give the model that the adapter was trained on{base}"))
+            }
             Error::SplitsWhole { .. } => Some("set parallel.sequence_parallel = false, or cut everything".into()),
             Error::TooManyShards { size, .. } => Some(format!("use tp = {size} or less")),
         }

@@ -261,7 +261,6 @@ fn targets_that_match_nothing_are_refused_with_what_there_is() {
     );
     refused("gpt2", with(names(&["q_proj"])), "it has c_attn, c_proj, c_fc");
     refused("llama3", with(Targets::Pattern("q_proj".into())), "`q_proj` matches nothing");
-    refused("llama3", with(names(&["lm_head"])), "`lm_head` matches nothing");
     let all_excluded = AdapterConfig { excluded: Some(Targets::Pattern(".*".into())), ..AdapterConfig::default() };
     refused("llama3", all_excluded, "matches nothing");
     let no_such_module = AdapterConfig { trained_modules: vec!["wte".into()], ..AdapterConfig::default() };
@@ -269,6 +268,89 @@ fn targets_that_match_nothing_are_refused_with_what_there_is() {
     refused("llama3", AdapterConfig { rank: 0, ..AdapterConfig::default() }, "rank 0 is not between 1 and");
     refused("llama3", AdapterConfig { dropout: 1.0, ..AdapterConfig::default() }, "dropout 1 is not between");
     refused("llama3", with(Targets::Pattern("(".into())), "the pattern `(` cannot be read");
+}
+
+#[test]
+fn what_is_named_at_the_ends_of_a_model_is_told_how_it_is_trained() {
+    let targets = |name: &str| AdapterConfig { targets: Targets::Names(vec![name.into()]), ..AdapterConfig::default() };
+    let trained = |name: &str| AdapterConfig { trained_modules: vec![name.into()], ..AdapterConfig::default() };
+    let whole = "cannot be adapted: adapters stand beside linear layers between the embedding and the head; \
+                 name it in modules_to_save to train it whole";
+    refused("llama2", targets("lm_head"), &format!("`lm_head` {whole}"));
+    refused("llama2", targets("embed_tokens"), &format!("`embed_tokens` {whole}"));
+    refused("gpt2", targets("wte"), &format!("`wte` {whole}"));
+    refused("llama3", targets("lm_head"), "it is tied to `embed_tokens`: name that in modules_to_save");
+    let pattern = AdapterConfig { targets: Targets::Pattern("lm_head".into()), ..AdapterConfig::default() };
+    refused("llama3", pattern, "it is tied to `embed_tokens`");
+    let tied = "`lm_head` has no weights of its own in this model: it is tied to `embed_tokens`; \
+                name `embed_tokens`: with keep_tie = true both are trained as one, with `lm_head` beside it each by itself";
+    refused("llama3", trained("lm_head"), tied);
+    // As the hint says.
+    let open =
+        |config: AdapterConfig| Model::open(&Folder::open(golden().join("llama3")).unwrap()).unwrap().adapted(config);
+    let is_trained = |model: &Model, name: &str| model.specs.iter().any(|spec| spec.is_trained && spec.name == name);
+    let both = ["embed_tokens", "lm_head"].map(str::to_owned).to_vec();
+    let apart = open(AdapterConfig { trained_modules: both, ..AdapterConfig::default() }).unwrap();
+    assert!(is_trained(&apart, "model.embed_tokens.weight") && is_trained(&apart, "lm_head.weight"));
+    let as_one = open(AdapterConfig { keeps_tie: true, ..trained("embed_tokens") }).unwrap();
+    assert!(as_one.config.tied && is_trained(&as_one, "model.embed_tokens.weight"));
+}
+
+#[test]
+fn patterns_of_a_new_adapter_that_match_nothing_are_refused_and_those_of_a_saved_one_are_not() {
+    let base = Model::open(&Folder::open(golden().join("llama3")).unwrap()).unwrap();
+    let targets = || Targets::Names(vec!["q_proj".into(), "v_proj".into()]);
+    let new = || AdapterConfig { targets: targets(), ..AdapterConfig::default() };
+    let excluded = |name: &str| Some(Targets::Names(vec![name.into()]));
+    let cases = [
+        (
+            AdapterConfig { rank_patterns: vec![("q_proj".into(), 4), ("k_proj".into(), 4)], ..new() },
+            "the adapter's pattern `k_proj` matches none of the layers that are adapted; these are q_proj, v_proj",
+        ),
+        (AdapterConfig { alpha_patterns: vec![("query".into(), 4.0)], ..new() }, "`query` matches none of the layers"),
+        (
+            AdapterConfig { excluded: excluded("query"), ..new() },
+            "`query` matches nothing in this model; it has q_proj, ",
+        ),
+        (
+            AdapterConfig { layers: Some(vec![0, 9]), ..new() },
+            "have layer 9, this model's last is number 1; use numbers from 0 to 1",
+        ),
+    ];
+    for (config, expected) in cases {
+        let error = base.newly_adapted(config.clone()).expect_err("it must be refused");
+        let told = format!("{error}; {}", error.hint().unwrap_or_default());
+        assert!(told.contains(expected), "{told}");
+        base.adapted(config).unwrap();
+    }
+    let config = AdapterConfig {
+        rank_patterns: vec![("q_proj".into(), 4)],
+        alpha_patterns: vec![(r".*\.1\.self_attn\.v_proj".into(), 4.0)],
+        excluded: excluded("k_proj"),
+        ..new()
+    };
+    base.newly_adapted(config).unwrap();
+}
+
+#[test]
+fn an_adapter_of_a_model_of_another_depth_is_told_the_numbers() {
+    // As many adapters save it; whole names of layers would be found in a deeper model.
+    let mut saved = AdapterFolder::open(&adapter("llama_lora")).unwrap();
+    saved.config.targets = Targets::AllLinear;
+    let config = std::fs::read_to_string(golden().join("llama3/config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let layers = config["num_hidden_layers"].as_u64().unwrap();
+    for (other, expected) in [
+        (layers + 2, format!("has layers up to number {}, this model's last is number {}", layers - 1, layers + 1)),
+        (layers - 1, format!("has layers up to number {}, this model's last is number {}", layers - 1, layers - 2)),
+    ] {
+        let mut config = config.clone();
+        config["num_hidden_layers"] = other.into();
+        let error = Model::from_json(&config).unwrap().with_adapter(&saved).expect_err("another depth");
+        assert!(error.to_string().contains(&expected), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.starts_with("give the model that the adapter was trained on"), "{hint}");
+    }
 }
 
 /// A copy of a golden adapter's folder with another configuration.

@@ -25,6 +25,8 @@ pub enum Error {
     BadManifest { path: PathBuf, what: &'static str, why: String },
     #[error("`{}` has no tensor `{tensor}` of the shape this model needs", path.display())]
     OtherModel { path: PathBuf, tensor: String },
+    #[error("`{}` has `{tensor}` as {found:?}, this run needs {wanted:?}", path.display())]
+    OtherShape { path: PathBuf, tensor: String, found: Vec<usize>, wanted: Vec<usize> },
     #[error("`{}` has a trained `{tensor}`, which this run does not train", path.display())]
     TrainedBefore { path: PathBuf, tensor: String },
     #[error("`{}` holds the state of the optimizer \"{found}\", this run's is \"{wanted}\"", path.display())]
@@ -69,7 +71,7 @@ impl Error {
             Error::DifferentSamples { .. } | Error::Rank(_) => true,
             Error::CheckpointVersion { .. } | Error::BadState { .. } => false,
             Error::BadManifest { .. } | Error::OtherModel { .. } | Error::OtherOptimizer { .. } => false,
-            Error::TrainedBefore { .. } => false,
+            Error::TrainedBefore { .. } | Error::OtherShape { .. } => false,
             Error::OnRank(error) => error.is_fault,
         }
     }
@@ -92,6 +94,7 @@ impl Error {
             Error::OtherModel { .. } => {
                 Some("the checkpoint is of another model; resume with its own config".to_owned())
             }
+            Error::OtherShape { tensor, found, wanted, .. } => Some(how_to_resume(tensor, found, wanted)),
             Error::TrainedBefore { .. } => {
                 Some("resume with the [adapter] or the frozen layers that it was written with".to_owned())
             }
@@ -105,5 +108,21 @@ impl Error {
                     .to_owned(),
             ),
         }
+    }
+}
+
+/// The hint for a checkpoint with a parameter of another shape. The rank of an adapter is the first dim of A and the last of B.
+fn how_to_resume(tensor: &str, found: &[usize], wanted: &[usize]) -> String {
+    let rank = |shape: &[usize]| match shape {
+        [rank, _] if tensor.ends_with("lora_A.weight") => Some(*rank),
+        [_, rank] if tensor.ends_with("lora_B.weight") => Some(*rank),
+        _ => None,
+    };
+    match (rank(found), rank(wanted)) {
+        (Some(found), Some(wanted)) if found != wanted => format!(
+            "its adapter has rank {found} there and this run's has {wanted}: set adapter.rank, or the layer's \
+             adapter.rank_pattern, to {found}, or begin a run in another output.folder"
+        ),
+        _ => "the checkpoint is of a model of another size; resume with its own config".to_owned(),
     }
 }

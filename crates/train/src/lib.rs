@@ -35,7 +35,8 @@ pub use ranks::{Answer, RankMemory, Ranks, Request, WantedElements};
 pub use rate::{Decay, Form, Rate};
 pub use restage::{Restage, Restaged};
 pub use run::{
-    Balancing, Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop, run,
+    Balancing, Best, EarlyStop, Feed, Limits, Progress, RankReport, Report, RunGoals, RunObserver, StepReport, Stop,
+    run,
 };
 pub use samples::Samples;
 pub use state_kind::StateKind;

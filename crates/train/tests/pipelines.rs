@@ -134,6 +134,22 @@ fn a_checkpoint_resumes_on_any_number_of_stages() {
 }
 
 #[test]
+fn units_move_between_places_and_training_goes_on_as_it_would_have() {
+    for (order, cuts) in [(Order::OneForwardOneBackward, vec![3]), (Order::ZbV, vec![1, 4, 6])] {
+        for strategy in [spread(1, 1, 0), spread(2, 1, 1), spread(1, 2, 0)] {
+            let strategy = staged(strategy, 2, order);
+            let what = format!("{strategy:?}");
+            let [moved, unmoved] = [(); 2].map(|()| ranks(true, &strategy));
+            [&moved, &unmoved].map(|ranks| curve(ranks, 0..2));
+            let before = state(&moved);
+            moved.recut(cuts.clone()).unwrap();
+            assert_eq!(state(&moved), before, "{what}");
+            compare_curves(&what, &curve(&moved, 2..STEPS), &curve(&unmoved, 2..STEPS), [0.0, 2e-5]);
+        }
+    }
+}
+
+#[test]
 fn a_dry_run_foretells_the_memory_of_every_place() {
     for order in Order::ALL {
         let strategy = staged(spread(1, 1, 0), 3, order);

@@ -10,8 +10,8 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model};
 use evenkeel_store::checkpoint::{Checkpoint, CheckpointWriter};
 use evenkeel_train::{
-    Balancing, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate, Report,
-    RunGoals, RunObserver, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
+    Balancing, Best, Decay, EarlyStop, Error, Evaluation, Feed, Form, Limits, OptimizerOptions, Progress, Ranks, Rate,
+    Report, RunGoals, RunObserver, Samples, StepReport, Stop, Trainer, TrainerOptions, checkpoint, run,
 };
 use support::compare_curves;
 
@@ -337,7 +337,9 @@ fn a_run_ends_with_its_data() {
     let folder = temporary.path().join("run");
     let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 7 };
-    let stop = run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap();
+    let stop =
+        run(&ranks, &mut feed, &plan(100), Balancing::default(), &mut Progress::default(), &interrupted, &mut watch)
+            .unwrap();
     assert_eq!((stop, watch.reports.len()), (Stop::DataEnded, 4), "three steps of two micro-batches and one of one");
 }
 
@@ -356,7 +358,8 @@ fn steps_that_are_not_finite_change_nothing_and_end_the_run_at_the_limit() {
     let mut watch = Watch::new(folder, 0, &interrupted);
     let mut feed = Numbers { next: 0, end: 1000 };
     let error =
-        run(&ranks, &mut feed, &plan(100), None, &mut Progress::default(), &interrupted, &mut watch).unwrap_err();
+        run(&ranks, &mut feed, &plan(100), Balancing::default(), &mut Progress::default(), &interrupted, &mut watch)
+            .unwrap_err();
     assert!(matches!(error, Error::NotFinite { steps: 3, step: 3, .. }), "{error}");
     assert_eq!(watch.reports.len(), 3);
     assert!(watch.reports.iter().all(|report| !report.outcome.updated));

@@ -5,7 +5,7 @@ use evenkeel_model::{AdapterConfig, AdapterInit, AdapterScaling, Targets};
 use evenkeel_balance::Mode;
 
 use super::raw::RawConfig;
-use super::settings::{Adapter, AdapterBase, Dtype, Settings};
+use super::settings::{Adapter, AdapterBase, AdapterKind, Dtype, Settings};
 
 pub const PRUNED_ADAPTERS: &str =
     "`balance.gamma_max` prunes the gradients of layers, but an adapter's layers are frozen";
@@ -49,21 +49,9 @@ const ALL_LINEAR: &str = "all-linear";
 
 pub fn check(raw: &mut RawConfig, settings: &Settings) {
     let adapter = &settings.adapter;
-    match (adapter.kind, &adapter.path, set_key(adapter)) {
-        (Some(_), Some(_), _) => {
-            let what = "`adapter.kind` and `adapter.path` are both set, expected one of them".to_owned();
-            let hint = "`adapter.kind` begins a new adapter, `adapter.path` continues a saved one";
-            raw.note_contradiction(&["adapter.kind", "adapter.path"], what, Some(hint));
-        }
-        (None, Some(_), Some(key)) => {
-            let what = format!("`{key}` is set, but the adapter in `adapter.path` has it already");
-            raw.note_contradiction(&[key, "adapter.path"], what, Some("leave it out, or begin a new adapter"));
-        }
-        (None, None, Some(key)) => {
-            let what = format!("`{key}` is set, but there is no adapter");
-            raw.note_contradiction(&[key, "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
-        }
-        _ => (),
+    if let (None, None, Some(key)) = (adapter.kind, &adapter.path, set_key(adapter)) {
+        let what = format!("`{key}` is set, but there is no adapter");
+        raw.note_contradiction(&[key, "adapter.kind"], what, Some("set adapter.kind = \"lora\""));
     }
     if !adapter.targets.is_empty() && adapter.target_pattern.is_some() {
         let what = "`adapter.targets` and `adapter.target_pattern` are both set, expected one of them".to_owned();
@@ -128,7 +116,10 @@ impl Adapter {
 
     /// The new adapter that the keys describe, if they do.
     pub fn new_adapter(&self) -> Option<AdapterConfig> {
-        self.kind?;
+        self.kind.map(|_| self.described())
+    }
+
+    fn described(&self) -> AdapterConfig {
         let names = |names: &[String]| match names {
             [] => Targets::AllLinear,
             [name] if name == ALL_LINEAR => Targets::AllLinear,
@@ -139,7 +130,7 @@ impl Adapter {
         };
         let ranks = patterns(&self.rank_pattern).into_iter();
         let alphas = patterns(&self.alpha_pattern).into_iter();
-        Some(AdapterConfig {
+        AdapterConfig {
             rank: self.rank,
             alpha: self.alpha.unwrap_or(2.0 * self.rank as f64) as f32,
             dropout: self.dropout as f32,
@@ -154,6 +145,58 @@ impl Adapter {
             trained_modules: self.modules_to_save.clone(),
             has_new_names: false,
             keeps_tie: self.keep_tie,
-        })
+        }
     }
+
+    /// The given keys with one value that contradict a saved adapter: each with its value and the adapter's.
+    pub fn contradictions(&self, saved: &AdapterConfig, given: &[String]) -> Vec<(&'static str, String, String)> {
+        let ours = self.described();
+        let keys = [
+            ("adapter.rank", ours.rank.to_string(), saved.rank.to_string()),
+            ("adapter.alpha", ours.alpha.to_string(), saved.alpha.to_string()),
+            ("adapter.dropout", ours.dropout.to_string(), saved.dropout.to_string()),
+            ("adapter.rslora", is_by_root(&ours).to_string(), is_by_root(saved).to_string()),
+            ("adapter.dora", ours.is_dora.to_string(), saved.is_dora.to_string()),
+            ("adapter.keep_tie", ours.keeps_tie.to_string(), saved.keeps_tie.to_string()),
+        ];
+        let is_given = |key: &str| given.iter().any(|given| given == key);
+        keys.into_iter().filter(|(key, ours, theirs)| is_given(key) && ours != theirs).collect()
+    }
+
+    /// A saved adapter's configuration with the keys that are set and single out layers or modules, one at a time.
+    pub fn variations(&self, saved: &AdapterConfig) -> Vec<(&'static str, AdapterConfig)> {
+        let AdapterConfig { targets, excluded, layers, rank_patterns, alpha_patterns, trained_modules, .. } =
+            self.described();
+        let key = if self.target_pattern.is_some() { "adapter.target_pattern" } else { "adapter.targets" };
+        let saved = || saved.clone();
+        let variations = [
+            (set_targets(self), key, AdapterConfig { targets, ..saved() }),
+            (excluded.is_some(), "adapter.exclude", AdapterConfig { excluded, ..saved() }),
+            (layers.is_some(), "adapter.layers", AdapterConfig { layers, ..saved() }),
+            (!rank_patterns.is_empty(), "adapter.rank_pattern", AdapterConfig { rank_patterns, ..saved() }),
+            (!alpha_patterns.is_empty(), "adapter.alpha_pattern", AdapterConfig { alpha_patterns, ..saved() }),
+            (!trained_modules.is_empty(), "adapter.modules_to_save", AdapterConfig { trained_modules, ..saved() }),
+        ];
+        variations.into_iter().filter(|(is_set, ..)| *is_set).map(|(_, key, config)| (key, config)).collect()
+    }
+
+    /// Tells what a continued adapter is, for the run's own configuration.
+    pub fn describe_saved(&mut self, saved: &AdapterConfig) {
+        let exact = |number: f32| number.to_string().parse().expect("a number's own text");
+        self.kind = Some(AdapterKind::Lora);
+        self.rank = saved.rank;
+        self.alpha = Some(exact(saved.alpha));
+        self.dropout = exact(saved.dropout);
+        self.rslora = is_by_root(saved);
+        self.dora = saved.is_dora;
+        self.keep_tie = saved.keeps_tie;
+    }
+}
+
+fn set_targets(adapter: &Adapter) -> bool {
+    !adapter.targets.is_empty() || adapter.target_pattern.is_some()
+}
+
+fn is_by_root(config: &AdapterConfig) -> bool {
+    config.scaling == AdapterScaling::ByRoot
 }

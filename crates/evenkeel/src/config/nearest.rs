@@ -11,8 +11,12 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         return None;
     }
     let name = name.to_lowercase().replace('-', "_");
-    // Two wrong letters of three are another word.
-    let forgiven = (name.len() / 3).max(if name.len() <= 3 { 1 } else { 2 });
+    let forgiven = match name.len() {
+        0 | 1 => 0,
+        // Two wrong letters of three are another word.
+        2 | 3 => 1,
+        length => (length / 3).max(2),
+    };
     let likely = |candidate: &&str| distance(&name, candidate) <= forgiven || is_form(&name, candidate);
     candidates.into_iter().filter(likely).min_by_key(|candidate| distance(&name, candidate))
 }
@@ -41,6 +45,7 @@ mod tests {
             ("optimizer", None),
             ("stepz", Some("steps")),
             ("rl", Some("lr")),
+            ("r", None),
             ("foo", None),
             ("", None),
         ];

@@ -210,6 +210,11 @@ impl RawConfig {
         self.given.contains_key(key)
     }
 
+    pub(super) fn given_in(&self, section: &str) -> Vec<String> {
+        let is_inside = |key: &&String| key.split_once('.').is_some_and(|(of, _)| of == section);
+        self.given.keys().filter(is_inside).cloned().collect()
+    }
+
     /// All mistakes: in the order of the file, then of the command line, then missing keys.
     pub(super) fn into_mistakes(mut self) -> Vec<Mistake> {
         self.findings.sort_by(|a, b| a.place.cmp(&b.place));

@@ -8,6 +8,8 @@ use evenkeel_model::{AdapterInit, Imputation};
 use evenkeel_step::Order;
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
+use crate::device::Precision;
+
 use super::setting::{above, choices, from, named};
 use super::table::settings;
 
@@ -85,7 +87,8 @@ settings! {
     [adapter] Adapter {
         /// Begins a new adapter: "lora". If neither this nor adapter.path is set, the whole model is trained.
         kind: Option<AdapterKind>;
-        /// Folder of a saved adapter to continue.
+        /// Folder of a saved adapter to continue. Keys that describe an adapter are then taken from it, and refused if they
+        /// contradict it.
         path: Option<PathBuf>;
         /// How the frozen linear layers are held: "bf16", or in 4 bits as bitsandbytes has them, "nf4" (QLoRA). If not set, in
         /// train.dtype, or in 4 bits if model.path is a folder that bitsandbytes has quantised.
@@ -398,5 +401,21 @@ impl From<Dtype> for DType {
             Dtype::F32 => DType::F32,
             Dtype::Bf16 => DType::Bf16,
         }
+    }
+}
+
+impl From<Precision> for Dtype {
+    fn from(precision: Precision) -> Dtype {
+        match precision {
+            Precision::F32 => Dtype::F32,
+            Precision::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+impl Settings {
+    /// The dtype of the weights that a run writes.
+    pub fn save_dtype(&self) -> Dtype {
+        self.output.save_dtype.unwrap_or(self.train.dtype)
     }
 }

@@ -7,7 +7,8 @@ use evenkeel_balance::Mode;
 use evenkeel_data::Tokenizer;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
-    ADAPTER_CONFIG, Adapters, Config, Input, Merger, Model, PEFT_PREFIX, ParamId, ParamSpec, Parameters, ZeroSharding,
+    ADAPTER_CONFIG, AdapterConfig, Adapters, Config, Input, Merger, Model, PEFT_PREFIX, ParamId, ParamSpec, Parameters,
+    ZeroSharding,
 };
 use evenkeel_store::{FileDtype, Format, NewFolder, Source, copy_file, exists, read_json};
 use evenkeel_train::{save_adapter, save_weights};
@@ -29,6 +30,8 @@ pub struct ModelInput {
     folder: Option<ModelFolder>,
     /// The names of the classes of the run's images, by label.
     classes: Vec<String>,
+    /// Whether the model is trained here; if not, its images are prepared as its folder says.
+    is_trained_here: bool,
 }
 
 const CONFIG_BYTES: u64 = 16 << 20;
@@ -57,21 +60,65 @@ impl ModelInput {
             let hint = format!("{DORA_DROPOUT_HINT} (`lora_dropout` in its adapter_config.json)");
             return Err(Mistake { what, hint: Some(hint) }.into());
         }
+        input.continue_adapter(config)?;
         input.check_adapter(&config.settings)?;
         input.check_packed(&config.settings)?;
         input.model.config.warnings(config.settings.data.sequence).iter().for_each(|warning| warn(warning));
         Ok(input)
     }
 
+    /// Compares the given keys of [adapter] with a saved adapter that is trained on, and fills in the others.
+    fn continue_adapter(&self, config: &mut RunConfig) -> Result<(), Failure> {
+        let Some((saved, path)) = self.saved_adapter() else { return Ok(()) };
+        let adapter = &config.settings.adapter;
+        let differ = adapter.contradictions(saved, &config.adapter_keys).into_iter();
+        let mut found: Vec<String> = differ
+            .map(|(key, ours, theirs)| format!("`{key}` is {ours}, but the adapter in {path:?} has {theirs}"))
+            .collect();
+        for (key, variation) in adapter.variations(saved) {
+            if !self.trains_the_same(variation, adapter.packs())? {
+                found.push(format!("`{key}` describes other parameters than the adapter in {path:?} has"));
+            }
+        }
+        let hint = "leave it out to train that adapter on, or begin a new one with its base as model.path";
+        let mistake = |what: String| Mistake { what, hint: Some(hint.to_owned()) };
+        if !found.is_empty() {
+            return Err(found.into_iter().map(mistake).collect::<Vec<_>>().into());
+        }
+        config.settings.adapter.describe_saved(saved);
+        Ok(())
+    }
+
+    /// `None` if no saved adapter is trained on.
+    pub fn describe_continued(&self) -> Option<String> {
+        self.saved_adapter().map(|(_, path)| format!("continues the adapter in {path:?}"))
+    }
+
+    fn saved_adapter(&self) -> Option<(&AdapterConfig, &Path)> {
+        let adapter = self.folder.as_ref()?.adapter.as_ref()?;
+        Some((&adapter.config, &adapter.path))
+    }
+
+    /// Whether an adapter of this configuration on the same base has the parameters and the factors of this one.
+    fn trains_the_same(&self, config: AdapterConfig, packs: bool) -> Result<bool, Failure> {
+        let Some(folder) = &self.folder else { return Ok(false) };
+        // What matches nothing describes another adapter.
+        let Ok(model) = folder.base_model(&self.json, packs)?.adapted(config) else { return Ok(false) };
+        let trained = |model: &Model| -> Vec<(String, Vec<usize>)> {
+            let trained = model.specs.iter().filter(|spec| spec.is_trained);
+            trained.map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
+        };
+        Ok(trained(&model) == trained(&self.model) && model.adapter_scales() == self.model.adapter_scales())
+    }
+
+    /// Whether the folder's own weights are in 4 bits.
+    pub fn is_saved_packed(&self) -> bool {
+        self.json.get("quantization_config").is_some()
+    }
+
     /// Refuses what the configuration alone does not show: `model.path` may be the folder of an adapter.
     fn check_adapter(&self, settings: &Settings) -> Result<(), Mistake> {
         let is_adapted = self.model.config.adapters.is_some();
-        let is_saved = self.folder.as_ref().is_some_and(|folder| folder.adapter.is_some());
-        if is_saved && settings.adapter.kind.is_some() {
-            let what = "`adapter.kind` asks for a new adapter, but `model.path` is the folder of one";
-            let hint = "leave out the keys of [adapter] to train that one on, or give its base as model.path";
-            return Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
-        }
         if is_adapted && settings.balance.gamma_max > 0.0 {
             return Err(Mistake { what: PRUNED_ADAPTERS.to_owned(), hint: Some(PRUNED_HINT.to_owned()) });
         }
@@ -128,7 +175,7 @@ impl ModelInput {
         };
         let is_adapted = model.config.adapters.is_some();
         let model = match adapter.new_adapter().filter(|_| !is_adapted) {
-            Some(new) => model.adapted(new)?,
+            Some(new) => model.newly_adapted(new)?,
             None => model,
         };
         let model = model.for_device(config.settings.device.kind);
@@ -137,7 +184,32 @@ impl ModelInput {
             check_positions(config.settings.data.sequence, positions)?;
         }
         let classes = classes(&config.settings)?;
-        Ok(ModelInput { model, json, folder, classes })
+        Ok(ModelInput { model, json, folder, classes, is_trained_here: true })
+    }
+
+    /// A saved model, to be written in another form.
+    pub fn saved(folder: ModelFolder, ignored: &[String], packs: bool) -> Result<ModelInput, Failure> {
+        let (model, json) = folder.model(ignored, "--ignore-keys", packs)?;
+        Ok(ModelInput { model, json, folder: Some(folder), classes: Vec::new(), is_trained_here: false })
+    }
+
+    /// The dtype of the weights in the model's folder, as far as it can be written; what config.json says nothing of is f32.
+    pub fn saved_dtype(&self) -> Dtype {
+        let dtype = ["dtype", "torch_dtype"].iter().find_map(|key| self.json.get(key)?.as_str());
+        if dtype == Some("bfloat16") { Dtype::Bf16 } else { Dtype::F32 }
+    }
+
+    /// Writes the model with the adapter of its own folder merged into it.
+    pub fn save_saved_merged(
+        &self,
+        path: &Path,
+        dtype: Dtype,
+        tokenizer: Option<&SavedTokenizer>,
+        replace: bool,
+    ) -> Result<(), Failure> {
+        let adapter = self.folder.as_ref().and_then(|folder| folder.adapter.as_ref()).expect("an adapter's folder");
+        let read_rows = |id: ParamId, rows| Ok(self.model.read_saved_rows(adapter, id, rows)?);
+        self.save_merged(path, dtype, tokenizer, read_rows, replace)
     }
 
     /// The weights that a shard of the model begins with.
@@ -166,7 +238,7 @@ impl ModelInput {
         read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
         replace: bool,
     ) -> Result<(), evenkeel_train::Error> {
-        let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
+        let dtype = settings.save_dtype();
         let new = NewFolder::create(path)?;
         if let Some(tokenizer) = tokenizer {
             save_tokenizer(&new, tokenizer)?;
@@ -189,7 +261,7 @@ impl ModelInput {
     pub fn save_merged(
         &self,
         path: &Path,
-        settings: &Settings,
+        dtype: Dtype,
         tokenizer: Option<&SavedTokenizer>,
         read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, evenkeel_train::Error>,
         replace: bool,
@@ -204,7 +276,6 @@ impl ModelInput {
         let merger = merger.with_adapters(|id| read_rows(id, 0..specs[id.0].whole[0]))?;
         let of_base: Vec<ParamId> = (0..specs.len()).filter(|&id| !specs[id].is_adapter).map(ParamId).collect();
         let written: Vec<ParamSpec> = of_base.iter().map(|id| specs[id.0].clone()).collect();
-        let dtype: Dtype = settings.output.save_dtype.unwrap_or(settings.train.dtype);
         let new = NewFolder::create(path)?;
         if let Some(tokenizer) = tokenizer {
             save_tokenizer(&new, tokenizer)?;
@@ -256,11 +327,15 @@ impl ModelInput {
             }
         }
         folder.write_json("config.json", &json)?;
+        let from = self.folder.as_ref().map(|folder| folder.base.path());
         if let Input::Images { size, channels, .. } = self.model.config.input {
-            // The folder's own file describes other pictures than those of the training.
+            // The folder's own file describes other pictures than those of a training here.
+            let own = from.filter(|_| !self.is_trained_here);
+            if !copy_present(folder, own, &["preprocessor_config.json"])?.is_empty() {
+                return Ok(());
+            }
             return folder.write_json("preprocessor_config.json", &preprocessor(size, channels));
         }
-        let from = self.folder.as_ref().map(|folder| folder.base.path());
         if copy_present(folder, from, &["generation_config.json"])?.is_empty() {
             let tokens = ["bos_token_id", "eos_token_id", "pad_token_id"];
             let tokens = tokens.iter().filter_map(|&key| Some((key.to_owned(), json.get(key)?.clone())));
@@ -314,6 +389,13 @@ pub struct SavedTokenizer {
 impl SavedTokenizer {
     pub fn of(text: &Text, settings: &Settings) -> Result<SavedTokenizer, Failure> {
         Ok(SavedTokenizer { files: text.files.clone(), chat_template: text.template_to_save(&settings.data)? })
+    }
+
+    /// The tokenizer of a saved model, if it has one.
+    pub fn of_folder(folder: &ModelFolder) -> Option<SavedTokenizer> {
+        let beside = folder.folder_with("tokenizer.json");
+        let file = beside.join("tokenizer.json");
+        exists(&file).then_some(SavedTokenizer { files: Some((file, beside)), chat_template: None })
     }
 }
 

@@ -20,30 +20,40 @@ impl ModelFolder {
     /// place: its configuration names the base.
     pub fn open(path: &Path, adapter: Option<&Path>) -> Result<ModelFolder, Failure> {
         if adapter.is_none() && is_adapter(path) {
-            let saved = AdapterFolder::open(path)?;
-            let base = saved.base.clone().unwrap_or_default();
-            if !exists(Path::new(&base).join("config.json")) {
-                let what = format!("the adapter in {path:?} belongs to the model {base:?}, which is no folder here");
-                let hint = format!("give the model's folder, and --adapter {path:?} or adapter.path");
-                return Err(Mistake { what, hint: Some(hint) }.into());
-            }
-            return Ok(ModelFolder { base: open_base(Path::new(&base))?, adapter: Some(saved) });
+            return ModelFolder::of_adapter(
+                path,
+                &format!("give the model's folder, and --adapter {path:?} or adapter.path"),
+            );
         }
         let adapter = adapter.map(AdapterFolder::open).transpose()?;
         Ok(ModelFolder { base: open_base(path)?, adapter })
+    }
+
+    /// An adapter's folder and its base, which its configuration names. `hint` says how to give another base.
+    pub fn of_adapter(path: &Path, hint: &str) -> Result<ModelFolder, Failure> {
+        let saved = AdapterFolder::open(path)?;
+        let base = saved.base.clone().unwrap_or_default();
+        if !exists(Path::new(&base).join("config.json")) {
+            let what = format!("the adapter in {path:?} belongs to the model {base:?}, which is no folder here");
+            return Err(Mistake { what, hint: Some(hint.to_owned()) }.into());
+        }
+        Ok(ModelFolder { base: open_base(Path::new(&base))?, adapter: Some(saved) })
     }
 
     /// The model, its adapter included, once the folder's tensors are known to fit; and config.json without the ignored keys.
     /// `option` is where the user named those. `packs` says whether to hold its linear layers in 4 bits; a quantised folder's are.
     pub fn model(&self, ignored: &[String], option: &str, packs: bool) -> Result<(Model, Value), Failure> {
         let json = without_keys(self.base.config(), ignored, option);
-        let model = Model::of_folder(&json, &self.base)?;
-        let model = if packs { model.packed() } else { model };
+        let model = self.base_model(&json, packs)?;
         model.check(&self.base)?;
         let Some(adapter) = &self.adapter else { return Ok((model, json)) };
-        let model = model.adapted(adapter.config.clone())?;
-        model.check_adapter(adapter)?;
-        Ok((model, json))
+        Ok((model.with_adapter(adapter)?, json))
+    }
+
+    /// The model without its adapter, as this config.json describes it.
+    pub fn base_model(&self, json: &Value, packs: bool) -> Result<Model, Failure> {
+        let model = Model::of_folder(json, &self.base)?;
+        Ok(if packs { model.packed() } else { model })
     }
 
     /// Loads a shard's part of the weights. `seed` is that of a new adapter.

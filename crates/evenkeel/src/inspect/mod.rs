@@ -96,6 +96,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             (batch * channels * size * size, of_input, format!("{batch} images"))
         }
     };
+    let described = describe(&model, &of_input);
+    if model.is_packed() && config.adapters.is_none() {
+        return Ok(format!("{described}\n\n{NOT_TRAINED}"));
+    }
     if inputs > MOST_INPUTS {
         let what = format!("a step of {per_step} is too large to be inspected");
         return Err(Mistake {
@@ -132,21 +136,32 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
     }
     drop(tokenizer);
-    let lines = [
-        format!("architecture   {} ({})", config.family.class, config.family.model_type),
-        format!("parameters     {}", describe_parameters(&model)),
-        format!("layers         {}", config.layers.len()),
-        format!("hidden         {}, FFN {}", config.hidden, config.ffn),
-        format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
-        of_input,
-        format!("\nTo train it with {}, {per_step} a step{}:", arguments.optimizer.title(), on_ranks(strategy.mesh())),
+    let text = format!(
+        "{described}\n\nTo train it with {}, {per_step} a step{}:\n{}",
+        arguments.optimizer.title(),
+        on_ranks(strategy.mesh()),
         text::table(&["dtype", "recompute", "state", "peak memory", "with checkpoints", "work per step"], &rows),
-    ];
-    let text = lines.join("\n");
+    );
     if shards.len() == 1 {
         return Ok(text);
     }
     Ok(format!("{text}\n\nCut over {} ranks, f32:\n{}", shards.len(), shards::describe(&shards, &of_ranks[0])))
+}
+
+const NOT_TRAINED: &str =
+    "Weights in 4 bits cannot be trained themselves: --lora RANK tells what an adapter on them takes.";
+
+fn describe(model: &Model, of_input: &str) -> String {
+    let config = &model.config;
+    [
+        format!("architecture   {} ({})", config.family.class, config.family.model_type),
+        format!("parameters     {}", describe_parameters(model)),
+        format!("layers         {}", config.layers.len()),
+        format!("hidden         {}, FFN {}", config.hidden, config.ffn),
+        format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
+        of_input.to_owned(),
+    ]
+    .join("\n")
 }
 
 /// The count and, if some are frozen, that of the trained ones, with the memory of each.
@@ -158,18 +173,32 @@ fn describe_parameters(model: &Model) -> String {
     }
     let (packed, bits) = (model.packed_count(), PACKED_BITS);
     let in_4_bits = format!("{} in {bits} bits each, {}", text::count(packed), text::bytes(packed / 16 * 9));
-    let layers = model.adapted_names().len();
-    if layers == 0 {
-        return format!("{count}, of which {in_4_bits}, are frozen: only adapters of them can be trained (--lora)");
+    if model.config.adapters.is_none() {
+        return format!("{count}, of which {in_4_bits}, are frozen");
     }
     let frozen = all - trained - packed;
     let frozen = format!("{} in f32, {} in bf16", text::bytes(4 * frozen), text::bytes(2 * frozen));
     let frozen = if packed > 0 { format!("{in_4_bits}, the others {frozen}") } else { frozen };
     format!(
-        "{count}, of which {} are trained ({:.2} %): adapters of {layers} layers. Frozen: {frozen}",
+        "{count}, of which {} are trained ({:.2} %): {}. Frozen: {frozen}",
         text::count(trained),
         100.0 * trained as f64 / all as f64,
+        describe_trained(model),
     )
+}
+
+/// The adapters, and the modules that are trained whole beside them.
+fn describe_trained(model: &Model) -> String {
+    let adapters = format!("adapters of {} layers", model.adapted_names().len());
+    let whole = model.specs.iter().filter(|spec| spec.is_trained && !spec.is_adapter);
+    let whole: u64 = whole.map(|spec| spec.whole.iter().product::<usize>() as u64).sum();
+    let modules = model.config.adapters.iter().flat_map(|adapters| &adapters.config.trained_modules);
+    let modules: Vec<&str> = modules.map(String::as_str).collect();
+    if modules.is_empty() {
+        return adapters;
+    }
+    let of_adapters = text::count(model.trained_count() - whole);
+    format!("{of_adapters} in {adapters}, {} whole ({})", text::count(whole), modules.join(", "))
 }
 
 /// A code, and its part of its block's factor.

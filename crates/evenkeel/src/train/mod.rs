@@ -12,13 +12,13 @@ use std::time::Duration;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
 use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunEvent, Sink, Style, Summary};
-use evenkeel_step::Strategy;
+use evenkeel_step::{Pipeline, Strategy};
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, Saver};
 use evenkeel_train::{
-    Best, Cost, Decay, EarlyStop, Form, Limits, Progress, Rate, RunGoals, Samples, StateKind, Stop, TrainerOptions,
-    checkpoint,
+    Balancing, Best, Cost, Decay, EarlyStop, Form, Limits, Progress, Rate, Restage, RunGoals, Samples, StateKind, Stop,
+    TrainerOptions, checkpoint,
 };
 
 use crate::arrange::arrange;
@@ -30,7 +30,7 @@ use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps, samples_bytes};
 use crate::strategy::strategy;
-use crate::{Failure, Mistake, process, text, warn};
+use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
 
 #[derive(clap::Args)]
@@ -150,7 +150,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, prompt, describe_batch(strategy), slow, divided];
+    let begun = [parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
     arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
@@ -196,8 +196,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         _ => sample::samples(&folder.model(), settings, is_chat)?,
     };
     summary.memory(process::peak_bytes());
-    let reads_text = data.tokenizer().is_some();
-    Ok(conclusion(&summary, &folder, settings, &progress, &samples, reads_text, is_chat))
+    let usage = Usage {
+        reads_text: data.tokenizer().is_some(),
+        is_chat,
+        // A folder whose weights are in 4 bits says so itself.
+        packs: settings.adapter.packs() && !input.is_saved_packed(),
+    };
+    Ok(conclusion(&summary, &folder, settings, &progress, &samples, &usage))
 }
 
 fn describe_model(model: &Model) -> String {
@@ -413,6 +418,14 @@ fn describe_no_gain(progress: &Progress) -> String {
     }
 }
 
+/// How a trained model is used.
+struct Usage {
+    reads_text: bool,
+    is_chat: bool,
+    /// Whether its base is to be held in 4 bits.
+    packs: bool,
+}
+
 /// The text at the end of a run.
 fn conclusion(
     summary: &Summary,
@@ -420,8 +433,7 @@ fn conclusion(
     settings: &Settings,
     progress: &Progress,
     samples: &[String],
-    reads_text: bool,
-    is_chat: bool,
+    usage: &Usage,
 ) -> String {
     let mut files =
         vec![("metrics", folder.metrics().display().to_string()), ("curve", folder.curve().display().to_string())];
@@ -437,17 +449,17 @@ fn conclusion(
     summary.write(&mut out, &files).expect("memory takes all bytes");
     let mut lines = vec![String::from_utf8_lossy(&out).trim_end().to_owned()];
     if !samples.is_empty() {
-        let how = if is_chat { "answers through its chat template" } else { "writes" };
+        let how = if usage.is_chat { "answers through its chat template" } else { "writes" };
         lines.push(format!("\nWhat it {how}:"));
         lines.extend(samples.iter().map(|sample| format!("  {}", sample.trim_end().replace('\n', "\n  "))));
     }
     if settings.output.save_model {
         let model = folder.model().display().to_string();
         lines.push("\nWhat to try next:".to_owned());
-        let base = if settings.adapter.packs() { " --base nf4" } else { "" };
-        if reads_text {
+        let base = if usage.packs { " --base nf4" } else { "" };
+        if usage.reads_text {
             let prompt = settings.sample.prompts.first().map_or("Hello", String::as_str);
-            let chat = if is_chat { " --chat" } else { "" };
+            let chat = if usage.is_chat { " --chat" } else { "" };
             lines.push(format!("  evenkeel generate {model}{base}{chat} --prompt {}", quoted(prompt)));
         }
         lines.push(format!("  evenkeel inspect {model}{base}"));

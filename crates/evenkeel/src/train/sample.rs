@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use evenkeel_data::Template;
+use evenkeel_data::{Continuation, Template};
 use evenkeel_device::{DType, Device, DeviceKind};
 use evenkeel_model::{GenerateOptions, Generator, Model, Parameters, Sampling, ZeroSharding};
 use evenkeel_train::Error;
@@ -98,8 +98,11 @@ impl Sampler<'_> {
         };
         let capacity = tokens.len() + options.max_tokens;
         let mut generator = Generator::new(model, parameters, device.compute(), 1, capacity)?;
+        // An answer stands alone.
+        let mut continuation = Continuation::after(tokenizer, if template.is_some() { &[] } else { &tokens })?;
         let generated = generator.generate(&[tokens], options, |_, _| ())?.remove(0);
-        let kept = generated.tokens.iter().copied().filter(|token| !options.end_tokens.contains(token));
-        Ok(tokenizer.decode(&kept.collect::<Vec<_>>())?)
+        let kept = generated.tokens.into_iter().filter(|token| !options.end_tokens.contains(token));
+        let pieces = kept.map(|token| continuation.push(token)).collect::<Result<String, _>>()?;
+        Ok(pieces + &continuation.finish()?)
     }
 }

@@ -2,15 +2,16 @@
 //! used; missing and surplus tensors are errors.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use evenkeel_store::{SafeTensorsFile, read_json};
 use serde_json::Value;
 
-use super::{AdapterConfig, PEFT_PREFIX, names};
+use super::{AdapterConfig, PEFT_PREFIX, names, targets};
 use crate::chain::model::Model;
 use crate::error::Error;
-use crate::parameters::ParamSpec;
+use crate::parameters::{ParamId, ParamSpec};
 
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
@@ -44,14 +45,49 @@ impl AdapterFolder {
         config.has_new_names = weights.names().any(is_new);
         Ok(AdapterFolder { path: path.to_owned(), base, config, weights })
     }
+
+    /// The number of the last layer that has an adapter.
+    fn deepest_layer(&self) -> Option<usize> {
+        let adapters = self.weights.names().filter(|name| name.contains(".lora_"));
+        adapters.filter_map(|name| targets::layer_of(name.strip_prefix(PEFT_PREFIX)?)).max()
+    }
 }
 
 impl Model {
+    /// Some rows of a parameter that a saved adapter has, once the adapter is known to fit.
+    pub fn read_saved_rows(&self, folder: &AdapterFolder, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
+        let spec = &self.specs[id.0];
+        let cols = spec.whole[1];
+        let mut values = vec![0.0; rows.len() * cols];
+        let tensor = folder.weights.tensor(&self.peft_name(spec)).expect("names were compared");
+        tensor.read(rows.start * cols..rows.end * cols, &mut values)?;
+        Ok(values)
+    }
+
     /// The name of a parameter in an adapter's file.
     pub fn peft_name(&self, spec: &ParamSpec) -> String {
         let adapters = self.config.adapters.as_ref();
         let name = adapters.map_or_else(|| spec.name.clone(), |adapters| adapters.name_of(&spec.name));
         format!("{PEFT_PREFIX}{name}")
+    }
+
+    /// The same model with a saved adapter, once the adapter's tensors are known to fit.
+    pub fn with_adapter(&self, folder: &AdapterFolder) -> Result<Model, Error> {
+        let last = self.config.layers.len().saturating_sub(1);
+        let other_depth = |found: usize| {
+            let (folder, base) = (folder.path.clone(), folder.base.clone().filter(|base| !base.is_empty()));
+            Error::OtherDepth { folder, base, found, expected: last }
+        };
+        let deepest = folder.deepest_layer();
+        if let Some(found) = deepest.filter(|&found| found > last) {
+            return Err(other_depth(found));
+        }
+        let model = self.adapted(folder.config.clone())?;
+        model.check_adapter(folder).map_err(|error| match (error, deepest) {
+            (Error::MissingTensor { .. }, Some(found)) if found < last => other_depth(found),
+            (error, _) => error,
+        })?;
+        Ok(model)
     }
 
     /// Compares the names and shapes of a saved adapter's tensors with those that this model trains.

@@ -10,6 +10,8 @@ mod names;
 mod peft;
 mod targets;
 
+use std::collections::BTreeSet;
+
 use regex::Regex;
 
 use crate::error::Error;
@@ -174,24 +176,78 @@ impl Adapters {
     }
 
     /// Compares the targets and the modules that are trained whole with a model's: each must be there.
-    pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String]) -> Result<(), Error> {
-        let linears: &[String] = &linears.iter().map(|name| self.name_of(name)).collect::<Vec<_>>();
-        if let Some(target) = self.targets.idle(linears) {
-            return Err(Error::IdleTarget { target, modules: last_names(linears) });
+    pub(crate) fn check(&self, specs: &[ParamSpec], linears: &[String], ends: &Ends) -> Result<(), Error> {
+        let linears = self.names_of(linears);
+        if let Some(target) = self.targets.idle(&linears) {
+            return Err(ends.as_target(&target, &self.targets).unwrap_or_else(|| idle(target, &linears)));
         }
         if !specs.iter().any(|spec| spec.is_adapter) {
-            let target = "everything that is not excluded".to_owned();
-            return Err(Error::IdleTarget { target, modules: last_names(linears) });
+            return Err(idle("everything that is not excluded".to_owned(), &linears));
         }
         let base = || specs.iter().filter(|spec| !spec.is_adapter).map(|spec| self.name_of(&spec.name));
         for module in &self.config.trained_modules {
-            if !base().any(|name| is_inside(&name, module)) {
-                let modules: Vec<String> = base().map(|name| module_of(&name).to_owned()).collect();
-                return Err(Error::IdleTarget { target: module.clone(), modules: last_names(&modules) });
+            if base().any(|name| is_inside(&name, module)) {
+                continue;
+            }
+            if ends.is_tied && ends.head.ends_with(module) {
+                return Err(Error::TiedHead { head: module.clone(), embedding: last_name(&ends.embedding).to_owned() });
+            }
+            let modules: Vec<String> = base().map(|name| module_of(&name).to_owned()).collect();
+            return Err(idle(module.clone(), &modules));
+        }
+        Ok(())
+    }
+
+    /// Compares what singles out layers with a model's: a new adapter's must each match something. PEFT saves such as do not.
+    pub(crate) fn check_patterns(&self, linears: &[String], adapted: &[String]) -> Result<(), Error> {
+        let linears = self.names_of(linears);
+        if let Some(target) = self.excluded.as_ref().and_then(|excluded| excluded.idle(&linears)) {
+            return Err(idle(target, &linears));
+        }
+        let numbers: BTreeSet<usize> = linears.iter().filter_map(|linear| targets::layer_of(linear)).collect();
+        if let Some(layer) = self.config.layers.iter().flatten().find(|&layer| !numbers.contains(layer)) {
+            let last = numbers.last().copied().unwrap_or(0);
+            return Err(Error::NoSuchLayer { layer: *layer, last });
+        }
+        let of_ranks = self.config.rank_patterns.iter().map(|(pattern, _)| pattern);
+        let of_alphas = self.config.alpha_patterns.iter().map(|(pattern, _)| pattern);
+        let ranks = of_ranks.zip(self.ranks.iter().map(|(regex, _)| regex));
+        let alphas = of_alphas.zip(self.alphas.iter().map(|(regex, _)| regex));
+        for (pattern, regex) in ranks.chain(alphas) {
+            if !adapted.iter().any(|module| regex.is_match(module)) {
+                return Err(Error::IdlePattern { pattern: pattern.clone(), modules: last_names(adapted) });
             }
         }
         Ok(())
     }
+
+    fn names_of(&self, modules: &[String]) -> Vec<String> {
+        modules.iter().map(|name| self.name_of(name)).collect()
+    }
+}
+
+/// The first and the last module of a model, which can be trained whole and not adapted.
+pub(crate) struct Ends {
+    pub embedding: String,
+    pub head: String,
+    /// Whether the head has the embedding's weights.
+    pub is_tied: bool,
+}
+
+impl Ends {
+    /// Why a target that matches no layer cannot be adapted, if it is one of these.
+    fn as_target(&self, target: &str, targets: &Matcher) -> Option<Error> {
+        let is_head = targets.means(target, &self.head);
+        if !is_head && !targets.means(target, &self.embedding) {
+            return None;
+        }
+        let tied_to = (is_head && self.is_tied).then(|| last_name(&self.embedding).to_owned());
+        Some(Error::NotAdapted { module: target.to_owned(), tied_to })
+    }
+}
+
+fn idle(target: String, modules: &[String]) -> Error {
+    Error::IdleTarget { target, modules: last_names(modules) }
 }
 
 /// Whether a parameter belongs to a module whose name ends so.
@@ -208,10 +264,14 @@ fn module_of(parameter: &str) -> &str {
 fn last_names(modules: &[String]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for module in modules {
-        let name = module.rsplit('.').next().unwrap_or(module);
+        let name = last_name(module);
         if !names.iter().any(|other| other == name) {
             names.push(name.to_owned());
         }
     }
     names
+}
+
+fn last_name(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
 }

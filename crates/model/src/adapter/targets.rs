@@ -41,6 +41,15 @@ impl Matcher {
         }
     }
 
+    /// Whether a target, one of these, means a module.
+    pub fn means(&self, target: &str, module: &str) -> bool {
+        match self {
+            Matcher::All => false,
+            Matcher::Names(_) => module == target || is_end(module, target),
+            Matcher::Pattern(_, regex) => regex.is_match(module),
+        }
+    }
+
     /// The target that matches none of these modules.
     pub fn idle(&self, modules: &[String]) -> Option<String> {
         let is_idle = |matches: &dyn Fn(&str) -> bool| !modules.iter().any(|module| matches(module));
@@ -63,7 +72,7 @@ fn is_in(layers: Option<&[usize]>, module: &str) -> bool {
 }
 
 /// The number behind the name of a list of layers: the last one that is neither the first two parts of a name nor its last.
-fn layer_of(module: &str) -> Option<usize> {
+pub(super) fn layer_of(module: &str) -> Option<usize> {
     let parts: Vec<&str> = module.split('.').collect();
     let inner = parts.get(2..parts.len().checked_sub(1)?)?;
     inner.iter().rev().find_map(|part| part.parse().ok())

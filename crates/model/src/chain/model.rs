@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use evenkeel_device::DeviceKind;
 
-use crate::adapter::{AdapterConfig, Adapters};
+use crate::adapter::{AdapterConfig, Adapters, Ends};
 use crate::chain::adapted::{AdaptedWeight, LinearAdapter, make_room};
 use crate::chain::body::Body;
 use crate::chain::build::{EMBED, build};
@@ -14,6 +14,7 @@ use crate::chain::head::Head;
 use crate::chain::op::Linear;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
+use crate::config::family::Names;
 use crate::error::Error;
 use crate::nf4::{self, PackedLayers};
 use crate::parameters::bucket::{Bucket, buckets};
@@ -116,12 +117,26 @@ impl Model {
         config.adapters = Some(adapters.clone());
         let shard = Shard::whole(&config);
         let model = Model::of_shard(config, shard, self.kind, |_| true);
-        adapters.check(&model.specs, &linears)?;
+        adapters.check(&model.specs, &linears, &self.ends())?;
         if let Some(spec) = model.specs.iter().find(|spec| spec.is_packed && adapters.trains(spec)) {
             let what = format!("`{}` is to be trained whole, but it is held in 4 bits, which cannot be", spec.name);
             return Err(Error::BadAdapter { what });
         }
         Ok(model.training(|_, spec| adapters.trains(spec)))
+    }
+
+    /// The same for an adapter that is yet to be trained, whose patterns must all match something.
+    pub fn newly_adapted(&self, config: AdapterConfig) -> Result<Model, Error> {
+        let model = self.adapted(config)?;
+        let adapters = model.config.adapters.as_ref().expect("just adapted");
+        adapters.check_patterns(&self.linear_names(), &model.adapted_names())?;
+        Ok(model)
+    }
+
+    fn ends(&self) -> Ends {
+        let Names { embed, head, .. } = self.config.family.names;
+        let module = |name: &str| name.trim_end_matches(".weight").to_owned();
+        Ends { embedding: module(embed), head: module(head), is_tied: self.config.tied }
     }
 
     /// The names of the linear layers that can be adapted, in order.
@@ -140,6 +155,11 @@ impl Model {
     pub fn adapted_names(&self) -> Vec<String> {
         let names = self.specs.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
         names.map(|name| self.config.adapters.as_ref().map_or_else(|| name.to_owned(), |it| it.name_of(name))).collect()
+    }
+
+    /// The factor of each adapter's output, in order.
+    pub fn adapter_scales(&self) -> Vec<f32> {
+        self.adapted_weights().iter().map(|adapted| adapted.scale).collect()
     }
 
     pub(crate) fn adapted_weights(&self) -> Vec<AdaptedWeight> {

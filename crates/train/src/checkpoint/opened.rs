@@ -56,7 +56,13 @@ impl Opened {
     pub fn check(&self, spec: &ParamSpec) -> Result<(), Error> {
         match self.state.shapes.get(&spec.name) {
             Some(shape) if *shape == spec.shape => Ok(()),
-            _ => Err(self.other_model(&spec.name)),
+            Some(found) => Err(Error::OtherShape {
+                path: self.path.clone(),
+                tensor: spec.name.clone(),
+                found: found.clone(),
+                wanted: spec.shape.clone(),
+            }),
+            None => Err(self.other_model(&spec.name)),
         }
     }
 
