@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use crate::cut::best_cut;
 use crate::statistics::{push, trimmed_mean};
 
-/// Steps that a decision looks back on.
-const WINDOW: usize = 6;
+/// Steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
+/// not cut all the time.
+const FIRST_WINDOW: usize = 6;
+const LAST_WINDOW: usize = 24;
 /// A new cut must be foretold to take this share less time: moving state costs about a step, and estimates err.
 const LEAST_GAIN: f64 = 0.06;
 
@@ -19,6 +21,7 @@ pub struct StageWatch {
     places: Vec<usize>,
     micros: usize,
     cuts: Vec<usize>,
+    window: usize,
     /// By step and place: seconds.
     busy_s: VecDeque<Vec<f64>>,
     /// Whether a step was made since the last change: the first one includes start-up work.
@@ -39,7 +42,7 @@ impl StageWatch {
     /// `units` are in proportion; `places` says which place has each stage.
     pub fn new(units: Vec<f64>, places: Vec<usize>, micros: usize, cuts: Vec<usize>) -> StageWatch {
         assert_eq!(places.len(), cuts.len() + 1, "every stage has a place");
-        StageWatch { units, places, micros, cuts, busy_s: VecDeque::new(), has_begun: false }
+        StageWatch { units, places, micros, cuts, window: FIRST_WINDOW, busy_s: VecDeque::new(), has_begun: false }
     }
 
     /// Takes in the seconds that each place computed in a step; returns a cut that is better by far, which is the present one from
@@ -48,8 +51,8 @@ impl StageWatch {
         if !std::mem::replace(&mut self.has_begun, true) {
             return None;
         }
-        push(&mut self.busy_s, busy_s.to_vec(), WINDOW);
-        if self.busy_s.len() < WINDOW {
+        push(&mut self.busy_s, busy_s.to_vec(), self.window);
+        if self.busy_s.len() < self.window {
             return None;
         }
         let slowness = self.slowness();
@@ -61,6 +64,7 @@ impl StageWatch {
             return None;
         }
         self.cuts.clone_from(&cuts);
+        self.window = LAST_WINDOW.min(2 * self.window);
         self.busy_s.clear();
         self.has_begun = false;
         Some(Recut { cuts, slowness, ratio })

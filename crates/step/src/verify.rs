@@ -210,12 +210,14 @@ fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound>
 }
 
 /// The nodes that each node waits for: the task before it on its queue, the exchanges that write its values, and, for an
-/// exchange, the compute tasks before it.
+/// exchange, the compute tasks before it. An exchange also waits for the one before it on any lane: on GPUs the hosts of its members
+/// meet when they issue it.
 fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
     let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
     for (rank, program) in programs.iter().enumerate() {
         let computed_before = program.computed_before();
         let mut computed = None;
+        let mut issued = None;
         let mut exchanged: BTreeMap<Lane, Node> = BTreeMap::new();
         let mut arriving: HashMap<Value, Node> = HashMap::new();
         for (index, task) in program.tasks.iter().enumerate() {
@@ -226,7 +228,8 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
             let before = awaited.entry(node).or_default();
             if task.exchange.is_some() {
                 before.extend(computed_before[index].map(|index| Node::Compute(rank, index)));
-                before.extend(exchanged.insert(task.work.lane(), node));
+                before.extend(issued.replace(node));
+                exchanged.insert(task.work.lane(), node);
                 arriving.extend(task.writes.iter().map(|&value| (value, node)));
             } else {
                 before.extend(computed);

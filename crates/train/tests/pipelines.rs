@@ -140,7 +140,9 @@ fn units_move_between_places_and_training_goes_on_as_it_would_have() {
             let strategy = staged(strategy, 2, order);
             let what = format!("{strategy:?}");
             let [moved, unmoved] = [(); 2].map(|()| ranks(true, &strategy));
-            [&moved, &unmoved].map(|ranks| curve(ranks, 0..2));
+            for ranks in [&moved, &unmoved] {
+                curve(ranks, 0..2);
+            }
             let before = state(&moved);
             moved.recut(cuts.clone()).unwrap();
             assert_eq!(state(&moved), before, "{what}");
