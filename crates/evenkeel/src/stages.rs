@@ -3,7 +3,7 @@
 use evenkeel_balance::best_cut;
 use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
-use evenkeel_step::{Devices, Pipeline, Strategy};
+use evenkeel_step::{Devices, Order, Pipeline, Strategy};
 use evenkeel_train::{Restaged, Samples, unit_seconds};
 
 use crate::Mistake;
@@ -18,8 +18,13 @@ impl Parallel {
 
     /// Stages at each place of the pipeline.
     pub fn chunks_or_default(&self) -> usize {
-        self.chunks.unwrap_or(if self.order.has_chunks() { 2 } else { 1 })
+        self.chunks.unwrap_or(usual_chunks(self.order))
     }
+}
+
+/// Stages at each place, if nobody says how many.
+pub fn usual_chunks(order: Order) -> usize {
+    if order.has_chunks() { 2 } else { 1 }
 }
 
 /// The pipeline of a configuration. Without a choice of layers, its stages have about as many parameters each.
@@ -31,6 +36,11 @@ pub fn pipeline(parallel: &Parallel, model: &Model, micros: usize) -> Result<Pip
     if !parallel.stage_layers.is_empty() {
         return Ok(Pipeline { cuts: cuts_of_layers(&parallel.stage_layers, model)?, order });
     }
+    Ok(Pipeline { cuts: cuts_by_parameters(stages, model, micros)?, order })
+}
+
+/// The cuts of stages with about as many parameters each.
+pub fn cuts_by_parameters(stages: usize, model: &Model, micros: usize) -> Result<Vec<usize>, Mistake> {
     let units = model.units.len();
     if units < stages {
         let what = format!("{stages} stages, but the model has {units} units: embedding, sublayers and head");
@@ -38,11 +48,11 @@ pub fn pipeline(parallel: &Parallel, model: &Model, micros: usize) -> Result<Pip
     }
     let count = |id: &ParamId| model.specs[id.0].whole.iter().product::<usize>() as f64;
     let of_unit: Vec<f64> = model.units.iter().map(|unit| unit.parameters().iter().map(count).sum()).collect();
-    Ok(Pipeline { cuts: best_cut(&vec![of_unit; stages], micros), order })
+    Ok(best_cut(&vec![of_unit; stages], micros))
 }
 
 /// The cuts behind so many layers each. The first stage has the embedding too, the last one the head.
-fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mistake> {
+pub fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mistake> {
     let (given, there): (usize, usize) = (layers.iter().sum(), model.config.layers.len());
     if given != there {
         let what = format!("`parallel.stage_layers` has {given} layers together, the model has {there}");
@@ -73,22 +83,29 @@ fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mistake
 
 /// The launch's pipeline with stages that take equally long by an estimate, if the configuration wants that.
 pub fn by_cost(settings: &Settings, model: &Model, launch: &Launch) -> Pipeline {
-    let (strategy, pipeline) = (&launch.strategy, &launch.strategy.pipeline);
     if !is_by_cost(&settings.parallel) {
-        return pipeline.clone();
+        return launch.strategy.pipeline.clone();
     }
-    let seconds = unit_costs(settings, model, launch);
+    let cuts = cuts_by_cost(model, launch, settings.data.sequence);
+    Pipeline { cuts, ..launch.strategy.pipeline.clone() }
+}
+
+/// The cuts of the launch's stages that take equally long by an estimate, on sequences of so many tokens.
+pub fn cuts_by_cost(model: &Model, launch: &Launch, sequence: usize) -> Vec<usize> {
+    let strategy = &launch.strategy;
+    let pipeline = &strategy.pipeline;
+    let seconds = unit_costs(model, launch, sequence);
     let at_stage = |stage: usize| {
         let slowness = slowness(strategy, pipeline.place(stage, strategy.pp));
         seconds.iter().map(|unit| unit * slowness).collect()
     };
     let seconds: Vec<Vec<f64>> = (0..pipeline.stages()).map(at_stage).collect();
-    Pipeline { cuts: best_cut(&seconds, strategy.accumulate), order: pipeline.order }
+    best_cut(&seconds, strategy.accumulate)
 }
 
-/// By unit: the seconds that a micro-batch takes there, by an estimate.
-pub fn unit_costs(settings: &Settings, model: &Model, launch: &Launch) -> Vec<f64> {
-    let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
+/// By unit: the seconds that a micro-batch of such sequences takes there, by an estimate.
+pub fn unit_costs(model: &Model, launch: &Launch, sequence: usize) -> Vec<f64> {
+    let blank = Samples::blank(model.config.input, launch.strategy.micro_batch, sequence);
     let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
     unit_seconds(model, &launch.strategy, &blank, &machine)
 }

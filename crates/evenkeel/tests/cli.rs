@@ -71,7 +71,7 @@ fn inspect_takes_every_golden_model_as_it_is() {
 fn what_cannot_be_is_refused_without_a_panic() {
     let gpt2 = golden("gpt2");
     let vit = golden("vit");
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 24] = [
         (&["inspect", &gpt2, "--sequence", "33"], "32 positions"),
         (&["inspect", &vit, "--batch", "65536"], "too large"),
         (&["bench", "step", "--layers", "4096"], "this machine has"),
@@ -85,6 +85,14 @@ fn what_cannot_be_is_refused_without_a_panic() {
         (&["bench", "schedules", "--parts", "0"], "from 1"),
         (&["bench", "schedules", "--dp", "8"], "4 sequences"),
         (&["bench", "schedules", "--batch", "65536", "--sequence", "1048576"], "at most"),
+        (&["bench", "pipelines", "--pp", "1"], "from 2"),
+        (&["bench", "pipelines", "--micros", "8"], "--micros is 8, a step has 4 sequences"),
+        (&["bench", "pipelines", "--orders", "2f2b"], "there are gpipe, 1f1b"),
+        (&["bench", "pipelines", "--cuts", "cost,2x2"], "layers such as 1+3"),
+        (&["bench", "pipelines", "--cuts", "1+1+2"], "no order has as many stages"),
+        (&["bench", "pipelines", "--cuts", "1+2"], "--cuts has 3 layers together"),
+        (&["bench", "pipelines", "--pp", "16"], "lower --pp"),
+        (&["bench", "pipelines", "--slow", "2:2"], "the last is 1"),
         (&["bench", "all-reduce", "--ranks", "256", "--mib", "65536"], "this machine has"),
         (&["bench", "all-reduce", "--ranks", "1"], "from 2"),
         (&["bench", "all-reduce", "--mib", "4,0"], "from 1"),
@@ -169,6 +177,45 @@ fn bench_schedules_compares_them_and_writes_what_ran_when() {
     assert_eq!(of(&split, "oases", 2), [8, 12, 5 * stream]);
     assert_eq!(of(&split, "none", 1), [4, 4, 4 * stream]);
     assert_eq!([&json, &split].map(|json| json["stream_is_split"].as_bool()), [Some(false), Some(true)]);
+}
+
+#[test]
+fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest() {
+    let folder = tempfile::tempdir().unwrap();
+    let drawing = folder.path().join("fastest.svg");
+    let sizes = "--hidden 32 --layers 3 --heads 2 --vocab 64 --batch 4 --rounds 1 --threads 2";
+    let line = format!("bench pipelines {sizes} --sequence 16 --svg {}", drawing.display());
+    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", stderr(&output));
+    for expected in ["pp 2 × 1 core", "one rank × 1 core", "1f1b", "interleaved", "zb-v", "simulated"] {
+        assert!(stdout(&output).contains(expected), "{}", stdout(&output));
+    }
+    let drawn = std::fs::read_to_string(&drawing).unwrap();
+    assert!(drawn.contains("on 2 places, 4 × 16 tokens in 4 micro-batches"), "{drawn}");
+    let cases = "--orders gpipe,1f1b --cuts uniform,1+2 --micros 2,4 --lengths 8,16 --slow 1:3";
+    let line = format!("bench pipelines {sizes} {cases} --json");
+    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+    let cases = json["cases"].as_array().expect("a list");
+    assert_eq!(cases.len(), 2 * 2 * (1 + 2 * 2), "{json}");
+    for case in cases {
+        let places = if case["order"].is_null() { 1 } else { 2 };
+        assert_eq!([&case["units"], &case["peak_bytes"]].map(|list| list.as_array().unwrap().len()), [places; 2]);
+        assert!(case["tokens_per_s"].as_f64().unwrap() > 0.0, "{case}");
+        let shares = ["idle_share", "simulated_idle_share"].map(|key| case[key].as_f64().unwrap());
+        assert!(shares.iter().all(|share| (0.0..1.0).contains(share)), "{case}");
+    }
+    let by_hand = cases.iter().find(|case| case["cut"] == "1+2").expect("a case");
+    assert_eq!(by_hand["units"], serde_json::json!([3, 5]));
+    // GPipe keeps every micro-batch until it goes backward.
+    let peak = |order: &str| {
+        let mut cases = cases.iter();
+        let case =
+            cases.find(|it| it["order"] == order && it["micros"] == 4 && it["sequence"] == 16 && it["cut"] == "1+2");
+        case.expect("a case")["peak_bytes"][1].as_u64().unwrap()
+    };
+    assert!(peak("gpipe") > peak("1f1b"));
 }
 
 #[test]

@@ -135,6 +135,12 @@ impl Timeline {
         most / self.duration_s().max(f64::MIN_POSITIVE)
     }
 
+    /// The share of all ranks' time in which they do not compute: a pipeline's bubble.
+    pub fn idle_share(&self) -> f64 {
+        let compute_s: f64 = (0..self.ranks.len()).map(|rank| self.shares(rank).compute_s).sum();
+        1.0 - compute_s / (self.ranks.len() as f64 * self.duration_s()).max(f64::MIN_POSITIVE)
+    }
+
     /// The number of a rank's exchanges with some computation beside them.
     pub fn overlapped_exchanges(&self, rank: usize) -> usize {
         let runs_beside = |exchange: &&Span| {

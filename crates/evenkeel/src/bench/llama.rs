@@ -74,12 +74,12 @@ impl Llama {
         self.adapters.adapt(model_of_options(&config)?)
     }
 
-    /// Requires a sequence for every replica.
-    pub fn check_shares(&self, shares: usize) -> Result<(), Mistake> {
+    /// Requires a sequence for every replica or micro-batch, whose number is this option's.
+    pub fn check_shares(&self, option: &str, shares: usize) -> Result<(), Mistake> {
         if shares <= self.batch {
             return Ok(());
         }
-        let what = format!("--dp is {shares}, a step has {} sequences", self.batch);
+        let what = format!("{option} is {shares}, a step has {} sequences", self.batch);
         Err(Mistake { what, hint: Some("use a larger --batch".to_owned()) })
     }
 

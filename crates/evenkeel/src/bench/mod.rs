@@ -4,10 +4,12 @@ mod all_reduce;
 mod busy;
 mod cuda;
 mod llama;
+mod pipelines;
 mod roofline;
 mod schedules;
 mod step;
 mod stragglers;
+mod traced_step;
 
 use evenkeel_step::simulate::median;
 
@@ -19,6 +21,8 @@ pub enum Command {
     Step(step::Arguments),
     /// Compares the schedules of a training step of a random Llama.
     Schedules(schedules::Arguments),
+    /// Compares orders and cuts of a pipeline of a random Llama with one rank on the cores of one place.
+    Pipelines(pipelines::Arguments),
     /// Compares the modes of balancing, with slow ranks.
     Stragglers(stragglers::Arguments),
     /// Keeps a core busy, to slow down a rank on it.
@@ -37,6 +41,7 @@ pub fn run(command: &Command) -> Result<String, Failure> {
     match command {
         Command::Step(arguments) => step::run(arguments),
         Command::Schedules(arguments) => schedules::run(arguments),
+        Command::Pipelines(arguments) => pipelines::run(arguments),
         Command::Stragglers(arguments) => stragglers::run(arguments),
         Command::Busy(arguments) => busy::run(arguments),
         Command::AllReduce(arguments) => all_reduce::run(arguments),

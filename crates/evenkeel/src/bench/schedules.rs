@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use evenkeel_comm::Link;
 use evenkeel_device::DType;
@@ -14,9 +14,10 @@ use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline};
 use evenkeel_step::{Devices, Program, Strategy, Work};
 use evenkeel_store::NewFolder;
-use evenkeel_train::{Candidate, Foretold, Observe, Ranks, Samples, Trainer, costs, preferred};
+use evenkeel_train::{Candidate, Foretold, costs, preferred};
 
 use super::llama::Llama;
+use super::traced_step::{TracedStep, measure};
 use super::{between, median};
 use crate::arrange::{parts_to_try, simulated};
 use crate::device::DeviceChoice;
@@ -99,7 +100,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let llama = &arguments.llama;
-    llama.check_shares(arguments.dp)?;
+    llama.check_shares("--dp", arguments.dp)?;
     arguments.check_device()?;
     let model = llama.model()?.for_device(arguments.device.into());
     let dtype = DType::from(llama.dtype);
@@ -252,21 +253,10 @@ struct Case {
     programs: Vec<Program>,
     /// Peak of the rank that needs most.
     peak_bytes: u64,
-    steps: Vec<Step>,
+    steps: Vec<TracedStep>,
 }
 
-struct Step {
-    duration_s: f64,
-    untraced_s: f64,
-    timeline: Timeline,
-}
-
-impl Step {
-    /// Time outside the program: the host's.
-    fn beside_s(&self) -> f64 {
-        self.duration_s - self.timeline.duration_s()
-    }
-
+impl TracedStep {
     /// The longer of a rank's computing and exchanging, and what nothing can hide: the first exchange, and the sums of gradients
     /// at the end.
     fn bound_s(&self) -> f64 {
@@ -282,31 +272,6 @@ impl Step {
         };
         (0..self.timeline.ranks.len()).map(of_rank).fold(0.0, f64::max) + self.beside_s()
     }
-}
-
-/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with its tasks' times.
-fn measure(ranks: &Ranks, arrangement: Arrangement, [first, second]: [Vec<Samples>; 2]) -> Result<Step, Failure> {
-    const LR: f64 = 3e-4;
-    let epoch = Instant::now();
-    let measured = move |trainer: &mut Trainer| {
-        trainer.rearrange(arrangement);
-        trainer.step(&first, LR)?;
-        trainer.device.compute().finish();
-        let start = Instant::now();
-        trainer.step(&second, LR)?;
-        trainer.device.compute().finish();
-        let untraced = start.elapsed();
-        let mut prepared = trainer.prepare(&second)?;
-        let spans = trainer.step_on(&mut prepared, LR, Observe::Tasks { epoch }).spans;
-        Ok(([start.elapsed() - untraced, untraced], spans))
-    };
-    type Measured = ([Duration; 2], Vec<Span>);
-    let measured =
-        ranks.with_trainers(measured)?.into_iter().collect::<Result<Vec<Measured>, evenkeel_train::Error>>()?;
-    let longest = |which: usize| measured.iter().map(|(durations, _)| durations[which]).max().expect("there is a rank");
-    let [duration_s, untraced_s] = [0, 1].map(|which| longest(which).as_secs_f64());
-    let ranks = measured.into_iter().map(|(_, spans)| spans).collect();
-    Ok(Step { duration_s, untraced_s, timeline: Timeline { ranks } })
 }
 
 /// A line of the table.

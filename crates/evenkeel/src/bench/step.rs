@@ -10,6 +10,7 @@ use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::llama::Llama;
+use super::traced_step::LR;
 use super::{between, cuda, roofline};
 use crate::device::DeviceChoice;
 use crate::launch::Launch;
@@ -148,7 +149,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             recompute: arguments.recompute,
         });
     }
-    arguments.llama.check_shares(arguments.dp)?;
+    arguments.llama.check_shares("--dp", arguments.dp)?;
     let model = arguments.llama.model()?;
     let (strategy, options) = (arguments.strategy(), arguments.llama.trainer_options());
     let shards = model.cut(&strategy.cut)?;
@@ -196,8 +197,6 @@ fn most(costs: &[Cost]) -> String {
     });
     json.to_string()
 }
-
-const LR: f64 = 3e-4;
 
 struct Step {
     duration: Duration,

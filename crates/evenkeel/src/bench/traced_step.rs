@@ -1,0 +1,54 @@
+//! A step of a benchmark, timed as a whole and task by task.
+
+use std::time::{Duration, Instant};
+
+use evenkeel_step::schedule::Arrangement;
+use evenkeel_step::trace::{Span, Timeline};
+use evenkeel_train::{Observe, Ranks, Samples, Trainer};
+
+use crate::Failure;
+
+/// The learning rate of benchmarks.
+pub const LR: f64 = 3e-4;
+
+pub struct TracedStep {
+    pub duration_s: f64,
+    /// Of the same step without tracing.
+    pub untraced_s: f64,
+    pub timeline: Timeline,
+}
+
+impl TracedStep {
+    /// Time outside the program: the host's.
+    pub fn beside_s(&self) -> f64 {
+        self.duration_s - self.timeline.duration_s()
+    }
+}
+
+/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with its tasks' times.
+pub fn measure(
+    ranks: &Ranks,
+    arrangement: Arrangement,
+    [first, second]: [Vec<Samples>; 2],
+) -> Result<TracedStep, Failure> {
+    let epoch = Instant::now();
+    let measured = move |trainer: &mut Trainer| {
+        trainer.rearrange(arrangement);
+        trainer.step(&first, LR)?;
+        trainer.device.compute().finish();
+        let start = Instant::now();
+        trainer.step(&second, LR)?;
+        trainer.device.compute().finish();
+        let untraced = start.elapsed();
+        let mut prepared = trainer.prepare(&second)?;
+        let spans = trainer.step_on(&mut prepared, LR, Observe::Tasks { epoch }).spans;
+        Ok(([start.elapsed() - untraced, untraced], spans))
+    };
+    type Measured = ([Duration; 2], Vec<Span>);
+    let measured =
+        ranks.with_trainers(measured)?.into_iter().collect::<Result<Vec<Measured>, evenkeel_train::Error>>()?;
+    let longest = |which: usize| measured.iter().map(|(durations, _)| durations[which]).max().expect("there is a rank");
+    let [duration_s, untraced_s] = [0, 1].map(|which| longest(which).as_secs_f64());
+    let ranks = measured.into_iter().map(|(_, spans)| spans).collect();
+    Ok(TracedStep { duration_s, untraced_s, timeline: Timeline { ranks } })
+}
