@@ -63,6 +63,11 @@ def loss_of(logits, labels):
     return torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
 
 
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+library_bytes = peak_bytes()
 # The rest of the whole model is freed.
 module = Stage(LlamaForCausalLM(config)).to(dtype)
 optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=options.fused or None)
@@ -93,7 +98,7 @@ for step in range(options.warmup + options.steps):
     seconds.append(time.perf_counter() - start)
 
 own = {"seconds": seconds[options.warmup:], "losses": losses[options.warmup:],
-       "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+       "peak_process_bytes": peak_bytes()}
 all_places = [None] * places
 torch.distributed.all_gather_object(all_places, own)
 if rank == 0:
@@ -105,6 +110,7 @@ if rank == 0:
         "micros": options.micros, "steps": len(timed), "median_step_s": median, "min_step_s": min(timed),
         "tokens_per_s": options.batch * options.sequence / median,
         "peak_process_bytes": [place["peak_process_bytes"] for place in all_places],
+        "library_bytes": library_bytes,
         "first_loss": all_places[-1]["losses"][0], "last_loss": all_places[-1]["losses"][-1], "torch": torch.__version__,
     }))
 torch.distributed.destroy_process_group()

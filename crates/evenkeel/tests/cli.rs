@@ -192,7 +192,7 @@ fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest(
     }
     let drawn = std::fs::read_to_string(&drawing).unwrap();
     assert!(drawn.contains("on 2 places, 4 × 16 tokens in 4 micro-batches"), "{drawn}");
-    let cases = "--orders gpipe,1f1b --cuts uniform,1+2 --micros 2,4 --lengths 8,16 --slow 1:3";
+    let cases = "--orders gpipe,1f1b --cuts cost,1+2 --micros 2,4 --lengths 8,16 --slow 1:3";
     let line = format!("bench pipelines {sizes} {cases} --json");
     let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{}", stderr(&output));

@@ -35,8 +35,8 @@ pub struct Arguments {
     /// Orders to compare, such as gpipe,1f1b; all by default.
     #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = order)]
     orders: Vec<Order>,
-    /// Where to cut the model: "cost" as in a run, which watches how long places take, "uniform", or the layers of each stage,
-    /// such as 1+3. Orders with another number of stages leave a list out.
+    /// Where to cut the model: "cost" as in a run, which watches slow places and cuts anew, "uniform", or the layers of each
+    /// stage, such as 1+3. Orders with another number of stages leave a list out.
     #[arg(long, value_delimiter = ',', default_value = "cost", value_parser = stage_cuts)]
     cuts: Vec<StageCuts>,
     /// Micro-batches of a step, which share its sequences, such as 2,4.
@@ -237,11 +237,12 @@ impl Case {
         self.llama.samples(step, self.launch.strategy.accumulate)
     }
 
-    /// Cuts by cost once more if places turn out unequal, as a run does.
+    /// Cuts by cost once more if a place is slow, as a run does when it has noticed.
     fn watch(&mut self) -> Result<(), Failure> {
         /// One more than the first decision needs.
         const STEPS: u64 = 8;
-        if self.cuts != Some(StageCuts::By(StageCut::Cost)) || !self.model.units_can_move() {
+        let may_change = self.cuts == Some(StageCuts::By(StageCut::Cost)) && self.model.units_can_move();
+        if !may_change || self.slow.iter().all(|factor| *factor == 1.0) {
             return Ok(());
         }
         let ranks = self.start()?;
