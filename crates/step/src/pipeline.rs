@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::program::ROOMS;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a chain is cut in stages, and the order in which they are computed; by default it is one stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
     /// The first unit of each stage, the first stage's excepted, which is 0.
@@ -200,12 +201,6 @@ impl List {
         repeat(p - r, &[(Input, 0), (Weight, 0)]);
         repeat(micros, &[(Weight, 1)]);
         repeat(micros, &[(Weight, 0)]);
-    }
-}
-
-impl Default for Pipeline {
-    fn default() -> Pipeline {
-        Pipeline { cuts: Vec::new(), order: Order::default() }
     }
 }
 
