@@ -9,7 +9,7 @@ use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
     AdapterFolder, AdapterValues, Batch, Cut, Dim, Model, Parameters, SHARES, Shard, ZeroSharding, widths_of,
 };
-use evenkeel_step::Order;
+use evenkeel_step::PipelineOrder;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
 use support::ranks::{
     Origin, Stages, TOLERANCE, Way, compare, compare_gradients, noisy, on_one_rank, on_ranks, on_working_ranks,
@@ -107,7 +107,7 @@ fn every_schedule_and_stage_of_zero_computes_the_gradients_of_one_rank() {
 fn every_order_of_stages_computes_the_gradients_of_one_rank() {
     for (index, origin) in ORIGINS.into_iter().enumerate() {
         let one = on_one_rank(&origin, DType::F32);
-        let order = Order::ALL[index % Order::ALL.len()];
+        let order = PipelineOrder::ALL[index % PipelineOrder::ALL.len()];
         let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][index % 3]);
         for (tp, dp, zero) in [(1, 1, 0), (2, 1, 0), (1, 2, 1)] {
             let stages = Some(Stages { pp: 2, order, shift: index % 2 });

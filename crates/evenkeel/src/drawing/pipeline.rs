@@ -3,7 +3,7 @@
 use evenkeel_report::svg::colour::FAINT_INK;
 use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
 use evenkeel_step::trace::{Span, Timeline};
-use evenkeel_step::{Lane, Order, Strategy, Work};
+use evenkeel_step::{Lane, PipelineOrder, Strategy, Work};
 
 use super::sensible::sensible;
 use crate::text::milliseconds;
@@ -40,10 +40,10 @@ impl Kind {
     }
 
     /// `None` for light work and for what is not of a stage.
-    fn of(work: Work, order: Order) -> Option<Kind> {
+    fn of(work: Work, order: PipelineOrder) -> Option<Kind> {
         match work {
             Work::Forward => Some(Kind::Forward),
-            Work::BackwardWeight if matches!(order, Order::ZbH1 | Order::ZbV) => Some(Kind::Weight),
+            Work::BackwardWeight if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) => Some(Kind::Weight),
             Work::Recompute
             | Work::Logits(_)
             | Work::Loss(_)
