@@ -77,7 +77,7 @@ impl Stages {
         let mut sums = vec![f64::INFINITY; units + 1];
         sums[0] = 0.0;
         let mut starts = vec![vec![0; units + 1]; count];
-        for stage in 0..count {
+        for (stage, starts) in starts.iter_mut().enumerate() {
             let mut next = vec![f64::INFINITY; units + 1];
             for end in stage + 1..=units {
                 for start in (stage..end).rev() {
@@ -86,7 +86,7 @@ impl Stages {
                         break;
                     }
                     if sums[start] + time < next[end] {
-                        (next[end], starts[stage][end]) = (sums[start] + time, start);
+                        (next[end], starts[end]) = (sums[start] + time, start);
                     }
                 }
             }

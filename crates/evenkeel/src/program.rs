@@ -9,7 +9,7 @@ use evenkeel_store::write_file_atomically;
 use evenkeel_train::Samples;
 
 use crate::config::Overrides;
-use crate::drawing::svg;
+use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::launch::Launch;
@@ -27,6 +27,9 @@ pub struct Arguments {
     /// Draw the programs of all ranks to this file, SVG, instead; lengths show the kind of a task, not its time.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Draw every task of every rank, where a pipeline would be drawn as its micro-batches.
+    #[arg(long, requires = "svg")]
+    tasks: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -46,13 +49,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let units: Vec<String> = input.model.units.iter().map(|unit| unit.kind.to_string()).collect();
     let (schedule, parts) = (arrangement.schedule.name, micros[0].len());
     let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
-    let title = format!("schedule {schedule}, {parts} parts, {} ranks, stream {stream}", programs.len());
+    let ranks = programs.len();
+    let title = if strategy.pp > 1 {
+        let order = strategy.pipeline.order.name();
+        format!("order {order}, {} micro-batches, schedule {schedule}, {ranks} ranks", micros.len())
+    } else {
+        format!("schedule {schedule}, {parts} parts, {ranks} ranks, stream {stream}")
+    };
     // The simulation also proves them sound.
     let timeline = simulate(&programs, &Costs::nominal(&programs)).map_err(|unsound| {
         Failure::Fault(Mistake { what: format!("the programs are unsound: {unsound}"), hint: None })
     })?;
     if let Some(path) = &arguments.svg {
-        let drawing = svg(&timeline, &units, &title);
+        let drawing = if strategy.pp > 1 && !arguments.tasks {
+            pipeline_svg(&timeline, strategy, units.len(), &title)
+        } else {
+            svg(&timeline, &units, &title)
+        };
         write_file_atomically(path, |file| file.put(drawing.as_bytes()))?;
         return Ok(format!("{title}: drawn to `{}`", path.display()));
     }

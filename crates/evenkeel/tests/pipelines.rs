@@ -90,7 +90,13 @@ fn a_pipelines_program_is_printed_and_drawn() {
     for expected in ["stages (1f1b): embedding to ", "pass     pass ", "compute  arrive ", "in `pp "] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    place.stdout(&["program", "tiny.toml", "--pp", "2", "--set", "parallel.order=zb-v", "--svg", "program.svg"]);
+    let zb_v = ["program", "tiny.toml", "--pp", "2", "--set", "parallel.order=zb-v", "--svg", "program.svg"];
+    place.stdout(&zb_v);
+    let drawing = fs::read_to_string(place.path("program.svg")).unwrap();
+    // Forward, backward and gradients of weights of four micro-batches at four stages.
+    assert_eq!(drawing.matches("class=\"box\"").count(), 3 * 4 * 4, "{drawing}");
+    assert!(drawing.contains("gradients of weights of micro-batch 3 at stage 2") && drawing.contains("place 1"));
+    place.stdout(&[&zb_v[..], &["--tasks"]].concat());
     assert!(fs::read_to_string(place.path("program.svg")).unwrap().contains("pass to a stage"));
 }
 

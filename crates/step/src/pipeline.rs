@@ -11,18 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::program::ROOMS;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a chain is cut in stages, and the order in which they are computed; by default it is one stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
     /// The first unit of each stage, the first stage's excepted, which is 0.
     pub cuts: Vec<usize>,
-    pub order: Order,
+    pub order: PipelineOrder,
 }
 
 /// The order in which a place computes its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum PipelineOrder {
     /// All forward blocks, then all backward blocks.
     Gpipe,
     /// Forward and backward blocks in turn, as soon as there is something to go backward with.
@@ -39,35 +40,41 @@ pub enum Order {
     ZbV,
 }
 
-impl Order {
-    pub const ALL: [Order; 5] =
-        [Order::Gpipe, Order::OneForwardOneBackward, Order::Interleaved, Order::ZbH1, Order::ZbV];
+impl PipelineOrder {
+    pub const ALL: [PipelineOrder; 5] = [
+        PipelineOrder::Gpipe,
+        PipelineOrder::OneForwardOneBackward,
+        PipelineOrder::Interleaved,
+        PipelineOrder::ZbH1,
+        PipelineOrder::ZbV,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Order::Gpipe => "gpipe",
-            Order::OneForwardOneBackward => "1f1b",
-            Order::Interleaved => "interleaved",
-            Order::ZbH1 => "zb-h1",
-            Order::ZbV => "zb-v",
+            PipelineOrder::Gpipe => "gpipe",
+            PipelineOrder::OneForwardOneBackward => "1f1b",
+            PipelineOrder::Interleaved => "interleaved",
+            PipelineOrder::ZbH1 => "zb-h1",
+            PipelineOrder::ZbV => "zb-v",
         }
     }
 
     /// Whether each place has several stages.
     pub fn has_chunks(self) -> bool {
-        matches!(self, Order::Interleaved | Order::ZbV)
+        matches!(self, PipelineOrder::Interleaved | PipelineOrder::ZbV)
     }
 
     /// The blocks of place `r` of `p` with so many stages each, in order.
     fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
-        let mut list = List { place: r, p, is_v: self == Order::ZbV, blocks: Vec::new(), counts: HashMap::new() };
+        let mut list =
+            List { place: r, p, is_v: self == PipelineOrder::ZbV, blocks: Vec::new(), counts: HashMap::new() };
         match self {
-            Order::Gpipe => {
+            PipelineOrder::Gpipe => {
                 (0..micros).for_each(|_| list.next(BlockKind::Forward, 0));
                 (0..micros).for_each(|_| list.next(BlockKind::Backward, 0));
             }
-            Order::OneForwardOneBackward => list.in_turn(micros, p - 1 - r, BlockKind::Backward, |_| ()),
-            Order::ZbH1 => {
+            PipelineOrder::OneForwardOneBackward => list.in_turn(micros, p - 1 - r, BlockKind::Backward, |_| ()),
+            PipelineOrder::ZbH1 => {
                 let mut inputs = 0;
                 list.in_turn(micros, p - 1 - r, BlockKind::Input, |list| {
                     inputs += 1;
@@ -77,8 +84,8 @@ impl Order {
                 });
                 list.rest(BlockKind::Weight, 0, micros);
             }
-            Order::Interleaved => list.interleaved(chunks, micros.next_multiple_of(p)),
-            Order::ZbV => list.in_a_v(micros.max(2 * p - 1)),
+            PipelineOrder::Interleaved => list.interleaved(chunks, micros.next_multiple_of(p)),
+            PipelineOrder::ZbV => list.in_a_v(micros.max(2 * p - 1)),
         }
         list.blocks.retain(|block| block.micro < micros);
         list.blocks
@@ -203,12 +210,6 @@ impl List {
     }
 }
 
-impl Default for Pipeline {
-    fn default() -> Pipeline {
-        Pipeline { cuts: Vec::new(), order: Order::default() }
-    }
-}
-
 impl Pipeline {
     /// Whether the model is one stage.
     pub fn is_absent(&self) -> bool {
@@ -227,7 +228,7 @@ impl Pipeline {
 
     /// The place of a stage.
     pub fn place(&self, stage: usize, places: usize) -> usize {
-        if self.order == Order::ZbV && stage >= places { 2 * places - 1 - stage } else { stage % places }
+        if self.order == PipelineOrder::ZbV && stage >= places { 2 * places - 1 - stage } else { stage % places }
     }
 
     /// The stages at a place, in the chain's order.
@@ -339,22 +340,22 @@ impl<'a> Plan<'a> {
 mod tests {
     use super::*;
 
-    fn pipeline(order: Order, places: usize, chunks: usize) -> Pipeline {
+    fn pipeline(order: PipelineOrder, places: usize, chunks: usize) -> Pipeline {
         Pipeline { cuts: (1..places * chunks).collect(), order }
     }
 
-    fn chunks_of(order: Order) -> usize {
+    fn chunks_of(order: PipelineOrder) -> usize {
         if order.has_chunks() { 2 } else { 1 }
     }
 
     #[test]
     fn every_order_computes_every_block_once_and_backward_behind_forward() {
-        for order in Order::ALL {
+        for order in PipelineOrder::ALL {
             for (places, micros) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 5, 8, 16].map(|m| (p, m))) {
                 let chunks = chunks_of(order);
                 let pipeline = pipeline(order, places, chunks);
                 let events = pipeline.plan(places, micros, places * chunks, 0);
-                let kinds: &[BlockKind] = if matches!(order, Order::ZbH1 | Order::ZbV) {
+                let kinds: &[BlockKind] = if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) {
                     &[BlockKind::Forward, BlockKind::Input, BlockKind::Weight]
                 } else {
                     &[BlockKind::Forward, BlockKind::Backward]
@@ -383,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_pass_comes_behind_its_sender_and_before_its_reader() {
-        for order in Order::ALL {
+        for order in PipelineOrder::ALL {
             let pipeline = pipeline(order, 4, chunks_of(order));
             let events = pipeline.plan(4, 6, pipeline.stages(), 0);
             for (index, event) in events.iter().enumerate() {

@@ -9,9 +9,10 @@ use evenkeel_device::{DType, Queue};
 use evenkeel_model::{
     AdapterFolder, AdapterValues, Batch, Cut, Dim, Model, Parameters, SHARES, Shard, ZeroSharding, widths_of,
 };
+use evenkeel_step::PipelineOrder;
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
 use support::ranks::{
-    Origin, TOLERANCE, Way, compare, compare_gradients, noisy, on_one_rank, on_ranks, on_working_ranks,
+    Origin, Stages, TOLERANCE, Way, compare, compare_gradients, noisy, on_one_rank, on_ranks, on_working_ranks,
 };
 
 /// A golden adapter on its base.
@@ -96,6 +97,21 @@ fn every_schedule_and_stage_of_zero_computes_the_gradients_of_one_rank() {
         let ways = [(2, 0, NONE), (2, 1, OASES), (2, 2, NONE), (2, 3, OASES), (2, 3, CROSS_PASS), (1, 3, NONE)];
         for (tp, zero, schedule) in ways {
             let way = Way { dp: 2, zero, ..Arrangement::of(schedule).into() };
+            let ranks = on_ranks(&origin, &Cut::even(tp), DType::F32, way, &Options::default());
+            compare_gradients(&format!("{}, tp {tp}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn every_order_of_stages_computes_the_gradients_of_one_rank() {
+    for (index, origin) in ORIGINS.into_iter().enumerate() {
+        let one = on_one_rank(&origin, DType::F32);
+        let order = PipelineOrder::ALL[index % PipelineOrder::ALL.len()];
+        let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][index % 3]);
+        for (tp, dp, zero) in [(1, 1, 0), (2, 1, 0), (1, 2, 1)] {
+            let stages = Some(Stages { pp: 2, order, shift: index % 2 });
+            let way = Way { dp, zero, stages, ..arrangement.into() };
             let ranks = on_ranks(&origin, &Cut::even(tp), DType::F32, way, &Options::default());
             compare_gradients(&format!("{}, tp {tp}, {way:?}", origin.case), &one, &ranks, TOLERANCE);
         }

@@ -6,9 +6,9 @@ use evenkeel_comm::Options;
 use evenkeel_device::{DType, Queue};
 use evenkeel_model::{Batch, Cut, Dim, Model, ParamSpec, Parameters, SHARES, Shard, ZeroSharding, widths_of};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES, SCHEDULES, Units};
-use evenkeel_step::{Program, Work};
+use evenkeel_step::{PipelineOrder, Program, Work};
 use support::ranks::{
-    Origin, Outcome, TOLERANCE, Way, compare_gradients, dry_peak_bytes, on_one_rank, on_ranks, on_working_ranks,
+    Origin, Outcome, Stages, TOLERANCE, Way, compare_gradients, dry_peak_bytes, on_one_rank, on_ranks, on_working_ranks,
 };
 
 /// A golden model that trains these parameters.
@@ -90,6 +90,26 @@ fn the_gradients_of_what_is_trained_are_those_of_the_whole_model() {
             let way = Way { dp: 2, zero, ..Arrangement::of(schedule).into() };
             let ranks = on_ranks(&origin, &Cut::even(2), DType::F32, way, &Options::default());
             compare_gradients(&format!("{what}, {way:?}"), &whole, &ranks, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn stages_below_what_is_trained_have_no_backward_and_get_no_gradients() {
+    for origin in ORIGINS {
+        let whole = on_one_rank(origin.case, DType::F32);
+        for (index, order) in PipelineOrder::ALL.into_iter().enumerate() {
+            let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][index % 3]);
+            let way = Way { stages: Some(Stages { pp: 2 + index % 2, order, shift: index % 2 }), ..arrangement.into() };
+            let what = format!("{}: {}, {way:?}", origin.case, origin.what);
+            let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
+            for rank in &ranks {
+                check_program(&what, &rank.program, origin.lowest);
+                let gradients = rank.program.tasks.iter().filter(|task| task.work == Work::PassGradient);
+                let mut below = gradients.filter(|task| task.unit.0 < origin.lowest);
+                assert!(below.next().is_none(), "{what}");
+            }
+            compare_gradients(&what, &whole, &ranks, TOLERANCE);
         }
     }
 }

@@ -9,7 +9,7 @@ use evenkeel_model::{Batch, Cut, Model, Parameters, ZeroSharding};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, PartSize, SAVED_COMM};
 use evenkeel_step::simulate::{Costs, simulate};
 use evenkeel_step::{
-    Exchange, GroupIdx, Members, Micro, Order, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
+    Exchange, GroupIdx, Members, Micro, PipelineOrder, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
 };
 use support::ranks::{
     Origin, Outcome, Stages, TOLERANCE, Way, compare_gradients, dropping, dry_peak_bytes, on_one_rank, on_ranks,
@@ -36,7 +36,7 @@ impl Origin for Micros<'_> {
     }
 }
 
-fn stages(pp: usize, order: Order) -> Stages {
+fn stages(pp: usize, order: PipelineOrder) -> Stages {
     Stages { pp, order, shift: 0 }
 }
 
@@ -69,7 +69,7 @@ fn every_order_computes_what_one_rank_does() {
         for count in [1, 2, 5] {
             let origin = Micros { case, count };
             let one = on_one_rank(&origin, DType::F32);
-            for (index, order) in Order::ALL.into_iter().enumerate() {
+            for (index, order) in PipelineOrder::ALL.into_iter().enumerate() {
                 let units = origin.model().units.len();
                 let chunks = if order.has_chunks() { 2 } else { 1 };
                 for pp in (2..=3).filter(|pp| pp * chunks <= units) {
@@ -91,7 +91,7 @@ fn every_order_computes_what_one_rank_does() {
 #[test]
 fn stages_go_with_shards_replicas_parts_and_dropout() {
     let one = on_one_rank(&Micros { case: "llama_packed", count: 4 }, DType::F32);
-    for (index, order) in Order::ALL.into_iter().enumerate() {
+    for (index, order) in PipelineOrder::ALL.into_iter().enumerate() {
         for (tp, dp, zero) in [(2, 1, 0), (1, 2, 0), (1, 2, 1), (2, 2, 1)] {
             let origin = Micros { case: "llama_packed", count: 4 };
             let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS][index % 3]).in_parts(1 + index % 2);
@@ -105,7 +105,7 @@ fn stages_go_with_shards_replicas_parts_and_dropout() {
     }
     for origin in dropping() {
         let one = on_one_rank(&origin, DType::F32);
-        let way = Way { stages: Some(stages(3, Order::ZbH1)), ..Arrangement::of(OASES).into() };
+        let way = Way { stages: Some(stages(3, PipelineOrder::ZbH1)), ..Arrangement::of(OASES).into() };
         let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
         compare(origin.case, &one, &ranks, TOLERANCE);
     }
@@ -113,7 +113,7 @@ fn stages_go_with_shards_replicas_parts_and_dropout() {
 
 #[test]
 fn a_dry_run_foretells_every_stage_s_memory() {
-    for order in Order::ALL {
+    for order in PipelineOrder::ALL {
         let origin = Micros { case: "llama3", count: 4 };
         let way = Way { stages: Some(stages(2, order)), ..Arrangement::of(NONE).into() };
         let ranks = on_ranks(&origin, &Cut::even(1), DType::F32, way, &Options::default());
@@ -125,7 +125,7 @@ fn a_dry_run_foretells_every_stage_s_memory() {
 }
 
 /// The programs of a deep chain of equal units over `pp` places, in `micros` micro-batches.
-fn programs(pp: usize, order: Order, micros: usize) -> Vec<Program> {
+fn programs(pp: usize, order: PipelineOrder, micros: usize) -> Vec<Program> {
     let origin = Micros { case: "llama3", count: micros };
     let shards = [origin.model()];
     let way = Way { stages: Some(stages(pp, order)), ..Arrangement::of(NONE).into() };
@@ -136,7 +136,7 @@ fn programs(pp: usize, order: Order, micros: usize) -> Vec<Program> {
 
 #[test]
 fn pipelines_that_lack_a_pass_or_swap_two_are_refused() {
-    for order in Order::ALL {
+    for order in PipelineOrder::ALL {
         let sound = programs(2, order, 4);
         assert_eq!(verify(&sound), Ok(()), "{order:?}");
         let is_pass = |task: &Task| matches!(task.work, Work::Pass | Work::PassGradient);
@@ -195,7 +195,7 @@ fn a_cycle_through_two_lanes_is_refused() {
 }
 
 /// Seconds of a step whose stages take 1 s for the forward of a micro-batch and 1 s for each half of its backward.
-fn step_s(pp: usize, order: Order, micros: usize) -> f64 {
+fn step_s(pp: usize, order: PipelineOrder, micros: usize) -> f64 {
     let programs = programs(pp, order, micros);
     let chunks = if order.has_chunks() { 2 } else { 1 };
     // The first task of each block takes all of its time.
@@ -229,8 +229,11 @@ fn idle_time_is_what_the_formulas_say() {
     for (pp, micros) in [(2, 4), (2, 8), (3, 6), (3, 9)] {
         let (p, m) = (pp as f64, micros as f64);
         let busy = 3.0 * m;
-        let expected =
-            [(Order::Gpipe, 3.0 * (p - 1.0)), (Order::OneForwardOneBackward, 3.0 * (p - 1.0)), (Order::ZbH1, p - 1.0)];
+        let expected = [
+            (PipelineOrder::Gpipe, 3.0 * (p - 1.0)),
+            (PipelineOrder::OneForwardOneBackward, 3.0 * (p - 1.0)),
+            (PipelineOrder::ZbH1, p - 1.0),
+        ];
         for (order, idle) in expected {
             let found = step_s(pp, order, micros) - busy;
             assert!(
@@ -240,7 +243,7 @@ fn idle_time_is_what_the_formulas_say() {
         }
     }
     // Two stages at each place.
-    for (order, idle) in [(Order::Interleaved, 1.5), (Order::ZbV, 0.5)] {
+    for (order, idle) in [(PipelineOrder::Interleaved, 1.5), (PipelineOrder::ZbV, 0.5)] {
         let found = step_s(2, order, 8) - 24.0;
         assert!((found - idle).abs() < 1e-9, "{order:?}: idle {found}, not {idle}");
     }

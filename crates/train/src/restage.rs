@@ -6,12 +6,14 @@ use evenkeel_step::{Mesh, Strategy};
 use crate::Error;
 use crate::ranks::Ranks;
 
+/// Whether stages that begin at these units fit in memory.
+type Fits<'a> = dyn Fn(&[usize]) -> bool + 'a;
+
 /// A run's response to slow places of its pipeline.
 pub struct Restage<'a> {
     watch: StageWatch,
     mesh: Mesh,
-    /// Whether stages that begin at these units fit in memory.
-    fits: Box<dyn Fn(&[usize]) -> bool + 'a>,
+    fits: Box<Fits<'a>>,
 }
 
 /// A change made because of slow places.

@@ -350,16 +350,9 @@ impl Trainer {
     /// The evaluation of the last stage, on all ranks of the pipeline; the others have found nothing.
     fn told_by_last_stage(&self, own: Evaluation) -> Evaluation {
         let Some(group) = self.pipeline_group() else { return own };
-        let found =
-            [own.labels as u64, own.loss_sum.to_bits(), own.correct as u64].map(|number| group.exchange(number));
-        let mut told = Evaluation::default();
-        for place in 0..group.size() {
-            let [labels, loss, correct] = [0, 1, 2].map(|number: usize| found[number][place]);
-            let of_place =
-                Evaluation { labels: labels as usize, loss_sum: f64::from_bits(loss), correct: correct as usize };
-            told.add(&of_place);
-        }
-        told
+        let count = |own: usize| group.exchange(own as u64).into_iter().sum::<u64>() as usize;
+        let loss_sum = group.exchange(own.loss_sum.to_bits()).into_iter().map(f64::from_bits).sum();
+        Evaluation { labels: count(own.labels), loss_sum, correct: count(own.correct) }
     }
 
     /// The elements of a parameter's slice that this rank keeps, and where they lie, [1, n]; in f32 unless it is frozen. Of

@@ -5,7 +5,7 @@ mod support;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
-use evenkeel_step::{Order, Pipeline};
+use evenkeel_step::{Pipeline, PipelineOrder};
 use evenkeel_train::{
     AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, TrainerOptions, checkpoint, costs,
 };
@@ -39,7 +39,7 @@ fn ranks_by(tied: bool, strategy: &Strategy, rule: Rule) -> Ranks {
 }
 
 /// The strategy over so many places, with stages of about as many units each.
-fn staged(strategy: Strategy, pp: usize, order: Order) -> Strategy {
+fn staged(strategy: Strategy, pp: usize, order: PipelineOrder) -> Strategy {
     let chunks = if order.has_chunks() { 2 } else { 1 };
     let (units, stages) = (model(true).units.len(), pp * chunks);
     strategy.in_stages(pp, Pipeline { cuts: (1..stages).map(|stage| stage * units / stages).collect(), order })
@@ -74,7 +74,7 @@ fn every_order_has_the_curve_of_the_single_rank() {
     for tied in [true, false] {
         let single = ranks(tied, &spread(1, 1, 0));
         let expected = curve(&single, 0..STEPS);
-        for (index, order) in Order::ALL.into_iter().enumerate() {
+        for (index, order) in PipelineOrder::ALL.into_iter().enumerate() {
             for (pp, dp, tp, zero) in
                 [(2, 1, 1, 0), (3, 1, 1, 0), (4, 1, 1, 0), (2, 2, 1, 1), (2, 1, 2, 0), (2, 2, 2, 1)]
             {
@@ -99,7 +99,7 @@ fn rules_that_look_at_whole_parameters_see_them_through_all_stages() {
             let single = ranks_by(tied, &spread(1, 1, 0), rule);
             let expected = curve(&single, 0..STEPS);
             for strategy in [spread(1, 1, 0), spread(2, 1, 1), spread(1, 2, 0)] {
-                let strategy = staged(strategy, 3, Order::OneForwardOneBackward);
+                let strategy = staged(strategy, 3, PipelineOrder::OneForwardOneBackward);
                 let what = format!("{rule:?}, tied {tied}, {strategy:?}");
                 compare_curves(&what, &curve(&ranks_by(tied, &strategy, rule), 0..STEPS), &expected, [0.0, 1e-4]);
             }
@@ -111,11 +111,11 @@ fn rules_that_look_at_whole_parameters_see_them_through_all_stages() {
 fn a_checkpoint_resumes_on_any_number_of_stages() {
     let strategies = [
         spread(1, 1, 0),
-        staged(spread(1, 1, 0), 2, Order::OneForwardOneBackward),
-        staged(spread(2, 1, 1), 2, Order::ZbV),
-        staged(spread(1, 2, 0), 3, Order::Gpipe),
+        staged(spread(1, 1, 0), 2, PipelineOrder::OneForwardOneBackward),
+        staged(spread(2, 1, 1), 2, PipelineOrder::ZbV),
+        staged(spread(1, 2, 0), 3, PipelineOrder::Gpipe),
         spread(2, 2, 3),
-        staged(Strategy { cut: Cut::weighted(vec![1.0, 2.0]), ..spread(1, 2, 0) }, 2, Order::Interleaved),
+        staged(Strategy { cut: Cut::weighted(vec![1.0, 2.0]), ..spread(1, 2, 0) }, 2, PipelineOrder::Interleaved),
     ];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");
@@ -135,7 +135,7 @@ fn a_checkpoint_resumes_on_any_number_of_stages() {
 
 #[test]
 fn units_move_between_places_and_training_goes_on_as_it_would_have() {
-    for (order, cuts) in [(Order::OneForwardOneBackward, vec![3]), (Order::ZbV, vec![1, 4, 6])] {
+    for (order, cuts) in [(PipelineOrder::OneForwardOneBackward, vec![3]), (PipelineOrder::ZbV, vec![1, 4, 6])] {
         for strategy in [spread(1, 1, 0), spread(2, 1, 1), spread(1, 2, 0)] {
             let strategy = staged(strategy, 2, order);
             let what = format!("{strategy:?}");
@@ -153,7 +153,7 @@ fn units_move_between_places_and_training_goes_on_as_it_would_have() {
 
 #[test]
 fn a_dry_run_foretells_the_memory_of_every_place() {
-    for order in Order::ALL {
+    for order in PipelineOrder::ALL {
         let strategy = staged(spread(1, 1, 0), 3, order);
         let ours = ranks(true, &strategy);
         ours.step(micros(0), 1e-3).unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DeviceKind, MOST_PEERS};
 use evenkeel_model::Imputation;
-use evenkeel_step::Order;
+use evenkeel_step::PipelineOrder;
 use evenkeel_step::schedule::{NONE, OASES, Schedule, Units};
 
 use super::raw::RawConfig;
@@ -297,8 +297,8 @@ fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
     let order = parallel.order.write().expect("it has a name");
     if let Some(chunks) = parallel.chunks {
         let wanted = match parallel.order {
-            Order::ZbV if chunks != 2 => Some("2"),
-            Order::Interleaved if chunks < 2 => Some("2 or more"),
+            PipelineOrder::ZbV if chunks != 2 => Some("2"),
+            PipelineOrder::Interleaved if chunks < 2 => Some("2 or more"),
             order if !order.has_chunks() && chunks != 1 => Some("1"),
             _ => None,
         };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use evenkeel_balance::{Mode, Selection};
 use evenkeel_device::{DType, DeviceKind};
 use evenkeel_model::{AdapterInit, Imputation};
-use evenkeel_step::Order;
+use evenkeel_step::PipelineOrder;
 use evenkeel_step::schedule::{CROSS_PASS, DEFAULT, NONE, OASES, SAVED_COMM, Schedule, Units};
 
 use crate::device::Precision;
@@ -40,9 +40,9 @@ named! {
     Schedule {
         NONE => "none", DEFAULT => "default", SAVED_COMM => "saved-comm", CROSS_PASS => "cross-pass", OASES => "oases"
     }
-    Order {
-        Order::Gpipe => "gpipe", Order::OneForwardOneBackward => "1f1b", Order::Interleaved => "interleaved",
-        Order::ZbH1 => "zb-h1", Order::ZbV => "zb-v"
+    PipelineOrder {
+        PipelineOrder::Gpipe => "gpipe", PipelineOrder::OneForwardOneBackward => "1f1b", PipelineOrder::Interleaved => "interleaved",
+        PipelineOrder::ZbH1 => "zb-h1", PipelineOrder::ZbV => "zb-v"
     }
     Units { Units::All => "all", Units::Attention => "attention", Units::Mlp => "mlp" }
     Imputation { Imputation::Zero => "zero", Imputation::Average => "average", Imputation::Same => "same" }
@@ -317,7 +317,7 @@ settings! {
         /// (train.accumulate) go through them one behind another.
         pp: usize = 1, from(1).to(1024);
         /// The order in which a place of the pipeline computes its micro-batches.
-        order: Order = Order::OneForwardOneBackward;
+        order: PipelineOrder = PipelineOrder::OneForwardOneBackward;
         /// Stages at each place; if not set, 2 with "interleaved" and "zb-v", else 1.
         chunks: Option<usize>, from(1).to(64);
         /// Where the model is cut in stages: so that they take equally long by an estimate ("cost"), or have equally many parameters

@@ -3,10 +3,12 @@
 //! They speak of programs, which `evenkeel_report` does not know, and are made of its markup, which `evenkeel_step` need not know.
 
 mod perfetto;
+mod pipeline;
 mod sensible;
 #[cfg(test)]
 mod tests;
 mod timeline;
 
 pub use perfetto::perfetto;
+pub use pipeline::pipeline_svg;
 pub use timeline::svg;

@@ -67,7 +67,7 @@ impl ModelInput {
         Ok(input)
     }
 
-    /// Compares the given keys of [adapter] with a saved adapter that is trained on, and fills in the others.
+    /// Compares the given keys of `[adapter]` with a saved adapter that is trained on, and fills in the others.
     fn continue_adapter(&self, config: &mut RunConfig) -> Result<(), Failure> {
         let Some((saved, path)) = self.saved_adapter() else { return Ok(()) };
         let adapter = &config.settings.adapter;

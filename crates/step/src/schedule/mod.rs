@@ -1,4 +1,4 @@
-//! Schedules: functions that write programs.
+//! Schedules write programs.
 //!
 //! A line (`line`) is the tasks of one part of a micro-batch. A schedule chooses what forward keeps, how backward gets the rest
 //! back, and whether lines run one after another or interleaved (`interleave`), one computing during another's exchange.
@@ -8,6 +8,7 @@ mod chain;
 mod interleave;
 mod line;
 mod migration;
+mod stages;
 mod state;
 
 pub use arrangement::Arrangement;
@@ -24,8 +25,7 @@ use evenkeel_model::UnitKind;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::pipeline::{Block, BlockKind, Event};
-use crate::program::{Exchange, Micro, Program, Task, UnitIdx, Value, ValueKind};
+use crate::program::{Micro, Program, Task};
 use crate::work::Work;
 
 /// The input of a schedule.
@@ -181,8 +181,7 @@ pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
     let tasks = if chain.stages.pipeline.is_absent() {
         evaluated(0..chain.units.len())
     } else {
-        let events = chain.stages.pipeline.plan_of_forward(chain.stages.places, chain.units.len());
-        pipelined(chain, &events, &[vec![size.clone()]], |block| evaluated(chain.stage(block.stage)))
+        stages::forward(chain, size, evaluated)
     };
     let tasks = gather_parameters(tasks, chain);
     Program { tasks, groups: chain.groups.clone(), blocking: false }
@@ -225,9 +224,9 @@ impl ScheduleInput<'_> {
         };
         let tasks = if self.chain.stages.pipeline.is_absent() {
             let whole = |micro: Micro| line(0..self.chain.units.len(), micro).training();
-            arrange((0..self.micros.len()).map(|index| self.parts(index).map(whole).collect()).collect())
+            arrange((0..self.micros.len()).map(|index| parts(self.micros, index).map(whole).collect()).collect())
         } else {
-            self.in_stages(line, arrange)
+            stages::training(self.chain, self.micros, line, arrange)
         };
         let tasks = migrate_and_return(tasks, self.chain);
         let tasks = gather_parameters(reduce_gradients(tasks, self.chain), self.chain);
@@ -248,73 +247,9 @@ impl ScheduleInput<'_> {
         };
         chain.units.iter().enumerate().map(kept).collect()
     }
-
-    /// The parts of a micro-batch.
-    fn parts(&self, index: usize) -> impl Iterator<Item = Micro> {
-        (0..self.micros[index].len()).map(move |part| Micro { index, part })
-    }
-
-    /// The tasks of the rank's stages, in the order of the pipeline.
-    fn in_stages<'a>(
-        &self,
-        line: impl Fn(Range<usize>, Micro) -> Line<'a>,
-        arrange: impl Fn(Vec<Vec<Vec<Task>>>) -> Vec<Task>,
-    ) -> Vec<Task> {
-        let (chain, stages) = (self.chain, &self.chain.stages);
-        let has_backward = |stage: &usize| {
-            let end = chain.stage(*stage).end;
-            end == chain.units.len() || chain.trains_before(end)
-        };
-        let frozen = (0..stages.pipeline.stages()).find(has_backward).expect("the last stage has one");
-        let events = stages.pipeline.plan(stages.places, self.micros.len(), chain.units.len(), frozen);
-        pipelined(chain, &events, self.micros, |block| {
-            let of_part = |micro: Micro| {
-                let line = line(chain.stage(block.stage), micro);
-                let is_weight = |task: &Task| task.work == Work::BackwardWeight;
-                match block.kind {
-                    BlockKind::Forward => line.forward(),
-                    BlockKind::Backward => line.backward(),
-                    BlockKind::Input => line.backward().into_iter().filter(|task| !is_weight(task)).collect(),
-                    BlockKind::Weight => line.backward().into_iter().filter(is_weight).collect(),
-                }
-            };
-            arrange(vec![self.parts(block.micro).map(of_part).collect()])
-        })
-    }
 }
 
-/// A rank's tasks of a pipeline's events: its blocks, and the passes that it takes part in.
-fn pipelined(
-    chain: &Chain,
-    events: &[Event],
-    micros: &[Vec<PartSize>],
-    block: impl Fn(&Block) -> Vec<Task>,
-) -> Vec<Task> {
-    let stages = &chain.stages;
-    let is_here = |stage: usize| stages.pipeline.place(stage, stages.places) == stages.place;
-    let mut tasks = Vec::new();
-    for event in events {
-        match event {
-            Event::Block(found) if is_here(found.stage) => tasks.extend(block(found)),
-            &Event::Pass { from, to, micro } if is_here(from) || is_here(to) => {
-                let unit = chain.stage(from.max(to)).start;
-                let sizes = micros[micro].iter().enumerate();
-                tasks.extend(sizes.map(|(part, size)| {
-                    pass(chain, unit, Micro { index: micro, part }, from < to, is_here(from), size)
-                }));
-            }
-            _ => (),
-        }
-    }
-    tasks
-}
-
-/// One side of a pass before a unit.
-fn pass(chain: &Chain, unit: usize, micro: Micro, is_forward: bool, sends: bool, size: &PartSize) -> Task {
-    let (work, kind) =
-        if is_forward { (Work::Pass, ValueKind::Passed) } else { (Work::PassGradient, ValueKind::PassedGradient) };
-    let value = Value { kind, unit: UnitIdx(unit), micro };
-    let (reads, writes) = if sends { (vec![value], vec![]) } else { (vec![], vec![value]) };
-    let exchange = Exchange { group: chain.stages.passes[&unit], bytes: chain.passed_bytes(size) };
-    Task { work, unit: UnitIdx(unit), micro, frees: reads.clone(), reads, writes, exchange: Some(exchange) }
+/// The parts of a micro-batch.
+fn parts(micros: &[Vec<PartSize>], index: usize) -> impl Iterator<Item = Micro> {
+    (0..micros[index].len()).map(move |part| Micro { index, part })
 }

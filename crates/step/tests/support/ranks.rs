@@ -11,7 +11,7 @@ use evenkeel_model::{
 };
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span, Timeline};
-use evenkeel_step::{Executor, Order, Pipeline, Program, Strategy, join, measure_rows, verify};
+use evenkeel_step::{Executor, Pipeline, PipelineOrder, Program, Strategy, join, measure_rows, verify};
 
 use super::{device, device_of, golden, on_cuda, parts, sizes};
 
@@ -129,7 +129,7 @@ pub struct Way {
 #[derive(Clone, Copy, Debug)]
 pub struct Stages {
     pub pp: usize,
-    pub order: Order,
+    pub order: PipelineOrder,
     /// Units that the first stage has too few.
     pub shift: usize,
 }

@@ -1,0 +1,155 @@
+//! A pipeline as the picture that people know: a row for each place, a box for each micro-batch at a stage, gaps where it is idle.
+
+use evenkeel_report::svg::colour::FAINT_INK;
+use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
+use evenkeel_step::trace::{Span, Timeline};
+use evenkeel_step::{Lane, PipelineOrder, Strategy, Work};
+
+use super::sensible::sensible;
+use crate::text::milliseconds;
+
+const MARGIN: f64 = 20.0;
+const LEFT: f64 = 100.0;
+const PLOT_WIDTH: f64 = 1160.0;
+const TOP: f64 = 112.0;
+const ROW_HEIGHT: f64 = 30.0;
+const ROW_GAP: f64 = 6.0;
+const FONT_SIZE: f64 = 12.0;
+const TITLE_SIZE: f64 = 18.0;
+const BACKGROUND: &str = "#f5f4f1";
+const ROW_FILL: &str = "#e4e2dc";
+/// Light between two boxes.
+const BOX_GAP: f64 = 0.8;
+
+/// What a box stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Forward,
+    Backward,
+    Weight,
+}
+
+impl Kind {
+    /// Its name and its colours at a place's first stage and at others, each with that of the text on it.
+    fn look(self) -> (&'static str, [(&'static str, &'static str); 2]) {
+        match self {
+            Kind::Forward => ("forward", [("#2f6db5", "#ffffff"), ("#9cc9ee", "#000000")]),
+            Kind::Backward => ("backward", [("#bf4a1b", "#ffffff"), ("#f0a98a", "#000000")]),
+            Kind::Weight => ("gradients of weights", [("#f2b54a", "#000000"), ("#fbe3b2", "#000000")]),
+        }
+    }
+
+    /// `None` for light work and for what is not of a stage.
+    fn of(work: Work, order: PipelineOrder) -> Option<Kind> {
+        match work {
+            Work::Forward => Some(Kind::Forward),
+            Work::BackwardWeight if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) => Some(Kind::Weight),
+            Work::Recompute
+            | Work::Logits(_)
+            | Work::Loss(_)
+            | Work::Evaluate(_)
+            | Work::BackwardInput
+            | Work::BackwardWeight => Some(Kind::Backward),
+            _ => None,
+        }
+    }
+}
+
+/// A micro-batch at a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Block {
+    kind: Kind,
+    stage: usize,
+    micro: usize,
+    start_s: f64,
+    end_s: f64,
+}
+
+/// The places of a strategy's pipeline; replicas and shards do alike. `units` is their number in the whole chain.
+pub fn pipeline_svg(timeline: &Timeline, strategy: &Strategy, units: usize, title: &str) -> String {
+    let timeline = &sensible(timeline).from_zero();
+    let ranks = strategy.mesh().stage_ranks(0);
+    let rows: Vec<Vec<Block>> = ranks.iter().map(|&rank| blocks(&timeline.ranks[rank], strategy, units)).collect();
+    let step_s = timeline.duration_s();
+    let scale = PLOT_WIDTH / step_s.max(f64::MIN_POSITIVE);
+    let mut svg = header(title, &rows, step_s);
+    svg += &legend(&rows, strategy);
+    for (place, blocks) in rows.iter().enumerate() {
+        let y = TOP + (ROW_HEIGHT + ROW_GAP) * place as f64;
+        let field = Rect { x: LEFT, y, width: PLOT_WIDTH, height: ROW_HEIGHT };
+        svg += &field.markup(&format!("class=\"row\" fill=\"{ROW_FILL}\""), "");
+        let style = format!("text-anchor=\"end\" fill=\"{FAINT_INK}\"");
+        svg += &text(LEFT - 8.0, y + ROW_HEIGHT / 2.0 + 4.0, &style, &format!("place {place}"));
+        svg.extend(blocks.iter().map(|block| drawn(block, y, scale, strategy)));
+    }
+    let height = TOP + (ROW_HEIGHT + ROW_GAP) * rows.len() as f64 + MARGIN;
+    let width = LEFT + PLOT_WIDTH + MARGIN;
+    Page { width, height, font_size: FONT_SIZE, background: BACKGROUND, title }.markup(&svg)
+}
+
+/// A rank's heavy tasks, those of a stage and micro-batch that follow one another as one.
+fn blocks(spans: &[Span], strategy: &Strategy, units: usize) -> Vec<Block> {
+    let pipeline = &strategy.pipeline;
+    let stage_of = |unit: usize| (0..pipeline.stages()).find(|&stage| pipeline.units(stage, units).contains(&unit));
+    let mut blocks: Vec<Block> = Vec::new();
+    for span in spans.iter().filter(|span| span.lane == Lane::Compute) {
+        let Some((kind, stage)) = Kind::of(span.work, pipeline.order).zip(stage_of(span.unit.0)) else { continue };
+        let micro = span.micro.index;
+        match blocks.last_mut() {
+            Some(last) if (last.kind, last.stage, last.micro) == (kind, stage, micro) => last.end_s = span.end_s,
+            _ => blocks.push(Block { kind, stage, micro, start_s: span.start_s, end_s: span.end_s }),
+        }
+    }
+    blocks
+}
+
+fn header(title: &str, rows: &[Vec<Block>], step_s: f64) -> String {
+    let busy_s: f64 = rows.iter().flatten().map(|block| block.end_s - block.start_s).sum();
+    let idle = 1.0 - busy_s / (step_s * rows.len() as f64).max(f64::MIN_POSITIVE);
+    let about = format!("{} a step; places are idle {:.0} % of it", milliseconds(step_s), 100.0 * idle.clamp(0.0, 1.0));
+    let style = format!("font-size=\"{TITLE_SIZE}\" font-weight=\"bold\"");
+    text(MARGIN, 34.0, &style, &elided(title, TITLE_SIZE, LEFT + PLOT_WIDTH - MARGIN))
+        + &text(MARGIN, 56.0, &format!("fill=\"{FAINT_INK}\""), &about)
+}
+
+/// The kinds that there are, of a place's first stage and of others.
+fn legend(rows: &[Vec<Block>], strategy: &Strategy) -> String {
+    let (mut svg, mut x) = (String::new(), LEFT);
+    for kind in [Kind::Forward, Kind::Backward, Kind::Weight] {
+        for (behind, of_stage) in ["", ", second stage"].into_iter().enumerate() {
+            let is_shown = |block: &&Block| block.kind == kind && is_behind(block.stage, strategy) == (behind == 1);
+            if rows.iter().flatten().any(|block| is_shown(&block)) {
+                let (name, looks) = kind.look();
+                let swatch = Rect { x, y: 72.0, width: 22.0, height: 14.0 };
+                svg += &swatch.markup(&format!("fill=\"{}\"", looks[behind].0), "");
+                let name = format!("{name}{of_stage}");
+                svg += &text(x + 28.0, 83.0, "", &name);
+                x += 46.0 + width(&name, FONT_SIZE);
+            }
+        }
+    }
+    svg
+}
+
+/// Whether its place has an earlier stage.
+fn is_behind(stage: usize, strategy: &Strategy) -> bool {
+    let pipeline = &strategy.pipeline;
+    pipeline.stages_at(pipeline.place(stage, strategy.pp), strategy.pp)[0] != stage
+}
+
+fn drawn(block: &Block, y: f64, scale: f64, strategy: &Strategy) -> String {
+    let Block { kind, stage, micro, start_s, end_s } = *block;
+    let (name, looks) = kind.look();
+    let (fill, ink) = looks[usize::from(is_behind(stage, strategy))];
+    let wide = ((end_s - start_s) * scale - BOX_GAP).max(BOX_GAP);
+    let place = Rect { x: LEFT + start_s * scale, y, width: wide, height: ROW_HEIGHT };
+    let about = format!("{name} of micro-batch {micro} at stage {stage}, for {}", milliseconds(end_s - start_s));
+    let title = format!("<title>{}</title>", escaped(&about));
+    let mut svg = place.markup(&format!("class=\"box\" fill=\"{fill}\""), &title);
+    let label = micro.to_string();
+    if width(&label, FONT_SIZE) + 2.0 <= wide {
+        let style = format!("text-anchor=\"middle\" fill=\"{ink}\" pointer-events=\"none\"");
+        svg += &text(place.x + wide / 2.0, y + ROW_HEIGHT / 2.0 + 4.0, &style, &label);
+    }
+    svg
+}
