@@ -3,7 +3,7 @@
 use evenkeel_balance::best_cut;
 use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
-use evenkeel_step::{Devices, Order, Pipeline, Strategy};
+use evenkeel_step::{Devices, Pipeline, PipelineOrder, Strategy};
 use evenkeel_train::{Restaged, Samples, unit_seconds};
 
 use crate::Mistake;
@@ -23,7 +23,7 @@ impl Parallel {
 }
 
 /// Stages at each place, if nobody says how many.
-pub fn usual_chunks(order: Order) -> usize {
+pub fn usual_chunks(order: PipelineOrder) -> usize {
     if order.has_chunks() { 2 } else { 1 }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use evenkeel_device::cpu_report;
 use evenkeel_model::{Model, Parameters};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
-use evenkeel_step::{Order, Pipeline, Program, Strategy};
+use evenkeel_step::{Pipeline, PipelineOrder, Program, Strategy};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{Ranks, Restage, Samples, costs};
 use serde_json::json;
@@ -16,7 +16,7 @@ use super::llama::Llama;
 use super::traced_step::{LR, TracedStep, measure};
 use super::{between, median};
 use crate::config::{StageCut, Straggler};
-use crate::drawing::svg;
+use crate::drawing::pipeline_svg;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::stages::{cuts_by_cost, cuts_by_parameters, cuts_of_layers, unit_costs, usual_chunks};
@@ -34,7 +34,7 @@ pub struct Arguments {
     threads: Option<usize>,
     /// Orders to compare, such as gpipe,1f1b; all by default.
     #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = order)]
-    orders: Vec<Order>,
+    orders: Vec<PipelineOrder>,
     /// Where to cut the model: "cost" as in a run, which watches slow places and cuts anew, "uniform", or the layers of each
     /// stage, such as 1+3. Orders with another number of stages leave a list out.
     #[arg(long, value_delimiter = ',', default_value = "cost", value_parser = stage_cuts)]
@@ -65,9 +65,9 @@ enum StageCuts {
     Layers(Vec<usize>),
 }
 
-fn order(name: &str) -> Result<Order, String> {
-    let found = Order::ALL.into_iter().find(|order| order.name() == name);
-    found.ok_or_else(|| format!("there are {}", Order::ALL.map(Order::name).join(", ")))
+fn order(name: &str) -> Result<PipelineOrder, String> {
+    let found = PipelineOrder::ALL.into_iter().find(|order| order.name() == name);
+    found.ok_or_else(|| format!("there are {}", PipelineOrder::ALL.map(PipelineOrder::name).join(", ")))
 }
 
 fn stage_cuts(text: &str) -> Result<StageCuts, String> {
@@ -130,9 +130,9 @@ impl Arguments {
     }
 
     /// The orders and cuts that go together.
-    fn pipelines(&self) -> Result<Vec<(Order, StageCuts)>, Mistake> {
-        let orders = if self.orders.is_empty() { &Order::ALL[..] } else { &self.orders };
-        let fits = |order: Order, cuts: &StageCuts| match cuts {
+    fn pipelines(&self) -> Result<Vec<(PipelineOrder, StageCuts)>, Mistake> {
+        let orders = if self.orders.is_empty() { &PipelineOrder::ALL[..] } else { &self.orders };
+        let fits = |order: PipelineOrder, cuts: &StageCuts| match cuts {
             StageCuts::By(_) => true,
             StageCuts::Layers(layers) => layers.len() == self.pp * usual_chunks(order),
         };
@@ -149,7 +149,7 @@ impl Arguments {
     fn in_stages(
         &self,
         one: &Strategy,
-        order: Order,
+        order: PipelineOrder,
         cuts: &StageCuts,
         model: &Model,
         sequence: usize,
@@ -323,12 +323,12 @@ fn draw(file: &Path, rows: &[Row]) -> Result<(), Failure> {
     let pipelines = rows.iter().filter(|row| row.case.cuts.is_some());
     let fastest = pipelines.max_by(|a, b| a.speed.total_cmp(&b.speed)).expect("there are pipelines");
     let Case { model, launch, llama, steps, .. } = fastest.case;
-    let units: Vec<String> = model.units.iter().map(|unit| unit.kind.to_string()).collect();
     let Strategy { pp, accumulate, pipeline, .. } = &launch.strategy;
     let (order, batch, sequence) = (pipeline.order.name(), llama.batch, llama.sequence);
     let title = format!("{order} on {pp} places, {batch} × {sequence} tokens in {accumulate} micro-batches");
-    let timeline = steps.last().expect("there are rounds").timeline.from_zero();
-    Ok(write_file_atomically(file, |out| out.put(svg(&timeline, &units, &title).as_bytes()))?)
+    let timeline = &steps.last().expect("there are rounds").timeline;
+    let drawing = pipeline_svg(timeline, &launch.strategy, model.units.len(), &title);
+    Ok(write_file_atomically(file, |out| out.put(drawing.as_bytes()))?)
 }
 
 fn in_words(arguments: &Arguments, rows: &[Row]) -> String {
