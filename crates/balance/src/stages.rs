@@ -34,7 +34,7 @@ pub struct Recut {
     pub cuts: Vec<usize>,
     /// By place, over the fastest.
     pub slowness: Vec<f64>,
-    /// What a step takes then, over what it takes now.
+    /// The time of a step then, over that of one now.
     pub ratio: f64,
 }
 
@@ -82,14 +82,14 @@ impl StageWatch {
         rates.into_iter().map(|rate| rate / fastest).collect()
     }
 
-    /// What a place has to compute for a micro-batch.
+    /// A place's work for a micro-batch.
     fn work(&self, cuts: &[usize], place: usize) -> f64 {
         let bounds: Vec<usize> = [0].into_iter().chain(cuts.iter().copied()).chain([self.units.len()]).collect();
         let stages = bounds.windows(2).zip(&self.places).filter(|(_, of)| **of == place);
         stages.map(|(run, _)| self.units[run[0]..run[1]].iter().sum::<f64>()).sum()
     }
 
-    /// What a step takes at most: every place once, and the slowest for all other micro-batches.
+    /// The longest that a step takes: every place once, and the slowest for all other micro-batches.
     fn step(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
         let times: Vec<f64> = (0..slowness.len()).map(|place| slowness[place] * self.work(cuts, place)).collect();
         times.iter().sum::<f64>() + (self.micros - 1) as f64 * times.iter().copied().fold(0.0, f64::max)

@@ -34,8 +34,10 @@ pub fn arrange(
 ) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     said.extend(no_choice_of_units(&launch.strategy, model));
-    // Estimates need a cut that the model allows.
-    model.cut(&launch.strategy.cut)?;
+    if settings.parallel.tp > 1 {
+        // Estimates need a cut that the model allows.
+        model.cut(&launch.strategy.cut)?;
+    }
     launch.strategy.pipeline = stages::by_cost(settings, model, launch);
     said.extend(stages::describe(model, &launch.strategy));
     if settings.parallel.tp == 1 {

@@ -142,12 +142,6 @@ fn dora_is_trained_saved_used_and_merged() {
     assert!(inspected.contains("lora_magnitude_vector") && !inspected.contains("squared_norm"), "{inspected}");
 
     // With a dropout, PEFT's folder can be used but not trained.
-    let refused = |arguments: &[&str], expected: &[&str]| {
-        let output = place.run(arguments);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
-    };
     let text = fs::read_to_string(place.path("lora.toml")).unwrap();
     let text = text.replace("kind = \"lora\"\nrank = 4", "path = \"run/model\"");
     fs::write(place.path("more.toml"), text).unwrap();
@@ -158,34 +152,28 @@ fn dora_is_trained_saved_used_and_merged() {
     config["lora_dropout"] = 0.1.into();
     fs::write(place.path("run/model/adapter_config.json"), config.to_string()).unwrap();
     assert_eq!(alone, generate(&["run/model"]));
-    refused(&more, &["a dropout of 0.1, with which it cannot be trained", "use a dropout of 0"]);
+    place.refused(&more, &["a dropout of 0.1, with which it cannot be trained", "use a dropout of 0"]);
 }
 
 #[test]
 fn what_cannot_be_is_told_before_anything_is_trained() {
     let place = adapted();
-    let refused = |arguments: &[&str], expected: &[&str]| {
-        let output = place.run(arguments);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
-    };
-    refused(
+    place.refused(
         &["train", "lora.toml", "--set", "adapter.targets=[\"query\"]"],
         &[
             "`query` matches nothing in this model",
             "it has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
         ],
     );
-    refused(
+    place.refused(
         &["train", "lora.toml", "--set", "adapter.modules_to_save=[\"lm_head\"]"],
         &["`lm_head` has no weights of its own in this model", "hint: name `embed_tokens`"],
     );
-    refused(
+    place.refused(
         &["train", "lora.toml", "--set", "adapter.rank_pattern=[\"query=8\"]"],
         &["the adapter's pattern `query` matches none of the layers", "hint: these are q_proj, k_proj, "],
     );
-    refused(&["generate", "base", "--adapter", "base", "--prompt", "x"], &["adapter_config.json"]);
+    place.refused(&["generate", "base", "--adapter", "base", "--prompt", "x"], &["adapter_config.json"]);
     fs::create_dir(place.path("elsewhere")).unwrap();
     place.stdout(&[&TRAIN[..], &["--steps", "1"]].concat());
     let config = fs::read_to_string(place.path("run/model/adapter_config.json")).unwrap();
@@ -194,12 +182,15 @@ fn what_cannot_be_is_told_before_anything_is_trained() {
     fs::write(place.path("elsewhere/adapter_config.json"), config.to_string()).unwrap();
     let weights = place.path("elsewhere/adapter_model.safetensors");
     fs::copy(place.path("run/model/adapter_model.safetensors"), weights).unwrap();
-    refused(
+    place.refused(
         &["generate", "elsewhere", "--prompt", "x"],
         &["belongs to the model \"meta-llama/Llama-3.2-1B\", which is no folder here", "--adapter \"elsewhere\""],
     );
     place.stdout(&["train", "tiny.toml", "--steps", "1", "--set", "sample.prompts=[]", "--output", "plain"]);
-    refused(&["export", "plain", "--merge", "--output", "m"], &["there is no adapter to merge", "leave out --merge"]);
+    place.refused(
+        &["export", "plain", "--merge", "--output", "m"],
+        &["there is no adapter to merge", "leave out --merge"],
+    );
 }
 
 /// A copy of a saved adapter as PEFT has it: without a tokenizer.
@@ -216,12 +207,6 @@ fn the_folder_of_an_adapter_has_the_tokenizer_of_its_base_and_is_merged_without_
     place.stdout(&[&TRAIN[..], &["--steps", "4"]].concat());
     copy_as_peft(&place, "run/model", "peft");
     place.stdout(&["export", "run", "--merge", "--output", "expected"]);
-    let refused = |arguments: &[&str], expected: &[&str]| {
-        let output = place.run(arguments);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
-    };
 
     let generate = |model: &str| place.stdout(&["generate", model, "--greedy", "--tokens", "8", "--prompt", "12 + "]);
     assert_eq!(generate("peft"), generate("run/model"));
@@ -248,17 +233,17 @@ fn the_folder_of_an_adapter_has_the_tokenizer_of_its_base_and_is_merged_without_
     place.stdout(&["export", "peft", "--merge", "--output", "merged", "--overwrite", "--dtype", "bf16"]);
     assert!(!same("merged/model.safetensors", "expected/model.safetensors"));
 
-    refused(&["export", "peft", "--output", "m"], &["`peft` is the folder of an adapter", "with --merge"]);
-    refused(&["export", "peft", "--merge"], &["--output is missing", "name a folder for the merged model"]);
-    refused(&["export", "peft", "--merge", "--output", "merged"], &["`merged` exists already"]);
-    refused(&["export", "peft", "--merge", "--best", "--output", "m"], &["which has no checkpoints"]);
-    refused(
+    place.refused(&["export", "peft", "--output", "m"], &["`peft` is the folder of an adapter", "with --merge"]);
+    place.refused(&["export", "peft", "--merge"], &["--output is missing", "name a folder for the merged model"]);
+    place.refused(&["export", "peft", "--merge", "--output", "merged"], &["`merged` exists already"]);
+    place.refused(&["export", "peft", "--merge", "--best", "--output", "m"], &["which has no checkpoints"]);
+    place.refused(
         &["export", "run", "--merge", "--model", "base", "--output", "m"],
         &["--model is for the folder of an adapter", "leave --model out"],
     );
     fs::rename(place.path("base"), place.path("moved")).unwrap();
     let merge = ["export", "peft", "--merge", "--output", "again"];
-    refused(&merge, &["which is no folder here", "hint: give the model's folder with --model FOLDER"]);
+    place.refused(&merge, &["which is no folder here", "hint: give the model's folder with --model FOLDER"]);
     place.stdout(&[&merge[..], &["--model", "moved"]].concat());
     assert!(same("again/model.safetensors", "expected/model.safetensors"));
 }
@@ -286,10 +271,7 @@ fn a_saved_adapter_goes_on_by_the_configuration_that_it_was_begun_with() {
     assert!(output.status.success() && stderr(&output).contains("continues the adapter in \"run/model\""));
     let refused = |more: &[&str], expected: &[&str]| {
         let on = ["--steps", "4", "--set", "adapter.path=run/model", "--output", "refused"];
-        let output = place.run(&[&TRAIN[..], &on, more].concat());
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
+        place.refused(&[&TRAIN[..], &on, more].concat(), expected);
     };
     let hint = "hint: leave it out to train that adapter on, or begin a new one with its base as model.path";
     refused(
@@ -328,13 +310,7 @@ fn trained_modules_are_told_apart_from_adapters() {
 fn a_run_and_an_adapter_that_do_not_fit_are_told_the_numbers() {
     let place = adapted();
     place.stdout(&[&TRAIN[..], &["--steps", "4"]].concat());
-    let refused = |arguments: &[&str], expected: &[&str]| {
-        let output = place.run(arguments);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        expected.iter().for_each(|words| assert!(told.contains(words), "{told}"));
-    };
-    refused(
+    place.refused(
         &[&TRAIN[..], &["--steps", "8", "--resume", "--set", "adapter.rank=8"]].concat(),
         &[
             "lora_A.weight` as [4, 32], this run needs [8, 32]",
@@ -345,7 +321,7 @@ fn a_run_and_an_adapter_that_do_not_fit_are_told_the_numbers() {
     place.stdout(&[&["train", "tiny.toml"], &deeper[..]].concat());
     let of_depth = ["--set", "model.layers=1", "--output", "flat", "--steps", "1", "--set", "sample.prompts=[]"];
     place.stdout(&[&["train", "tiny.toml"], &of_depth[..]].concat());
-    refused(
+    place.refused(
         &["inspect", "flat/model", "--adapter", "run/model"],
         &["has layers up to number 1, this model's last is number 0", "the model that the adapter was trained on, \"/"],
     );
@@ -353,7 +329,7 @@ fn a_run_and_an_adapter_that_do_not_fit_are_told_the_numbers() {
     let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
     config["target_modules"] = "all-linear".into();
     fs::write(place.path("run/model/adapter_config.json"), config.to_string()).unwrap();
-    refused(
+    place.refused(
         &["inspect", "deeper/model", "--adapter", "run/model"],
         &["has layers up to number 1, this model's last is number 2"],
     );
@@ -426,21 +402,15 @@ fn a_folder_in_4_bits_is_inspected_evaluated_adapted_and_merged() {
     let inspected = place.stdout(&["inspect", golden]);
     let not_trained = "Weights in 4 bits cannot be trained themselves: --lora RANK tells";
     assert!(inspected.contains(not_trained) && !inspected.contains("To train it"), "{inspected}");
-    let refused = |arguments: &[&str], expected: &str| {
-        let output = place.run(arguments);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains(expected), "{told}");
-    };
     fs::write(place.path("whole.toml"), text.split("[adapter]").next().unwrap()).unwrap();
-    refused(&["train", "whole.toml"], "the model's weights are in 4 bits, which cannot be trained themselves");
-    refused(
+    place.refused(&["train", "whole.toml"], &["the model's weights are in 4 bits, which cannot be trained themselves"]);
+    place.refused(
         &["train", "folder.toml", "--tp", "2", "--set", "balance.mode=auto"],
-        "`balance.mode` moves or prunes columns of layers",
+        &["`balance.mode` moves or prunes columns of layers"],
     );
-    refused(
+    place.refused(
         &["train", "folder.toml", "--set", "adapter.base=bf16", "--set", "train.dtype=bf16"],
-        "but the weights of `model.path` are in 4 bits",
+        &["but the weights of `model.path` are in 4 bits"],
     );
     let train = |more: &[&str]| {
         place.stdout(&[&["train", "folder.toml", "--set", "sample.prompts=[]", "--steps", "4"], more].concat())

@@ -6,7 +6,7 @@ use evenkeel_device::DType;
 use evenkeel_model::{Cut, GRAIN, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, DEFAULT, NONE, OASES};
 use evenkeel_train::{OptimizerOptions, Progress, Ranks, Samples, TrainerOptions, checkpoint, costs};
-use support::{Strategy, compare_curves, spread, start_on, state};
+use support::{Strategy, compare_curves, spread, start_on, state, uneven_micros as micros};
 
 const MICROS: usize = 4;
 const STEPS: usize = 6;
@@ -28,18 +28,6 @@ fn ranks(topology: &Strategy, arrangement: Arrangement, dtype: DType) -> Ranks {
     start_on(&model(), &topology.clone().arranged(arrangement), options(), move |shard, split, queue| {
         Parameters::random(shard, dtype, split, 7, queue)
     })
-}
-
-/// Micro-batches of different sizes, with labels that do not count.
-fn micros(step: usize, count: usize) -> Vec<Samples> {
-    let micro = |micro: usize| {
-        let lengths = vec![5 + micro % 3, 4, 6];
-        let tokens: usize = lengths.iter().sum();
-        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
-        let label = |i: usize| if (i + micro).is_multiple_of(7) { u32::MAX } else { ids[(i + 1) % tokens] };
-        Samples::Tokens { labels: (0..tokens).map(label).collect(), ids, segment_lengths: lengths }
-    };
-    (0..count).map(micro).collect()
 }
 
 fn losses(ranks: &Ranks, steps: std::ops::Range<usize>) -> Vec<f64> {

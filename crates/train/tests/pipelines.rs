@@ -9,7 +9,7 @@ use evenkeel_step::{Pipeline, PipelineOrder};
 use evenkeel_train::{
     AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, TrainerOptions, checkpoint, costs,
 };
-use support::{Strategy, compare_curves, compare_states, spread, start_on, state};
+use support::{Strategy, compare_curves, compare_states, spread, start_on, state, uneven_micros};
 
 const STEPS: usize = 5;
 const MICROS: usize = 4;
@@ -45,16 +45,8 @@ fn staged(strategy: Strategy, pp: usize, order: PipelineOrder) -> Strategy {
     strategy.in_stages(pp, Pipeline { cuts: (1..stages).map(|stage| stage * units / stages).collect(), order })
 }
 
-/// Micro-batches of different sizes, with labels that do not count.
 fn micros(step: usize) -> Vec<Samples> {
-    let micro = |micro: usize| {
-        let lengths = vec![5 + micro % 3, 4, 6];
-        let tokens: usize = lengths.iter().sum();
-        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
-        let label = |i: usize| if (i + micro).is_multiple_of(7) { u32::MAX } else { ids[(i + 1) % tokens] };
-        Samples::Tokens { labels: (0..tokens).map(label).collect(), ids, segment_lengths: lengths }
-    };
-    (0..MICROS).map(micro).collect()
+    uneven_micros(step, MICROS)
 }
 
 /// Losses and norms, step by step, and the loss of an evaluation.

@@ -107,12 +107,12 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let fits = |shards: &[Model]| fits_as(shards, strategy);
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
-    let whole_shards = input.model.cut(&strategy.cut)?;
     let mut stages = stages::may_change(settings, &input.model, &launch).then(|| {
         let units = stages::unit_costs(&input.model, &launch, settings.data.sequence);
         Restage::new(strategy, units, |cuts| {
             let pipeline = Pipeline { cuts: cuts.to_vec(), ..strategy.pipeline.clone() };
-            fits_as(&whole_shards, &Strategy { pipeline, ..strategy.clone() })
+            let shards = input.model.cut(&strategy.cut).expect("the run has this cut");
+            fits_as(&shards, &Strategy { pipeline, ..strategy.clone() })
         })
     });
     let mut summary = Summary::default();

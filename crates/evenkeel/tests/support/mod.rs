@@ -56,6 +56,15 @@ impl Place {
         self.folder.path().join(name)
     }
 
+    /// Asserts that a command is a mistake, and that its message has these words.
+    #[track_caller]
+    pub fn refused(&self, arguments: &[&str], expected: &[&str]) {
+        let output = self.run(arguments);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
+        expected.iter().for_each(|words| assert!(told.contains(words), "{arguments:?}: {told}"));
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel"));
         command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());

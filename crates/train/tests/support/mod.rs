@@ -128,6 +128,18 @@ pub fn check_replicas<V: PartialEq + Send + 'static>(
     assert!(shared > 0);
 }
 
+/// Micro-batches of different sizes, with labels that do not count.
+pub fn uneven_micros(step: usize, count: usize) -> Vec<Samples> {
+    let micro = |micro: usize| {
+        let lengths = vec![5 + micro % 3, 4, 6];
+        let tokens: usize = lengths.iter().sum();
+        let ids: Vec<u32> = (0..tokens).map(|i| ((i / 2 * 5 + (step + micro) % 7 * 3) % 64) as u32).collect();
+        let label = |i: usize| if (i + micro).is_multiple_of(7) { u32::MAX } else { ids[(i + 1) % tokens] };
+        Samples::Tokens { labels: (0..tokens).map(label).collect(), ids, segment_lengths: lengths }
+    };
+    (0..count).map(micro).collect()
+}
+
 /// Two micro-batches of different sizes.
 pub fn micros(model: &Model, step: usize) -> Vec<Samples> {
     let micro = |micro: usize| match model.config.input {
