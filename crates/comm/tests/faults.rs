@@ -156,8 +156,7 @@ fn while_others_wait(fail: impl Fn(&Communicator, &Device) + Sync) -> RankFailur
             3 => drop(communicator.group("pair", &[1, 3]).receive(device.compute(), &x, 0)),
             _ => drop(all.all_reduce(device.comm(), &x)),
         }
-        device.compute().finish();
-        device.comm().finish();
+        device.finish();
     });
     let failed_at = failed_at.into_inner().unwrap().expect("rank 1 failed");
     let slowest = ended_at.into_inner().unwrap().into_iter().max().expect("ranks ended");

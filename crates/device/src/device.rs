@@ -89,6 +89,11 @@ impl Device {
         &self.queues[Lane::Pass as usize]
     }
 
+    /// Waits until all queues are done.
+    pub fn finish(&self) {
+        self.queues.iter().for_each(Queue::finish);
+    }
+
     pub fn usage(&self) -> Usage {
         self.arena.usage()
     }

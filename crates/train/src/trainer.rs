@@ -202,15 +202,15 @@ impl Trainer {
         match observe {
             Observe::Nothing => Step { outcome, ..Step::default() },
             Observe::Work => {
-                // The host has read the losses, which come after everything that the program did.
+                // The host has read the losses, which come after everything that the program did, save what it passed on.
+                self.device.pass().finish();
                 let spans = recording.read(self.program(), start).unwrap_or_default();
                 let gamma = self.pruning().map_or(0.0, Pruning::left_out);
                 let work = Observation { gamma, ..observation(&self.model, &spans) };
                 Step { outcome, work, ..Step::default() }
             }
             Observe::Tasks { epoch } => {
-                self.device.compute().finish();
-                self.device.comm().finish();
+                self.device.finish();
                 let spans = recording.read(self.program(), epoch).expect("the program has run");
                 Step { outcome, spans, ..Step::default() }
             }

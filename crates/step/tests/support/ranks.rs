@@ -314,9 +314,7 @@ fn run(
     let epoch = Instant::now();
     let Step { gradients, tables, micros, losses, program, recording } =
         step(shards, work, communicator, device, &parameters, origin, way);
-    queue.finish();
-    device.comm().finish();
-    device.pass().finish();
+    device.finish();
     let peak_bytes = device.usage().peak_bytes;
     let all_reductions = communicator.counts().of(ExchangeKind::AllReduce).calls;
     let spans = recording.read(&program, epoch).expect("everything has run");
