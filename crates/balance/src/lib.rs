@@ -10,10 +10,10 @@
 //! target       the best target of a mode: widths at home, widths at work, shares to prune
 //! semi         splits a straggler's excess between migrating and pruning
 //! balancer     acts when the gain is worth the cost
-//! cut          the stages of a pipeline that take least time
-//! stages       cuts them anew when places turn out unequal
+//! cut          the stages of a pipeline that take least time and fit
+//! stages       cuts them anew when units or places turn out other than expected
 //! selection    chooses the columns that a pruned layer keeps
-//! tuning       every threshold, window and weight
+//! tuning       every threshold, window and weight of the balancer
 //! ```
 //!
 //! The same numbers give the same decisions, so a recorded run can be replayed. Nothing here knows devices, programs or files.
@@ -40,7 +40,7 @@ pub use fill::fill;
 pub use observation::{Class, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use speeds::Speeds;
-pub use stages::{Recut, StageWatch};
+pub use stages::{Recut, Stage, StageWatch, Staging, UnitCost};
 pub use statistics::trimmed_mean;
 pub use target::{Mode, Rules, Target};
 pub use tuning::Tuning;

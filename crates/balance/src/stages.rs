@@ -1,8 +1,8 @@
-//! Watches how long the places of a pipeline compute, and decides where to cut the chain anew.
+//! The stages of a run: where the chain is best cut, how long its places compute, and when to cut it anew.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use crate::cut::best_cut;
+use crate::cut::{best_cut, best_cut_that_fits, bounds};
 use crate::statistics::{push, trimmed_mean};
 
 /// Steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
@@ -11,15 +11,123 @@ const FIRST_WINDOW: usize = 6;
 const LAST_WINDOW: usize = 24;
 /// A new cut must be foretold to take this share less time: moving state costs about a step, and estimates err.
 const LEAST_GAIN: f64 = 0.06;
+/// The same before the first step, when units have been measured one by one.
+const LEAST_GAIN_AT_FIRST: f64 = 0.02;
+/// Rounds after which kinds of units and places are told apart.
+const ROUNDS: usize = 200;
+
+/// What a unit takes for a micro-batch, by an estimate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UnitCost {
+    pub seconds: f64,
+    /// Weights, gradients and the optimizer's state.
+    pub state_bytes: f64,
+    /// Kept from forward to backward.
+    pub kept_bytes: f64,
+}
+
+/// A stage, wherever the chain is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage {
+    pub place: usize,
+    /// The most micro-batches that it keeps for their backward at a time.
+    pub kept_micros: usize,
+}
+
+/// A chain that is cut in stages.
+#[derive(Clone, Debug)]
+pub struct Staging {
+    pub units: Vec<UnitCost>,
+    pub stages: Vec<Stage>,
+    /// Of a step.
+    pub micros: usize,
+}
+
+impl Staging {
+    /// The cuts with the shortest step that fits, if there are any. `slowness` is by place what a unit takes there over the estimate,
+    /// `fullness` what places need over what they have.
+    pub fn best_cut(&self, slowness: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Vec<usize>> {
+        let seconds = self.seconds(slowness);
+        let bytes = |stage: &Stage| {
+            let bytes = |unit: &UnitCost| unit.state_bytes + stage.kept_micros as f64 * unit.kept_bytes;
+            self.units.iter().map(bytes).collect()
+        };
+        let bytes: Vec<Vec<f64>> = self.stages.iter().map(bytes).collect();
+        best_cut_that_fits(&seconds, self.micros, &bytes, |cuts| {
+            let of_places = fullness(cuts);
+            self.stages.iter().map(|stage| of_places[stage.place]).collect()
+        })
+    }
+
+    /// By stage, then by unit.
+    fn seconds(&self, slowness: &[f64]) -> Vec<Vec<f64>> {
+        let at = |stage: &Stage| self.units.iter().map(|unit| unit.seconds * slowness[stage.place]).collect();
+        self.stages.iter().map(at).collect()
+    }
+
+    fn places(&self) -> usize {
+        self.stages.iter().map(|stage| stage.place + 1).max().unwrap_or(0)
+    }
+
+    /// By unit.
+    fn places_of_units(&self, cuts: &[usize]) -> Vec<usize> {
+        let bounds = bounds(cuts, self.units.len());
+        let runs = bounds.windows(2).zip(&self.stages);
+        runs.flat_map(|(run, stage)| std::iter::repeat_n(stage.place, run[1] - run[0])).collect()
+    }
+
+    /// By place: its estimate for a micro-batch.
+    fn work(&self, cuts: &[usize]) -> Vec<f64> {
+        let mut work = vec![0.0; self.places()];
+        for (place, unit) in self.places_of_units(cuts).into_iter().zip(&self.units) {
+            work[place] += unit.seconds;
+        }
+        work
+    }
+
+    /// The longest that a step takes: every place once, and the slowest for all other micro-batches.
+    fn step_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
+        let times: Vec<f64> = self.work(cuts).iter().zip(slowness).map(|(work, slowness)| work * slowness).collect();
+        times.iter().sum::<f64>() + (self.micros - 1) as f64 * times.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// Replaces the estimates by what units took where they were. Units with one estimate are alike, and each place is slower than
+    /// another by one factor, so both follow from units that are alike at several places; without any, estimates remain in
+    /// proportion between places. Returns the slowness of places.
+    fn measure(&mut self, cuts: &[usize], unit_s: &[f64]) -> Vec<f64> {
+        let places = self.places_of_units(cuts);
+        let kind_of = |unit: &UnitCost| (unit.seconds as f32).to_bits();
+        let kinds: Vec<u32> = self.units.iter().map(kind_of).collect();
+        let mut seconds: HashMap<u32, f64> =
+            kinds.iter().zip(&self.units).map(|(kind, unit)| (*kind, unit.seconds)).collect();
+        let mut slowness = vec![1.0; self.places()];
+        for _ in 0..ROUNDS {
+            let mut at_places = vec![[0.0; 2]; slowness.len()];
+            for ((place, kind), measured) in places.iter().zip(&kinds).zip(unit_s) {
+                at_places[*place][0] += measured;
+                at_places[*place][1] += seconds[kind];
+            }
+            slowness = at_places.iter().map(|[measured, expected]| measured / expected).collect();
+            let mut of_kinds: HashMap<u32, [f64; 2]> = HashMap::new();
+            for ((place, kind), measured) in places.iter().zip(&kinds).zip(unit_s) {
+                let sums = of_kinds.entry(*kind).or_default();
+                sums[0] += measured;
+                sums[1] += slowness[*place];
+            }
+            seconds = of_kinds.into_iter().map(|(kind, [measured, slowness])| (kind, measured / slowness)).collect();
+        }
+        let fastest = slowness.iter().copied().fold(f64::INFINITY, f64::min);
+        for (unit, kind) in self.units.iter_mut().zip(&kinds) {
+            unit.seconds = seconds[kind] * fastest;
+        }
+        slowness.into_iter().map(|slowness| slowness / fastest).collect()
+    }
+}
 
 /// The stages of a run, and how long their places compute.
 #[derive(Clone, Debug)]
 pub struct StageWatch {
-    /// By unit: what it takes in proportion to others.
-    units: Vec<f64>,
-    /// By stage.
-    places: Vec<usize>,
-    micros: usize,
+    staging: Staging,
     cuts: Vec<usize>,
     window: usize,
     /// By step and place: seconds.
@@ -39,15 +147,20 @@ pub struct Recut {
 }
 
 impl StageWatch {
-    /// `units` are in proportion; `places` says which place has each stage.
-    pub fn new(units: Vec<f64>, places: Vec<usize>, micros: usize, cuts: Vec<usize>) -> StageWatch {
-        assert_eq!(places.len(), cuts.len() + 1, "every stage has a place");
-        StageWatch { units, places, micros, cuts, window: FIRST_WINDOW, busy_s: VecDeque::new(), has_begun: false }
+    pub fn new(staging: Staging, cuts: Vec<usize>) -> StageWatch {
+        assert_eq!(staging.stages.len(), cuts.len() + 1, "every stage but the first has a start");
+        StageWatch { staging, cuts, window: FIRST_WINDOW, busy_s: VecDeque::new(), has_begun: false }
     }
 
-    /// Takes in the seconds that each place computed in a step; returns a cut that is better by far, which is the present one from
+    /// Takes in the seconds that each unit took at its place in a step; returns a cut that is better, which is the present one from
     /// here on.
-    pub fn observe(&mut self, busy_s: &[f64]) -> Option<Recut> {
+    pub fn measure(&mut self, unit_s: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
+        let slowness = self.staging.measure(&self.cuts, unit_s);
+        self.decide(slowness, LEAST_GAIN_AT_FIRST, fullness)
+    }
+
+    /// The same for the seconds that each place computed in a step, once there are enough of them.
+    pub fn observe(&mut self, busy_s: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return None;
         }
@@ -55,44 +168,41 @@ impl StageWatch {
         if self.busy_s.len() < self.window {
             return None;
         }
-        let slowness = self.slowness();
-        let at_stage = |place: &usize| self.units.iter().map(|unit| unit * slowness[*place]).collect();
-        let seconds: Vec<Vec<f64>> = self.places.iter().map(at_stage).collect();
-        let cuts = best_cut(&seconds, self.micros);
-        let ratio = self.step(&cuts, &slowness) / self.step(&self.cuts, &slowness);
-        if ratio > 1.0 - LEAST_GAIN {
+        let recut = self.decide(self.slowness(), LEAST_GAIN, fullness)?;
+        self.window = LAST_WINDOW.min(2 * self.window);
+        Some(recut)
+    }
+
+    fn decide(
+        &mut self,
+        slowness: Vec<f64>,
+        least_gain: f64,
+        fullness: &dyn Fn(&[usize]) -> Vec<f64>,
+    ) -> Option<Recut> {
+        let now_s = self.staging.step_s(&self.cuts, &slowness);
+        let ratio = |cuts: &[usize]| self.staging.step_s(cuts, &slowness) / now_s;
+        let is_better = |cuts: &[usize]| ratio(cuts) <= 1.0 - least_gain;
+        // Memory is looked at only where that may matter.
+        if !is_better(&best_cut(&self.staging.seconds(&slowness), self.staging.micros)) {
             return None;
         }
-        self.cuts.clone_from(&cuts);
-        self.window = LAST_WINDOW.min(2 * self.window);
         self.busy_s.clear();
+        let cuts = self.staging.best_cut(&slowness, fullness).filter(|cuts| is_better(cuts))?;
+        let ratio = ratio(&cuts);
+        self.cuts.clone_from(&cuts);
         self.has_begun = false;
         Some(Recut { cuts, slowness, ratio })
     }
 
     /// By place: how much longer it takes for its units than the fastest would.
     fn slowness(&self) -> Vec<f64> {
-        let of_place = |place: usize| {
+        let of_place = |(place, work): (usize, f64)| {
             let busy_s = trimmed_mean(self.busy_s.iter().map(|step| step[place]).collect());
-            busy_s.expect("the window is full") / self.work(&self.cuts, place)
+            busy_s.expect("the window is full") / work
         };
-        let places = self.places.iter().max().map_or(0, |last| last + 1);
-        let rates: Vec<f64> = (0..places).map(of_place).collect();
+        let rates: Vec<f64> = self.staging.work(&self.cuts).into_iter().enumerate().map(of_place).collect();
         let fastest = rates.iter().copied().fold(f64::INFINITY, f64::min);
         rates.into_iter().map(|rate| rate / fastest).collect()
-    }
-
-    /// A place's work for a micro-batch.
-    fn work(&self, cuts: &[usize], place: usize) -> f64 {
-        let bounds: Vec<usize> = [0].into_iter().chain(cuts.iter().copied()).chain([self.units.len()]).collect();
-        let stages = bounds.windows(2).zip(&self.places).filter(|(_, of)| **of == place);
-        stages.map(|(run, _)| self.units[run[0]..run[1]].iter().sum::<f64>()).sum()
-    }
-
-    /// The longest that a step takes: every place once, and the slowest for all other micro-batches.
-    fn step(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
-        let times: Vec<f64> = (0..slowness.len()).map(|place| slowness[place] * self.work(cuts, place)).collect();
-        times.iter().sum::<f64>() + (self.micros - 1) as f64 * times.iter().copied().fold(0.0, f64::max)
     }
 }
 
@@ -100,20 +210,34 @@ impl StageWatch {
 mod tests {
     use super::*;
 
+    const ROOMY: &dyn Fn(&[usize]) -> Vec<f64> = &|_| vec![0.0; 3];
+
+    /// Units that take so long, at places that keep a micro-batch each.
+    fn staging(seconds: &[f64], places: usize, micros: usize) -> Staging {
+        let unit = |&seconds: &f64| UnitCost { seconds, state_bytes: 1.0, kept_bytes: 1.0 };
+        let stages = (0..places).map(|place| Stage { place, kept_micros: 1 }).collect();
+        Staging { units: seconds.iter().map(unit).collect(), stages, micros }
+    }
+
     /// The steps until a cut is found, and that cut, if places take so long for a unit.
-    fn found(rates: &[f64], noise: f64, cuts: &[usize]) -> Option<(usize, Recut)> {
-        let mut watch = StageWatch::new(vec![1.0; 12], (0..rates.len()).collect(), 8, cuts.to_vec());
+    fn found(
+        rates: &[f64],
+        noise: f64,
+        cuts: &[usize],
+        fullness: &dyn Fn(&[usize]) -> Vec<f64>,
+    ) -> Option<(usize, Recut)> {
+        let mut watch = StageWatch::new(staging(&[1.0; 12], rates.len(), 8), cuts.to_vec());
         (1..=30).find_map(|step| {
             let wobble = |place: usize| 1.0 + noise * ((step * 7 + place * 3) % 5) as f64 / 4.0;
-            let busy: Vec<f64> =
-                (0..rates.len()).map(|place| rates[place] * watch.work(&watch.cuts, place) * wobble(place)).collect();
-            Some((step, watch.observe(&busy)?))
+            let work = watch.staging.work(&watch.cuts);
+            let busy: Vec<f64> = (0..rates.len()).map(|place| rates[place] * work[place] * wobble(place)).collect();
+            Some((step, watch.observe(&busy, fullness)?))
         })
     }
 
     #[test]
     fn a_place_that_is_slow_gets_fewer_units_within_a_few_steps() {
-        let (steps, recut) = found(&[1.0, 2.0], 0.0, &[6]).expect("one is slow");
+        let (steps, recut) = found(&[1.0, 2.0], 0.0, &[6], ROOMY).expect("one is slow");
         assert!(steps <= 10, "{steps}");
         assert_eq!(recut.cuts, [8]);
         assert_eq!(recut.slowness, [1.0, 2.0]);
@@ -123,7 +247,33 @@ mod tests {
 
     #[test]
     fn equal_places_are_left_alone_whatever_their_noise() {
-        assert_eq!(found(&[1.0, 1.0], 0.1, &[6]), None);
-        assert_eq!(found(&[1.0, 1.0, 1.0], 0.1, &[4, 8]), None);
+        assert_eq!(found(&[1.0, 1.0], 0.1, &[6], ROOMY), None);
+        assert_eq!(found(&[1.0, 1.0, 1.0], 0.1, &[4, 8], ROOMY), None);
+    }
+
+    #[test]
+    fn a_place_without_memory_for_more_gets_what_fits() {
+        let with_room_for = |units: usize| move |cuts: &[usize]| vec![cuts[0] as f64 / units as f64, 0.0];
+        let (_, recut) = found(&[1.0, 2.0], 0.0, &[6], &with_room_for(7)).expect("one is slow");
+        assert_eq!(recut.cuts, [7]);
+        assert_eq!(found(&[1.0, 2.0], 0.0, &[6], &with_room_for(6)), None);
+    }
+
+    #[test]
+    fn units_and_places_are_told_apart() {
+        // Layers take 1, not 2; the head takes 6 instead of 3, and the second place twice as long as the first.
+        let mut watch = StageWatch::new(staging(&[&[2.0; 12][..], &[3.0]].concat(), 2, 8), vec![7]);
+        let recut = watch.measure(&[&[1.0; 7][..], &[2.0; 5], &[12.0]].concat(), ROOMY).expect("the head is heavy");
+        assert!(recut.slowness.iter().zip([1.0, 2.0]).all(|(a, b)| (a - b).abs() < 1e-6), "{:?}", recut.slowness);
+        let seconds: Vec<f64> = watch.staging.units.iter().map(|unit| unit.seconds).collect();
+        assert!(seconds[..12].iter().all(|layer| (layer - 1.0).abs() < 1e-6) && (seconds[12] - 6.0).abs() < 1e-6);
+        assert_eq!(recut.cuts, [12]);
+    }
+
+    #[test]
+    fn places_without_units_alike_differ_as_measured_and_expected_times_do() {
+        let mut staging = staging(&[1.0, 1.0, 3.0, 3.0], 2, 8);
+        let slowness = staging.measure(&[2], &[2.0, 2.0, 3.0, 3.0]);
+        assert_eq!(slowness, [2.0, 1.0]);
     }
 }

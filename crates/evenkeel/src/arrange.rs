@@ -23,14 +23,14 @@ const MOVED_BYTES_PER_S: f64 = 4e9;
 const MOST_PARTS: usize = 4;
 
 /// Fills in `parallel.parts` and `parallel.sequence_parallel`, and gives the launch its cut. `before` are the earlier settings of
-/// a continued run. Of the candidates that a simulation recommends, it takes the best that `fits` in memory. Returns lines to
-/// print.
+/// a continued run. Of the candidates that a simulation recommends, it takes the best that fits in memory: by rank, `fullness` is
+/// what it needs over what it has. Returns lines to print.
 pub fn arrange(
     settings: &mut Settings,
     model: &Model,
     launch: &mut Launch,
     before: Option<&Settings>,
-    fits: impl Fn(&Settings, &Strategy) -> Result<bool, Failure>,
+    fullness: impl Fn(&Settings, &Strategy) -> Vec<f64>,
 ) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     said.extend(no_choice_of_units(&launch.strategy, model));
@@ -38,7 +38,7 @@ pub fn arrange(
         // Estimates need a cut that the model allows.
         model.cut(&launch.strategy.cut)?;
     }
-    launch.strategy.pipeline = stages::by_cost(settings, model, launch);
+    launch.strategy.pipeline = stages::by_cost(settings, model, launch, |strategy| fullness(settings, strategy));
     said.extend(stages::describe(model, &launch.strategy));
     if settings.parallel.tp == 1 {
         settings.parallel.parts.get_or_insert(1);
@@ -65,7 +65,7 @@ pub fn arrange(
     while let Some(told) = preferred(&foretold) {
         first.get_or_insert(told);
         apply(told.candidate, settings, launch);
-        if fits(settings, &launch.strategy)? {
+        if fullness(settings, &launch.strategy).iter().all(|share| *share <= 1.0) {
             said.push(describe(&told, &all));
             return Ok(said);
         }

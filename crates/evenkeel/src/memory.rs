@@ -39,8 +39,13 @@ const LATER_BYTES: u64 = 16 << 20;
 impl Peak {
     /// For this process, with ranks of so many threads each on this machine's cores.
     pub fn of(costs: &[Cost], threads: usize, beside: Beside) -> Peak {
-        let process_bytes = process::resident_bytes() + costs.len() as u64 * LATER_BYTES;
-        Peak { beside, process_bytes, ..Peak::default() }.with(costs, threads)
+        Peak::before(costs.len(), beside).with(costs, threads)
+    }
+
+    /// For this process, before it has started so many ranks, without what these take.
+    fn before(ranks: usize, beside: Beside) -> Peak {
+        let process_bytes = process::resident_bytes() + ranks as u64 * LATER_BYTES;
+        Peak { beside, process_bytes, ..Peak::default() }
     }
 
     /// The same process with other costs.
@@ -75,6 +80,40 @@ impl Peak {
     }
 }
 
+/// The memory that the ranks of a run can have.
+pub enum Room {
+    /// All ranks share this machine's. The peak is that of everything else in the process.
+    Machine(Peak),
+    /// Of its GPU, by rank.
+    Gpus(Vec<u64>),
+}
+
+impl Room {
+    /// Before the ranks start.
+    pub fn of(strategy: &Strategy, beside: Beside) -> Room {
+        let Devices::Cuda { gpus, .. } = &strategy.devices else {
+            return Room::Machine(Peak::before(strategy.ranks(), beside));
+        };
+        let sharing = ranks_per_gpu(gpus);
+        // Checks of memory report a GPU that cannot be asked.
+        let of_rank = |gpu: &usize| cuda_memory(*gpu).map_or(u64::MAX, |memory| memory.arena_bytes_of(sharing));
+        Room::Gpus(gpus.iter().map(of_rank).collect())
+    }
+
+    /// By rank: what steps need over what there is.
+    pub fn fullness(&self, strategy: &Strategy, costs: &[Cost]) -> Vec<f64> {
+        match self {
+            Room::Machine(others) => {
+                let needed_bytes = others.with(costs, strategy.devices.cores_per_rank()).bytes();
+                vec![needed_bytes as f64 / evenkeel_device::cpu_report().memory_bytes as f64; costs.len()]
+            }
+            Room::Gpus(bytes) => {
+                costs.iter().zip(bytes).map(|(cost, has)| cost.arena_bytes as f64 / *has as f64).collect()
+            }
+        }
+    }
+}
+
 /// Refuses steps, and the host's memory beside them, that would not fit. Predicts the process's peak if its ranks are on cores.
 pub fn check_steps(strategy: &Strategy, costs: &[Cost], beside: Beside, hint: &str) -> Result<Option<Peak>, Failure> {
     match &strategy.devices {
@@ -94,9 +133,13 @@ pub fn check_steps(strategy: &Strategy, costs: &[Cost], beside: Beside, hint: &s
 
 /// Refuses a need that is too large for one of the ranks on these GPUs.
 pub fn check_fit_on_gpus(gpus: &[usize], what: &str, needed_bytes: u64, hint: &str) -> Result<(), Failure> {
-    let different = placement::different(gpus);
-    let ranks = if different.len() > 1 { 1 } else { gpus.len() };
-    different.into_iter().try_for_each(|gpu| check_fit_on_gpu(gpu, ranks, what, needed_bytes, hint))
+    let ranks = ranks_per_gpu(gpus);
+    placement::different(gpus).into_iter().try_for_each(|gpu| check_fit_on_gpu(gpu, ranks, what, needed_bytes, hint))
+}
+
+/// Ranks have a GPU each, or all share one.
+fn ranks_per_gpu(gpus: &[usize]) -> usize {
+    if placement::different(gpus).len() > 1 { 1 } else { gpus.len() }
 }
 
 /// Refuses a need that is too large for a device of this kind.

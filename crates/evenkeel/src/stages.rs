@@ -1,10 +1,10 @@
 //! Where a run's model is cut in stages: as a person says, by parameters, or by the time that units are estimated to take.
 
-use evenkeel_balance::best_cut;
+use evenkeel_balance::{Staging, best_cut};
 use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
 use evenkeel_step::{Devices, Pipeline, PipelineOrder, Strategy};
-use evenkeel_train::{Restaged, Samples, unit_seconds};
+use evenkeel_train::{Restaged, Samples};
 
 use crate::Mistake;
 use crate::arrange::machine;
@@ -81,33 +81,51 @@ pub fn cuts_of_layers(layers: &[usize], model: &Model) -> Result<Vec<usize>, Mis
     Ok(cuts)
 }
 
-/// The launch's pipeline with stages that take equally long by an estimate, if the configuration wants that.
-pub fn by_cost(settings: &Settings, model: &Model, launch: &Launch) -> Pipeline {
+/// The launch's pipeline with stages that take equally long by an estimate, if the configuration wants that; see [`cuts_by_cost`].
+pub fn by_cost(
+    settings: &Settings,
+    model: &Model,
+    launch: &Launch,
+    fullness: impl Fn(&Strategy) -> Vec<f64>,
+) -> Pipeline {
+    let pipeline = launch.strategy.pipeline.clone();
     if !is_by_cost(&settings.parallel) {
-        return launch.strategy.pipeline.clone();
+        return pipeline;
     }
-    let cuts = cuts_by_cost(model, launch, settings.data.sequence);
-    Pipeline { cuts, ..launch.strategy.pipeline.clone() }
+    Pipeline { cuts: cuts_by_cost(model, launch, settings.data.sequence, fullness), ..pipeline }
 }
 
-/// The cuts of the launch's stages that take equally long by an estimate, on sequences of so many tokens.
-pub fn cuts_by_cost(model: &Model, launch: &Launch, sequence: usize) -> Vec<usize> {
+/// The cuts of the launch's stages that take equally long by an estimate, on sequences of so many tokens, and fit in memory: by rank,
+/// `fullness` is what it needs over what it has. If none fits, memory does not count.
+pub fn cuts_by_cost(
+    model: &Model,
+    launch: &Launch,
+    sequence: usize,
+    fullness: impl Fn(&Strategy) -> Vec<f64>,
+) -> Vec<usize> {
     let strategy = &launch.strategy;
-    let pipeline = &strategy.pipeline;
-    let seconds = unit_costs(model, launch, sequence);
-    let at_stage = |stage: usize| {
-        let slowness = slowness(strategy, pipeline.place(stage, strategy.pp));
-        seconds.iter().map(|unit| unit * slowness).collect()
-    };
-    let seconds: Vec<Vec<f64>> = (0..pipeline.stages()).map(at_stage).collect();
-    best_cut(&seconds, strategy.accumulate)
+    let staging = staging(model, launch, sequence);
+    let slowness: Vec<f64> = (0..strategy.pp).map(|place| slowness(strategy, place)).collect();
+    let of_places = |cuts: &[usize]| by_place(strategy, &fullness(&strategy.clone().cut_at(cuts)));
+    let any = || staging.best_cut(&slowness, &|_| vec![0.0; strategy.pp]).expect("everything fits");
+    staging.best_cut(&slowness, &of_places).unwrap_or_else(any)
 }
 
-/// By unit: the seconds that a micro-batch of such sequences takes there, by an estimate.
-pub fn unit_costs(model: &Model, launch: &Launch, sequence: usize) -> Vec<f64> {
+/// By place of the pipeline: the largest number of its ranks.
+pub fn by_place(strategy: &Strategy, of_ranks: &[f64]) -> Vec<f64> {
+    let mut of_places = vec![0.0f64; strategy.pp];
+    for (rank, number) in of_ranks.iter().enumerate() {
+        let place = &mut of_places[strategy.mesh().stage(rank)];
+        *place = place.max(*number);
+    }
+    of_places
+}
+
+/// What units take in the launch's stages, by an estimate, if sequences have so many tokens.
+pub fn staging(model: &Model, launch: &Launch, sequence: usize) -> Staging {
     let blank = Samples::blank(model.config.input, launch.strategy.micro_batch, sequence);
     let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
-    unit_seconds(model, &launch.strategy, &blank, &machine)
+    evenkeel_train::staging(model, &launch.strategy, &blank, &machine)
 }
 
 /// Whether stages may be cut anew in a run.
@@ -137,9 +155,9 @@ pub fn describe_change(model: &Model, strategy: &Strategy, restaged: &Restaged) 
     let slow: Vec<String> =
         slow.map(|(place, slowness)| format!("place {place} computes {slowness:.1}× slower")).collect();
     let slow = if slow.is_empty() { "stages took unequally long".to_owned() } else { slow.join(", ") };
-    let pipeline = Pipeline { cuts: recut.cuts.clone(), ..strategy.pipeline.clone() };
-    let now = describe(model, &Strategy { pipeline, ..strategy.clone() }).expect("there are stages");
-    format!("{slow}: cut anew after step {step}, {:.0} % less time expected; {now}", 100.0 * (1.0 - recut.ratio))
+    let now = describe(model, &strategy.clone().cut_at(&recut.cuts)).expect("there are stages");
+    let when = if *step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };
+    format!("{slow}: cut anew {when}, {:.0} % less time expected; {now}", 100.0 * (1.0 - recut.ratio))
 }
 
 /// A line about the stages; none for a model in one piece.

@@ -236,6 +236,21 @@ impl Pipeline {
         (0..self.stages()).filter(|&stage| self.place(stage, places) == place).collect()
     }
 
+    /// By stage: the most micro-batches that it keeps for their backward at a time.
+    pub fn kept_micros(&self, places: usize, micros: usize, units: usize) -> Vec<usize> {
+        let (mut now, mut most) = (vec![0; self.stages()], vec![0; self.stages()]);
+        for event in self.plan(places, micros, units, 0) {
+            let Event::Block(Block { kind, stage, .. }) = event else { continue };
+            match kind {
+                BlockKind::Forward => now[stage] += 1,
+                BlockKind::Backward | BlockKind::Weight => now[stage] -= 1,
+                BlockKind::Input => (),
+            }
+            most[stage] = most[stage].max(now[stage]);
+        }
+        most
+    }
+
     /// Blocks and passes of a step in an order that all places can follow. Stages up to `frozen` have no backward.
     pub(crate) fn plan(&self, places: usize, micros: usize, units: usize, frozen: usize) -> Vec<Event> {
         let chunks = self.stages() / places;
@@ -379,6 +394,17 @@ mod tests {
                 let passes = events.iter().filter(|event| matches!(event, Event::Pass { .. })).count();
                 assert_eq!(passes, 2 * micros * crossings.count(), "{order:?} {places} {micros}");
             }
+        }
+    }
+
+    #[test]
+    fn stages_keep_as_many_micro_batches_as_their_order_says() {
+        for (order, expected) in [
+            (PipelineOrder::Gpipe, [8, 8, 8, 8]),
+            (PipelineOrder::OneForwardOneBackward, [4, 3, 2, 1]),
+            (PipelineOrder::ZbH1, [4, 4, 4, 4]),
+        ] {
+            assert_eq!(pipeline(order, 4, 1).kept_micros(4, 8, 12), expected, "{order:?}");
         }
     }
 

@@ -87,6 +87,13 @@ impl Strategy {
         Strategy { pp, pipeline, ..self }
     }
 
+    /// The same with stages that begin at these units.
+    pub fn cut_at(mut self, cuts: &[usize]) -> Strategy {
+        assert_eq!(cuts.len(), self.pipeline.cuts.len(), "as many stages as before");
+        self.pipeline.cuts = cuts.to_vec();
+        self
+    }
+
     /// The part of a model that a rank computes with: its stages of its shard. `shards` are those of the cut.
     pub fn model(&self, shards: &[Model], rank: usize) -> Model {
         let shard = &shards[self.mesh().shard(rank)];

@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
+use evenkeel_balance::{Stage, Staging, UnitCost};
 use evenkeel_comm::{Communicator, ExchangeKind, Link};
 use evenkeel_device::{Counts, DType, Device};
-use evenkeel_model::{Gradients, LossOptions, Model, Parameters, RotaryTables, ZeroSharding, ZeroStage};
+use evenkeel_model::{
+    Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Unit, ZeroSharding, ZeroStage,
+};
 use evenkeel_step::schedule::{Chain, PartSize};
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
-use evenkeel_step::{Executor, Pipeline, Program, Strategy, Task, Work, join};
+use evenkeel_step::{Executor, Pipeline, Program, Strategy, Task, Work, WorkFamily, join};
 
 use crate::samples::Samples;
 
@@ -72,12 +75,12 @@ pub fn foretell(
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
     let mut seconds = Vec::new();
     for (rank, program) in programs.iter().enumerate() {
-        let counts = counts(&shards[rank], &chains[rank], rank, program, arrangement.parts, &micros, dtype);
-        let of_task = |(task, counts): (&Task, &Counts)| {
+        let tasks = counts(&shards[rank], &chains[rank], rank, program, arrangement.parts, &micros, dtype);
+        let of_task = |(task, counted): (&Task, &TaskCounts)| {
             let rows = sizes[task.micro.index][task.micro.part].tokens;
-            machine.compute_s(rank, counts, rows)
+            machine.compute_s(rank, &counted.counts, rows)
         };
-        seconds.push(program.tasks.iter().zip(&counts).map(of_task).collect::<Vec<f64>>());
+        seconds.push(program.tasks.iter().zip(&tasks).map(of_task).collect::<Vec<f64>>());
     }
     let mut costs = Costs::of_tasks(&programs, |rank, index, task| match task.exchange {
         Some(_) => machine.exchange_s(task, shards.len()),
@@ -89,8 +92,8 @@ pub fn foretell(
     Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
 }
 
-/// By unit: the seconds that a rank of one tensor-parallel group takes for it in a step on such a micro-batch.
-pub fn unit_seconds(model: &Model, strategy: &Strategy, samples: &Samples, machine: &Machine) -> Vec<f64> {
+/// What the units of a model take in the stages of a strategy, if its micro-batches are like these samples.
+pub fn staging(model: &Model, strategy: &Strategy, samples: &Samples, machine: &Machine) -> Staging {
     let shards = model.cut(&strategy.cut).expect("a cut that the run has, too");
     let replica = strategy.clone().with_replicas(1, ZeroStage::Nothing).in_stages(1, Pipeline::default());
     let chain = Chain::of(&shards[0], &replica, 0);
@@ -98,12 +101,33 @@ pub fn unit_seconds(model: &Model, strategy: &Strategy, samples: &Samples, machi
     let sizes = samples.part_sizes(&shards[0], 1);
     let rows = sizes[0].tokens;
     let program = arrangement.write(&chain, &[sizes]);
-    let counts = counts(&shards[0], &chain, 0, &program, 1, &[samples], strategy.dtype);
-    let mut seconds = vec![0.0; model.units.len()];
-    for (task, counts) in program.tasks.iter().zip(&counts) {
-        seconds[task.unit.0] += machine.compute_s(0, counts, rows);
+    let tasks = counts(&shards[0], &chain, 0, &program, 1, &[samples], strategy.dtype);
+    let state_bytes =
+        |unit: &Unit| unit.parameters().iter().map(|id| state_bytes(&shards[0].specs[id.0], strategy)).sum();
+    let unit = |unit: &Unit| UnitCost { seconds: 0.0, state_bytes: state_bytes(unit), kept_bytes: 0.0 };
+    let mut units: Vec<UnitCost> = shards[0].units.iter().map(unit).collect();
+    let first_loss = program.tasks.iter().position(|task| task.work.row().family == WorkFamily::Head);
+    for (index, (task, TaskCounts { counts, kept_bytes })) in program.tasks.iter().zip(&tasks).enumerate() {
+        let unit = &mut units[task.unit.0];
+        unit.seconds += machine.compute_s(0, counts, rows);
+        if first_loss.is_none_or(|first| index < first) {
+            unit.kept_bytes += *kept_bytes as f64;
+        }
     }
-    seconds
+    let (pipeline, micros) = (&strategy.pipeline, strategy.accumulate);
+    let kept_micros = pipeline.kept_micros(strategy.pp, micros, units.len()).into_iter().enumerate();
+    let stages =
+        kept_micros.map(|(stage, kept_micros)| Stage { place: pipeline.place(stage, strategy.pp), kept_micros });
+    Staging { stages: stages.collect(), units, micros }
+}
+
+/// About what a rank holds of a parameter for a step: its values, and if it is trained, f32 masters, gradients and two moments.
+fn state_bytes(spec: &ParamSpec, strategy: &Strategy) -> f64 {
+    let values = strategy.dtype.size_bytes();
+    let masters = if strategy.dtype == DType::F32 { 0 } else { 4 };
+    let moments = 8.0 / if strategy.zero == ZeroStage::Nothing { 1.0 } else { strategy.dp as f64 };
+    let of_trained = if spec.is_trained { (4 + masters) as f64 + moments } else { 0.0 };
+    spec.shape.iter().product::<usize>() as f64 * (values as f64 + of_trained)
 }
 
 /// The first candidate that takes hardly longer than the fastest.
@@ -144,7 +168,7 @@ fn counts(
     parts: usize,
     micros: &[&Samples],
     dtype: DType,
-) -> Vec<Counts> {
+) -> Vec<TaskCounts> {
     let (device, communicator) = (Device::dry(), Communicator::dry(rank, chain.groups[0].ranks.len()));
     let queue = device.compute();
     let parameters = Parameters::allocate(shard, dtype, ZeroSharding::NONE, queue);
@@ -164,15 +188,22 @@ fn counts(
         migration: None,
         pruning: None,
     };
-    let mut before = device.counts();
-    let mut counts = vec![Counts::default(); program.tasks.len()];
+    let mut before = (device.counts(), device.usage().live_bytes);
+    let mut tasks = vec![TaskCounts::default(); program.tasks.len()];
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     executor.run_watched(program, &batches, options, None, |index| {
-        let now = device.counts();
-        counts[index] = difference(&now, &before);
+        let now = (device.counts(), device.usage().live_bytes);
+        tasks[index] = TaskCounts { counts: difference(&now.0, &before.0), kept_bytes: now.1 as i64 - before.1 as i64 };
         before = now;
     });
-    counts
+    tasks
+}
+
+/// A task's kernels, and by how much memory in use has grown behind it.
+#[derive(Clone, Default)]
+struct TaskCounts {
+    counts: Counts,
+    kept_bytes: i64,
 }
 
 fn difference(now: &Counts, before: &Counts) -> Counts {

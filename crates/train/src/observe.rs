@@ -23,6 +23,15 @@ pub(crate) fn observation(model: &Model, spans: &[Span]) -> Observation {
     observed
 }
 
+/// By unit of so many: the seconds that a rank computed for it.
+pub(crate) fn unit_seconds(units: usize, spans: &[Span]) -> Vec<f64> {
+    let mut seconds = vec![0.0; units];
+    for span in spans.iter().filter(|span| span.lane == Lane::Compute) {
+        seconds[span.unit.0] += span.duration_s();
+    }
+    seconds
+}
+
 /// Seconds in which tasks were ready to compute, since nothing was exchanged, and none of them ran. A rank that shares its cores
 /// loses them whenever it waits for others, and then has to wait for its turn. Short tasks run at full speed once that has come.
 fn late_s(spans: &[Span]) -> f64 {

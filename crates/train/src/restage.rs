@@ -1,19 +1,21 @@
-//! Cutting a run's stages anew: observes how long places compute, and has the ranks move units where that pays.
+//! Cutting a run's stages anew: observes how long units and places compute, and has the ranks move units where that pays.
 
-use evenkeel_balance::{Observation, Recut, StageWatch};
+use evenkeel_balance::{Observation, Recut, StageWatch, Staging};
 use evenkeel_step::{Mesh, Strategy};
 
 use crate::Error;
 use crate::ranks::Ranks;
+use crate::samples::Samples;
 
-/// Whether stages that begin at these units fit in memory.
-type Fits<'a> = dyn Fn(&[usize]) -> bool + 'a;
+/// By place: the memory that it needs over what it has, if stages begin at these units.
+type Fullness<'a> = dyn Fn(&[usize]) -> Vec<f64> + 'a;
 
 /// A run's response to slow places of its pipeline.
 pub struct Restage<'a> {
     watch: StageWatch,
     mesh: Mesh,
-    fits: Box<Fits<'a>>,
+    fullness: Box<Fullness<'a>>,
+    is_measured: bool,
 }
 
 /// A change made because of slow places.
@@ -25,12 +27,23 @@ pub struct Restaged {
 }
 
 impl<'a> Restage<'a> {
-    /// `units` are what the chain's units take in proportion.
-    pub fn new(strategy: &Strategy, units: Vec<f64>, fits: impl Fn(&[usize]) -> bool + 'a) -> Restage<'a> {
-        let pipeline = &strategy.pipeline;
-        let places = (0..pipeline.stages()).map(|stage| pipeline.place(stage, strategy.pp)).collect();
-        let watch = StageWatch::new(units, places, strategy.accumulate, pipeline.cuts.clone());
-        Restage { watch, mesh: strategy.mesh(), fits: Box::new(fits) }
+    pub fn new(strategy: &Strategy, staging: Staging, fullness: impl Fn(&[usize]) -> Vec<f64> + 'a) -> Restage<'a> {
+        let watch = StageWatch::new(staging, strategy.pipeline.cuts.clone());
+        Restage { watch, mesh: strategy.mesh(), fullness: Box::new(fullness), is_measured: false }
+    }
+
+    /// Measures units before the first step behind `step`, on its samples, and has them moved if that pays and fits.
+    pub fn before_step(&mut self, ranks: &Ranks, step: u64, micros: &[Samples]) -> Result<Option<Restaged>, Error> {
+        if std::mem::replace(&mut self.is_measured, true) {
+            return Ok(None);
+        }
+        let by_rank = ranks.unit_seconds(micros.to_vec())?;
+        // A unit takes as long as the slowest of the ranks that have it.
+        let slowest = |unit: usize| by_rank.iter().map(|units| units[unit]).fold(0.0, f64::max);
+        let unit_s: Vec<f64> = (0..by_rank[0].len()).map(slowest).collect();
+        tracing::debug!(?unit_s, "measured units");
+        let recut = self.watch.measure(&unit_s, &self.fullness);
+        recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
     /// Takes in a step, and has units moved if that pays and fits.
@@ -40,16 +53,8 @@ impl<'a> Restage<'a> {
         step: u64,
         observed: &[Observation],
     ) -> Result<Option<Restaged>, Error> {
-        let before = self.watch.clone();
-        let Some(recut) = self.watch.observe(&self.busy_s(observed)) else { return Ok(None) };
-        if !(self.fits)(&recut.cuts) {
-            tracing::info!(step, ?recut, "stages would not fit in memory");
-            self.watch = before;
-            return Ok(None);
-        }
-        tracing::info!(step, ?recut, "cuts the stages anew");
-        ranks.recut(recut.cuts.clone())?;
-        Ok(Some(Restaged { step, recut }))
+        let recut = self.watch.observe(&self.busy_s(observed), &self.fullness);
+        recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
     /// By place: how long the slowest of its ranks computed.
@@ -60,4 +65,10 @@ impl<'a> Restage<'a> {
         };
         (0..self.mesh.pp).map(at).collect()
     }
+}
+
+fn carry_out(ranks: &Ranks, step: u64, recut: Recut) -> Result<Restaged, Error> {
+    tracing::info!(step, ?recut, "cuts the stages anew");
+    ranks.recut(recut.cuts.clone())?;
+    Ok(Restaged { step, recut })
 }

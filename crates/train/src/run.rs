@@ -290,6 +290,13 @@ fn step(
     }
     let lr = plan.rate.at(progress.step, share, progress.warmup_share);
     let Balancing { widths: balance, stages } = balancing;
+    let measuring = Instant::now();
+    if let Some(stages) = stages
+        && let Some(restaged) = stages.before_step(ranks, progress.step, &micros)?
+    {
+        observer.tell(Report::Restaged(&restaged))?;
+    }
+    let start = start + measuring.elapsed();
     let (outcome, observed) = if balance.is_some() || stages.is_some() {
         ranks.observed_step(micros, lr)?
     } else {

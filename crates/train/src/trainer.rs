@@ -20,7 +20,7 @@ use evenkeel_step::{Executor, Mesh, Program, Strategy, join, measure_rows};
 
 use crate::Error;
 use crate::migration::Migrated;
-use crate::observe::observation;
+use crate::observe::{observation, unit_seconds};
 use crate::optimizer::{Optimizer, OptimizerOptions, Update};
 use crate::prune::{Pruner, Remembered};
 use crate::relocation::{Keeping, exchange_s_per_byte};
@@ -215,6 +215,29 @@ impl Trainer {
                 Step { outcome, spans, ..Step::default() }
             }
         }
+    }
+
+    /// By unit: the seconds that this rank computes for it in such a step. Nothing is updated. All ranks do it together.
+    pub fn unit_seconds(&mut self, micros: &[Samples]) -> Result<Vec<f64>, Error> {
+        /// The first run includes start-up work.
+        const RUNS: usize = 3;
+        let mut prepared = self.prepare(micros)?;
+        self.set_noise(&mut prepared.batches);
+        self.schedule(&prepared.shape, &prepared.sizes);
+        let mut least = vec![f64::INFINITY; self.shard().units.len()];
+        for run in 0..RUNS {
+            let (mut recording, start) = (Recording::default(), Instant::now());
+            self.gradients.clear();
+            let losses = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 };
+            drop(self.step_executor().run(self.program(), &prepared.batches, losses, Some(&mut recording)));
+            self.device.finish();
+            let spans = recording.read(self.program(), start).expect("the program has run");
+            let seconds = unit_seconds(least.len(), &spans);
+            if run > 0 {
+                least.iter_mut().zip(seconds).for_each(|(least, seconds)| *least = least.min(seconds));
+            }
+        }
+        Ok(least)
     }
 
     fn run_step(

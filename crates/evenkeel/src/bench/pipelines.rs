@@ -9,17 +9,17 @@ use evenkeel_model::{Model, Parameters};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::{Pipeline, PipelineOrder, Program, Strategy};
 use evenkeel_store::write_file_atomically;
-use evenkeel_train::{Ranks, Restage, Samples, costs};
+use evenkeel_train::{Cost, Ranks, Restage, Samples, costs};
 use serde_json::json;
 
 use super::llama::Llama;
-use super::traced_step::{LR, TracedStep, measure};
+use super::traced_step::{TracedStep, measure};
 use super::{between, median};
 use crate::config::{StageCut, Straggler};
 use crate::drawing::pipeline_svg;
 use crate::launch::Launch;
-use crate::memory::{Beside, check_steps};
-use crate::stages::{cuts_by_cost, cuts_by_parameters, cuts_of_layers, unit_costs, usual_chunks};
+use crate::memory::{Beside, Room, check_steps};
+use crate::stages::{by_place, cuts_by_cost, cuts_by_parameters, cuts_of_layers, staging, usual_chunks};
 use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Orders to compare, such as gpipe,1f1b; all by default.
     #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = order)]
     orders: Vec<PipelineOrder>,
-    /// Where to cut the model: "cost" as in a run, which watches slow places and cuts anew, "uniform", or the layers of each
+    /// Where to cut the model: "cost" as in a run, which measures before its first step, "uniform", or the layers of each
     /// stage, such as 1+3. Orders with another number of stages leave a list out.
     #[arg(long, value_delimiter = ',', default_value = "cost", value_parser = stage_cuts)]
     cuts: Vec<StageCuts>,
@@ -79,7 +79,7 @@ fn stage_cuts(text: &str) -> Result<StageCuts, String> {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut cases = arguments.cases()?;
     for case in &mut cases {
-        case.watch()?;
+        case.cut_as_measured()?;
     }
     for round in 0..arguments.rounds as u64 {
         for case in &mut cases {
@@ -120,7 +120,7 @@ impl Arguments {
                 };
                 cases.push(Case::new(&llama, &model, one.clone(), None, vec![1.0])?);
                 for (order, cuts) in &pipelines {
-                    let strategy = self.in_stages(&one, *order, cuts, &model, sequence)?;
+                    let strategy = self.in_stages(&one, *order, cuts, &model, &llama)?;
                     let slow = Straggler::factors(&self.slow, self.pp, 1);
                     cases.push(Case::new(&llama, &model, strategy, Some(cuts.clone()), slow)?);
                 }
@@ -152,7 +152,7 @@ impl Arguments {
         order: PipelineOrder,
         cuts: &StageCuts,
         model: &Model,
-        sequence: usize,
+        llama: &Llama,
     ) -> Result<Strategy, Mistake> {
         let found = match cuts {
             StageCuts::By(_) => cuts_by_parameters(self.pp * usual_chunks(order), model, one.accumulate),
@@ -166,8 +166,10 @@ impl Arguments {
         if *cuts != StageCuts::By(StageCut::Cost) {
             return Ok(strategy);
         }
-        let cuts = cuts_by_cost(model, &Launch::from(strategy.clone()), sequence);
-        Ok(one.clone().in_stages(self.pp, Pipeline { cuts, order }))
+        let room = Room::of(&strategy, Beside::default());
+        let fullness = |strategy: &Strategy| room.fullness(strategy, &step_costs(llama, model, strategy));
+        let cuts = cuts_by_cost(model, &Launch::from(strategy.clone()), llama.sequence, fullness);
+        Ok(strategy.cut_at(&cuts))
     }
 }
 
@@ -182,6 +184,11 @@ impl StageCuts {
 
 fn joined(counts: &[usize]) -> String {
     counts.iter().map(usize::to_string).collect::<Vec<_>>().join("+")
+}
+
+fn step_costs(llama: &Llama, model: &Model, strategy: &Strategy) -> Vec<Cost> {
+    let blank = llama.blank(model, strategy.accumulate);
+    costs(std::slice::from_ref(model), strategy, llama.trainer_options(), &blank)
 }
 
 /// A way to make steps, and its measurements.
@@ -208,10 +215,8 @@ impl Case {
         cuts: Option<StageCuts>,
         slow: Vec<f64>,
     ) -> Result<Case, Failure> {
-        let blank = llama.blank(model, strategy.accumulate);
-        let costs = costs(std::slice::from_ref(model), &strategy, llama.trainer_options(), &blank);
         let hint = "use a smaller --batch or --sequence, or fewer --layers";
-        check_steps(&strategy, &costs, Beside::default(), hint)?;
+        check_steps(&strategy, &step_costs(llama, model, &strategy), Beside::default(), hint)?;
         Ok(Case {
             llama: llama.clone(),
             model: model.clone(),
@@ -237,22 +242,22 @@ impl Case {
         self.llama.samples(step, self.launch.strategy.accumulate)
     }
 
-    /// Cuts by cost once more if a place is slow, as a run does when it has noticed.
-    fn watch(&mut self) -> Result<(), Failure> {
-        /// One more than the first decision needs.
-        const STEPS: u64 = 8;
-        let may_change = self.cuts == Some(StageCuts::By(StageCut::Cost)) && self.model.units_can_move();
-        if !may_change || self.slow.iter().all(|factor| *factor == 1.0) {
+    /// Cuts by measured costs, as a run does before its first step.
+    fn cut_as_measured(&mut self) -> Result<(), Failure> {
+        if self.cuts != Some(StageCuts::By(StageCut::Cost)) || !self.model.units_can_move() {
             return Ok(());
         }
-        let ranks = self.start()?;
-        let units = unit_costs(&self.model, &self.launch, self.llama.sequence);
-        let mut restage = Restage::new(&self.launch.strategy, units, |_| true);
-        for step in 0..STEPS {
-            let (_, observed) = ranks.observed_step(self.samples(step), LR)?;
-            if let Some(restaged) = restage.after_step(&ranks, step, &observed)? {
-                self.launch.strategy.pipeline.cuts = restaged.recut.cuts;
-            }
+        let Case { llama, model, launch, .. } = &*self;
+        let strategy = &launch.strategy;
+        let room = Room::of(strategy, Beside::default());
+        let mut restage = Restage::new(strategy, staging(model, launch, llama.sequence), |cuts| {
+            let strategy = strategy.clone().cut_at(cuts);
+            by_place(&strategy, &room.fullness(&strategy, &step_costs(llama, model, &strategy)))
+        });
+        let restaged = restage.before_step(&self.start()?, 0, &self.samples(0))?;
+        drop(restage);
+        if let Some(restaged) = restaged {
+            self.launch.strategy.pipeline.cuts = restaged.recut.cuts;
         }
         Ok(())
     }

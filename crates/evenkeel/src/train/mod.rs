@@ -9,10 +9,9 @@ use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
 use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunEvent, Sink, Style, Summary};
-use evenkeel_step::{Pipeline, Strategy};
+use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, Saver};
@@ -28,7 +27,7 @@ use crate::inputs::model::{ModelInput, SavedTokenizer};
 use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
-use crate::memory::{Beside, check_steps, samples_bytes};
+use crate::memory::{Beside, Room, check_steps, samples_bytes};
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
@@ -90,29 +89,19 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     ranks.throttle(slowed.clone())?;
     let peaks = ranks.peak_flops_per_s()?;
     let memory = ranks.memory()?;
-    let fits_as = |shards: &[Model], strategy: &Strategy| {
-        let costs = self::costs(settings, shards, strategy);
-        match strategy.devices.kind() {
-            // By now the ranks' tensors are in the process.
-            DeviceKind::Cpu => {
-                let threads = strategy.devices.cores_per_rank();
-                peak.is_none_or(|peak| peak.with(&costs, threads).check(&memory_hint).is_ok())
-            }
-            // Each rank has taken its share of the GPU by now.
-            DeviceKind::Cuda => {
-                costs.iter().zip(&memory).all(|(cost, memory)| cost.arena_bytes <= memory.capacity_bytes)
-            }
-        }
-    };
-    let fits = |shards: &[Model]| fits_as(shards, strategy);
+    // By now the ranks' tensors are in the process, or each rank has taken its share of a GPU.
+    let of_gpus = || Room::Gpus(memory.iter().map(|memory| memory.capacity_bytes).collect());
+    let room = peak.map_or_else(of_gpus, Room::Machine);
+    let fullness =
+        |shards: &[Model], strategy: &Strategy| room.fullness(strategy, &self::costs(settings, shards, strategy));
+    let fits = |shards: &[Model]| fullness(shards, strategy).iter().all(|share| *share <= 1.0);
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
     let mut stages = stages::may_change(settings, &input.model, &launch).then(|| {
-        let units = stages::unit_costs(&input.model, &launch, settings.data.sequence);
-        Restage::new(strategy, units, |cuts| {
-            let pipeline = Pipeline { cuts: cuts.to_vec(), ..strategy.pipeline.clone() };
-            let shards = input.model.cut(&strategy.cut).expect("the run has this cut");
-            fits_as(&shards, &Strategy { pipeline, ..strategy.clone() })
+        let staging = stages::staging(&input.model, &launch, settings.data.sequence);
+        let shards = input.model.cut(&strategy.cut).expect("the run has this cut");
+        Restage::new(strategy, staging, move |cuts| {
+            stages::by_place(strategy, &fullness(&shards, &strategy.clone().cut_at(cuts)))
         })
     });
     let mut summary = Summary::default();
@@ -327,9 +316,10 @@ pub fn arrange_steps(
     launch: &mut Launch,
     before: Option<&Settings>,
 ) -> Result<Vec<String>, Failure> {
+    let room = Room::of(&launch.strategy, beside(settings, model, &launch.strategy));
     arrange(settings, model, launch, before, |settings, strategy| {
-        let costs = costs(settings, &model.cut(&strategy.cut)?, strategy);
-        Ok(check_steps(strategy, &costs, beside(settings, model, strategy), "").is_ok())
+        let shards = model.cut(&strategy.cut).expect("a cut that the model allows");
+        room.fullness(strategy, &costs(settings, &shards, strategy))
     })
 }
 

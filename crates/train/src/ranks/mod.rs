@@ -188,6 +188,11 @@ impl Ranks {
         self.gather(Request::Step { micros, lr, is_observed }, answer_of!(Step))
     }
 
+    /// By rank and unit: the seconds that the rank computes for it in such a step; see [`Trainer::unit_seconds`].
+    pub fn unit_seconds(&self, micros: Vec<Samples>) -> Result<Vec<Vec<f64>>, Error> {
+        self.gather(Request::UnitSeconds { micros }, answer_of!(UnitSeconds))
+    }
+
     /// Makes every rank's kernels take so many times as long, by useless work behind them; see
     /// [`Device::throttle`](evenkeel_device::Device::throttle).
     pub fn throttle(&self, factors: Vec<f64>) -> Result<(), Error> {

@@ -34,6 +34,10 @@ pub enum Request {
     Evaluate {
         samples: Samples,
     },
+    /// See [`Trainer::unit_seconds`].
+    UnitSeconds {
+        micros: Vec<Samples>,
+    },
     /// By rank: the factor by which its kernels take longer; see [`Device::throttle`](evenkeel_device::Device::throttle).
     Throttle {
         factors: Vec<f64>,
@@ -97,6 +101,7 @@ pub enum Answer {
     Evaluation(Evaluation),
     /// By parameter: the elements that it keeps from here on, if it speaks for them.
     Resharded(Vec<Option<Held>>),
+    UnitSeconds(Vec<f64>),
     /// Values, each list with where it goes.
     Values(Vec<(usize, Vec<f32>)>),
     State(Box<RankState>),
@@ -132,6 +137,7 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
             Answer::Step((step.outcome, step.work))
         }
         Request::Evaluate { samples } => Answer::Evaluation(trainer.evaluate(samples)),
+        Request::UnitSeconds { micros } => Answer::UnitSeconds(trainer.unit_seconds(micros)?),
         Request::Throttle { factors } => {
             trainer.device.throttle(factors[trainer.rank()]);
             Answer::Done

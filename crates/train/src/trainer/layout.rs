@@ -38,9 +38,8 @@ impl Trainer {
 
     /// Cuts the chain in other stages, for good: units move between the places of the pipeline as in [`Trainer::reshard`].
     pub fn recut(&mut self, cuts: Vec<usize>) {
-        assert_eq!(cuts.len(), self.strategy.pipeline.cuts.len(), "as many stages as before");
         assert!(self.model.units_can_move(), "weights that lie in no bucket stay where they are");
-        self.strategy.pipeline.cuts = cuts;
+        self.strategy = self.strategy.clone().cut_at(&cuts);
         self.reshard(&self.shards.clone());
     }
 
