@@ -84,6 +84,16 @@ fn a_place_that_becomes_slow_gives_layers_away() {
 }
 
 #[test]
+fn a_place_that_is_slow_from_the_start_has_fewer_layers_before_the_first_step() {
+    let place = Place::new(TINY);
+    let slow = ["--set", "balance.stragglers=[\"1:8\"]", "--set", "model.layers=8", "--steps", "2"];
+    let output = place.run(&[&["train", "tiny.toml", "--output", "slow", "--pp", "2"][..], &slow].concat());
+    let said = stderr(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("place 1 computes") && said.contains("cut anew before the first step"), "{said}");
+}
+
+#[test]
 fn a_pipelines_program_is_printed_and_drawn() {
     let place = Place::new(TINY);
     let text = place.stdout(&["program", "tiny.toml", "--pp", "2", "--rank", "1"]);

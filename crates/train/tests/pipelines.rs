@@ -2,12 +2,17 @@
 
 mod support;
 
+use std::time::Duration;
+
+use evenkeel_comm::Link;
 use evenkeel_device::DType;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
+use evenkeel_step::simulate::Contention;
 use evenkeel_step::{Pipeline, PipelineOrder};
 use evenkeel_train::{
-    AdamW, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, TrainerOptions, checkpoint, costs,
+    AdamW, Machine, MuonScale, OptimizerOptions, Progress, Ranks, Rule, Samples, TrainerOptions, checkpoint, costs,
+    staging,
 };
 use support::{Strategy, compare_curves, compare_states, spread, start_on, state, uneven_micros};
 
@@ -140,6 +145,64 @@ fn units_move_between_places_and_training_goes_on_as_it_would_have() {
             assert_eq!(state(&moved), before, "{what}");
             compare_curves(&what, &curve(&moved, 2..STEPS), &curve(&unmoved, 2..STEPS), [0.0, 2e-5]);
         }
+    }
+}
+
+#[test]
+fn units_are_measured_where_they_are_and_training_begins_as_it_would_have() {
+    for strategy in [spread(1, 1, 0), spread(2, 1, 1), spread(1, 2, 0)] {
+        let strategy = staged(strategy, 2, PipelineOrder::ZbV);
+        let what = format!("{strategy:?}");
+        let [measured, untouched] = [(); 2].map(|()| ranks(true, &strategy));
+        let before = state(&measured);
+        let units = model(true).units.len();
+        for (rank, seconds) in measured.unit_seconds(micros(7)).unwrap().into_iter().enumerate() {
+            let own = strategy.units(rank, units);
+            assert_eq!(seconds.len(), units);
+            for (unit, seconds) in seconds.into_iter().enumerate() {
+                let is_own = own.iter().any(|run| run.contains(&unit));
+                // Its norm may be where the stream leaves the stage below.
+                let is_next = own.iter().any(|run| run.end == unit);
+                assert!(
+                    if is_own { seconds > 0.0 } else { is_next || seconds == 0.0 },
+                    "{what}: unit {unit}, {seconds}"
+                );
+            }
+        }
+        assert_eq!(state(&measured), before, "{what}");
+        compare_curves(&what, &curve(&measured, 0..STEPS), &curve(&untouched, 0..STEPS), [0.0, 0.0]);
+    }
+}
+
+#[test]
+fn a_place_with_little_memory_gets_what_fits() {
+    let machine = Machine {
+        flops_per_s: vec![1e11],
+        bytes_per_s: vec![1e10],
+        launch: Duration::from_micros(1),
+        half_speed_rows: 1.0,
+        link: Link { bytes_per_s: 1e10, latency: Duration::ZERO },
+        moved_bytes_per_s: 1e10,
+        contention: Contention { compute: 1.0, exchange: 1.0 },
+    };
+    let samples = micros(0).swap_remove(0);
+    let options = options(OptimizerOptions::default().rule);
+    for order in PipelineOrder::ALL {
+        let strategy = staged(Strategy { accumulate: MICROS, ..spread(1, 1, 0) }, 2, order);
+        let staging = staging(&model(false), &strategy, &samples, &machine);
+        let needed = |cuts: &[usize]| -> Vec<u64> {
+            let costs = costs(&[model(false)], &strategy.clone().cut_at(cuts), options, &vec![samples.clone(); MICROS]);
+            costs.iter().map(|cost| cost.arena_bytes).collect()
+        };
+        // The first place is fast, so it would have most units.
+        let slowness = [1.0, 3.0];
+        let fastest = staging.best_cut(&slowness, &|_| vec![0.0; 2]).expect("everything fits");
+        let most = needed(&fastest)[0] - 1;
+        let fullness = |cuts: &[usize]| vec![needed(cuts)[0] as f64 / most as f64, 0.0];
+        let fitting = staging.best_cut(&slowness, &fullness).expect("the other place has room for all");
+        assert!(needed(&fitting)[0] <= most, "{order:?}: {fastest:?}, {fitting:?}");
+        let none = staging.best_cut(&slowness, &|_| vec![2.0; 2]);
+        assert_eq!(none, None, "{order:?}");
     }
 }
 
