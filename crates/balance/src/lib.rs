@@ -40,7 +40,7 @@ pub use fill::fill;
 pub use observation::{Class, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use speeds::Speeds;
-pub use stages::{Recut, Stage, StageWatch, Staging, UnitCost};
+pub use stages::{Recut, StagePlace, StageWatch, Staging, UnitCost};
 pub use statistics::trimmed_mean;
 pub use target::{Mode, Rules, Target};
 pub use tuning::Tuning;

@@ -28,7 +28,7 @@ pub struct UnitCost {
 
 /// A stage, wherever the chain is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct StagePlace {
     pub place: usize,
     /// The most micro-batches that it keeps for their backward at a time.
     pub kept_micros: usize,
@@ -38,7 +38,7 @@ pub struct Stage {
 #[derive(Clone, Debug)]
 pub struct Staging {
     pub units: Vec<UnitCost>,
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StagePlace>,
     /// Of a step.
     pub micros: usize,
 }
@@ -48,7 +48,7 @@ impl Staging {
     /// `fullness` what places need over what they have.
     pub fn best_cut(&self, slowness: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Vec<usize>> {
         let seconds = self.seconds(slowness);
-        let bytes = |stage: &Stage| {
+        let bytes = |stage: &StagePlace| {
             let bytes = |unit: &UnitCost| unit.state_bytes + stage.kept_micros as f64 * unit.kept_bytes;
             self.units.iter().map(bytes).collect()
         };
@@ -61,7 +61,7 @@ impl Staging {
 
     /// By stage, then by unit.
     fn seconds(&self, slowness: &[f64]) -> Vec<Vec<f64>> {
-        let at = |stage: &Stage| self.units.iter().map(|unit| unit.seconds * slowness[stage.place]).collect();
+        let at = |stage: &StagePlace| self.units.iter().map(|unit| unit.seconds * slowness[stage.place]).collect();
         self.stages.iter().map(at).collect()
     }
 
@@ -215,7 +215,7 @@ mod tests {
     /// Units that take so long, at places that keep a micro-batch each.
     fn staging(seconds: &[f64], places: usize, micros: usize) -> Staging {
         let unit = |&seconds: &f64| UnitCost { seconds, state_bytes: 1.0, kept_bytes: 1.0 };
-        let stages = (0..places).map(|place| Stage { place, kept_micros: 1 }).collect();
+        let stages = (0..places).map(|place| StagePlace { place, kept_micros: 1 }).collect();
         Staging { units: seconds.iter().map(unit).collect(), stages, micros }
     }
 

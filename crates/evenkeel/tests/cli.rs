@@ -219,6 +219,63 @@ fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest(
 }
 
 #[test]
+fn bench_pipelines_has_windows_and_frozen_parameters() {
+    let run = |options: &str| {
+        let sizes = "--hidden 32 --layers 3 --heads 2 --vocab 64 --batch 2 --sequence 16 --rounds 1 --threads 2";
+        let line = format!("bench pipelines {sizes} --micros 2 --orders 1f1b {options}");
+        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{options}: {}", stderr(&output));
+        stdout(&output)
+    };
+    let json = |options: &str| -> serde_json::Value { serde_json::from_str(&run(options)).expect("one JSON object") };
+    let windows = "--window 8 --dense 1";
+    let cases = "--cuts cost,1+2 --json";
+    let trained = json(&format!("{windows} {cases}"));
+    let frozen = json(&format!("{windows} --frozen mlp {cases}"));
+    let again = json(&format!("{windows} --recompute {cases}"));
+    assert_eq!([&frozen["window"], &frozen["dense_layers"]], [&serde_json::json!(8), &serde_json::json!([1])]);
+    assert_eq!(frozen["parameters"], trained["parameters"]);
+    // Gate, up and down of three layers.
+    assert_eq!([&trained, &frozen].map(|run| run["frozen_parameters"].as_u64().unwrap()), [0, 3 * 3 * 32 * 88]);
+    assert_eq!([&frozen, &again].map(|run| run["recompute"].as_bool().unwrap()), [false, true]);
+    let peaks = |run: &serde_json::Value| -> Vec<u64> {
+        let by_hand = run["cases"].as_array().unwrap().iter().find(|case| case["cut"] == "1+2").expect("a case");
+        by_hand["peak_bytes"].as_array().unwrap().iter().map(|bytes| bytes.as_u64().unwrap()).collect()
+    };
+    for smaller in [&frozen, &again] {
+        assert!(peaks(smaller).iter().zip(peaks(&trained)).all(|(ours, whole)| *ours < whole), "{smaller} {trained}");
+    }
+    let text = run("--window 8 --dense 0,2 --frozen mlp,embed_tokens");
+    for expected in ["of them frozen", "windows of 8 tokens except in layers [0, 2]"] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(!run("--window 8 --recompute").contains("frozen"));
+}
+
+#[test]
+fn bench_pipelines_refuses_what_does_not_suit_the_layers_or_the_device() {
+    let cases = [
+        ("--frozen mlp,expert", "--frozen has `expert`", "model.layers.0.mlp.up_proj.weight"),
+        ("--frozen model,lm_head", "leaves nothing to train", "lm_head.weight"),
+        ("--window 8 --dense 1,4", "--dense names layer 4, but there are 4", "use more --layers"),
+        ("--dense 1", "--window <TOKENS>", "--help"),
+        ("--device cuda --slow 1:2", "--slow slows down the kernels of cores", "use --virtual-gpus of unequal sizes"),
+        ("--device cuda --virtual-gpus 80", "--virtual-gpus has 1 numbers", "give one for each rank"),
+        ("--device cuda --threads 2", "--threads are a CPU's", "use --device cpu"),
+        ("--device cuda --pp 17 --layers 17", "on GPUs there can be 16 at most", "use fewer"),
+        ("--virtual-gpus 80,40", "--virtual-gpus are parts of a GPU", "use --device cuda, too"),
+    ];
+    for (options, what, hint) in cases {
+        let line = format!("bench pipelines {options}");
+        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(2), "{options}: {}", stderr(&output));
+        for expected in [what, hint] {
+            assert!(stderr(&output).contains(expected), "{options}: {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
 fn bench_all_reduce_reports_each_size() {
     for dtype in ["f32", "bf16"] {
         let line = format!("bench all-reduce --ranks 3 --mib 1,2 --turns 2 --json --dtype {dtype}");

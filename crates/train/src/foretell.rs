@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use evenkeel_balance::{Stage, Staging, UnitCost};
+use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_comm::{Communicator, ExchangeKind, Link};
 use evenkeel_device::{Counts, DType, Device};
 use evenkeel_model::{
@@ -117,7 +117,7 @@ pub fn staging(model: &Model, strategy: &Strategy, samples: &Samples, machine: &
     let (pipeline, micros) = (&strategy.pipeline, strategy.accumulate);
     let kept_micros = pipeline.kept_micros(strategy.pp, micros, units.len()).into_iter().enumerate();
     let stages =
-        kept_micros.map(|(stage, kept_micros)| Stage { place: pipeline.place(stage, strategy.pp), kept_micros });
+        kept_micros.map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
     Staging { stages: stages.collect(), units, micros }
 }
 

@@ -4,6 +4,7 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{AdapterConfig, Model, even_bounds};
 use evenkeel_step::Strategy;
 use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
+use serde_json::{Value, json};
 
 use super::between;
 use crate::Mistake;
@@ -56,12 +57,12 @@ pub struct AdapterArguments {
 
 impl Llama {
     pub fn model(&self) -> Result<Model, Mistake> {
-        const MOST_TOKENS: usize = 1 << 26;
-        if self.tokens() > MOST_TOKENS {
-            let hint = Some("use a smaller --batch or --sequence".to_owned());
-            return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
-        }
-        let config = serde_json::json!({
+        self.model_of(&self.config())
+    }
+
+    /// Its config.json.
+    pub fn config(&self) -> Value {
+        json!({
             "model_type": "llama",
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
@@ -70,8 +71,17 @@ impl Llama {
             "intermediate_size": self.ffn.unwrap_or(self.hidden / 4 * 11),
             "vocab_size": self.vocab,
             "tie_word_embeddings": false,
-        });
-        self.adapters.adapt(model_of_options(&config)?)
+        })
+    }
+
+    /// The model of this config.json, with the adapters.
+    pub fn model_of(&self, config: &Value) -> Result<Model, Mistake> {
+        const MOST_TOKENS: usize = 1 << 26;
+        if self.tokens() > MOST_TOKENS {
+            let hint = Some("use a smaller --batch or --sequence".to_owned());
+            return Err(Mistake { what: format!("a step has {MOST_TOKENS} tokens at most"), hint });
+        }
+        self.adapters.adapt(model_of_options(config)?)
     }
 
     /// Requires a sequence for every replica or micro-batch, whose number is this option's.
@@ -139,7 +149,7 @@ impl AdapterArguments {
 }
 
 /// The model of a config.json that was made from a command's options.
-pub fn model_of_options(config: &serde_json::Value) -> Result<Model, Mistake> {
+pub fn model_of_options(config: &Value) -> Result<Model, Mistake> {
     Model::from_json(config).map_err(|error| {
         let what = error.to_string().replace("config.json: ", "the options make no model: ");
         Mistake { what, hint: Some("--help lists the sizes".to_owned()) }

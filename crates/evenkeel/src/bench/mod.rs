@@ -3,6 +3,8 @@
 mod all_reduce;
 mod busy;
 mod cuda;
+mod devices;
+mod layers;
 mod llama;
 mod pipelines;
 mod roofline;
@@ -21,7 +23,7 @@ pub enum Command {
     Step(step::Arguments),
     /// Compares the schedules of a training step of a random Llama.
     Schedules(schedules::Arguments),
-    /// Compares orders and cuts of a pipeline of a random Llama with one rank on the cores of one place.
+    /// Compares orders and cuts of a pipeline of a random Llama with one rank on the device of one place.
     Pipelines(pipelines::Arguments),
     /// Compares the modes of balancing, with slow ranks.
     Stragglers(stragglers::Arguments),

@@ -1,17 +1,20 @@
-//! `evenkeel bench pipelines`: steps in stages, in every order and cut, beside one rank on the cores of one place.
+//! `evenkeel bench pipelines`: steps in stages, in every order and cut, beside one rank on the device of one place.
 //!
 //! Every round starts the ranks of each case anew, so cases neither share memory nor wait beside one another.
 
 use std::path::{Path, PathBuf};
 
-use evenkeel_device::cpu_report;
+use evenkeel_device::{DeviceKind, cpu_report};
 use evenkeel_model::{Model, Parameters};
+use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::{Pipeline, PipelineOrder, Program, Strategy};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{Cost, Ranks, Restage, Samples, costs};
 use serde_json::json;
 
+use super::devices::{DeviceArguments, describe};
+use super::layers::{LayerArguments, frozen_count};
 use super::llama::Llama;
 use super::traced_step::{TracedStep, measure};
 use super::{between, median};
@@ -26,12 +29,13 @@ use crate::{Failure, Mistake, process, text};
 pub struct Arguments {
     #[command(flatten)]
     llama: Llama,
-    /// Places of the pipeline, each with its part of the cores.
+    #[command(flatten)]
+    layers: LayerArguments,
+    /// Places of the pipeline, each with its part of the cores, or with a GPU or part of one.
     #[arg(long, default_value_t = 2, value_parser = between::<2, 64>)]
     pp: usize,
-    /// Cores to compute on; all of them by default.
-    #[arg(long, value_parser = between::<1, 1024>)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    devices: DeviceArguments,
     /// Orders to compare, such as gpipe,1f1b; all by default.
     #[arg(long, value_delimiter = ',', value_name = "NAME", value_parser = order)]
     orders: Vec<PipelineOrder>,
@@ -45,9 +49,12 @@ pub struct Arguments {
     /// Tokens of a sequence, such as 256,1024, if they are to be compared; --sequence by default.
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", value_parser = between::<2, 1048576>)]
     lengths: Vec<usize>,
-    /// Places whose kernels take so many times as long, such as 1:2.
+    /// Places on cores whose kernels take so many times as long, such as 1:2. GPUs have --virtual-gpus of unequal sizes.
     #[arg(long, value_delimiter = ',', value_name = "PLACE:FACTOR", value_parser = Straggler::parse)]
     slow: Vec<Straggler>,
+    /// Keep only the residual stream of the forward pass and recompute the rest.
+    #[arg(long)]
+    recompute: bool,
     /// Rounds; every case runs once in each.
     #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
     rounds: usize,
@@ -96,11 +103,16 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 impl Arguments {
     fn cores_of_place(&self) -> usize {
-        (self.threads.unwrap_or_else(|| cpu_report().cores) / self.pp).max(1)
+        (self.devices.threads.unwrap_or_else(|| cpu_report().cores) / self.pp).max(1)
     }
 
     /// One rank and its pipelines, for every length and number of micro-batches.
     fn cases(&self) -> Result<Vec<Case>, Failure> {
+        self.devices.check(self.pp)?;
+        if self.devices.are_gpus() && !self.slow.is_empty() {
+            let what = "--slow slows down the kernels of cores, not of GPUs".to_owned();
+            return Err(Mistake { what, hint: Some("use --virtual-gpus of unequal sizes".to_owned()) }.into());
+        }
         if let Some(straggler) = self.slow.iter().find(|straggler| straggler.rank >= self.pp) {
             let what = format!("--slow names place {}, the last is {}", straggler.rank, self.pp - 1);
             return Err(Mistake { what, hint: None }.into());
@@ -110,14 +122,15 @@ impl Arguments {
         let mut cases = Vec::new();
         for &sequence in lengths {
             let llama = Llama { sequence, ..self.llama.clone() };
-            let model = llama.model()?;
+            let model = self.layers.model(&llama)?.for_device(self.devices.device.into());
             for &micros in &self.micros {
                 llama.check_shares("--micros", micros)?;
-                let one = Strategy {
+                let one = self.devices.place(Strategy {
                     micro_batch: llama.batch.div_ceil(micros),
                     accumulate: micros,
+                    arrangement: Arrangement::of(Schedule::usual(self.recompute, 1)),
                     ..llama.strategy(1, 1, Some(self.cores_of_place()))
-                };
+                });
                 cases.push(Case::new(&llama, &model, one.clone(), None, vec![1.0])?);
                 for (order, cuts) in &pipelines {
                     let strategy = self.in_stages(&one, *order, cuts, &model, &llama)?;
@@ -162,7 +175,8 @@ impl Arguments {
             what: what.replace("`parallel.stage_layers`", "--cuts"),
             hint: hint.map(|hint| hint.replace("parallel.pp or parallel.chunks", "--pp")),
         })?;
-        let strategy = one.clone().in_stages(self.pp, Pipeline { cuts: found, order });
+        let cut_at = |cuts| self.devices.place(one.clone().in_stages(self.pp, Pipeline { cuts, order }));
+        let strategy = cut_at(found);
         if *cuts != StageCuts::By(StageCut::Cost) {
             return Ok(strategy);
         }
@@ -244,7 +258,8 @@ impl Case {
 
     /// Cuts by measured costs, as a run does before its first step.
     fn cut_as_measured(&mut self) -> Result<(), Failure> {
-        if self.cuts != Some(StageCuts::By(StageCut::Cost)) || !self.model.units_can_move() {
+        let is_by_cost = self.cuts == Some(StageCuts::By(StageCut::Cost));
+        if !is_by_cost || !self.model.units_can_move() || !self.launch.keeps_ranks_apart() {
             return Ok(());
         }
         let Case { llama, model, launch, .. } = &*self;
@@ -263,9 +278,17 @@ impl Case {
     }
 
     fn measure(&mut self, round: u64) -> Result<(), Failure> {
+        /// A GPU captures work as graphs when it comes the second time, and replays it from the third time on.
+        const TIMES_ON_GPU: usize = 3;
         let ranks = self.start()?;
-        let samples = [2 * round, 2 * round + 1].map(|step| self.samples(step));
-        self.steps.push(measure(&ranks, self.launch.strategy.arrangement, samples)?);
+        let Strategy { arrangement, devices, .. } = &self.launch.strategy;
+        let samples = || [2 * round, 2 * round + 1].map(|step| self.samples(step));
+        if devices.kind() == DeviceKind::Cuda {
+            for _ in 1..TIMES_ON_GPU {
+                measure(&ranks, *arrangement, samples())?;
+            }
+        }
+        self.steps.push(measure(&ranks, *arrangement, samples())?);
         self.peak_bytes = ranks.memory()?.iter().map(|memory| memory.peak_bytes).collect();
         self.programs = ranks.with_trainers(|trainer| trainer.program().clone())?;
         Ok(())
@@ -337,14 +360,18 @@ fn draw(file: &Path, rows: &[Row]) -> Result<(), Failure> {
 }
 
 fn in_words(arguments: &Arguments, rows: &[Row]) -> String {
-    let (llama, cores) = (&arguments.llama, text::cores(arguments.cores_of_place()));
+    let llama = &arguments.llama;
+    let Case { model, launch, .. } = rows.last().expect("there are pipelines").case;
     let slow = |it: &Straggler| format!(", place {} slowed down {} times by a throttle", it.rank, it.factor);
     let first = format!(
-        "{} parameters, {}, {} sequences a step, pp {} × {cores}{}",
-        text::count(rows[0].case.model.parameter_count()),
+        "{} parameters{}, {}, {} sequences a step, pp {}{}{}{}",
+        text::count(model.parameter_count()),
+        arguments.layers.describe(model),
         llama.dtype.name(),
         llama.batch,
         arguments.pp,
+        describe(&launch.strategy.devices),
+        if arguments.recompute { ", recomputed" } else { "" },
         arguments.slow.iter().map(slow).collect::<String>(),
     );
     let crowding = rows.iter().find_map(|row| row.case.launch.crowding());
@@ -353,7 +380,7 @@ fn in_words(arguments: &Arguments, rows: &[Row]) -> String {
         let case = row.case;
         let peaks: Vec<String> = case.peak_bytes.iter().map(|bytes| text::bytes(*bytes)).collect();
         vec![
-            case.order().map_or_else(|| format!("one rank × {cores}"), str::to_owned),
+            case.order().map_or_else(|| format!("one rank{}", describe(&case.launch.strategy.devices)), str::to_owned),
             case.cuts.as_ref().map_or(String::new(), StageCuts::name),
             joined(&case.units()),
             case.launch.strategy.accumulate.to_string(),
@@ -369,8 +396,8 @@ fn in_words(arguments: &Arguments, rows: &[Row]) -> String {
     let header =
         ["order", "cut", "units", "micros", "length", "step", "tokens/s", "speed", "idle", "simulated", "memory"];
     let table = text::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
-    let legend = "Medians. units: embedding, sublayers and head of each stage; speed: against one rank with the cores of one \
-                  place, never slowed down; idle: share of the places' time in which they did not compute; simulated: the same, from \
+    let legend = "Medians. units: embedding, sublayers and head of each stage; speed: against one rank on the device of the \
+                  first place, never slowed down; idle: share of the places' time in which they did not compute; simulated: the same, from \
                   the costs of single tasks in the same step; memory: the tensors of each place at their peak.";
     format!("{first}{crowding}\n\n{table}\n\n{legend}")
 }
@@ -385,11 +412,14 @@ fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
             "idle_share": row.idle_share, "simulated_idle_share": row.simulated_idle_share, "peak_bytes": peak_bytes,
         })
     };
+    let cores = (!arguments.devices.are_gpus()).then(|| arguments.cores_of_place());
+    let model = &rows[0].case.model;
     let slow: Vec<f64> = Straggler::factors(&arguments.slow, arguments.pp, 1);
     let json = json!({
-        "pp": arguments.pp, "cores_per_place": arguments.cores_of_place(), "dtype": arguments.llama.dtype.name(),
-        "parameters": rows[0].case.model.parameter_count(), "batch": arguments.llama.batch, "slow": slow,
-        "rounds": arguments.rounds, "peak_process_bytes": process::peak_bytes(),
+        "pp": arguments.pp, "cores_per_place": cores, "virtual_gpus": arguments.devices.virtual_gpus,
+        "dtype": arguments.llama.dtype.name(), "parameters": model.parameter_count(),
+        "frozen_parameters": frozen_count(model), "window": arguments.layers.window, "dense_layers": arguments.layers.dense,
+        "recompute": arguments.recompute, "batch": arguments.llama.batch, "slow": slow, "rounds": arguments.rounds, "peak_process_bytes": process::peak_bytes(),
         "cases": rows.iter().map(row).collect::<Vec<_>>(),
     });
     json.to_string()

@@ -12,19 +12,19 @@ use evenkeel_step::schedule::{
 };
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Shares, Span, Timeline};
-use evenkeel_step::{Devices, Program, Strategy, Work};
+use evenkeel_step::{Program, Strategy, Work};
 use evenkeel_store::NewFolder;
 use evenkeel_train::{Candidate, Foretold, costs, preferred};
 
+use super::devices::{DeviceArguments, describe};
 use super::llama::Llama;
 use super::traced_step::{TracedStep, measure};
 use super::{between, median};
 use crate::arrange::{parts_to_try, simulated};
-use crate::device::DeviceChoice;
 use crate::drawing::{perfetto, svg};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
-use crate::strategy::{on_gpus, zero_stage};
+use crate::strategy::zero_stage;
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -40,9 +40,8 @@ pub struct Arguments {
     /// Ranks that share every layer (tensor parallelism).
     #[arg(long, default_value_t = 2, value_parser = between::<1, 64>)]
     tp: usize,
-    /// Cores to compute on; all of them by default.
-    #[arg(long, value_parser = between::<1, 1024>)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    devices: DeviceArguments,
     /// In how many parts overlapped schedules cut a step's sequences; one, two and what a simulation of "oases" chooses by
     /// default.
     #[arg(long, value_delimiter = ',', value_parser = between::<1, 64>)]
@@ -65,12 +64,6 @@ pub struct Arguments {
     /// Microseconds that every message takes on the emulated link.
     #[arg(long, value_name = "TIME", default_value_t = 0.0, requires = "link_gb_per_s", value_parser = not_negative)]
     link_latency_us: f64,
-    /// What to compute on: cores, or GPUs, one for each rank or one for all.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
-    device: DeviceChoice,
-    /// With --device cuda: multiprocessors that each rank has for itself, such as 64,56; by default all ranks share all.
-    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
-    virtual_gpus: Vec<u32>,
     /// Rounds; every schedule runs once in each.
     #[arg(long, default_value_t = 5, value_parser = between::<1, 100000>)]
     rounds: usize,
@@ -101,8 +94,8 @@ fn above_zero(text: &str) -> Result<f64, String> {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let llama = &arguments.llama;
     llama.check_shares("--dp", arguments.dp)?;
-    arguments.check_device()?;
-    let model = llama.model()?.for_device(arguments.device.into());
+    arguments.check_devices()?;
+    let model = llama.model()?.for_device(arguments.devices.device.into());
     let dtype = DType::from(llama.dtype);
     let chosen = arguments.chosen(&model)?;
     let launch = arguments.launch(chosen.candidate.split_sequence);
@@ -143,34 +136,21 @@ fn fault(error: Unforeseen) -> Failure {
 
 impl Arguments {
     fn launch(&self, split_sequence: bool) -> Launch {
-        let strategy = self.llama.strategy(self.dp, self.tp, self.threads);
+        let strategy = self.llama.strategy(self.dp, self.tp, self.devices.threads);
         let cut = Cut { split_sequence, ..strategy.cut };
         let strategy = Strategy { cut, zero: zero_stage(self.zero), ..strategy };
-        let on_gpus = |strategy| on_gpus(strategy, &self.virtual_gpus, true);
-        let mut launch = Launch::from(if self.device == DeviceChoice::Cuda { on_gpus(strategy) } else { strategy });
+        let mut launch = Launch::from(self.devices.place(strategy));
         let latency = Duration::from_secs_f64(self.link_latency_us * 1e-6);
         launch.comm.link = self.link_gb_per_s.map(|rate| Link { latency, bytes_per_s: rate * 1e9 });
         launch
     }
 
-    fn check_device(&self) -> Result<(), Mistake> {
-        let mistake = |what: &str, hint: &str| Err(Mistake { what: what.to_owned(), hint: Some(hint.to_owned()) });
-        let on_card = self.device == DeviceChoice::Cuda;
-        match self.virtual_gpus.len() {
-            0 => (),
-            _ if !on_card => return mistake("--virtual-gpus are parts of a GPU", "use --device cuda, too"),
-            count if count != self.dp * self.tp => {
-                return mistake(&format!("--virtual-gpus has {count} numbers"), "give one for each rank");
-            }
-            _ => (),
+    fn check_devices(&self) -> Result<(), Mistake> {
+        if self.devices.are_gpus() && self.link_gb_per_s.is_some() {
+            let what = "links between GPUs are not emulated".to_owned();
+            return Err(Mistake { what, hint: Some("leave out --link-gb-per-s".to_owned()) });
         }
-        if on_card && self.link_gb_per_s.is_some() {
-            return mistake("links between GPUs are not emulated", "leave out --link-gb-per-s");
-        }
-        if on_card && self.threads.is_some() {
-            return mistake("--threads are a CPU's", "leave it out, or use --device cpu");
-        }
-        Ok(())
+        self.devices.check(self.dp * self.tp)
     }
 
     /// The choice of a run with these sizes, this link and schedule "oases", as far as the options leave it open.
@@ -395,13 +375,9 @@ fn in_words(arguments: &Arguments, model: &Model, strategy: &Strategy, chosen: &
         None => String::new(),
     };
     let stream = if strategy.cut.split_sequence { "split" } else { "whole" };
-    let device = match &strategy.devices {
-        Devices::Cpu { cores_per_rank, .. } => format!(" × {}", text::cores(*cores_per_rank)),
-        Devices::Cuda { multiprocessors, .. } if multiprocessors.is_empty() => " on GPUs".to_owned(),
-        Devices::Cuda { multiprocessors, .. } => format!(" on {multiprocessors:?} multiprocessors"),
-    };
+    let devices = describe(&strategy.devices);
     let first = format!(
-        "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {}{device}, stream {stream}{link}",
+        "{} parameters, {}, {} × {} tokens a step, dp {}, ZeRO {}, tp {}{devices}, stream {stream}{link}",
         text::count(model.parameter_count()),
         llama.dtype.name(),
         llama.batch,

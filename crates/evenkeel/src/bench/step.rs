@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use evenkeel_device::MOST_PEERS;
 use evenkeel_model::{Cut, Model, Parameters};
 use evenkeel_step::Strategy;
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
+use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::traced_step::LR;
 use super::{between, cuda, roofline};
-use crate::device::DeviceChoice;
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::{Failure, Mistake, process, strategy, text};
@@ -21,9 +20,8 @@ use crate::{Failure, Mistake, process, strategy, text};
 pub struct Arguments {
     #[command(flatten)]
     llama: Llama,
-    /// Cores to compute on; all of them by default.
-    #[arg(long, value_parser = between::<1, 1024>)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    devices: DeviceArguments,
     #[arg(long, default_value_t = 12, value_parser = between::<1, 1000000>)]
     steps: usize,
     /// Steps before those that are timed.
@@ -41,9 +39,6 @@ pub struct Arguments {
     /// Relative share of the work of each tensor-parallel rank, such as 2,1; equal by default.
     #[arg(long, value_delimiter = ',', value_name = "WEIGHT")]
     tp_weights: Vec<f64>,
-    /// With --device cuda: multiprocessors that each tensor-parallel rank has for itself, such as 64,56; by default all ranks share all.
-    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
-    virtual_gpus: Vec<u32>,
     /// Leave the residual stream whole on every rank instead of splitting it by tokens.
     #[arg(long)]
     whole_stream: bool,
@@ -59,10 +54,7 @@ pub struct Arguments {
     /// Time every kernel and compare it with what this machine reaches on it alone.
     #[arg(long, conflicts_with = "json")]
     roofline: bool,
-    /// What to compute on. A GPU runs the models of --model, in the precision of --dtype.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
-    device: DeviceChoice,
-    /// With --device cuda: which models to train; all of them by default.
+    /// With --device cuda: which models to train, in the precision of --dtype; all of them by default.
     #[arg(long, value_enum)]
     model: Vec<cuda::Preset>,
     /// With --device cuda: sequences or images of a step; by default the model's own number.
@@ -84,23 +76,20 @@ impl Arguments {
     fn strategy(&self) -> Strategy {
         let arrangement = Arrangement::of(Schedule::usual(self.recompute, self.tp));
         let (cut, zero) = (self.cut(), strategy::zero_stage(self.zero));
-        Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.threads) }
+        Strategy { cut, zero, arrangement, ..self.llama.strategy(self.dp, self.tp, self.devices.threads) }
     }
 
     /// Refuses options that do not suit the ranks or the device.
     fn check_ranks(&self) -> Result<(), Mistake> {
         let mistake = |what: String, hint: &str| Err(Mistake { what, hint: Some(hint.to_owned()) });
-        let on_card = self.device == DeviceChoice::Cuda;
-        for (name, count) in [("--tp-weights", self.tp_weights.len()), ("--virtual-gpus", self.virtual_gpus.len())] {
-            if count > 0 && count != self.tp {
-                return mistake(format!("{name} has {count} numbers, --tp is {}", self.tp), "give one for each rank");
-            }
+        let on_card = self.devices.are_gpus();
+        let weights = self.tp_weights.len();
+        if weights > 0 && weights != self.tp {
+            let what = format!("--tp-weights has {weights} numbers, --tp is {}", self.tp);
+            return mistake(what, "give one for each rank");
         }
         if self.tp_weights.iter().any(|weight| !weight.is_finite() || *weight <= 0.0) {
             return mistake(format!("--tp-weights are {:?}", self.tp_weights), "use numbers above 0");
-        }
-        if !on_card && !self.virtual_gpus.is_empty() {
-            return mistake("--virtual-gpus are parts of a GPU".to_owned(), "use --device cuda, too");
         }
         let of_cards = [
             ("--model", !self.model.is_empty()),
@@ -120,20 +109,16 @@ impl Arguments {
         if on_card && self.recompute && self.tp > 1 {
             return mistake("--recompute is measured on a GPU with one rank".to_owned(), "leave out --tp");
         }
-        if on_card && self.roofline && (self.tp > 1 || !self.virtual_gpus.is_empty()) {
+        if on_card && self.roofline && (self.tp > 1 || !self.devices.virtual_gpus.is_empty()) {
             return mistake("--roofline measures a GPU with one rank".to_owned(), "leave out --tp and --virtual-gpus");
         }
-        if on_card && self.tp > MOST_PEERS {
-            let what = format!("--tp is {}, at most {MOST_PEERS} ranks share a GPU", self.tp);
-            return mistake(what, "use fewer");
-        }
-        Ok(())
+        self.devices.check(self.dp * self.tp)
     }
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     arguments.check_ranks()?;
-    if arguments.device == DeviceChoice::Cuda {
+    if arguments.devices.are_gpus() {
         return cuda::run(&cuda::Options {
             presets: if arguments.model.is_empty() { &cuda::Preset::ALL } else { &arguments.model },
             precision: arguments.llama.dtype,
@@ -142,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             breakdown: arguments.roofline,
             json: arguments.json,
             cut: arguments.cut(),
-            virtual_gpus: arguments.virtual_gpus.clone(),
+            virtual_gpus: arguments.devices.virtual_gpus.clone(),
             sizes: cuda::Sizes { sequences: arguments.sequences, length: arguments.length },
             graph: !arguments.no_graph,
             adapters: arguments.llama.adapters,
