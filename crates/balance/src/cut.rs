@@ -2,7 +2,8 @@
 //!
 //! With m micro-batches and stages that take t₁, t₂, … for one of them, forward and backward together, a step in turn takes at most
 //! Σt + (m - 1)·max t. Stages are runs of units, and t depends on the place. The least maximum comes first; among cuts with a
-//! somewhat larger one, places of different speed may have a smaller sum.
+//! somewhat larger one, places of different speed may have a smaller sum. With fewer micro-batches than stages the sum is almost all,
+//! and would leave everything to the fastest place; then m counts as the number of stages.
 
 /// Dry runs that a search for a cut that fits may take.
 const MOST_TRIES: usize = 32;
@@ -35,6 +36,11 @@ pub fn best_cut_that_fits(
         }
     }
     None
+}
+
+/// How often a step takes the time of the slowest stage beside that of all, with so many micro-batches and stages.
+pub(crate) fn weight_of_slowest(micros: usize, stages: usize) -> f64 {
+    (micros.max(stages) - 1) as f64
 }
 
 /// The first unit of every stage, and the end of the last.
@@ -89,10 +95,12 @@ impl Stages {
     }
 
     fn best(&self, micros: usize) -> Option<Vec<usize>> {
-        let rest = (micros.max(1) - 1) as f64;
+        let rest = weight_of_slowest(micros, self.count());
         let mut limits = self.times();
-        limits.sort_by(f64::total_cmp);
-        limits.dedup();
+        limits.sort_by(|a, b| b.total_cmp(a));
+        // Sums in another order differ by rounding; the largest of them is a limit for all.
+        limits.dedup_by(|smaller, larger| *smaller > *larger * (1.0 - 1e-9));
+        limits.reverse();
         let least = limits.partition_point(|limit| self.least_sum(*limit).is_none());
         let (smallest_sum, _) = self.least_sum(f64::INFINITY)?;
         let mut best: Option<(f64, Vec<usize>)> = None;
@@ -162,7 +170,8 @@ mod tests {
         let bounds = bounds(cuts, seconds[0].len());
         let times: Vec<f64> =
             bounds.windows(2).zip(seconds).map(|(run, seconds)| seconds[run[0]..run[1]].iter().sum()).collect();
-        times.iter().sum::<f64>() + (micros - 1) as f64 * times.iter().copied().fold(0.0, f64::max)
+        let slowest_s = times.iter().copied().fold(0.0, f64::max);
+        times.iter().sum::<f64>() + weight_of_slowest(micros, times.len()) * slowest_s
     }
 
     /// Every choice of so many increasing numbers.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::cut::{best_cut, best_cut_that_fits, bounds};
+use crate::cut::{best_cut, best_cut_that_fits, bounds, weight_of_slowest};
 use crate::statistics::{push, trimmed_mean};
 
 /// Steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
@@ -13,6 +13,8 @@ const LAST_WINDOW: usize = 24;
 const LEAST_GAIN: f64 = 0.06;
 /// The same before the first step, when units have been measured one by one.
 const LEAST_GAIN_AT_FIRST: f64 = 0.02;
+/// What a change costs, in steps: state moves, and programs are written anew.
+const STEPS_OF_RECUT: f64 = 2.0;
 /// Rounds after which kinds of units and places are told apart.
 const ROUNDS: usize = 200;
 
@@ -88,7 +90,16 @@ impl Staging {
     /// The longest that a step takes: every place once, and the slowest for all other micro-batches.
     fn step_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
         let times: Vec<f64> = self.work(cuts).iter().zip(slowness).map(|(work, slowness)| work * slowness).collect();
-        times.iter().sum::<f64>() + (self.micros - 1) as f64 * times.iter().copied().fold(0.0, f64::max)
+        let slowest_s = times.iter().copied().fold(0.0, f64::max);
+        times.iter().sum::<f64>() + weight_of_slowest(self.micros, times.len()) * slowest_s
+    }
+
+    /// A time that no cut makes a step shorter than: all places take equally long, and everything is computed at the fastest.
+    fn least_step_s(&self, slowness: &[f64]) -> f64 {
+        let work: f64 = self.units.iter().map(|unit| unit.seconds).sum();
+        let even_s = work / slowness.iter().map(|slowness| 1.0 / slowness).sum::<f64>();
+        let fastest = slowness.iter().copied().fold(f64::INFINITY, f64::min);
+        work * fastest + weight_of_slowest(self.micros, slowness.len()) * even_s
     }
 
     /// Replaces the estimates by what units took where they were. Units with one estimate are alike, and each place is slower than
@@ -159,8 +170,8 @@ impl StageWatch {
         self.decide(slowness, LEAST_GAIN_AT_FIRST, fullness)
     }
 
-    /// The same for the seconds that each place computed in a step, once there are enough of them.
-    pub fn observe(&mut self, busy_s: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
+    /// The same for the seconds that each place computed in a step, once there are enough of them. A cut must pay in the `left` steps.
+    pub fn observe(&mut self, busy_s: &[f64], left: u64, fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return None;
         }
@@ -168,9 +179,11 @@ impl StageWatch {
         if self.busy_s.len() < self.window {
             return None;
         }
-        let recut = self.decide(self.slowness(), LEAST_GAIN, fullness)?;
-        self.window = LAST_WINDOW.min(2 * self.window);
-        Some(recut)
+        let recut = self.decide(self.slowness(), LEAST_GAIN.max(STEPS_OF_RECUT / left as f64), fullness);
+        if self.busy_s.is_empty() {
+            self.window = LAST_WINDOW.min(2 * self.window);
+        }
+        recut
     }
 
     fn decide(
@@ -182,8 +195,10 @@ impl StageWatch {
         let now_s = self.staging.step_s(&self.cuts, &slowness);
         let ratio = |cuts: &[usize]| self.staging.step_s(cuts, &slowness) / now_s;
         let is_better = |cuts: &[usize]| ratio(cuts) <= 1.0 - least_gain;
-        // Memory is looked at only where that may matter.
-        if !is_better(&best_cut(&self.staging.seconds(&slowness), self.staging.micros)) {
+        // A search takes long with many units, and dry runs for memory take longer.
+        if self.staging.least_step_s(&slowness) > now_s * (1.0 - least_gain)
+            || !is_better(&best_cut(&self.staging.seconds(&slowness), self.staging.micros))
+        {
             return None;
         }
         self.busy_s.clear();
@@ -231,7 +246,7 @@ mod tests {
             let wobble = |place: usize| 1.0 + noise * ((step * 7 + place * 3) % 5) as f64 / 4.0;
             let work = watch.staging.work(&watch.cuts);
             let busy: Vec<f64> = (0..rates.len()).map(|place| rates[place] * work[place] * wobble(place)).collect();
-            Some((step, watch.observe(&busy, fullness)?))
+            Some((step, watch.observe(&busy, 1000, fullness)?))
         })
     }
 
@@ -249,6 +264,19 @@ mod tests {
     fn equal_places_are_left_alone_whatever_their_noise() {
         assert_eq!(found(&[1.0, 1.0], 0.1, &[6], ROOMY), None);
         assert_eq!(found(&[1.0, 1.0, 1.0], 0.1, &[4, 8], ROOMY), None);
+    }
+
+    #[test]
+    fn nothing_moves_for_the_last_steps() {
+        let mut watch = StageWatch::new(staging(&[1.0; 12], 2, 8), vec![6]);
+        assert_eq!((1..=12).find_map(|step| watch.observe(&[6.0, 12.0], 12 - step, ROOMY)), None);
+    }
+
+    #[test]
+    fn one_micro_batch_does_not_give_everything_to_the_place_that_seems_fastest() {
+        let mut watch = StageWatch::new(staging(&[1.0; 160], 16, 1), (1..16).map(|stage| 10 * stage).collect());
+        let noisy: Vec<f64> = (0..16).map(|place| 10.0 + 0.3 * (place % 3) as f64).collect();
+        assert_eq!((0..30).find_map(|_| watch.observe(&noisy, 1000, ROOMY)), None);
     }
 
     #[test]

@@ -300,7 +300,7 @@ impl Errand {
             self.came.set(posts.iter().map(|post| post.arrived).max().expect("a meeting has members"));
             // SAFETY: the addresses are those of contiguous tensors, whose device lives as long as its queues run; the members
             // have agreed on dtype and size; and a tensor's memory belongs to the queue that the errand runs on, which does
-            // nothing else until all members have acted; freeing it makes the other queue wait, as for a kernel.
+            // nothing else until all members have acted; freeing it makes other queues wait, as for a kernel.
             local::part_of(posts, self.me, |work| unsafe { work.run() });
         });
         if let Err(message) = outcome {

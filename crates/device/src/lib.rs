@@ -1,7 +1,7 @@
-//! One device: its memory, its two in-order queues, and the kernels it computes.
+//! One device: its memory, its in-order queues, and the kernels it computes.
 //!
-//! A rank owns a [`Device`]. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue behind the
-//! other. Kernels are plain data ([`kernel`]); `cpu` and `cuda` compute them, `dry` only counts.
+//! A rank owns a [`Device`]. Work is issued to a [`Queue`] and runs there in order; [`Event`]s order one queue behind
+//! another. Kernels are plain data ([`kernel`]); `cpu` and `cuda` compute them, `dry` only counts.
 //!
 //! This crate knows no ranks, no groups, no files and no models.
 

@@ -2,7 +2,7 @@
 //!
 //! The host issues work and continues; a queue runs it in the order of issue. On a CPU a queue is a named thread, on a GPU it
 //! is a stream. Memory is placed and freed in issue order (see `arena`), so freeing a tensor that one queue still uses and
-//! handing its bytes to the other queue needs an event between them.
+//! handing its bytes to another queue needs an event between them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

@@ -165,15 +165,15 @@ fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
 /// exchanging, and its exact value matters only if both take about as long.
 pub fn machine(launch: &Launch, core_flops_per_s: f64) -> Machine {
     let strategy = &launch.strategy;
-    let (tp, dtype) = (strategy.mesh().tp, strategy.dtype);
+    let (ranks, dtype) = (strategy.ranks(), strategy.dtype);
     match &strategy.devices {
         &Devices::Cpu { cores_per_rank, comm_cores } => {
             let cores = cores_per_rank as f64;
             // An emulated link is a timer behind the cores' work; in memory, cores move the bytes.
             let shares_cores = launch.comm.link.is_none() && comm_cores == 0;
             Machine {
-                flops_per_s: vec![cores * core_flops_per_s; tp],
-                bytes_per_s: vec![cores * 1e10; tp],
+                flops_per_s: vec![cores * core_flops_per_s; ranks],
+                bytes_per_s: vec![cores * 1e10; ranks],
                 launch: Duration::from_micros(5),
                 half_speed_rows: HALF_SPEED_ROWS_OF_CORE * cores,
                 link: launch.comm.link.unwrap_or(Link { latency: Duration::from_micros(20), bytes_per_s: 1e10 }),
@@ -183,17 +183,17 @@ pub fn machine(launch: &Launch, core_flops_per_s: f64) -> Machine {
         }
         devices @ Devices::Cuda { multiprocessors, .. } => {
             const MULTIPROCESSORS: f64 = 132.0;
-            let share = |shard: usize| match multiprocessors.get(shard) {
+            let share = |rank: usize| match multiprocessors.get(rank) {
                 Some(&multiprocessors) => f64::from(multiprocessors) / MULTIPROCESSORS,
                 None if devices.are_separate_gpus() => 1.0,
-                None => 1.0 / strategy.ranks() as f64,
+                None => 1.0 / ranks as f64,
             };
             let of_card = if dtype == DType::F32 { 4e13 } else { 5e14 };
-            let of_shards = |of_card: f64| (0..tp).map(|shard| of_card * share(shard)).collect();
+            let of_ranks = |of_card: f64| (0..ranks).map(|rank| of_card * share(rank)).collect();
             let (latency_us, bytes_per_s) = if devices.are_separate_gpus() { (40, 2e11) } else { (10, 5e11) };
             Machine {
-                flops_per_s: of_shards(of_card),
-                bytes_per_s: of_shards(3e12),
+                flops_per_s: of_ranks(of_card),
+                bytes_per_s: of_ranks(3e12),
                 launch: Duration::from_micros(3),
                 half_speed_rows: 0.0,
                 moved_bytes_per_s: f64::INFINITY,

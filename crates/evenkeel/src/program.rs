@@ -2,20 +2,22 @@
 
 use std::path::PathBuf;
 
+use evenkeel_device::core_flops_per_s;
 use evenkeel_step::schedule::Chain;
-use evenkeel_step::simulate::{Costs, simulate};
+use evenkeel_step::simulate::simulate;
 use evenkeel_step::{Program, listing};
 use evenkeel_store::write_file_atomically;
-use evenkeel_train::Samples;
+use evenkeel_train::{Samples, estimate};
 
+use crate::arrange::machine;
 use crate::config::Overrides;
 use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::launch::Launch;
 use crate::strategy::strategy;
-use crate::train::arrange_steps;
-use crate::{Failure, Mistake, text};
+use crate::train::{arrange_steps, costs};
+use crate::{Failure, Mistake, stages, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -24,7 +26,8 @@ pub struct Arguments {
     /// The rank whose program to print.
     #[arg(long, default_value_t = 0)]
     rank: usize,
-    /// Draw the programs of all ranks to this file, SVG, instead; lengths show the kind of a task, not its time.
+    /// Draw the programs of all ranks to this file, SVG, instead; times are estimates from counts of operations and
+    /// bytes.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Draw every task of every rank, where a pipeline would be drawn as its micro-batches.
@@ -56,8 +59,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     } else {
         format!("schedule {schedule}, {parts} parts, {ranks} ranks, stream {stream}")
     };
+    let machine = machine(&launch, core_flops_per_s(strategy.dtype));
+    let estimated = estimate(&shards, strategy, &programs, &vec![&blank; micros.len()], &machine);
     // The simulation also proves them sound.
-    let timeline = simulate(&programs, &Costs::nominal(&programs)).map_err(|unsound| {
+    let timeline = simulate(&programs, &estimated).map_err(|unsound| {
         Failure::Fault(Mistake { what: format!("the programs are unsound: {unsound}"), hint: None })
     })?;
     if let Some(path) = &arguments.svg {
@@ -84,6 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         text::bytes(exchanges.iter().sum()),
         awaited.len(),
     );
-    let said: String = said.iter().map(|line| format!("{line}\n")).collect();
+    let of_places = stages::describe_memory(strategy, &costs(settings, &shards, strategy));
+    let said: String = said.iter().chain(&of_places).map(|line| format!("{line}\n")).collect();
     Ok(format!("{said}{summary}\n\n{}", listing(program, &units).trim_end()))
 }

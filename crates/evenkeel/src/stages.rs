@@ -3,13 +3,13 @@
 use evenkeel_balance::{Staging, best_cut};
 use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
-use evenkeel_step::{Devices, Pipeline, PipelineOrder, Strategy};
-use evenkeel_train::{Restaged, Samples};
+use evenkeel_step::{Pipeline, Strategy};
+use evenkeel_train::{Cost, Restaged, Samples};
 
-use crate::Mistake;
 use crate::arrange::machine;
 use crate::config::{Parallel, Settings, StageCut};
 use crate::launch::Launch;
+use crate::{Mistake, text};
 
 impl Parallel {
     pub fn ranks(&self) -> usize {
@@ -18,13 +18,8 @@ impl Parallel {
 
     /// Stages at each place of the pipeline.
     pub fn chunks_or_default(&self) -> usize {
-        self.chunks.unwrap_or(usual_chunks(self.order))
+        self.chunks.unwrap_or(self.order.usual_chunks())
     }
-}
-
-/// Stages at each place, if nobody says how many.
-pub fn usual_chunks(order: PipelineOrder) -> usize {
-    if order.has_chunks() { 2 } else { 1 }
 }
 
 /// The pipeline of a configuration. Without a choice of layers, its stages have about as many parameters each.
@@ -105,7 +100,8 @@ pub fn cuts_by_cost(
 ) -> Vec<usize> {
     let strategy = &launch.strategy;
     let staging = staging(model, launch, sequence);
-    let slowness: Vec<f64> = (0..strategy.pp).map(|place| slowness(strategy, place)).collect();
+    let rates = machine(launch, core_flops_per_s(strategy.dtype)).flops_per_s;
+    let slowness = by_place(strategy, &rates.iter().map(|rate| rates[0] / rate).collect::<Vec<f64>>());
     let of_places = |cuts: &[usize]| by_place(strategy, &fullness(&strategy.clone().cut_at(cuts)));
     let any = || staging.best_cut(&slowness, &|_| vec![0.0; strategy.pp]).expect("everything fits");
     staging.best_cut(&slowness, &of_places).unwrap_or_else(any)
@@ -115,7 +111,7 @@ pub fn cuts_by_cost(
 pub fn by_place(strategy: &Strategy, of_ranks: &[f64]) -> Vec<f64> {
     let mut of_places = vec![0.0f64; strategy.pp];
     for (rank, number) in of_ranks.iter().enumerate() {
-        let place = &mut of_places[strategy.mesh().stage(rank)];
+        let place = &mut of_places[strategy.mesh().place(rank)];
         *place = place.max(*number);
     }
     of_places
@@ -138,26 +134,25 @@ fn is_by_cost(parallel: &Parallel) -> bool {
     parallel.pp > 1 && parallel.stages == StageCut::Cost && parallel.stage_layers.is_empty()
 }
 
-/// How much longer a place computes than the one with most multiprocessors.
-fn slowness(strategy: &Strategy, place: usize) -> f64 {
-    let Devices::Cuda { multiprocessors, .. } = &strategy.devices else { return 1.0 };
-    let at = |place: usize| {
-        let ranks = (0..strategy.ranks()).filter(|&rank| strategy.mesh().stage(rank) == place);
-        ranks.filter_map(|rank| multiprocessors.get(rank)).min().map_or(1.0, |count| f64::from(*count))
-    };
-    (0..strategy.pp).map(at).fold(0.0, f64::max) / at(place)
-}
-
 /// A line about stages that were cut anew.
 pub fn describe_change(model: &Model, strategy: &Strategy, restaged: &Restaged) -> String {
     let Restaged { step, recut } = restaged;
     let slow = recut.slowness.iter().enumerate().filter(|(_, slowness)| **slowness > 1.05);
-    let slow: Vec<String> =
-        slow.map(|(place, slowness)| format!("place {place} computes {slowness:.1}× slower")).collect();
-    let slow = if slow.is_empty() { "stages took unequally long".to_owned() } else { slow.join(", ") };
+    let slow: Vec<String> = slow.map(|(place, slowness)| format!("{slowness:.1}× as long at place {place}")).collect();
+    let slow = match &slow[..] {
+        [] => "all places are about as fast".to_owned(),
+        slow => format!("a unit takes {} as at the fastest place", slow.join(" and ")),
+    };
     let now = describe(model, &strategy.clone().cut_at(&recut.cuts)).expect("there are stages");
     let when = if *step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };
     format!("{slow}: cut anew {when}, {:.0} % less time expected; {now}", 100.0 * (1.0 - recut.ratio))
+}
+
+/// A line about the memory of each place; none for a model in one piece.
+pub fn describe_memory(strategy: &Strategy, costs: &[Cost]) -> Option<String> {
+    let bytes: Vec<f64> = costs.iter().map(|cost| cost.arena_bytes as f64).collect();
+    let places: Vec<String> = by_place(strategy, &bytes).into_iter().map(|bytes| text::mib(bytes as u64)).collect();
+    (strategy.pp > 1).then(|| format!("tensors of each rank at these places: {}", places.join(" | ")))
 }
 
 /// A line about the stages; none for a model in one piece.

@@ -24,7 +24,12 @@ pub fn count(count: u64) -> String {
 
 /// `1 core`, `2 cores`
 pub fn cores(count: usize) -> String {
-    format!("{count} core{}", if count == 1 { "" } else { "s" })
+    counted(count, "core", "cores")
+}
+
+/// `1 number`, `2 numbers`
+pub fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 /// `1.50 TFLOP`

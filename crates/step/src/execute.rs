@@ -176,7 +176,7 @@ struct Flight {
 }
 
 impl<'a> Run<'a> {
-    /// Makes the task's queue wait for the other queue's work before it.
+    /// Makes the task's queue wait for other queues' work before it.
     fn await_inputs(&mut self, task: &Task, blocking: bool) {
         match task.work.lane() {
             Lane::Comm => {

@@ -1,7 +1,7 @@
 //! The named axes of a run's ranks.
 
-/// `pp` stages of the model × `dp` replicas of the data × `tp` shards of every layer. The ranks of a replica are neighbours, and
-/// so are the replicas of a stage.
+/// `pp` places of a pipeline × `dp` replicas of the data × `tp` shards of every layer. The ranks of a replica are neighbours, and
+/// so are the replicas of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     pub pp: usize,
@@ -20,7 +20,7 @@ impl Mesh {
     }
 
     /// The place of a rank in the pipeline.
-    pub fn stage(&self, rank: usize) -> usize {
+    pub fn place(&self, rank: usize) -> usize {
         rank / (self.dp * self.tp)
     }
 
@@ -34,23 +34,23 @@ impl Mesh {
         rank % self.tp
     }
 
-    fn rank(&self, stage: usize, replica: usize, shard: usize) -> usize {
-        (stage * self.dp + replica) * self.tp + shard
+    fn rank(&self, place: usize, replica: usize, shard: usize) -> usize {
+        (place * self.dp + replica) * self.tp + shard
     }
 
-    /// The ranks of this one's stage and replica, by their shards.
+    /// The ranks of this one's place and replica, by their shards.
     pub fn tensor_ranks(&self, rank: usize) -> Vec<usize> {
-        (0..self.tp).map(|shard| self.rank(self.stage(rank), self.replica(rank), shard)).collect()
+        (0..self.tp).map(|shard| self.rank(self.place(rank), self.replica(rank), shard)).collect()
     }
 
     /// The ranks of this one's replica and shard, by their places in the pipeline.
-    pub fn stage_ranks(&self, rank: usize) -> Vec<usize> {
-        (0..self.pp).map(|stage| self.rank(stage, self.replica(rank), self.shard(rank))).collect()
+    pub fn place_ranks(&self, rank: usize) -> Vec<usize> {
+        (0..self.pp).map(|place| self.rank(place, self.replica(rank), self.shard(rank))).collect()
     }
 
-    /// The ranks of this one's stage and shard, by their replicas.
+    /// The ranks of this one's place and shard, by their replicas.
     pub fn data_ranks(&self, rank: usize) -> Vec<usize> {
-        (0..self.dp).map(|replica| self.rank(self.stage(rank), replica, self.shard(rank))).collect()
+        (0..self.dp).map(|replica| self.rank(self.place(rank), replica, self.shard(rank))).collect()
     }
 }
 
@@ -63,13 +63,15 @@ mod tests {
         let mesh = Mesh { pp: 2, dp: 3, tp: 4 };
         assert_eq!(mesh.ranks(), 24);
         for rank in 0..mesh.ranks() {
-            let place = (mesh.stage(rank), mesh.replica(rank), mesh.shard(rank));
+            let place = (mesh.place(rank), mesh.replica(rank), mesh.shard(rank));
             assert_eq!(mesh.rank(place.0, place.1, place.2), rank);
             assert_eq!(mesh.tensor_ranks(rank)[place.2], rank);
             assert_eq!(mesh.data_ranks(rank)[place.1], rank);
+            assert_eq!(mesh.place_ranks(rank)[place.0], rank);
         }
         assert_eq!(mesh.tensor_ranks(17), [16, 17, 18, 19]);
         assert_eq!(mesh.data_ranks(17), [13, 17, 21]);
-        assert_eq!(mesh.stage(17), 1);
+        assert_eq!(mesh.place_ranks(17), [5, 17]);
+        assert_eq!(mesh.place(17), 1);
     }
 }

@@ -64,6 +64,11 @@ impl PipelineOrder {
         matches!(self, PipelineOrder::Interleaved | PipelineOrder::ZbV)
     }
 
+    /// Stages at each place, if nobody says how many.
+    pub fn usual_chunks(self) -> usize {
+        if self.has_chunks() { 2 } else { 1 }
+    }
+
     /// The blocks of place `r` of `p` with so many stages each, in order.
     fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
         let mut list =
@@ -251,7 +256,7 @@ impl Pipeline {
         most
     }
 
-    /// Blocks and passes of a step in an order that all places can follow. Stages up to `frozen` have no backward.
+    /// Blocks and passes of a step in an order that all places can follow. Stages before `frozen` have no backward.
     pub(crate) fn plan(&self, places: usize, micros: usize, units: usize, frozen: usize) -> Vec<Event> {
         let chunks = self.stages() / places;
         let has_backward = |block: &Block| block.kind == BlockKind::Forward || block.stage >= frozen;
@@ -359,15 +364,11 @@ mod tests {
         Pipeline { cuts: (1..places * chunks).collect(), order }
     }
 
-    fn chunks_of(order: PipelineOrder) -> usize {
-        if order.has_chunks() { 2 } else { 1 }
-    }
-
     #[test]
     fn every_order_computes_every_block_once_and_backward_behind_forward() {
         for order in PipelineOrder::ALL {
             for (places, micros) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 5, 8, 16].map(|m| (p, m))) {
-                let chunks = chunks_of(order);
+                let chunks = order.usual_chunks();
                 let pipeline = pipeline(order, places, chunks);
                 let events = pipeline.plan(places, micros, places * chunks, 0);
                 let kinds: &[BlockKind] = if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) {
@@ -411,7 +412,7 @@ mod tests {
     #[test]
     fn a_pass_comes_behind_its_sender_and_before_its_reader() {
         for order in PipelineOrder::ALL {
-            let pipeline = pipeline(order, 4, chunks_of(order));
+            let pipeline = pipeline(order, 4, order.usual_chunks());
             let events = pipeline.plan(4, 6, pipeline.stages(), 0);
             for (index, event) in events.iter().enumerate() {
                 let Event::Pass { from, to, micro } = *event else { continue };

@@ -28,7 +28,7 @@ pub struct Costs {
     pub contention: Contention,
 }
 
-/// How much longer a second of work takes a rank while its other queue is busy too: 0 if the queues do not compete, below 0 if it
+/// How much longer a second of work takes a rank while another of its queues is busy too: 0 if the queues do not compete, below 0 if it
 /// takes less.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Contention {

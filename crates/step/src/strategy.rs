@@ -15,7 +15,7 @@ use crate::schedule::Arrangement;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Strategy {
-    /// Stages of the model.
+    /// Places of the pipeline.
     pub pp: usize,
     /// Replicas of the data.
     pub dp: usize,
@@ -102,7 +102,7 @@ impl Strategy {
 
     /// The units that a rank computes, of so many, stage by stage.
     pub fn units(&self, rank: usize, of: usize) -> Vec<Range<usize>> {
-        let stages = self.pipeline.stages_at(self.mesh().stage(rank), self.pp);
+        let stages = self.pipeline.stages_at(self.mesh().place(rank), self.pp);
         stages.into_iter().map(|stage| self.pipeline.units(stage, of)).collect()
     }
 

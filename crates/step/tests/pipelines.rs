@@ -71,7 +71,7 @@ fn every_order_computes_what_one_rank_does() {
             let one = on_one_rank(&origin, DType::F32);
             for (index, order) in PipelineOrder::ALL.into_iter().enumerate() {
                 let units = origin.model().units.len();
-                let chunks = if order.has_chunks() { 2 } else { 1 };
+                let chunks = order.usual_chunks();
                 for pp in (2..=3).filter(|pp| pp * chunks <= units) {
                     let arrangement = Arrangement::of([NONE, OASES, CROSS_PASS, SAVED_COMM][(index + pp + count) % 4]);
                     let shift = (index + count) % 2;
@@ -150,27 +150,58 @@ fn pipelines_that_lack_a_pass_or_swap_two_are_refused() {
             let mut broken = sound.clone();
             broken[0].tasks.swap(pair[0], pair[1]);
             let of = |index: usize| &sound[0].tasks[index];
-            let is_harmless = of(pair[0]).work != of(pair[1]).work && verify(&broken).is_ok();
-            assert!(is_harmless || verify(&broken).is_err(), "{order:?}: {} and {}", of(pair[0]), of(pair[1]));
+            let group = |index: usize| of(index).exchange.expect("a pass has two members").group;
+            let is_refused = verify(&broken).is_err();
+            assert!(is_refused || group(pair[0]) != group(pair[1]), "{order:?}: {} and {}", of(pair[0]), of(pair[1]));
         }
     }
+}
+
+#[test]
+fn arrivals_beyond_the_rooms_are_refused() {
+    let mut crowded = programs(2, PipelineOrder::Gpipe, 4);
+    assert_eq!(verify(&crowded), Ok(()));
+    crowded[1].tasks.sort_by_key(|task| task.work != Work::Pass);
+    let refusal = verify(&crowded).expect_err("four arrive before one is read");
+    assert!(matches!(refusal, Unsound::NoRoom { .. }), "{refusal}");
+}
+
+const MICRO: Micro = Micro { index: 0, part: 0 };
+
+fn value(kind: ValueKind) -> Value {
+    Value { kind, unit: UnitIdx(1), micro: MICRO }
+}
+
+/// A task that frees what it reads.
+fn task(work: Work, reads: &[Value], writes: &[Value], group: Option<usize>) -> Task {
+    Task {
+        work,
+        unit: UnitIdx(1),
+        micro: MICRO,
+        reads: reads.to_vec(),
+        writes: writes.to_vec(),
+        frees: reads.to_vec(),
+        exchange: group.map(|group| Exchange { group: GroupIdx(group), bytes: 4 }),
+    }
+}
+
+fn of_two_ranks(tasks: [Vec<Task>; 2]) -> [Program; 2] {
+    let groups = ["tp", "pp 1"].map(|name| Members { name: name.to_owned(), ranks: vec![0, 1] });
+    tasks.map(|tasks| Program { tasks, groups: groups.to_vec(), blocking: false })
+}
+
+#[test]
+fn a_pass_that_both_sides_receive_is_refused() {
+    let passed = value(ValueKind::Passed);
+    let tasks = vec![task(Work::Pass, &[], &[passed], Some(1)), task(Work::Arrive, &[passed], &[], None)];
+    let refusal = verify(&of_two_ranks([tasks.clone(), tasks])).expect_err("nobody sends");
+    assert!(matches!(refusal, Unsound::NotOneWay { .. }), "{refusal}");
 }
 
 /// Rank 0 computes with what rank 1 passes and gives it to a sum; rank 1 passes what it computes from that sum.
 #[test]
 fn a_cycle_through_two_lanes_is_refused() {
-    let micro = Micro { index: 0, part: 0 };
-    let value = |kind| Value { kind, unit: UnitIdx(1), micro };
     let [passed, output, reduced] = [ValueKind::Passed, ValueKind::Output, ValueKind::OutputReduced].map(value);
-    let task = |work, reads: &[Value], writes: &[Value], group: Option<usize>| Task {
-        work,
-        unit: UnitIdx(1),
-        micro,
-        reads: reads.to_vec(),
-        writes: writes.to_vec(),
-        frees: reads.to_vec(),
-        exchange: group.map(|group| Exchange { group: GroupIdx(group), bytes: 4 }),
-    };
     let ending = |mut task: Task| {
         task.frees.extend(task.writes.clone());
         task
@@ -188,16 +219,14 @@ fn a_cycle_through_two_lanes_is_refused() {
             task(Work::Pass, &[passed], &[], Some(1)),
         ],
     ];
-    let groups = ["tp", "pp 1"].map(|name| Members { name: name.to_owned(), ranks: vec![0, 1] });
-    let programs = of_rank.map(|tasks| Program { tasks, groups: groups.to_vec(), blocking: false });
-    let refusal = verify(&programs).expect_err("each waits for the other");
+    let refusal = verify(&of_two_ranks(of_rank)).expect_err("each waits for the other");
     assert!(matches!(refusal, Unsound::Cycle(_)), "{refusal}");
 }
 
 /// Seconds of a step whose stages take 1 s for the forward of a micro-batch and 1 s for each half of its backward.
 fn step_s(pp: usize, order: PipelineOrder, micros: usize) -> f64 {
     let programs = programs(pp, order, micros);
-    let chunks = if order.has_chunks() { 2 } else { 1 };
+    let chunks = order.usual_chunks();
     // The first task of each block takes all of its time.
     let costs = Costs::of_tasks(&programs, |rank, _, task| {
         let program = &programs[rank].tasks;

@@ -6,9 +6,7 @@ use std::time::Duration;
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_comm::{Communicator, ExchangeKind, Link};
 use evenkeel_device::{Counts, DType, Device};
-use evenkeel_model::{
-    Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Unit, ZeroSharding, ZeroStage,
-};
+use evenkeel_model::{Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Unit, ZeroStage};
 use evenkeel_step::schedule::{Chain, PartSize};
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
 use evenkeel_step::{Executor, Pipeline, Program, Strategy, Task, Work, WorkFamily, join};
@@ -18,9 +16,9 @@ use crate::samples::Samples;
 /// Approximate speeds of ranks and the links between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// By shard.
+    /// By rank.
     pub flops_per_s: Vec<f64>,
-    /// By shard: memory bandwidth.
+    /// By rank: memory bandwidth.
     pub bytes_per_s: Vec<f64>,
     /// Overhead per kernel launch.
     pub launch: Duration,
@@ -50,6 +48,9 @@ pub struct Foretold {
 
 /// Units of a model that are simulated, beside the head: layers are alike, and this many show how they overlap.
 const MOST_UNITS: usize = 17;
+/// Bytes that an element's norm and its update move: gradient; and weight and moments, too, both ways.
+const NORM_BYTES: u64 = 4;
+const UPDATE_BYTES: u64 = 28;
 /// A candidate must be faster by more than this share than one that takes less memory or fewer parts.
 const MARGIN: f64 = 0.01;
 
@@ -60,7 +61,7 @@ pub fn foretell(
     samples: &Samples,
     machine: &Machine,
 ) -> Result<Foretold, Unforeseen> {
-    let (cut, dtype, arrangement) = (&strategy.cut, strategy.dtype, strategy.arrangement);
+    let (cut, arrangement) = (&strategy.cut, strategy.arrangement);
     let shards = model.cut(cut).expect("a cut that the run has, too");
     // A shortened model may have lost its trained units, so everything counts as trained.
     let shortened = |shard: &Model| shard.shortened(MOST_UNITS).training(|_, _| true);
@@ -73,23 +74,41 @@ pub fn foretell(
         micros.iter().map(|samples| samples.part_sizes(&shards[0], arrangement.parts)).collect();
     // The tail after the gradients takes as long for every candidate.
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
-    let mut seconds = Vec::new();
-    for (rank, program) in programs.iter().enumerate() {
-        let tasks = counts(&shards[rank], &chains[rank], rank, program, arrangement.parts, &micros, dtype);
-        let of_task = |(task, counted): (&Task, &TaskCounts)| {
-            let rows = sizes[task.micro.index][task.micro.part].tokens;
-            machine.compute_s(rank, &counted.counts, rows)
+    let timeline = simulate(&programs, &estimate(&shards, &replica, &programs, &micros, machine))?;
+    let candidate = Candidate { parts: arrangement.parts, split_sequence: cut.split_sequence };
+    Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
+}
+
+/// What the tasks of all ranks' programs take on these micro-batches. `shards` are those of the strategy's cut.
+pub fn estimate(
+    shards: &[Model],
+    strategy: &Strategy,
+    programs: &[Program],
+    micros: &[&Samples],
+    machine: &Machine,
+) -> Costs {
+    let chains = Chain::all(shards, strategy);
+    let seconds = |(rank, program): (usize, &Program)| {
+        let (shard, model) = (&shards[strategy.mesh().shard(rank)], strategy.model(shards, rank));
+        let elements: usize = model.buckets.iter().map(|bucket| bucket.len).sum();
+        let of_step = |bytes: u64| elements as f64 * bytes as f64 / machine.bytes_per_s[rank];
+        let sizes: Vec<Vec<PartSize>> =
+            micros.iter().map(|samples| samples.part_sizes(shard, strategy.arrangement.parts)).collect();
+        let tasks = counts(&model, &chains[rank], rank, strategy, program, micros);
+        let of_task = |(task, counted): (&Task, &TaskCounts)| match task.work {
+            Work::MeasureNorm => of_step(NORM_BYTES),
+            Work::Update => of_step(UPDATE_BYTES),
+            _ => machine.compute_s(rank, &counted.counts, sizes[task.micro.index][task.micro.part].tokens),
         };
-        seconds.push(program.tasks.iter().zip(&tasks).map(of_task).collect::<Vec<f64>>());
-    }
-    let mut costs = Costs::of_tasks(&programs, |rank, index, task| match task.exchange {
-        Some(_) => machine.exchange_s(task, shards.len()),
+        program.tasks.iter().zip(&tasks).map(of_task).collect()
+    };
+    let seconds: Vec<Vec<f64>> = programs.iter().enumerate().map(seconds).collect();
+    let mut costs = Costs::of_tasks(programs, |rank, index, task| match task.exchange {
+        Some(exchange) => machine.exchange_s(task, chains[rank].groups[exchange.group.0].ranks.len()),
         None => seconds[rank][index],
     });
     costs.contention = machine.contention;
-    let timeline = simulate(&programs, &costs)?;
-    let candidate = Candidate { parts: arrangement.parts, split_sequence: cut.split_sequence };
-    Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
+    costs
 }
 
 /// What the units of a model take in the stages of a strategy, if its micro-batches are like these samples.
@@ -101,7 +120,7 @@ pub fn staging(model: &Model, strategy: &Strategy, samples: &Samples, machine: &
     let sizes = samples.part_sizes(&shards[0], 1);
     let rows = sizes[0].tokens;
     let program = arrangement.write(&chain, &[sizes]);
-    let tasks = counts(&shards[0], &chain, 0, &program, 1, &[samples], strategy.dtype);
+    let tasks = counts(&shards[0], &chain, 0, &replica.arranged(arrangement), &program, &[samples]);
     let state_bytes =
         |unit: &Unit| unit.parameters().iter().map(|id| state_bytes(&shards[0].specs[id.0], strategy)).sum();
     let unit = |unit: &Unit| UnitCost { seconds: 0.0, state_bytes: state_bytes(unit), kept_bytes: 0.0 };
@@ -138,11 +157,11 @@ pub fn preferred(foretold: &[Foretold]) -> Option<Foretold> {
 
 impl Machine {
     /// Seconds that kernels with these counts take on so many rows.
-    fn compute_s(&self, shard: usize, counts: &Counts, rows: usize) -> f64 {
+    fn compute_s(&self, rank: usize, counts: &Counts, rows: usize) -> f64 {
         let slowness = 1.0 + self.half_speed_rows / rows.max(1) as f64;
         let of_kernels = counts.0.values().map(|count| {
-            let work_s = slowness * count.flops as f64 / self.flops_per_s[shard];
-            work_s.max(count.bytes as f64 / self.bytes_per_s[shard]) + count.launches as f64 * self.launch.as_secs_f64()
+            let work_s = slowness * count.flops as f64 / self.flops_per_s[rank];
+            work_s.max(count.bytes as f64 / self.bytes_per_s[rank]) + count.launches as f64 * self.launch.as_secs_f64()
         });
         of_kernels.sum()
     }
@@ -150,9 +169,10 @@ impl Machine {
     fn exchange_s(&self, task: &Task, members: usize) -> f64 {
         let kind = match task.work {
             Work::ReduceScatter => ExchangeKind::ReduceScatter,
-            Work::AllGather => ExchangeKind::AllGather,
-            Work::AllReduce | Work::SumGradients(_) => ExchangeKind::AllReduce,
-            other => unreachable!("a lone replica without ZeRO does not {other:?}"),
+            Work::Pass | Work::PassGradient => ExchangeKind::Send,
+            Work::Migrate | Work::Return => ExchangeKind::Redistribute,
+            work if work.row().family == WorkFamily::Gather => ExchangeKind::AllGather,
+            _ => ExchangeKind::AllReduce,
         };
         let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
         self.link.duration_of(kind, bytes, members).as_secs_f64() + bytes as f64 / self.moved_bytes_per_s
@@ -164,14 +184,14 @@ fn counts(
     shard: &Model,
     chain: &Chain,
     rank: usize,
+    strategy: &Strategy,
     program: &Program,
-    parts: usize,
     micros: &[&Samples],
-    dtype: DType,
 ) -> Vec<TaskCounts> {
-    let (device, communicator) = (Device::dry(), Communicator::dry(rank, chain.groups[0].ranks.len()));
+    let (dtype, parts) = (strategy.dtype, strategy.arrangement.parts);
+    let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
     let queue = device.compute();
-    let parameters = Parameters::allocate(shard, dtype, ZeroSharding::NONE, queue);
+    let parameters = Parameters::allocate(shard, dtype, strategy.zero_sharding(rank), queue);
     let gradients = Gradients::new(&parameters, queue);
     let longest = micros.iter().map(|samples| samples.tokens(shard.config.input)).max().unwrap_or(1);
     let tables = RotaryTables::new(&shard.config, queue, longest);

@@ -27,7 +27,7 @@ pub use balance::{Balance, BalanceOptions, Balanced, may_migrate};
 pub use cost::{Cost, costs, costs_migrated};
 pub use error::{Error, ErrorText};
 pub use export::{save_adapter, save_weights};
-pub use foretell::{Candidate, Foretold, Machine, foretell, preferred, staging};
+pub use foretell::{Candidate, Foretold, Machine, estimate, foretell, preferred, staging};
 pub use optimizer::{AdamW, MuonScale, Optimizer, OptimizerOptions, Rule, Update};
 pub use probe::{PEAK, Probe, ProductShape, peak_flops_per_s};
 pub use prune::Prune;

@@ -37,7 +37,9 @@ impl<'a> Restage<'a> {
         if std::mem::replace(&mut self.is_measured, true) {
             return Ok(None);
         }
-        let by_rank = ranks.unit_seconds(micros.to_vec())?;
+        // A few micro-batches tell as much as all.
+        let few = micros.len().min(2 * self.mesh.pp * self.mesh.dp);
+        let by_rank = ranks.unit_seconds(micros[..few].to_vec())?;
         // A unit takes as long as the slowest of the ranks that have it.
         let slowest = |unit: usize| by_rank.iter().map(|units| units[unit]).fold(0.0, f64::max);
         let unit_s: Vec<f64> = (0..by_rank[0].len()).map(slowest).collect();
@@ -46,21 +48,22 @@ impl<'a> Restage<'a> {
         recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
-    /// Takes in a step, and has units moved if that pays and fits.
+    /// Takes in a step, and has units moved if that pays in the steps that are left and fits.
     pub fn after_step(
         &mut self,
         ranks: &Ranks,
         step: u64,
         observed: &[Observation],
+        left: u64,
     ) -> Result<Option<Restaged>, Error> {
-        let recut = self.watch.observe(&self.busy_s(observed), &self.fullness);
+        let recut = self.watch.observe(&self.busy_s(observed), left, &self.fullness);
         recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
     /// By place: how long the slowest of its ranks computed.
     fn busy_s(&self, observed: &[Observation]) -> Vec<f64> {
         let at = |place: usize| {
-            let ranks = (0..observed.len()).filter(|&rank| self.mesh.stage(rank) == place);
+            let ranks = (0..observed.len()).filter(|&rank| self.mesh.place(rank) == place);
             ranks.map(|rank| observed[rank].total_s()).fold(0.0, f64::max)
         };
         (0..self.mesh.pp).map(at).collect()

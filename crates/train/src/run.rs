@@ -321,15 +321,15 @@ fn step(
     };
     observer.tell(Report::Step(&report))?;
     guard(plan, progress, &outcome)?;
-    if let Some(balance) = balance {
-        // Steps left, at the pace so far.
-        let left = progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE);
-        if let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left as u64)? {
-            observer.tell(Report::Balanced(&balanced))?;
-        }
+    // Steps left, at the pace so far.
+    let left = (progress.step as f64 * (1.0 - share) / share.max(f64::MIN_POSITIVE)) as u64;
+    if let Some(balance) = balance
+        && let Some(balanced) = balance.after_step(ranks, progress.step, duration, &observed, left)?
+    {
+        observer.tell(Report::Balanced(&balanced))?;
     }
     if let Some(stages) = stages
-        && let Some(restaged) = stages.after_step(ranks, progress.step, &observed)?
+        && let Some(restaged) = stages.after_step(ranks, progress.step, &observed, left)?
     {
         observer.tell(Report::Restaged(&restaged))?;
     }

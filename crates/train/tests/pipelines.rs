@@ -45,7 +45,7 @@ fn ranks_by(tied: bool, strategy: &Strategy, rule: Rule) -> Ranks {
 
 /// The strategy over so many places, with stages of about as many units each.
 fn staged(strategy: Strategy, pp: usize, order: PipelineOrder) -> Strategy {
-    let chunks = if order.has_chunks() { 2 } else { 1 };
+    let chunks = order.usual_chunks();
     let (units, stages) = (model(true).units.len(), pp * chunks);
     strategy.in_stages(pp, Pipeline { cuts: (1..stages).map(|stage| stage * units / stages).collect(), order })
 }

@@ -8,9 +8,8 @@
 //!
 //! Every event that a queue waits for was recorded before, so queues cannot wait in a circle, in whatever order hosts issue.
 //! Hosts can: they must attend their common meetings in the same order, over all groups, pairs and exchanges of values.
-//! Programs do, because they have one comm queue, on which `verify` finds such circles. On a CPU a host may issue two
-//! collectives of different groups on its two queues in another order than its peers, or exchange values while its queue waits;
-//! on a GPU it would wait until the deadline.
+//! Programs do: `verify` looks for circles of hosts, too. On a CPU a host may issue two collectives of different groups on two
+//! queues in another order than its peers, or exchange values while its queue waits; on a GPU it would wait until the deadline.
 
 use std::sync::{Arc, OnceLock};
 

@@ -112,7 +112,7 @@ struct Reports {
     /// Bytes of uploads that have not run.
     staged_bytes: AtomicU64,
     times: Mutex<Vec<KernelTime>>,
-    /// Once this has failed, nothing runs on either queue.
+    /// Once this has failed, nothing runs on any queue.
     health: Health,
 }
 

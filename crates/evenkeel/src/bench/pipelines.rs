@@ -22,7 +22,7 @@ use crate::config::{StageCut, Straggler};
 use crate::drawing::pipeline_svg;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps};
-use crate::stages::{by_place, cuts_by_cost, cuts_by_parameters, cuts_of_layers, staging, usual_chunks};
+use crate::stages::{by_place, cuts_by_cost, cuts_by_parameters, cuts_of_layers, staging};
 use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
@@ -117,6 +117,10 @@ impl Arguments {
             let what = format!("--slow names place {}, the last is {}", straggler.rank, self.pp - 1);
             return Err(Mistake { what, hint: None }.into());
         }
+        if self.slow.iter().any(|straggler| straggler.steps != Straggler::ALWAYS) {
+            let what = "--slow names steps, but places of a benchmark are slow in all".to_owned();
+            return Err(Mistake { what, hint: Some("give PLACE:FACTOR alone".to_owned()) }.into());
+        }
         let lengths = if self.lengths.is_empty() { &[self.llama.sequence][..] } else { &self.lengths };
         let pipelines = self.pipelines()?;
         let mut cases = Vec::new();
@@ -147,7 +151,7 @@ impl Arguments {
         let orders = if self.orders.is_empty() { &PipelineOrder::ALL[..] } else { &self.orders };
         let fits = |order: PipelineOrder, cuts: &StageCuts| match cuts {
             StageCuts::By(_) => true,
-            StageCuts::Layers(layers) => layers.len() == self.pp * usual_chunks(order),
+            StageCuts::Layers(layers) => layers.len() == self.pp * order.usual_chunks(),
         };
         if let Some(unfit) = self.cuts.iter().find(|cuts| !orders.iter().any(|&order| fits(order, cuts))) {
             let what = format!("--cuts has {}, but no order has as many stages on {} places", unfit.name(), self.pp);
@@ -168,7 +172,7 @@ impl Arguments {
         llama: &Llama,
     ) -> Result<Strategy, Mistake> {
         let found = match cuts {
-            StageCuts::By(_) => cuts_by_parameters(self.pp * usual_chunks(order), model, one.accumulate),
+            StageCuts::By(_) => cuts_by_parameters(self.pp * order.usual_chunks(), model, one.accumulate),
             StageCuts::Layers(layers) => cuts_of_layers(layers, model),
         };
         let found = found.map_err(|Mistake { what, hint }| Mistake {

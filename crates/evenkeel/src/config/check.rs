@@ -249,7 +249,12 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     let weights = parallel.tp_weights.len();
     if weights > 0 && weights != parallel.tp {
         let what = format!("`parallel.tp_weights` has {weights} numbers, `parallel.tp` is {}", parallel.tp);
-        raw.note_contradiction(&["parallel.tp_weights", "parallel.tp"], what, Some("give one for each rank"));
+        let hint = if parallel.pp > 1 {
+            "give one for each rank that shares a layer; parallel.stage_layers divides layers between places"
+        } else {
+            "give one for each rank"
+        };
+        raw.note_contradiction(&["parallel.tp_weights", "parallel.tp"], what, Some(hint));
     }
     if settings.train.recompute && parallel.schedule == Some(NONE) {
         let what = "`train.recompute` is true, but `parallel.schedule` is \"none\"".to_owned();
@@ -323,7 +328,7 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
 fn check_balance(raw: &mut RawConfig, settings: &Settings) {
     let (balance, parallel) = (&settings.balance, &settings.parallel);
     let mode = balance.mode.name();
-    if balance.mode != Mode::Off && parallel.tp == 1 {
+    if balance.mode != Mode::Off && parallel.tp == 1 && parallel.pp == 1 {
         let what =
             format!("`balance.mode` is \"{mode}\", but `parallel.tp` is 1: there is no other rank to share work with");
         raw.note_contradiction(

@@ -320,7 +320,7 @@ settings! {
         order: PipelineOrder = PipelineOrder::OneForwardOneBackward;
         /// Stages at each place; if not set, 2 with "interleaved" and "zb-v", else 1.
         chunks: Option<usize>, from(1).to(64);
-        /// Where the model is cut in stages: so that they take equally long by an estimate ("cost"), or have equally many parameters
+        /// Where the model is cut in stages: so that they take equally long ("cost"), or have equally many parameters
         /// ("uniform").
         stages: StageCut = StageCut::Cost;
         /// Layers of each stage, such as [10, 14], instead.

@@ -14,16 +14,21 @@ pub struct Straggler {
 const MOST: f64 = 1000.0;
 
 impl Straggler {
+    /// The steps of one for which nobody says any.
+    pub const ALWAYS: RangeInclusive<u64> = 1..=u64::MAX;
+
     /// `RANK:FACTOR`, or `RANK:FACTOR@FIRST-LAST`, steps counted from 1.
     pub fn parse(text: &str) -> Result<Straggler, String> {
         let parsed = || {
             let (rank, rest) = text.split_once(':')?;
             let (factor, steps) = match rest.split_once('@') {
-                Some((factor, steps)) => (factor, steps.split_once('-')?),
-                None => (rest, ("1", "18446744073709551615")),
+                Some((factor, steps)) => {
+                    let (first, last) = steps.split_once('-')?;
+                    (factor, first.parse().ok()?..=last.parse().ok()?)
+                }
+                None => (rest, Straggler::ALWAYS),
             };
-            let (first, last): (u64, u64) = (steps.0.parse().ok()?, steps.1.parse().ok()?);
-            Some(Straggler { rank: rank.parse().ok()?, factor: factor.parse().ok()?, steps: first..=last })
+            Some(Straggler { rank: rank.parse().ok()?, factor: factor.parse().ok()?, steps })
         };
         let is_sound = |straggler: &Straggler| (1.0..=MOST).contains(&straggler.factor) && !straggler.steps.is_empty();
         parsed().filter(is_sound).ok_or_else(|| {

@@ -30,20 +30,33 @@ enum Kind {
 }
 
 impl Kind {
-    /// Its name and its colours at a place's first stage and at others, each with that of the text on it.
-    fn look(self) -> (&'static str, [(&'static str, &'static str); 2]) {
+    fn name(self, order: PipelineOrder) -> &'static str {
         match self {
-            Kind::Forward => ("forward", [("#2f6db5", "#ffffff"), ("#9cc9ee", "#000000")]),
-            Kind::Backward => ("backward", [("#bf4a1b", "#ffffff"), ("#f0a98a", "#000000")]),
-            Kind::Weight => ("gradients of weights", [("#f2b54a", "#000000"), ("#fbe3b2", "#000000")]),
+            Kind::Forward => "forward",
+            Kind::Backward if splits_backward(order) => "gradients of inputs",
+            Kind::Backward => "backward",
+            Kind::Weight => "gradients of weights",
         }
+    }
+
+    /// The colours of a box and of the text on it, at a stage that is the `chunk`-th of its place's. Later ones are lighter.
+    fn look(self, chunk: usize, chunks: usize) -> (String, &'static str) {
+        let [first, last]: [[f64; 3]; 2] = match self {
+            Kind::Forward => [[47.0, 109.0, 181.0], [156.0, 201.0, 238.0]],
+            Kind::Backward => [[191.0, 74.0, 27.0], [240.0, 169.0, 138.0]],
+            Kind::Weight => [[242.0, 181.0, 74.0], [251.0, 227.0, 178.0]],
+        };
+        let share = chunk as f64 / (chunks.max(2) - 1) as f64;
+        let [red, green, blue] = [0, 1, 2].map(|part| (first[part] + share * (last[part] - first[part])).round() as u8);
+        let is_dark = 0.3 * f64::from(red) + 0.6 * f64::from(green) + 0.1 * f64::from(blue) < 130.0;
+        (format!("#{red:02x}{green:02x}{blue:02x}"), if is_dark { "#ffffff" } else { "#000000" })
     }
 
     /// `None` for light work and for what is not of a stage.
     fn of(work: Work, order: PipelineOrder) -> Option<Kind> {
         match work {
             Work::Forward => Some(Kind::Forward),
-            Work::BackwardWeight if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) => Some(Kind::Weight),
+            Work::BackwardWeight if splits_backward(order) => Some(Kind::Weight),
             Work::Recompute
             | Work::Logits(_)
             | Work::Loss(_)
@@ -68,7 +81,7 @@ struct Block {
 /// The places of a strategy's pipeline; replicas and shards do alike. `units` is their number in the whole chain.
 pub fn pipeline_svg(timeline: &Timeline, strategy: &Strategy, units: usize, title: &str) -> String {
     let timeline = &sensible(timeline).from_zero();
-    let ranks = strategy.mesh().stage_ranks(0);
+    let ranks = strategy.mesh().place_ranks(0);
     let rows: Vec<Vec<Block>> = ranks.iter().map(|&rank| blocks(&timeline.ranks[rank], strategy, units)).collect();
     let step_s = timeline.duration_s();
     let scale = PLOT_WIDTH / step_s.max(f64::MIN_POSITIVE);
@@ -112,17 +125,18 @@ fn header(title: &str, rows: &[Vec<Block>], step_s: f64) -> String {
         + &text(MARGIN, 56.0, &format!("fill=\"{FAINT_INK}\""), &about)
 }
 
-/// The kinds that there are, of a place's first stage and of others.
+/// The kinds that there are, of each of a place's stages.
 fn legend(rows: &[Vec<Block>], strategy: &Strategy) -> String {
     let (mut svg, mut x) = (String::new(), LEFT);
+    let chunks = strategy.pipeline.stages() / strategy.pp;
     for kind in [Kind::Forward, Kind::Backward, Kind::Weight] {
-        for (behind, of_stage) in ["", ", second stage"].into_iter().enumerate() {
-            let is_shown = |block: &&Block| block.kind == kind && is_behind(block.stage, strategy) == (behind == 1);
-            if rows.iter().flatten().any(|block| is_shown(&block)) {
-                let (name, looks) = kind.look();
+        for chunk in 0..chunks {
+            let is_shown = |block: &Block| block.kind == kind && chunk_of(block.stage, strategy) == chunk;
+            if rows.iter().flatten().any(is_shown) {
                 let swatch = Rect { x, y: 72.0, width: 22.0, height: 14.0 };
-                svg += &swatch.markup(&format!("fill=\"{}\"", looks[behind].0), "");
-                let name = format!("{name}{of_stage}");
+                svg += &swatch.markup(&format!("fill=\"{}\"", kind.look(chunk, chunks).0), "");
+                let of_stage = if chunk == 0 { String::new() } else { format!(" {}", chunk + 1) };
+                let name = format!("{}{of_stage}", kind.name(strategy.pipeline.order));
                 svg += &text(x + 28.0, 83.0, "", &name);
                 x += 46.0 + width(&name, FONT_SIZE);
             }
@@ -131,16 +145,22 @@ fn legend(rows: &[Vec<Block>], strategy: &Strategy) -> String {
     svg
 }
 
-/// Whether its place has an earlier stage.
-fn is_behind(stage: usize, strategy: &Strategy) -> bool {
+/// Whether gradients of weights are computed apart from those of inputs.
+fn splits_backward(order: PipelineOrder) -> bool {
+    matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV)
+}
+
+/// The number of a stage among those of its place.
+fn chunk_of(stage: usize, strategy: &Strategy) -> usize {
     let pipeline = &strategy.pipeline;
-    pipeline.stages_at(pipeline.place(stage, strategy.pp), strategy.pp)[0] != stage
+    let stages = pipeline.stages_at(pipeline.place(stage, strategy.pp), strategy.pp);
+    stages.iter().position(|other| *other == stage).expect("a stage is at its place")
 }
 
 fn drawn(block: &Block, y: f64, scale: f64, strategy: &Strategy) -> String {
     let Block { kind, stage, micro, start_s, end_s } = *block;
-    let (name, looks) = kind.look();
-    let (fill, ink) = looks[usize::from(is_behind(stage, strategy))];
+    let name = kind.name(strategy.pipeline.order);
+    let (fill, ink) = kind.look(chunk_of(stage, strategy), strategy.pipeline.stages() / strategy.pp);
     let wide = ((end_s - start_s) * scale - BOX_GAP).max(BOX_GAP);
     let place = Rect { x: LEFT + start_s * scale, y, width: wide, height: ROW_HEIGHT };
     let about = format!("{name} of micro-batch {micro} at stage {stage}, for {}", milliseconds(end_s - start_s));

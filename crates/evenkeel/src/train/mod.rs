@@ -139,7 +139,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }))?;
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
-    let begun = [parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
+    let of_places = stages::describe_memory(strategy, &costs);
+    let begun = [of_places, parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
     arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
@@ -338,7 +339,7 @@ fn how_to_use_less(settings: &Settings, model: &Model) -> String {
 }
 
 /// The costs of a step to each rank, from dry runs.
-fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<Cost> {
+pub fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<Cost> {
     let micros = vec![blank(settings, &shards[0]); strategy.micros_per_step()];
     evenkeel_train::costs(shards, strategy, trainer_options(settings), &micros)
 }

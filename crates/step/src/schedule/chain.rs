@@ -151,7 +151,7 @@ impl Chain {
         });
         let stages = ChainStages::of(model, strategy, rank, &mut groups);
         let pipeline_group = (mesh.pp > 1).then(|| {
-            groups.push(Members { name: "pp".to_owned(), ranks: mesh.stage_ranks(rank) });
+            groups.push(Members { name: "pp".to_owned(), ranks: mesh.place_ranks(rank) });
             GroupIdx(groups.len() - 1)
         });
         let table_group = tied_group(model, strategy, rank, &mut groups);
@@ -300,7 +300,7 @@ impl ChainStages {
             assert!(pipeline.is_absent(), "one place has one stage");
             return ChainStages::default();
         }
-        let (place, ranks) = (mesh.stage(rank), mesh.stage_ranks(rank));
+        let (place, ranks) = (mesh.place(rank), mesh.place_ranks(rank));
         let mut passes = BTreeMap::new();
         for stage in 1..pipeline.stages() {
             let [below, above] = [stage - 1, stage].map(|stage| pipeline.place(stage, mesh.pp));
@@ -321,10 +321,10 @@ impl ChainStages {
 fn tied_group(model: &Model, strategy: &Strategy, rank: usize, groups: &mut Vec<Members>) -> Option<GroupIdx> {
     let (mesh, pipeline) = (strategy.mesh(), &strategy.pipeline);
     let last = pipeline.place(pipeline.stages() - 1, mesh.pp);
-    if !model.config.tied || last == 0 || ![0, last].contains(&mesh.stage(rank)) {
+    if !model.config.tied || last == 0 || ![0, last].contains(&mesh.place(rank)) {
         return None;
     }
-    let ranks = mesh.stage_ranks(rank);
+    let ranks = mesh.place_ranks(rank);
     groups.push(Members { name: "tied".to_owned(), ranks: vec![ranks[0], ranks[last]] });
     Some(GroupIdx(groups.len() - 1))
 }

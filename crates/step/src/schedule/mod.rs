@@ -187,8 +187,8 @@ pub fn evaluation(chain: &Chain, size: &PartSize) -> Program {
     Program { tasks, groups: chain.groups.clone(), blocking: false }
 }
 
-/// Adapts a program to parts of other sizes, with as many parts and chunks. Only the bytes of its exchanges change, and the ranks
-/// of a tensor-parallel group agree on those whatever the sizes are, so the proof of the programs still holds.
+/// Adapts a program to parts of other sizes, with as many parts and chunks. Only the bytes of its exchanges change, and their
+/// members agree on those whatever the sizes are, so the proof of the programs still holds.
 pub fn fit(program: &mut Program, chain: &Chain, micros: &[Vec<PartSize>]) {
     for task in &mut program.tasks {
         let Some(exchange) = &mut task.exchange else { continue };

@@ -136,7 +136,7 @@ pub struct Stages {
 
 impl Stages {
     fn pipeline(&self, units: usize) -> Pipeline {
-        let chunks = if self.order.has_chunks() { 2 } else { 1 };
+        let chunks = self.order.usual_chunks();
         let stages = self.pp * chunks;
         let cut = |stage: usize| (stage * units / stages).saturating_sub(self.shift).max(stage);
         Pipeline { cuts: (1..stages).map(cut).collect(), order: self.order }

@@ -6,6 +6,7 @@ use evenkeel_step::PipelineOrder;
 use super::super::raw::RawConfig;
 use super::super::setting::Setting;
 use super::super::settings::Settings;
+use crate::text;
 
 /// Refuses what a pipeline cannot be combined with, and stages that its order does not have.
 pub fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
@@ -20,12 +21,18 @@ pub fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
         };
         if let Some(wanted) = wanted {
             let what = format!("`parallel.chunks` is {chunks}, but the order {order} has {wanted}");
-            raw.note_contradiction(&["parallel.chunks", "parallel.order"], what, Some("leave parallel.chunks out"));
+            let hint = "leave parallel.chunks out, or set parallel.order = \"interleaved\"";
+            raw.note_contradiction(&["parallel.chunks", "parallel.order"], what, Some(hint));
         }
     }
-    let (stages, given) = (parallel.pp * parallel.chunks_or_default(), parallel.stage_layers.len());
-    if given > 0 && given != stages {
-        let what = format!("`parallel.stage_layers` has {given} numbers, but there are {stages} stages");
+    let (chunks, given) = (parallel.chunks_or_default(), parallel.stage_layers.len());
+    if given > 0 && given != parallel.pp * chunks {
+        let stages = match (parallel.pp, chunks) {
+            (1, 1) => "`parallel.pp` is 1".to_owned(),
+            (pp, 1) => format!("there are {pp} stages"),
+            (pp, chunks) => format!("there are {} stages, {chunks} at each of {pp} places", pp * chunks),
+        };
+        let what = format!("`parallel.stage_layers` has {}, but {stages}", text::counted(given, "number", "numbers"));
         raw.note_contradiction(&["parallel.stage_layers", "parallel.pp"], what, Some("give one for each stage"));
     }
     if parallel.pp == 1 {
@@ -33,8 +40,10 @@ pub fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
     }
     if parallel.zero > 1 && parallel.dp > 1 {
         let what = format!(
-            "`parallel.zero` is {}, but with `parallel.pp` {} it would move gradients for every micro-batch",
-            parallel.zero, parallel.pp
+            "`parallel.zero` is {}, but with `parallel.pp` {} it would move {} for every micro-batch",
+            parallel.zero,
+            parallel.pp,
+            if parallel.zero == 2 { "gradients" } else { "gradients and parameters" }
         );
         let hint = "parallel.zero = 1 splits the optimizer's state";
         raw.note_contradiction(&["parallel.zero", "parallel.pp"], what, Some(hint));
@@ -52,13 +61,17 @@ pub fn check_pipeline(raw: &mut RawConfig, settings: &Settings) {
 
 /// A pipeline with few micro-batches is idle most of the time.
 pub fn idle_places(settings: &Settings) -> Option<String> {
-    let (pp, micros) = (settings.parallel.pp, settings.train.accumulate);
-    (pp > 1 && micros < 2 * pp).then(|| {
-        let busy = 100 * micros / (micros + pp - 1);
+    let (parallel, micros) = (&settings.parallel, settings.train.accumulate);
+    (parallel.pp > 1 && micros < 2 * parallel.pp).then(|| {
+        // Each place waits for the others once, or for one stage of theirs.
+        let waits = (parallel.pp - 1) as f64 / parallel.chunks_or_default() as f64;
         format!(
-            "`parallel.pp` is {pp}, but a step has {micros} micro-batches (train.accumulate): places compute about {busy} % of the \
-             time. {} would be better",
-            4 * pp
+            "`parallel.pp` is {}, but a step has {} (train.accumulate): places compute about {:.0} % of the time. {} would be \
+             better",
+            parallel.pp,
+            text::counted(micros, "micro-batch", "micro-batches"),
+            100.0 * micros as f64 / (micros as f64 + waits),
+            4 * parallel.pp
         )
     })
 }
