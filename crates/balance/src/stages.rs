@@ -188,6 +188,13 @@ impl StageWatch {
         StageWatch { staging, cuts, window: FIRST_WINDOW, busy_s: VecDeque::new(), has_begun: false }
     }
 
+    /// By place: the number of its units.
+    pub fn units(&self) -> Vec<usize> {
+        let mut units = vec![0; self.staging.places()];
+        self.staging.places_of_units(&self.cuts).into_iter().for_each(|place| units[place] += 1);
+        units
+    }
+
     /// Takes in the seconds that each unit took at its place in a step; returns a cut that is better, which is the present one from
     /// here on.
     pub fn measure(&mut self, unit_s: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {

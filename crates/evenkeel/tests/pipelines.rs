@@ -81,6 +81,12 @@ fn a_place_that_becomes_slow_gives_layers_away() {
     let said = stderr(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("as long at place 1 as at the fastest") && said.contains("cut anew after step"), "{said}");
+    let metrics = fs::read_to_string(place.path("slow/metrics.jsonl")).unwrap();
+    let steps = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let units = |step: &serde_json::Value| [0, 1].map(|place| step["ranks"][place]["units"].as_u64());
+    let units: Vec<_> = steps.filter(|step| step["loss"].is_number()).map(|step| units(&step)).collect();
+    let [Some(first), Some(last)] = [units[0][1], units[23][1]] else { panic!("{metrics}") };
+    assert!(last < first, "{metrics}");
 }
 
 #[test]

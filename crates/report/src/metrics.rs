@@ -56,6 +56,8 @@ pub struct RankMetrics {
     #[serde(with = "number")]
     pub head_groups: f64,
     pub columns: usize,
+    /// Those of the stages at its place of a pipeline; 0 without one.
+    pub units: usize,
 }
 
 /// Writes one line, with each rank's work if ranks are observed. Keys that do not apply are left out, so a key's values are all
@@ -92,12 +94,12 @@ fn write_eval_metrics(out: &mut impl Write, step: u64, metrics: &EvalMetrics) ->
     write_object(out, &fields)
 }
 
-/// The computing time of each rank, in all and by class, its waiting and its widths: enough to replay the decisions.
+/// The computing time of each rank, in all and by class, its waiting, and its widths or units: enough to replay the decisions.
 fn ranks(ranks: &[RankMetrics]) -> String {
     let rank = |rank: &RankMetrics| {
         let classes: Vec<String> =
             rank.by_class_s.iter().map(|(class, seconds)| format!("\"{class}\":{}", json(*seconds))).collect();
-        let fields = [
+        let mut fields = vec![
             ("compute_s", json(rank.compute_s)),
             ("by_class_s", format!("{{{}}}", classes.join(","))),
             ("late_s", json(rank.late_s)),
@@ -105,9 +107,11 @@ fn ranks(ranks: &[RankMetrics]) -> String {
             ("left_out", json(rank.left_out)),
             ("migrated_bytes", rank.migrated_bytes.to_string()),
             ("migration_s", json(rank.migration_s)),
-            ("head_groups", json(rank.head_groups)),
-            ("columns", rank.columns.to_string()),
         ];
+        fields.extend(match rank.units {
+            0 => vec![("head_groups", json(rank.head_groups)), ("columns", rank.columns.to_string())],
+            units => vec![("units", units.to_string())],
+        });
         let fields: Vec<String> = fields.into_iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
         format!("{{{}}}", fields.join(","))
     };

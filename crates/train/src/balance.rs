@@ -122,6 +122,7 @@ impl Balance {
             observed,
             head_groups: work.of(Dim::Heads)[rank] as f64 / SHARES as f64,
             columns: work.of(Dim::Columns)[rank],
+            units: 0,
         };
         self.by_shard(observed).into_iter().enumerate().map(report).collect()
     }

@@ -5,6 +5,7 @@ use evenkeel_step::{Mesh, Strategy};
 
 use crate::Error;
 use crate::ranks::Ranks;
+use crate::run::RankReport;
 use crate::samples::Samples;
 
 /// By place: the memory that it needs over what it has, if stages begin at these units.
@@ -56,15 +57,23 @@ impl<'a> Restage<'a> {
         observed: &[Observation],
         left: u64,
     ) -> Result<Option<Restaged>, Error> {
-        let recut = self.watch.observe(&self.busy_s(observed), left, &self.fullness);
+        let busy_s: Vec<f64> = self.slowest(observed).iter().map(Observation::total_s).collect();
+        let recut = self.watch.observe(&busy_s, left, &self.fullness);
         recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
-    /// By place: how long the slowest of its ranks computed.
-    fn busy_s(&self, observed: &[Observation]) -> Vec<f64> {
+    /// A report of each place's step.
+    pub fn reports(&self, observed: &[Observation]) -> Vec<RankReport> {
+        let report = |(observed, units)| RankReport { observed, units, ..RankReport::default() };
+        self.slowest(observed).into_iter().zip(self.watch.units()).map(report).collect()
+    }
+
+    /// By place: the one of its ranks that computed for longest.
+    fn slowest(&self, observed: &[Observation]) -> Vec<Observation> {
         let at = |place: usize| {
             let ranks = (0..observed.len()).filter(|&rank| self.mesh.place(rank) == place);
-            ranks.map(|rank| observed[rank].total_s()).fold(0.0, f64::max)
+            let slowest = ranks.max_by(|&a, &b| observed[a].total_s().total_cmp(&observed[b].total_s()));
+            observed[slowest.expect("every place has ranks")]
         };
         (0..self.mesh.pp).map(at).collect()
     }

@@ -162,17 +162,19 @@ pub struct StepReport {
     pub share: f64,
     /// Totals of all records so far.
     pub counts: RecordCounts,
-    /// By shard: the slowest of its ranks, if they are observed.
+    /// By shard, or by place of a pipeline: the slowest of its ranks, if they are observed.
     pub ranks: Vec<RankReport>,
 }
 
-/// A shard's work in a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The work of a shard or of a place in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankReport {
     pub observed: Observation,
-    /// The width of its work: groups of heads and FFN columns.
+    /// The width of a shard's work: groups of heads and FFN columns.
     pub head_groups: f64,
     pub columns: usize,
+    /// Those of a place's stages.
+    pub units: usize,
 }
 
 /// What a run does about slow ranks: it divides layers anew between the ranks that share them, or stages between places.
@@ -317,7 +319,11 @@ fn step(
         elapsed: Duration::from_secs_f64(progress.seconds),
         share,
         counts: feed.counts(),
-        ranks: balance.as_deref().map_or_else(Vec::new, |balance| balance.reports(&observed)),
+        ranks: match (balance.as_deref(), stages.as_deref()) {
+            (Some(balance), _) => balance.reports(&observed),
+            (None, Some(stages)) => stages.reports(&observed),
+            (None, None) => Vec::new(),
+        },
     };
     observer.tell(Report::Step(&report))?;
     guard(plan, progress, &outcome)?;

@@ -76,7 +76,7 @@ fn step_metrics(report: &StepReport, reads: Reads, peak_share: Option<f64>, memo
 }
 
 fn rank_metrics(report: &RankReport) -> RankMetrics {
-    let RankReport { observed, head_groups, columns } = report;
+    let RankReport { observed, head_groups, columns, units } = report;
     let Observation { late_s, wait_s, gamma, migrated_bytes, migration_s, .. } = *observed;
     let classes = Class::ALL.iter().map(|&class| (class.name().into(), observed.of(class)));
     RankMetrics {
@@ -89,6 +89,7 @@ fn rank_metrics(report: &RankReport) -> RankMetrics {
         migration_s,
         head_groups: *head_groups,
         columns: *columns,
+        units: *units,
     }
 }
 
