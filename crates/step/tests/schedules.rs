@@ -86,6 +86,7 @@ fn chain(ranks: usize, splits_sequence: bool) -> Chain {
         stages: ChainStages::default(),
         splits_sequence,
         row_bytes: ROW_BYTES,
+        squares_bytes: 4,
         stats_bytes: 16,
         groups: vec![Members { name: "tp".to_owned(), ranks: (0..ranks).collect() }],
         data_group: None,

@@ -167,6 +167,7 @@ fn step_s(arrangement: Arrangement, splits_sequence: bool) -> f64 {
         stages: ChainStages::default(),
         splits_sequence,
         row_bytes: 1000,
+        squares_bytes: 4,
         stats_bytes: 0,
         groups: vec![Members { name: "tp".to_owned(), ranks: vec![0, 1] }],
         data_group: None,

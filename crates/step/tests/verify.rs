@@ -41,6 +41,7 @@ fn chain(ranks: usize, splits_sequence: bool, starts_stream: bool) -> Chain {
         stages: ChainStages::default(),
         splits_sequence,
         row_bytes: 8,
+        squares_bytes: 4,
         stats_bytes: 16,
         groups: vec![members("tp", &(0..ranks).collect::<Vec<_>>())],
         data_group: None,

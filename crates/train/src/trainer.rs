@@ -220,7 +220,7 @@ impl Trainer {
     /// By unit: the seconds that this rank computes for it in such a step. Nothing is updated. All ranks do it together.
     pub fn unit_seconds(&mut self, micros: &[Samples]) -> Result<Vec<f64>, Error> {
         /// The first run includes start-up work.
-        const RUNS: usize = 3;
+        const RUNS: usize = 4;
         let mut prepared = self.prepare(micros)?;
         self.set_noise(&mut prepared.batches);
         self.schedule(&prepared.shape, &prepared.sizes);

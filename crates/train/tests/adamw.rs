@@ -94,7 +94,8 @@ fn clipping_bounds_the_norm_and_keeps_copies_equal() {
     };
     let optimizer = Optimizer::new(clipped, &model, &parameters, queue);
     let before: Vec<Vec<f32>> = parameters.ids().map(|id| queue.read(&parameters.master(id))).collect();
-    let measured = queue.read(optimizer.measure_norm(queue, &parameters, &gradients, |_| true))[0] as f64;
+    optimizer.measure_squares(queue, &parameters, &gradients, |_| true);
+    let measured = queue.read(optimizer.add_up_squares(queue))[0] as f64;
     optimizer.update(queue, &parameters, &gradients, Update { lr: 1.0, step: 1 }, None);
     let squared: f64 = parameters
         .ids()

@@ -23,6 +23,8 @@ pub struct Chain {
     pub splits_sequence: bool,
     /// Bytes of a token's row of the whole stream.
     pub row_bytes: u64,
+    /// Bytes of the squares that a norm is added up from.
+    pub squares_bytes: u64,
     /// Bytes of a rank's statistics of one row's softmax.
     pub stats_bytes: u64,
     /// The tensor-parallel group first.
@@ -209,6 +211,7 @@ impl Chain {
             stages,
             splits_sequence: shard.split_sequence,
             row_bytes: (model.config.hidden * dtype.size_bytes()) as u64,
+            squares_bytes: (model.specs.len() * DType::F32.size_bytes()) as u64,
             stats_bytes: (STATS * DType::F32.size_bytes()) as u64,
             groups,
             data_group,

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::Chain;
 use super::chain::ChainBucket;
-use evenkeel_device::DType;
 
 use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
 use crate::work::{BucketIdx, Chunk, Lane, Work};
@@ -120,7 +119,7 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
     let norms: Vec<Value> = (0..=chain.keepers.len()).map(norm).collect();
     let mut tasks = vec![task(Work::MeasureNorm, vec![], vec![norm(0)], None)];
     for (index, &group) in chain.keepers.iter().enumerate() {
-        let exchange = Exchange { group, bytes: DType::F32.size_bytes() as u64 };
+        let exchange = Exchange { group, bytes: chain.squares_bytes };
         tasks.push(task(Work::SumNorm, vec![norm(index)], vec![norm(index + 1)], Some(exchange)));
     }
     tasks.push(Task { frees: norms.clone(), ..task(Work::Update, norms, vec![], None) });

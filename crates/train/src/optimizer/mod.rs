@@ -7,7 +7,7 @@ mod rule;
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::{self, ClipFactor, Fill, SquaredNorm};
+use evenkeel_device::kernel::{self, ClipFactor, ColumnSum, Fill, SquaredNorm};
 use evenkeel_device::{DType, Queue, Tensor, View};
 use evenkeel_model::{Gradients, Held, Model, ParamId, Parameters, PrunedMask, Stretch};
 
@@ -36,6 +36,10 @@ pub struct Optimizer {
     variances: Option<Variances>,
     /// Rounds in which ranks make matrices orthogonal for one another.
     rounds: Vec<Round>,
+    /// By parameter: its unit.
+    units: Vec<Option<usize>>,
+    /// By unit: the squared norm of its gradients; f32 [parameters, 1], which are more than units.
+    squares: Tensor,
     /// f32 [1, 1] each.
     squared_norm: Tensor,
     clip_factor: Tensor,
@@ -60,6 +64,8 @@ impl Optimizer {
             moments: kinds.map(|kind| Moments { kind, flats: flats(&rules, parameters, kind, queue) }).collect(),
             variances: (options.rule == Rule::Adafactor).then(|| Variances::new(&parameters.specs, queue)),
             rounds: Vec::new(),
+            units: model.first_units(),
+            squares: queue.zeros(model.specs.len(), 1, DType::F32),
             squared_norm: scalar(),
             clip_factor: scalar(),
             rules,
@@ -74,33 +80,42 @@ impl Optimizer {
         self
     }
 
-    /// The last measured squared norm, f32 [1, 1].
-    pub(crate) fn squared_norm(&self) -> &Tensor {
-        &self.squared_norm
+    /// The last measured squares, f32 [parameters, 1], to be summed over ranks before they are added up.
+    pub(crate) fn squares(&self) -> &Tensor {
+        &self.squares
     }
 
     pub(crate) fn rule(&self) -> Rule {
         self.options.rule
     }
 
-    /// Measures the squared norm, f32 [1, 1], of the counted parameters' gradients that are kept here. [`Optimizer::update`]
-    /// clips by the tensor's value at that time.
-    pub fn measure_norm(
+    /// Measures the squares of the counted parameters' gradients that are kept here, unit by unit: so the norm has the same bits
+    /// wherever a chain is cut in stages.
+    pub fn measure_squares(
         &self,
         queue: &Queue,
         parameters: &Parameters,
         gradients: &Gradients,
         is_counted: impl Fn(ParamId) -> bool,
-    ) -> &Tensor {
-        let out = self.squared_norm.view();
-        queue.launch(Fill { out, value: 0.0 });
+    ) {
+        queue.launch(Fill { out: self.squares.view(), value: 0.0 });
         let counted = parameters.trained().filter(|&id| is_counted(id));
-        let stretches =
-            counted.filter_map(|id| Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), ())));
-        for Together { bucket, place, .. } in together(stretches) {
+        let stretches = counted.filter_map(|id| {
+            let unit = self.units[id.0].expect("a parameter that is kept here has a unit");
+            Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), unit))
+        });
+        for Together { bucket, place, like: unit } in together(stretches) {
             let x = gradients.own(queue, bucket).col_range(place).view();
+            let out = self.squares.row_range(unit..unit + 1).view();
             queue.launch(SquaredNorm { x, out, accumulate: true });
         }
+    }
+
+    /// Adds up the measured squares to the squared norm, f32 [1, 1]. [`Optimizer::update`] clips by the tensor's value at that time.
+    pub fn add_up_squares(&self, queue: &Queue) -> &Tensor {
+        let out = self.squared_norm.view();
+        queue.launch(Fill { out, value: 0.0 });
+        queue.launch(ColumnSum { x: self.squares.view(), out });
         &self.squared_norm
     }
 

@@ -13,7 +13,8 @@ impl Trainer {
     /// The norm of the whole gradient, every parameter counted once, on all ranks the same.
     pub(super) fn measure_norm(&self, recording: Option<&mut Recording>) -> f64 {
         self.run_tail(None, recording);
-        let squared_norm = self.device.compute().read(self.optimizer().squared_norm());
+        let compute = self.device.compute();
+        let squared_norm = compute.read(self.optimizer().add_up_squares(compute));
         (squared_norm[0] as f64).sqrt()
     }
 
@@ -54,10 +55,10 @@ impl Trainer {
         let group = || &self.groups[task.exchange.expect("an exchange has a group").group.0];
         match task.work {
             Work::MeasureNorm => {
-                optimizer.measure_norm(compute, &self.parameters, &self.gradients, |id| self.counts(id));
+                optimizer.measure_squares(compute, &self.parameters, &self.gradients, |id| self.counts(id));
                 None
             }
-            Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squared_norm())),
+            Work::SumNorm => Some(group().all_reduce(self.device.comm(), optimizer.squares())),
             Work::Update => {
                 let update = update.expect("an update has its rate");
                 let pruned = self.pruner.as_ref().map(Pruner::mask);
