@@ -51,6 +51,12 @@ fn an_adapter_is_trained_saved_used_and_merged() {
     run(&["--steps", "4", "--output", "halves"]);
     run(&["--steps", "8", "--output", "halves", "--resume"]);
     assert!(adapter("halves") == adapter("run"), "a resumed run ends in other bits");
+    let mut other = base.clone();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(place.path("base/model.safetensors"), other).unwrap();
+    let again = [&TRAIN[..], &["--steps", "9", "--output", "halves", "--resume"]].concat();
+    place.refused(&again, &["has other weights than those whose adapter", "the model that the run began with"]);
+    fs::write(place.path("base/model.safetensors"), &base).unwrap();
     run(&["--steps", "8", "--output", "cut", "--tp", "2"]);
     let losses_of = |run: &str| -> Vec<f64> {
         metrics(&place.path(run).join("metrics.jsonl")).iter().filter_map(|line| line["loss"].as_f64()).collect()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::index::Index;
-use crate::{Defect, Error, RawTensor, SafeTensorsFile, json, limits, regular_file};
+use crate::{Defect, Digest, Error, RawTensor, SafeTensorsFile, json, limits, regular_file};
 
 /// A model folder with its config read, its weights mapped and everything checked.
 #[derive(Debug)]
@@ -52,6 +52,20 @@ impl Folder {
     pub fn tensor(&self, name: &str) -> Option<RawTensor<'_>> {
         let &place = self.places.get(name)?;
         self.files[place].tensor(name)
+    }
+
+    /// A digest of the tensors' names, types and shapes, and of the bytes at the ends of each: it tells models apart and reads little
+    /// of them.
+    pub fn weights_digest(&self) -> Digest {
+        const END: usize = 4096;
+        let mut told = Vec::new();
+        for tensor in self.names().filter_map(|name| self.tensor(name)) {
+            told.extend(format!("{} {:?} {:?}", tensor.name(), tensor.dtype(), tensor.shape()).into_bytes());
+            let bytes = tensor.bytes();
+            told.extend(&bytes[..END.min(bytes.len())]);
+            told.extend(&bytes[bytes.len().saturating_sub(END)..]);
+        }
+        Digest::of(&told)
     }
 
     /// Releases the memory of a tensor that was read, as [`SafeTensorsFile::release`] does.

@@ -6,6 +6,7 @@ mod programs;
 mod pruning;
 mod tail;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use evenkeel_balance::Observation;
@@ -28,6 +29,7 @@ use crate::samples::Samples;
 use crate::state_kind::StateKind;
 pub use micros::Prepared;
 use micros::Sizes;
+pub(crate) use programs::Proofs;
 use programs::{Programs, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -181,6 +183,12 @@ impl Trainer {
             parameters,
             options,
         }
+    }
+
+    /// Has the ranks of a process prove their programs for one another.
+    pub(crate) fn share_proofs(&mut self, [of_steps, of_evaluations]: &[Arc<Proofs>; 2]) {
+        self.programs = Programs::of(of_steps.clone());
+        self.evaluations = Programs::of(of_evaluations.clone());
     }
 
     /// A whole model on one rank.

@@ -47,6 +47,12 @@ fn check_positions(sequence: usize, positions: usize) -> Result<(), Mistake> {
 }
 
 impl ModelInput {
+    /// A digest of the weights that an adapter lies beside; none if the whole model is trained, or if nobody has saved it.
+    pub fn base_digest(&self) -> Option<String> {
+        let folder = self.folder.as_ref().filter(|_| self.model.config.adapters.is_some())?;
+        Some(folder.base.weights_digest().to_string())
+    }
+
     /// For training: refuses adapters that can only be used, and warns of what may not be as the user thinks.
     pub fn open(config: &mut RunConfig, tokenizer: Option<&Tokenizer>) -> Result<ModelInput, Failure> {
         let input = ModelInput::read(config, tokenizer)?;

@@ -14,7 +14,7 @@ use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunE
 use evenkeel_step::Strategy;
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
-use evenkeel_train::checkpoint::{Opened, Saver};
+use evenkeel_train::checkpoint::{Opened, RunOrigin, Saver};
 use evenkeel_train::{
     Balancing, Best, Cost, Decay, EarlyStop, Form, Limits, Progress, Rate, Restage, RunGoals, Samples, StateKind, Stop,
     TrainerOptions, checkpoint,
@@ -69,12 +69,18 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         settings.balance.stragglers.iter().map(|text| Straggler::parse(text).expect("checked")).collect();
     let (mut progress, mut from, mut widths) = (Progress::default(), None, None);
     let configuration = Digest::of(config.to_toml().as_bytes()).to_string();
+    let origin = RunOrigin { configuration, base: input.base_digest() };
     if let Some(newest) = &newest {
         let state = checkpoint::load_from(newest, &ranks)?;
         progress = state.progress;
         widths = Some(state.widths);
         from = Some(serde_json::from_value(state.feed).map_err(|_| not_a_state(newest.path()))?);
-        if state.configuration != configuration {
+        if let (Some(before), Some(now)) = (&state.base, &origin.base)
+            && before != now
+        {
+            return Err(other_base(newest.path()).into());
+        }
+        if state.configuration != origin.configuration {
             folder.say_what_changed(&config, before.as_ref())?;
         }
         folder.forget_lost_best(&mut progress);
@@ -117,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         eval_batches: config.eval_batches(),
         sinks,
         saver: Saver::default(),
-        configuration,
+        origin,
         flops_per_token: costs.iter().map(|cost| cost.flops as f64).sum::<f64>()
             / tokens_of_step(settings, &input.model, strategy) as f64,
         peak_flops_per_s: peaks.iter().sum(),
@@ -363,6 +369,13 @@ fn progress_options(settings: &Settings) -> ProgressOptions {
     };
     let total_steps = settings.train.steps.map(u64::from);
     ProgressOptions { style, total_steps, log_every: settings.output.log_every.into() }
+}
+
+fn other_base(checkpoint: &std::path::Path) -> Mistake {
+    Mistake {
+        what: format!("model.path has other weights than those whose adapter `{}` holds", checkpoint.display()),
+        hint: Some("give the model that the run began with, or begin another run with --output".to_owned()),
+    }
 }
 
 fn not_a_state(path: &std::path::Path) -> Mistake {

@@ -4,7 +4,7 @@ use evenkeel_balance::{Class, Observation};
 use evenkeel_model::Model;
 use evenkeel_report::{EvalMetrics, RankMetrics, Reads, RunEvent, Sink, StepMetrics};
 use evenkeel_step::Strategy;
-use evenkeel_train::checkpoint::Saver;
+use evenkeel_train::checkpoint::{RunOrigin, Saver};
 use evenkeel_train::{Error, Evaluation, Progress, RankReport, Ranks, Report, RunObserver, StepReport};
 use serde_json::Value;
 
@@ -24,8 +24,7 @@ pub struct Observer<'a> {
     /// Files before the console: a step is on disk before the user sees it.
     pub sinks: Vec<Box<dyn Sink + 'a>>,
     pub saver: Saver,
-    /// A digest of the run's configuration.
-    pub configuration: String,
+    pub origin: RunOrigin,
     /// The emulated stragglers, and the factor by which each rank is slowed now.
     pub stragglers: Vec<Straggler>,
     pub slowed: Vec<f64>,
@@ -199,13 +198,13 @@ impl RunObserver for Observer<'_> {
 
     fn checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
-        self.saver.begin(path, ranks, progress, feed.clone(), &self.configuration, then)?;
+        self.saver.begin(path, ranks, progress, feed.clone(), &self.origin, then)?;
         self.emit_checkpoint(progress)
     }
 
     fn last_checkpoint(&mut self, ranks: &Ranks, feed: &Value, progress: &Progress) -> Result<(), Error> {
         let (path, then) = (self.folder.checkpoint(progress.step), self.when_saved(progress));
-        self.saver.save(path, ranks, progress, feed.clone(), &self.configuration, then)?;
+        self.saver.save(path, ranks, progress, feed.clone(), &self.origin, then)?;
         self.emit_checkpoint(progress)
     }
 

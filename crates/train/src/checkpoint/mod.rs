@@ -34,6 +34,15 @@ const VERSION: u32 = 3;
 /// No run takes so many steps, tokens or seconds.
 const MOST: u64 = 1 << 48;
 
+/// What a run was begun with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunOrigin {
+    /// A digest of its configuration.
+    pub configuration: String,
+    /// A digest of the weights that its adapters lie beside, which checkpoints do not have.
+    pub base: Option<String>,
+}
+
 /// The manifest's content beside its files' digests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,8 +55,10 @@ pub struct CheckpointState {
     optimizer: String,
     /// The feed's state, to continue with the next sample.
     pub feed: Value,
-    /// A digest of the run's configuration.
+    /// Digests of what the run was begun with; see [`RunOrigin`].
     pub configuration: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// The strategy of the run when it was written; absent in older checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<Strategy>,
@@ -124,7 +135,7 @@ fn tensor_name(kind: &str, parameter: &str) -> String {
 /// Writes a checkpoint folder directly from the ranks' state, and returns when it is complete. It appears under its name whole,
 /// or not at all.
 pub fn save(path: &Path, ranks: &Ranks, progress: &Progress, feed: Value) -> Result<(), Error> {
-    Snapshot::in_place(ranks, progress, feed, String::new())?.write(path)
+    Snapshot::in_place(ranks, progress, feed, &RunOrigin::default())?.write(path)
 }
 
 /// Loads a checkpoint into the ranks, each reading what it keeps, and returns the checkpoint's state.

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 
+use super::RunOrigin;
 use super::snapshot::Snapshot;
 use crate::Error;
 use crate::ranks::Ranks;
@@ -25,11 +26,11 @@ impl Saver {
         ranks: &Ranks,
         progress: &Progress,
         feed: Value,
-        configuration: &str,
+        origin: &RunOrigin,
         then: impl FnOnce() -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         self.finish()?;
-        let snapshot = Snapshot::copy(ranks, progress, feed, configuration.to_owned())?;
+        let snapshot = Snapshot::copy(ranks, progress, feed, origin)?;
         tracing::debug!(path = %path.display(), step = progress.step, "copied the ranks' state");
         let write = move || {
             snapshot.write(&path)?;
@@ -48,11 +49,11 @@ impl Saver {
         ranks: &Ranks,
         progress: &Progress,
         feed: Value,
-        configuration: &str,
+        origin: &RunOrigin,
         then: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.finish()?;
-        Snapshot::in_place(ranks, progress, feed, configuration.to_owned())?.write(&path)?;
+        Snapshot::in_place(ranks, progress, feed, origin)?.write(&path)?;
         tracing::debug!(path = %path.display(), step = progress.step, "wrote a checkpoint while the ranks waited");
         then()
     }

@@ -12,7 +12,7 @@ use evenkeel_store::{FileDtype, SafeTensorsWriter, TensorEntry};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ADAMW, CheckpointState, VERSION, all, tensor_name};
+use super::{ADAMW, CheckpointState, RunOrigin, VERSION, all, tensor_name};
 use crate::Error;
 use crate::prune::{Periods, Told};
 use crate::ranks::Ranks;
@@ -78,28 +78,23 @@ impl RankState {
 
 impl Snapshot<'static> {
     /// A copy: the ranks need not wait until it is written.
-    pub fn copy(ranks: &Ranks, progress: &Progress, feed: Value, configuration: String) -> Result<Self, Error> {
-        Snapshot::take(ranks, progress, feed, configuration, true, |_, _| unreachable!("everything is copied"))
+    pub fn copy(ranks: &Ranks, progress: &Progress, feed: Value, origin: &RunOrigin) -> Result<Self, Error> {
+        Snapshot::take(ranks, progress, feed, origin, true, |_, _| unreachable!("everything is copied"))
     }
 }
 
 impl<'ranks> Snapshot<'ranks> {
     /// Reads the ranks' state as it is written. It must not change meanwhile; no other memory is taken.
-    pub fn in_place(
-        ranks: &'ranks Ranks,
-        progress: &Progress,
-        feed: Value,
-        configuration: String,
-    ) -> Result<Self, Error> {
+    pub fn in_place(ranks: &'ranks Ranks, progress: &Progress, feed: Value, origin: &RunOrigin) -> Result<Self, Error> {
         let in_place = |rank, place| Values::InPlace { ranks, rank, place };
-        Snapshot::take(ranks, progress, feed, configuration, false, in_place)
+        Snapshot::take(ranks, progress, feed, origin, false, in_place)
     }
 
     fn take(
         ranks: &Ranks,
         progress: &Progress,
         feed: Value,
-        configuration: String,
+        origin: &RunOrigin,
         copies: bool,
         in_place: impl Fn(usize, Place) -> Values<'ranks>,
     ) -> Result<Self, Error> {
@@ -112,7 +107,8 @@ impl<'ranks> Snapshot<'ranks> {
             updates: first.updates,
             optimizer: first.rule.as_deref().unwrap_or(ADAMW).to_owned(),
             feed,
-            configuration,
+            configuration: origin.configuration.clone(),
+            base: origin.base.clone(),
             strategy: Some(first.strategy.clone()),
             widths: first.widths.clone(),
             prune: first.prune,

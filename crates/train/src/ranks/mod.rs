@@ -19,7 +19,7 @@ use crate::checkpoint::{Opened, RankState};
 use crate::prune::Prune;
 use crate::samples::Samples;
 use crate::state_kind::StateKind;
-use crate::trainer::{Evaluation, StepOutcome, Trainer};
+use crate::trainer::{Evaluation, Proofs, StepOutcome, Trainer};
 
 /// Work for a rank's thread.
 enum Job {
@@ -72,6 +72,7 @@ impl Ranks {
         let senders: Mutex<Vec<Option<Sender<_>>>> = Mutex::new((0..count).map(|_| Some(made.clone())).collect());
         drop(made);
         let options = options.clone();
+        let proofs = [(); 2].map(|()| Arc::new(Proofs::among(count)));
         let serve = move |communicator: Communicator| {
             let rank = communicator.rank();
             let queue = queues.lock().expect("no panic under this lock")[rank].take();
@@ -80,6 +81,7 @@ impl Ranks {
                 Ok(trainer) => trainer,
                 Err(error) => return drop(made.send(Err(error))),
             };
+            trainer.share_proofs(&proofs);
             if made.send(Ok((rank, trainer.model.specs.clone(), spoken_for(&trainer)))).is_ok() {
                 drop(made);
                 queue.into_iter().flatten().for_each(|job| job.run(&mut trainer));

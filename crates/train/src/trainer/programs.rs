@@ -1,9 +1,11 @@
 //! Programs that were proved sound, kept for micro-batches of the same shape.
 //!
 //! The number of tokens in a part changes from step to step; the order of computations and exchanges does not. So a program is
-//! written and proved once for each shape, and fitted to the sizes of each step.
+//! written and proved once for each shape, and fitted to the sizes of each step. The first rank that needs one writes those of
+//! all, since they are proved together, and the others of its process take theirs.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use evenkeel_step::schedule::{Chain, PartSize, fit};
 use evenkeel_step::{Program, verify};
@@ -25,13 +27,56 @@ const MOST_SHAPES: usize = 16;
 /// The programs of one rank.
 #[derive(Default)]
 pub(super) struct Programs {
+    common: Arc<Proofs>,
     proved: HashMap<Shape, Program>,
     /// The shape of the last step.
     last: Option<Shape>,
     written: usize,
 }
 
+/// Programs that ranks of a process have proved for one another.
+pub(crate) struct Proofs {
+    /// Ranks that take them.
+    takers: usize,
+    written: Mutex<HashMap<Shape, Written>>,
+}
+
+struct Written {
+    by_rank: Vec<Option<Program>>,
+    /// Ranks that have still to take theirs.
+    left: usize,
+}
+
+impl Default for Proofs {
+    fn default() -> Proofs {
+        Proofs::among(1)
+    }
+}
+
+impl Proofs {
+    pub fn among(takers: usize) -> Proofs {
+        Proofs { takers, written: Mutex::default() }
+    }
+
+    /// A rank's program; `write` writes those of all, and is not asked if another rank was.
+    fn take(&self, shape: &Shape, rank: usize, write: impl FnOnce() -> Vec<Program>) -> Program {
+        let mut written = self.written.lock().expect("schedules write sound programs");
+        let all = || Written { by_rank: write().into_iter().map(Some).collect(), left: self.takers };
+        let of_shape = written.entry(shape.clone()).or_insert_with(all);
+        let program = of_shape.by_rank[rank].take().expect("a rank takes its program once");
+        of_shape.left -= 1;
+        if of_shape.left == 0 {
+            written.remove(shape);
+        }
+        program
+    }
+}
+
 impl Programs {
+    pub fn of(common: Arc<Proofs>) -> Programs {
+        Programs { common, ..Programs::default() }
+    }
+
     /// Forgets the programs of another layout or arrangement.
     pub fn clear(&mut self) {
         self.proved.clear();
@@ -52,7 +97,7 @@ impl Programs {
                 self.proved.clear();
             }
             self.written += 1;
-            let program = proved(chains, rank, write);
+            let program = self.common.take(&shape, rank, || proved(chains, write));
             tracing::debug!(rank, tasks = program.tasks.len(), ?shape, "wrote a program and proved it sound");
             self.proved.insert(shape.clone(), program);
         }
@@ -76,12 +121,11 @@ impl Programs {
     }
 }
 
-/// A rank's program, after those of all ranks are proved sound together.
-fn proved(chains: &[Chain], rank: usize, write: impl Fn(usize, &Chain) -> Program) -> Program {
-    let programs = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain));
-    let mut programs: Vec<Program> = programs.collect();
+/// The programs of all ranks, which are proved sound together.
+fn proved(chains: &[Chain], write: impl Fn(usize, &Chain) -> Program) -> Vec<Program> {
+    let programs: Vec<Program> = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain)).collect();
     verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
-    programs.swap_remove(rank)
+    programs
 }
 
 impl Shape {
