@@ -133,6 +133,8 @@ pub fn staging(model: &Model, strategy: &Strategy, samples: &Samples, machine: &
             unit.kept_bytes += *kept_bytes as f64;
         }
     }
+    // A unit may free more of the one before it than it keeps.
+    units.iter_mut().for_each(|unit| unit.kept_bytes = unit.kept_bytes.max(0.0));
     let (pipeline, micros) = (&strategy.pipeline, strategy.accumulate);
     let kept_micros = pipeline.kept_micros(strategy.pp, micros, units.len()).into_iter().enumerate();
     let stages =

@@ -45,6 +45,10 @@ impl<'a> Restage<'a> {
         let slowest = |unit: usize| by_rank.iter().map(|units| units[unit]).fold(0.0, f64::max);
         let unit_s: Vec<f64> = (0..by_rank[0].len()).map(slowest).collect();
         tracing::debug!(?unit_s, "measured units");
+        if unit_s.iter().any(|seconds| *seconds <= 0.0) {
+            // A clock too coarse tells nothing.
+            return Ok(None);
+        }
         let recut = self.watch.measure(&unit_s, &self.fullness);
         recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
