@@ -14,6 +14,11 @@ pub fn best_cut(seconds: &[Vec<f64>], micros: usize) -> Vec<usize> {
     Stages::of(seconds).best(micros).expect("there are as many units as stages")
 }
 
+/// Whether nothing needs more than it has, if these are the shares that are needed.
+pub fn fits(fullness: &[f64]) -> bool {
+    fullness.iter().all(|share| *share <= 1.0)
+}
+
 /// The best cut that fits in memory, if there is one: `fullness` is by stage what its place needs over what it has. `bytes[k][unit]`
 /// is about what a unit needs in stage k. A stage whose place would be too full has to do with fewer of them, again and again.
 pub fn best_cut_that_fits(
@@ -27,7 +32,7 @@ pub fn best_cut_that_fits(
     for _ in 0..MOST_TRIES {
         let cuts = stages.best(micros)?;
         let fullness = fullness(&cuts);
-        if fullness.iter().all(|share| *share <= 1.0) {
+        if fits(&fullness) {
             return Some(cuts);
         }
         let bounds = bounds(&cuts, stages.units());
@@ -228,7 +233,7 @@ mod tests {
                 let needed = |stage: usize| bytes[stage][bounds[stage]..bounds[stage + 1]].iter().sum::<f64>();
                 room.iter().enumerate().map(|(stage, room)| needed(stage) / room).collect()
             };
-            let fits = |cuts: &[usize]| fullness(cuts).iter().all(|share| *share <= 1.0);
+            let fits = |cuts: &[usize]| fits(&fullness(cuts));
             let found = best_cut_that_fits(&seconds, micros, &bytes, fullness);
             let fitting = all_cuts(seconds.len() - 1, 1, seconds[0].len()).into_iter().filter(|cuts| fits(cuts));
             let best = fitting.map(|cuts| time(&seconds, &cuts, micros)).min_by(f64::total_cmp);

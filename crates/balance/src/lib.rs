@@ -35,12 +35,12 @@ mod watch;
 pub use evenkeel_widths::{Dim, Widths};
 
 pub use balancer::{Balancer, Decision, Options, Prospect};
-pub use cut::best_cut;
+pub use cut::{best_cut, fits};
 pub use fill::fill;
 pub use observation::{Class, Observation};
 pub use selection::{Scores, Selection, add_changes, kept_count, random_columns};
 pub use speeds::Speeds;
-pub use stages::{Recut, StagePlace, StageWatch, Staging, UnitCost};
+pub use stages::{Fullness, Recut, StagePlace, StageWatch, Staging, UnitCost};
 pub use statistics::trimmed_mean;
 pub use target::{Mode, Rules, Target};
 pub use tuning::Tuning;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::cut::{best_cut_that_fits, bounds, weight_of_slowest};
+use crate::cut::{self, best_cut_that_fits, bounds, weight_of_slowest};
 use crate::statistics::{push, trimmed_mean};
 
 /// Steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
@@ -13,10 +13,13 @@ const LAST_WINDOW: usize = 24;
 const LEAST_GAIN: f64 = 0.06;
 /// The same before the first step, when units have been measured one by one.
 const LEAST_GAIN_AT_FIRST: f64 = 0.02;
-/// What a change costs, in steps: state moves, and programs are written anew.
+/// A change costs as much as so many steps: state moves, and programs are written anew.
 const STEPS_OF_RECUT: f64 = 2.0;
 /// Rounds after which kinds of units and places are told apart.
 const ROUNDS: usize = 200;
+
+/// By place: the memory that it needs over what it has, if stages begin at these units.
+pub type Fullness<'a> = dyn Fn(&[usize]) -> Vec<f64> + 'a;
 
 /// What a unit takes for a micro-batch, by an estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +51,7 @@ pub struct Staging {
 impl Staging {
     /// The cuts with the shortest step that fits, if there are any. `slowness` is by place what a unit takes there over the estimate,
     /// `fullness` what places need over what they have.
-    pub fn best_cut(&self, slowness: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Vec<usize>> {
+    pub fn best_cut(&self, slowness: &[f64], fullness: &Fullness) -> Option<Vec<usize>> {
         let seconds = self.seconds(slowness);
         let bytes = |stage: &StagePlace| {
             let bytes = |unit: &UnitCost| unit.state_bytes + stage.kept_micros as f64 * unit.kept_bytes;
@@ -60,7 +63,7 @@ impl Staging {
             self.stages.iter().map(|stage| of_places[stage.place]).collect()
         })?;
         let by_places = self.better_for_places(by_stages.clone(), slowness);
-        let fits = by_places == by_stages || fullness(&by_places).iter().all(|share| *share <= 1.0);
+        let fits = by_places == by_stages || cut::fits(&fullness(&by_places));
         Some(if fits { by_places } else { by_stages })
     }
 
@@ -197,13 +200,13 @@ impl StageWatch {
 
     /// Takes in the seconds that each unit took at its place in a step; returns a cut that is better, which is the present one from
     /// here on.
-    pub fn measure(&mut self, unit_s: &[f64], fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
+    pub fn measure(&mut self, unit_s: &[f64], fullness: &Fullness) -> Option<Recut> {
         let slowness = self.staging.measure(&self.cuts, unit_s);
         self.decide(slowness, LEAST_GAIN_AT_FIRST, fullness)
     }
 
     /// The same for the seconds that each place computed in a step, once there are enough of them. A cut must pay in the `left` steps.
-    pub fn observe(&mut self, busy_s: &[f64], left: u64, fullness: &dyn Fn(&[usize]) -> Vec<f64>) -> Option<Recut> {
+    pub fn observe(&mut self, busy_s: &[f64], left: u64, fullness: &Fullness) -> Option<Recut> {
         if !std::mem::replace(&mut self.has_begun, true) {
             return None;
         }
@@ -218,12 +221,7 @@ impl StageWatch {
         recut
     }
 
-    fn decide(
-        &mut self,
-        slowness: Vec<f64>,
-        least_gain: f64,
-        fullness: &dyn Fn(&[usize]) -> Vec<f64>,
-    ) -> Option<Recut> {
+    fn decide(&mut self, slowness: Vec<f64>, least_gain: f64, fullness: &Fullness) -> Option<Recut> {
         let now_s = self.staging.step_s(&self.cuts, &slowness);
         let ratio = |cuts: &[usize]| self.staging.step_s(cuts, &slowness) / now_s;
         let is_better = |cuts: &[usize]| ratio(cuts) <= 1.0 - least_gain;
@@ -256,7 +254,7 @@ impl StageWatch {
 mod tests {
     use super::*;
 
-    const ROOMY: &dyn Fn(&[usize]) -> Vec<f64> = &|_| vec![0.0; 3];
+    const ROOMY: &Fullness<'static> = &|_| vec![0.0; 3];
 
     /// Units that take so long, at places that keep a micro-batch each.
     fn staging(seconds: &[f64], places: usize, micros: usize) -> Staging {
@@ -266,12 +264,7 @@ mod tests {
     }
 
     /// The steps until a cut is found, and that cut, if places take so long for a unit.
-    fn found(
-        rates: &[f64],
-        noise: f64,
-        cuts: &[usize],
-        fullness: &dyn Fn(&[usize]) -> Vec<f64>,
-    ) -> Option<(usize, Recut)> {
+    fn found(rates: &[f64], noise: f64, cuts: &[usize], fullness: &Fullness) -> Option<(usize, Recut)> {
         let mut watch = StageWatch::new(staging(&[1.0; 12], rates.len(), 8), cuts.to_vec());
         (1..=30).find_map(|step| {
             let wobble = |place: usize| 1.0 + noise * ((step * 7 + place * 3) % 5) as f64 / 4.0;

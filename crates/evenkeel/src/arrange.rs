@@ -65,7 +65,7 @@ pub fn arrange(
     while let Some(told) = preferred(&foretold) {
         first.get_or_insert(told);
         apply(told.candidate, settings, launch);
-        if fullness(settings, &launch.strategy).iter().all(|share| *share <= 1.0) {
+        if evenkeel_balance::fits(&fullness(settings, &launch.strategy)) {
             said.push(describe(&told, &all));
             return Ok(said);
         }
@@ -83,7 +83,7 @@ pub fn simulated(
     launch: &Launch,
     samples: &Samples,
 ) -> Result<Vec<Foretold>, Unforeseen> {
-    simulated_on(&machine(launch, core_flops_per_s(launch.strategy.dtype)), candidates, model, launch, samples)
+    simulated_on(&this_machine(launch), candidates, model, launch, samples)
 }
 
 fn simulated_on(
@@ -161,9 +161,14 @@ fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
     })
 }
 
-/// Approximate speeds of a replica's ranks. Nothing is measured: the best arrangement depends on the ratio of computing to
+/// Approximate speeds of ranks on this machine; see [`machine`].
+pub fn this_machine(launch: &Launch) -> Machine {
+    machine(launch, core_flops_per_s(launch.strategy.dtype))
+}
+
+/// Approximate speeds of ranks. Nothing is measured: the best arrangement depends on the ratio of computing to
 /// exchanging, and its exact value matters only if both take about as long.
-pub fn machine(launch: &Launch, core_flops_per_s: f64) -> Machine {
+fn machine(launch: &Launch, core_flops_per_s: f64) -> Machine {
     let strategy = &launch.strategy;
     let (ranks, dtype) = (strategy.ranks(), strategy.dtype);
     match &strategy.devices {

@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use evenkeel_device::core_flops_per_s;
 use evenkeel_step::schedule::Chain;
 use evenkeel_step::simulate::simulate;
-use evenkeel_step::{Program, listing};
+use evenkeel_step::{Program, listing, verify};
 use evenkeel_store::write_file_atomically;
 use evenkeel_train::{Samples, estimate};
 
-use crate::arrange::machine;
+use crate::arrange::this_machine;
 use crate::config::Overrides;
 use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
@@ -59,13 +58,13 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     } else {
         format!("schedule {schedule}, {parts} parts, {ranks} ranks, stream {stream}")
     };
-    let machine = machine(&launch, core_flops_per_s(strategy.dtype));
-    let estimated = estimate(&shards, strategy, &programs, &vec![&blank; micros.len()], &machine);
-    // The simulation also proves them sound.
-    let timeline = simulate(&programs, &estimated).map_err(|unsound| {
-        Failure::Fault(Mistake { what: format!("the programs are unsound: {unsound}"), hint: None })
-    })?;
+    let unsound =
+        |what: String| Failure::Fault(Mistake { what: format!("the programs are unsound: {what}"), hint: None });
+    verify(&programs).map_err(|error| unsound(error.to_string()))?;
     if let Some(path) = &arguments.svg {
+        let costs =
+            estimate(&shards, &chains, strategy, &programs, &vec![&blank; micros.len()], &this_machine(&launch));
+        let timeline = simulate(&programs, &costs).map_err(|error| unsound(error.to_string()))?;
         let drawing = if strategy.pp > 1 && !arguments.tasks {
             pipeline_svg(&timeline, strategy, units.len(), &title)
         } else {

@@ -1,12 +1,11 @@
 //! Where a run's model is cut in stages: as a person says, by parameters, or by the time that units are estimated to take.
 
 use evenkeel_balance::{Staging, best_cut};
-use evenkeel_device::core_flops_per_s;
 use evenkeel_model::{Model, ParamId, UnitKind};
 use evenkeel_step::{Pipeline, Strategy};
 use evenkeel_train::{Cost, Restaged, Samples};
 
-use crate::arrange::machine;
+use crate::arrange::this_machine;
 use crate::config::{Parallel, Settings, StageCut};
 use crate::launch::Launch;
 use crate::{Mistake, text};
@@ -100,7 +99,7 @@ pub fn cuts_by_cost(
 ) -> Vec<usize> {
     let strategy = &launch.strategy;
     let staging = staging(model, launch, sequence);
-    let rates = machine(launch, core_flops_per_s(strategy.dtype)).flops_per_s;
+    let rates = this_machine(launch).flops_per_s;
     let slowness = by_place(strategy, &rates.iter().map(|rate| rates[0] / rate).collect::<Vec<f64>>());
     let of_places = |cuts: &[usize]| by_place(strategy, &fullness(&strategy.clone().cut_at(cuts)));
     let any = || staging.best_cut(&slowness, &|_| vec![0.0; strategy.pp]).expect("everything fits");
@@ -120,8 +119,7 @@ pub fn by_place(strategy: &Strategy, of_ranks: &[f64]) -> Vec<f64> {
 /// What units take in the launch's stages, by an estimate, if sequences have so many tokens.
 pub fn staging(model: &Model, launch: &Launch, sequence: usize) -> Staging {
     let blank = Samples::blank(model.config.input, launch.strategy.micro_batch, sequence);
-    let machine = machine(launch, core_flops_per_s(launch.strategy.dtype));
-    evenkeel_train::staging(model, &launch.strategy, &blank, &machine)
+    evenkeel_train::staging(model, &launch.strategy, &blank, &this_machine(launch))
 }
 
 /// Whether stages may be cut anew in a run.

@@ -10,6 +10,11 @@ fn evenkeel(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_evenkeel")).args(arguments).output().expect("the binary starts")
 }
 
+/// Runs with the arguments of a line.
+fn run_line(line: &str) -> Output {
+    evenkeel(&line.split(' ').collect::<Vec<_>>())
+}
+
 fn golden(case: &str) -> String {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(case);
     path.to_str().expect("a readable path").to_owned()
@@ -123,13 +128,13 @@ fn bench_step_reports_speed_memory_and_a_finite_loss() {
     let tiny = "bench step --hidden 32 --layers 1 --heads 2 --kv-heads 1 --ffn 48 --vocab 64 --batch 2 --sequence 16";
     for dtype in ["f32", "bf16"] {
         let line = format!("{tiny} --steps 3 --warmup 1 --json --dtype {dtype}");
-        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        let output = run_line(&line);
         assert!(output.status.success(), "{}", stderr(&output));
         let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
         assert!(json["tokens_per_s"].as_f64().unwrap() > 0.0 && json["peak_bytes"].as_u64().unwrap() > 0);
         assert!(json["last_loss"].as_f64().unwrap().is_finite(), "{json}");
     }
-    let output = evenkeel(&format!("{tiny} --roofline --recompute").split(' ').collect::<Vec<_>>());
+    let output = run_line(&format!("{tiny} --roofline --recompute"));
     assert!(stdout(&output).contains("AdamW") && stdout(&output).contains("of the step"), "{}", stdout(&output));
 }
 
@@ -139,7 +144,7 @@ fn bench_schedules_compares_them_and_writes_what_ran_when() {
     let traces = folder.path().join("traces");
     let sizes = "--hidden 32 --layers 2 --heads 2 --vocab 64 --batch 4 --sequence 16 --rounds 2 --parts 1,2";
     let line = format!("bench schedules {sizes} --link-gb-per-s 1 --trace {}", traces.display());
-    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    let output = run_line(&line);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     for expected in ["emulated link", "cross-pass", "A run with schedule oases would take"] {
@@ -149,8 +154,7 @@ fn bench_schedules_compares_them_and_writes_what_ran_when() {
         assert!(traces.join(name).metadata().unwrap().len() > 1000, "{name}");
     }
     let line = format!("bench schedules {sizes} --whole-stream --references --json");
-    let json: serde_json::Value =
-        serde_json::from_str(&stdout(&evenkeel(&line.split(' ').collect::<Vec<_>>()))).expect("one JSON object");
+    let json: serde_json::Value = serde_json::from_str(&stdout(&run_line(&line))).expect("one JSON object");
     let per_layer = |json: &serde_json::Value, schedule: &str, parts: u64, key: &str| {
         let mut rows = json["schedules"].as_array().expect("a list").iter();
         let row = rows.find(|row| row["schedule"] == schedule && row["parts"] == parts).expect("a row");
@@ -168,8 +172,7 @@ fn bench_schedules_compares_them_and_writes_what_ran_when() {
     assert_eq!(found, [5, 4, 10, 8, 6, 12]);
     // Split, what is left to others is gathered behind every reduction, and once more to compute from again.
     let line = format!("bench schedules {sizes} --split-stream --json");
-    let split: serde_json::Value =
-        serde_json::from_str(&stdout(&evenkeel(&line.split(' ').collect::<Vec<_>>()))).expect("one JSON object");
+    let split: serde_json::Value = serde_json::from_str(&stdout(&run_line(&line))).expect("one JSON object");
     let keys = ["reductions_per_layer", "gathers_per_layer", "traffic_bytes_per_layer"];
     let of = |json, name, parts| keys.map(|key| per_layer(json, name, parts, key));
     let stream = 32 * 4 * 4 * 16;
@@ -185,7 +188,7 @@ fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest(
     let drawing = folder.path().join("fastest.svg");
     let sizes = "--hidden 32 --layers 3 --heads 2 --vocab 64 --batch 4 --rounds 1 --threads 2";
     let line = format!("bench pipelines {sizes} --sequence 16 --svg {}", drawing.display());
-    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    let output = run_line(&line);
     assert!(output.status.success(), "{}", stderr(&output));
     for expected in ["pp 2 × 1 core", "one rank × 1 core", "1f1b", "interleaved", "zb-v", "simulated"] {
         assert!(stdout(&output).contains(expected), "{}", stdout(&output));
@@ -194,7 +197,7 @@ fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest(
     assert!(drawn.contains("on 2 places, 4 × 16 tokens in 4 micro-batches"), "{drawn}");
     let cases = "--orders gpipe,1f1b --cuts cost,1+2 --micros 2,4 --lengths 8,16 --slow 1:3";
     let line = format!("bench pipelines {sizes} {cases} --json");
-    let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+    let output = run_line(&line);
     assert!(output.status.success(), "{}", stderr(&output));
     let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
     let cases = json["cases"].as_array().expect("a list");
@@ -223,7 +226,7 @@ fn bench_pipelines_has_windows_and_frozen_parameters() {
     let run = |options: &str| {
         let sizes = "--hidden 32 --layers 3 --heads 2 --vocab 64 --batch 2 --sequence 16 --rounds 1 --threads 2";
         let line = format!("bench pipelines {sizes} --micros 2 --orders 1f1b {options}");
-        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        let output = run_line(&line);
         assert!(output.status.success(), "{options}: {}", stderr(&output));
         stdout(&output)
     };
@@ -267,7 +270,7 @@ fn bench_pipelines_refuses_what_does_not_suit_the_layers_or_the_device() {
     ];
     for (options, what, hint) in cases {
         let line = format!("bench pipelines {options}");
-        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        let output = run_line(&line);
         assert_eq!(output.status.code(), Some(2), "{options}: {}", stderr(&output));
         for expected in [what, hint] {
             assert!(stderr(&output).contains(expected), "{options}: {}", stderr(&output));
@@ -279,7 +282,7 @@ fn bench_pipelines_refuses_what_does_not_suit_the_layers_or_the_device() {
 fn bench_all_reduce_reports_each_size() {
     for dtype in ["f32", "bf16"] {
         let line = format!("bench all-reduce --ranks 3 --mib 1,2 --turns 2 --json --dtype {dtype}");
-        let output = evenkeel(&line.split(' ').collect::<Vec<_>>());
+        let output = run_line(&line);
         assert!(output.status.success(), "{}", stderr(&output));
         let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
         let sizes = json["sizes"].as_array().expect("a list");

@@ -73,13 +73,20 @@ fn stages_give_the_run_of_one_rank_and_resume_on_any_number_of_them() {
     place.stdout(&["generate", "zb-v/model", "--prompt", "1 + ", "--tokens", "3"]);
 }
 
-#[test]
-fn a_place_that_becomes_slow_gives_layers_away() {
-    let place = Place::new(TINY);
-    let slow = ["--set", "balance.stragglers=[\"1:8@3-100\"]", "--set", "model.layers=8", "--steps", "24"];
+/// What a run of two places says, if its second one is such a straggler.
+fn said_of_straggler(place: &Place, straggler: &str, steps: &str) -> String {
+    let straggler = format!("balance.stragglers=[\"{straggler}\"]");
+    let slow = ["--set", &straggler, "--set", "model.layers=8", "--steps", steps];
     let output = place.run(&[&["train", "tiny.toml", "--output", "slow", "--pp", "2"][..], &slow].concat());
     let said = stderr(&output);
     assert!(output.status.success(), "{said}");
+    said
+}
+
+#[test]
+fn a_place_that_becomes_slow_gives_layers_away() {
+    let place = Place::new(TINY);
+    let said = said_of_straggler(&place, "1:8@3-100", "24");
     assert!(said.contains("as long at place 1 as at the fastest") && said.contains("cut anew after step"), "{said}");
     let metrics = fs::read_to_string(place.path("slow/metrics.jsonl")).unwrap();
     let steps = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -91,11 +98,7 @@ fn a_place_that_becomes_slow_gives_layers_away() {
 
 #[test]
 fn a_place_that_is_slow_from_the_start_has_fewer_layers_before_the_first_step() {
-    let place = Place::new(TINY);
-    let slow = ["--set", "balance.stragglers=[\"1:8\"]", "--set", "model.layers=8", "--steps", "2"];
-    let output = place.run(&[&["train", "tiny.toml", "--output", "slow", "--pp", "2"][..], &slow].concat());
-    let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
+    let said = said_of_straggler(&Place::new(TINY), "1:8", "2");
     assert!(
         said.contains("as long at place 1 as at the fastest") && said.contains("cut anew before the first step"),
         "{said}"

@@ -69,6 +69,11 @@ impl PipelineOrder {
         if self.has_chunks() { 2 } else { 1 }
     }
 
+    /// Whether gradients of weights are computed apart from those of inputs.
+    pub fn splits_backward(self) -> bool {
+        matches!(self, PipelineOrder::ZbH1 | PipelineOrder::ZbV)
+    }
+
     /// The blocks of place `r` of `p` with so many stages each, in order.
     fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
         let mut list =
@@ -371,7 +376,7 @@ mod tests {
                 let chunks = order.usual_chunks();
                 let pipeline = pipeline(order, places, chunks);
                 let events = pipeline.plan(places, micros, places * chunks, 0);
-                let kinds: &[BlockKind] = if matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV) {
+                let kinds: &[BlockKind] = if order.splits_backward() {
                     &[BlockKind::Forward, BlockKind::Input, BlockKind::Weight]
                 } else {
                     &[BlockKind::Forward, BlockKind::Backward]

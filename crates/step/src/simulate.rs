@@ -37,16 +37,6 @@ pub struct Contention {
 }
 
 impl Costs {
-    /// Nominal costs for drawing programs, not measured: bodies, their gradients and the head's chunks take a millisecond each,
-    /// entries and exchanges a part of it.
-    pub fn nominal(programs: &[Program]) -> Costs {
-        Costs::of_tasks(programs, |_, _, task| match task.work.lane() {
-            Lane::Compute if task.work.is_heavy() => 1e-3,
-            Lane::Compute => 0.1e-3,
-            _ => 0.8e-3,
-        })
-    }
-
     /// Costs given by a function of rank, task index and task. A unit's tasks of a kind on a part take equally long in every
     /// micro-batch, and exchanges of a kind and size take equally long in every group.
     pub fn of_tasks(programs: &[Program], seconds: impl Fn(usize, usize, &Task) -> f64) -> Costs {

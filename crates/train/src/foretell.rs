@@ -74,20 +74,20 @@ pub fn foretell(
         micros.iter().map(|samples| samples.part_sizes(&shards[0], arrangement.parts)).collect();
     // The tail after the gradients takes as long for every candidate.
     let programs: Vec<Program> = chains.iter().map(|chain| arrangement.write(chain, &sizes)).collect();
-    let timeline = simulate(&programs, &estimate(&shards, &replica, &programs, &micros, machine))?;
+    let timeline = simulate(&programs, &estimate(&shards, &chains, &replica, &programs, &micros, machine))?;
     let candidate = Candidate { parts: arrangement.parts, split_sequence: cut.split_sequence };
     Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
 }
 
-/// What the tasks of all ranks' programs take on these micro-batches. `shards` are those of the strategy's cut.
+/// What the tasks of all ranks' programs take on these micro-batches. `shards` and `chains` are those of the strategy.
 pub fn estimate(
     shards: &[Model],
+    chains: &[Chain],
     strategy: &Strategy,
     programs: &[Program],
     micros: &[&Samples],
     machine: &Machine,
 ) -> Costs {
-    let chains = Chain::all(shards, strategy);
     let seconds = |(rank, program): (usize, &Program)| {
         let (shard, model) = (&shards[strategy.mesh().shard(rank)], strategy.model(shards, rank));
         let elements: usize = model.buckets.iter().map(|bucket| bucket.len).sum();

@@ -1,15 +1,12 @@
 //! Cutting a run's stages anew: observes how long units and places compute, and has the ranks move units where that pays.
 
-use evenkeel_balance::{Observation, Recut, StageWatch, Staging};
+use evenkeel_balance::{Fullness, Observation, Recut, StageWatch, Staging};
 use evenkeel_step::{Mesh, Strategy};
 
 use crate::Error;
 use crate::ranks::Ranks;
 use crate::run::RankReport;
 use crate::samples::Samples;
-
-/// By place: the memory that it needs over what it has, if stages begin at these units.
-type Fullness<'a> = dyn Fn(&[usize]) -> Vec<f64> + 'a;
 
 /// A run's response to slow places of its pipeline.
 pub struct Restage<'a> {

@@ -12,3 +12,7 @@ mod timeline;
 pub use perfetto::perfetto;
 pub use pipeline::pipeline_svg;
 pub use timeline::svg;
+
+const TITLE_SIZE: f64 = 18.0;
+const FONT_SIZE: f64 = 12.0;
+const BACKGROUND: &str = "#f5f4f1";

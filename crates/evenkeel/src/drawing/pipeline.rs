@@ -6,6 +6,7 @@ use evenkeel_step::trace::{Span, Timeline};
 use evenkeel_step::{Lane, PipelineOrder, Strategy, Work};
 
 use super::sensible::sensible;
+use super::{BACKGROUND, FONT_SIZE, TITLE_SIZE};
 use crate::text::milliseconds;
 
 const MARGIN: f64 = 20.0;
@@ -14,9 +15,6 @@ const PLOT_WIDTH: f64 = 1160.0;
 const TOP: f64 = 112.0;
 const ROW_HEIGHT: f64 = 30.0;
 const ROW_GAP: f64 = 6.0;
-const FONT_SIZE: f64 = 12.0;
-const TITLE_SIZE: f64 = 18.0;
-const BACKGROUND: &str = "#f5f4f1";
 const ROW_FILL: &str = "#e4e2dc";
 /// Light between two boxes.
 const BOX_GAP: f64 = 0.8;
@@ -33,7 +31,7 @@ impl Kind {
     fn name(self, order: PipelineOrder) -> &'static str {
         match self {
             Kind::Forward => "forward",
-            Kind::Backward if splits_backward(order) => "gradients of inputs",
+            Kind::Backward if order.splits_backward() => "gradients of inputs",
             Kind::Backward => "backward",
             Kind::Weight => "gradients of weights",
         }
@@ -56,7 +54,7 @@ impl Kind {
     fn of(work: Work, order: PipelineOrder) -> Option<Kind> {
         match work {
             Work::Forward => Some(Kind::Forward),
-            Work::BackwardWeight if splits_backward(order) => Some(Kind::Weight),
+            Work::BackwardWeight if order.splits_backward() => Some(Kind::Weight),
             Work::Recompute
             | Work::Logits(_)
             | Work::Loss(_)
@@ -143,11 +141,6 @@ fn legend(rows: &[Vec<Block>], strategy: &Strategy) -> String {
         }
     }
     svg
-}
-
-/// Whether gradients of weights are computed apart from those of inputs.
-fn splits_backward(order: PipelineOrder) -> bool {
-    matches!(order, PipelineOrder::ZbH1 | PipelineOrder::ZbV)
 }
 
 /// The number of a stage among those of its place.

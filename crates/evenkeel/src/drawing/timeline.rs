@@ -14,6 +14,7 @@ use boxes::{Piece, pieces};
 use look::{Edges, HATCH_FIELD, HATCH_LINE, HATCH_NAME, Kind, LOOKS, Look};
 
 use super::sensible::sensible;
+use super::{BACKGROUND, FONT_SIZE, TITLE_SIZE};
 use crate::text::milliseconds;
 
 const MARGIN: f64 = 20.0;
@@ -46,8 +47,6 @@ const AXIS_HEIGHT: f64 = 28.0;
 const AXIS_GAP: f64 = 12.0;
 const TICK_DISTANCE: f64 = 80.0;
 
-const TITLE_SIZE: f64 = 18.0;
-const FONT_SIZE: f64 = 12.0;
 const BOX_FONT_SIZE: f64 = 10.5;
 /// From a line's middle down to its baseline, in font sizes.
 const BASELINE: f64 = 0.36;
@@ -60,7 +59,6 @@ const NARROWEST_MARKED: f64 = 3.0;
 const BOX_GAP: f64 = 0.6;
 const EDGE_HEIGHT: f64 = 3.0;
 
-const BACKGROUND: &str = "#f5f4f1";
 const ROW_FILL: &str = "#fffefc";
 const EDGE_FILL: &str = "#000000";
 const EDGE_OPACITY: f64 = 0.55;

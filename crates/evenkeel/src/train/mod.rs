@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let room = peak.map_or_else(of_gpus, Room::Machine);
     let fullness =
         |shards: &[Model], strategy: &Strategy| room.fullness(strategy, &self::costs(settings, shards, strategy));
-    let fits = |shards: &[Model]| fullness(shards, strategy).iter().all(|share| *share <= 1.0);
+    let fits = |shards: &[Model]| evenkeel_balance::fits(&fullness(shards, strategy));
     let (mut balance, divided) =
         balance::start(settings, &input.model, &launch, &ranks, widths.as_ref(), &peaks, &fits)?;
     let mut stages = stages::may_change(settings, &input.model, &launch).then(|| {
