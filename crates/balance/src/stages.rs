@@ -15,6 +15,8 @@ const LEAST_GAIN: f64 = 0.06;
 const LEAST_GAIN_AT_FIRST: f64 = 0.02;
 /// A change costs as much as so many steps: state moves, and programs are written anew.
 const STEPS_OF_RECUT: f64 = 2.0;
+/// Places whose slowness has changed by less than this share are as slow as before.
+const LEAST_CHANGE: f64 = 0.1;
 /// Rounds after which kinds of units and places are told apart.
 const ROUNDS: usize = 200;
 
@@ -169,10 +171,14 @@ pub struct StageWatch {
     staging: Staging,
     cuts: Vec<usize>,
     window: usize,
+    /// It looks at one step in so many, and at the next ones, too, once one looks unequal.
+    every: u64,
     /// By step and place: seconds.
     busy_s: VecDeque<Vec<f64>>,
     /// Whether a step was made since the last change: the first one includes start-up work.
     has_begun: bool,
+    /// By place: the slowness for which no cut was found to be better than the present one.
+    settled: Option<Vec<f64>>,
 }
 
 /// Another cut, and what is expected of it.
@@ -188,7 +194,25 @@ pub struct Recut {
 impl StageWatch {
     pub fn new(staging: Staging, cuts: Vec<usize>) -> StageWatch {
         assert_eq!(staging.stages.len(), cuts.len() + 1, "every stage but the first has a start");
-        StageWatch { staging, cuts, window: FIRST_WINDOW, busy_s: VecDeque::new(), has_begun: false }
+        StageWatch {
+            staging,
+            cuts,
+            window: FIRST_WINDOW,
+            every: 1,
+            busy_s: VecDeque::new(),
+            has_begun: false,
+            settled: None,
+        }
+    }
+
+    /// The same where looking at a step makes it slower: one in so many is enough as long as places seem equal.
+    pub fn glancing(self, every: u64) -> StageWatch {
+        StageWatch { every, ..self }
+    }
+
+    /// Whether to observe the step of this number.
+    pub fn is_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.every) || !self.busy_s.is_empty()
     }
 
     /// By place: the number of its units.
@@ -211,14 +235,26 @@ impl StageWatch {
             return None;
         }
         push(&mut self.busy_s, busy_s.to_vec(), self.window);
+        let (slowness, least_gain) = (self.slowness(), LEAST_GAIN.max(STEPS_OF_RECUT / left as f64));
+        let is_known = self.settled.as_ref().is_some_and(|settled| are_close(settled, &slowness));
+        if is_known || !self.may_gain(&slowness, least_gain) {
+            if self.every > 1 {
+                self.busy_s.clear();
+            }
+            return None;
+        }
         if self.busy_s.len() < self.window {
             return None;
         }
-        let recut = self.decide(self.slowness(), LEAST_GAIN.max(STEPS_OF_RECUT / left as f64), fullness);
-        if self.busy_s.is_empty() {
-            self.window = LAST_WINDOW.min(2 * self.window);
-        }
-        recut
+        self.busy_s.clear();
+        self.window = LAST_WINDOW.min(2 * self.window);
+        self.settled = Some(slowness.clone());
+        self.decide(slowness, least_gain, fullness)
+    }
+
+    /// Whether some cut might make a step shorter by this share.
+    fn may_gain(&self, slowness: &[f64], least_gain: f64) -> bool {
+        self.staging.least_step_s(slowness) <= self.staging.step_s(&self.cuts, slowness) * (1.0 - least_gain)
     }
 
     fn decide(&mut self, slowness: Vec<f64>, least_gain: f64, fullness: &Fullness) -> Option<Recut> {
@@ -226,15 +262,14 @@ impl StageWatch {
         let ratio = |cuts: &[usize]| self.staging.step_s(cuts, &slowness) / now_s;
         let is_better = |cuts: &[usize]| ratio(cuts) <= 1.0 - least_gain;
         // A search takes long with many units, and dry runs for memory take longer.
-        if self.staging.least_step_s(&slowness) > now_s * (1.0 - least_gain) {
+        if !self.may_gain(&slowness, least_gain) {
             return None;
         }
         self.staging.best_cut(&slowness, &|_| vec![0.0; slowness.len()]).filter(|cuts| is_better(cuts))?;
-        self.busy_s.clear();
         let cuts = self.staging.best_cut(&slowness, fullness).filter(|cuts| is_better(cuts))?;
         let ratio = ratio(&cuts);
         self.cuts.clone_from(&cuts);
-        self.has_begun = false;
+        (self.has_begun, self.settled) = (false, None);
         Some(Recut { cuts, slowness, ratio })
     }
 
@@ -242,12 +277,16 @@ impl StageWatch {
     fn slowness(&self) -> Vec<f64> {
         let of_place = |(place, work): (usize, f64)| {
             let busy_s = trimmed_mean(self.busy_s.iter().map(|step| step[place]).collect());
-            busy_s.expect("the window is full") / work
+            busy_s.expect("a step was observed") / work
         };
         let rates: Vec<f64> = self.staging.work(&self.cuts).into_iter().enumerate().map(of_place).collect();
         let fastest = rates.iter().copied().fold(f64::INFINITY, f64::min);
         rates.into_iter().map(|rate| rate / fastest).collect()
     }
+}
+
+fn are_close(before: &[f64], now: &[f64]) -> bool {
+    before.iter().zip(now).all(|(before, now)| (now / before - 1.0).abs() < LEAST_CHANGE)
 }
 
 #[cfg(test)]
@@ -282,6 +321,39 @@ mod tests {
         assert_eq!(recut.slowness, [1.0, 2.0]);
         // Both take 8 for a micro-batch then; before, 6 and 12.
         assert!((recut.ratio - (16.0 + 7.0 * 8.0) / (18.0 + 7.0 * 12.0)).abs() < 1e-12, "{}", recut.ratio);
+    }
+
+    #[test]
+    fn a_glance_at_one_step_in_four_is_enough_until_places_seem_unequal() {
+        let mut watch = StageWatch::new(staging(&[1.0; 12], 2, 8), vec![6]).glancing(4);
+        let mut looks = Vec::new();
+        let (equal, unequal) = ([6.0, 6.2], [6.0, 12.0]);
+        let recut = (1..=60).find_map(|step| {
+            if !watch.is_due(step) {
+                return None;
+            }
+            looks.push(step);
+            Some((step, watch.observe(if step < 22 { &equal } else { &unequal }, 1000, ROOMY)?))
+        });
+        let (step, recut) = recut.expect("one becomes slow");
+        assert_eq!(recut.cuts, [8]);
+        assert_eq!(looks, [4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29]);
+        assert!(step <= 22 + 30);
+    }
+
+    /// Three units cannot be spread evenly over two places.
+    #[test]
+    fn nobody_looks_twice_at_what_no_cut_makes_better() {
+        let mut watch = StageWatch::new(staging(&[1.0; 3], 2, 8), vec![2]).glancing(4);
+        let mut looks = Vec::new();
+        for step in 1..=40 {
+            if watch.is_due(step) {
+                looks.push(step);
+                assert_eq!(watch.observe(&[2.0, if step < 32 { 1.1 } else { 1.5 }], 1000, ROOMY), None);
+            }
+        }
+        let seen_twice = [4, 8, 9, 10, 11, 12, 13, 16, 20, 24, 28, 32, 33];
+        assert_eq!(looks[..seen_twice.len()], seen_twice);
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 mod support;
 
-use evenkeel_device::DType;
-use evenkeel_device::kernel::{AdamW, ClipFactor, SquaredNorm, frozen_words};
+use std::ops::Range;
+
+use evenkeel_device::kernel::{AdamW, ClipFactor, SquaredNorm, SquaredNorms, frozen_words};
+use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, assert_close, rounded, run, strided, tolerance};
 
 struct Settings {
@@ -171,6 +173,34 @@ fn squared_norm_adds_every_square_once() {
             assert_close(&what, &results[1], &[exact + 3.5], tolerance(DType::F32));
         }
     }
+}
+
+#[test]
+fn squared_norms_at_once_have_the_bits_of_each_alone() {
+    let values = Random::new(4).numbers(300_000, DType::F32);
+    let ranges = [0..4, 8..40_008, 40_008..300_000, 17..17, 64..4_160];
+    let results = run(|queue| {
+        let x = queue.floats(1, values.len(), DType::F32, &values);
+        let outs = || queue.floats(ranges.len(), 1, DType::F32, &[2.0; 5]);
+        let (together, alone) = (outs(), outs());
+        let norms = |outs: &Tensor| -> Vec<SquaredNorm> {
+            let norm = |(place, range): (usize, &Range<usize>)| {
+                let (x, out) = (x.col_range(range.clone()).view(), outs.row_range(place..place + 1).view());
+                SquaredNorm { x, out, accumulate: place % 2 == 0 }
+            };
+            ranges.iter().enumerate().map(norm).collect()
+        };
+        queue.launch(SquaredNorms(norms(&together)));
+        norms(&alone).into_iter().for_each(|norm| queue.launch(norm));
+        vec![together, alone]
+    });
+    assert_eq!(results[0], results[1]);
+    let exact = |(place, range): (usize, &Range<usize>)| {
+        let sum: f64 = values[range.clone()].iter().map(|&x| (x as f64).powi(2)).sum();
+        if place % 2 == 0 { sum + 2.0 } else { sum }
+    };
+    let exact: Vec<f64> = ranges.iter().enumerate().map(exact).collect();
+    assert_close("several norms", &results[0], &exact, tolerance(DType::F32));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use cases::CASES;
 use evenkeel_device::kernel::{Fill, Segments};
-use evenkeel_device::{DType, Device, DeviceKind};
+use evenkeel_device::{DType, Device, DeviceKind, Queue};
 use evenkeel_model::pass::{self, Keep};
 use evenkeel_model::{
     AdapterConfig, AdapterFolder, AdapterValues, Batch, Context, Error, Gradients, LossOptions, Merger, Model, Noise,
@@ -492,15 +492,46 @@ fn peft_reads_what_was_written() {
     }
 }
 
-/// Where some layers with the same input are trained whole or held in 4 bits, only the others lie beside their adapters.
-#[test]
-fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus() {
+fn two_layers() -> Model {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 64, "tie_word_embeddings": true,
     });
+    Model::from_json(&config).unwrap()
+}
+
+/// Losses, and gradients of all that is trained, of a batch of two sequences.
+fn losses_and_gradients(model: &Model, queue: &Queue) -> Vec<f32> {
+    let parameters = Parameters::random(model, DType::F32, ZeroSharding::NONE, 3, queue);
+    let ids: Vec<u32> = (0..32).map(|i| i * 7 % 64).collect();
+    let batch = Batch::tokens(queue, &ids, &ids, Segments::new(vec![0, 20, 32]));
+    let tables = RotaryTables::new(&model.config, queue, 32);
+    let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
+    let gradients = Gradients::new(&parameters, queue);
+    let options = LossOptions { smoothing: 0.0, scale: 1.0 };
+    let losses = pass::losses_and_gradients(model, &context, &gradients, options, Keep::Everything);
+    let trained = parameters.ids().filter(|id| parameters.specs[id.0].is_trained);
+    let gradients = trained.flat_map(|id| queue.read(&gradients.sum(queue, id)));
+    queue.read(&losses).into_iter().chain(gradients).collect()
+}
+
+/// Of queries, keys and values, and of gate and up: S at once, and the gradients of A at once.
+#[test]
+fn layers_with_the_same_input_share_products_on_gpus() {
+    let model = two_layers().adapted(AdapterConfig { rank: 4, ..AdapterConfig::default() }).unwrap();
+    let [alone, grouped] = KINDS.map(|kind| {
+        let device = Device::dry();
+        losses_and_gradients(&model.for_device(kind), device.compute());
+        device.counts().0["Product"].launches
+    });
+    assert_eq!(alone - grouped, 2 * (3 + 3));
+}
+
+/// Where some layers with the same input are trained whole or held in 4 bits, only the others lie beside their adapters.
+#[test]
+fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus() {
     let adapter = AdapterConfig { rank: 4, ..AdapterConfig::default() };
-    let plain = Model::from_json(&config).unwrap();
+    let plain = two_layers();
     let adapted = plain.adapted(adapter.clone()).unwrap();
     let whole = ["q_proj.weight", "up_proj.weight"];
     let some = adapted
@@ -515,17 +546,7 @@ fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus
             let poison = queue.tensor(1, 1 << 22, DType::F32);
             queue.launch(Fill { out: poison.view(), value: f32::NAN });
             drop(poison);
-            let parameters = Parameters::random(&model, DType::F32, ZeroSharding::NONE, 3, queue);
-            let ids: Vec<u32> = (0..32).map(|i| i * 7 % 64).collect();
-            let batch = Batch::tokens(queue, &ids, &ids, Segments::new(vec![0, 20, 32]));
-            let tables = RotaryTables::new(&model.config, queue, 32);
-            let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
-            let gradients = Gradients::new(&parameters, queue);
-            let options = LossOptions { smoothing: 0.0, scale: 1.0 };
-            let losses = pass::losses_and_gradients(&model, &context, &gradients, options, Keep::Everything);
-            let trained = parameters.ids().filter(|id| parameters.specs[id.0].is_trained);
-            let gradients = trained.flat_map(|id| queue.read(&gradients.sum(queue, id)));
-            queue.read(&losses).into_iter().chain(gradients).collect::<Vec<f32>>()
+            losses_and_gradients(&model, queue)
         });
         assert!(distance(&losses[0], &losses[1]) <= 1e-5 * norm(&losses[0]));
     }

@@ -1,6 +1,7 @@
 //! Cutting a run's stages anew: observes how long units and places compute, and has the ranks move units where that pays.
 
 use evenkeel_balance::{Fullness, Observation, Recut, StageWatch, Staging};
+use evenkeel_device::DeviceKind;
 use evenkeel_step::{Mesh, Strategy};
 
 use crate::Error;
@@ -27,6 +28,8 @@ pub struct Restaged {
 impl<'a> Restage<'a> {
     pub fn new(strategy: &Strategy, staging: Staging, fullness: impl Fn(&[usize]) -> Vec<f64> + 'a) -> Restage<'a> {
         let watch = StageWatch::new(staging, strategy.pipeline.cuts.clone());
+        // Stamps cut a GPU's graphs short.
+        let watch = watch.glancing(if strategy.devices.kind() == DeviceKind::Cuda { 4 } else { 1 });
         Restage { watch, mesh: strategy.mesh(), fullness: Box::new(fullness), is_measured: false }
     }
 
@@ -50,7 +53,12 @@ impl<'a> Restage<'a> {
         recut.map(|recut| carry_out(ranks, step, recut)).transpose()
     }
 
-    /// Takes in a step, and has units moved if that pays in the steps that are left and fits.
+    /// Whether to observe the step of this number.
+    pub fn is_due(&self, step: u64) -> bool {
+        self.watch.is_due(step)
+    }
+
+    /// Takes in an observed step, and has units moved if that pays in the steps that are left and fits.
     pub fn after_step(
         &mut self,
         ranks: &Ranks,

@@ -299,6 +299,7 @@ fn step(
         observer.tell(Report::Restaged(&restaged))?;
     }
     let start = start + measuring.elapsed();
+    let stages = stages.as_deref_mut().filter(|stages| stages.is_due(progress.step + 1));
     let (outcome, observed) = if balance.is_some() || stages.is_some() {
         ranks.observed_step(micros, lr)?
     } else {

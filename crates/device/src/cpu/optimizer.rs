@@ -5,7 +5,7 @@ use super::rows::{each_vector, load, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::team::Scratch;
 use super::{Run, Team, WorkingMemory};
-use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
+use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, SquaredNorms};
 use crate::{DType, View};
 
 /// Elements of a task: some tens of microseconds of memory traffic.
@@ -312,6 +312,16 @@ impl Run for SquaredNorm {
 
     fn working_memory(&self) -> WorkingMemory {
         WorkingMemory::of_team(Partials::floats((self.x.rows * self.x.cols).div_ceil(CHUNK)))
+    }
+}
+
+impl Run for SquaredNorms {
+    fn run(&self, team: &mut Team) {
+        self.0.iter().for_each(|norm| norm.run(team));
+    }
+
+    fn working_memory(&self) -> WorkingMemory {
+        self.0.iter().map(Run::working_memory).fold(WorkingMemory::default(), WorkingMemory::max)
     }
 }
 

@@ -15,7 +15,7 @@ impl Run for Activate {
         let activation = activation_number(Some(self.activation));
         let arguments = arguments![walk.rows, walk.cols, x, out, activation];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-        unsafe { stream.launch(&ACTIVATION, &name, walk.shape(), arguments) };
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
 }
 
@@ -27,7 +27,7 @@ impl Run for ActivateBackward {
         let name = walk.typed("activate_backward", self.dx.dtype);
         let arguments = arguments![walk.rows, walk.cols, x, dout, dx, activation_number(Some(self.activation))];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-        unsafe { stream.launch(&ACTIVATION, &name, walk.shape(), arguments) };
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
 }
 
@@ -39,7 +39,7 @@ impl Run for Gated {
         let name = walk.typed("gated", self.out.dtype);
         let arguments = arguments![walk.rows, walk.cols, gate, up, out, activation_number(Some(self.activation))];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-        unsafe { stream.launch(&ACTIVATION, &name, walk.shape(), arguments) };
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
 }
 
@@ -52,6 +52,6 @@ impl Run for GatedBackward {
             (walk.typed("gated_backward", self.dup.dtype), activation_number(Some(self.activation)));
         let arguments = arguments![walk.rows, walk.cols, gate, up, dout, dgate, dup, activation];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-        unsafe { stream.launch(&ACTIVATION, &name, walk.shape(), arguments) };
+        unsafe { stream.launch(&ACTIVATION, &name, walk.shape_by_rows(), arguments) };
     }
 }

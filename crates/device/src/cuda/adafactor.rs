@@ -80,7 +80,7 @@ impl Run for AdafactorNorm {
         // issued before they are added up.
         unsafe {
             stream.launch(&OPTIMIZER, &walk.name("adafactor_norm"), shape, arguments);
-            add_partial_sums(shape.blocks[0], partials, self.out, true, stream);
+            add_partial_sums(shape.blocks[0], partials, self.out, stream);
         }
     }
 }

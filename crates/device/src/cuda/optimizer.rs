@@ -5,7 +5,7 @@ use super::rows::{Matrix, Mixed, Walk};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
 use crate::View;
-use crate::kernel::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm};
+use crate::kernel::{AdamW, ClipFactor, Lion, MOST_NORMS, Sgd, SquaredNorm, SquaredNorms};
 
 /// The factors of one AdamW update, computed once in f64; the kernel's `AdamWFactors`.
 #[repr(C)]
@@ -137,31 +137,69 @@ pub(super) fn summing(walk: &Walk) -> Shape {
     shape
 }
 
-/// `out = Σ partials`, or `out += Σ partials`.
+/// Threads that add up partial sums.
+const ADDING: u32 = 256;
+
+/// `out += Σ partials`.
 ///
 /// # Safety
 /// The partials are written when the stream reaches this.
-pub(super) unsafe fn add_partial_sums(blocks: u32, partials: u64, out: View, accumulate: bool, stream: &mut Stream) {
-    const THREADS: u32 = 256;
-    let arguments = arguments![blocks as i64, partials, out.address, accumulate as i32];
+pub(super) unsafe fn add_partial_sums(blocks: u32, partials: u64, out: View, stream: &mut Stream) {
+    let arguments = arguments![blocks as i64, partials, out.address];
     // SAFETY: the arguments are the kernel's, and the caller's promise.
-    unsafe { stream.launch(&OPTIMIZER, "squared_norm_total", Shape::linear(1, THREADS), arguments) };
+    unsafe { stream.launch(&OPTIMIZER, "partial_sums_total", Shape::linear(1, ADDING), arguments) };
+}
+
+/// The argument of the kernels for several squared norms, as in kernels/optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormList {
+    rows: [i64; MOST_NORMS],
+    cols: [i64; MOST_NORMS],
+    blocks: [i64; MOST_NORMS],
+    x: [Matrix; MOST_NORMS],
+    out: [u64; MOST_NORMS],
+    accumulate: [i64; MOST_NORMS],
+    partials: u64,
 }
 
 impl Run for SquaredNorm {
     fn run(&self, stream: &mut Stream) {
-        let partials = partial_sums(stream);
-        let mut blocks = 0;
-        if let Some(walk) = Walk::flat(&[self.x]) {
-            let shape = summing(&walk);
-            blocks = shape.blocks[0];
-            let name = walk.typed("squared_norm", self.x.dtype);
-            let arguments = arguments![walk.rows, walk.cols, Matrix::of(&self.x), partials];
-            // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
-            unsafe { stream.launch(&OPTIMIZER, &name, shape, arguments) };
+        squared_norms(&[*self], stream);
+    }
+}
+
+impl Run for SquaredNorms {
+    fn run(&self, stream: &mut Stream) {
+        squared_norms(&self.0, stream);
+    }
+}
+
+fn squared_norms(norms: &[SquaredNorm], stream: &mut Stream) {
+    let partials = stream.scratch((MOST_NORMS * MOST_BLOCKS as usize * size_of::<f64>()) as u64);
+    let walks: Vec<Option<Walk>> = norms.iter().map(|norm| Walk::flat(&[norm.x])).collect();
+    let narrowest = walks.iter().flatten().map(|walk| walk.vector).min();
+    let walk = |place: usize| Some(Walk { vector: narrowest?, ..walks.get(place).copied().flatten()? });
+    let blocks = |place: usize| walk(place).map_or(0, |walk| summing(&walk).blocks[0]);
+    let norm = |place: usize| norms.get(place).unwrap_or(&norms[0]);
+    let list = NormList {
+        rows: std::array::from_fn(|place| walk(place).map_or(0, |walk| walk.rows)),
+        cols: std::array::from_fn(|place| walk(place).map_or(0, |walk| walk.cols)),
+        blocks: std::array::from_fn(|place| blocks(place).into()),
+        x: std::array::from_fn(|place| Matrix::of(&norm(place).x)),
+        out: std::array::from_fn(|place| norm(place).out.address),
+        accumulate: std::array::from_fn(|place| norm(place).accumulate.into()),
+        partials,
+    };
+    let count = norms.len();
+    // SAFETY: the arguments are the kernels', and the queue's order keeps others away from the operands and the partial sums.
+    unsafe {
+        if let Some(any) = (0..count).find_map(walk) {
+            let most = (0..count).map(blocks).max().unwrap_or(0);
+            let shape = Shape { blocks: [most, 1, 1], ..any.shape() }.of_rows(count);
+            stream.launch_with(&OPTIMIZER, &any.typed("squared_norms", norms[0].x.dtype), shape, &list);
         }
-        // SAFETY: the partials were issued before this.
-        unsafe { add_partial_sums(blocks, partials, self.out, self.accumulate, stream) };
+        stream.launch_with(&OPTIMIZER, "squared_norm_totals", Shape::linear(count as u64, ADDING), &list);
     }
 }
 

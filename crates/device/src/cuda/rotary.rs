@@ -8,20 +8,19 @@ use crate::kernel::Rotary;
 
 impl Run for Rotary {
     fn run(&self, stream: &mut Stream) {
-        const THREADS: u32 = 256;
+        const MOST_THREADS: usize = 256;
         let heads = self.x;
         let half = self.table.cols / 2;
-        let places = heads.tokens() * heads.count();
-        if places == 0 || half == 0 {
+        if heads.tokens() * heads.count() == 0 || half == 0 {
             return;
         }
-        assert!(places <= u32::MAX as usize, "Rotary: {places} heads of tokens");
         let vector = match vector(heads.view.dtype, &[heads.view, self.table]) {
             vector if half.is_multiple_of(vector) && heads.step.is_multiple_of(vector) => vector,
             _ => 1,
         };
-        let vectors = places as u64 * half.div_ceil(vector) as u64;
-        let shape = Shape::linear(vectors.div_ceil(THREADS as u64), THREADS);
+        let vectors = heads.count() * half.div_ceil(vector);
+        let threads = vectors.next_multiple_of(32).min(MOST_THREADS);
+        let shape = Shape::linear(vectors.div_ceil(threads) as u64, threads as u32).of_rows(heads.tokens());
         let name = format!("rotary_{}_{vector}", dtype_name(heads.view.dtype));
         let [tokens, count, step, half, positions] =
             [heads.tokens(), heads.count(), heads.step, half, self.table.rows].map(|number| number as i64);

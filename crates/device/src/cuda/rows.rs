@@ -60,7 +60,7 @@ pub(super) fn rows_are_aligned(views: &[View]) -> bool {
 pub(super) struct Walk {
     pub rows: i64,
     pub cols: i64,
-    vector: usize,
+    pub vector: usize,
 }
 
 impl Walk {
@@ -99,6 +99,15 @@ impl Walk {
     pub fn shape(&self) -> Shape {
         let vectors = self.rows as u64 * (self.cols as u64).div_ceil(self.vector as u64);
         Shape::linear(vectors.div_ceil(THREADS as u64), THREADS)
+    }
+
+    /// The same for `each_vector_by_rows`: a row of blocks for each row, if rows are long enough to fill them.
+    pub fn shape_by_rows(&self) -> Shape {
+        let across = (self.cols as u64).div_ceil(self.vector as u64);
+        if self.rows == 1 || across < THREADS as u64 {
+            return self.shape();
+        }
+        Shape::linear(across.div_ceil(THREADS as u64), THREADS).of_rows(self.rows as usize)
     }
 
     /// The kernel for this width of vectors.

@@ -42,6 +42,13 @@ impl Shape {
         let blocks = u32::try_from(blocks.max(1)).expect("a grid of at most 2^32 blocks");
         Shape { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
     }
+
+    /// The same for each row of so many, or for as many of them as a grid can have: kernels begin again behind these.
+    pub fn of_rows(mut self, rows: usize) -> Shape {
+        const MOST_ROWS: usize = 65_535;
+        self.blocks[1] = rows.min(MOST_ROWS) as u32;
+        self
+    }
 }
 
 /// The value of a kernel's argument.

@@ -36,7 +36,7 @@ pub use magnitude::{ColumnDot, ScaleColumns};
 pub use muon::{Combine, MuonMomentum, Normalize};
 pub use nf4::{ExpandNf4, NF4_BLOCK, NF4_CODES, NF4_PER_WORD};
 pub use norm::{Norm, NormBackward, NormKind};
-pub use optimizer::{AdamW, ClipFactor, Lion, Sgd, SquaredNorm, frozen_words};
+pub use optimizer::{AdamW, ClipFactor, Lion, MOST_NORMS, Sgd, SquaredNorm, SquaredNorms, frozen_words};
 pub use product::{Order, Product, Term};
 pub use random::{Dropout, Placement, RandomNormal, seed_of};
 pub use rotary::Rotary;
@@ -96,7 +96,7 @@ kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
     ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated, GatedBackward, GatherColumns,
     GatherRows, Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
-    ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm,
+    ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm, SquaredNorms,
 }
 
 impl Kernel {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::{Operation, assert_same_shape, assert_vector, optional_bytes};
 use crate::{DType, View};
 
@@ -140,6 +142,26 @@ impl Operation for SquaredNorm {
 
     fn bytes(&self) -> u64 {
         self.x.bytes()
+    }
+}
+
+/// Squared norms of numbers of one dtype, each with an `out` of its own, at most [`MOST_NORMS`], issued as one.
+#[derive(Clone, Debug)]
+pub struct SquaredNorms(pub Vec<SquaredNorm>);
+
+pub const MOST_NORMS: usize = 32;
+
+impl Operation for SquaredNorms {
+    fn check(&self) {
+        assert!((1..=MOST_NORMS).contains(&self.0.len()), "{} squared norms at once", self.0.len());
+        self.0.iter().for_each(SquaredNorm::check);
+        assert!(self.0.iter().all(|norm| norm.x.dtype == self.0[0].x.dtype), "SquaredNorms of several dtypes");
+        let outs: BTreeSet<u64> = self.0.iter().map(|norm| norm.out.address).collect();
+        assert_eq!(outs.len(), self.0.len(), "SquaredNorms with an output of several");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(SquaredNorm::bytes).sum()
     }
 }
 

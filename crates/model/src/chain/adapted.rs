@@ -5,6 +5,8 @@
 //!
 //! On a GPU, S = s·D(x)·Aᵀ lies beside x, B beside W and A below it, so that `[x S]·[W B]ᵀ` is one product; and so are the
 //! gradients: `[dout dS]·[W; A]`. Layers with the same x have their S one behind the other, and zeros for those before theirs.
+//! Where they follow one another they are a group: all S are one product, all A lie below the first one's W, all dS beside the
+//! first one's dout, and the gradients of all A are one product.
 //!
 //! DoRA's layer computes `u = x·Wᵀ + s·D(x)·Aᵀ·Bᵀ` into a tensor of its own and multiplies its columns. The norms that it divides by
 //! are constants in backward, which goes on with the gradient of `u`.
@@ -18,7 +20,7 @@ use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
 use crate::chain::op::{Linear, LinearPart, Op};
 use crate::chain::unit::{Sublayer, Unit};
-use crate::parameters::joined::{Group, Place};
+use crate::parameters::joined::{Group, JoinedFactors, Place};
 use crate::parameters::{Gradients, ParamId, ParamSpec};
 
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct LinearAdapter {
     pub s: Slot,
     /// The place of S beside x, if it is to lie there.
     pub place: Option<Place>,
+    /// The output beside whose gradient dS is to lie.
+    pub beside: Option<Slot>,
     pub magnitude: Option<LinearMagnitude>,
 }
 
@@ -93,56 +97,61 @@ pub(crate) fn make_room(units: &mut [Unit], specs: &[ParamSpec]) {
 impl Body {
     /// Returns the room that the output's gradient should have.
     fn make_room(&mut self, specs: &[ParamSpec]) -> usize {
-        // A norm of heads wants them without gaps.
-        let gapless: Vec<Slot> = self.ops.iter().filter_map(|op| op.reads_heads_without_gaps()).collect();
-        let mut output_room = 0;
         self.rooms.fill(0);
-        // By slot: columns beside its values.
-        let mut taken = vec![0; self.rooms.len()];
         for op in &mut self.ops {
             let Op::Linear(linear @ Linear { transposed: false, .. }) = op else { continue };
             let Some(adapter) = &mut linear.adapter else { continue };
-            adapter.place = None;
+            (adapter.place, adapter.beside) = (None, None);
             let weight = &specs[linear.weight.0];
             if weight.is_trained || weight.is_packed {
                 continue;
             }
-            let rank = specs[adapter.a.0].matrix[0];
-            adapter.place = Some(Place { first: taken[linear.x.0], group: None });
-            taken[linear.x.0] += rank;
-            if adapter.magnitude.is_some() {
+            adapter.place = Some(Place { first: self.rooms[linear.x.0], group: None });
+            adapter.beside = adapter.magnitude.is_none().then_some(linear.out);
+            self.rooms[linear.x.0] += specs[adapter.a.0].matrix[0];
+        }
+        // A norm of heads wants them without gaps.
+        let gapless: Vec<Slot> = self.ops.iter().filter_map(|op| op.reads_heads_without_gaps()).collect();
+        for layers in self.ops.chunk_by_mut(|before, after| before.linear_input() == after.linear_input()) {
+            group(layers, specs, &gapless);
+        }
+        let mut output_room = 0;
+        for linear in self.ops.iter().flat_map(Op::linears) {
+            let Some(LinearAdapter { a, beside: Some(slot), place: Some(place), .. }) = linear.adapter else {
                 continue;
-            }
-            if linear.out == self.output {
-                output_room = rank;
-            } else if !gapless.contains(&linear.out) {
-                self.rooms[linear.out.0] = rank;
+            };
+            let room = place.group.map_or(specs[a.0].matrix[0], |group| group.rank);
+            if slot == self.output {
+                output_room = room;
+            } else if !gapless.contains(&slot) {
+                self.rooms[slot.0] = room.max(self.rooms[slot.0]);
             }
         }
-        self.group_layers(&taken);
-        self.rooms.iter_mut().zip(taken).for_each(|(room, taken)| *room = taken.max(*room));
         output_room
     }
+}
 
-    /// Layers with the same x and the same scale compute their S together.
-    fn group_layers(&mut self, ranks: &[usize]) {
-        let placed = |op: &Op| match op {
-            Op::Linear(linear) => linear.adapter.filter(|adapter| adapter.place.is_some()).map(|adapter| {
-                let first_place = adapter.place.is_some_and(|place| place.first == 0);
-                (linear.x, adapter.scale, first_place.then_some(linear.weight))
-            }),
-            _ => None,
-        };
-        let placed: Vec<_> = self.ops.iter().filter_map(placed).collect();
-        for op in &mut self.ops {
-            let Op::Linear(linear) = op else { continue };
-            let Some(LinearAdapter { place: Some(place), scale, .. }) = &mut linear.adapter else { continue };
-            let group: Vec<_> = placed.iter().filter(|(x, ..)| *x == linear.x).collect();
-            if group.len() > 1 && group.iter().all(|(_, of_other, _)| of_other == scale) {
-                let first = group.iter().find_map(|(.., first)| *first).expect("one has the first place");
-                place.group = Some(Group { first, rank: ranks[linear.x.0] });
-            }
-        }
+/// Makes a group of operations that follow one another and read the same x, if all of them are layers with such adapters.
+fn group(layers: &mut [Op], specs: &[ParamSpec], gapless: &[Slot]) {
+    let Some(Op::Linear(first)) = layers.first() else { return };
+    let Some(LinearAdapter { scale, beside: Some(beside), place: Some(Place { first: 0, .. }), .. }) = first.adapter
+    else {
+        return;
+    };
+    let first = first.weight;
+    let adapters = layers.iter_mut().map(|op| match op {
+        Op::Linear(Linear { adapter: Some(adapter), part: None, .. }) => Some(adapter),
+        _ => None,
+    });
+    let Some(adapters) = adapters.collect::<Option<Vec<_>>>() else { return };
+    let joins = |it: &&mut LinearAdapter| it.scale == scale && it.beside.is_some() && it.dropout.is_none();
+    if adapters.len() == 1 || gapless.contains(&beside) || !adapters.iter().all(joins) {
+        return;
+    }
+    let group = Group { first, rank: adapters.iter().map(|adapter| specs[adapter.a.0].matrix[0]).sum() };
+    for adapter in adapters {
+        adapter.place = adapter.place.map(|place| Place { group: Some(group), ..place });
+        adapter.beside = Some(beside);
     }
 }
 
@@ -157,18 +166,16 @@ impl Linear {
             queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NT, &x, a, s) });
         };
         let joined = context.parameters.joined_factors(self.weight).zip(adapter.place);
-        let beside = joined.and_then(|(joined, place)| Some((joined, place, value.room(0..place.first + a.rows)?)));
+        let beside = joined.and_then(|(joined, place)| Some((joined, place, value.room(0..place.room(a.rows))?)));
         let (s, term) = match beside {
-            Some((joined, place, until_s)) => {
-                let s = until_s.col_range(place.first..until_s.cols);
-                let together = joined.stacked_a.as_ref().filter(|_| adapter.drops(context).is_none());
-                match together.and_then(|stacked| Some((stacked, value.room(0..stacked.rows)?))) {
+            Some((joined, place, room)) => {
+                let s = room.col_range(place.first..place.first + a.rows);
+                match place.group {
                     None => multiply(&a, &s),
-                    Some((stacked, of_all)) if place.first == 0 => multiply(stacked, &of_all),
-                    // The first layer has computed it.
-                    Some(_) => (),
+                    // The first layer computes it for all.
+                    Some(_) => joined.a.iter().for_each(|a| multiply(a, &room)),
                 }
-                (s, Term::new(Order::NT, &until_s, &joined.until_b))
+                (s, Term::new(Order::NT, &room.col_range(0..place.first + a.rows), &joined.until_b))
             }
             None => {
                 let s = queue.tensor(value.rows, a.rows, context.dtype());
@@ -187,15 +194,24 @@ impl Linear {
         let Some(adapter) = self.adapter else { return AdapterInputGradient::default() };
         let b = self.factor_b(context.parameters.value(adapter.b));
         let dout = slots.get(self.product_slot());
-        let beside = dout.room(0..b.cols).filter(|_| adapter.place.is_some());
-        let joined = beside.as_ref().and_then(|_| context.parameters.joined_factors(self.weight));
-        let ds = beside.unwrap_or_else(|| context.queue.tensor(dout.rows, b.cols, context.dtype()));
-        context.queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NN, dout, &b, &ds) });
-        slots.set(adapter.s, ds);
-        let a = match joined {
-            Some(joined) => joined.a.clone(),
-            None => self.factor_a(context.parameters.value(adapter.a)),
+        let multiply = |ds: &Tensor| {
+            context.queue.launch(Product { scale: adapter.scale, ..Product::new(Order::NN, dout, &b, ds) });
         };
+        let (ds, a) = match self.room_for_gradient(context, slots, b.cols) {
+            Some((place, room, a)) => {
+                let first = if place.group.is_some() { place.first } else { 0 };
+                multiply(&room.col_range(first..first + b.cols));
+                // The first layer, which comes last, goes on with those of all.
+                let Some(a) = a else { return AdapterInputGradient::default() };
+                (room, a)
+            }
+            None => {
+                let ds = context.queue.tensor(dout.rows, b.cols, context.dtype());
+                multiply(&ds);
+                (ds, self.factor_a(context.parameters.value(adapter.a)))
+            }
+        };
+        slots.set(adapter.s, ds);
         let term = Term::new(Order::NN, slots.get(adapter.s), &a);
         match adapter.drops(context) {
             None => AdapterInputGradient { also: Some(term), dropped: None },
@@ -208,25 +224,60 @@ impl Linear {
         }
     }
 
+    /// Room for dS, of a group's layers all, and the A below the layer's weight, if there is both.
+    fn room_for_gradient(
+        &self,
+        context: &Context,
+        slots: &Slots,
+        rank: usize,
+    ) -> Option<(Place, Tensor, Option<Tensor>)> {
+        let LinearAdapter { place, beside, .. } = self.adapter?;
+        let (place, beside) = (place?, slots.find(beside?)?);
+        let joined = context.parameters.joined_factors(self.weight)?;
+        let room = beside.room(0..place.group.map_or(rank, |group| group.rank))?;
+        Some((place, room, joined.a.clone()))
+    }
+
     /// Adds the gradients of A and B.
     pub(super) fn add_factor_gradients(&self, context: &Context, gradients: &Gradients, values: &Slots, slots: &Slots) {
         let Some(adapter) = self.adapter else { return };
-        let (s, dout) = (values.get(adapter.s), slots.get(self.product_slot()));
-        let (x, ds) = (adapter.dropped(context, values.get(self.x)), slots.get(adapter.s));
-        for (factor, a, b) in [(adapter.a, ds, &x), (adapter.b, dout, s)] {
-            if !context.trains(factor) {
-                continue;
-            }
-            // Overwriting one part would leave the others undefined, so the whole is zeroed first.
-            let (whole, accumulate) = match (&self.part, factor == adapter.a) {
-                (Some(LinearPart::Inputs(_)), true) | (Some(LinearPart::Outputs(_)), false) => {
-                    (gradients.sum(context.queue, factor), true)
-                }
-                _ => gradients.overwrite_or_add(context.queue, factor),
-            };
-            let part = if factor == adapter.a { self.factor_a(whole) } else { self.factor_b(whole) };
-            context.queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &part) });
+        self.add_factor_gradient(context, gradients, adapter.b, slots.get(self.product_slot()), values.get(adapter.s));
+        // Without one, the first layer of the group has it.
+        let Some(ds) = slots.find(adapter.s) else { return };
+        let x = adapter.dropped(context, values.get(self.x));
+        let own = [(adapter.a, ds.cols)];
+        let joined = context.parameters.joined_factors(self.weight);
+        let is_of_all = |joined: &&JoinedFactors| ds.cols == joined.group.iter().map(|(_, rank)| rank).sum::<usize>();
+        let factors = joined.filter(is_of_all).map_or(&own[..], |joined| &joined.group);
+        let ids: Vec<ParamId> = factors.iter().map(|(a, _)| *a).collect();
+        if ids.len() > 1
+            && let Some((out, accumulate)) = gradients.overwrite_or_add_stacked(context.queue, &ids)
+        {
+            context.queue.launch(Product { accumulate, ..Product::new(Order::TN, ds, &x, &out) });
+            return;
         }
+        let mut first = 0;
+        for &(a, rank) in factors {
+            self.add_factor_gradient(context, gradients, a, &ds.col_range(first..first + rank), &x);
+            first += rank;
+        }
+    }
+
+    /// Adds `aᵀ·b` to a factor's gradient.
+    fn add_factor_gradient(&self, context: &Context, gradients: &Gradients, factor: ParamId, a: &Tensor, b: &Tensor) {
+        if !context.trains(factor) {
+            return;
+        }
+        let is_b = self.adapter.is_some_and(|adapter| adapter.b == factor);
+        // Overwriting one part would leave the others undefined, so the whole is zeroed first.
+        let (whole, accumulate) = match (&self.part, is_b) {
+            (Some(LinearPart::Inputs(_)), false) | (Some(LinearPart::Outputs(_)), true) => {
+                (gradients.sum(context.queue, factor), true)
+            }
+            _ => gradients.overwrite_or_add(context.queue, factor),
+        };
+        let part = if is_b { self.factor_b(whole) } else { self.factor_a(whole) };
+        context.queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &part) });
     }
 
     pub(super) fn magnitude(&self) -> Option<LinearMagnitude> {

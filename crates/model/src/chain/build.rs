@@ -477,7 +477,7 @@ impl BodyBuilder {
             let skipped = if let Some(LinearPart::Inputs(part)) = &part { part.start } else { 0 };
             let (first_input, s) = (first_input + skipped, self.slot());
             let magnitude = magnitude.map(|parameters| LinearMagnitude { parameters, u: self.slot() });
-            LinearAdapter { a, b, scale, dropout, first_input, inputs, s, magnitude, place: None }
+            LinearAdapter { a, b, scale, dropout, first_input, inputs, s, magnitude, place: None, beside: None }
         });
         Linear { bias, adds_bias, transposed, part, adapter, ..self.plain_linear(x, weight) }
     }

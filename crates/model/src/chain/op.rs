@@ -197,6 +197,11 @@ impl Op {
         if let Op::HeadNorm { x, .. } = self { Some(*x) } else { None }
     }
 
+    /// What a linear layer reads.
+    pub fn linear_input(&self) -> Option<Slot> {
+        if let Op::Linear(linear) = self { Some(linear.x) } else { None }
+    }
+
     pub fn linears(&self) -> Vec<&Linear> {
         match self {
             Op::Linear(linear) => vec![linear],

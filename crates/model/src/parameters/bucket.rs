@@ -1,6 +1,7 @@
 //! Buckets: parameters that lie side by side, so that one exchange moves the values or gradients of all of them, and so that
 //! their state can be split evenly whatever their shapes are.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use evenkeel_device::Tensor;
@@ -69,6 +70,7 @@ struct Key {
 /// The buckets of a model's parameters.
 pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
     let (used, numbers): (_, Vec<usize>) = (model.parameters_by_unit(), model.unit_numbers().collect());
+    let first_factors: HashSet<ParamId> = model.adapted_weights().iter().map(|adapted| adapted.a).collect();
     let mut found: Vec<(Key, Bucket)> = Vec::new();
     for (index, spec) in model.specs.iter().enumerate() {
         let users = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index)));
@@ -86,13 +88,21 @@ pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
             found.len() - 1
         });
         let bucket = &mut found[at].1;
-        bucket.members.push((ParamId(index), bucket.len));
-        bucket.len += spec.len().next_multiple_of(GRAIN);
+        bucket.members.push((ParamId(index), 0));
         bucket.users.extend(users);
         bucket.users.sort_unstable();
         bucket.users.dedup();
     }
-    found.into_iter().map(|(_, bucket)| bucket).collect()
+    let laid_out = |(_, mut bucket): (Key, Bucket)| {
+        // The factors A of adapters lie side by side: some have their gradients computed at once.
+        bucket.members.sort_by_key(|(id, _)| !first_factors.contains(id));
+        for (id, start) in &mut bucket.members {
+            *start = bucket.len;
+            bucket.len += model.specs[id.0].len().next_multiple_of(GRAIN);
+        }
+        bucket
+    };
+    found.into_iter().map(laid_out).collect()
 }
 
 fn key(spec: &ParamSpec, users: &[usize]) -> Key {

@@ -74,6 +74,23 @@ impl Gradients {
         (self.tensor(queue, id), !self.begin(id))
     }
 
+    /// The same for several matrices as one, each below the one before, if they are trained, lie so and have been added to alike.
+    pub fn overwrite_or_add_stacked(&self, queue: &Queue, ids: &[ParamId]) -> Option<(Tensor, bool)> {
+        let (bucket, start) = place_of(&self.places, *ids.first()?);
+        let (cols, is_cleared) = (self.specs[ids[0].0]?[1], self.cleared[ids[0].0].get());
+        let mut end = start;
+        for &id in ids {
+            let is_next = place_of(&self.places, id) == (bucket, end) && self.work.borrow()[id.0].is_none();
+            let [rows, _] = self.specs[id.0].filter(|matrix| matrix[1] == cols)?;
+            if !is_next || self.cleared[id.0].get() != is_cleared {
+                return None;
+            }
+            end += rows * cols;
+        }
+        ids.iter().for_each(|id| self.cleared[id.0].set(false));
+        Some((self.flat(queue, bucket).col_range(start..end).reshaped((end - start) / cols, cols), !is_cleared))
+    }
+
     /// The gradient, filled with zeros if nothing has been added to it.
     pub fn sum(&self, queue: &Queue, id: ParamId) -> Tensor {
         let tensor = self.tensor(queue, id);
@@ -107,9 +124,13 @@ impl Gradients {
     fn kept(&self, queue: &Queue, id: ParamId) -> Tensor {
         let (bucket, start) = place_of(&self.places, id);
         let [rows, cols] = self.specs[id.0].unwrap_or_else(|| panic!("parameter {} is not trained", id.0));
-        let mut whole = self.whole.borrow_mut();
-        let flat = whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32));
-        flat.col_range(start..start + rows * cols).reshaped(rows, cols)
+        self.flat(queue, bucket).col_range(start..start + rows * cols).reshaped(rows, cols)
+    }
+
+    /// All of a bucket's gradients, some of them undefined.
+    fn flat(&self, queue: &Queue, bucket: usize) -> Tensor {
+        let len = self.buckets[bucket].len;
+        self.whole.borrow_mut()[bucket].get_or_insert_with(|| queue.tensor(1, len, DType::F32)).clone()
     }
 
     /// Adds up gradients of a part of these dims until [`Gradients::return_work`]: beside those of the kept part or, `in_place`,
@@ -136,8 +157,7 @@ impl Gradients {
         let is_migrated = |(id, _): &(ParamId, usize)| self.work.borrow()[id.0].is_some();
         assert!(!self.buckets[bucket].members.iter().any(is_migrated), "bucket {bucket} waits for migrated gradients");
         self.buckets[bucket].members.iter().for_each(|&(id, _)| drop(self.sum(queue, id)));
-        let mut whole = self.whole.borrow_mut();
-        whole[bucket].get_or_insert_with(|| queue.tensor(1, self.buckets[bucket].len, DType::F32)).clone()
+        self.flat(queue, bucket)
     }
 
     /// Takes a bucket's gradients to be reduced, if they are split: the next addition begins anew. Also returns room for this

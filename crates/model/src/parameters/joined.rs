@@ -25,58 +25,73 @@ pub(crate) struct JoinedWeight {
 pub(crate) struct Place {
     /// Its first column. B has as many columns of zeros between the weight and itself.
     pub first: usize,
-    /// The layers with the same x, if the S of all of them are one product.
     pub group: Option<Group>,
 }
 
-/// Layers with the same x.
+/// Layers with the same x that share what belongs to their adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// The weight of the first.
+    /// The weight of the first, below which the A of all lie.
     pub first: ParamId,
     /// The sum of their adapters' ranks.
     pub rank: usize,
 }
 
+impl Place {
+    /// The columns beside x that this layer fills or reads, if its adapter has such a rank.
+    pub fn room(&self, rank: usize) -> usize {
+        self.group.map_or(self.first + rank, |group| group.rank)
+    }
+}
+
 /// The places of an adapter's factors beside a weight. The factors are copies: the optimizer changes others.
 #[derive(Clone)]
 pub(crate) struct JoinedFactors {
-    /// [rank, I]
-    pub a: Tensor,
+    /// Below the weight, [rank, I]: A of the layer, or those of its group if it is the first.
+    pub a: Option<Tensor>,
     /// [O, rank]
     b: Tensor,
     /// Zeros, and B in the last columns.
     pub until_b: Tensor,
-    /// The A of all layers with the same x, one below the other, if there are several.
-    pub stacked_a: Option<Tensor>,
+    /// The layers whose A lie below the weight, with their ranks, if it is the first of a group.
+    pub group: Vec<(ParamId, usize)>,
     joined: JoinedWeight,
 }
 
 impl JoinedFactors {
-    /// Room for a weight of this shape, and for the factors beside it.
+    /// Room for a weight of this shape, and for the factors beside it. `all` are the model's.
     pub fn allocate(
         queue: &Queue,
         [rows, cols]: [usize; 2],
         joined: JoinedWeight,
-        stacked_a: Option<Tensor>,
+        all: &[JoinedWeight],
         dtype: DType,
     ) -> (Tensor, JoinedFactors) {
-        let (rank, place) = (joined.rank, joined.place.first);
-        let all = queue.tensor_with_room(rows + rank, cols, place + rank, dtype);
-        let weight = all.row_range(0..rows);
-        let beside = |first: usize| weight.room(first..place + rank).expect("made above");
-        let (a, b, until_b) = (all.row_range(rows..rows + rank), beside(place), beside(0));
+        let JoinedWeight { rank, place, weight, .. } = joined;
+        let is_of_group = |other: &&JoinedWeight| other.place.group.is_some_and(|group| group.first == weight);
+        let group: Vec<_> = all.iter().filter(is_of_group).map(|other| (other.a, other.rank)).collect();
+        let below = match place.group {
+            None => rank,
+            Some(_) => group.iter().map(|(_, rank)| rank).sum(),
+        };
+        let everything = queue.tensor_with_room(rows + below, cols, place.first + rank, dtype);
+        let weight = everything.row_range(0..rows);
+        let beside = |first: usize| weight.room(first..place.first + rank).expect("made above");
+        let (b, until_b) = (beside(place.first), beside(0));
+        let a = (below > 0).then(|| everything.row_range(rows..rows + below));
         queue.launch(Fill { out: until_b.view(), value: 0.0 });
-        (weight, JoinedFactors { a, b, until_b, stacked_a, joined })
+        (weight, JoinedFactors { a, b, until_b, group, joined })
     }
 
-    fn copies(&self, parameters: &Parameters) -> Vec<Copy> {
+    fn copies(&self, parameters: &Parameters) -> [Copy; 2] {
         let JoinedWeight { a, b, rank, place, .. } = self.joined;
+        let (home, first) = match place.group {
+            None => (Some(self), 0),
+            Some(group) => (parameters.joined_factors(group.first), place.first),
+        };
+        let below = home.and_then(|home| home.a.as_ref()).expect("the first of a group lies here, too");
         let [a, b] = [a, b].map(|id| parameters.value(id).view());
-        let stacked = self.stacked_a.as_ref().map(|all| all.row_range(place.first..place.first + rank));
-        let copy_of_a = stacked.map(|out| Copy { x: a, out: out.view() });
-        let copies = [Copy { x: a, out: self.a.view() }, Copy { x: b, out: self.b.view() }];
-        copies.into_iter().chain(copy_of_a).collect()
+        [Copy { x: a, out: below.row_range(first..first + rank).view() }, Copy { x: b, out: self.b.view() }]
     }
 }
 

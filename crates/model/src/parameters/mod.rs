@@ -8,7 +8,6 @@ pub(crate) mod load;
 pub(crate) mod share;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ use crate::parameters::bucket::Bucket;
 use crate::sharding::layout::{Sharing, Slice};
 pub(crate) use draw::{draw, draw_whole};
 pub use gradients::Gradients;
-use joined::{Group, JoinedFactors};
+use joined::JoinedFactors;
 
 /// A parameter's number in the model's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -267,7 +266,6 @@ impl Parameters {
         let mut joined_factors = vec![None; model.specs.len()];
         let joined_weights = model.joined_weights();
         let is_joined = |id: ParamId| joined_weights.iter().find(|joined| joined.weight == id);
-        let mut stacks: HashMap<ParamId, Tensor> = HashMap::new();
         for bucket in &buckets {
             let dtype = if bucket.holds_vectors { DType::F32 } else { dtype };
             let own = split.own_state(bucket);
@@ -285,12 +283,8 @@ impl Parameters {
                         apart[id] = Some(queue.tensor(rows, cols, dtype));
                         continue;
                     };
-                    let stack = |group: Group| {
-                        let stack = stacks.entry(group.first).or_insert_with(|| queue.tensor(group.rank, cols, dtype));
-                        stack.clone()
-                    };
-                    let stacked_a = joined.place.group.map(stack);
-                    let (weight, factors) = JoinedFactors::allocate(queue, [rows, cols], joined, stacked_a, dtype);
+                    let (weight, factors) =
+                        JoinedFactors::allocate(queue, [rows, cols], joined, &joined_weights, dtype);
                     (apart[id], joined_factors[id]) = (Some(weight), Some(factors));
                 }
                 masters.push(queue.tensor(1, 0, dtype));

@@ -5,9 +5,10 @@ mod muon;
 mod peers;
 mod rule;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-use evenkeel_device::kernel::{self, ClipFactor, ColumnSum, Fill, SquaredNorm};
+use evenkeel_device::kernel::{self, ClipFactor, ColumnSum, Fill, MOST_NORMS, SquaredNorm, SquaredNorms};
 use evenkeel_device::{DType, Queue, Tensor, View};
 use evenkeel_model::{Gradients, Held, Model, ParamId, Parameters, PrunedMask, Stretch};
 
@@ -104,10 +105,17 @@ impl Optimizer {
             let unit = self.units[id.0].expect("a parameter that is kept here has a unit");
             Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), unit))
         });
-        for Together { bucket, place, like: unit } in together(stretches) {
-            let x = gradients.own(queue, bucket).col_range(place).view();
-            let out = self.squares.row_range(unit..unit + 1).view();
-            queue.launch(SquaredNorm { x, out, accumulate: true });
+        let mut rest = together(stretches);
+        while !rest.is_empty() {
+            let mut measured = HashSet::new();
+            let (now, later) = rest.into_iter().partition(|stretch| measured.insert(stretch.like));
+            rest = later;
+            let norm = |Together { bucket, place, like: unit }| {
+                let x = gradients.own(queue, bucket).col_range(place).view();
+                SquaredNorm { x, out: self.squares.row_range(unit..unit + 1).view(), accumulate: true }
+            };
+            let norms: Vec<SquaredNorm> = Vec::into_iter(now).map(norm).collect();
+            norms.chunks(MOST_NORMS).for_each(|norms| queue.launch(SquaredNorms(norms.to_vec())));
         }
     }
 
@@ -330,15 +338,21 @@ struct Together<T> {
     like: T,
 }
 
-/// Joins stretches of a bucket if one begins at the end of the other: a launch for each parameter costs a small model on a GPU
-/// more than the work. Gaps between parameters belong to none and end a stretch.
-fn together<T: PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
-    let mut found: Vec<Together<T>> = Vec::new();
+/// Joins stretches of a bucket if one begins at the end of another: a launch for each parameter costs a small model on a GPU more
+/// than the work. Gaps between parameters belong to none and end a stretch.
+fn together<T: Copy + PartialEq>(stretches: impl Iterator<Item = (Range<usize>, usize, T)>) -> Vec<Together<T>> {
+    let mut alike: Vec<(usize, T, Vec<Range<usize>>)> = Vec::new();
     for (place, bucket, like) in stretches {
-        let before = found.iter_mut().rev().find(|before| before.bucket == bucket);
-        match before.filter(|before| before.place.end == place.start && before.like == like) {
-            Some(before) => before.place.end = place.end,
-            None => found.push(Together { bucket, place, like }),
+        match alike.iter_mut().rev().find(|other| (other.0, other.1) == (bucket, like)) {
+            Some((.., places)) => places.push(place),
+            None => alike.push((bucket, like, vec![place])),
+        }
+    }
+    let mut found: Vec<Together<T>> = Vec::new();
+    for (bucket, like, mut places) in alike {
+        places.sort_unstable_by_key(|place| place.start);
+        for run in places.chunk_by(|before, after| before.end == after.start) {
+            found.push(Together { bucket, place: run[0].start..run[run.len() - 1].end, like });
         }
     }
     found
@@ -355,12 +369,12 @@ mod tests {
             (0..64, 1, 'a'),
             (32..64, 0, 'a'),
             (64..96, 0, 'b'),
-            (64..100, 1, 'a'),
             (128..160, 1, 'a'),
+            (64..100, 1, 'a'),
             (96..128, 0, 'a'),
         ];
         let found: Vec<_> = together(stretches.into_iter()).into_iter().map(|t| (t.place, t.bucket, t.like)).collect();
-        let expected = [(0..64, 0, 'a'), (0..100, 1, 'a'), (64..96, 0, 'b'), (128..160, 1, 'a'), (96..128, 0, 'a')];
+        let expected = [(0..64, 0, 'a'), (96..128, 0, 'a'), (0..100, 1, 'a'), (128..160, 1, 'a'), (64..96, 0, 'b')];
         assert_eq!(found, expected);
     }
 }

@@ -2,7 +2,7 @@
 
 #define ACTIVATE(T, NAME, N) \
     extern "C" __global__ void activate_##NAME##_##N(i64 rows, i64 cols, Matrix<T> x, Matrix<T> out, int activation) { \
-        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+        each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float v[N]; \
             load<N>(x.at(row, col), count, v); \
             for (int i = 0; i < N; i++) v[i] = activate<Rounded<T>::value>(activation, v[i]); \
@@ -14,7 +14,7 @@ FOR_TYPES(ACTIVATE)
 #define ACTIVATE_BACKWARD(T, NAME, N) \
     extern "C" __global__ void activate_backward_##NAME##_##N( \
         i64 rows, i64 cols, Matrix<T> x, Matrix<T> dout, Matrix<T> dx, int activation) { \
-        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+        each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float v[N], g[N]; \
             load<N>(x.at(row, col), count, v); \
             load<N>(dout.at(row, col), count, g); \
@@ -27,7 +27,7 @@ FOR_TYPES(ACTIVATE_BACKWARD)
 #define GATED(T, NAME, N) \
     extern "C" __global__ void gated_##NAME##_##N( \
         i64 rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> out, int activation) { \
-        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+        each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float g[N], u[N]; \
             load<N>(gate.at(row, col), count, g); \
             load<N>(up.at(row, col), count, u); \
@@ -41,7 +41,7 @@ FOR_TYPES(GATED)
     extern "C" __global__ void gated_backward_##NAME##_##N( \
         i64 rows, i64 cols, Matrix<T> gate, Matrix<T> up, Matrix<T> dout, Matrix<T> dgate, Matrix<T> dup, \
         int activation) { \
-        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+        each_vector_by_rows<N>(rows, cols, [&](i64 row, i64 col, int count) { \
             float g[N], u[N], d[N]; \
             load<N>(gate.at(row, col), count, g); \
             load<N>(up.at(row, col), count, u); \

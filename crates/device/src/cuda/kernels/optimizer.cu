@@ -225,20 +225,50 @@ __device__ __forceinline__ double sum_of_block_f64(double x) {
     return x;
 }
 
+// Several squared norms, one for each row of blocks. Each is summed by blocks of its own number, so that its bits do not depend on
+// the others.
+#define MOST_NORMS 32
+#define MOST_BLOCKS_OF_NORM 1024
+template <class T> struct NormList {
+    i64 rows[MOST_NORMS], cols[MOST_NORMS], blocks[MOST_NORMS];
+    Matrix<T> x[MOST_NORMS];
+    float *out[MOST_NORMS];
+    i64 accumulate[MOST_NORMS];
+    double *partials;
+};
+
 // A partial sum for each block.
-#define SQUARED_NORM(T, NAME, N) \
-    extern "C" __global__ void squared_norm_##NAME##_##N(i64 rows, i64 cols, Matrix<T> x, double *partials) { \
+#define SQUARED_NORMS(T, NAME, N) \
+    extern "C" __global__ void squared_norms_##NAME##_##N(const __grid_constant__ NormList<T> list) { \
+        int place = blockIdx.y; \
+        i64 blocks = list.blocks[place]; \
+        if (blockIdx.x >= blocks) return; \
+        Matrix<T> x = list.x[place]; \
         double sum = 0.0; \
-        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+        each_vector_of<N>(blocks, list.rows[place], list.cols[place], [&](i64 row, i64 col, int count) { \
             float v[N], part = 0.0f; \
             load<N>(x.at(row, col), count, v); \
             for (int i = 0; i < N; i++) part += v[i] * v[i]; \
             sum += part; \
         }); \
         sum = sum_of_block_f64(sum); \
-        if (threadIdx.x == 0) partials[blockIdx.x] = sum; \
+        if (threadIdx.x == 0) list.partials[place * MOST_BLOCKS_OF_NORM + blockIdx.x] = sum; \
     }
-FOR_TYPES(SQUARED_NORM)
+FOR_TYPES(SQUARED_NORMS)
+
+__device__ __forceinline__ void add_up(i64 blocks, const double *partials, float *out, bool accumulate) {
+    double sum = 0.0;
+    for (i64 i = threadIdx.x; i < blocks; i += blockDim.x) sum += partials[i];
+    sum = sum_of_block_f64(sum);
+    if (threadIdx.x == 0) *out = (float)((accumulate ? (double)*out : 0.0) + sum);
+}
+
+// A block for each.
+extern "C" __global__ void squared_norm_totals(const __grid_constant__ NormList<float> list) {
+    int place = blockIdx.x;
+    const double *partials = list.partials + place * MOST_BLOCKS_OF_NORM;
+    add_up(list.blocks[place], partials, list.out[place], list.accumulate[place]);
+}
 
 #define ADAFACTOR_NORM(N) \
     extern "C" __global__ void adafactor_norm_##N(i64 rows, i64 cols, Divided d, double *partials) { \
@@ -256,11 +286,8 @@ ADAFACTOR_NORM(4)
 ADAFACTOR_NORM(1)
 
 // One block.
-extern "C" __global__ void squared_norm_total(i64 blocks, const double *partials, float *out, int accumulate) {
-    double sum = 0.0;
-    for (i64 i = threadIdx.x; i < blocks; i += blockDim.x) sum += partials[i];
-    sum = sum_of_block_f64(sum);
-    if (threadIdx.x == 0) *out = (float)((accumulate ? (double)*out : 0.0) + sum);
+extern "C" __global__ void partial_sums_total(i64 blocks, const double *partials, float *out) {
+    add_up(blocks, partials, out, true);
 }
 
 extern "C" __global__ void clip_factor(const float *squared_norm, float limit, float *out) {

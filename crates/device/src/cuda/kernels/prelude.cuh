@@ -88,12 +88,12 @@ __device__ __forceinline__ void store(const Mixed &x, i64 row, i64 col, int coun
         store<N>(static_cast<float *>(x.first) + place, count, from);
 }
 
-// Evaluates `body(row, col, count)` for each vector of a matrix: a thread of the grid for each, and again from the start
-// where the grid is too small.
-template <int N, class Body> __device__ __forceinline__ void each_vector(i64 rows, i64 cols, Body body) {
+// Evaluates `body(row, col, count)` for each vector of a matrix: so many blocks have a thread for each, and again from the start
+// where these are too few.
+template <int N, class Body> __device__ __forceinline__ void each_vector_of(i64 blocks, i64 rows, i64 cols, Body body) {
     i64 across = (cols + N - 1) / N;
     i64 total = rows * across;
-    i64 step = (i64)gridDim.x * blockDim.x;
+    i64 step = blocks * blockDim.x;
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += step) {
         i64 row = 0, place = i;
         if (rows > 1) {
@@ -110,6 +110,20 @@ template <int N, class Body> __device__ __forceinline__ void each_vector(i64 row
         i64 col = place * N;
         i64 left = cols - col;
         body(row, col, (int)(left < N ? left : N));
+    }
+}
+
+// The same for a row of the whole grid.
+template <int N, class Body> __device__ __forceinline__ void each_vector(i64 rows, i64 cols, Body body) {
+    each_vector_of<N>(gridDim.x, rows, cols, body);
+}
+
+// The same with a row of blocks for each row, which spares the division, if the grid has such rows: see `Walk::shape_by_rows`.
+template <int N, class Body> __device__ __forceinline__ void each_vector_by_rows(i64 rows, i64 cols, Body body) {
+    if (gridDim.y == 1) return each_vector<N>(rows, cols, body);
+    for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        i64 col = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * N, left = cols - col;
+        if (left > 0) body(row, col, (int)(left < N ? left : N));
     }
 }
 
