@@ -25,7 +25,7 @@ def ours(options, orders, sizes, steps):
     run = measure([str(word) for word in command], PLACES)
     one, *cases = run["cases"]
     beside = {"one_rank_tokens_per_s": one["tokens_per_s"], "process_bytes": run["peak_process_bytes"]}
-    return {case["order"]: {**case, **beside} for case in cases}
+    return {case["order"]: {**case, **beside} for case in cases if case["order"]}
 
 
 def theirs(options, order, sizes, steps):

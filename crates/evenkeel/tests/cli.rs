@@ -190,7 +190,9 @@ fn bench_pipelines_compares_orders_and_cuts_with_one_rank_and_draws_the_fastest(
     let line = format!("bench pipelines {sizes} --sequence 16 --svg {}", drawing.display());
     let output = run_line(&line);
     assert!(output.status.success(), "{}", stderr(&output));
-    for expected in ["pp 2 × 1 core", "one rank × 1 core", "1f1b", "interleaved", "zb-v", "simulated"] {
+    for expected in
+        ["pp 2 × 1 core", "one rank × 1 core", "one rank × 2 cores", "1f1b", "interleaved", "zb-v", "simulated"]
+    {
         assert!(stdout(&output).contains(expected), "{}", stdout(&output));
     }
     let drawn = std::fs::read_to_string(&drawing).unwrap();

@@ -198,7 +198,7 @@ fn measure(preset: Preset, options: &Options) -> Result<String, Failure> {
     if options.json {
         let json = json!({
             "model": preset.name(), "dtype": options.precision.name(), "parameters": model.parameter_count(),
-            "median_step_s": median, "min_step_s": times[0], "per_s": units / median, "unit": unit,
+            "median_step_s": median, "min_step_s": times.iter().copied().fold(f64::INFINITY, f64::min), "per_s": units / median, "unit": unit,
             "peak_bytes": peak_bytes, "first_step_s": to_first_step.as_secs_f64(), "first_loss": first_loss,
             "last_loss": loss, "graphs_per_step": (replays.graphs - before.graphs) as f64 / options.steps as f64,
             "graphs_refused": replays.refusal,

@@ -106,7 +106,8 @@ impl Arguments {
         (self.devices.threads.unwrap_or_else(|| cpu_report().cores) / self.pp).max(1)
     }
 
-    /// One rank and its pipelines, for every length and number of micro-batches.
+    /// One rank on the device of a place, one on the cores of all places, and the pipelines, for every length and number of
+    /// micro-batches.
     fn cases(&self) -> Result<Vec<Case>, Failure> {
         self.devices.check(self.pp)?;
         if self.devices.are_gpus() && !self.slow.is_empty() {
@@ -129,13 +130,20 @@ impl Arguments {
             let model = self.layers.model(&llama)?.for_device(self.devices.device.into());
             for &micros in &self.micros {
                 llama.check_shares("--micros", micros)?;
-                let one = self.devices.place(Strategy {
-                    micro_batch: llama.batch.div_ceil(micros),
-                    accumulate: micros,
-                    arrangement: Arrangement::of(Schedule::usual(self.recompute, 1)),
-                    ..llama.strategy(1, 1, Some(self.cores_of_place()))
-                });
+                let one_rank = |cores: usize| {
+                    self.devices.place(Strategy {
+                        micro_batch: llama.batch.div_ceil(micros),
+                        accumulate: micros,
+                        arrangement: Arrangement::of(Schedule::usual(self.recompute, 1)),
+                        ..llama.strategy(1, 1, Some(cores))
+                    })
+                };
+                let one = one_rank(self.cores_of_place());
                 cases.push(Case::new(&llama, &model, one.clone(), None, vec![1.0])?);
+                if !self.devices.are_gpus() && self.slow.is_empty() {
+                    let all = one_rank(self.pp * self.cores_of_place());
+                    cases.push(Case::new(&llama, &model, all, None, vec![1.0])?);
+                }
                 for (order, cuts) in &pipelines {
                     let strategy = self.in_stages(&one, *order, cuts, &model, &llama)?;
                     let slow = Straggler::factors(&self.slow, self.pp, 1);
@@ -322,11 +330,12 @@ struct Row<'a> {
 
 fn rows(cases: &[Case]) -> Result<Vec<Row<'_>>, Unforeseen> {
     let mut one_rank_s = f64::NAN;
-    let mut rows = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     for case in cases {
         let seconds = || case.steps.iter().map(|step| step.untraced_s);
         let step_s = median(seconds());
-        if case.cuts.is_none() {
+        let follows_one_rank = rows.last().is_some_and(|before| before.case.cuts.is_none());
+        if case.cuts.is_none() && !follows_one_rank {
             one_rank_s = step_s;
         }
         let simulated = case.steps.iter().map(|step| {
@@ -411,7 +420,7 @@ fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
         let Case { llama, launch, cuts, peak_bytes, .. } = row.case;
         json!({
             "order": row.case.order(), "cut": cuts.as_ref().map(StageCuts::name), "units": row.case.units(),
-            "micros": launch.strategy.accumulate, "sequence": llama.sequence, "median_step_s": row.step_s,
+            "cores_per_rank": launch.strategy.devices.cores_per_rank(), "micros": launch.strategy.accumulate, "sequence": llama.sequence, "median_step_s": row.step_s,
             "min_step_s": row.min_step_s, "tokens_per_s": row.tokens_per_s(), "speed": row.speed,
             "idle_share": row.idle_share, "simulated_idle_share": row.simulated_idle_share, "peak_bytes": peak_bytes,
         })
