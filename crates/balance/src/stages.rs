@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::cut::{self, best_cut_that_fits, bounds, weight_of_slowest};
 use crate::statistics::{push, trimmed_mean};
 
-/// Steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
+/// Observed steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
 /// not cut all the time.
 const FIRST_WINDOW: usize = 6;
 const LAST_WINDOW: usize = 24;
@@ -16,7 +16,7 @@ const LEAST_GAIN_AT_FIRST: f64 = 0.02;
 /// A change costs as much as so many steps: state moves, and programs are written anew.
 const STEPS_OF_RECUT: f64 = 2.0;
 /// Places whose slowness has changed by less than this share are as slow as before.
-const LEAST_CHANGE: f64 = 0.1;
+const LEAST_CHANGE: f64 = LEAST_GAIN / 2.0;
 /// Rounds after which kinds of units and places are told apart.
 const ROUNDS: usize = 200;
 
@@ -64,29 +64,30 @@ impl Staging {
             let of_places = fullness(cuts);
             self.stages.iter().map(|stage| of_places[stage.place]).collect()
         })?;
-        let by_places = self.better_for_places(by_stages.clone(), slowness);
-        let fits = by_places == by_stages || cut::fits(&fullness(&by_places));
-        Some(if fits { by_places } else { by_stages })
+        if self.stages.len() == self.places() {
+            return Some(by_stages);
+        }
+        let shorter = self.better_for_places(by_stages.clone(), |cuts| self.step_s(cuts, slowness));
+        let evener = self.better_for_places(shorter.clone(), |cuts| self.penalised_step_s(cuts, slowness));
+        let fitting = [evener, shorter].into_iter().find(|cuts| *cuts == by_stages || cut::fits(&fullness(cuts)));
+        Some(fitting.unwrap_or(by_stages))
     }
 
     /// A search by stages leaves places with several of them unequal: moves a unit over a cut, or one over each of two, as long as
-    /// that makes the step shorter, or places more alike.
-    fn better_for_places(&self, mut cuts: Vec<usize>, slowness: &[f64]) -> Vec<usize> {
-        if self.stages.len() == self.places() {
-            return cuts;
-        }
-        let mut least = self.unevenness_s(&cuts, slowness);
+    /// that makes the cost less.
+    fn better_for_places(&self, mut cuts: Vec<usize>, cost: impl Fn(&[usize]) -> f64) -> Vec<usize> {
+        let mut least = cost(&cuts);
         loop {
             let moved = |steps: &[(usize, isize)]| {
                 let mut moved = cuts.clone();
                 steps.iter().for_each(|&(index, by)| moved[index] = moved[index].saturating_add_signed(by));
                 let bounds = bounds(&moved, self.units.len());
-                bounds.windows(2).all(|pair| pair[0] < pair[1]).then(|| (self.unevenness_s(&moved, slowness), moved))
+                bounds.windows(2).all(|pair| pair[0] < pair[1]).then(|| (cost(&moved), moved))
             };
             let steps: Vec<(usize, isize)> = (0..cuts.len()).flat_map(|index| [(index, -1), (index, 1)]).collect();
-            let twice = steps.iter().flat_map(|&first| steps.iter().map(move |&second| vec![first, second]));
-            let moves = steps.iter().map(|&step| vec![step]).chain(twice).filter_map(|steps| moved(&steps));
-            match moves.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(uneven, _)| *uneven < least * (1.0 - 1e-9)) {
+            let pairs = steps.iter().flat_map(|&first| steps.iter().map(move |&second| vec![first, second]));
+            let moves = steps.iter().map(|&step| vec![step]).chain(pairs).filter_map(|steps| moved(&steps));
+            match moves.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(cost, _)| *cost < least * (1.0 - 1e-9)) {
                 Some(best) => (least, cuts) = best,
                 None => return cuts,
             }
@@ -126,9 +127,9 @@ impl Staging {
         times.iter().sum::<f64>() + weight_of_slowest(self.micros, times.len()) * slowest_s
     }
 
-    /// The same and a little more where places differ: with several places that are slowest, relieving one does not make the step
-    /// shorter yet.
-    fn unevenness_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
+    /// The step's time plus a small penalty for uneven places: where several are slowest, relieving one alone does not shorten the
+    /// step.
+    fn penalised_step_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
         const WEIGHT: f64 = 1e-3;
         let times = self.times(cuts, slowness);
         let squares: f64 = times.iter().map(|time| time * time).sum();
@@ -188,10 +189,10 @@ pub struct StageWatch {
     cuts: Vec<usize>,
     window: usize,
     /// It looks at one step in so many, and at the next ones, too, once one looks unequal.
-    every: u64,
+    every_steps: u64,
     /// By step and place: seconds.
     busy_s: VecDeque<Vec<f64>>,
-    /// Whether a step was made since the last change: the first one includes start-up work.
+    /// Whether a step was observed since the last change: the first one includes start-up work.
     has_begun: bool,
     /// By place: the slowness for which no cut was found to be better than the present one.
     settled: Option<Vec<f64>>,
@@ -214,7 +215,7 @@ impl StageWatch {
             staging,
             cuts,
             window: FIRST_WINDOW,
-            every: 1,
+            every_steps: 1,
             busy_s: VecDeque::new(),
             has_begun: false,
             settled: None,
@@ -222,13 +223,13 @@ impl StageWatch {
     }
 
     /// The same where looking at a step makes it slower: one in so many is enough as long as places seem equal.
-    pub fn glancing(self, every: u64) -> StageWatch {
-        StageWatch { every, ..self }
+    pub fn glancing(self, every_steps: u64) -> StageWatch {
+        StageWatch { every_steps, ..self }
     }
 
     /// Whether to observe the step of this number.
     pub fn is_due(&self, step: u64) -> bool {
-        step.is_multiple_of(self.every) || !self.busy_s.is_empty()
+        step.is_multiple_of(self.every_steps) || !self.has_begun || !self.busy_s.is_empty()
     }
 
     /// By place: the number of its units.
@@ -252,9 +253,10 @@ impl StageWatch {
         }
         push(&mut self.busy_s, busy_s.to_vec(), self.window);
         let (slowness, least_gain) = (self.slowness(), LEAST_GAIN.max(STEPS_OF_RECUT / left as f64));
+        let glances = self.every_steps > 1;
         let is_known = self.settled.as_ref().is_some_and(|settled| are_close(settled, &slowness));
         if is_known || !self.may_gain(&slowness, least_gain) {
-            if self.every > 1 {
+            if glances {
                 self.busy_s.clear();
             }
             return None;
@@ -262,10 +264,15 @@ impl StageWatch {
         if self.busy_s.len() < self.window {
             return None;
         }
-        self.busy_s.clear();
-        self.window = LAST_WINDOW.min(2 * self.window);
         self.settled = Some(slowness.clone());
-        self.decide(slowness, least_gain, fullness)
+        let recut = self.decide(slowness, least_gain, fullness);
+        if recut.is_some() {
+            self.window = LAST_WINDOW.min(2 * self.window);
+        }
+        if glances || recut.is_some() {
+            self.busy_s.clear();
+        }
+        recut
     }
 
     /// Whether some cut might make a step shorter by this share.
@@ -353,13 +360,13 @@ mod tests {
         });
         let (step, recut) = recut.expect("one becomes slow");
         assert_eq!(recut.cuts, [8]);
-        assert_eq!(looks, [4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29]);
+        assert_eq!(looks, [1, 4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29]);
         assert!(step <= 22 + 30);
     }
 
     /// Three units cannot be spread evenly over two places.
     #[test]
-    fn nobody_looks_twice_at_what_no_cut_makes_better() {
+    fn a_slowness_that_no_cut_improves_is_examined_once() {
         let mut watch = StageWatch::new(staging(&[1.0; 3], 2, 8), vec![2]).glancing(4);
         let mut looks = Vec::new();
         for step in 1..=40 {
@@ -368,8 +375,24 @@ mod tests {
                 assert_eq!(watch.observe(&[2.0, if step < 32 { 1.1 } else { 1.5 }], 1000, ROOMY), None);
             }
         }
-        let seen_twice = [4, 8, 9, 10, 11, 12, 13, 16, 20, 24, 28, 32, 33];
-        assert_eq!(looks[..seen_twice.len()], seen_twice);
+        let expected = [1, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 28, 32, 33];
+        assert_eq!(looks[..expected.len()], expected);
+    }
+
+    /// At first the cut could be better, if units could be divided.
+    #[test]
+    fn a_gain_just_above_the_least_is_found_after_nothing_was() {
+        for every_steps in [1, 4] {
+            let mut watch = StageWatch::new(staging(&[1.0; 9], 2, 8), vec![4]).glancing(every_steps);
+            let mut observe = |steps: std::ops::Range<u64>, second: f64| {
+                steps.into_iter().find_map(|step| {
+                    if watch.is_due(step) { Some((step, watch.observe(&[4.0, second], 1000, ROOMY)?)) } else { None }
+                })
+            };
+            assert_eq!(observe(1..60, 5.0), None);
+            let (step, recut) = observe(60..90, 5.45).expect("the second place takes 9 % longer");
+            assert_eq!((recut.cuts, step < 75), (vec![5], true), "{step}");
+        }
     }
 
     #[test]

@@ -178,10 +178,10 @@ fn squared_norm_adds_every_square_once() {
 #[test]
 fn squared_norms_at_once_have_the_bits_of_each_alone() {
     let values = Random::new(4).numbers(300_000, DType::F32);
-    let ranges = [0..4, 8..40_008, 40_008..300_000, 17..17, 64..4_160];
+    let ranges = [0..4, 8..40_008, 40_008..300_000, 17..17, 64..4_160, 3..1_003];
     let results = run(|queue| {
         let x = queue.floats(1, values.len(), DType::F32, &values);
-        let outs = || queue.floats(ranges.len(), 1, DType::F32, &[2.0; 5]);
+        let outs = || queue.floats(ranges.len(), 1, DType::F32, &[2.0; 6]);
         let (together, alone) = (outs(), outs());
         let norms = |outs: &Tensor| -> Vec<SquaredNorm> {
             let norm = |(place, range): (usize, &Range<usize>)| {

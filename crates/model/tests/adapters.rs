@@ -518,13 +518,16 @@ fn losses_and_gradients(model: &Model, queue: &Queue) -> Vec<f32> {
 /// Of queries, keys and values, and of gate and up: S at once, and the gradients of A at once.
 #[test]
 fn layers_with_the_same_input_share_products_on_gpus() {
-    let model = two_layers().adapted(AdapterConfig { rank: 4, ..AdapterConfig::default() }).unwrap();
-    let [alone, grouped] = KINDS.map(|kind| {
-        let device = Device::dry();
-        losses_and_gradients(&model.for_device(kind), device.compute());
-        device.counts().0["Product"].launches
-    });
-    assert_eq!(alone - grouped, 2 * (3 + 3));
+    let query_and_value = Targets::Names(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+    for (targets, shared) in [(Targets::AllLinear, 3), (query_and_value, 1)] {
+        let model = two_layers().adapted(AdapterConfig { rank: 4, targets, ..AdapterConfig::default() }).unwrap();
+        let [alone, grouped] = KINDS.map(|kind| {
+            let device = Device::dry();
+            losses_and_gradients(&model.for_device(kind), device.compute());
+            device.counts().0["Product"].launches
+        });
+        assert_eq!(alone - grouped, 2 * 2 * shared);
+    }
 }
 
 /// Where some layers with the same input are trained whole or held in 4 bits, only the others lie beside their adapters.
@@ -537,10 +540,12 @@ fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus
     let some = adapted
         .clone()
         .training(|id, spec| adapted.specs[id.0].is_trained || whole.iter().any(|name| spec.name.ends_with(name)));
+    let without_q =
+        adapted.clone().training(|id, spec| adapted.specs[id.0].is_trained && !spec.name.contains("q_proj"));
     let packed = plain.packed().adapted(adapter).unwrap();
     let device = support::device(1, 1 << 28);
     let queue = device.compute();
-    for model in [some, packed] {
+    for model in [some, without_q, packed] {
         let losses = KINDS.map(|kind| {
             let model = model.for_device(kind);
             let poison = queue.tensor(1, 1 << 22, DType::F32);

@@ -88,6 +88,40 @@ fn every_order_has_the_curve_of_the_single_rank() {
     }
 }
 
+/// Models with norms behind sublayers, and with biases: vectors that lie side by side in one stage and not in another.
+#[test]
+fn norms_have_the_same_bits_wherever_a_model_is_cut() {
+    let sizes = serde_json::json!({
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "num_key_value_heads": 1,
+        "intermediate_size": 16, "vocab_size": 64, "tie_word_embeddings": false,
+    });
+    let families = [
+        serde_json::json!({
+            "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8,
+        }),
+        serde_json::json!({ "model_type": "qwen2", "hidden_act": "silu" }),
+    ];
+    for family in families {
+        let mut config = sizes.clone();
+        config.as_object_mut().unwrap().extend(family.as_object().unwrap().clone());
+        let model = Model::from_json(&config).unwrap();
+        let norms = |cuts: Vec<usize>| {
+            let pipeline = Pipeline { cuts, order: PipelineOrder::OneForwardOneBackward };
+            let strategy = spread(1, 1, 0).in_stages(pipeline.stages(), pipeline);
+            let ranks =
+                start_on(&model, &strategy, options(OptimizerOptions::default().rule), move |shard, split, queue| {
+                    Parameters::random(shard, DType::F32, split, 7, queue)
+                });
+            let norm = |step| ranks.step(micros(step), 1e-3).unwrap().grad_norm;
+            (0..25).map(norm).collect::<Vec<f64>>()
+        };
+        let expected = norms(Vec::new());
+        for cut in 1..model.units.len() {
+            assert_eq!(norms(vec![cut]), expected, "{family} cut at unit {cut}");
+        }
+    }
+}
+
 #[test]
 fn rules_that_look_at_whole_parameters_see_them_through_all_stages() {
     let AdamW { beta1, beta2, .. } = AdamW::default();

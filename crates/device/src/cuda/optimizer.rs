@@ -1,5 +1,7 @@
 //! Elementwise updates, and the norm that clips gradients.
 
+use std::collections::BTreeSet;
+
 use super::modules::OPTIMIZER;
 use super::rows::{Matrix, Mixed, Walk};
 use super::stream::{Shape, arguments};
@@ -138,7 +140,7 @@ pub(super) fn summing(walk: &Walk) -> Shape {
 }
 
 /// Threads that add up partial sums.
-const ADDING: u32 = 256;
+const TOTAL_THREADS: u32 = 256;
 
 /// `out += Σ partials`.
 ///
@@ -147,7 +149,7 @@ const ADDING: u32 = 256;
 pub(super) unsafe fn add_partial_sums(blocks: u32, partials: u64, out: View, stream: &mut Stream) {
     let arguments = arguments![blocks as i64, partials, out.address];
     // SAFETY: the arguments are the kernel's, and the caller's promise.
-    unsafe { stream.launch(&OPTIMIZER, "partial_sums_total", Shape::linear(1, ADDING), arguments) };
+    unsafe { stream.launch(&OPTIMIZER, "partial_sums_total", Shape::linear(1, TOTAL_THREADS), arguments) };
 }
 
 /// The argument of the kernels for several squared norms, as in kernels/optimizer.cu.
@@ -178,8 +180,12 @@ impl Run for SquaredNorms {
 fn squared_norms(norms: &[SquaredNorm], stream: &mut Stream) {
     let partials = stream.scratch((MOST_NORMS * MOST_BLOCKS as usize * size_of::<f64>()) as u64);
     let walks: Vec<Option<Walk>> = norms.iter().map(|norm| Walk::flat(&[norm.x])).collect();
-    let narrowest = walks.iter().flatten().map(|walk| walk.vector).min();
-    let walk = |place: usize| Some(Walk { vector: narrowest?, ..walks.get(place).copied().flatten()? });
+    let widths: BTreeSet<usize> = walks.iter().flatten().map(|walk| walk.vector).collect();
+    if widths.len() > 1 {
+        // In a common width some would be summed in another order.
+        return norms.iter().for_each(|norm| squared_norms(&[*norm], stream));
+    }
+    let walk = |place: usize| walks.get(place).copied().flatten();
     let blocks = |place: usize| walk(place).map_or(0, |walk| summing(&walk).blocks[0]);
     let norm = |place: usize| norms.get(place).unwrap_or(&norms[0]);
     let list = NormList {
@@ -199,7 +205,7 @@ fn squared_norms(norms: &[SquaredNorm], stream: &mut Stream) {
             let shape = Shape { blocks: [most, 1, 1], ..any.shape() }.of_rows(count);
             stream.launch_with(&OPTIMIZER, &any.typed("squared_norms", norms[0].x.dtype), shape, &list);
         }
-        stream.launch_with(&OPTIMIZER, "squared_norm_totals", Shape::linear(count as u64, ADDING), &list);
+        stream.launch_with(&OPTIMIZER, "squared_norm_totals", Shape::linear(count as u64, TOTAL_THREADS), &list);
     }
 }
 

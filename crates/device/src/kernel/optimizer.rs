@@ -149,7 +149,7 @@ impl Operation for SquaredNorm {
 #[derive(Clone, Debug)]
 pub struct SquaredNorms(pub Vec<SquaredNorm>);
 
-pub const MOST_NORMS: usize = 32;
+pub const MOST_NORMS: usize = 64;
 
 impl Operation for SquaredNorms {
     fn check(&self) {

@@ -416,11 +416,15 @@ fn in_words(arguments: &Arguments, rows: &[Row]) -> String {
 }
 
 fn in_json(arguments: &Arguments, rows: &[Row]) -> String {
+    let cores = |launch: &Launch| {
+        let devices = &launch.strategy.devices;
+        (devices.kind() == DeviceKind::Cpu).then(|| devices.cores_per_rank())
+    };
     let row = |row: &Row| {
         let Case { llama, launch, cuts, peak_bytes, .. } = row.case;
         json!({
             "order": row.case.order(), "cut": cuts.as_ref().map(StageCuts::name), "units": row.case.units(),
-            "cores_per_rank": launch.strategy.devices.cores_per_rank(), "micros": launch.strategy.accumulate, "sequence": llama.sequence, "median_step_s": row.step_s,
+            "cores": cores(launch), "micros": launch.strategy.accumulate, "sequence": llama.sequence, "median_step_s": row.step_s,
             "min_step_s": row.min_step_s, "tokens_per_s": row.tokens_per_s(), "speed": row.speed,
             "idle_share": row.idle_share, "simulated_idle_share": row.simulated_idle_share, "peak_bytes": peak_bytes,
         })

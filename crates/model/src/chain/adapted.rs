@@ -20,7 +20,7 @@ use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
 use crate::chain::op::{Linear, LinearPart, Op};
 use crate::chain::unit::{Sublayer, Unit};
-use crate::parameters::joined::{Group, JoinedFactors, Place};
+use crate::parameters::joined::{Group, Place};
 use crate::parameters::{Gradients, ParamId, ParamSpec};
 
 #[derive(Clone, Copy, Debug)]
@@ -131,23 +131,27 @@ impl Body {
     }
 }
 
-/// Makes a group of operations that follow one another and read the same x, if all of them are layers with such adapters.
+/// Makes a group of the adapted ones of layers that follow one another and read the same x, if their adapters suit that.
 fn group(layers: &mut [Op], specs: &[ParamSpec], gapless: &[Slot]) {
-    let Some(Op::Linear(first)) = layers.first() else { return };
-    let Some(LinearAdapter { scale, beside: Some(beside), place: Some(Place { first: 0, .. }), .. }) = first.adapter
+    let adapted = layers.iter_mut().filter_map(|op| match op {
+        Op::Linear(linear) if linear.adapter.is_some() => Some(linear),
+        _ => None,
+    });
+    let mut adapted: Vec<&mut Linear> = adapted.collect();
+    let [leader, _, ..] = &adapted[..] else { return };
+    let first = leader.weight;
+    let Some(LinearAdapter { scale, beside: Some(beside), place: Some(Place { first: 0, .. }), .. }) = leader.adapter
     else {
         return;
     };
-    let first = first.weight;
-    let adapters = layers.iter_mut().map(|op| match op {
-        Op::Linear(Linear { adapter: Some(adapter), part: None, .. }) => Some(adapter),
-        _ => None,
-    });
-    let Some(adapters) = adapters.collect::<Option<Vec<_>>>() else { return };
-    let joins = |it: &&mut LinearAdapter| it.scale == scale && it.beside.is_some() && it.dropout.is_none();
-    if adapters.len() == 1 || gapless.contains(&beside) || !adapters.iter().all(joins) {
+    let joins = |linear: &&mut Linear| {
+        let suits = |it: LinearAdapter| it.scale == scale && it.beside.is_some() && it.dropout.is_none();
+        linear.part.is_none() && linear.adapter.is_some_and(suits)
+    };
+    if gapless.contains(&beside) || !adapted.iter().all(joins) {
         return;
     }
+    let adapters: Vec<&mut LinearAdapter> = adapted.iter_mut().filter_map(|linear| linear.adapter.as_mut()).collect();
     let group = Group { first, rank: adapters.iter().map(|adapter| specs[adapter.a.0].matrix[0]).sum() };
     for adapter in adapters {
         adapter.place = adapter.place.map(|place| Place { group: Some(group), ..place });
@@ -246,9 +250,9 @@ impl Linear {
         let Some(ds) = slots.find(adapter.s) else { return };
         let x = adapter.dropped(context, values.get(self.x));
         let own = [(adapter.a, ds.cols)];
-        let joined = context.parameters.joined_factors(self.weight);
-        let is_of_all = |joined: &&JoinedFactors| ds.cols == joined.group.iter().map(|(_, rank)| rank).sum::<usize>();
-        let factors = joined.filter(is_of_all).map_or(&own[..], |joined| &joined.group);
+        let is_of_group = adapter.place.and_then(|place| place.group).is_some_and(|group| group.rank == ds.cols);
+        let joined = context.parameters.joined_factors(self.weight).filter(|_| is_of_group);
+        let factors = joined.map_or(&own[..], |joined| &joined.group);
         let ids: Vec<ParamId> = factors.iter().map(|(a, _)| *a).collect();
         if ids.len() > 1
             && let Some((out, accumulate)) = gradients.overwrite_or_add_stacked(context.queue, &ids)

@@ -317,22 +317,6 @@ impl Model {
         self.units.iter().zip(self.unit_numbers()).map(of_unit).collect()
     }
 
-    /// By parameter: the first of its units here, by its number in the chain. The addition behind a stage is of the next unit's
-    /// entry, so this does not depend on where the chain is cut.
-    pub fn first_units(&self) -> Vec<Option<usize>> {
-        let mut first = vec![None; self.specs.len()];
-        let of_units = self.units.iter().zip(self.unit_numbers()).map(|(unit, number)| (unit.parameters(), number));
-        let exits = self.stages.iter().filter_map(|stage| Some((stage.exit.as_ref()?, stage.units.end)));
-        let of_exits = exits.map(|(join, number)| (join.parameters(), number));
-        for (ids, number) in of_units.chain(of_exits) {
-            for id in ids {
-                let unit = first[id.0].get_or_insert(number);
-                *unit = number.min(*unit);
-            }
-        }
-        first
-    }
-
     /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
     pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
         let mut outer = self.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));

@@ -362,7 +362,12 @@ impl Op {
     /// The slots whose gradients the weight half reads.
     pub fn weight_gradients(&self, context: &Context) -> Vec<Slot> {
         match self {
-            _ if !self.parameters().iter().any(|&id| context.trains(id)) => Vec::new(),
+            // The layer may hold what others of its group need.
+            Op::Linear(Linear { adapter: None, .. }) | Op::Lookup(_) | Op::OnRows(_)
+                if !self.parameters().iter().any(|&id| context.trains(id)) =>
+            {
+                Vec::new()
+            }
             Op::Linear(linear) => {
                 // Behind magnitudes, only the bias still reads the gradient of the output.
                 let product = linear.product_slot();

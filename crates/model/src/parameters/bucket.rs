@@ -70,7 +70,7 @@ struct Key {
 /// The buckets of a model's parameters.
 pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
     let (used, numbers): (_, Vec<usize>) = (model.parameters_by_unit(), model.unit_numbers().collect());
-    let first_factors: HashSet<ParamId> = model.adapted_weights().iter().map(|adapted| adapted.a).collect();
+    let a_factors: HashSet<ParamId> = model.adapted_weights().iter().map(|adapted| adapted.a).collect();
     let mut found: Vec<(Key, Bucket)> = Vec::new();
     for (index, spec) in model.specs.iter().enumerate() {
         let users = (0..used.len()).filter(|&unit| used[unit].contains(&ParamId(index)));
@@ -95,7 +95,7 @@ pub(crate) fn buckets(model: &Model) -> Vec<Bucket> {
     }
     let laid_out = |(_, mut bucket): (Key, Bucket)| {
         // The factors A of adapters lie side by side: some have their gradients computed at once.
-        bucket.members.sort_by_key(|(id, _)| !first_factors.contains(id));
+        bucket.members.sort_by_key(|(id, _)| !a_factors.contains(id));
         for (id, start) in &mut bucket.members {
             *start = bucket.len;
             bucket.len += model.specs[id.0].len().next_multiple_of(GRAIN);

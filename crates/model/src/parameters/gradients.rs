@@ -74,7 +74,7 @@ impl Gradients {
         (self.tensor(queue, id), !self.begin(id))
     }
 
-    /// The same for several matrices as one, each below the one before, if they are trained, lie so and have been added to alike.
+    /// The same for several matrices as one, if all are trained, lie one directly below the other, and are all cleared or all not.
     pub fn overwrite_or_add_stacked(&self, queue: &Queue, ids: &[ParamId]) -> Option<(Tensor, bool)> {
         let (bucket, start) = place_of(&self.places, *ids.first()?);
         let (cols, is_cleared) = (self.specs[ids[0].0]?[1], self.cleared[ids[0].0].get());

@@ -5,7 +5,6 @@ mod muon;
 mod peers;
 mod rule;
 
-use std::collections::HashSet;
 use std::ops::Range;
 
 use evenkeel_device::kernel::{self, ClipFactor, ColumnSum, Fill, MOST_NORMS, SquaredNorm, SquaredNorms};
@@ -37,8 +36,6 @@ pub struct Optimizer {
     variances: Option<Variances>,
     /// Rounds in which ranks make matrices orthogonal for one another.
     rounds: Vec<Round>,
-    /// By parameter: its unit.
-    units: Vec<Option<usize>>,
     /// By unit: the squared norm of its gradients; f32 [parameters, 1], which are more than units.
     squares: Tensor,
     /// f32 [1, 1] each.
@@ -65,7 +62,6 @@ impl Optimizer {
             moments: kinds.map(|kind| Moments { kind, flats: flats(&rules, parameters, kind, queue) }).collect(),
             variances: (options.rule == Rule::Adafactor).then(|| Variances::new(&parameters.specs, queue)),
             rounds: Vec::new(),
-            units: model.first_units(),
             squares: queue.zeros(model.specs.len(), 1, DType::F32),
             squared_norm: scalar(),
             clip_factor: scalar(),
@@ -90,7 +86,7 @@ impl Optimizer {
         self.options.rule
     }
 
-    /// Measures the squares of the counted parameters' gradients that are kept here, unit by unit: so the norm has the same bits
+    /// Measures the squares of the counted parameters' gradients that are kept here, one by one: so the norm has the same bits
     /// wherever a chain is cut in stages.
     pub fn measure_squares(
         &self,
@@ -100,23 +96,13 @@ impl Optimizer {
         is_counted: impl Fn(ParamId) -> bool,
     ) {
         queue.launch(Fill { out: self.squares.view(), value: 0.0 });
-        let counted = parameters.trained().filter(|&id| is_counted(id));
-        let stretches = counted.filter_map(|id| {
-            let unit = self.units[id.0].expect("a parameter that is kept here has a unit");
-            Some((parameters.own_stretch(id)?.place, parameters.bucket_of(id), unit))
-        });
-        let mut rest = together(stretches);
-        while !rest.is_empty() {
-            let mut measured = HashSet::new();
-            let (now, later) = rest.into_iter().partition(|stretch| measured.insert(stretch.like));
-            rest = later;
-            let norm = |Together { bucket, place, like: unit }| {
-                let x = gradients.own(queue, bucket).col_range(place).view();
-                SquaredNorm { x, out: self.squares.row_range(unit..unit + 1).view(), accumulate: true }
-            };
-            let norms: Vec<SquaredNorm> = Vec::into_iter(now).map(norm).collect();
-            norms.chunks(MOST_NORMS).for_each(|norms| queue.launch(SquaredNorms(norms.to_vec())));
-        }
+        let norm = |id: ParamId| {
+            let place = parameters.own_stretch(id)?.place;
+            let x = gradients.own(queue, parameters.bucket_of(id)).col_range(place).view();
+            Some(SquaredNorm { x, out: self.squares.row_range(id.0..id.0 + 1).view(), accumulate: false })
+        };
+        let norms: Vec<SquaredNorm> = parameters.trained().filter(|&id| is_counted(id)).filter_map(norm).collect();
+        norms.chunks(MOST_NORMS).for_each(|norms| queue.launch(SquaredNorms(norms.to_vec())));
     }
 
     /// Adds up the measured squares to the squared norm, f32 [1, 1]. [`Optimizer::update`] clips by the tensor's value at that time.

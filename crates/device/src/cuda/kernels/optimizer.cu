@@ -227,7 +227,7 @@ __device__ __forceinline__ double sum_of_block_f64(double x) {
 
 // Several squared norms, one for each row of blocks. Each is summed by blocks of its own number, so that its bits do not depend on
 // the others.
-#define MOST_NORMS 32
+#define MOST_NORMS 64
 #define MOST_BLOCKS_OF_NORM 1024
 template <class T> struct NormList {
     i64 rows[MOST_NORMS], cols[MOST_NORMS], blocks[MOST_NORMS];
