@@ -5,8 +5,8 @@ mod support;
 use std::time::Duration;
 
 use evenkeel_comm::Link;
-use evenkeel_device::DType;
-use evenkeel_model::{Cut, Model, Parameters};
+use evenkeel_device::{DType, DeviceKind};
+use evenkeel_model::{AdapterConfig, Cut, Model, Parameters};
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, NONE, OASES};
 use evenkeel_step::simulate::Contention;
 use evenkeel_step::{Pipeline, PipelineOrder};
@@ -119,6 +119,23 @@ fn norms_have_the_same_bits_wherever_a_model_is_cut() {
         for cut in 1..model.units.len() {
             assert_eq!(norms(vec![cut]), expected, "{family} cut at unit {cut}");
         }
+    }
+}
+
+/// As on GPUs: layers with the same input share what belongs to their adapters, and gradients of weights may come much later.
+#[test]
+fn adapters_that_lie_beside_their_layers_train_in_stages() {
+    let adapted = model(false).adapted(AdapterConfig { rank: 4, ..AdapterConfig::default() }).unwrap();
+    let model = adapted.for_device(DeviceKind::Cuda);
+    let curve_of = |strategy: &Strategy| {
+        let options = options(OptimizerOptions::default().rule);
+        let random = |shard: &Model, split, queue: &_| Parameters::random(shard, DType::F32, split, 7, queue);
+        curve(&start_on(&model, strategy, options, random), 0..STEPS)
+    };
+    let expected = curve_of(&spread(1, 1, 0));
+    for order in PipelineOrder::ALL {
+        let strategy = staged(spread(1, 1, 0), 2, order);
+        compare_curves(&format!("{order:?}"), &curve_of(&strategy), &expected, [0.0, 2e-5]);
     }
 }
 
