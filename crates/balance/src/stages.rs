@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use crate::cut::{self, best_cut_that_fits, bounds, weight_of_slowest};
 use crate::statistics::{push, trimmed_mean};
 
-/// Observed steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at being slow is
-/// not cut all the time.
+/// Observed steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at
+/// being slow is not cut all the time.
 const FIRST_WINDOW: usize = 6;
 const LAST_WINDOW: usize = 24;
 /// A new cut must be foretold to take this share less time: moving state costs about a step, and estimates err.

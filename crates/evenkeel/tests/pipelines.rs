@@ -73,7 +73,7 @@ fn stages_give_the_run_of_one_rank_and_resume_on_any_number_of_them() {
     place.stdout(&["generate", "zb-v/model", "--prompt", "1 + ", "--tokens", "3"]);
 }
 
-/// What a run of two places says, if its second one is such a straggler.
+/// The messages of a run of two places whose second one is such a straggler.
 fn said_of_straggler(place: &Place, straggler: &str, steps: &str) -> String {
     let straggler = format!("balance.stragglers=[\"{straggler}\"]");
     let slow = ["--set", &straggler, "--set", "model.layers=8", "--steps", steps];

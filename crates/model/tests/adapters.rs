@@ -515,7 +515,7 @@ fn losses_and_gradients(model: &Model, queue: &Queue) -> Vec<f32> {
     queue.read(&losses).into_iter().chain(gradients).collect()
 }
 
-/// Of queries, keys and values, and of gate and up: S at once, and the gradients of A at once.
+/// Queries, keys and values compute S at once and the gradients of A at once, and so do gate and up.
 #[test]
 fn layers_with_the_same_input_share_products_on_gpus() {
     let query_and_value = Targets::Names(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
@@ -530,7 +530,7 @@ fn layers_with_the_same_input_share_products_on_gpus() {
     }
 }
 
-/// Where some layers with the same input are trained whole or held in 4 bits, only the others lie beside their adapters.
+/// Only the other layers lie beside their adapters, if some with the same input are trained whole or held in 4 bits.
 #[test]
 fn layers_that_are_not_frozen_and_plain_are_left_out_of_the_arrangement_for_gpus() {
     let adapter = AdapterConfig { rank: 4, ..AdapterConfig::default() };

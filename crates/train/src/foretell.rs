@@ -79,7 +79,7 @@ pub fn foretell(
     Ok(Foretold { candidate, step_s: timeline.duration_s(), exposed_share: timeline.exposed_share() })
 }
 
-/// What the tasks of all ranks' programs take on these micro-batches. `shards` and `chains` are those of the strategy.
+/// Estimates the seconds of all tasks of all ranks' programs on these micro-batches. `shards` and `chains` are those of the strategy.
 pub fn estimate(
     shards: &[Model],
     chains: &[Chain],

@@ -18,7 +18,8 @@ use evenkeel_device::kernel::{Activate, ColumnDot, Order, Placement, Product, Sc
 
 use crate::chain::body::{Body, Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, Noise};
-use crate::chain::op::{Linear, LinearPart, Op};
+use crate::chain::linear::{Linear, LinearPart};
+use crate::chain::op::Op;
 use crate::chain::unit::{Sublayer, Unit};
 use crate::parameters::joined::{Group, Place};
 use crate::parameters::{Gradients, ParamId, ParamSpec};

@@ -6,7 +6,8 @@
 use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::batch::Batch;
-use crate::chain::op::{Linear, Op};
+use crate::chain::linear::Linear;
+use crate::chain::op::Op;
 use crate::chain::rotary::RotaryTables;
 use crate::lossy::prune::{PrunedLayer, Pruning};
 use crate::parameters::joined::put_factors;

@@ -10,7 +10,7 @@ use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::batch::Batch;
 use crate::chain::body::Context;
-use crate::chain::op::add_weight_gradient;
+use crate::chain::linear::add_weight_gradient;
 use crate::parameters::{Gradients, ParamId};
 
 /// The sublayer of the last unit.

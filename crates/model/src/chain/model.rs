@@ -11,7 +11,7 @@ use crate::chain::body::Body;
 use crate::chain::build::{EMBED, build};
 use crate::chain::entry::Join;
 use crate::chain::head::Head;
-use crate::chain::op::Linear;
+use crate::chain::linear::Linear;
 use crate::chain::unit::{Sublayer, Unit, UnitKind};
 use crate::config::Config;
 use crate::config::family::Names;

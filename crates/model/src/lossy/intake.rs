@@ -1,8 +1,9 @@
 //! Which linear layers can compute with some of their input columns, and which of them read the same values.
 
 use crate::chain::body::Slot;
+use crate::chain::linear::Linear;
 use crate::chain::model::Model;
-use crate::chain::op::{Linear, Op};
+use crate::chain::op::Op;
 use crate::chain::unit::{Unit, UnitKind};
 use crate::parameters::ParamId;
 use crate::sharding::layout::Sharing;

@@ -36,7 +36,7 @@ pub struct Optimizer {
     variances: Option<Variances>,
     /// Rounds in which ranks make matrices orthogonal for one another.
     rounds: Vec<Round>,
-    /// By unit: the squared norm of its gradients; f32 [parameters, 1], which are more than units.
+    /// By parameter: the squared norm of its gradient. f32 [parameters, 1]
     squares: Tensor,
     /// f32 [1, 1] each.
     squared_norm: Tensor,
