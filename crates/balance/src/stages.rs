@@ -243,6 +243,9 @@ impl StageWatch {
     /// here on.
     pub fn measure(&mut self, unit_s: &[f64], fullness: &Fullness) -> Option<Recut> {
         let slowness = self.staging.measure(&self.cuts, unit_s);
+        if !self.may_gain(&slowness, LEAST_GAIN_AT_FIRST) {
+            return None;
+        }
         self.decide(slowness, LEAST_GAIN_AT_FIRST, fullness)
     }
 
@@ -275,7 +278,8 @@ impl StageWatch {
         recut
     }
 
-    /// Whether some cut might make a step shorter by this share.
+    /// Whether some cut might make a step shorter by this share. It is asked before [`StageWatch::decide`]: a search takes long with
+    /// many units, and dry runs for memory take longer.
     fn may_gain(&self, slowness: &[f64], least_gain: f64) -> bool {
         self.staging.least_step_s(slowness) <= self.staging.step_s(&self.cuts, slowness) * (1.0 - least_gain)
     }
@@ -284,10 +288,6 @@ impl StageWatch {
         let now_s = self.staging.step_s(&self.cuts, &slowness);
         let ratio = |cuts: &[usize]| self.staging.step_s(cuts, &slowness) / now_s;
         let is_better = |cuts: &[usize]| ratio(cuts) <= 1.0 - least_gain;
-        // A search takes long with many units, and dry runs for memory take longer.
-        if !self.may_gain(&slowness, least_gain) {
-            return None;
-        }
         self.staging.best_cut(&slowness, &|_| vec![0.0; slowness.len()]).filter(|cuts| is_better(cuts))?;
         let cuts = self.staging.best_cut(&slowness, fullness).filter(|cuts| is_better(cuts))?;
         let ratio = ratio(&cuts);

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-/// Every block starts at and is padded to a multiple of this: a cache line, and a full vector.
-pub const ALIGNMENT_BYTES: u64 = 64;
+/// Every block starts at and is padded to a multiple of this: two lines of a GPU's cache. A model whose tensors began in the middle
+/// of a line took 2 % longer on an H200.
+pub const ALIGNMENT_BYTES: u64 = 256;
 
 /// Live and peak bytes of an arena, padding included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,37 +156,40 @@ impl State {
 mod tests {
     use super::*;
 
+    const A: u64 = ALIGNMENT_BYTES;
+
     #[test]
     fn live_and_peak_are_exact_and_freed_neighbours_merge() {
-        let arena = Arena::new(4096, 1024);
+        let arena = Arena::new(4096, 16 * A);
         let a = arena.place(1).unwrap();
-        let b = arena.place(100).unwrap();
-        let c = arena.place(64).unwrap();
-        assert_eq!(arena.usage(), Usage { live_bytes: 256, peak_bytes: 256, extent_bytes: 256, capacity_bytes: 1024 });
+        let b = arena.place(A + 36).unwrap();
+        let c = arena.place(A).unwrap();
+        let expected = Usage { live_bytes: 4 * A, peak_bytes: 4 * A, extent_bytes: 4 * A, capacity_bytes: 16 * A };
+        assert_eq!(arena.usage(), expected);
         drop(a);
         drop(c);
         drop(b);
-        let whole = arena.place(1024).unwrap();
+        let whole = arena.place(16 * A).unwrap();
         assert_eq!(whole.address(), 4096);
-        assert_eq!(arena.usage().peak_bytes, 1024);
+        assert_eq!(arena.usage().peak_bytes, 16 * A);
     }
 
     #[test]
     fn the_smallest_gap_that_fits_is_taken() {
-        let arena = Arena::new(0, 1024);
-        let blocks: Vec<Block> = [128, 64, 64, 64].iter().map(|&bytes| arena.place(bytes).unwrap()).collect();
+        let arena = Arena::new(0, 16 * A);
+        let blocks: Vec<Block> = [2 * A, A, A, A].iter().map(|&bytes| arena.place(bytes).unwrap()).collect();
         let mut blocks = blocks.into_iter();
         drop(blocks.next());
         let _keep = blocks.next();
         drop(blocks.next());
-        assert_eq!(arena.place(64).unwrap().address(), 192);
+        assert_eq!(arena.place(A).unwrap().address(), 3 * A);
     }
 
     #[test]
     fn a_full_arena_says_what_was_wanted_and_what_there_is() {
-        let arena = Arena::new(0, 128);
-        let _a = arena.place(64).unwrap();
-        let error = arena.place(65).unwrap_err();
-        assert_eq!((error.wanted_bytes, error.usage.live_bytes), (128, 64));
+        let arena = Arena::new(0, 2 * A);
+        let _a = arena.place(A).unwrap();
+        let error = arena.place(A + 1).unwrap_err();
+        assert_eq!((error.wanted_bytes, error.usage.live_bytes), (2 * A, A));
     }
 }

@@ -151,3 +151,21 @@ fn gated_backward_agrees_with_differences_and_may_overwrite_its_operands() {
         }
     });
 }
+
+#[test]
+fn more_rows_than_a_grid_has_are_all_computed() {
+    const ROWS: usize = 65_541;
+    const COLS: usize = 257;
+    let x = Random::new(3).numbers(COLS, DType::F32);
+    let results = run(|queue| {
+        let out = queue.floats(ROWS, COLS, DType::F32, &x.repeat(ROWS));
+        queue.launch(Activate { activation: Activation::Silu, x: out.view(), out: out.view() });
+        vec![out]
+    });
+    let rows: Vec<&[f32]> = results[0].chunks(COLS).collect();
+    let expected: Vec<f64> = x.iter().map(|&x| plain(Activation::Silu, x as f64)).collect();
+    assert_close("the first row", rows[0], &expected, tolerance(DType::F32));
+    for row in [1, 65_534, 65_535, ROWS - 1] {
+        assert_eq!(rows[row], rows[0], "row {row}");
+    }
+}

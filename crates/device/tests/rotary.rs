@@ -14,7 +14,7 @@ struct Case {
     rotated: usize,
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 8] = [
     Case { tokens: 0, heads: 2, dim: 8, step: 8, rotated: 8 },
     Case { tokens: 3, heads: 1, dim: 2, step: 2, rotated: 2 },
     Case { tokens: 5, heads: 3, dim: 64, step: 64, rotated: 64 },
@@ -22,6 +22,8 @@ const CASES: [Case; 7] = [
     Case { tokens: 4, heads: 3, dim: 80, step: 80, rotated: 32 },
     Case { tokens: 6, heads: 2, dim: 21, step: 50, rotated: 0 },
     Case { tokens: 300, heads: 5, dim: 96, step: 200, rotated: 74 },
+    // More tokens than a grid has rows.
+    Case { tokens: 65_541, heads: 1, dim: 2, step: 2, rotated: 2 },
 ];
 const POSITIONS: usize = 50;
 

@@ -1,6 +1,7 @@
 // Rotary position embedding, in place.
 
-// A row of blocks for each token, and a thread for N pairs of one head. `half` is half the rotated dimension; where N is not 1 it is a multiple.
+// A row of blocks for each token, and a thread for N pairs of one head. `half` is half the rotated dimension, a multiple of N where
+// N is not 1.
 #define ROTARY(T, NAME, N) \
     extern "C" __global__ void rotary_##NAME##_##N( \
         i64 tokens, i64 heads, i64 step, i64 half, Matrix<T> x, Matrix<float> table, i64 positions, const u32 *position_of, \
