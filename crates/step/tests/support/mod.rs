@@ -27,7 +27,7 @@ pub fn golden(case: &str) -> Folder {
 
 /// A device of one thread for a rank.
 pub fn device(rank: usize) -> Device {
-    let device = under_test::device_of_rank(rank, 1, 1 << 30);
+    let device = under_test::device_of_rank(rank, 1, 1 << 28);
     if on_cuda() && nccl::folder().is_some() {
         [device.compute(), device.comm()].into_iter().for_each(nccl::load_kernels);
     }
@@ -36,7 +36,7 @@ pub fn device(rank: usize) -> Device {
 
 /// A device for one rank alone.
 pub fn device_of(threads: usize) -> Device {
-    under_test::device(threads, 1 << 30)
+    under_test::device(threads, 1 << 28)
 }
 
 /// Sequences of a micro-batch.
