@@ -20,6 +20,7 @@ mod launch;
 mod log;
 mod memory;
 mod placement;
+mod planning;
 mod process;
 mod program;
 mod stages;

@@ -2,10 +2,19 @@
 //!
 //! ```text
 //! cluster  devices, hosts and the links between them, measured or written by hand
+//! profile  what tasks and exchanges take on a machine's devices, as measured
+//! space    the strategies there are
+//! search   the fastest of them, without a look at all
 //! ```
 //!
 //! Pure: the same input gives the same plan. Nothing here runs a kernel or opens a file.
 
 mod cluster;
+mod profile;
+mod search;
+mod space;
 
 pub use cluster::{Cluster, ClusterError, DeviceRates, Host, LinkRates, Place};
+pub use profile::{Counted, NotMeasured, Profile};
+pub use search::{Found, Verdict, search};
+pub use space::Space;

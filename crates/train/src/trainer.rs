@@ -12,7 +12,7 @@ use std::time::Instant;
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{Device, Queue, Tensor};
+use evenkeel_device::{Counts, Device, Queue, Tensor};
 use evenkeel_model::pass::{self, Findings};
 use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
@@ -246,6 +246,28 @@ impl Trainer {
             }
         }
         Ok(least)
+    }
+
+    /// By task of the program: the kernels that it launches in such a step on a dry device.
+    pub(crate) fn task_counts(&mut self, micros: &[Samples]) -> Result<Vec<Counts>, Error> {
+        let mut prepared = self.prepare(micros)?;
+        self.set_noise(&mut prepared.batches);
+        self.schedule(&prepared.shape, &prepared.sizes);
+        self.gradients.clear();
+        let mut counts = vec![Counts::default(); self.program().tasks.len()];
+        let mut before = self.device.counts();
+        let mut note = |task: usize| {
+            let now = self.device.counts();
+            counts[task] = now.since(&before);
+            before = now;
+        };
+        let losses = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 };
+        self.step_executor().run_watched(self.program(), &prepared.batches, losses, None, &mut note);
+        if self.optimizer.is_some() {
+            self.run_tail(None, None, &mut note);
+            self.run_tail(Some(Update { lr: 0.0, step: 1 }), None, note);
+        }
+        Ok(counts)
     }
 
     fn run_step(
