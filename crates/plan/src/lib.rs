@@ -5,16 +5,19 @@
 //! profile  what tasks and exchanges take on a machine's devices, as measured
 //! space    the strategies there are
 //! search   the fastest of them, without a look at all
+//! degrees  the tensor-parallel degree of every half-layer, by the objective of Oases
 //! ```
 //!
 //! Pure: the same input gives the same plan. Nothing here runs a kernel or opens a file.
 
 mod cluster;
+mod degrees;
 mod profile;
 mod search;
 mod space;
 
 pub use cluster::{Cluster, ClusterError, DeviceRates, Host, LinkRates, Place};
+pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
 pub use profile::{Counted, NotMeasured, Profile};
 pub use search::{Found, Verdict, search};
 pub use space::Space;

@@ -83,8 +83,14 @@ impl Job {
         let measured = (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
         let counted = counted(&shards, &strategy, self.options, &self.micros(&strategy, 0, strategy.accumulate));
         let host_s = median(measured.iter().map(|it| (it.step_s - it.timeline.duration_s()).max(0.0)));
+        let steps_s: Vec<f64> = measured.iter().map(|it| it.step_s).collect();
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
         profile.learn(&places(&strategy), &counted, &timelines, host_s);
+        let (costs, _) = profile.costs(&places(&strategy), &counted).expect("it was measured just now");
+        let programs: Vec<_> = counted.into_iter().map(|counted| counted.program).collect();
+        let simulated_s = simulate(&programs, &costs).map_err(fault)?.duration_s();
+        let traced_s: Vec<f64> = timelines.iter().map(Timeline::duration_s).collect();
+        tracing::info!(%strategy, ?steps_s, ?traced_s, simulated_s, host_s, "learnt");
         Ok(())
     }
 
