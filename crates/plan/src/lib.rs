@@ -18,6 +18,6 @@ mod space;
 
 pub use cluster::{Cluster, ClusterError, DeviceRates, Host, LinkRates, Place};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
-pub use profile::{Counted, NotMeasured, Profile};
+pub use profile::{Counted, Foretold, NotKnown, NotMeasured, Profile};
 pub use search::{Found, Verdict, search};
 pub use space::Space;

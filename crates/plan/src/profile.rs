@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use evenkeel_device::Counts;
-use evenkeel_step::simulate::{Contention, Costs, median};
+use evenkeel_step::simulate::{Costs, Unforeseen, median, simulate};
 use evenkeel_step::trace::{Span, Timeline};
 use evenkeel_step::{Program, Task};
 use serde::{Deserialize, Serialize};
@@ -33,16 +33,17 @@ pub struct Profile {
 struct Table {
     tasks: Vec<MeasuredTask>,
     exchanges: Vec<MeasuredExchange>,
-    /// Seconds of a step outside its program.
-    host_s: f64,
-    contention: [f64; 2],
+    /// Seconds of steps outside their programs.
+    host_s: Vec<f64>,
+    /// Steps of the measured strategies over what their simulation foretells: ranks that meet wait for whoever is late.
+    slack: Vec<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct MeasuredTask {
     work: String,
     kernels: Kernels,
-    seconds: f64,
+    seconds: Vec<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ struct MeasuredExchange {
     work: String,
     members: usize,
     bytes: u64,
-    seconds: f64,
+    seconds: Vec<f64>,
 }
 
 /// Tasks that nobody has measured, in words.
@@ -59,6 +60,22 @@ struct MeasuredExchange {
 pub struct NotMeasured {
     pub place: String,
     pub tasks: BTreeSet<String>,
+}
+
+/// Why a step cannot be foretold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotKnown {
+    #[error(transparent)]
+    NotMeasured(#[from] NotMeasured),
+    #[error(transparent)]
+    Unforeseen(#[from] Unforeseen),
+}
+
+/// A simulated step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Foretold {
+    pub step_s: f64,
+    pub timeline: Timeline,
 }
 
 /// The largest factor between a measured size and one that is foretold from it alone.
@@ -85,51 +102,60 @@ impl Kernels {
 
 impl Profile {
     /// Takes in steps of one strategy, measured task by task: on each rank's kind of place, its program and the spans of every
-    /// step. `host_s` is what a step took outside its program.
-    pub fn learn(&mut self, places: &[String], counted: &[Counted], steps: &[Timeline], host_s: f64) {
+    /// step. `step_s` is what a step took without that, `host_s` what it took outside its program.
+    pub fn learn(
+        &mut self,
+        places: &[String],
+        counted: &[Counted],
+        steps: &[Timeline],
+        [step_s, host_s]: [f64; 2],
+    ) -> Result<(), Unforeseen> {
         let mut tasks: HashMap<(&str, &str, Kernels), Vec<f64>> = HashMap::new();
         let mut exchanges: BTreeMap<(&str, &str, usize, u64), Vec<f64>> = BTreeMap::new();
         for (rank, (place, Counted { program, counts })) in places.iter().zip(counted).enumerate() {
-            for step in steps {
-                for (index, span) in aligned(program, &step.ranks[rank]) {
-                    let (task, work) = (&program.tasks[index], span.work.row().name);
-                    match task.exchange {
-                        Some(exchange) => {
-                            let members = program.groups[exchange.group.0].ranks.len();
-                            let key = (place.as_str(), work, members, exchange.bytes);
-                            exchanges.entry(key).or_default().push(span.end_s - span.came_s);
-                        }
-                        None => {
-                            let key = (place.as_str(), work, Kernels::from(&counts[index]));
-                            tasks.entry(key).or_default().push(span.duration_s());
-                        }
+            for (index, span) in steps.iter().flat_map(|step| aligned(program, &step.ranks[rank])) {
+                let (place, work) = (place.as_str(), span.work.row().name);
+                match program.tasks[index].exchange {
+                    Some(exchange) => {
+                        let members = program.groups[exchange.group.0].ranks.len();
+                        let seconds = exchanges.entry((place, work, members, exchange.bytes)).or_default();
+                        seconds.push(span.end_s - span.came_s);
+                    }
+                    None => {
+                        let seconds = tasks.entry((place, work, Kernels::from(&counts[index]))).or_default();
+                        seconds.push(span.duration_s());
                     }
                 }
             }
         }
         for ((place, work, kernels), seconds) in tasks {
-            let table = self.places.entry(place.to_owned()).or_default();
-            table.tasks.retain(|known| known.work != work || known.kernels != kernels);
-            table.tasks.push(MeasuredTask { work: work.to_owned(), kernels, seconds: median(seconds) });
+            self.places.entry(place.to_owned()).or_default().note_task(work, kernels, median(seconds));
         }
         for ((place, work, members, bytes), seconds) in exchanges {
-            let table = self.places.entry(place.to_owned()).or_default();
-            table.exchanges.retain(|known| (known.work.as_str(), known.members, known.bytes) != (work, members, bytes));
-            table.exchanges.push(MeasuredExchange {
-                work: work.to_owned(),
-                members,
-                bytes,
-                seconds: median(seconds),
-            });
+            self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
         }
-        for place in places {
-            self.places.get_mut(place).expect("it has tasks").host_s = host_s;
+        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
+        let (costs, _) = self.costs_and_host(places, counted).expect("everything was measured just now");
+        let simulated_s = simulate(&programs, &costs)?.duration_s();
+        for place in places.iter().collect::<BTreeSet<_>>() {
+            let table = self.places.get_mut(place).expect("it has tasks");
+            note(&mut table.host_s, host_s);
+            note(&mut table.slack, (step_s - host_s) / simulated_s);
         }
+        Ok(())
     }
 
-    /// The costs of programs on these kinds of places, by rank, and the seconds of a step outside its program.
-    pub fn costs(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {
-        let (mut by_task, mut host_s, mut contention) = (Vec::new(), 0.0f64, [0.0; 2]);
+    /// The step of these programs on these kinds of places, by rank.
+    pub fn foretell(&self, places: &[String], counted: &[Counted]) -> Result<Foretold, NotKnown> {
+        let (costs, host_s) = self.costs_and_host(places, counted)?;
+        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
+        let timeline = simulate(&programs, &costs)?;
+        let slack = places.iter().filter_map(|place| middle(&self.places.get(place)?.slack)).fold(0.0, f64::max);
+        Ok(Foretold { step_s: slack * timeline.duration_s() + host_s, timeline })
+    }
+
+    fn costs_and_host(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {
+        let (mut by_task, mut host_s) = (Vec::new(), 0.0f64);
         let mut known: HashMap<(&str, &str, Kernels), Option<f64>> = HashMap::new();
         for (place, Counted { program, counts }) in places.iter().zip(counted) {
             let missing = |tasks| NotMeasured { place: place.clone(), tasks };
@@ -160,40 +186,64 @@ impl Profile {
             if !unknown.is_empty() {
                 return Err(missing(unknown));
             }
-            host_s = host_s.max(table.host_s);
-            contention = table.contention;
+            host_s = host_s.max(middle(&table.host_s).unwrap_or(0.0));
         }
-        let mut costs = Costs::one_by_one(by_task);
-        costs.contention = Contention { compute: contention[0], exchange: contention[1] };
-        Ok((costs, host_s))
-    }
-
-    /// How much longer work takes beside an exchange on a kind of place, and an exchange beside work.
-    pub fn set_contention(&mut self, place: &str, Contention { compute, exchange }: Contention) {
-        self.places.entry(place.to_owned()).or_default().contention = [compute, exchange];
+        Ok((Costs::one_by_one(by_task), host_s))
     }
 }
 
 impl Table {
+    fn note_task(&mut self, work: &str, kernels: Kernels, seconds: f64) {
+        let found = self.tasks.iter().position(|known| known.work == work && known.kernels == kernels);
+        let place = found.unwrap_or_else(|| {
+            self.tasks.push(MeasuredTask { work: work.to_owned(), kernels, seconds: Vec::new() });
+            self.tasks.len() - 1
+        });
+        note(&mut self.tasks[place].seconds, seconds);
+    }
+
+    fn note_exchange(&mut self, work: &str, members: usize, bytes: u64, seconds: f64) {
+        let is_same = |known: &MeasuredExchange| (known.work.as_str(), known.members, known.bytes) == (work, members, bytes);
+        let place = self.exchanges.iter().position(is_same).unwrap_or_else(|| {
+            self.exchanges.push(MeasuredExchange { work: work.to_owned(), members, bytes, seconds: Vec::new() });
+            self.exchanges.len() - 1
+        });
+        note(&mut self.exchanges[place].seconds, seconds);
+    }
+
     fn task_s(&self, work: &str, kernels: &Kernels, is_of_tail: bool) -> Option<f64> {
         let of_work = || self.tasks.iter().filter(|known| known.work == work);
         if let Some(exact) = of_work().find(|known| known.kernels == *kernels) {
-            return Some(exact.seconds);
+            return middle(&exact.seconds);
         }
         // The same kernels for another unit, part or schedule may go by another name.
         if let Some(exact) = self.tasks.iter().find(|known| known.kernels == *kernels) {
-            return Some(exact.seconds);
+            return middle(&exact.seconds);
         }
         let alike = of_work().filter(|known| known.kernels.names().eq(kernels.names()));
-        let points = alike.map(|known| (known.kernels.size(), known.seconds)).collect();
+        let points = alike.filter_map(|known| Some((known.kernels.size(), middle(&known.seconds)?))).collect();
         // The tail's work is proportional to a model's parameters, of which a shortened one has few.
         interpolated(points, kernels.size(), if is_of_tail { f64::INFINITY } else { MOST_SCALING })
     }
 
     fn exchange_s(&self, work: &str, members: usize, bytes: u64) -> Option<f64> {
         let alike = self.exchanges.iter().filter(|known| known.work == work && known.members == members);
-        interpolated(alike.map(|known| (known.bytes as f64, known.seconds)).collect(), bytes as f64, f64::INFINITY)
+        let points = alike.filter_map(|known| Some((known.bytes as f64, middle(&known.seconds)?))).collect();
+        interpolated(points, bytes as f64, f64::INFINITY)
     }
+}
+
+/// Keeps the latest measurements of the same thing.
+fn note(measured: &mut Vec<f64>, seconds: f64) {
+    const MOST: usize = 15;
+    if measured.len() == MOST {
+        measured.remove(0);
+    }
+    measured.push(seconds);
+}
+
+fn middle(measured: &[f64]) -> Option<f64> {
+    (!measured.is_empty()).then(|| median(measured.iter().copied()))
 }
 
 /// Seconds of a size between measured ones. Beyond them they are proportional, up to a factor.

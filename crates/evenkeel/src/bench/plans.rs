@@ -1,15 +1,15 @@
 //! `evenkeel bench plans`: predicted steps beside measured ones, of strategies that were not measured for the profile.
 
 use evenkeel_device::cpu_report;
-use evenkeel_plan::{Profile, Space};
+use evenkeel_plan::{NotKnown, Profile, Space};
 use evenkeel_step::{Devices, Strategy};
 use serde_json::json;
 
 use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
-use crate::planning::{Job, Unknown};
-use crate::{Failure, text};
+use crate::planning::Job;
+use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -48,44 +48,37 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let all: Vec<Strategy> = arguments.space().strategies().into_iter().filter_map(|it| job.cut(it)).collect();
     let mut profile = Profile::default();
-    let (mut learnt, mut foretold) = (Vec::new(), Vec::new());
     let start = std::time::Instant::now();
-    for strategy in all.iter().filter(|it| is_plain(it)) {
-        job.learn(&mut profile, strategy)?;
+    let mut learnt: Vec<&Strategy> = Vec::new();
+    let mut learn = |profile: &mut Profile, strategy| {
         learnt.push(strategy);
-    }
+        job.learn(profile, strategy)
+    };
+    all.iter().filter(|it| is_plain(it)).try_for_each(|strategy| learn(&mut profile, strategy))?;
     for strategy in &all {
-        match job.foretell(&profile, strategy) {
-            Ok(told) => foretold.push((strategy, told.step_s)),
-            Err(Unknown::NotMeasured(missing)) => {
-                tracing::info!(%strategy, %missing, "measures");
-                job.learn(&mut profile, strategy)?;
-                learnt.push(strategy);
-                match job.foretell(&profile, strategy) {
-                    Ok(told) => foretold.push((strategy, told.step_s)),
-                    Err(Unknown::NotMeasured(missing)) => tracing::warn!(%strategy, %missing, "still unknown"),
-                    Err(Unknown::Failed(failure)) => return Err(failure),
-                }
-            }
-            Err(Unknown::Failed(failure)) => return Err(failure),
+        if let Err(NotKnown::NotMeasured(missing)) = job.foretell(&profile, strategy) {
+            tracing::info!(%strategy, %missing, "measures what the profile lacks");
+            learn(&mut profile, strategy)?;
         }
     }
     let profile_s = start.elapsed().as_secs_f64();
-    let held: Vec<_> = foretold.iter().filter(|(strategy, _)| !learnt.contains(strategy)).collect();
-    let step = (held.len() as f64 / arguments.cases as f64).max(1.0);
-    let chosen = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * step) as usize]);
-    let mut cases: Vec<Case> = chosen
-        .map(|(strategy, foretold_s)| Case {
-            strategy: (*strategy).clone(),
-            foretold_s: *foretold_s,
-            measured_s: Vec::new(),
-        })
-        .collect();
+    let held: Vec<_> = all.iter().filter(|strategy| !learnt.contains(strategy)).collect();
+    let apart = (held.len() as f64 / arguments.cases as f64).max(1.0);
+    let chosen = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
+    let case = |strategy: &Strategy| Case { strategy: strategy.clone(), foretold_s: f64::NAN, measured_s: Vec::new() };
+    let mut cases: Vec<Case> = chosen.map(case).collect();
     for round in 0..arguments.rounds as u64 {
+        if round > 0 {
+            learnt.iter().try_for_each(|strategy| job.learn(&mut profile, strategy))?;
+        }
         for case in &mut cases {
             let ranks = job.start_whole(&case.strategy)?;
             case.measured_s.push(job.step(&ranks, &case.strategy, round)?.step_s);
         }
+    }
+    for case in &mut cases {
+        let fault = |error: NotKnown| Failure::Fault(Mistake { what: error.to_string(), hint: None });
+        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(fault)?.step_s;
     }
     let mut errors: Vec<f64> = cases.iter().map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);

@@ -2,8 +2,8 @@
 
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_plan::{NotMeasured, Profile};
-use evenkeel_step::simulate::{median, simulate};
+use evenkeel_plan::{Foretold, NotKnown, Profile};
+use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Observe, Ranks, Samples, Trainer, TrainerOptions, counted};
@@ -18,18 +18,6 @@ pub struct Job {
     pub options: TrainerOptions,
     /// Tokens of a sequence.
     pub sequence: usize,
-}
-
-/// A simulated step.
-pub struct Foretold {
-    pub step_s: f64,
-    pub timeline: Timeline,
-}
-
-#[derive(Debug)]
-pub enum Unknown {
-    NotMeasured(NotMeasured),
-    Failed(Failure),
 }
 
 /// A measured step, and the same step task by task.
@@ -59,14 +47,10 @@ impl Job {
         Some(launch.strategy.cut_at(&cuts))
     }
 
-    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<Foretold, Unknown> {
-        let shards = self.shards(strategy)?;
-        let micros = self.micros(strategy, 0, strategy.accumulate);
-        let counted = counted(&shards, strategy, self.options, &micros);
-        let (costs, host_s) = profile.costs(&places(strategy), &counted).map_err(Unknown::NotMeasured)?;
-        let programs: Vec<_> = counted.into_iter().map(|counted| counted.program).collect();
-        let timeline = simulate(&programs, &costs).map_err(|error| Unknown::Failed(fault(error)))?;
-        Ok(Foretold { step_s: timeline.duration_s() + host_s, timeline })
+    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<Foretold, NotKnown> {
+        let shards = self.shards(strategy);
+        let counted = counted(&shards, strategy, self.options, &self.micros(strategy, 0));
+        profile.foretell(&places(strategy), &counted)
     }
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
@@ -74,35 +58,29 @@ impl Job {
         let stages = strategy.pipeline.stages();
         let units = self.short_units(stages);
         let strategy = &Strategy { accumulate: strategy.accumulate.min(2 * stages), ..strategy.clone() };
-        let shards: Vec<Model> = self.shards(strategy)?.iter().map(|shard| shard.shortened(units)).collect();
+        let shards: Vec<Model> = self.shards(strategy).iter().map(|shard| shard.shortened(units)).collect();
         let strategy = match strategy.pp {
             1 => strategy.clone(),
             _ => strategy.clone().cut_at(&even_cuts(strategy, shards[0].units.len())),
         };
         let ranks = self.start(&strategy, shards.clone())?;
         let measured = (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
-        let counted = counted(&shards, &strategy, self.options, &self.micros(&strategy, 0, strategy.accumulate));
-        let host_s = median(measured.iter().map(|it| (it.step_s - it.timeline.duration_s()).max(0.0)));
-        let steps_s: Vec<f64> = measured.iter().map(|it| it.step_s).collect();
+        let counted = counted(&shards, &strategy, self.options, &self.micros(&strategy, 0));
+        let step_s = median(measured.iter().map(|it| it.step_s));
+        let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
-        profile.learn(&places(&strategy), &counted, &timelines, host_s);
-        let (costs, _) = profile.costs(&places(&strategy), &counted).expect("it was measured just now");
-        let programs: Vec<_> = counted.into_iter().map(|counted| counted.program).collect();
-        let simulated_s = simulate(&programs, &costs).map_err(fault)?.duration_s();
-        let traced_s: Vec<f64> = timelines.iter().map(Timeline::duration_s).collect();
-        tracing::info!(%strategy, ?steps_s, ?traced_s, simulated_s, host_s, "learnt");
-        Ok(())
+        profile.learn(&places(&strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
     }
 
     /// Starts ranks that train the whole model.
     pub fn start_whole(&self, strategy: &Strategy) -> Result<Ranks, Failure> {
-        self.start(strategy, self.shards(strategy)?)
+        self.start(strategy, self.shards(strategy))
     }
 
     /// Makes three steps: one warms up, one is timed, and one is timed task by task.
     pub fn step(&self, ranks: &Ranks, strategy: &Strategy, number: u64) -> Result<Measured, Failure> {
         const RATE: f64 = 1e-4;
-        let samples = [2 * number, 2 * number + 1].map(|seed| self.micros(strategy, seed, strategy.accumulate));
+        let samples = [2 * number, 2 * number + 1].map(|seed| self.micros(strategy, seed));
         let epoch = std::time::Instant::now();
         let steps = move |trainer: &mut Trainer| {
             trainer.step(&samples[0], RATE)?;
@@ -130,8 +108,8 @@ impl Job {
         Launch::from(strategy.clone()).start(shards, self.options, random)
     }
 
-    fn shards(&self, strategy: &Strategy) -> Result<Vec<Model>, Failure> {
-        Ok(self.model.cut(&strategy.cut)?)
+    fn shards(&self, strategy: &Strategy) -> Vec<Model> {
+        self.model.cut(&strategy.cut).expect("a strategy that the model can be cut for")
     }
 
     /// Units of the shortened model before its head, whole layers of them.
@@ -149,8 +127,8 @@ impl Job {
     }
 
     /// The micro-batches of a step, random and the same for the same number.
-    fn micros(&self, strategy: &Strategy, step: u64, accumulate: usize) -> Vec<Samples> {
-        let count = strategy.dp * accumulate;
+    fn micros(&self, strategy: &Strategy, step: u64) -> Vec<Samples> {
+        let count = strategy.micros_per_step();
         let micro = |index: usize| {
             self.random(strategy.micro_batch, step * count as u64 + index as u64)
         };
@@ -176,12 +154,6 @@ impl Job {
             }
             images => images,
         }
-    }
-}
-
-impl From<Failure> for Unknown {
-    fn from(failure: Failure) -> Unknown {
-        Unknown::Failed(failure)
     }
 }
 
