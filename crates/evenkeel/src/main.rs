@@ -62,6 +62,8 @@ enum Command {
     Data(data::Arguments),
     /// Prints or draws the tasks of a run's step, in order, on every rank.
     Program(program::Arguments),
+    /// Measures this machine and says which strategies train a run fastest on it.
+    Plan(planning::Arguments),
     /// Runs benchmarks on this machine.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -86,7 +88,7 @@ fn main() -> ExitCode {
 fn refuse(error: &clap::Error) -> ! {
     let _ = error.print();
     let takes_keys =
-        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "data", "program"].contains(&&*name));
+        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "data", "program", "plan"].contains(&&*name));
     if let Some(clap::error::ContextValue::String(flag)) = error.get(clap::error::ContextKind::InvalidArg)
         && error.kind() == clap::error::ErrorKind::UnknownArgument
         && takes_keys
@@ -117,6 +119,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Config(arguments) => config::run(arguments)?,
         Command::Data(arguments) => data::run(arguments)?,
         Command::Program(arguments) => program::run(arguments)?,
+        Command::Plan(arguments) => planning::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })
 }

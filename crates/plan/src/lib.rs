@@ -19,5 +19,5 @@ mod space;
 pub use cluster::{Cluster, ClusterError, DeviceRates, Host, LinkRates, Place};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
 pub use profile::{Counted, Foretold, NotKnown, NotMeasured, Profile};
-pub use search::{Found, Verdict, search};
+pub use search::{Found, Judged, search};
 pub use space::Space;

@@ -93,6 +93,10 @@ impl Kernels {
         self.0.keys()
     }
 
+    fn flops(&self) -> f64 {
+        self.0.values().map(|[_, flops, _]| *flops as f64).sum()
+    }
+
     /// One number that grows with the time they take: bytes, and operations at the usual ratio of a device's speeds.
     fn size(&self) -> f64 {
         const FLOPS_PER_BYTE: f64 = 30.0;
@@ -152,6 +156,12 @@ impl Profile {
         let timeline = simulate(&programs, &costs)?;
         let slack = places.iter().filter_map(|place| middle(&self.places.get(place)?.slack)).fold(0.0, f64::max);
         Ok(Foretold { step_s: slack * timeline.duration_s() + host_s, timeline })
+    }
+
+    /// Operations per second of the fastest task measured on a kind of place.
+    pub fn fastest_flops_per_s(&self, place: &str) -> Option<f64> {
+        let rate = |task: &MeasuredTask| Some(task.kernels.flops() / middle(&task.seconds)?);
+        self.places.get(place)?.tasks.iter().filter_map(rate).max_by(f64::total_cmp)
     }
 
     fn costs_and_host(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {

@@ -2,57 +2,55 @@
 
 use evenkeel_step::Strategy;
 
-/// What became of a strategy.
+/// What is known of a strategy.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict<T> {
-    /// Its step takes so long.
-    Fits { step_s: f64, details: T },
-    /// Some device would need so many times the memory that it has.
-    TooLarge { fullness: f64 },
+pub struct Judged<T> {
+    pub strategy: Strategy,
+    pub step_s: f64,
+    /// What the fullest device needs over the memory that it has.
+    pub fullness: f64,
+    pub details: T,
 }
 
 /// The outcome of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found<T> {
     /// What fits, the fastest first. Among equals the one that comes first in the space.
-    pub fitting: Vec<(Strategy, f64, T)>,
+    pub fitting: Vec<Judged<T>>,
     /// What does not fit, the least full first.
-    pub too_large: Vec<(Strategy, f64)>,
+    pub too_large: Vec<Judged<T>>,
     /// Strategies that cannot be among the wanted ones by their bounds alone.
     pub left_out: usize,
 }
 
 /// Judges strategies in the order of `bound_s`, seconds that their step takes at least, until no other can be among the `wanted`
-/// fastest.
+/// fastest that fit.
 pub fn search<T, E>(
     strategies: Vec<Strategy>,
     wanted: usize,
     bound_s: impl Fn(&Strategy) -> f64,
-    mut judge: impl FnMut(&Strategy) -> Result<Verdict<T>, E>,
+    mut judge: impl FnMut(Strategy) -> Result<Judged<T>, E>,
 ) -> Result<Found<T>, E> {
-    let mut bounded: Vec<(f64, usize, Strategy)> = Vec::new();
-    for (place, strategy) in strategies.into_iter().enumerate() {
-        bounded.push((bound_s(&strategy), place, strategy));
-    }
+    let bounded = strategies.into_iter().enumerate().map(|(place, strategy)| (bound_s(&strategy), place, strategy));
+    let mut bounded: Vec<(f64, usize, Strategy)> = bounded.collect();
     bounded.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut fitting: Vec<(f64, usize, Strategy, T)> = Vec::new();
+    let mut fitting: Vec<(usize, Judged<T>)> = Vec::new();
     let (mut too_large, mut left_out) = (Vec::new(), 0);
     for (bound_s, place, strategy) in bounded {
-        if fitting.len() >= wanted && fitting[wanted - 1].0 <= bound_s {
+        if fitting.get(wanted - 1).is_some_and(|(_, worst)| worst.step_s <= bound_s) {
             left_out += 1;
             continue;
         }
-        match judge(&strategy)? {
-            Verdict::TooLarge { fullness } => too_large.push((strategy, fullness)),
-            Verdict::Fits { step_s, details } => {
-                let behind = fitting.partition_point(|other| (other.0, other.1) <= (step_s, place));
-                fitting.insert(behind, (step_s, place, strategy, details));
-            }
+        let judged = judge(strategy)?;
+        if judged.fullness > 1.0 {
+            too_large.push(judged);
+            continue;
         }
+        let is_before = |(other, it): &(usize, Judged<T>)| (it.step_s, *other) <= (judged.step_s, place);
+        fitting.insert(fitting.partition_point(is_before), (place, judged));
     }
-    too_large.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let fitting = fitting.into_iter().map(|(step_s, _, strategy, details)| (strategy, step_s, details)).collect();
-    Ok(Found { fitting, too_large, left_out })
+    too_large.sort_by(|a, b| a.fullness.total_cmp(&b.fullness));
+    Ok(Found { fitting: fitting.into_iter().map(|(_, judged)| judged).collect(), too_large, left_out })
 }
 
 #[cfg(test)]
@@ -75,29 +73,27 @@ mod tests {
         let truth = |strategy: &Strategy| ((strategy.accumulate * 7) % 31) as f64 + 10.0;
         for wanted in [1, 3] {
             let judged = Cell::new(0);
-            let judge = |strategy: &Strategy| {
+            let judge = |strategy: Strategy| {
                 judged.set(judged.get() + 1);
-                Ok::<_, Infallible>(match strategy.accumulate % 5 {
-                    0 => Verdict::TooLarge { fullness: strategy.accumulate as f64 },
-                    _ => Verdict::Fits { step_s: truth(strategy), details: () },
-                })
+                let fullness = if strategy.accumulate % 5 == 0 { strategy.accumulate as f64 } else { 0.5 };
+                Ok::<_, Infallible>(Judged { step_s: truth(&strategy), fullness, details: (), strategy })
             };
             let Ok(found) = search(numbered(30), wanted, |strategy| 0.5 * truth(strategy), judge);
             let mut expected: Vec<f64> = numbered(30).iter().filter(|it| it.accumulate % 5 != 0).map(truth).collect();
             expected.sort_by(f64::total_cmp);
-            let times: Vec<f64> = found.fitting.iter().take(wanted).map(|(_, step_s, _)| *step_s).collect();
+            let times: Vec<f64> = found.fitting.iter().take(wanted).map(|judged| judged.step_s).collect();
             assert_eq!(times, expected[..wanted]);
             assert_eq!(judged.get() + found.left_out, 30);
             assert!(found.left_out > 0, "the slowest need no look");
-            assert!(found.too_large.windows(2).all(|pair| pair[0].1 <= pair[1].1));
+            assert!(found.too_large.windows(2).all(|pair| pair[0].fullness <= pair[1].fullness));
         }
     }
 
     #[test]
     fn among_equals_the_first_of_the_space_wins() {
-        let judge = |_: &Strategy| Ok::<_, Infallible>(Verdict::Fits { step_s: 1.0, details: () });
+        let judge = |strategy| Ok::<_, Infallible>(Judged { strategy, step_s: 1.0, fullness: 1.0, details: () });
         let Ok(found) = search(numbered(9), 9, |_| 0.0, judge);
-        let order: Vec<usize> = found.fitting.iter().map(|(strategy, ..)| strategy.accumulate).collect();
+        let order: Vec<usize> = found.fitting.iter().map(|judged| judged.strategy.accumulate).collect();
         assert_eq!(order, (1..=9).collect::<Vec<_>>());
     }
 }

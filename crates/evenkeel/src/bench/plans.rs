@@ -8,7 +8,7 @@ use serde_json::json;
 use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
-use crate::planning::Job;
+use crate::planning::{Job, describe};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -110,17 +110,6 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         text::percent(middle),
         text::percent(worst)
     ))
-}
-
-fn describe(strategy: &Strategy) -> String {
-    let arrangement = &strategy.arrangement;
-    let axes = strategy.to_string();
-    let axes = if axes.is_empty() { format!("one rank × {} cores", strategy.devices.cores_per_rank()) } else { axes };
-    let order = (strategy.pp > 1).then(|| strategy.pipeline.order.name().to_owned());
-    let parts = (arrangement.parts > 1).then(|| format!("{} parts", arrangement.parts));
-    let whole = (strategy.cut.weights.len() > 1 && !strategy.cut.split_sequence).then(|| "whole stream".to_owned());
-    let schedule = (arrangement.schedule.name != "none").then(|| arrangement.schedule.name.to_owned());
-    [Some(axes), order, schedule, parts, whole].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// The one strategy of its axes and stage of ZeRO that a profile begins with.

@@ -351,7 +351,7 @@ pub fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<
 }
 
 /// The host's memory beside the ranks' tensors.
-fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
+pub fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
     let every = settings.output.checkpoint_every;
     // The last checkpoint is written directly from the ranks' state.
     let copies = settings.output.keep_best || (every > 0 && settings.train.steps.is_none_or(|steps| steps > every));
