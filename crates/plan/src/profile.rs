@@ -35,8 +35,8 @@ struct Table {
     exchanges: Vec<MeasuredExchange>,
     /// Seconds of steps outside their programs.
     host_s: Vec<f64>,
-    /// Steps of the measured strategies over what their simulation foretells: ranks that meet wait for whoever is late.
-    slack: Vec<f64>,
+    /// By the groups that ranks meet in: steps over what their simulation foretells, since whoever is late keeps others waiting.
+    slack: BTreeMap<String, Vec<f64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,10 +97,13 @@ impl Kernels {
         self.0.values().map(|[_, flops, _]| *flops as f64).sum()
     }
 
-    /// One number that grows with the time they take: bytes, and operations at the usual ratio of a device's speeds.
-    fn size(&self) -> f64 {
-        const FLOPS_PER_BYTE: f64 = 30.0;
-        self.0.values().map(|[_, flops, bytes]| *bytes as f64 + *flops as f64 / FLOPS_PER_BYTE).sum()
+    fn bytes(&self) -> f64 {
+        self.0.values().map(|[_, _, bytes]| *bytes as f64).sum()
+    }
+
+    /// One number that grows with the time they take.
+    fn size(&self, flops_per_byte: f64) -> f64 {
+        self.bytes() + self.flops() / flops_per_byte
     }
 }
 
@@ -144,7 +147,7 @@ impl Profile {
         for place in places.iter().collect::<BTreeSet<_>>() {
             let table = self.places.get_mut(place).expect("it has tasks");
             note(&mut table.host_s, host_s);
-            note(&mut table.slack, (step_s - host_s) / simulated_s);
+            note(table.slack.entry(groups(counted)).or_default(), (step_s - host_s) / simulated_s);
         }
         Ok(())
     }
@@ -154,14 +157,14 @@ impl Profile {
         let (costs, host_s) = self.costs_and_host(places, counted)?;
         let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
         let timeline = simulate(&programs, &costs)?;
-        let slack = places.iter().filter_map(|place| middle(&self.places.get(place)?.slack)).fold(0.0, f64::max);
+        let groups = groups(counted);
+        let slack = places.iter().filter_map(|place| self.places.get(place)?.slack(&groups)).fold(0.0, f64::max);
         Ok(Foretold { step_s: slack * timeline.duration_s() + host_s, timeline })
     }
 
     /// Operations per second of the fastest task measured on a kind of place.
     pub fn fastest_flops_per_s(&self, place: &str) -> Option<f64> {
-        let rate = |task: &MeasuredTask| Some(task.kernels.flops() / middle(&task.seconds)?);
-        self.places.get(place)?.tasks.iter().filter_map(rate).max_by(f64::total_cmp)
+        self.places.get(place)?.fastest(Kernels::flops)
     }
 
     fn costs_and_host(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {
@@ -221,6 +224,24 @@ impl Table {
         note(&mut self.exchanges[place].seconds, seconds);
     }
 
+    /// Of steps whose ranks meet in these groups or, if none was measured, in any.
+    fn slack(&self, groups: &str) -> Option<f64> {
+        let of_these = self.slack.get(groups).and_then(|measured| middle(measured));
+        of_these.or_else(|| middle(&self.slack.values().flatten().copied().collect::<Vec<f64>>()))
+    }
+
+    /// The highest rate of any task.
+    fn fastest(&self, work: fn(&Kernels) -> f64) -> Option<f64> {
+        let rate = |task: &MeasuredTask| Some(work(&task.kernels) / middle(&task.seconds)?);
+        self.tasks.iter().filter_map(rate).max_by(f64::total_cmp)
+    }
+
+    /// Operations that take as long as moving a byte.
+    fn flops_per_byte(&self) -> f64 {
+        let rates = self.fastest(Kernels::flops).zip(self.fastest(Kernels::bytes));
+        rates.map_or(1.0, |(flops_per_s, bytes_per_s)| (flops_per_s / bytes_per_s).max(f64::MIN_POSITIVE))
+    }
+
     fn task_s(&self, work: &str, kernels: &Kernels, is_of_tail: bool) -> Option<f64> {
         let of_work = || self.tasks.iter().filter(|known| known.work == work);
         if let Some(exact) = of_work().find(|known| known.kernels == *kernels) {
@@ -231,9 +252,10 @@ impl Table {
             return middle(&exact.seconds);
         }
         let alike = of_work().filter(|known| known.kernels.names().eq(kernels.names()));
-        let points = alike.filter_map(|known| Some((known.kernels.size(), middle(&known.seconds)?))).collect();
+        let balance = self.flops_per_byte();
+        let points = alike.filter_map(|known| Some((known.kernels.size(balance), middle(&known.seconds)?))).collect();
         // The tail's work is proportional to a model's parameters, of which a shortened one has few.
-        interpolated(points, kernels.size(), if is_of_tail { f64::INFINITY } else { MOST_SCALING })
+        interpolated(points, kernels.size(balance), if is_of_tail { f64::INFINITY } else { MOST_SCALING })
     }
 
     fn exchange_s(&self, work: &str, members: usize, bytes: u64) -> Option<f64> {
@@ -241,6 +263,12 @@ impl Table {
         let points = alike.filter_map(|known| Some((known.bytes as f64, middle(&known.seconds)?))).collect();
         interpolated(points, bytes as f64, f64::INFINITY)
     }
+}
+
+/// The kinds of groups with several ranks.
+fn groups(counted: &[Counted]) -> String {
+    let several = counted.iter().flat_map(|counted| &counted.program.groups).filter(|group| group.ranks.len() > 1);
+    several.map(|group| group.name.as_str()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
 /// Keeps the latest measurements of the same thing.
@@ -275,4 +303,28 @@ fn aligned<'a>(program: &Program, spans: &'a [Span]) -> Vec<(usize, &'a Span)> {
     let is_of = |task: &Task, span: &Span| (task.work, task.unit, task.micro) == (span.work, span.unit, span.micro);
     let of_task = |(index, task): (usize, &Task)| Some((index, spans.next_if(|span| is_of(task, span))?));
     program.tasks.iter().enumerate().filter_map(of_task).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_between_measured_ones_are_interpolated_and_those_far_beyond_are_not_known() {
+        let points = || vec![(8.0, 4.0), (2.0, 1.0)];
+        let cases = [(2.0, Some(1.0)), (5.0, Some(2.5)), (16.0, Some(8.0)), (17.0, None), (1.0, Some(0.5)), (0.9, None)];
+        for (size, expected) in cases {
+            assert_eq!(interpolated(points(), size, MOST_SCALING), expected, "{size}");
+        }
+        assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(40.0));
+        assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
+    }
+
+    #[test]
+    fn the_latest_measurements_of_a_thing_count() {
+        let mut measured = Vec::new();
+        (0..20).for_each(|number| note(&mut measured, f64::from(number)));
+        assert_eq!((measured.len(), middle(&measured)), (15, Some(12.0)));
+        assert_eq!(middle(&[]), None);
+    }
 }

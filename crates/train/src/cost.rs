@@ -6,7 +6,7 @@ use evenkeel_comm::Communicator;
 use evenkeel_device::{Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Widths};
 use evenkeel_plan::Counted;
-use evenkeel_step::Strategy;
+use evenkeel_step::{Program, Strategy};
 
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
@@ -44,17 +44,27 @@ pub fn costs_migrated(
     let cost = |rank: usize| {
         let mut trainer = dry(shards, strategy, options, rank);
         trainer.migrate(work.cloned());
-        cost(trainer, micros)
+        cost(trainer, |trainer| {
+            trainer.step(micros, 0.0).expect(NOBODY_DIFFERS);
+        })
     };
     (0..strategy.ranks()).map(cost).collect()
 }
 
-/// The tasks of each rank in steps on such micro-batches, from dry runs. `shards` are those of the strategy's cut.
-pub fn counted(shards: &[Model], strategy: &Strategy, options: TrainerOptions, micros: &[Samples]) -> Vec<Counted> {
+/// The same, and the tasks of each rank's program.
+pub fn costs_and_tasks(
+    shards: &[Model],
+    strategy: &Strategy,
+    options: TrainerOptions,
+    micros: &[Samples],
+) -> Vec<(Cost, Counted)> {
     let of_rank = |rank: usize| {
-        let mut trainer = dry(shards, strategy, options, rank);
-        let counts = trainer.task_counts(micros).expect(NOBODY_DIFFERS);
-        Counted { program: trainer.program().clone(), counts }
+        let (mut counts, mut program) = (Vec::new(), Program::default());
+        let cost = cost(dry(shards, strategy, options, rank), |trainer| {
+            counts = trainer.task_counts(micros).expect(NOBODY_DIFFERS);
+            program = trainer.program().clone();
+        });
+        (cost, Counted { program, counts })
     };
     (0..strategy.ranks()).map(of_rank).collect()
 }
@@ -73,10 +83,10 @@ fn dry(shards: &[Model], strategy: &Strategy, options: TrainerOptions, rank: usi
 
 const NOBODY_DIFFERS: &str = "a dry rank has nobody to differ from";
 
-fn cost(mut trainer: Trainer, micros: &[Samples]) -> Cost {
+fn cost(mut trainer: Trainer, step: impl FnOnce(&mut Trainer)) -> Cost {
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
     let exchanged_before = trainer.communicator().counts().bytes();
-    trainer.step(micros, 0.0).expect(NOBODY_DIFFERS);
+    step(&mut trainer);
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
     Cost {
         state_bytes,

@@ -6,6 +6,7 @@ mod programs;
 mod pruning;
 mod tail;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -206,7 +207,7 @@ impl Trainer {
     /// A step on prepared samples, with the requested observations; see [`Trainer::step`].
     pub fn step_on(&mut self, prepared: &mut Prepared, lr: f64, observe: Observe) -> Step {
         let (mut recording, start) = (Recording::default(), Instant::now());
-        let outcome = self.run_step(prepared, lr, observe, &mut recording);
+        let outcome = self.run_step(prepared, lr, observe, &mut recording, |_| ());
         match observe {
             Observe::Nothing => Step { outcome, ..Step::default() },
             Observe::Work => {
@@ -251,23 +252,15 @@ impl Trainer {
     /// By task of the program: the kernels that it launches in such a step on a dry device.
     pub(crate) fn task_counts(&mut self, micros: &[Samples]) -> Result<Vec<Counts>, Error> {
         let mut prepared = self.prepare(micros)?;
-        self.set_noise(&mut prepared.batches);
-        self.schedule(&prepared.shape, &prepared.sizes);
-        self.gradients.clear();
-        let mut counts = vec![Counts::default(); self.program().tasks.len()];
-        let mut before = self.device.counts();
-        let mut note = |task: usize| {
-            let now = self.device.counts();
-            counts[task] = now.since(&before);
+        let device = self.device.clone();
+        let (mut counts, mut before) = (BTreeMap::new(), device.counts());
+        self.run_step(&mut prepared, 0.0, Observe::Nothing, &mut Recording::default(), |task| {
+            let now = device.counts();
+            counts.insert(task, now.since(&before));
             before = now;
-        };
-        let losses = LossOptions { smoothing: self.options.label_smoothing, scale: 1.0 };
-        self.step_executor().run_watched(self.program(), &prepared.batches, losses, None, &mut note);
-        if self.optimizer.is_some() {
-            self.run_tail(None, None, &mut note);
-            self.run_tail(Some(Update { lr: 0.0, step: 1 }), None, note);
-        }
-        Ok(counts)
+        });
+        // Tasks without rows are not issued.
+        Ok((0..self.program().tasks.len()).map(|task| counts.remove(&task).unwrap_or_default()).collect())
     }
 
     fn run_step(
@@ -276,6 +269,7 @@ impl Trainer {
         lr: f64,
         observe: Observe,
         recording: &mut Recording,
+        mut issued: impl FnMut(usize),
     ) -> StepOutcome {
         self.remembered = None;
         self.set_noise(&mut prepared.batches);
@@ -290,16 +284,17 @@ impl Trainer {
         let mut recording = (!matches!(observe, Observe::Nothing)).then_some(recording);
         let pruning = self.pruning();
         let executor = Executor { pruning, ..self.step_executor() };
-        let found = executor.run(self.program(), batches, loss_options, recording.as_deref_mut());
+        let found =
+            executor.run_watched(self.program(), batches, loss_options, recording.as_deref_mut(), &mut issued);
         let mut of_tail = recording.filter(|_| matches!(observe, Observe::Tasks { .. }));
-        let grad_norm = self.measure_norm(of_tail.as_deref_mut());
+        let grad_norm = self.measure_norm(of_tail.as_deref_mut(), &mut issued);
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
         let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
-            self.update(Update { lr: lr as f32, step: self.updates }, of_tail);
+            self.update(Update { lr: lr as f32, step: self.updates }, of_tail, issued);
             // Submit now: the next step may be long in coming.
             self.device.compute().submit();
         }

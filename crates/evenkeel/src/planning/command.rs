@@ -83,7 +83,7 @@ fn plan(
     search(strategies, wanted, bound_s, |strategy| {
         judged += 1;
         progress(&format!("{judged} of {count}: {strategy}"));
-        let foretold = match job.foretell(profile, &strategy) {
+        let known = match job.foretell(profile, &strategy) {
             Err(NotKnown::NotMeasured(missing)) => {
                 tracing::info!(%strategy, %missing, "measures what the profile lacks");
                 progress(&format!("{judged} of {count}: measures {strategy}"));
@@ -92,9 +92,9 @@ fn plan(
             }
             known => known,
         };
-        let foretold = foretold.map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
+        let (foretold, costs) = known.map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
         let room = Room::of(&strategy, beside(settings, &job.model, &strategy));
-        let fullness = room.fullness(&strategy, &job.costs(&strategy)).into_iter().fold(0.0, f64::max);
+        let fullness = room.fullness(&strategy, &costs).into_iter().fold(0.0, f64::max);
         Ok(Judged { step_s: foretold.step_s, fullness, details: foretold, strategy })
     })
     .inspect(|_| progress(""))

@@ -2,11 +2,11 @@
 
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_plan::{Foretold, NotKnown, Profile};
+use evenkeel_plan::{Counted, Foretold, NotKnown, Profile};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
-use evenkeel_train::{Cost, Observe, Ranks, Samples, Trainer, TrainerOptions, costs, counted};
+use evenkeel_train::{Cost, Observe, Ranks, Samples, Trainer, TrainerOptions, costs_and_tasks};
 
 use crate::launch::Launch;
 use crate::stages::cuts_by_cost;
@@ -47,21 +47,20 @@ impl Job {
         Some(launch.strategy.cut_at(&cuts))
     }
 
-    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<Foretold, NotKnown> {
-        let shards = self.shards(strategy);
-        let counted = counted(&shards, strategy, self.options, &self.micros(strategy, 0));
-        profile.foretell(&places(strategy), &counted)
+    /// A step, and what it takes of each rank's memory.
+    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<(Foretold, Vec<Cost>), NotKnown> {
+        let (costs, counted) = self.dry(&self.shards(strategy), strategy);
+        Ok((profile.foretell(&places(strategy), &counted)?, costs))
     }
 
-    /// By rank, from dry runs.
-    pub fn costs(&self, strategy: &Strategy) -> Vec<Cost> {
-        costs(&self.shards(strategy), strategy, self.options, &self.micros(strategy, 0))
+    fn dry(&self, shards: &[Model], strategy: &Strategy) -> (Vec<Cost>, Vec<Counted>) {
+        costs_and_tasks(shards, strategy, self.options, &self.micros(strategy, 0)).into_iter().unzip()
     }
 
     /// Operations for a sequence in a step that computes nothing again.
     pub fn flops_per_sequence(&self) -> f64 {
         let alone = Strategy::alone(evenkeel_device::DType::F32);
-        self.costs(&alone)[0].flops as f64
+        self.dry(std::slice::from_ref(&self.model), &alone).0[0].flops as f64
     }
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
@@ -76,7 +75,7 @@ impl Job {
         };
         let ranks = self.start(&strategy, shards.clone())?;
         let measured = (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
-        let counted = counted(&shards, &strategy, self.options, &self.micros(&strategy, 0));
+        let (_, counted) = self.dry(&shards, &strategy);
         let step_s = median(measured.iter().map(|it| it.step_s));
         let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();

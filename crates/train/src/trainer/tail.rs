@@ -11,20 +11,20 @@ use crate::prune::Pruner;
 
 impl Trainer {
     /// The norm of the whole gradient, every parameter counted once, on all ranks the same.
-    pub(super) fn measure_norm(&self, recording: Option<&mut Recording>) -> f64 {
-        self.run_tail(None, recording, |_| ());
+    pub(super) fn measure_norm(&self, recording: Option<&mut Recording>, issued: impl FnMut(usize)) -> f64 {
+        self.run_tail(None, recording, issued);
         let compute = self.device.compute();
         let squared_norm = compute.read(self.optimizer().add_up_squares(compute));
         (squared_norm[0] as f64).sqrt()
     }
 
     /// Updates what this rank keeps, and gathers the values that it computes with and others have updated.
-    pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>) {
-        self.run_tail(Some(update), recording, |_| ());
+    pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>, issued: impl FnMut(usize)) {
+        self.run_tail(Some(update), recording, issued);
     }
 
     /// Runs the tasks of the program's tail that measure the norm, or those that update. Calls `issued` with the place of each.
-    pub(super) fn run_tail(
+    fn run_tail(
         &self,
         update: Option<Update>,
         mut recording: Option<&mut Recording>,
