@@ -15,13 +15,16 @@ pub struct Judged<T> {
 /// The outcome of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found<T> {
-    /// What fits, the fastest first. Among equals the one that comes first in the space.
+    /// What fits, the fastest first; but before all, what comes first in the space of those that are hardly slower.
     pub fitting: Vec<Judged<T>>,
     /// What does not fit, the least full first.
     pub too_large: Vec<Judged<T>>,
     /// Strategies that cannot be among the wanted ones by their bounds alone.
     pub left_out: usize,
 }
+
+/// A strategy must be faster by more than this share than one that needs less: measurements are no better.
+const MARGIN: f64 = 0.01;
 
 /// Judges strategies in the order of `bound_s`, seconds that their step takes at least, until no other can be among the `wanted`
 /// fastest that fit.
@@ -48,6 +51,11 @@ pub fn search<T, E>(
         }
         let is_before = |(other, it): &(usize, Judged<T>)| (it.step_s, *other) <= (judged.step_s, place);
         fitting.insert(fitting.partition_point(is_before), (place, judged));
+    }
+    if let Some(best_s) = fitting.first().map(|(_, judged)| judged.step_s) {
+        let hardly_slower = fitting.iter().take_while(|(_, judged)| judged.step_s <= best_s * (1.0 + MARGIN));
+        let simplest = hardly_slower.enumerate().min_by_key(|(_, (place, _))| *place).map_or(0, |(index, _)| index);
+        fitting[..=simplest].rotate_right(1);
     }
     too_large.sort_by(|a, b| a.fullness.total_cmp(&b.fullness));
     Ok(Found { fitting: fitting.into_iter().map(|(_, judged)| judged).collect(), too_large, left_out })
@@ -87,6 +95,18 @@ mod tests {
             assert!(found.left_out > 0, "the slowest need no look");
             assert!(found.too_large.windows(2).all(|pair| pair[0].fullness <= pair[1].fullness));
         }
+    }
+
+    #[test]
+    fn what_is_hardly_faster_does_not_win_over_what_needs_less() {
+        let seconds = [2.0, 1.009, 1.0, 1.001];
+        let judge = |strategy: Strategy| {
+            let step_s = seconds[strategy.accumulate - 1];
+            Ok::<_, Infallible>(Judged { strategy, step_s, fullness: 0.0, details: () })
+        };
+        let Ok(found) = search(numbered(4), 4, |_| 0.0, judge);
+        let order: Vec<f64> = found.fitting.iter().map(|judged| judged.step_s).collect();
+        assert_eq!(order, [1.009, 1.0, 1.001, 2.0]);
     }
 
     #[test]

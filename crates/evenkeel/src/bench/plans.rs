@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     for case in &mut cases {
         let fault = |error: NotKnown| Failure::Fault(Mistake { what: error.to_string(), hint: None });
-        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(fault)?.0.step_s;
+        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(fault)?.step_s;
     }
     let mut errors: Vec<f64> = cases.iter().map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);

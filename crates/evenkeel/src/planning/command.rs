@@ -2,10 +2,12 @@
 
 use std::io::{IsTerminal, Write, stderr};
 
-use evenkeel_device::cpu_report;
+use evenkeel_model::Model;
 use evenkeel_plan::{Foretold, Found, Judged, NotKnown, Profile, Space, search};
+use evenkeel_step::schedule::NONE;
+use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Mesh, Strategy};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::job::{Job, places};
 use super::profile_file::ProfileFile;
@@ -14,7 +16,7 @@ use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::memory::Room;
 use crate::strategy::strategy;
-use crate::train::{beside, trainer_options};
+use crate::train::beside;
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -32,19 +34,16 @@ pub struct Arguments {
     json: bool,
 }
 
-type Plan = Found<Foretold>;
+/// Timelines of what fits.
+type Plan = Found<Option<Timeline>>;
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read()?;
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
-    let settings = &config.settings;
-    let like = strategy(settings, &input.model, &input.json)?;
-    let job = Job { model: input.model, options: trainer_options(settings), sequence: settings.data.sequence };
-    let kind = settings.device.kind;
-    let mut file = if arguments.fresh { ProfileFile::fresh(kind) } else { ProfileFile::open(kind) };
-    let plan = plan(&job, settings, &like, usize::from(arguments.show), &mut file.profile)?;
-    file.keep(kind);
+    let job = Job::of(&config.settings, &input.model);
+    let like = strategy(&config.settings, &input.model, &input.json)?;
+    let plan = measured_plan(&job, &config.settings, &like, usize::from(arguments.show), arguments.fresh)?;
     let Some(best) = plan.fitting.first() else { return Err(fits_nowhere(&plan).into()) };
     if arguments.json {
         return Ok(in_json(&job, &plan));
@@ -62,7 +61,41 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     ))
 }
 
-/// Looks for the fastest strategies; measures what the profile lacks for them.
+/// Fills in how a run shares its work, as the fastest strategy does. Returns a line that says so.
+pub fn choose(settings: &mut Settings, model: &Model, config: &Value) -> Result<String, Failure> {
+    let like = strategy(settings, model, config)?;
+    let job = Job::of(settings, model);
+    let plan = measured_plan(&job, settings, &like, 1, false)?;
+    let Some(best) = plan.fitting.first() else { return Err(fits_nowhere(&plan).into()) };
+    let Strategy { pp, dp, micro_batch, accumulate, zero, ref cut, arrangement, ref pipeline, .. } = best.strategy;
+    let (tp, train, parallel) = (cut.weights.len(), &mut settings.train, &mut settings.parallel);
+    (train.batch, train.accumulate) = (micro_batch, accumulate);
+    train.recompute = arrangement.schedule != NONE;
+    (parallel.auto, parallel.pp, parallel.dp, parallel.tp, parallel.zero) = (false, pp, dp, tp, zero.number().into());
+    (parallel.order, parallel.schedule) = (pipeline.order, Some(arrangement.schedule));
+    if tp > 1 {
+        (parallel.parts, parallel.sequence_parallel) = (Some(arrangement.parts), Some(cut.split_sequence));
+    }
+    let compared = plan.fitting.len() + plan.too_large.len() + plan.left_out;
+    Ok(format!(
+        "planned: {}, {accumulate} × {micro_batch} sequences for each replica; {:.1} ms a step foretold, the best of {compared} \
+         strategies",
+        describe(&best.strategy),
+        1e3 * best.step_s
+    ))
+}
+
+/// A plan from this machine's profile, which keeps what was measured for it.
+fn measured_plan(job: &Job, settings: &Settings, like: &Strategy, wanted: usize, fresh: bool) -> Result<Plan, Failure> {
+    let kind = settings.device.kind;
+    let mut file = if fresh { ProfileFile::fresh(kind) } else { ProfileFile::open(kind) };
+    let plan = plan(job, settings, like, wanted, &mut file.profile)?;
+    file.keep(kind);
+    Ok(plan)
+}
+
+/// Finds the fastest strategies. Measures what the profile lacks for them, and then looks again: the same profile gives the same
+/// plan, whatever it was when the search began.
 fn plan(
     job: &Job,
     settings: &Settings,
@@ -70,49 +103,66 @@ fn plan(
     wanted: usize,
     profile: &mut Profile,
 ) -> Result<Plan, Failure> {
-    let space = Space { devices: devices(like), sequences: like.micro_batch * like.micros_per_step(), like: like.clone() };
+    let sequences = like.micro_batch * like.micros_per_step();
+    let space = Space { devices: devices(like), sequences, like: like.clone() };
     let strategies: Vec<Strategy> = space.strategies().into_iter().filter_map(|it| job.cut(it)).collect();
-    let count = strategies.len();
-    let flops = job.flops_per_sequence() * space.sequences as f64;
-    let known = profile.clone();
-    let bound_s = |strategy: &Strategy| {
-        let rates: Option<Vec<f64>> = places(strategy).iter().map(|it| known.fastest_flops_per_s(it)).collect();
-        rates.map_or(0.0, |rates| flops / rates.iter().sum::<f64>())
-    };
-    let mut judged = 0;
-    search(strategies, wanted, bound_s, |strategy| {
-        judged += 1;
-        progress(&format!("{judged} of {count}: {strategy}"));
-        let known = match job.foretell(profile, &strategy) {
-            Err(NotKnown::NotMeasured(missing)) => {
-                tracing::info!(%strategy, %missing, "measures what the profile lacks");
-                progress(&format!("{judged} of {count}: measures {strategy}"));
-                job.learn(profile, &strategy)?;
-                job.foretell(profile, &strategy)
-            }
-            known => known,
+    let flops = job.flops_per_sequence() * sequences as f64;
+    loop {
+        let known = profile.clone();
+        let bound_s = |strategy: &Strategy| {
+            let rates: Option<Vec<f64>> = places(strategy).iter().map(|it| known.fastest_flops_per_s(it)).collect();
+            rates.map_or(0.0, |rates| flops / rates.iter().sum::<f64>())
         };
-        let (foretold, costs) = known.map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
-        let room = Room::of(&strategy, beside(settings, &job.model, &strategy));
-        let fullness = room.fullness(&strategy, &costs).into_iter().fold(0.0, f64::max);
-        Ok(Judged { step_s: foretold.step_s, fullness, details: foretold, strategy })
-    })
-    .inspect(|_| progress(""))
+        let (mut judged, mut measured) = (0, false);
+        let found = search(strategies.clone(), wanted, bound_s, |strategy| {
+            judged += 1;
+            progress(&format!("{judged} of {}: {strategy}", strategies.len()));
+            let (costs, counted) = job.dry(&strategy);
+            let room = Room::of(&strategy, beside(settings, &job.model, &strategy));
+            let fullness = room.fullness(&strategy, &costs).into_iter().fold(0.0, f64::max);
+            if fullness > 1.0 {
+                return Ok(Judged { step_s: f64::INFINITY, fullness, details: None, strategy });
+            }
+            let places = places(&strategy);
+            let Foretold { step_s, timeline } = match profile.foretell(&places, &counted) {
+                Err(NotKnown::NotMeasured(missing)) => {
+                    tracing::info!(%strategy, %missing, "measures what the profile lacks");
+                    measured = true;
+                    job.learn(profile, &strategy)?;
+                    profile.foretell(&places, &counted)
+                }
+                known => known,
+            }
+            .map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
+            Ok::<_, Failure>(Judged { step_s, fullness, details: Some(timeline), strategy })
+        })?;
+        progress("");
+        if !measured {
+            return Ok(found);
+        }
+    }
 }
 
-/// Numbers of ranks, and what they compute on: cores in equal shares, or the GPUs that the configuration names.
+/// Numbers of ranks, and what they compute on: cores in equal shares; the GPUs of the configuration's ranks or, if it has one rank,
+/// that GPU alone or all there are.
 fn devices(like: &Strategy) -> Vec<(usize, Devices)> {
     match &like.devices {
         Devices::Cpu { cores_per_rank, .. } => {
-            let cores = (like.ranks() * cores_per_rank).max(cpu_report().cores);
+            let cores = like.ranks() * cores_per_rank;
             let shared = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
             (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
+        }
+        Devices::Cuda { gpus, multiprocessors, graph } if gpus.len() == 1 && multiprocessors.is_empty() => {
+            let all = evenkeel_device::cuda_gpus().unwrap_or(1);
+            let first = |count: usize| (count, Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: *graph });
+            let alone = (1, like.devices.clone());
+            if all > 1 { vec![alone, first(all)] } else { vec![alone] }
         }
         gpus => vec![(like.ranks(), gpus.clone())],
     }
 }
 
-fn cells(job: &Job, judged: &Judged<Foretold>, best_s: f64) -> Vec<String> {
+fn cells(job: &Job, judged: &Judged<Option<Timeline>>, best_s: f64) -> Vec<String> {
     let Judged { strategy, step_s, fullness, details } = judged;
     let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
     vec![
@@ -120,16 +170,20 @@ fn cells(job: &Job, judged: &Judged<Foretold>, best_s: f64) -> Vec<String> {
         format!("{} × {}", strategy.accumulate, strategy.micro_batch),
         format!("{:.1} ms", 1e3 * step_s),
         format!("{:.0}", tokens / step_s),
-        text::percent(details.timeline.exposed_share()),
-        text::percent(details.timeline.idle_share()),
+        share(details, Timeline::exposed_share),
+        share(details, Timeline::idle_share),
         text::percent(*fullness),
         if *step_s == best_s { String::new() } else { text::percent(step_s / best_s - 1.0) },
     ]
 }
 
+fn share(timeline: &Option<Timeline>, of: fn(&Timeline) -> f64) -> String {
+    timeline.as_ref().map_or(String::new(), |timeline| text::percent(of(timeline)))
+}
+
 /// The best strategies of axes that are not among those shown, and why they lose.
 fn others(plan: &Plan, shown: usize) -> Vec<String> {
-    let axes = |judged: &Judged<Foretold>| {
+    let axes = |judged: &Judged<Option<Timeline>>| {
         let Mesh { pp, dp, tp } = judged.strategy.mesh();
         [pp, dp, tp]
     };
@@ -141,13 +195,12 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
             continue;
         }
         seen.push(axes(judged));
-        let timeline = &judged.details.timeline;
         lines.push(format!(
             "  {}: {} slower, {} exposed, {} idle",
             describe(&judged.strategy),
             text::percent(judged.step_s / best.step_s - 1.0),
-            text::percent(timeline.exposed_share()),
-            text::percent(timeline.idle_share())
+            share(&judged.details, Timeline::exposed_share),
+            share(&judged.details, Timeline::idle_share)
         ));
     }
     for judged in &plan.too_large {
@@ -179,7 +232,7 @@ fn fits_nowhere(plan: &Plan) -> Mistake {
 fn flags(strategy: &Strategy) -> String {
     let Mesh { pp, dp, tp } = strategy.mesh();
     let arrangement = &strategy.arrangement;
-    let recomputes = arrangement.schedule.name != "none";
+    let recomputes = arrangement.schedule != NONE;
     let mut flags = vec![
         format!("--set train.batch={}", strategy.micro_batch),
         format!("--set train.accumulate={}", strategy.accumulate),
@@ -200,16 +253,17 @@ fn flags(strategy: &Strategy) -> String {
 }
 
 fn in_json(job: &Job, plan: &Plan) -> String {
-    let judged = |judged: &Judged<Foretold>| {
+    let judged = |judged: &Judged<Option<Timeline>>| {
         let Judged { strategy, step_s, fullness, details } = judged;
         let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
         json!({
             "strategy": strategy, "step_s": step_s, "tokens_per_s": tokens / step_s, "fullness": fullness,
-            "exposed_share": details.timeline.exposed_share(), "idle_share": details.timeline.idle_share(),
+            "exposed_share": details.as_ref().map(Timeline::exposed_share),
+            "idle_share": details.as_ref().map(Timeline::idle_share),
             "flags": flags(strategy),
         })
     };
-    let all = |list: &[Judged<Foretold>]| list.iter().map(judged).collect::<Vec<_>>();
+    let all = |list: &[Judged<Option<Timeline>>]| list.iter().map(judged).collect::<Vec<_>>();
     json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "left_out": plan.left_out }).to_string()
 }
 
@@ -221,7 +275,7 @@ pub fn describe(strategy: &Strategy) -> String {
     let order = (strategy.pp > 1).then(|| strategy.pipeline.order.name().to_owned());
     let parts = (arrangement.parts > 1).then(|| format!("{} parts", arrangement.parts));
     let whole = (strategy.cut.weights.len() > 1 && !strategy.cut.split_sequence).then(|| "whole stream".to_owned());
-    let schedule = (arrangement.schedule.name != "none").then(|| "recomputed".to_owned());
+    let schedule = (arrangement.schedule != NONE).then(|| "recomputed".to_owned());
     [Some(axes), order, schedule, parts, whole].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 

@@ -8,8 +8,10 @@ use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Cost, Observe, Ranks, Samples, Trainer, TrainerOptions, costs_and_tasks};
 
+use crate::config::Settings;
 use crate::launch::Launch;
 use crate::stages::cuts_by_cost;
+use crate::train::trainer_options;
 use crate::{Failure, Mistake};
 
 /// What is to be trained in a step.
@@ -33,6 +35,11 @@ const STEPS: usize = 3;
 const LEAST_WEIGHTS: usize = 64 << 20;
 
 impl Job {
+    /// The job of a run.
+    pub fn of(settings: &Settings, model: &Model) -> Job {
+        Job { model: model.clone(), options: trainer_options(settings), sequence: settings.data.sequence }
+    }
+
     /// The strategy with its stages cut, if the model can be cut so.
     pub fn cut(&self, strategy: Strategy) -> Option<Strategy> {
         self.model.cut(&strategy.cut).ok()?;
@@ -47,20 +54,23 @@ impl Job {
         Some(launch.strategy.cut_at(&cuts))
     }
 
-    /// A step, and what it takes of each rank's memory.
-    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<(Foretold, Vec<Cost>), NotKnown> {
-        let (costs, counted) = self.dry(&self.shards(strategy), strategy);
-        Ok((profile.foretell(&places(strategy), &counted)?, costs))
+    /// What a step takes of each rank, and its tasks, from dry runs.
+    pub fn dry(&self, strategy: &Strategy) -> (Vec<Cost>, Vec<Counted>) {
+        self.dry_of(&self.shards(strategy), strategy)
     }
 
-    fn dry(&self, shards: &[Model], strategy: &Strategy) -> (Vec<Cost>, Vec<Counted>) {
+    fn dry_of(&self, shards: &[Model], strategy: &Strategy) -> (Vec<Cost>, Vec<Counted>) {
         costs_and_tasks(shards, strategy, self.options, &self.micros(strategy, 0)).into_iter().unzip()
+    }
+
+    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<Foretold, NotKnown> {
+        profile.foretell(&places(strategy), &self.dry(strategy).1)
     }
 
     /// Operations for a sequence in a step that computes nothing again.
     pub fn flops_per_sequence(&self) -> f64 {
         let alone = Strategy::alone(evenkeel_device::DType::F32);
-        self.dry(std::slice::from_ref(&self.model), &alone).0[0].flops as f64
+        self.dry(&alone).0[0].flops as f64
     }
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
@@ -75,7 +85,7 @@ impl Job {
         };
         let ranks = self.start(&strategy, shards.clone())?;
         let measured = (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
-        let (_, counted) = self.dry(&shards, &strategy);
+        let (_, counted) = self.dry_of(&shards, &strategy);
         let step_s = median(measured.iter().map(|it| it.step_s));
         let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();

@@ -4,5 +4,5 @@ mod command;
 mod job;
 mod profile_file;
 
-pub use command::{Arguments, describe, run};
+pub use command::{Arguments, choose, describe, run};
 pub use job::Job;

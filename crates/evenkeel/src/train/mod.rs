@@ -28,6 +28,7 @@ use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps, samples_bytes};
+use crate::planning::choose;
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
@@ -48,6 +49,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
+    let planned = match config.settings.parallel.auto {
+        true => Some(choose(&mut config.settings, &input.model, &input.json)?),
+        false => None,
+    };
     let strategy = strategy(&config.settings, &input.model, &input.json)?;
     let mut launch = Launch::new(strategy, &config.settings.parallel);
     let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
@@ -147,7 +152,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
     let of_places = stages::describe_memory(strategy, &costs);
     let begun = [of_places, parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
-    arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
+    planned.into_iter().chain(arranged).chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
         &ranks,
