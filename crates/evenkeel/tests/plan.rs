@@ -57,7 +57,8 @@ fn a_plan_is_measured_once_and_the_same_from_then_on_and_its_flags_run() {
     assert!(first["too_large"].as_array().unwrap().is_empty());
     for judged in fitting {
         let strategy = &judged["strategy"];
-        let product = ["micro_batch", "accumulate", "dp"].map(|key| strategy[key].as_u64().unwrap()).iter().product::<u64>();
+        let product =
+            ["micro_batch", "accumulate", "dp"].map(|key| strategy[key].as_u64().unwrap()).iter().product::<u64>();
         assert_eq!(product, 4, "a step has as many sequences: {strategy}");
         assert!(judged["step_s"].as_f64().unwrap() > 0.0 && judged["fullness"].as_f64().unwrap() <= 1.0);
     }
@@ -67,7 +68,8 @@ fn a_plan_is_measured_once_and_the_same_from_then_on_and_its_flags_run() {
     // Every kind of strategy can be run as the plan says.
     for judged in [fitting.first().unwrap(), fitting.last().unwrap()] {
         let flags: Vec<&str> = judged["flags"].as_str().unwrap().split(' ').collect();
-        let (is_fine, _, stderr) = run(&place, &[&["train", "tiny.toml", "--output", "as-planned"], &flags[..]].concat());
+        let (is_fine, _, stderr) =
+            run(&place, &[&["train", "tiny.toml", "--output", "as-planned"], &flags[..]].concat());
         assert!(is_fine, "{flags:?}: {stderr}");
         fs::remove_dir_all(place.path("as-planned")).unwrap();
     }
@@ -94,5 +96,8 @@ fn what_fits_nowhere_is_told_before_anything_is_measured() {
     let huge = "--set model.hidden=65536 --set model.heads=512 --set model.ffn=262144 --set model.layers=8";
     let huge: Vec<&str> = huge.split(' ').collect();
     let (is_fine, _, stderr) = run(&place, &[&["plan", "tiny.toml"], &huge[..]].concat());
-    assert!(!is_fine && stderr.contains("no strategy fits: the leanest") && stderr.contains("of the memory"), "{stderr}");
+    assert!(
+        !is_fine && stderr.contains("no strategy fits: the leanest") && stderr.contains("of the memory"),
+        "{stderr}"
+    );
 }

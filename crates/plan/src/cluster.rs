@@ -83,7 +83,7 @@ pub struct Host {
 
 /// A device of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct ClusterDevice<'a> {
     /// Its kind.
     pub device: &'a str,
     /// The number of its host.
@@ -181,14 +181,14 @@ impl Cluster {
     }
 
     /// All devices, host by host.
-    pub fn places(&self) -> Vec<Place<'_>> {
+    pub fn places(&self) -> Vec<ClusterDevice<'_>> {
         let alike = |host: &Host| std::iter::repeat_n(host.devices.clone(), host.count).collect::<Vec<_>>();
         let counts = self.hosts.iter().flat_map(alike).enumerate();
         let mut places = Vec::new();
         for (host, kinds) in counts {
             for (name, count) in kinds {
                 let (device, _) = self.devices.get_key_value(&name).expect("checked");
-                places.extend(std::iter::repeat_n(Place { device, host }, count));
+                places.extend(std::iter::repeat_n(ClusterDevice { device, host }, count));
             }
         }
         places
@@ -196,7 +196,7 @@ impl Cluster {
 
     /// The connection that a group of devices exchanges over: the slowest between any two of them, which decides how long a ring
     /// takes. None for a single device.
-    pub fn link_among(&self, places: &[Place]) -> Option<&LinkRates> {
+    pub fn link_among(&self, places: &[ClusterDevice]) -> Option<&LinkRates> {
         let first = places.first()?;
         let across = places.iter().any(|place| place.host != first.host);
         let groups = self.group_of_hosts();

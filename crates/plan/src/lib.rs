@@ -16,8 +16,8 @@ mod profile;
 mod search;
 mod space;
 
-pub use cluster::{Cluster, ClusterError, DeviceRates, Host, LinkRates, Place};
+pub use cluster::{Cluster, ClusterDevice, ClusterError, DeviceRates, Host, LinkRates};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
-pub use profile::{Counted, Foretold, NotKnown, NotMeasured, Profile};
+pub use profile::{Counted, ForetoldStep, NotKnown, NotMeasured, Profile};
 pub use search::{Found, Judged, search};
 pub use space::Space;

@@ -23,7 +23,7 @@ pub struct Counted {
 #[serde(transparent)]
 pub struct Kernels(BTreeMap<String, [u64; 3]>);
 
-/// Measurements by kind of place: a device, and how many others are busy beside it.
+/// Measurements by kind of place: a device, how many others are busy beside it, and what is computed there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     places: BTreeMap<String, Table>,
@@ -73,7 +73,7 @@ pub enum NotKnown {
 
 /// A simulated step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Foretold {
+pub struct ForetoldStep {
     pub step_s: f64,
     pub timeline: Timeline,
 }
@@ -116,7 +116,7 @@ impl Profile {
         counted: &[Counted],
         steps: &[Timeline],
         [step_s, host_s]: [f64; 2],
-    ) -> Result<(), Unforeseen> {
+    ) -> Result<(), NotKnown> {
         let mut tasks: HashMap<(&str, &str, Kernels), Vec<f64>> = HashMap::new();
         let mut exchanges: BTreeMap<(&str, &str, usize, u64), Vec<f64>> = BTreeMap::new();
         for (rank, (place, Counted { program, counts })) in places.iter().zip(counted).enumerate() {
@@ -142,7 +142,7 @@ impl Profile {
             self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
         }
         let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
-        let (costs, _) = self.costs_and_host(places, counted).expect("everything was measured just now");
+        let (costs, _) = self.costs_and_host(places, counted)?;
         let simulated_s = simulate(&programs, &costs)?.duration_s();
         for place in places.iter().collect::<BTreeSet<_>>() {
             let table = self.places.get_mut(place).expect("it has tasks");
@@ -153,13 +153,13 @@ impl Profile {
     }
 
     /// The step of these programs on these kinds of places, by rank.
-    pub fn foretell(&self, places: &[String], counted: &[Counted]) -> Result<Foretold, NotKnown> {
+    pub fn foretell(&self, places: &[String], counted: &[Counted]) -> Result<ForetoldStep, NotKnown> {
         let (costs, host_s) = self.costs_and_host(places, counted)?;
         let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
         let timeline = simulate(&programs, &costs)?;
         let groups = groups(counted);
         let slack = places.iter().filter_map(|place| self.places.get(place)?.slack(&groups)).fold(0.0, f64::max);
-        Ok(Foretold { step_s: slack * timeline.duration_s() + host_s, timeline })
+        Ok(ForetoldStep { step_s: slack * timeline.duration_s() + host_s, timeline })
     }
 
     /// Operations per second of the fastest task measured on a kind of place.
@@ -216,7 +216,8 @@ impl Table {
     }
 
     fn note_exchange(&mut self, work: &str, members: usize, bytes: u64, seconds: f64) {
-        let is_same = |known: &MeasuredExchange| (known.work.as_str(), known.members, known.bytes) == (work, members, bytes);
+        let is_same =
+            |known: &MeasuredExchange| (known.work.as_str(), known.members, known.bytes) == (work, members, bytes);
         let place = self.exchanges.iter().position(is_same).unwrap_or_else(|| {
             self.exchanges.push(MeasuredExchange { work: work.to_owned(), members, bytes, seconds: Vec::new() });
             self.exchanges.len() - 1
@@ -312,7 +313,8 @@ mod tests {
     #[test]
     fn sizes_between_measured_ones_are_interpolated_and_those_far_beyond_are_not_known() {
         let points = || vec![(8.0, 4.0), (2.0, 1.0)];
-        let cases = [(2.0, Some(1.0)), (5.0, Some(2.5)), (16.0, Some(8.0)), (17.0, None), (1.0, Some(0.5)), (0.9, None)];
+        let cases =
+            [(2.0, Some(1.0)), (5.0, Some(2.5)), (16.0, Some(8.0)), (17.0, None), (1.0, Some(0.5)), (0.9, None)];
         for (size, expected) in cases {
             assert_eq!(interpolated(points(), size, MOST_SCALING), expected, "{size}");
         }

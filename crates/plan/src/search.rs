@@ -83,11 +83,12 @@ mod tests {
             let judged = Cell::new(0);
             let judge = |strategy: Strategy| {
                 judged.set(judged.get() + 1);
-                let fullness = if strategy.accumulate % 5 == 0 { strategy.accumulate as f64 } else { 0.5 };
+                let fullness = if strategy.accumulate.is_multiple_of(5) { strategy.accumulate as f64 } else { 0.5 };
                 Ok::<_, Infallible>(Judged { step_s: truth(&strategy), fullness, details: (), strategy })
             };
             let Ok(found) = search(numbered(30), wanted, |strategy| 0.5 * truth(strategy), judge);
-            let mut expected: Vec<f64> = numbered(30).iter().filter(|it| it.accumulate % 5 != 0).map(truth).collect();
+            let mut expected: Vec<f64> =
+                numbered(30).iter().filter(|it| !it.accumulate.is_multiple_of(5)).map(truth).collect();
             expected.sort_by(f64::total_cmp);
             let times: Vec<f64> = found.fitting.iter().take(wanted).map(|judged| judged.step_s).collect();
             assert_eq!(times, expected[..wanted]);

@@ -100,9 +100,12 @@ mod tests {
             assert_eq!(strategy.ranks() * strategy.devices.cores_per_rank(), 4, "{strategy}");
             assert!(all[..index].iter().all(|other| other != strategy), "{strategy} twice");
         }
-        let has = |pp: usize, dp: usize, tp: usize| {
-            all.iter().any(|it| (it.pp, it.dp, it.cut.weights.len()) == (pp, dp, tp))
-        };
-        assert!([(1, 1, 1), (4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2)].iter().all(|&(p, d, t)| has(p, d, t)));
+        let has =
+            |pp: usize, dp: usize, tp: usize| all.iter().any(|it| (it.pp, it.dp, it.cut.weights.len()) == (pp, dp, tp));
+        assert!(
+            [(1, 1, 1), (4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2)]
+                .iter()
+                .all(|&(p, d, t)| has(p, d, t))
+        );
     }
 }

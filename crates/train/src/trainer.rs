@@ -284,8 +284,7 @@ impl Trainer {
         let mut recording = (!matches!(observe, Observe::Nothing)).then_some(recording);
         let pruning = self.pruning();
         let executor = Executor { pruning, ..self.step_executor() };
-        let found =
-            executor.run_watched(self.program(), batches, loss_options, recording.as_deref_mut(), &mut issued);
+        let found = executor.run_watched(self.program(), batches, loss_options, recording.as_deref_mut(), &mut issued);
         let mut of_tail = recording.filter(|_| matches!(observe, Observe::Tasks { .. }));
         let grad_norm = self.measure_norm(of_tail.as_deref_mut(), &mut issued);
         let queue = self.device.compute();

@@ -82,7 +82,8 @@ fn staged(layers: usize, order: PipelineOrder, accumulate: usize) -> Strategy {
 
 #[test]
 fn whole_models_in_other_strategies_are_foretold_from_short_ones() {
-    let of = |strategy: Strategy, micro_batch: usize, accumulate: usize| Strategy { micro_batch, accumulate, ..strategy };
+    let of =
+        |strategy: Strategy, micro_batch: usize, accumulate: usize| Strategy { micro_batch, accumulate, ..strategy };
     let mut profile = Profile::default();
     let oases = |parts: usize| Arrangement::of(OASES).in_parts(parts);
     for strategy in [
@@ -108,7 +109,8 @@ fn whole_models_in_other_strategies_are_foretold_from_short_ones() {
         (of(spread(1, 1, 0), 3, 4), 0.05),
     ] {
         let counted = counted(6, &strategy);
-        let foretold = profile.foretell(&places(&strategy), &counted).unwrap_or_else(|error| panic!("{strategy}: {error}"));
+        let foretold =
+            profile.foretell(&places(&strategy), &counted).unwrap_or_else(|error| panic!("{strategy}: {error}"));
         let truth_s = truth(&counted).duration_s();
         let off = foretold.step_s / truth_s - 1.0;
         assert!(off.abs() < tolerance, "{strategy}: off by {off}");

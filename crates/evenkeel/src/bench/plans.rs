@@ -8,6 +8,7 @@ use serde_json::json;
 use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
+use crate::memory::Beside;
 use crate::planning::{Job, describe};
 use crate::{Failure, Mistake, text};
 
@@ -41,11 +42,9 @@ impl Case {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let job = Job {
-        model: arguments.llama.model()?.for_device(arguments.devices.device.into()),
-        options: arguments.llama.trainer_options(),
-        sequence: arguments.llama.sequence,
-    };
+    let model = &arguments.llama.model()?.for_device(arguments.devices.device.into());
+    let Llama { sequence, .. } = arguments.llama;
+    let job = Job { model, options: arguments.llama.trainer_options(), sequence, beside: &|_| Beside::default() };
     let all: Vec<Strategy> = arguments.space().strategies().into_iter().filter_map(|it| job.cut(it)).collect();
     let mut profile = Profile::default();
     let start = std::time::Instant::now();
@@ -84,9 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     errors.sort_by(f64::total_cmp);
     let (middle, worst) = (median(errors.iter().copied()), *errors.last().expect("there are cases"));
     if arguments.json {
-        let case = |case: &Case| {
-            json!({ "strategy": case.strategy, "foretold_s": case.foretold_s, "measured_s": case.measured_s })
-        };
+        let case = |case: &Case| json!({ "strategy": case.strategy, "foretold_s": case.foretold_s, "measured_s": case.measured_s });
         let cases: Vec<_> = cases.iter().map(case).collect();
         return Ok(json!({ "strategies": all.len(), "learnt": learnt.len(), "profile_s": profile_s,
             "median_error": middle, "worst_error": worst, "cases": cases })

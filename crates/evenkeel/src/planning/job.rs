@@ -2,24 +2,25 @@
 
 use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters};
-use evenkeel_plan::{Counted, Foretold, NotKnown, Profile};
+use evenkeel_plan::{Counted, ForetoldStep, NotKnown, Profile};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::{Cost, Observe, Ranks, Samples, Trainer, TrainerOptions, costs_and_tasks};
 
-use crate::config::Settings;
 use crate::launch::Launch;
+use crate::memory::Beside;
 use crate::stages::cuts_by_cost;
-use crate::train::trainer_options;
 use crate::{Failure, Mistake};
 
 /// What is to be trained in a step.
-pub struct Job {
-    pub model: Model,
+pub struct Job<'a> {
+    pub model: &'a Model,
     pub options: TrainerOptions,
     /// Tokens of a sequence.
     pub sequence: usize,
+    /// The host's memory beside the ranks' tensors.
+    pub beside: &'a dyn Fn(&Strategy) -> Beside,
 }
 
 /// A measured step, and the same step task by task.
@@ -34,12 +35,7 @@ const STEPS: usize = 3;
 /// Weights of a shortened model, at least, if the whole one has as many: fewer would stay in caches that the whole model exceeds.
 const LEAST_WEIGHTS: usize = 64 << 20;
 
-impl Job {
-    /// The job of a run.
-    pub fn of(settings: &Settings, model: &Model) -> Job {
-        Job { model: model.clone(), options: trainer_options(settings), sequence: settings.data.sequence }
-    }
-
+impl Job<'_> {
     /// The strategy with its stages cut, if the model can be cut so.
     pub fn cut(&self, strategy: Strategy) -> Option<Strategy> {
         self.model.cut(&strategy.cut).ok()?;
@@ -50,7 +46,7 @@ impl Job {
             return None;
         }
         let launch = Launch::from(strategy.clone().cut_at(&even_cuts(&strategy, self.model.units.len())));
-        let cuts = cuts_by_cost(&self.model, &launch, self.sequence, |it| vec![0.0; it.ranks()]);
+        let cuts = cuts_by_cost(self.model, &launch, self.sequence, |it| vec![0.0; it.ranks()]);
         Some(launch.strategy.cut_at(&cuts))
     }
 
@@ -63,8 +59,8 @@ impl Job {
         costs_and_tasks(shards, strategy, self.options, &self.micros(strategy, 0)).into_iter().unzip()
     }
 
-    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<Foretold, NotKnown> {
-        profile.foretell(&places(strategy), &self.dry(strategy).1)
+    pub fn foretell(&self, profile: &Profile, strategy: &Strategy) -> Result<ForetoldStep, NotKnown> {
+        profile.foretell(&self.places(strategy), &self.dry(strategy).1)
     }
 
     /// Operations for a sequence in a step that computes nothing again.
@@ -84,12 +80,39 @@ impl Job {
             _ => strategy.clone().cut_at(&even_cuts(strategy, shards[0].units.len())),
         };
         let ranks = self.start(&strategy, shards.clone())?;
-        let measured = (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
+        let measured =
+            (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
         let (_, counted) = self.dry_of(&shards, &strategy);
         let step_s = median(measured.iter().map(|it| it.step_s));
         let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
-        profile.learn(&places(&strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
+        profile.learn(&self.places(&strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
+    }
+
+    /// By rank: its kind of place, with as many busy ranks beside it. Measurements of other models say little about this one.
+    pub fn places(&self, strategy: &Strategy) -> Vec<String> {
+        let (config, ranks) = (&self.model.config, strategy.ranks());
+        let job = format!(
+            "{} {:?}: hidden {}, ffn {}, heads {}/{}, classes {}, sequence {}, {} of {} trained",
+            config.family.class,
+            strategy.dtype,
+            config.hidden,
+            config.ffn,
+            config.heads,
+            config.kv_heads,
+            config.classes,
+            self.sequence,
+            self.model.trained_count(),
+            self.model.parameter_count(),
+        );
+        let device = |rank: usize| match &strategy.devices {
+            Devices::Cpu { cores_per_rank, comm_cores } => format!("{cores_per_rank}+{comm_cores} cores"),
+            Devices::Cuda { multiprocessors, .. } => match multiprocessors.get(rank) {
+                Some(count) => format!("{count} multiprocessors"),
+                None => "a GPU".to_owned(),
+            },
+        };
+        (0..ranks).map(|rank| format!("{ranks} ranks, {}, {job}", device(rank))).collect()
     }
 
     /// Starts ranks that train the whole model.
@@ -149,9 +172,7 @@ impl Job {
     /// The micro-batches of a step, random and the same for the same number.
     fn micros(&self, strategy: &Strategy, step: u64) -> Vec<Samples> {
         let count = strategy.micros_per_step();
-        let micro = |index: usize| {
-            self.random(strategy.micro_batch, step * count as u64 + index as u64)
-        };
+        let micro = |index: usize| self.random(strategy.micro_batch, step * count as u64 + index as u64);
         (0..count).map(micro).collect()
     }
 
@@ -175,20 +196,6 @@ impl Job {
             images => images,
         }
     }
-}
-
-/// By rank: its kind of place, with as many busy ranks beside it.
-pub fn places(strategy: &Strategy) -> Vec<String> {
-    let ranks = strategy.ranks();
-    let of_rank = |rank: usize| match &strategy.devices {
-        Devices::Cpu { cores_per_rank, comm_cores: 0 } => format!("cpu: {ranks} × {cores_per_rank} cores"),
-        Devices::Cpu { cores_per_rank, comm_cores } => format!("cpu: {ranks} × {cores_per_rank}+{comm_cores} cores"),
-        Devices::Cuda { multiprocessors, .. } => match multiprocessors.get(rank) {
-            Some(count) => format!("cuda: {count} multiprocessors, {ranks} ranks"),
-            None => format!("cuda: {ranks} ranks"),
-        },
-    };
-    (0..ranks).map(of_rank).collect()
 }
 
 /// Cuts into stages of about as many units.

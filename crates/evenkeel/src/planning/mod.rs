@@ -1,8 +1,10 @@
-//! Plans: which strategy to run a job with on this machine, from measurements.
+//! Plans: how a job runs on this machine by any strategy, and which is the fastest.
 
-mod command;
+mod choice;
+mod forecast;
 mod job;
 mod profile_file;
 
-pub use command::{Arguments, choose, describe, run};
+pub use choice::{Plan, choose, describe, measured_plan};
+pub use forecast::Forecast;
 pub use job::Job;

@@ -28,7 +28,7 @@ use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps, samples_bytes};
-use crate::planning::choose;
+use crate::planning::{Forecast, Job, choose};
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
@@ -49,10 +49,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
-    let planned = match config.settings.parallel.auto {
-        true => Some(choose(&mut config.settings, &input.model, &input.json)?),
-        false => None,
-    };
+    let planned = config.settings.parallel.auto.then(|| planned(&mut config.settings, &input)).transpose()?;
+    let (planned, forecast) = planned.unzip();
     let strategy = strategy(&config.settings, &input.model, &input.json)?;
     let mut launch = Launch::new(strategy, &config.settings.parallel);
     let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
@@ -136,6 +134,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         slowed,
         parts: strategy.arrangement.parts,
         told: Told::default(),
+        forecast,
         model: &input.model,
         strategy,
     };
@@ -204,6 +203,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         packs: settings.adapter.packs() && !input.is_saved_packed(),
     };
     Ok(conclusion(&summary, &folder, settings, &progress, &samples, &usage))
+}
+
+/// Takes the fastest strategy for the sequences of a step, and says so.
+fn planned(settings: &mut Settings, input: &ModelInput) -> Result<(String, Forecast), Failure> {
+    let (open, model) = (settings.clone(), &input.model);
+    let beside = |strategy: &Strategy| beside(&open, model, strategy);
+    let job = Job { model, options: trainer_options(&open), sequence: open.data.sequence, beside: &beside };
+    choose(&job, &strategy(&open, model, &input.json)?, settings)
 }
 
 fn describe_model(model: &Model) -> String {

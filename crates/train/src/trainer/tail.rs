@@ -24,12 +24,7 @@ impl Trainer {
     }
 
     /// Runs the tasks of the program's tail that measure the norm, or those that update. Calls `issued` with the place of each.
-    fn run_tail(
-        &self,
-        update: Option<Update>,
-        mut recording: Option<&mut Recording>,
-        mut issued: impl FnMut(usize),
-    ) {
+    fn run_tail(&self, update: Option<Update>, mut recording: Option<&mut Recording>, mut issued: impl FnMut(usize)) {
         let (program, compute, comm) = (self.program(), self.device.compute(), self.device.comm());
         let is_wanted = |task: &Task| matches!(task.work, Work::MeasureNorm | Work::SumNorm) == update.is_none();
         let tasks = program.tasks.iter().enumerate().skip(program.tail()).filter(|(_, task)| is_wanted(task));
