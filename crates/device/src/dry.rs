@@ -26,6 +26,20 @@ impl Counts {
     pub fn bytes(&self) -> u128 {
         self.0.values().map(|count| count.bytes).sum()
     }
+
+    /// What has come since.
+    pub fn since(&self, before: &Counts) -> Counts {
+        let mut counts = self.clone();
+        for (name, count) in &mut counts.0 {
+            if let Some(before) = before.0.get(name) {
+                count.launches -= before.launches;
+                count.flops -= before.flops;
+                count.bytes -= before.bytes;
+            }
+        }
+        counts.0.retain(|_, count| count.launches > 0);
+        counts
+    }
 }
 
 #[derive(Default)]

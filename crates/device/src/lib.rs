@@ -25,7 +25,7 @@ pub use cuda::{
     cuda_parts, cuda_report, cudnn_report, kernel_sources,
 };
 pub use device::{Device, DeviceKind};
-pub use dry::Counts;
+pub use dry::{Count, Counts};
 pub use libraries::libraries_found;
 pub use peer::{MOST_PEERS, PeerWork};
 pub use queue::{Event, Health, KernelTime, Queue, Stamp, panic_message};

@@ -14,10 +14,15 @@ const MOST_BYTES: u64 = 64 << 20;
 impl CacheFolder {
     /// `None` if the user has no home.
     pub fn of_user() -> Option<CacheFolder> {
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-        Some(CacheFolder(base.join("evenkeel").join("kernels")))
+        Some(CacheFolder(user_cache()?.join("kernels")))
     }
+}
+
+/// What this program keeps for the user; `None` without a home.
+pub fn user_cache() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(base.join("evenkeel"))
 }
 
 impl KernelCache for CacheFolder {

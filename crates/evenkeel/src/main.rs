@@ -20,6 +20,8 @@ mod launch;
 mod log;
 mod memory;
 mod placement;
+mod plan;
+mod planning;
 mod process;
 mod program;
 mod stages;
@@ -61,6 +63,8 @@ enum Command {
     Data(data::Arguments),
     /// Prints or draws the tasks of a run's step, in order, on every rank.
     Program(program::Arguments),
+    /// Measures this machine and says which strategies train a run fastest on it.
+    Plan(plan::Arguments),
     /// Runs benchmarks on this machine.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -84,8 +88,9 @@ fn main() -> ExitCode {
 /// Ends with clap's message and, for a flag that is a key, with how to set it.
 fn refuse(error: &clap::Error) -> ! {
     let _ = error.print();
-    let takes_keys =
-        std::env::args().nth(1).is_some_and(|name| ["train", "eval", "config", "data", "program"].contains(&&*name));
+    let takes_keys = std::env::args()
+        .nth(1)
+        .is_some_and(|name| ["train", "eval", "config", "data", "program", "plan"].contains(&&*name));
     if let Some(clap::error::ContextValue::String(flag)) = error.get(clap::error::ContextKind::InvalidArg)
         && error.kind() == clap::error::ErrorKind::UnknownArgument
         && takes_keys
@@ -116,6 +121,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Config(arguments) => config::run(arguments)?,
         Command::Data(arguments) => data::run(arguments)?,
         Command::Program(arguments) => program::run(arguments)?,
+        Command::Plan(arguments) => plan::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })
 }

@@ -21,6 +21,8 @@ pub enum Unforeseen {
 /// The times of tasks when nothing runs beside them, and how much longer they take when something does.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
+    /// By rank and task, for programs whose tasks are known one by one.
+    by_task: Vec<Vec<f64>>,
     /// Seconds of compute tasks, by rank.
     compute_s: HashMap<(usize, Work, UnitIdx, usize), f64>,
     /// Seconds of exchanges once all members have come, by kind and bytes moved.
@@ -57,6 +59,11 @@ impl Costs {
         costs
     }
 
+    /// By rank, the seconds of each task of its program.
+    pub fn one_by_one(by_task: Vec<Vec<f64>>) -> Costs {
+        Costs { by_task, ..Costs::default() }
+    }
+
     /// The medians of the times measured in steps without overlaps, all cut in the same parts.
     pub fn measured(steps: &[Timeline]) -> Costs {
         let mut compute: HashMap<_, Vec<f64>> = HashMap::new();
@@ -76,7 +83,7 @@ impl Costs {
         Costs {
             compute_s: compute.into_iter().map(|(key, seconds)| (key, median(seconds))).collect(),
             exchange_s: exchange.into_iter().map(|(key, seconds)| (key, median(seconds))).collect(),
-            contention: Contention::default(),
+            ..Costs::default()
         }
     }
 
@@ -97,6 +104,14 @@ impl Costs {
         let factor = |longer: f64| lost(longer) / (1.0 - lost(longer));
         self.contention = Contention { compute: factor(longer[0]), exchange: factor(longer[1]) };
         Ok(self)
+    }
+
+    /// By task of a rank: the seconds that it takes when nothing runs beside it.
+    fn of_rank(&self, rank: usize, program: &Program) -> Result<Vec<f64>, Unforeseen> {
+        match self.by_task.get(rank).filter(|seconds| seconds.len() == program.tasks.len()) {
+            Some(seconds) => Ok(seconds.clone()),
+            None => program.tasks.iter().map(|task| self.of(rank, &Span::of(task, 0.0, 0.0, 0.0))).collect(),
+        }
     }
 
     /// The seconds that a task takes a rank when nothing runs beside it.
@@ -212,13 +227,12 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     fn new(number: usize, program: &'a Program, meetings: &Meetings, costs: &Costs) -> Result<Rank<'a>, Unforeseen> {
         let tasks = &program.tasks;
-        let alone_s = tasks.iter().map(|task| costs.of(number, &Span::of(task, 0.0, 0.0, 0.0)));
         let on = |lane: Lane| (lane, (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect());
         let own = meetings.iter().filter(|((rank, _), _)| *rank == number);
         Ok(Rank {
             number,
             program,
-            alone_s: alone_s.collect::<Result<_, _>>()?,
+            alone_s: costs.of_rank(number, program)?,
             meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
             awaits: awaits(program),
             computed_before: program.computed_before(),

@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use evenkeel_comm::Communicator;
 use evenkeel_device::{Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Widths};
-use evenkeel_step::Strategy;
+use evenkeel_plan::Counted;
+use evenkeel_step::{Program, Strategy};
 
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
@@ -41,24 +42,51 @@ pub fn costs_migrated(
     work: Option<&Widths>,
 ) -> Vec<Cost> {
     let cost = |rank: usize| {
-        let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
-        let shard = strategy.model(shards, rank);
-        let parameters = Parameters::allocate(&shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
-        // Filled as in loading, since that decides where later tensors lie.
-        let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
-        filled.expect("nothing is read");
-        shard.measure_filled_rows(&parameters, device.compute());
-        let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);
+        let mut trainer = dry(shards, strategy, options, rank);
         trainer.migrate(work.cloned());
-        cost(trainer, &communicator, micros)
+        cost(trainer, |trainer| {
+            trainer.step(micros, 0.0).expect(NOBODY_DIFFERS);
+        })
     };
     (0..strategy.ranks()).map(cost).collect()
 }
 
-fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -> Cost {
+/// The same, and the tasks of each rank's program.
+pub fn costs_and_tasks(
+    shards: &[Model],
+    strategy: &Strategy,
+    options: TrainerOptions,
+    micros: &[Samples],
+) -> Vec<(Cost, Counted)> {
+    let of_rank = |rank: usize| {
+        let (mut counts, mut program) = (Vec::new(), Program::default());
+        let cost = cost(dry(shards, strategy, options, rank), |trainer| {
+            counts = trainer.task_counts(micros).expect(NOBODY_DIFFERS);
+            program = trainer.program().clone();
+        });
+        (cost, Counted { program, counts })
+    };
+    (0..strategy.ranks()).map(of_rank).collect()
+}
+
+/// A rank on a dry device, as it is before its first step.
+fn dry(shards: &[Model], strategy: &Strategy, options: TrainerOptions, rank: usize) -> Trainer {
+    let (device, communicator) = (Device::dry(), Communicator::dry(rank, strategy.ranks()));
+    let shard = strategy.model(shards, rank);
+    let parameters = Parameters::allocate(&shard, strategy.dtype, strategy.zero_sharding(rank), device.compute());
+    // Filled as in loading, since that decides where later tensors lie.
+    let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
+    filled.expect("nothing is read");
+    shard.measure_filled_rows(&parameters, device.compute());
+    Trainer::new(shards, strategy, &communicator, device, parameters, options)
+}
+
+const NOBODY_DIFFERS: &str = "a dry rank has nobody to differ from";
+
+fn cost(mut trainer: Trainer, step: impl FnOnce(&mut Trainer)) -> Cost {
     let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
-    let exchanged_before = communicator.counts().bytes();
-    trainer.step(micros, 0.0).expect("a dry rank has nobody to differ from");
+    let exchanged_before = trainer.communicator().counts().bytes();
+    step(&mut trainer);
     let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
     Cost {
         state_bytes,
@@ -66,6 +94,6 @@ fn cost(mut trainer: Trainer, communicator: &Communicator, micros: &[Samples]) -
         arena_bytes: usage.extent_bytes,
         working: trainer.device.working_memory(),
         flops: counts.flops() - before,
-        exchanged_bytes: communicator.counts().bytes() - exchanged_before,
+        exchanged_bytes: trainer.communicator().counts().bytes() - exchanged_before,
     }
 }

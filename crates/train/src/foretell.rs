@@ -215,7 +215,7 @@ fn counts(
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     executor.run_watched(program, &batches, options, None, |index| {
         let now = (device.counts(), device.usage().live_bytes);
-        tasks[index] = TaskCounts { counts: difference(&now.0, &before.0), kept_bytes: now.1 as i64 - before.1 as i64 };
+        tasks[index] = TaskCounts { counts: now.0.since(&before.0), kept_bytes: now.1 as i64 - before.1 as i64 };
         before = now;
     });
     tasks
@@ -226,18 +226,6 @@ fn counts(
 struct TaskCounts {
     counts: Counts,
     kept_bytes: i64,
-}
-
-fn difference(now: &Counts, before: &Counts) -> Counts {
-    let mut counts = now.clone();
-    for (name, count) in &mut counts.0 {
-        if let Some(before) = before.0.get(name) {
-            count.launches -= before.launches;
-            count.flops -= before.flops;
-            count.bytes -= before.bytes;
-        }
-    }
-    counts
 }
 
 #[cfg(test)]

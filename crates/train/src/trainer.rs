@@ -6,13 +6,14 @@ mod programs;
 mod pruning;
 mod tail;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Group};
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_device::{Device, Queue, Tensor};
+use evenkeel_device::{Counts, Device, Queue, Tensor};
 use evenkeel_model::pass::{self, Findings};
 use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
@@ -206,7 +207,7 @@ impl Trainer {
     /// A step on prepared samples, with the requested observations; see [`Trainer::step`].
     pub fn step_on(&mut self, prepared: &mut Prepared, lr: f64, observe: Observe) -> Step {
         let (mut recording, start) = (Recording::default(), Instant::now());
-        let outcome = self.run_step(prepared, lr, observe, &mut recording);
+        let outcome = self.run_step(prepared, lr, observe, &mut recording, |_| ());
         match observe {
             Observe::Nothing => Step { outcome, ..Step::default() },
             Observe::Work => {
@@ -248,12 +249,27 @@ impl Trainer {
         Ok(least)
     }
 
+    /// By task of the program: the kernels that it launches in such a step on a dry device.
+    pub(crate) fn task_counts(&mut self, micros: &[Samples]) -> Result<Vec<Counts>, Error> {
+        let mut prepared = self.prepare(micros)?;
+        let device = self.device.clone();
+        let (mut counts, mut before) = (BTreeMap::new(), device.counts());
+        self.run_step(&mut prepared, 0.0, Observe::Nothing, &mut Recording::default(), |task| {
+            let now = device.counts();
+            counts.insert(task, now.since(&before));
+            before = now;
+        });
+        // Tasks without rows are not issued.
+        Ok((0..self.program().tasks.len()).map(|task| counts.remove(&task).unwrap_or_default()).collect())
+    }
+
     fn run_step(
         &mut self,
         prepared: &mut Prepared,
         lr: f64,
         observe: Observe,
         recording: &mut Recording,
+        mut issued: impl FnMut(usize),
     ) -> StepOutcome {
         self.remembered = None;
         self.set_noise(&mut prepared.batches);
@@ -268,16 +284,16 @@ impl Trainer {
         let mut recording = (!matches!(observe, Observe::Nothing)).then_some(recording);
         let pruning = self.pruning();
         let executor = Executor { pruning, ..self.step_executor() };
-        let found = executor.run(self.program(), batches, loss_options, recording.as_deref_mut());
+        let found = executor.run_watched(self.program(), batches, loss_options, recording.as_deref_mut(), &mut issued);
         let mut of_tail = recording.filter(|_| matches!(observe, Observe::Tasks { .. }));
-        let grad_norm = self.measure_norm(of_tail.as_deref_mut());
+        let grad_norm = self.measure_norm(of_tail.as_deref_mut(), &mut issued);
         let queue = self.device.compute();
         let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
         let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {
             self.updates += 1;
-            self.update(Update { lr: lr as f32, step: self.updates }, of_tail);
+            self.update(Update { lr: lr as f32, step: self.updates }, of_tail, issued);
             // Submit now: the next step may be long in coming.
             self.device.compute().submit();
         }

@@ -7,6 +7,7 @@ mod devices;
 mod layers;
 mod llama;
 mod pipelines;
+mod plans;
 mod roofline;
 mod schedules;
 mod step;
@@ -25,6 +26,8 @@ pub enum Command {
     Schedules(schedules::Arguments),
     /// Compares orders and cuts of a pipeline of a random Llama with one rank on the device of one place.
     Pipelines(pipelines::Arguments),
+    /// Predicts steps of a random Llama by strategies that the profile was not measured with, and measures them.
+    Plans(plans::Arguments),
     /// Compares the modes of balancing, with slow ranks.
     Stragglers(stragglers::Arguments),
     /// Keeps a core busy, to slow down a rank on it.
@@ -44,6 +47,7 @@ pub fn run(command: &Command) -> Result<String, Failure> {
         Command::Step(arguments) => step::run(arguments),
         Command::Schedules(arguments) => schedules::run(arguments),
         Command::Pipelines(arguments) => pipelines::run(arguments),
+        Command::Plans(arguments) => plans::run(arguments),
         Command::Stragglers(arguments) => stragglers::run(arguments),
         Command::Busy(arguments) => busy::run(arguments),
         Command::AllReduce(arguments) => all_reduce::run(arguments),

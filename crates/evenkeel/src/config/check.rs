@@ -263,6 +263,13 @@ fn check_parallel(raw: &mut RawConfig, settings: &Settings) {
     }
     check_schedule(raw, settings);
     check_pipeline(raw, settings);
+    /// They say nothing about how the work is shared.
+    const BESIDE_A_PLAN: [&str; 3] = ["parallel.auto", "parallel.timeout_s", "parallel.tp_plan"];
+    let fixed = raw.given_in("parallel").into_iter().find(|key| !BESIDE_A_PLAN.contains(&key.as_str()));
+    if let Some(key) = fixed.filter(|_| parallel.auto) {
+        let what = format!("`{key}` is set, but `parallel.auto` leaves that to a plan");
+        raw.note_contradiction(&[&key, "parallel.auto"], what, Some("leave one of them out"));
+    }
     if parallel.link_latency_us > 0.0 && parallel.link_gb_per_s.is_none() {
         let what = "`parallel.link_latency_us` is set, but no link is emulated".to_owned();
         raw.note_contradiction(&["parallel.link_latency_us"], what, Some("set parallel.link_gb_per_s, too"));

@@ -104,6 +104,9 @@ impl RawConfig {
                         self.give(section_name, key.get_ref(), place, value);
                     }
                 }
+                DeValue::String(word) if section_name == "parallel" && word == "auto" => {
+                    self.give(section_name, "auto", section_place, Some(Value::Boolean(true)));
+                }
                 DeValue::Table(_) if is_run_strategy(name, section_name) => (),
                 DeValue::Table(_) => self.note_unknown_section(section_place, section_name),
                 _ if matches!(&section_place, Origin::File { line, .. } if broken_lines.contains(line)) => (),

@@ -306,6 +306,9 @@ settings! {
 
     /// How ranks share the work.
     [parallel] Parallel {
+        /// Whether the run plans how to share the work before it begins: with as many sequences a step, it takes the fastest
+        /// strategy that `evenkeel plan` finds, and measures what this machine's profile lacks. Also written parallel = "auto".
+        auto: bool = false;
         /// Replicas of the model, each on ranks of its own and on its part of the batch (data parallelism). A step's batch is
         /// train.batch × train.accumulate × parallel.dp.
         dp: usize = 1, from(1).to(1024);

@@ -28,6 +28,7 @@ use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps, samples_bytes};
+use crate::planning::{Forecast, Job, choose};
 use crate::strategy::strategy;
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
@@ -48,6 +49,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
+    let planned = config.settings.parallel.auto.then(|| planned(&mut config.settings, &input)).transpose()?;
+    let (planned, forecast) = planned.unzip();
     let strategy = strategy(&config.settings, &input.model, &input.json)?;
     let mut launch = Launch::new(strategy, &config.settings.parallel);
     let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
@@ -131,6 +134,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         slowed,
         parts: strategy.arrangement.parts,
         told: Told::default(),
+        forecast,
         model: &input.model,
         strategy,
     };
@@ -147,7 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
     let of_places = stages::describe_memory(strategy, &costs);
     let begun = [of_places, parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
-    arranged.into_iter().chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
+    planned.into_iter().chain(arranged).chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
         &ranks,
@@ -199,6 +203,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         packs: settings.adapter.packs() && !input.is_saved_packed(),
     };
     Ok(conclusion(&summary, &folder, settings, &progress, &samples, &usage))
+}
+
+/// Takes the fastest strategy for the sequences of a step, and says so.
+fn planned(settings: &mut Settings, input: &ModelInput) -> Result<(String, Forecast), Failure> {
+    let (open, model) = (settings.clone(), &input.model);
+    let beside = |strategy: &Strategy| beside(&open, model, strategy);
+    let job = Job { model, options: trainer_options(&open), sequence: open.data.sequence, beside: &beside };
+    choose(&job, &strategy(&open, model, &input.json)?, settings)
 }
 
 fn describe_model(model: &Model) -> String {
@@ -351,7 +363,7 @@ pub fn costs(settings: &Settings, shards: &[Model], strategy: &Strategy) -> Vec<
 }
 
 /// The host's memory beside the ranks' tensors.
-fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
+pub fn beside(settings: &Settings, model: &Model, strategy: &Strategy) -> Beside {
     let every = settings.output.checkpoint_every;
     // The last checkpoint is written directly from the ranks' state.
     let copies = settings.output.keep_best || (every > 0 && settings.train.steps.is_none_or(|steps| steps > every));

@@ -13,6 +13,7 @@ use crate::config::Straggler;
 use crate::inputs::feed::Data;
 use crate::inputs::run_folder::RunFolder;
 use crate::interruption::Interruption;
+use crate::planning::Forecast;
 use crate::stages;
 
 pub struct Observer<'a> {
@@ -31,6 +32,8 @@ pub struct Observer<'a> {
     /// Parts that each micro-batch should be cut into.
     pub parts: usize,
     pub told: Told,
+    /// Of a run that was planned.
+    pub forecast: Option<Forecast>,
     pub model: &'a Model,
     /// The strategy that the run began with.
     pub strategy: &'a Strategy,
@@ -125,6 +128,9 @@ impl Observer<'_> {
         self.interruption.stepped();
         let ranks = report.ranks.iter().map(rank_metrics).collect();
         self.emit(&RunEvent::Step { time_s: now_s(), metrics, ranks })?;
+        if let Some(line) = self.forecast.as_mut().and_then(|forecast| forecast.compare(seconds)) {
+            self.note(line)?;
+        }
         self.tell_of_truncation(metrics.records_truncated)?;
         self.tell_of_parts(report.step, report.outcome.parts)
     }

@@ -11,20 +11,20 @@ use crate::prune::Pruner;
 
 impl Trainer {
     /// The norm of the whole gradient, every parameter counted once, on all ranks the same.
-    pub(super) fn measure_norm(&self, recording: Option<&mut Recording>) -> f64 {
-        self.run_tail(None, recording);
+    pub(super) fn measure_norm(&self, recording: Option<&mut Recording>, issued: impl FnMut(usize)) -> f64 {
+        self.run_tail(None, recording, issued);
         let compute = self.device.compute();
         let squared_norm = compute.read(self.optimizer().add_up_squares(compute));
         (squared_norm[0] as f64).sqrt()
     }
 
     /// Updates what this rank keeps, and gathers the values that it computes with and others have updated.
-    pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>) {
-        self.run_tail(Some(update), recording);
+    pub(super) fn update(&self, update: Update, recording: Option<&mut Recording>, issued: impl FnMut(usize)) {
+        self.run_tail(Some(update), recording, issued);
     }
 
-    /// Runs the tasks of the program's tail that measure the norm, or those that update.
-    fn run_tail(&self, update: Option<Update>, mut recording: Option<&mut Recording>) {
+    /// Runs the tasks of the program's tail that measure the norm, or those that update. Calls `issued` with the place of each.
+    fn run_tail(&self, update: Option<Update>, mut recording: Option<&mut Recording>, mut issued: impl FnMut(usize)) {
         let (program, compute, comm) = (self.program(), self.device.compute(), self.device.comm());
         let is_wanted = |task: &Task| matches!(task.work, Work::MeasureNorm | Work::SumNorm) == update.is_none();
         let tasks = program.tasks.iter().enumerate().skip(program.tail()).filter(|(_, task)| is_wanted(task));
@@ -42,6 +42,7 @@ impl Trainer {
             if let (Some(recording), Some(start)) = (recording.as_deref_mut(), start) {
                 recording.add(index, start, came, queue.stamp());
             }
+            issued(index);
             last = lane;
         }
         if last.exchanges() {

@@ -1,0 +1,10 @@
+//! Plans: how a job runs on this machine by any strategy, and which is the fastest.
+
+mod choice;
+mod forecast;
+mod job;
+mod profile_file;
+
+pub use choice::{Plan, choose, describe, measured_plan};
+pub use forecast::Forecast;
+pub use job::Job;

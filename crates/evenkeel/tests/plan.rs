@@ -1,0 +1,103 @@
+//! Plans through the binary: measured once, the same from then on, and taken by a run.
+
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+use support::{Place, metrics, stderr};
+
+const TINY: &str = r#"
+[model]
+hidden = 64
+layers = 3
+heads = 4
+kv_heads = 2
+ffn = 96
+
+[data]
+source = "synthetic"
+records = 100_000
+sequence = 64
+holdout = 50
+
+[train]
+steps = 6
+batch = 2
+accumulate = 2
+lr = 1e-2
+
+[device]
+threads = 2
+"#;
+
+/// The binary with a cache of its own.
+fn run(place: &Place, arguments: &[&str]) -> (bool, String, String) {
+    let output = place.command(arguments).env("XDG_CACHE_HOME", place.path("cache")).output().unwrap();
+    (output.status.success(), String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+}
+
+fn plan(place: &Place, extra: &[&str]) -> Value {
+    let (is_fine, stdout, stderr) = run(place, &[&["plan", "tiny.toml", "--json"], extra].concat());
+    assert!(is_fine, "{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+#[test]
+fn a_plan_is_measured_once_and_the_same_from_then_on_and_its_flags_run() {
+    let place = Place::new(TINY);
+    let first = plan(&place, &[]);
+    assert!(place.path("cache/evenkeel/profile-cpu.json").is_file());
+    let steps = |plan: &Value| {
+        let fitting = plan["fitting"].as_array().unwrap().iter();
+        fitting.map(|judged| format!("{} {}", judged["strategy"], judged["step_s"])).collect::<Vec<_>>()
+    };
+    assert!(steps(&plan(&place, &[])) == steps(&first), "nothing is left to measure");
+    let fitting = first["fitting"].as_array().unwrap();
+    assert!(first["too_large"].as_array().unwrap().is_empty());
+    for judged in fitting {
+        let strategy = &judged["strategy"];
+        let product =
+            ["micro_batch", "accumulate", "dp"].map(|key| strategy[key].as_u64().unwrap()).iter().product::<u64>();
+        assert_eq!(product, 4, "a step has as many sequences: {strategy}");
+        assert!(judged["step_s"].as_f64().unwrap() > 0.0 && judged["fullness"].as_f64().unwrap() <= 1.0);
+    }
+    for axis in ["pp", "dp"] {
+        assert!(fitting.iter().any(|judged| judged["strategy"][axis] == 2), "{axis} 2 was looked at");
+    }
+    // Every kind of strategy can be run as the plan says.
+    for judged in [fitting.first().unwrap(), fitting.last().unwrap()] {
+        let flags: Vec<&str> = judged["flags"].as_str().unwrap().split(' ').collect();
+        let (is_fine, _, stderr) =
+            run(&place, &[&["train", "tiny.toml", "--output", "as-planned"], &flags[..]].concat());
+        assert!(is_fine, "{flags:?}: {stderr}");
+        fs::remove_dir_all(place.path("as-planned")).unwrap();
+    }
+    let (is_fine, table, _) = run(&place, &["plan", "tiny.toml"]);
+    assert!(is_fine && table.contains("tokens/s") && table.contains("To run the first: --set train.batch="), "{table}");
+}
+
+#[test]
+fn a_run_that_leaves_its_strategy_open_takes_the_fastest_and_says_so() {
+    let place = Place::new(&format!("parallel = \"auto\"\n{TINY}"));
+    let (is_fine, _, stderr) = run(&place, &["train", "tiny.toml", "--output", "run"]);
+    assert!(is_fine, "{stderr}");
+    assert!(stderr.contains("planned: ") && stderr.contains("a step foretold, the best of"), "{stderr}");
+    let written = fs::read_to_string(place.path("run/run.toml")).unwrap();
+    assert!(written.contains("auto = false"), "what was chosen is written down: {written}");
+    let tokens = |run: &str| metrics(&place.path(run).join("metrics.jsonl"))[0]["tokens"].clone();
+    assert_eq!(tokens("run"), 4 * 64, "a step has the sequences of the configuration");
+    place.refused(&["train", "tiny.toml", "--dp", "2"], &["parallel.dp", "parallel.auto"]);
+}
+
+#[test]
+fn what_fits_nowhere_is_told_before_anything_is_measured() {
+    let place = Place::new(TINY);
+    let huge = "--set model.hidden=65536 --set model.heads=512 --set model.ffn=262144 --set model.layers=8";
+    let huge: Vec<&str> = huge.split(' ').collect();
+    let (is_fine, _, stderr) = run(&place, &[&["plan", "tiny.toml"], &huge[..]].concat());
+    assert!(
+        !is_fine && stderr.contains("no strategy fits: the leanest") && stderr.contains("of the memory"),
+        "{stderr}"
+    );
+}

@@ -1,0 +1,332 @@
+//! What tasks and exchanges take on a machine's devices, as measured.
+//!
+//! A task is known by the kernels that it launches: tasks of other units, parts and strategies that launch the same ones take as
+//! long. Between two measured sizes of the same kernels it interpolates; anything else is not known, and never free.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use evenkeel_device::Counts;
+use evenkeel_step::simulate::{Costs, Unforeseen, median, simulate};
+use evenkeel_step::trace::{Span, Timeline};
+use evenkeel_step::{Program, Task};
+use serde::{Deserialize, Serialize};
+
+/// A rank's program of a step, and the kernels of its tasks, from a dry run.
+pub struct Counted {
+    pub program: Program,
+    /// By task; none for exchanges.
+    pub counts: Vec<Counts>,
+}
+
+/// Kernels by kind: launches, operations and bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Kernels(BTreeMap<String, [u64; 3]>);
+
+/// Measurements by kind of place: a device, how many others are busy beside it, and what is computed there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    places: BTreeMap<String, Table>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Table {
+    tasks: Vec<MeasuredTask>,
+    exchanges: Vec<MeasuredExchange>,
+    /// Seconds of steps outside their programs.
+    host_s: Vec<f64>,
+    /// By the groups that ranks meet in: steps over what their simulation foretells, since whoever is late keeps others waiting.
+    slack: BTreeMap<String, Vec<f64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct MeasuredTask {
+    work: String,
+    kernels: Kernels,
+    seconds: Vec<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct MeasuredExchange {
+    work: String,
+    members: usize,
+    bytes: u64,
+    seconds: Vec<f64>,
+}
+
+/// Tasks that nobody has measured, in words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not measured on {place}: {}", tasks.iter().cloned().collect::<Vec<_>>().join(", "))]
+pub struct NotMeasured {
+    pub place: String,
+    pub tasks: BTreeSet<String>,
+}
+
+/// Why a step cannot be foretold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotKnown {
+    #[error(transparent)]
+    NotMeasured(#[from] NotMeasured),
+    #[error(transparent)]
+    Unforeseen(#[from] Unforeseen),
+}
+
+/// A simulated step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForetoldStep {
+    pub step_s: f64,
+    pub timeline: Timeline,
+}
+
+/// The largest factor between a measured size and one that is foretold from it alone.
+const MOST_SCALING: f64 = 2.0;
+
+impl From<&Counts> for Kernels {
+    fn from(counts: &Counts) -> Kernels {
+        let of_kind = |count: &evenkeel_device::Count| [count.launches, count.flops as u64, count.bytes as u64];
+        Kernels(counts.0.iter().map(|(name, count)| ((*name).to_owned(), of_kind(count))).collect())
+    }
+}
+
+impl Kernels {
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
+    fn flops(&self) -> f64 {
+        self.0.values().map(|[_, flops, _]| *flops as f64).sum()
+    }
+
+    fn bytes(&self) -> f64 {
+        self.0.values().map(|[_, _, bytes]| *bytes as f64).sum()
+    }
+
+    /// One number that grows with the time they take.
+    fn size(&self, flops_per_byte: f64) -> f64 {
+        self.bytes() + self.flops() / flops_per_byte
+    }
+}
+
+impl Profile {
+    /// Takes in steps of one strategy, measured task by task: on each rank's kind of place, its program and the spans of every
+    /// step. `step_s` is what a step took without that, `host_s` what it took outside its program.
+    pub fn learn(
+        &mut self,
+        places: &[String],
+        counted: &[Counted],
+        steps: &[Timeline],
+        [step_s, host_s]: [f64; 2],
+    ) -> Result<(), NotKnown> {
+        let mut tasks: HashMap<(&str, &str, Kernels), Vec<f64>> = HashMap::new();
+        let mut exchanges: BTreeMap<(&str, &str, usize, u64), Vec<f64>> = BTreeMap::new();
+        for (rank, (place, Counted { program, counts })) in places.iter().zip(counted).enumerate() {
+            for (index, span) in steps.iter().flat_map(|step| aligned(program, &step.ranks[rank])) {
+                let (place, work) = (place.as_str(), span.work.row().name);
+                match program.tasks[index].exchange {
+                    Some(exchange) => {
+                        let members = program.groups[exchange.group.0].ranks.len();
+                        let seconds = exchanges.entry((place, work, members, exchange.bytes)).or_default();
+                        seconds.push(span.end_s - span.came_s);
+                    }
+                    None => {
+                        let seconds = tasks.entry((place, work, Kernels::from(&counts[index]))).or_default();
+                        seconds.push(span.duration_s());
+                    }
+                }
+            }
+        }
+        for ((place, work, kernels), seconds) in tasks {
+            self.places.entry(place.to_owned()).or_default().note_task(work, kernels, median(seconds));
+        }
+        for ((place, work, members, bytes), seconds) in exchanges {
+            self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
+        }
+        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
+        let (costs, _) = self.costs_and_host(places, counted)?;
+        let simulated_s = simulate(&programs, &costs)?.duration_s();
+        for place in places.iter().collect::<BTreeSet<_>>() {
+            let table = self.places.get_mut(place).expect("it has tasks");
+            note(&mut table.host_s, host_s);
+            note(table.slack.entry(groups(counted)).or_default(), (step_s - host_s) / simulated_s);
+        }
+        Ok(())
+    }
+
+    /// The step of these programs on these kinds of places, by rank.
+    pub fn foretell(&self, places: &[String], counted: &[Counted]) -> Result<ForetoldStep, NotKnown> {
+        let (costs, host_s) = self.costs_and_host(places, counted)?;
+        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
+        let timeline = simulate(&programs, &costs)?;
+        let groups = groups(counted);
+        let slack = places.iter().filter_map(|place| self.places.get(place)?.slack(&groups)).fold(0.0, f64::max);
+        Ok(ForetoldStep { step_s: slack * timeline.duration_s() + host_s, timeline })
+    }
+
+    /// Operations per second of the fastest task measured on a kind of place.
+    pub fn fastest_flops_per_s(&self, place: &str) -> Option<f64> {
+        self.places.get(place)?.fastest(Kernels::flops)
+    }
+
+    fn costs_and_host(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {
+        let (mut by_task, mut host_s) = (Vec::new(), 0.0f64);
+        let mut known: HashMap<(&str, &str, Kernels), Option<f64>> = HashMap::new();
+        for (place, Counted { program, counts }) in places.iter().zip(counted) {
+            let missing = |tasks| NotMeasured { place: place.clone(), tasks };
+            let Some(table) = self.places.get(place) else {
+                return Err(missing(program.tasks.iter().map(|task| task.work.row().name.to_owned()).collect()));
+            };
+            let mut unknown = BTreeSet::new();
+            let mut of_task = |(task, counts): (&Task, &Counts)| {
+                let work = task.work.row().name;
+                let found = match task.exchange {
+                    Some(exchange) => {
+                        let members = program.groups[exchange.group.0].ranks.len();
+                        table.exchange_s(work, members, exchange.bytes)
+                    }
+                    None if counts.0.is_empty() => Some(0.0),
+                    None => {
+                        let kernels = Kernels::from(counts);
+                        let key = (place.as_str(), work, kernels.clone());
+                        *known.entry(key).or_insert_with(|| table.task_s(work, &kernels, task.work.is_of_tail()))
+                    }
+                };
+                found.unwrap_or_else(|| {
+                    unknown.insert(work.to_owned());
+                    0.0
+                })
+            };
+            by_task.push(program.tasks.iter().zip(counts).map(&mut of_task).collect());
+            if !unknown.is_empty() {
+                return Err(missing(unknown));
+            }
+            host_s = host_s.max(middle(&table.host_s).unwrap_or(0.0));
+        }
+        Ok((Costs::one_by_one(by_task), host_s))
+    }
+}
+
+impl Table {
+    fn note_task(&mut self, work: &str, kernels: Kernels, seconds: f64) {
+        let found = self.tasks.iter().position(|known| known.work == work && known.kernels == kernels);
+        let place = found.unwrap_or_else(|| {
+            self.tasks.push(MeasuredTask { work: work.to_owned(), kernels, seconds: Vec::new() });
+            self.tasks.len() - 1
+        });
+        note(&mut self.tasks[place].seconds, seconds);
+    }
+
+    fn note_exchange(&mut self, work: &str, members: usize, bytes: u64, seconds: f64) {
+        let is_same =
+            |known: &MeasuredExchange| (known.work.as_str(), known.members, known.bytes) == (work, members, bytes);
+        let place = self.exchanges.iter().position(is_same).unwrap_or_else(|| {
+            self.exchanges.push(MeasuredExchange { work: work.to_owned(), members, bytes, seconds: Vec::new() });
+            self.exchanges.len() - 1
+        });
+        note(&mut self.exchanges[place].seconds, seconds);
+    }
+
+    /// Of steps whose ranks meet in these groups or, if none was measured, in any.
+    fn slack(&self, groups: &str) -> Option<f64> {
+        let of_these = self.slack.get(groups).and_then(|measured| middle(measured));
+        of_these.or_else(|| middle(&self.slack.values().flatten().copied().collect::<Vec<f64>>()))
+    }
+
+    /// The highest rate of any task.
+    fn fastest(&self, work: fn(&Kernels) -> f64) -> Option<f64> {
+        let rate = |task: &MeasuredTask| Some(work(&task.kernels) / middle(&task.seconds)?);
+        self.tasks.iter().filter_map(rate).max_by(f64::total_cmp)
+    }
+
+    /// Operations that take as long as moving a byte.
+    fn flops_per_byte(&self) -> f64 {
+        let rates = self.fastest(Kernels::flops).zip(self.fastest(Kernels::bytes));
+        rates.map_or(1.0, |(flops_per_s, bytes_per_s)| (flops_per_s / bytes_per_s).max(f64::MIN_POSITIVE))
+    }
+
+    fn task_s(&self, work: &str, kernels: &Kernels, is_of_tail: bool) -> Option<f64> {
+        let of_work = || self.tasks.iter().filter(|known| known.work == work);
+        if let Some(exact) = of_work().find(|known| known.kernels == *kernels) {
+            return middle(&exact.seconds);
+        }
+        // The same kernels for another unit, part or schedule may go by another name.
+        if let Some(exact) = self.tasks.iter().find(|known| known.kernels == *kernels) {
+            return middle(&exact.seconds);
+        }
+        let alike = of_work().filter(|known| known.kernels.names().eq(kernels.names()));
+        let balance = self.flops_per_byte();
+        let points = alike.filter_map(|known| Some((known.kernels.size(balance), middle(&known.seconds)?))).collect();
+        // The tail's work is proportional to a model's parameters, of which a shortened one has few.
+        interpolated(points, kernels.size(balance), if is_of_tail { f64::INFINITY } else { MOST_SCALING })
+    }
+
+    fn exchange_s(&self, work: &str, members: usize, bytes: u64) -> Option<f64> {
+        let alike = self.exchanges.iter().filter(|known| known.work == work && known.members == members);
+        let points = alike.filter_map(|known| Some((known.bytes as f64, middle(&known.seconds)?))).collect();
+        interpolated(points, bytes as f64, f64::INFINITY)
+    }
+}
+
+/// The kinds of groups with several ranks.
+fn groups(counted: &[Counted]) -> String {
+    let several = counted.iter().flat_map(|counted| &counted.program.groups).filter(|group| group.ranks.len() > 1);
+    several.map(|group| group.name.as_str()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// Keeps the latest measurements of the same thing.
+fn note(measured: &mut Vec<f64>, seconds: f64) {
+    const MOST: usize = 15;
+    if measured.len() == MOST {
+        measured.remove(0);
+    }
+    measured.push(seconds);
+}
+
+fn middle(measured: &[f64]) -> Option<f64> {
+    (!measured.is_empty()).then(|| median(measured.iter().copied()))
+}
+
+/// Seconds of a size between measured ones. Beyond them they are proportional, up to a factor.
+fn interpolated(mut points: Vec<(f64, f64)>, size: f64, most: f64) -> Option<f64> {
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let above = points.partition_point(|point| point.0 < size);
+    match (above.checked_sub(1).map(|below| points[below]), points.get(above)) {
+        (_, Some(&(found, seconds))) if found == size => Some(seconds),
+        (Some((low, low_s)), Some(&(high, high_s))) => Some(low_s + (high_s - low_s) * (size - low) / (high - low)),
+        (Some((found, seconds)), None) => (size <= found * most).then(|| seconds * size / found.max(1.0)),
+        (None, Some(&(found, seconds))) => (found <= size * most).then(|| seconds * size / found),
+        (None, None) => None,
+    }
+}
+
+/// The spans of a step beside their tasks: tasks without rows have none.
+fn aligned<'a>(program: &Program, spans: &'a [Span]) -> Vec<(usize, &'a Span)> {
+    let mut spans = spans.iter().peekable();
+    let is_of = |task: &Task, span: &Span| (task.work, task.unit, task.micro) == (span.work, span.unit, span.micro);
+    let of_task = |(index, task): (usize, &Task)| Some((index, spans.next_if(|span| is_of(task, span))?));
+    program.tasks.iter().enumerate().filter_map(of_task).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_between_measured_ones_are_interpolated_and_those_far_beyond_are_not_known() {
+        let points = || vec![(8.0, 4.0), (2.0, 1.0)];
+        let cases =
+            [(2.0, Some(1.0)), (5.0, Some(2.5)), (16.0, Some(8.0)), (17.0, None), (1.0, Some(0.5)), (0.9, None)];
+        for (size, expected) in cases {
+            assert_eq!(interpolated(points(), size, MOST_SCALING), expected, "{size}");
+        }
+        assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(40.0));
+        assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
+    }
+
+    #[test]
+    fn the_latest_measurements_of_a_thing_count() {
+        let mut measured = Vec::new();
+        (0..20).for_each(|number| note(&mut measured, f64::from(number)));
+        assert_eq!((measured.len(), middle(&measured)), (15, Some(12.0)));
+        assert_eq!(middle(&[]), None);
+    }
+}
