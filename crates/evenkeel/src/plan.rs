@@ -3,16 +3,16 @@
 use evenkeel_plan::Judged;
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Mesh, Strategy};
+use evenkeel_step::{Devices, Mesh, Strategy};
 use serde_json::json;
 
-use crate::config::Overrides;
+use crate::config::{Overrides, Parallel};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::planning::{Job, Plan, describe, measured_plan};
 use crate::strategy::strategy;
-use crate::train::{beside, trainer_options};
-use crate::{Failure, text};
+use crate::train::{beside, job};
+use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -33,10 +33,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read()?;
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
-    let (settings, model) = (&config.settings, &input.model);
-    let beside = |strategy: &Strategy| beside(settings, model, strategy);
-    let job = Job { model, options: trainer_options(settings), sequence: settings.data.sequence, beside: &beside };
-    let like = strategy(settings, model, &input.json)?;
+    let settings = &config.settings;
+    refuse_what_a_plan_replaces(&settings.parallel)?;
+    let beside = |strategy: &Strategy| beside(settings, &input.model, strategy);
+    let job = job(settings, &input, &beside)?;
+    let like = strategy(settings, &input.model, &input.json)?;
     let plan = measured_plan(&job, &like, usize::from(arguments.show), arguments.fresh)?;
     let best = &plan.fitting[0];
     if arguments.json {
@@ -55,6 +56,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     ))
 }
 
+/// Keys that the flags of a plan do not undo.
+fn refuse_what_a_plan_replaces(parallel: &Parallel) -> Result<(), Mistake> {
+    let keys = [
+        ("tp_weights", !parallel.tp_weights.is_empty()),
+        ("stage_layers", !parallel.stage_layers.is_empty()),
+        ("chunks", parallel.chunks.is_some()),
+        ("ahead", parallel.ahead),
+        ("comm_cores", parallel.comm_cores > 0),
+        ("link_gb_per_s", parallel.link_gb_per_s.is_some()),
+    ];
+    let set = keys.into_iter().find(|(_, is_set)| *is_set);
+    set.map_or(Ok(()), |(key, _)| {
+        let what = format!("`parallel.{key}` is set, but plans have no strategies with it");
+        Err(Mistake { what, hint: Some("leave it out of what is planned".to_owned()) })
+    })
+}
+
 fn cells(job: &Job, judged: &Judged<Option<Timeline>>, best_s: f64) -> Vec<String> {
     let Judged { strategy, step_s, fullness, details } = judged;
     let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
@@ -66,7 +84,7 @@ fn cells(job: &Job, judged: &Judged<Option<Timeline>>, best_s: f64) -> Vec<Strin
         share(details, Timeline::exposed_share),
         share(details, Timeline::idle_share),
         text::percent(*fullness),
-        if *step_s == best_s { String::new() } else { text::percent(step_s / best_s - 1.0) },
+        if *step_s > best_s { text::percent(step_s / best_s - 1.0) } else { String::new() },
     ]
 }
 
@@ -106,12 +124,12 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
     lines
 }
 
-/// What to add to a configuration's command to run it so.
+/// Flags that make `train` run this strategy.
 fn flags(strategy: &Strategy) -> String {
     let Mesh { pp, dp, tp } = strategy.mesh();
     let arrangement = &strategy.arrangement;
-    let recomputes = arrangement.schedule != NONE;
     let mut flags = vec![
+        "--set parallel.auto=false".to_owned(),
         format!("--set train.batch={}", strategy.micro_batch),
         format!("--set train.accumulate={}", strategy.accumulate),
         format!("--pp {pp} --dp {dp} --tp {tp}"),
@@ -126,7 +144,11 @@ fn flags(strategy: &Strategy) -> String {
         flags.push(format!("--set parallel.parts={}", arrangement.parts));
         flags.push(format!("--set parallel.sequence_parallel={}", strategy.cut.split_sequence));
     }
-    flags.push(format!("--set train.recompute={recomputes}"));
+    if let Devices::Cpu { cores_per_rank, .. } = strategy.devices {
+        flags.push(format!("--set parallel.cores_per_rank={cores_per_rank}"));
+    }
+    flags.push(format!("--set train.recompute={}", arrangement.schedule != NONE));
+    flags.push(format!("--set parallel.schedule={}", arrangement.schedule.name));
     flags.join(" ")
 }
 
@@ -135,7 +157,7 @@ fn in_json(job: &Job, plan: &Plan) -> String {
         let Judged { strategy, step_s, fullness, details } = judged;
         let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
         json!({
-            "strategy": strategy, "step_s": step_s, "tokens_per_s": tokens / step_s, "fullness": fullness,
+            "strategy": strategy, "step_s": step_s, "tokens_per_s": details.as_ref().map(|_| tokens / step_s), "fullness": fullness,
             "exposed_share": details.as_ref().map(Timeline::exposed_share),
             "idle_share": details.as_ref().map(Timeline::idle_share),
             "flags": flags(strategy),

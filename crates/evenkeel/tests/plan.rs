@@ -65,16 +65,35 @@ fn a_plan_is_measured_once_and_the_same_from_then_on_and_its_flags_run() {
     for axis in ["pp", "dp"] {
         assert!(fitting.iter().any(|judged| judged["strategy"][axis] == 2), "{axis} 2 was looked at");
     }
-    // Every kind of strategy can be run as the plan says.
-    for judged in [fitting.first().unwrap(), fitting.last().unwrap()] {
+    // One strategy of each kind is run as the plan says, from a configuration that says otherwise.
+    let is_recomputed = |judged: &Value| judged["strategy"]["arrangement"]["schedule"] != "none";
+    let kinds: [(&str, &dyn Fn(&Value) -> bool); 4] = [
+        ("dp", &|judged| judged["strategy"]["dp"] == 2 && judged["strategy"]["zero"] == 2),
+        ("pp", &|judged| judged["strategy"]["pp"] == 2 && judged["strategy"]["pipeline"]["order"] == "zb-h1"),
+        ("tp", &|judged| judged["strategy"]["arrangement"]["parts"] == 2 && !is_recomputed(judged)),
+        ("recomputed", &is_recomputed),
+    ];
+    for (kind, is_of) in kinds {
+        let judged = fitting.iter().find(|judged| is_of(judged)).unwrap_or_else(|| panic!("no {kind} in the plan"));
         let flags: Vec<&str> = judged["flags"].as_str().unwrap().split(' ').collect();
-        let (is_fine, _, stderr) =
-            run(&place, &[&["train", "tiny.toml", "--output", "as-planned"], &flags[..]].concat());
+        let other = ["train", "tiny.toml", "--output", "as-planned", "--set", "parallel.parts=3"];
+        let (is_fine, _, stderr) = run(&place, &[&other, &flags[..]].concat());
         assert!(is_fine, "{flags:?}: {stderr}");
+        let written = fs::read_to_string(place.path("as-planned/run.toml")).unwrap();
+        let strategy = &toml::from_str::<toml::Value>(&written).unwrap()["strategy"];
+        for key in ["pp", "dp", "micro_batch", "accumulate", "zero"] {
+            assert_eq!(strategy[key].to_string(), judged["strategy"][key].to_string(), "{kind}: {key}");
+        }
+        let schedule = |of: &str| of.replace('"', "");
+        let planned = judged["strategy"]["arrangement"]["schedule"].to_string();
+        assert_eq!(schedule(&strategy["arrangement"]["schedule"].to_string()), schedule(&planned), "{kind}");
         fs::remove_dir_all(place.path("as-planned")).unwrap();
     }
     let (is_fine, table, _) = run(&place, &["plan", "tiny.toml"]);
-    assert!(is_fine && table.contains("tokens/s") && table.contains("To run the first: --set train.batch="), "{table}");
+    assert!(
+        is_fine && table.contains("tokens/s") && table.contains("To run the first: --set parallel.auto=false"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -85,9 +104,29 @@ fn a_run_that_leaves_its_strategy_open_takes_the_fastest_and_says_so() {
     assert!(stderr.contains("planned: ") && stderr.contains("a step foretold, the best of"), "{stderr}");
     let written = fs::read_to_string(place.path("run/run.toml")).unwrap();
     assert!(written.contains("auto = false"), "what was chosen is written down: {written}");
+    let (is_fine, _, stderr) = run(&place, &["train", "tiny.toml", "--output", "run", "--resume", "--steps", "8"]);
+    assert!(is_fine && !stderr.contains("planned: "), "it goes on as it was planned: {stderr}");
     let tokens = |run: &str| metrics(&place.path(run).join("metrics.jsonl"))[0]["tokens"].clone();
     assert_eq!(tokens("run"), 4 * 64, "a step has the sequences of the configuration");
     place.refused(&["train", "tiny.toml", "--dp", "2"], &["parallel.dp", "parallel.auto"]);
+}
+
+#[test]
+fn a_damaged_profile_is_measured_anew_and_keys_that_no_plan_has_are_refused() {
+    let place = Place::new(TINY);
+    plan(&place, &["--batch", "1"]);
+    let path = place.path("cache/evenkeel/profile-cpu.json");
+    let profile = fs::read_to_string(&path).unwrap();
+    let with_first = |seconds: &str| {
+        let (before, behind) = profile.split_once("\"seconds\":[").unwrap();
+        format!("{before}\"seconds\":[{seconds}{}", &behind[behind.find(']').unwrap()..])
+    };
+    for damaged in [profile[..profile.len() / 2].to_owned(), with_first("1e308"), with_first("-1"), with_first("")] {
+        fs::write(&path, damaged).unwrap();
+        let plan = plan(&place, &["--batch", "1"]);
+        assert!(plan["fitting"].as_array().unwrap().iter().all(|judged| judged["step_s"].as_f64().unwrap() > 0.0));
+    }
+    place.refused(&["plan", "tiny.toml", "--tp", "2", "--set", "parallel.tp_weights=[1,2]"], &["parallel.tp_weights"]);
 }
 
 #[test]

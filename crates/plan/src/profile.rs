@@ -144,12 +144,34 @@ impl Profile {
         let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
         let (costs, _) = self.costs_and_host(places, counted)?;
         let simulated_s = simulate(&programs, &costs)?.duration_s();
+        // Both were measured in different steps.
+        let host_s = host_s.min(step_s / 2.0);
         for place in places.iter().collect::<BTreeSet<_>>() {
             let table = self.places.get_mut(place).expect("it has tasks");
             note(&mut table.host_s, host_s);
-            note(table.slack.entry(groups(counted)).or_default(), (step_s - host_s) / simulated_s);
+            note(
+                table.slack.entry(groups(counted)).or_default(),
+                (step_s - host_s) / simulated_s.max(f64::MIN_POSITIVE),
+            );
         }
         Ok(())
+    }
+
+    /// Whether its numbers can be measurements: a file may have any.
+    pub fn is_sound(&self) -> bool {
+        const MOST_ENTRIES: usize = 1 << 16;
+        let is_sound = |measured: &Vec<f64>| {
+            let are_times = measured.iter().all(|number| number.is_finite() && (0.0..MOST_SECONDS).contains(number));
+            are_times && (1..=MOST_MEASUREMENTS).contains(&measured.len())
+        };
+        let of_table = |table: &Table| {
+            let tasks = table.tasks.iter().map(|task| &task.seconds);
+            let all = tasks.chain(table.exchanges.iter().map(|exchange| &exchange.seconds));
+            let all = all.chain([&table.host_s]).chain(table.slack.values());
+            !table.slack.is_empty() && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }
+                .all(is_sound)
+        };
+        self.places.values().all(of_table)
     }
 
     /// The step of these programs on these kinds of places, by rank.
@@ -272,10 +294,14 @@ fn groups(counted: &[Counted]) -> String {
     several.map(|group| group.name.as_str()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
+/// Measurements of the same thing that are kept.
+const MOST_MEASUREMENTS: usize = 15;
+/// No task or step of a plan takes as long.
+const MOST_SECONDS: f64 = 1e6;
+
 /// Keeps the latest measurements of the same thing.
 fn note(measured: &mut Vec<f64>, seconds: f64) {
-    const MOST: usize = 15;
-    if measured.len() == MOST {
+    if measured.len() == MOST_MEASUREMENTS {
         measured.remove(0);
     }
     measured.push(seconds);
@@ -320,6 +346,23 @@ mod tests {
         }
         assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(40.0));
         assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
+    }
+
+    #[test]
+    fn numbers_that_nobody_can_have_measured_are_no_profile() {
+        let table = |seconds: Vec<f64>| Table {
+            tasks: vec![MeasuredTask { work: "update".to_owned(), kernels: Kernels::default(), seconds }],
+            host_s: vec![0.0],
+            slack: [(String::new(), vec![1.0])].into(),
+            ..Table::default()
+        };
+        let is_sound = |table: Table| Profile { places: [("here".to_owned(), table)].into() }.is_sound();
+        assert!(is_sound(table(vec![1e-6, 2.0])));
+        for bad in [vec![], vec![-1.0], vec![f64::NAN], vec![f64::INFINITY], vec![1e308], vec![1.0; 16]] {
+            assert!(!is_sound(table(bad.clone())), "{bad:?}");
+        }
+        assert!(!is_sound(Table { slack: BTreeMap::new(), ..table(vec![1.0]) }), "nothing is free");
+        assert!(!is_sound(Table { host_s: vec![], ..table(vec![1.0]) }));
     }
 
     #[test]

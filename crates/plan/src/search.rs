@@ -7,7 +7,7 @@ use evenkeel_step::Strategy;
 pub struct Judged<T> {
     pub strategy: Strategy,
     pub step_s: f64,
-    /// What the fullest device needs over the memory that it has.
+    /// Bytes needed over bytes there are, on the fullest device.
     pub fullness: f64,
     pub details: T,
 }
@@ -40,7 +40,7 @@ pub fn search<T, E>(
     let mut fitting: Vec<(usize, Judged<T>)> = Vec::new();
     let (mut too_large, mut left_out) = (Vec::new(), 0);
     for (bound_s, place, strategy) in bounded {
-        if fitting.get(wanted - 1).is_some_and(|(_, worst)| worst.step_s <= bound_s) {
+        if fitting.get(wanted - 1).is_some_and(|(_, worst)| worst.step_s * (1.0 + MARGIN) <= bound_s) {
             left_out += 1;
             continue;
         }

@@ -1,22 +1,26 @@
 //! The strategies there are for so many sequences a step on given devices.
 
-use evenkeel_model::{Cut, ZeroStage};
+use std::collections::BTreeSet;
+
+use evenkeel_model::{Cut, Part, ZeroStage};
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::{Devices, Pipeline, PipelineOrder, Strategy};
 
-/// What is given.
+/// The devices and sequences to find strategies for.
 pub struct Space {
     /// Numbers of ranks, and what they compute on.
     pub devices: Vec<(usize, Devices)>,
     /// Sequences of a step, all replicas together.
     pub sequences: usize,
-    /// Everything that is not searched, such as the dtype.
+    /// Everything that is not searched, such as the dtype. Its micro-batches are looked at, however many they are.
     pub like: Strategy,
+    /// Parts of the model that every shard computes whole.
+    pub uncut: BTreeSet<Part>,
 }
 
 /// More parts make products too small for what they hide.
 const MOST_PARTS: usize = 2;
-/// Micro-batches of a replica in a step, at most: more have the same cost each.
+/// Micro-batches of a replica in a step, at most: more take longer to simulate, and hardly less memory.
 const MOST_MICROS: usize = 64;
 
 impl Space {
@@ -29,12 +33,13 @@ impl Space {
         let mut all = Vec::new();
         for (pp, dp, tp, devices) in axes.filter(|(_, dp, ..)| self.sequences.is_multiple_of(*dp)) {
             let of_replica = self.sequences / dp;
-            let counts = divisors(of_replica).into_iter().filter(|count| *count <= MOST_MICROS);
+            let is_like = |count: usize| of_replica / count == self.like.micro_batch;
+            let counts = divisors(of_replica).into_iter().filter(|count| *count <= MOST_MICROS || is_like(*count));
             for accumulate in counts.filter(|count| pp == 1 || *count >= pp) {
                 let strategy = Strategy {
                     micro_batch: of_replica / accumulate,
                     accumulate,
-                    cut: Cut { split_sequence: tp > 1, ..Cut::even(tp) },
+                    cut: if tp > 1 { Cut { uncut: self.uncut.clone(), ..Cut::even(tp) } } else { Cut::even(1) },
                     devices: devices.clone(),
                     ..self.like.clone()
                 };
@@ -56,7 +61,7 @@ fn arranged(strategy: &Strategy, pp: usize) -> Vec<Strategy> {
     };
     let orders = if pp == 1 { vec![None] } else { PipelineOrder::ALL.map(Some).to_vec() };
     let parts = if tp == 1 { 1 } else { MOST_PARTS.min(strategy.micro_batch) };
-    let streams: &[bool] = if tp == 1 { &[false] } else { &[true, false] };
+    let streams: &[bool] = if tp == 1 || !strategy.cut.uncut.is_empty() { &[false] } else { &[true, false] };
     let mut all = Vec::new();
     for (order, &zero) in orders.iter().flat_map(|order| zeros.iter().map(move |zero| (order, zero))) {
         let staged = strategy.clone().with_replicas(strategy.dp, zero);
@@ -93,7 +98,7 @@ mod tests {
     fn every_strategy_has_all_sequences_and_ranks_and_occurs_once() {
         let cores = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: 4 / ranks, comm_cores: 0 });
         let like = Strategy::of(Cut::even(1));
-        let space = Space { devices: [1, 2, 4].map(cores).to_vec(), sequences: 8, like };
+        let space = Space { devices: [1, 2, 4].map(cores).to_vec(), sequences: 8, like, uncut: BTreeSet::new() };
         let all = space.strategies();
         for (index, strategy) in all.iter().enumerate() {
             assert_eq!(strategy.micro_batch * strategy.micros_per_step(), 8, "{strategy}");

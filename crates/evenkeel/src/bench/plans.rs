@@ -1,5 +1,7 @@
 //! `evenkeel bench plans`: predicted steps beside measured ones, of strategies that were not measured for the profile.
 
+use std::collections::BTreeSet;
+
 use evenkeel_device::cpu_report;
 use evenkeel_plan::{NotKnown, Profile, Space};
 use evenkeel_step::{Devices, Strategy};
@@ -44,7 +46,14 @@ impl Case {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = &arguments.llama.model()?.for_device(arguments.devices.device.into());
     let Llama { sequence, .. } = arguments.llama;
-    let job = Job { model, options: arguments.llama.trainer_options(), sequence, beside: &|_| Beside::default() };
+    let job = Job {
+        model,
+        options: arguments.llama.trainer_options(),
+        sequence,
+        beside: &|_| Beside::default(),
+        uncut: BTreeSet::new(),
+        may_use_all_gpus: false,
+    };
     let all: Vec<Strategy> = arguments.space().strategies().into_iter().filter_map(|it| job.cut(it)).collect();
     let mut profile = Profile::default();
     let start = std::time::Instant::now();
@@ -62,6 +71,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
     let profile_s = start.elapsed().as_secs_f64();
     let held: Vec<_> = all.iter().filter(|strategy| !learnt.contains(strategy)).collect();
+    if held.is_empty() {
+        let what = "every strategy was measured for the profile: there is none left to foretell".to_owned();
+        return Err(Mistake { what, hint: Some("use a larger --batch or more --threads".to_owned()) }.into());
+    }
     let apart = (held.len() as f64 / arguments.cases as f64).max(1.0);
     let chosen = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
     let case = |strategy: &Strategy| Case { strategy: strategy.clone(), foretold_s: f64::NAN, measured_s: Vec::new() };
@@ -138,6 +151,6 @@ impl Arguments {
                 (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(of).collect()
             }
         };
-        Space { devices, sequences: self.llama.batch, like }
+        Space { devices, sequences: self.llama.batch, like, uncut: BTreeSet::new() }
     }
 }

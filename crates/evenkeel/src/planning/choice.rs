@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write, stderr};
 
+use evenkeel_device::MOST_PEERS;
 use evenkeel_plan::{ForetoldStep, Found, Judged, NotKnown, Profile, Space, search};
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
@@ -24,6 +25,9 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
     let best = &plan.fitting[0];
     let Strategy { pp, dp, micro_batch, accumulate, zero, ref cut, arrangement, ref pipeline, .. } = best.strategy;
     let (tp, train, parallel) = (cut.weights.len(), &mut settings.train, &mut settings.parallel);
+    // An evaluation keeps its sequences.
+    let before = train.batch;
+    settings.eval.batches = settings.eval.batches.saturating_mul(before as u64).div_ceil(micro_batch as u64);
     (train.batch, train.accumulate) = (micro_batch, accumulate);
     train.recompute = arrangement.schedule != NONE;
     (parallel.auto, parallel.pp, parallel.dp, parallel.tp, parallel.zero) = (false, pp, dp, tp, zero.number().into());
@@ -54,7 +58,7 @@ pub fn measured_plan(job: &Job, like: &Strategy, wanted: usize, fresh: bool) -> 
 /// plan, whatever it was when the search began.
 fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Result<Plan, Failure> {
     let sequences = like.micro_batch * like.micros_per_step();
-    let space = Space { devices: devices(like), sequences, like: like.clone() };
+    let space = Space { devices: devices(job, like), sequences, like: like.clone(), uncut: job.uncut.clone() };
     let strategies: Vec<Strategy> = space.strategies().into_iter().filter_map(|it| job.cut(it)).collect();
     let flops = job.flops_per_sequence() * sequences as f64;
     loop {
@@ -79,6 +83,10 @@ fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Res
                     tracing::info!(%strategy, %missing, "measures what the profile lacks");
                     measured = true;
                     job.learn(profile, &strategy)?;
+                    if let Err(NotKnown::NotMeasured(missing)) = profile.foretell(&places, &counted) {
+                        tracing::info!(%strategy, %missing, "measures the whole model");
+                        job.learn_whole(profile, &strategy)?;
+                    }
                     profile.foretell(&places, &counted)
                 }
                 known => known,
@@ -95,15 +103,19 @@ fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Res
 
 /// Numbers of ranks, and what they compute on: cores in equal shares; the GPUs of the configuration's ranks or, if it has one rank,
 /// that GPU alone or all there are.
-fn devices(like: &Strategy) -> Vec<(usize, Devices)> {
+fn devices(job: &Job, like: &Strategy) -> Vec<(usize, Devices)> {
+    /// More ranks of fewer cores each are many more strategies, and were never faster.
+    const MOST_RANKS_ON_CORES: usize = 8;
     match &like.devices {
         Devices::Cpu { cores_per_rank, .. } => {
             let cores = like.ranks() * cores_per_rank;
             let shared = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
-            (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
+            (1..=cores.min(MOST_RANKS_ON_CORES)).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
         }
-        Devices::Cuda { gpus, multiprocessors, graph } if gpus.len() == 1 && multiprocessors.is_empty() => {
-            let all = evenkeel_device::cuda_gpus().unwrap_or(1);
+        Devices::Cuda { gpus, multiprocessors, graph }
+            if gpus.len() == 1 && multiprocessors.is_empty() && job.may_use_all_gpus =>
+        {
+            let all = evenkeel_device::cuda_gpus().unwrap_or(1).min(MOST_PEERS);
             let first = |count: usize| {
                 (count, Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: *graph })
             };

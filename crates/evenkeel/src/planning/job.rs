@@ -1,7 +1,9 @@
 //! A job on this machine: its steps by any strategy foretold from a profile, and measured on a shortened model or the whole.
 
+use std::collections::BTreeSet;
+
 use evenkeel_device::kernel::IGNORE;
-use evenkeel_model::{Model, Parameters};
+use evenkeel_model::{Model, Parameters, Part};
 use evenkeel_plan::{Counted, ForetoldStep, NotKnown, Profile};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
@@ -21,6 +23,10 @@ pub struct Job<'a> {
     pub sequence: usize,
     /// The host's memory beside the ranks' tensors.
     pub beside: &'a dyn Fn(&Strategy) -> Beside,
+    /// Parts of the model that every shard computes whole.
+    pub uncut: BTreeSet<Part>,
+    /// Whether a run of one rank may as well use all GPUs there are.
+    pub may_use_all_gpus: bool,
 }
 
 /// A measured step, and the same step task by task.
@@ -73,20 +79,29 @@ impl Job<'_> {
     pub fn learn(&self, profile: &mut Profile, strategy: &Strategy) -> Result<(), Failure> {
         let stages = strategy.pipeline.stages();
         let units = self.short_units(stages);
-        let strategy = &Strategy { accumulate: strategy.accumulate.min(2 * stages), ..strategy.clone() };
         let shards: Vec<Model> = self.shards(strategy).iter().map(|shard| shard.shortened(units)).collect();
+        let strategy = Strategy { accumulate: strategy.accumulate.min(2 * stages), ..strategy.clone() };
         let strategy = match strategy.pp {
-            1 => strategy.clone(),
-            _ => strategy.clone().cut_at(&even_cuts(strategy, shards[0].units.len())),
+            1 => strategy,
+            _ => strategy.clone().cut_at(&even_cuts(&strategy, shards[0].units.len())),
         };
-        let ranks = self.start(&strategy, shards.clone())?;
+        self.learn_of(profile, &strategy, shards)
+    }
+
+    /// The same on the whole model, whose later layers may be unlike its first ones.
+    pub fn learn_whole(&self, profile: &mut Profile, strategy: &Strategy) -> Result<(), Failure> {
+        self.learn_of(profile, strategy, self.shards(strategy))
+    }
+
+    fn learn_of(&self, profile: &mut Profile, strategy: &Strategy, shards: Vec<Model>) -> Result<(), Failure> {
+        let ranks = self.start(strategy, shards.clone())?;
         let measured =
-            (0..STEPS).map(|step| self.step(&ranks, &strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
-        let (_, counted) = self.dry_of(&shards, &strategy);
+            (0..STEPS).map(|step| self.step(&ranks, strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
+        let (_, counted) = self.dry_of(&shards, strategy);
         let step_s = median(measured.iter().map(|it| it.step_s));
         let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
-        profile.learn(&self.places(&strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
+        profile.learn(&self.places(strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
     }
 
     /// By rank: its kind of place, with as many busy ranks beside it. Measurements of other models say little about this one.

@@ -25,7 +25,8 @@ impl ProfileFile {
         let fresh = ProfileFile::fresh(kind);
         let found = path(kind).and_then(|path| read_json(path, MOST_BYTES).ok());
         let found = found.and_then(|json| serde_json::from_value::<ProfileFile>(json).ok());
-        found.filter(|found| (&found.version, &found.devices) == (&fresh.version, &fresh.devices)).unwrap_or(fresh)
+        let is_ours = |found: &ProfileFile| (&found.version, &found.devices) == (&fresh.version, &fresh.devices);
+        found.filter(|found| is_ours(found) && found.profile.is_sound()).unwrap_or(fresh)
     }
 
     pub fn fresh(kind: DeviceKind) -> ProfileFile {

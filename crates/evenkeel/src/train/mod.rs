@@ -29,7 +29,7 @@ use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps, samples_bytes};
 use crate::planning::{Forecast, Job, choose};
-use crate::strategy::strategy;
+use crate::strategy::{plan as tp_plan, strategy};
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
 
@@ -49,11 +49,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let tokenizer = text.as_ref().map(|text| SavedTokenizer::of(text, &config.settings)).transpose()?;
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
+    let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
+    if let Some(before) = before.as_ref().filter(|_| config.settings.parallel.auto) {
+        as_before(&mut config.settings, before);
+    }
     let planned = config.settings.parallel.auto.then(|| planned(&mut config.settings, &input)).transpose()?;
     let (planned, forecast) = planned.unzip();
     let strategy = strategy(&config.settings, &input.model, &input.json)?;
     let mut launch = Launch::new(strategy, &config.settings.parallel);
-    let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
     let arranged = arrange_steps(&mut config.settings, &input.model, &mut launch, before.as_ref())?;
     let (settings, strategy) = (&config.settings, &launch.strategy);
     let options = trainer_options(settings);
@@ -207,10 +210,34 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 /// Takes the fastest strategy for the sequences of a step, and says so.
 fn planned(settings: &mut Settings, input: &ModelInput) -> Result<(String, Forecast), Failure> {
-    let (open, model) = (settings.clone(), &input.model);
-    let beside = |strategy: &Strategy| beside(&open, model, strategy);
-    let job = Job { model, options: trainer_options(&open), sequence: open.data.sequence, beside: &beside };
-    choose(&job, &strategy(&open, model, &input.json)?, settings)
+    let open = settings.clone();
+    let beside = |strategy: &Strategy| beside(&open, &input.model, strategy);
+    let like = strategy(&open, &input.model, &input.json)?;
+    choose(&job(&open, input, &beside)?, &like, settings)
+}
+
+/// The job of a run, to be planned.
+pub fn job<'a>(
+    settings: &Settings,
+    input: &'a ModelInput,
+    beside: &'a dyn Fn(&Strategy) -> Beside,
+) -> Result<Job<'a>, Failure> {
+    Ok(Job {
+        model: &input.model,
+        options: trainer_options(settings),
+        sequence: settings.data.sequence,
+        beside,
+        uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model)?,
+        may_use_all_gpus: settings.device.cards.is_empty(),
+    })
+}
+
+/// A resumed run goes on as it was planned.
+fn as_before(settings: &mut Settings, before: &Settings) {
+    let (now, then) = (&mut settings.train, &before.train);
+    (now.batch, now.accumulate, now.recompute) = (then.batch, then.accumulate, then.recompute);
+    settings.eval.batches = before.eval.batches;
+    settings.parallel = before.parallel.clone();
 }
 
 fn describe_model(model: &Model) -> String {
