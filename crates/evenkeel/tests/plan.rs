@@ -67,7 +67,8 @@ fn a_plan_is_measured_once_and_the_same_from_then_on_and_its_flags_run() {
     }
     // One strategy of each kind is run as the plan says, from a configuration that says otherwise.
     let is_recomputed = |judged: &Value| judged["strategy"]["arrangement"]["schedule"] != "none";
-    let kinds: [(&str, &dyn Fn(&Value) -> bool); 4] = [
+    type Kind<'a> = (&'a str, &'a dyn Fn(&Value) -> bool);
+    let kinds: [Kind; 4] = [
         ("dp", &|judged| judged["strategy"]["dp"] == 2 && judged["strategy"]["zero"] == 2),
         ("pp", &|judged| judged["strategy"]["pp"] == 2 && judged["strategy"]["pipeline"]["order"] == "zb-h1"),
         ("tp", &|judged| judged["strategy"]["arrangement"]["parts"] == 2 && !is_recomputed(judged)),

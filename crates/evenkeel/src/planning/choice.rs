@@ -49,8 +49,10 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
 pub fn measured_plan(job: &Job, like: &Strategy, wanted: usize, fresh: bool) -> Result<Plan, Failure> {
     let kind = like.devices.kind();
     let mut file = if fresh { ProfileFile::fresh(kind) } else { ProfileFile::open(kind) };
-    let plan = plan(job, like, wanted, &mut file.profile)?;
+    let plan = plan(job, like, wanted, &mut file.profile);
+    // Also what was measured before something failed.
     file.keep(kind);
+    let plan = plan?;
     if plan.fitting.is_empty() { Err(fits_nowhere(&plan).into()) } else { Ok(plan) }
 }
 

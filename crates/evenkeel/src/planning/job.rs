@@ -108,7 +108,7 @@ impl Job<'_> {
     pub fn places(&self, strategy: &Strategy) -> Vec<String> {
         let (config, ranks) = (&self.model.config, strategy.ranks());
         let job = format!(
-            "{} {:?}: hidden {}, ffn {}, heads {}/{}, classes {}, sequence {}, {} of {} trained",
+            "{} {:?}: hidden {}, ffn {}, heads {}/{}, classes {}, sequence {}, {} of {} trained, {} in 4 bits",
             config.family.class,
             strategy.dtype,
             config.hidden,
@@ -119,11 +119,13 @@ impl Job<'_> {
             self.sequence,
             self.model.trained_count(),
             self.model.parameter_count(),
+            self.model.packed_count(),
         );
         let device = |rank: usize| match &strategy.devices {
             Devices::Cpu { cores_per_rank, comm_cores } => format!("{cores_per_rank}+{comm_cores} cores"),
             Devices::Cuda { multiprocessors, .. } => match multiprocessors.get(rank) {
                 Some(count) => format!("{count} multiprocessors"),
+                None if strategy.devices.are_separate_gpus() => "a GPU each".to_owned(),
                 None => "a GPU".to_owned(),
             },
         };
