@@ -38,7 +38,7 @@ fn run(place: &Place, arguments: &[&str]) -> (bool, String, String) {
 }
 
 fn plan(place: &Place, extra: &[&str]) -> Value {
-    let (is_fine, stdout, stderr) = run(place, &[&["plan", "tiny.toml", "--json"], extra].concat());
+    let (is_fine, stdout, stderr) = run(place, &[&["plan", "tiny.toml", "--json", "--show", "1000"], extra].concat());
     assert!(is_fine, "{stderr}");
     serde_json::from_str(&stdout).unwrap()
 }
