@@ -27,7 +27,7 @@ impl Counts {
         self.0.values().map(|count| count.bytes).sum()
     }
 
-    /// What has come since.
+    /// The counts since `before`.
     pub fn since(&self, before: &Counts) -> Counts {
         let mut counts = self.clone();
         for (name, count) in &mut counts.0 {

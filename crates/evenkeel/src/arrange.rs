@@ -13,7 +13,7 @@ use evenkeel_train::{Candidate, Foretold, Machine, Samples, foretell, preferred}
 
 use crate::config::Settings;
 use crate::launch::Launch;
-use crate::{Failure, Mistake, stages, text};
+use crate::{Failure, stages, text};
 
 /// Loss of products with few rows: 15 % when six cores shared products of 512 rows instead of 1024.
 const HALF_SPEED_ROWS_OF_CORE: f64 = 30.0;
@@ -58,8 +58,7 @@ pub fn arrange(
         return Ok(said);
     }
     let blank = Samples::blank(model.config.input, settings.train.batch, settings.data.sequence);
-    let mut foretold = simulated(&candidates, model, launch, &blank)
-        .map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
+    let mut foretold = simulated(&candidates, model, launch, &blank).map_err(Failure::fault)?;
     let all = foretold.clone();
     let mut first = None;
     while let Some(told) = preferred(&foretold) {

@@ -41,6 +41,11 @@ impl Failure {
         if is_fault { Failure::Fault(mistake) } else { mistake.into() }
     }
 
+    /// An error that the user did not cause.
+    pub fn fault(error: impl std::fmt::Display) -> Failure {
+        Failure::new(true, error.to_string(), None)
+    }
+
     /// All messages for the user.
     pub fn mistakes(&self) -> &[Mistake] {
         match self {

@@ -18,7 +18,7 @@ impl CacheFolder {
     }
 }
 
-/// What this program keeps for the user; `None` without a home.
+/// This program's folder in the user's cache; `None` without a home.
 pub fn user_cache() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;

@@ -26,6 +26,7 @@ mod process;
 mod program;
 mod stages;
 mod strategy;
+mod traced_step;
 mod train;
 
 use std::io::Write;

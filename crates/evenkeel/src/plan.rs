@@ -1,6 +1,5 @@
 //! `evenkeel plan CONFIG`: the strategies for a run on this machine, the fastest first, from measurements.
 
-use evenkeel_plan::Judged;
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Mesh, Strategy};
@@ -9,7 +8,7 @@ use serde_json::json;
 use crate::config::{Overrides, Parallel};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
-use crate::planning::{Job, Plan, describe, measured_plan};
+use crate::planning::{Job, JudgedStep, Plan, describe, measured_plan};
 use crate::strategy::strategy;
 use crate::train::{beside, job};
 use crate::{Failure, Mistake, text};
@@ -73,19 +72,22 @@ fn refuse_what_a_plan_replaces(parallel: &Parallel) -> Result<(), Mistake> {
     })
 }
 
-fn cells(job: &Job, judged: &Judged<Option<Timeline>>, best_s: f64) -> Vec<String> {
-    let Judged { strategy, step_s, fullness, details } = judged;
-    let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
+fn cells(job: &Job, judged: &JudgedStep, best_s: f64) -> Vec<String> {
+    let JudgedStep { strategy, step_s, fullness, details } = judged;
     vec![
         describe(strategy),
         format!("{} × {}", strategy.accumulate, strategy.micro_batch),
         format!("{:.1} ms", 1e3 * step_s),
-        format!("{:.0}", tokens / step_s),
+        format!("{:.0}", tokens_per_s(job, judged)),
         share(details, Timeline::exposed_share),
         share(details, Timeline::idle_share),
         text::percent(*fullness),
         if *step_s > best_s { text::percent(step_s / best_s - 1.0) } else { String::new() },
     ]
+}
+
+fn tokens_per_s(job: &Job, JudgedStep { strategy, step_s, .. }: &JudgedStep) -> f64 {
+    (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64 / step_s
 }
 
 fn share(timeline: &Option<Timeline>, of: fn(&Timeline) -> f64) -> String {
@@ -94,7 +96,7 @@ fn share(timeline: &Option<Timeline>, of: fn(&Timeline) -> f64) -> String {
 
 /// The best strategies of axes that are not among those shown, and why they lose.
 fn others(plan: &Plan, shown: usize) -> Vec<String> {
-    let axes = |judged: &Judged<Option<Timeline>>| {
+    let axes = |judged: &JudgedStep| {
         let Mesh { pp, dp, tp } = judged.strategy.mesh();
         [pp, dp, tp]
     };
@@ -153,16 +155,15 @@ fn flags(strategy: &Strategy) -> String {
 }
 
 fn in_json(job: &Job, plan: &Plan) -> String {
-    let judged = |judged: &Judged<Option<Timeline>>| {
-        let Judged { strategy, step_s, fullness, details } = judged;
-        let tokens = (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64;
+    let judged = |judged: &JudgedStep| {
+        let JudgedStep { strategy, step_s, fullness, details } = judged;
         json!({
-            "strategy": strategy, "step_s": step_s, "tokens_per_s": details.as_ref().map(|_| tokens / step_s), "fullness": fullness,
+            "strategy": strategy, "step_s": step_s, "tokens_per_s": details.as_ref().map(|_| tokens_per_s(job, judged)), "fullness": fullness,
             "exposed_share": details.as_ref().map(Timeline::exposed_share),
             "idle_share": details.as_ref().map(Timeline::idle_share),
             "flags": flags(strategy),
         })
     };
-    let all = |list: &[Judged<Option<Timeline>>]| list.iter().map(judged).collect::<Vec<_>>();
+    let all = |list: &[JudgedStep]| list.iter().map(judged).collect::<Vec<_>>();
     json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "left_out": plan.left_out }).to_string()
 }

@@ -46,7 +46,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceRates {
-    /// Where the figures are from.
+    /// The origin of the figures.
     pub source: String,
     pub bf16_tflops: f64,
     pub f32_tflops: f64,
@@ -61,7 +61,7 @@ pub struct DeviceRates {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkRates {
-    /// Where the figures are from.
+    /// The origin of the figures.
     pub source: String,
     pub gb_per_s: f64,
     pub latency_us: f64,
@@ -218,7 +218,7 @@ fn one() -> usize {
     1
 }
 
-/// What large bf16 products reach of a data sheet's peak on the GPUs measured so far.
+/// The share of a data sheet's peak that large bf16 products reach on the GPUs measured so far.
 fn usual_efficiency() -> f64 {
     0.7
 }

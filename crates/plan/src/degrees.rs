@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 /// Time and memory of one half-layer at one degree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HalfLayerCost {
-    /// Of half a batch, as are the other times.
+    /// Times are of half a batch.
     pub forward_seconds: f64,
     /// Without the recomputation before it.
     pub backward_seconds: f64,

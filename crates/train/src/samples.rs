@@ -36,6 +36,28 @@ impl Samples {
         }
     }
 
+    /// Samples of the same size with random tokens, each to be predicted from those before it; blank images. The same for the same
+    /// seed.
+    pub fn random(input: Input, classes: usize, count: usize, sequence: usize, seed: u64) -> Samples {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + seed);
+        let mut token = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 33) % classes as u64) as u32
+        };
+        match Samples::blank(input, count, sequence) {
+            Samples::Tokens { segment_lengths, .. } => {
+                let ids: Vec<u32> = (0..count * sequence).map(|_| token()).collect();
+                let is_last = |place: usize| (place + 1).is_multiple_of(sequence);
+                let label = |place: usize| if is_last(place) { IGNORE } else { ids[place + 1] };
+                let labels = (0..ids.len()).map(label).collect();
+                Samples::Tokens { ids, labels, segment_lengths }
+            }
+            images => images,
+        }
+    }
+
     /// Bytes on the host.
     pub fn bytes(&self) -> u64 {
         let numbers = match self {

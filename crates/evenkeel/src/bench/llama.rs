@@ -1,7 +1,6 @@
 //! The random Llama that benchmarks train on random tokens.
 
-use evenkeel_device::kernel::IGNORE;
-use evenkeel_model::{AdapterConfig, Model, even_bounds};
+use evenkeel_model::{AdapterConfig, Input, Model, even_bounds};
 use evenkeel_step::Strategy;
 use evenkeel_train::{OptimizerOptions, Samples, TrainerOptions};
 use serde_json::{Value, json};
@@ -120,20 +119,8 @@ impl Llama {
         bounds.windows(2).map(|ends| Samples::blank(model.config.input, ends[1] - ends[0], self.sequence)).collect()
     }
 
-    /// Random tokens, each to be predicted from those before it.
-    fn micro(&self, step: u64, batch: usize) -> Samples {
-        let &Llama { sequence, vocab, .. } = self;
-        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + step);
-        let mut token = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 33) % vocab as u64) as u32
-        };
-        let ids: Vec<u32> = (0..batch * sequence).map(|_| token()).collect();
-        let is_last = |t: usize| (t + 1).is_multiple_of(sequence);
-        let labels: Vec<u32> = (0..ids.len()).map(|t| if is_last(t) { IGNORE } else { ids[t + 1] }).collect();
-        Samples::Tokens { ids, labels, segment_lengths: vec![sequence; batch] }
+    fn micro(&self, seed: u64, batch: usize) -> Samples {
+        Samples::random(Input::Tokens { learned_positions: None }, self.vocab, batch, self.sequence, seed)
     }
 }
 

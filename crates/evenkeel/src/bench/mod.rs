@@ -12,7 +12,6 @@ mod roofline;
 mod schedules;
 mod step;
 mod stragglers;
-mod traced_step;
 
 use evenkeel_step::simulate::median;
 

@@ -16,13 +16,13 @@ use serde_json::json;
 use super::devices::{DeviceArguments, describe};
 use super::layers::{LayerArguments, frozen_count};
 use super::llama::Llama;
-use super::traced_step::{TracedStep, measure};
 use super::{between, median};
 use crate::config::{StageCut, Straggler};
 use crate::drawing::pipeline_svg;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps};
 use crate::stages::{by_place, cuts_by_cost, cuts_by_parameters, cuts_of_layers, staging};
+use crate::traced_step::{TracedStep, measure};
 use crate::{Failure, Mistake, process, text};
 
 #[derive(clap::Args)]
@@ -93,8 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             case.measure(round)?;
         }
     }
-    let fault = |error: Unforeseen| Failure::Fault(Mistake { what: error.to_string(), hint: None });
-    let rows = rows(&cases).map_err(fault)?;
+    let rows = rows(&cases).map_err(Failure::fault)?;
     if let Some(file) = &arguments.svg {
         draw(file, &rows)?;
     }

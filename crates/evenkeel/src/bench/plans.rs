@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use evenkeel_device::cpu_report;
 use evenkeel_plan::{NotKnown, Profile, Space};
-use evenkeel_step::{Devices, Strategy};
+use evenkeel_step::Strategy;
 use serde_json::json;
 
 use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
 use crate::memory::Beside;
-use crate::planning::{Job, describe};
+use crate::planning::{Job, describe, shared_cores};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -85,12 +85,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         for case in &mut cases {
             let ranks = job.start_whole(&case.strategy)?;
-            case.measured_s.push(job.step(&ranks, &case.strategy, round)?.step_s);
+            case.measured_s.push(job.step(&ranks, &case.strategy, round)?.untraced_s);
         }
     }
     for case in &mut cases {
-        let fault = |error: NotKnown| Failure::Fault(Mistake { what: error.to_string(), hint: None });
-        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(fault)?.step_s;
+        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(Failure::fault)?.step_s;
     }
     let mut errors: Vec<f64> = cases.iter().map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);
@@ -147,8 +146,7 @@ impl Arguments {
             }
             false => {
                 let cores = self.devices.threads.unwrap_or_else(|| cpu_report().cores);
-                let of = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
-                (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(of).collect()
+                shared_cores(cores)
             }
         };
         Space { devices, sequences: self.llama.batch, like, uncut: BTreeSet::new() }

@@ -18,13 +18,13 @@ use evenkeel_train::{Candidate, Foretold, costs, preferred};
 
 use super::devices::{DeviceArguments, describe};
 use super::llama::Llama;
-use super::traced_step::{TracedStep, measure};
 use super::{between, median};
 use crate::arrange::{parts_to_try, simulated};
 use crate::drawing::{perfetto, svg};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
 use crate::strategy::zero_stage;
+use crate::traced_step::{TracedStep, measure};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             )?);
         }
     }
-    let rows = rows(&cases).map_err(fault)?;
+    let rows = rows(&cases).map_err(Failure::fault)?;
     if let Some(folder) = &arguments.trace {
         write_traces(folder, &cases, &model)?;
     }
@@ -128,10 +128,6 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     } else {
         in_words(arguments, &model, &launch.strategy, &chosen, &rows)
     })
-}
-
-fn fault(error: Unforeseen) -> Failure {
-    Failure::Fault(Mistake { what: error.to_string(), hint: None })
 }
 
 impl Arguments {
@@ -170,7 +166,7 @@ impl Arguments {
         let mut launch = self.launch(true);
         launch.strategy.arrangement = Arrangement::of(OASES);
         model.cut(&launch.strategy.cut)?;
-        let foretold = simulated(&candidates, model, &launch, &blank).map_err(fault)?;
+        let foretold = simulated(&candidates, model, &launch, &blank).map_err(Failure::fault)?;
         Ok(preferred(&foretold).expect("there are candidates"))
     }
 

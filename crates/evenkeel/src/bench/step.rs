@@ -10,10 +10,10 @@ use evenkeel_train::{Cost, Ranks, Samples, Trainer, costs};
 
 use super::devices::DeviceArguments;
 use super::llama::Llama;
-use super::traced_step::LR;
 use super::{between, cuda, roofline};
 use crate::launch::Launch;
 use crate::memory::{Beside, check_steps};
+use crate::traced_step::LR;
 use crate::{Failure, Mistake, process, strategy, text};
 
 #[derive(clap::Args)]

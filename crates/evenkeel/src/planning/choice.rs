@@ -15,7 +15,8 @@ use crate::config::Settings;
 use crate::memory::Room;
 use crate::{Failure, Mistake, text};
 
-/// Timelines of what fits.
+/// A strategy, with the timeline of its step if it fits.
+pub type JudgedStep = Judged<Option<Timeline>>;
 pub type Plan = Found<Option<Timeline>>;
 
 /// Fills in how a run shares its work, as the fastest strategy does. Returns a line that says so, and
@@ -93,7 +94,7 @@ fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Res
                 }
                 known => known,
             }
-            .map_err(|error| Failure::Fault(Mistake { what: error.to_string(), hint: None }))?;
+            .map_err(Failure::fault)?;
             Ok::<_, Failure>(Judged { step_s, fullness, details: Some(timeline), strategy })
         })?;
         progress("");
@@ -106,13 +107,12 @@ fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Res
 /// Numbers of ranks, and what they compute on: cores in equal shares; the GPUs of the configuration's ranks or, if it has one rank,
 /// that GPU alone or all there are.
 fn devices(job: &Job, like: &Strategy) -> Vec<(usize, Devices)> {
-    /// More ranks of fewer cores each are many more strategies, and were never faster.
+    /// More ranks of fewer cores each are many more strategies.
     const MOST_RANKS_ON_CORES: usize = 8;
     match &like.devices {
         Devices::Cpu { cores_per_rank, .. } => {
             let cores = like.ranks() * cores_per_rank;
-            let shared = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
-            (1..=cores.min(MOST_RANKS_ON_CORES)).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
+            shared_cores(cores).into_iter().filter(|(ranks, _)| *ranks <= MOST_RANKS_ON_CORES).collect()
         }
         Devices::Cuda { gpus, multiprocessors, graph }
             if gpus.len() == 1 && multiprocessors.is_empty() && job.may_use_all_gpus =>
@@ -126,6 +126,12 @@ fn devices(job: &Job, like: &Strategy) -> Vec<(usize, Devices)> {
         }
         gpus => vec![(like.ranks(), gpus.clone())],
     }
+}
+
+/// Ranks that share so many cores equally.
+pub fn shared_cores(cores: usize) -> Vec<(usize, Devices)> {
+    let shared = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
+    (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
 }
 
 fn fits_nowhere(plan: &Plan) -> Mistake {

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use evenkeel_device::kernel::IGNORE;
 use evenkeel_model::{Model, Parameters, Part};
 use evenkeel_plan::{Counted, ForetoldStep, NotKnown, Profile};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
-use evenkeel_train::{Cost, Observe, Ranks, Samples, Trainer, TrainerOptions, costs_and_tasks};
+use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks};
 
+use crate::Failure;
 use crate::launch::Launch;
 use crate::memory::Beside;
 use crate::stages::cuts_by_cost;
-use crate::{Failure, Mistake};
+use crate::traced_step::{TracedStep, measure};
 
-/// What is to be trained in a step.
+/// A model, and the steps that train it.
 pub struct Job<'a> {
     pub model: &'a Model,
     pub options: TrainerOptions,
@@ -27,13 +27,6 @@ pub struct Job<'a> {
     pub uncut: BTreeSet<Part>,
     /// Whether a run of one rank may as well use all GPUs there are.
     pub may_use_all_gpus: bool,
-}
-
-/// A measured step, and the same step task by task.
-pub struct Measured {
-    pub step_s: f64,
-    pub traced_s: f64,
-    pub timeline: Timeline,
 }
 
 /// Steps that are measured of a shortened model, behind one that warms up.
@@ -56,7 +49,7 @@ impl Job<'_> {
         Some(launch.strategy.cut_at(&cuts))
     }
 
-    /// What a step takes of each rank, and its tasks, from dry runs.
+    /// Each rank's cost of a step and its tasks, from dry runs.
     pub fn dry(&self, strategy: &Strategy) -> (Vec<Cost>, Vec<Counted>) {
         self.dry_of(&self.shards(strategy), strategy)
     }
@@ -98,10 +91,10 @@ impl Job<'_> {
         let measured =
             (0..STEPS).map(|step| self.step(&ranks, strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
         let (_, counted) = self.dry_of(&shards, strategy);
-        let step_s = median(measured.iter().map(|it| it.step_s));
-        let host_s = median(measured.iter().map(|it| (it.traced_s - it.timeline.duration_s()).max(0.0)));
+        let step_s = median(measured.iter().map(|it| it.untraced_s));
+        let host_s = median(measured.iter().map(|it| it.beside_s().max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
-        profile.learn(&self.places(strategy), &counted, &timelines, [step_s, host_s]).map_err(fault)
+        profile.learn(&self.places(strategy), &counted, &timelines, [step_s, host_s]).map_err(Failure::fault)
     }
 
     /// By rank: its kind of place, with as many busy ranks beside it. Measurements of other models say little about this one.
@@ -137,29 +130,10 @@ impl Job<'_> {
         self.start(strategy, self.shards(strategy))
     }
 
-    /// Makes three steps: one warms up, one is timed, and one is timed task by task.
-    pub fn step(&self, ranks: &Ranks, strategy: &Strategy, number: u64) -> Result<Measured, Failure> {
-        const RATE: f64 = 1e-4;
+    /// Measures a step behind one that warms up.
+    pub fn step(&self, ranks: &Ranks, strategy: &Strategy, number: u64) -> Result<TracedStep, Failure> {
         let samples = [2 * number, 2 * number + 1].map(|seed| self.micros(strategy, seed));
-        let epoch = std::time::Instant::now();
-        let steps = move |trainer: &mut Trainer| {
-            trainer.step(&samples[0], RATE)?;
-            trainer.device.compute().finish();
-            let start = std::time::Instant::now();
-            trainer.step(&samples[1], RATE)?;
-            trainer.device.compute().finish();
-            let step_s = start.elapsed().as_secs_f64();
-            let start = std::time::Instant::now();
-            let mut prepared = trainer.prepare(&samples[1])?;
-            let spans = trainer.step_on(&mut prepared, RATE, Observe::Tasks { epoch }).spans;
-            Ok((step_s, start.elapsed().as_secs_f64(), spans))
-        };
-        let of_ranks: Result<Vec<_>, evenkeel_train::Error> = ranks.with_trainers(steps)?.into_iter().collect();
-        let of_ranks = of_ranks?;
-        let longest = |seconds: &dyn Fn(usize) -> f64| (0..of_ranks.len()).map(seconds).fold(0.0, f64::max);
-        let (step_s, traced_s) = (longest(&|rank| of_ranks[rank].0), longest(&|rank| of_ranks[rank].1));
-        let timeline = Timeline { ranks: of_ranks.into_iter().map(|(.., spans)| spans).collect() };
-        Ok(Measured { step_s, traced_s, timeline })
+        measure(ranks, strategy.arrangement, samples)
     }
 
     fn start(&self, strategy: &Strategy, shards: Vec<Model>) -> Result<Ranks, Failure> {
@@ -189,29 +163,10 @@ impl Job<'_> {
     /// The micro-batches of a step, random and the same for the same number.
     fn micros(&self, strategy: &Strategy, step: u64) -> Vec<Samples> {
         let count = strategy.micros_per_step();
-        let micro = |index: usize| self.random(strategy.micro_batch, step * count as u64 + index as u64);
+        let (input, classes) = (self.model.config.input, self.model.config.classes);
+        let seed = |index: usize| step * count as u64 + index as u64;
+        let micro = |index| Samples::random(input, classes, strategy.micro_batch, self.sequence, seed(index));
         (0..count).map(micro).collect()
-    }
-
-    fn random(&self, count: usize, seed: u64) -> Samples {
-        let (input, vocabulary) = (self.model.config.input, self.model.config.classes);
-        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(1000 + seed);
-        let mut token = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 33) % vocabulary as u64) as u32
-        };
-        match Samples::blank(input, count, self.sequence) {
-            Samples::Tokens { segment_lengths, .. } => {
-                let ids: Vec<u32> = (0..count * self.sequence).map(|_| token()).collect();
-                let is_last = |place: usize| (place + 1).is_multiple_of(self.sequence);
-                let label = |place: usize| if is_last(place) { IGNORE } else { ids[place + 1] };
-                let labels = (0..ids.len()).map(label).collect();
-                Samples::Tokens { ids, labels, segment_lengths }
-            }
-            images => images,
-        }
     }
 }
 
@@ -219,8 +174,4 @@ impl Job<'_> {
 fn even_cuts(strategy: &Strategy, units: usize) -> Vec<usize> {
     let stages = strategy.pipeline.stages();
     (1..stages).map(|stage| stage * units / stages).collect()
-}
-
-fn fault(error: impl std::fmt::Display) -> Failure {
-    Failure::Fault(Mistake { what: error.to_string(), hint: None })
 }

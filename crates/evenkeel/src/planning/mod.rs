@@ -5,6 +5,6 @@ mod forecast;
 mod job;
 mod profile_file;
 
-pub use choice::{Plan, choose, describe, measured_plan};
+pub use choice::{JudgedStep, Plan, choose, describe, measured_plan, shared_cores};
 pub use forecast::Forecast;
 pub use job::Job;

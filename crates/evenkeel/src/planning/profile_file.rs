@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel_cache::user_cache;
 
 /// Measurements, and what they were made with: those of anything else say nothing.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub struct ProfileFile {
     version: String,
     devices: Vec<String>,
@@ -41,11 +41,11 @@ impl ProfileFile {
     }
 
     /// Keeps it for the next time. A cache that cannot be written costs the next plan its measurements.
-    pub fn keep(&self, kind: DeviceKind) -> Option<PathBuf> {
-        let path = path(kind)?;
+    pub fn keep(&self, kind: DeviceKind) {
+        let Some(path) = path(kind) else { return };
         let json = serde_json::to_string(self).expect("numbers and names");
-        write_file_atomically(&path, |file| file.put(json.as_bytes())).ok()?;
-        Some(path)
+        let written = write_file_atomically(path, |file| file.put(json.as_bytes()));
+        let _: Result<(), evenkeel_store::Error> = written;
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Observer<'a> {
     /// Parts that each micro-batch should be cut into.
     pub parts: usize,
     pub told: Told,
-    /// Of a run that was planned.
+    /// Present if the run was planned.
     pub forecast: Option<Forecast>,
     pub model: &'a Model,
     /// The strategy that the run began with.

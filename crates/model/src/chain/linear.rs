@@ -80,7 +80,7 @@ impl Linear {
         }
     }
 
-    /// What forward leaves beside its output.
+    /// Values that forward leaves beside its output.
     pub(super) fn recompute(&self, context: &Context, values: &mut Slots) {
         if self.magnitude().is_some() || self.activation.is_some() {
             self.forward(context, values);

@@ -1,4 +1,4 @@
-//! A step of a benchmark, timed as a whole and task by task.
+//! A step of a benchmark or a plan, timed as a whole and task by task.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use evenkeel_train::{Observe, Ranks, Samples, Trainer};
 
 use crate::Failure;
 
-/// The learning rate of benchmarks.
+/// The learning rate of measured steps.
 pub const LR: f64 = 3e-4;
 
 pub struct TracedStep {
