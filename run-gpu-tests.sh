@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of a bundle (see bundle.sh) on this machine's GPU. Arguments choose programs by name; none means all.
-# LOGS names a folder for their output, LIMIT_S how long a program may take, JOBS how many run at a time. `run-gpu-tests.sh -- COMMAND …` runs a command with
-# the same libraries instead.
+# LOGS names a folder for their output, LIMIT_S how long a program may take, JOBS how many run at a time.
+# `run-gpu-tests.sh -- COMMAND …` runs a command with the same libraries instead.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 logs=${LOGS:-$here/logs}
@@ -52,9 +52,15 @@ run_program() {
     [ $code -eq 0 ] || echo "$2" >> "$failed"
     grep -E '^test .*FAILED' "$logs/$2.log"
 }
+# The name of a program with its crate, and the arguments of the script.
+is_wanted() {
+    local name=$1
+    shift
+    [ $# -eq 0 ] || printf '%s\n' "$@" | grep -qx -e "$name" -e "${name#*-}"
+}
 for program in "$here"/tests/*/*; do
     name=$(basename "$(dirname "$program")")-$(basename "$program")
-    if [ $# -gt 0 ] && ! printf '%s\n' "$@" | grep -qx -e "$name" -e "$(basename "$program")"; then continue; fi
+    is_wanted "$name" "$@" || continue
     run "$program" "$name"
     # Kernels of aligned rows are others than those of rows that begin anywhere.
     case $name in device-*) EVENKEEL_TEST_ROWS=aligned run "$program" "$name-aligned" ;; esac
@@ -65,11 +71,18 @@ for program in "$here"/tests/*/*; do
             EVENKEEL_TEST_PARTS=40,40,24,16 run "$program" "$name-on-unequal-parts"
             ;;
     esac
+done
+wait
+# Ranks on one card share its hardware queues, where a kernel of NCCL that waits for another rank holds up whatever is behind it:
+# as many queues as there can be, and one program at a time.
+for program in "$here"/tests/*/*; do
+    name=$(basename "$(dirname "$program")")-$(basename "$program")
+    is_wanted "$name" "$@" || continue
     case $name in
         *-nccl | *-over_nccl | comm-collectives | comm-faults | comm-groups)
-            copy_nccl && EVENKEEL_TEST_NCCL="$here/nccl" NCCL_SOCKET_IFNAME=lo NCCL_RAS_ENABLE=0 THREADS=1 run "$program" "$name-over-nccl"
+            copy_nccl && CUDA_DEVICE_MAX_CONNECTIONS=32 EVENKEEL_TEST_NCCL="$here/nccl" NCCL_SOCKET_IFNAME=lo NCCL_RAS_ENABLE=0 \
+                THREADS=1 run_program "$program" "$name-over-nccl"
             ;;
     esac
 done
-wait
 [ ! -s "$failed" ]

@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 use crate::queue::{Backend, Event, Health, HostData, Lane, Point, Stamp};
 use crate::{DType, View, WorkingMemory};
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Count {
     pub launches: u64,
     pub flops: u128,
@@ -15,7 +15,7 @@ pub struct Count {
 }
 
 /// The work issued to a dry device, by kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Counts(pub BTreeMap<&'static str, Count>);
 
 impl Counts {
@@ -59,6 +59,10 @@ impl DryBackend {
 }
 
 impl Backend for DryBackend {
+    fn keeps_values(&self) -> bool {
+        false
+    }
+
     fn launch(&self, lane: Lane, kernel: Kernel) {
         if lane == Lane::Compute {
             let mut working = self.working.lock().expect("counting never panics");

@@ -41,6 +41,10 @@ pub(crate) trait Backend: Send + Sync {
     /// Blocks until everything issued so far has run.
     fn finish(&self, lane: Lane);
     fn health(&self) -> Health;
+    /// Whether what is written to it can be read again.
+    fn keeps_values(&self) -> bool {
+        true
+    }
     /// The GPU's number; `None` on a CPU.
     fn gpu(&self) -> Option<usize> {
         None
@@ -261,13 +265,17 @@ impl Queue {
         tensor
     }
 
-    /// Fills a tensor from the host, a few rows at a time: `fill(first_row, rows)` writes whole rows one after another.
+    /// Fills a tensor from the host, a few rows at a time: `fill(first_row, rows)` writes whole rows one after another. A dry device
+    /// asks for none.
     pub fn write_rows<E>(
         &self,
         view: impl Into<View>,
         mut fill: impl FnMut(usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let view = view.into();
+        if !self.backend.keeps_values() {
+            return Ok(());
+        }
         let rows_per_chunk = (UPLOAD_CHUNK_ELEMENTS / view.cols.max(1)).max(1);
         for first in (0..view.rows).step_by(rows_per_chunk) {
             let rows = rows_per_chunk.min(view.rows - first);

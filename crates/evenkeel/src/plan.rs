@@ -1,14 +1,23 @@
-//! `evenkeel plan CONFIG`: the strategies for a run on this machine, the fastest first, from measurements.
+//! `evenkeel plan CONFIG`: the strategies for a run on this machine or a cluster, the fastest first.
 
+use std::path::{Path, PathBuf};
+
+use evenkeel_device::DeviceKind;
+use evenkeel_model::Cut;
+use evenkeel_plan::Cluster;
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Mesh, Strategy};
+use evenkeel_store::{read_text, write_file_atomically};
 use serde_json::json;
 
-use crate::config::{Overrides, Parallel};
+use crate::config::{Overrides, Parallel, RunConfig};
+use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
-use crate::planning::{Job, JudgedStep, Plan, describe, measured_plan};
+use crate::planning::{
+    Job, JudgedStep, Plan, Shares, describe, help, looked_at, measured_plan, published_plan, timeline,
+};
 use crate::strategy::strategy;
 use crate::train::{beside, job};
 use crate::{Failure, Mistake, text};
@@ -17,42 +26,120 @@ use crate::{Failure, Mistake, text};
 pub struct Arguments {
     #[command(flatten)]
     overrides: Overrides,
+    /// A model's folder, instead of the configuration's; its weights are not needed (model.path).
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    /// Tokens of a step, instead of the configuration's micro-batches.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens_per_step: Option<u64>,
+    /// Devices to plan for, TOML, by their published figures. Nothing is measured.
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+    /// Only the first of the cluster's devices.
+    #[arg(long, value_name = "COUNT", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..))]
+    devices: Option<u32>,
     /// Strategies to show.
     #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     show: u16,
     /// Measure anew what this machine's profile has already.
     #[arg(long)]
     fresh: bool,
+    /// Draw the step of the first strategy.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let mut config = arguments.overrides.read()?;
+    let mut config = arguments.overrides.read_to_plan(arguments.model.as_deref())?;
+    let cluster = arguments.cluster.as_deref().map(|path| cluster(path, arguments.devices)).transpose()?;
+    if cluster.is_some() {
+        config.settings.device.kind = DeviceKind::Cuda;
+    }
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
     let settings = &config.settings;
     refuse_what_a_plan_replaces(&settings.parallel)?;
     let beside = |strategy: &Strategy| beside(settings, &input.model, strategy);
     let job = job(settings, &input, &beside)?;
-    let like = strategy(settings, &input.model, &input.json)?;
-    let plan = measured_plan(&job, &like, usize::from(arguments.show), arguments.fresh)?;
+    let like = with_tokens(strategy(settings, &input.model, &input.json)?, arguments.tokens_per_step, &config)?;
+    let wanted = usize::from(arguments.show);
+    let plan = match &cluster {
+        Some(cluster) => published_plan(&job, &like, wanted, cluster)?,
+        None => measured_plan(&job, &like, wanted, arguments.fresh)?,
+    };
     let best = &plan.fitting[0];
+    if let Some(path) = &arguments.svg {
+        let drawing = drawn(&job, best, &timeline(&job, &best.strategy, cluster.as_ref())?);
+        write_file_atomically(path, |file| file.put(drawing.as_bytes()))?;
+    }
     if arguments.json {
         return Ok(in_json(&job, &plan));
     }
     let rows: Vec<Vec<String>> =
-        plan.fitting.iter().take(usize::from(arguments.show)).map(|judged| cells(&job, judged, best.step_s)).collect();
-    let header = ["strategy", "micros", "step", "tokens/s", "exposed", "idle", "memory", "slower by"];
-    let others = others(&plan, usize::from(arguments.show));
+        plan.fitting.iter().take(wanted).map(|judged| cells(&job, judged, best.step_s)).collect();
+    let header = ["strategy", "micros", "step", "tokens/s", "exposed", "idle", "memory", "of device", "slower by"];
+    let others = others(&plan, wanted);
     let others = if others.is_empty() { String::new() } else { format!("\n\nOf other kinds:\n{}", others.join("\n")) };
+    let help = match &cluster {
+        Some(cluster) => format!("\n\nWhat would help:\n{}", help(&job, &like, &plan, cluster)?.join("\n")),
+        None => String::new(),
+    };
+    let origin = match &cluster {
+        Some(_) => "Times are computed from published figures, not measured.".to_owned(),
+        None => format!("To run the first: {}", flags(&best.strategy)),
+    };
     Ok(format!(
-        "{}{others}\n\nexposed: time in which a rank exchanges and does not compute; idle: time in which ranks do not compute; \
-         memory: what the fullest device needs of what it has.\nTo run the first: {}",
+        "{}{others}{help}\n\nexposed: time in which a rank exchanges and does not compute; idle: time in which ranks do not compute; \
+         memory: what the fullest device needs.\nLooked at {} strategies, left out {} that cannot be faster. {origin}",
         text::table(&header, &rows),
-        flags(&best.strategy),
+        looked_at(&plan),
+        plan.left_out,
     ))
+}
+
+/// A cluster's description, or the first of its devices.
+fn cluster(path: &Path, devices: Option<u32>) -> Result<Cluster, Failure> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let wrong = |what: String| {
+        let hint = Some("see examples/clusters for descriptions that can be read".to_owned());
+        Mistake { what: format!("`{}`: {what}", path.display()), hint }
+    };
+    let cluster = Cluster::parse(&read_text(path, MOST_BYTES)?).map_err(|error| wrong(error.to_string()))?;
+    let Some(wanted) = devices.map(|count| count as usize) else { return Ok(cluster) };
+    let there = cluster.places().len();
+    cluster.first(wanted).ok_or_else(|| wrong(format!("it has {there} devices, not {wanted}")).into())
+}
+
+/// The same with as many sequences as have these tokens.
+fn with_tokens(like: Strategy, tokens: Option<u64>, config: &RunConfig) -> Result<Strategy, Mistake> {
+    let (Some(tokens), sequence) = (tokens, config.settings.data.sequence as u64) else { return Ok(like) };
+    if !tokens.is_multiple_of(sequence) {
+        let what = format!("{tokens} tokens a step are no whole sequences of {sequence}");
+        return Err(Mistake {
+            what,
+            hint: Some(format!("try --tokens-per-step {}", tokens.div_ceil(sequence) * sequence)),
+        });
+    }
+    let sequences = (tokens / sequence) as usize;
+    Ok(Strategy { micro_batch: 1, accumulate: sequences, dp: 1, ..like })
+}
+
+/// The step of a strategy as a picture. Replicas and shards that are alike are drawn once.
+fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline) -> String {
+    let JudgedStep { strategy, step_s, details, .. } = judged;
+    let most = details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0);
+    let title =
+        format!("{}: {:.1} ms a step, {} on the fullest device", describe(strategy), 1e3 * step_s, text::bytes(most));
+    let units = &job.model.units;
+    if strategy.pp > 1 && timeline.ranks.len() == strategy.pp {
+        let one_of_each = Strategy { dp: 1, cut: Cut::even(1), ..strategy.clone() };
+        return pipeline_svg(timeline, &one_of_each, units.len(), &title);
+    }
+    let names: Vec<String> = units.iter().map(|unit| unit.kind.to_string()).collect();
+    svg(timeline, &names, &title)
 }
 
 /// Keys that the flags of a plan do not undo.
@@ -79,8 +166,9 @@ fn cells(job: &Job, judged: &JudgedStep, best_s: f64) -> Vec<String> {
         format!("{} × {}", strategy.accumulate, strategy.micro_batch),
         format!("{:.1} ms", 1e3 * step_s),
         format!("{:.0}", tokens_per_s(job, judged)),
-        share(details, Timeline::exposed_share),
-        share(details, Timeline::idle_share),
+        share(judged, |shares| shares.exposed),
+        share(judged, |shares| shares.idle),
+        text::bytes(details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0)),
         text::percent(*fullness),
         if *step_s > best_s { text::percent(step_s / best_s - 1.0) } else { String::new() },
     ]
@@ -90,8 +178,8 @@ fn tokens_per_s(job: &Job, JudgedStep { strategy, step_s, .. }: &JudgedStep) -> 
     (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64 / step_s
 }
 
-fn share(timeline: &Option<Timeline>, of: fn(&Timeline) -> f64) -> String {
-    timeline.as_ref().map_or(String::new(), |timeline| text::percent(of(timeline)))
+fn share(judged: &JudgedStep, of: fn(&Shares) -> f64) -> String {
+    judged.details.shares.as_ref().map_or(String::new(), |shares| text::percent(of(shares)))
 }
 
 /// The best strategies of axes that are not among those shown, and why they lose.
@@ -112,16 +200,26 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
             "  {}: {} slower, {} exposed, {} idle",
             describe(&judged.strategy),
             text::percent(judged.step_s / best.step_s - 1.0),
-            share(&judged.details, Timeline::exposed_share),
-            share(&judged.details, Timeline::idle_share)
+            share(judged, |shares| shares.exposed),
+            share(judged, |shares| shares.idle)
         ));
     }
-    for judged in &plan.too_large {
-        if !seen.contains(&axes(judged)) {
-            seen.push(axes(judged));
-            let fullness = text::percent(judged.fullness);
-            lines.push(format!("  {}: needs {fullness} of the memory there is", describe(&judged.strategy)));
+    let too_large = plan.too_large.iter().map(|judged| (&judged.strategy, judged.fullness, ""));
+    let surely = plan.surely_too_large.iter().map(|bounded| (&bounded.strategy, bounded.fullness, "at least "));
+    for (strategy, fullness, least) in too_large.chain(surely) {
+        let Mesh { pp, dp, tp } = strategy.mesh();
+        if !seen.contains(&[pp, dp, tp]) {
+            seen.push([pp, dp, tp]);
+            let fullness = text::percent(fullness);
+            lines.push(format!("  {}: needs {least}{fullness} of the memory there is", describe(strategy)));
         }
+    }
+    /// More say little.
+    const MOST_LINES: usize = 8;
+    if lines.len() > MOST_LINES {
+        let more = lines.len() - MOST_LINES;
+        lines.truncate(MOST_LINES);
+        lines.push(format!("  and {more} more, see --json"));
     }
     lines
 }
@@ -145,6 +243,10 @@ fn flags(strategy: &Strategy) -> String {
     if tp > 1 {
         flags.push(format!("--set parallel.parts={}", arrangement.parts));
         flags.push(format!("--set parallel.sequence_parallel={}", strategy.cut.split_sequence));
+        let weights = strategy.cut.weights.iter().map(|weight| format!("{weight:.4}")).collect::<Vec<_>>();
+        if weights.iter().any(|weight| *weight != weights[0]) {
+            flags.push(format!("--set parallel.tp_weights=[{}]", weights.join(",")));
+        }
     }
     if let Devices::Cpu { cores_per_rank, .. } = strategy.devices {
         flags.push(format!("--set parallel.cores_per_rank={cores_per_rank}"));
@@ -157,13 +259,20 @@ fn flags(strategy: &Strategy) -> String {
 fn in_json(job: &Job, plan: &Plan) -> String {
     let judged = |judged: &JudgedStep| {
         let JudgedStep { strategy, step_s, fullness, details } = judged;
+        let shares = details.shares.as_ref();
         json!({
-            "strategy": strategy, "step_s": step_s, "tokens_per_s": details.as_ref().map(|_| tokens_per_s(job, judged)), "fullness": fullness,
-            "exposed_share": details.as_ref().map(Timeline::exposed_share),
-            "idle_share": details.as_ref().map(Timeline::idle_share),
+            "strategy": strategy, "step_s": step_s, "tokens_per_s": shares.map(|_| tokens_per_s(job, judged)),
+            "fullness": fullness, "bytes": details.costs.iter().map(|cost| cost.arena_bytes).max(),
+            "exposed_share": shares.map(|shares| shares.exposed),
+            "idle_share": shares.map(|shares| shares.idle),
             "flags": flags(strategy),
         })
     };
     let all = |list: &[JudgedStep]| list.iter().map(judged).collect::<Vec<_>>();
-    json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "left_out": plan.left_out }).to_string()
+    let surely: Vec<_> = { plan.surely_too_large.iter() }
+        .map(|it| json!({ "strategy": it.strategy, "fullness_at_least": it.fullness }))
+        .collect();
+    json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "surely_too_large": surely,
+        "left_out": plan.left_out })
+    .to_string()
 }

@@ -13,7 +13,7 @@ pub const LR: f64 = 3e-4;
 
 pub struct TracedStep {
     pub duration_s: f64,
-    /// Of the same step without tracing.
+    /// Of the same step without tracing, one of several in a row.
     pub untraced_s: f64,
     pub timeline: Timeline,
 }
@@ -25,11 +25,12 @@ impl TracedStep {
     }
 }
 
-/// Arranges the ranks' steps so, makes one to warm up and measures two others, the last with its tasks' times.
+/// Arranges the ranks' steps so, makes one to warm up and measures so many in a row, and another one with its tasks' times.
 pub fn measure(
     ranks: &Ranks,
     arrangement: Arrangement,
     [first, second]: [Vec<Samples>; 2],
+    in_a_row: u32,
 ) -> Result<TracedStep, Failure> {
     let epoch = Instant::now();
     let measured = move |trainer: &mut Trainer| {
@@ -37,12 +38,14 @@ pub fn measure(
         trainer.step(&first, LR)?;
         trainer.device.compute().finish();
         let start = Instant::now();
-        trainer.step(&second, LR)?;
+        for _ in 0..in_a_row {
+            trainer.step(&second, LR)?;
+        }
         trainer.device.compute().finish();
         let untraced = start.elapsed();
         let mut prepared = trainer.prepare(&second)?;
         let spans = trainer.step_on(&mut prepared, LR, Observe::Tasks { epoch }).spans;
-        Ok(([start.elapsed() - untraced, untraced], spans))
+        Ok(([start.elapsed() - untraced, untraced / in_a_row], spans))
     };
     type Measured = ([Duration; 2], Vec<Span>);
     let measured =

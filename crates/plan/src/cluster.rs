@@ -194,6 +194,25 @@ impl Cluster {
         places
     }
 
+    /// The same cluster with so many devices, host by host, if it has as many.
+    pub fn first(&self, count: usize) -> Option<Cluster> {
+        let (mut hosts, mut left) = (Vec::new(), count);
+        for host in self.hosts.iter().flat_map(|host| std::iter::repeat_n(host, host.count)) {
+            let mut devices = BTreeMap::new();
+            for (name, there) in &host.devices {
+                let taken = left.min(*there);
+                left -= taken;
+                if taken > 0 {
+                    devices.insert(name.clone(), taken);
+                }
+            }
+            if !devices.is_empty() {
+                hosts.push(Host { count: 1, devices, ..host.clone() });
+            }
+        }
+        (left == 0).then(|| Cluster { hosts, ..self.clone() })
+    }
+
     /// The connection that a group of devices exchanges over: the slowest between any two of them, which decides how long a ring
     /// takes. None for a single device.
     pub fn link_among(&self, places: &[ClusterDevice]) -> Option<&LinkRates> {
@@ -248,6 +267,15 @@ mod tests {
         assert_eq!((kinds[0], kinds[7]), (("h200", 0), ("rtx4090", 2)));
         let gb_per_s = |range: std::ops::Range<usize>| cluster.link_among(&places[range]).map(|link| link.gb_per_s);
         assert_eq!([0..1, 0..2, 2..6, 0..8].map(gb_per_s), [None, Some(450.0), Some(300.0), Some(1.25)]);
+    }
+
+    #[test]
+    fn the_first_devices_of_a_cluster_are_a_cluster() {
+        let cluster = Cluster::parse(MIXED).unwrap();
+        for count in 1..=8 {
+            assert_eq!(cluster.first(count).unwrap().places(), cluster.places()[..count]);
+        }
+        assert_eq!(cluster.first(9), None);
     }
 
     #[test]

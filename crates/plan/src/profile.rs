@@ -3,20 +3,17 @@
 //! A task is known by the kernels that it launches: tasks of other units, parts and strategies that launch the same ones take as
 //! long. Between two measured sizes of the same kernels it interpolates; anything else is not known, and never free.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use evenkeel_device::Counts;
-use evenkeel_step::simulate::{Costs, Unforeseen, median, simulate};
+use evenkeel_step::simulate::median;
 use evenkeel_step::trace::{Span, Timeline};
-use evenkeel_step::{Program, Task};
+use evenkeel_step::{Program, Task, Work};
 use serde::{Deserialize, Serialize};
 
-/// A rank's program of a step, and the kernels of its tasks, from a dry run.
-pub struct Counted {
-    pub program: Program,
-    /// By task; none for exchanges.
-    pub counts: Vec<Counts>,
-}
+use crate::counted::Counted;
+use crate::prices::{NotKnown, Prices, simulated};
 
 /// Kernels by kind: launches, operations and bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,28 +51,12 @@ struct MeasuredExchange {
     seconds: Vec<f64>,
 }
 
-/// Tasks that nobody has measured, in words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not measured on {place}: {}", tasks.iter().cloned().collect::<Vec<_>>().join(", "))]
-pub struct NotMeasured {
-    pub place: String,
-    pub tasks: BTreeSet<String>,
-}
-
-/// Why a step cannot be foretold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotKnown {
-    #[error(transparent)]
-    NotMeasured(#[from] NotMeasured),
-    #[error(transparent)]
-    Unforeseen(#[from] Unforeseen),
-}
-
-/// A simulated step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ForetoldStep {
-    pub step_s: f64,
-    pub timeline: Timeline,
+/// The places of a run's ranks, by what was measured there.
+pub struct Measured<'a> {
+    profile: &'a Profile,
+    /// By rank.
+    places: &'a [String],
+    known: RefCell<HashMap<(&'a str, &'static str, Counts), Option<f64>>>,
 }
 
 /// The largest factor between a measured size and one that is foretold from it alone.
@@ -119,9 +100,9 @@ impl Profile {
     ) -> Result<(), NotKnown> {
         let mut tasks: HashMap<(&str, &str, Kernels), Vec<f64>> = HashMap::new();
         let mut exchanges: BTreeMap<(&str, &str, usize, u64), Vec<f64>> = BTreeMap::new();
-        for (rank, (place, Counted { program, counts })) in places.iter().zip(counted).enumerate() {
-            for (index, span) in steps.iter().flat_map(|step| aligned(program, &step.ranks[rank])) {
-                let (place, work) = (place.as_str(), span.work.row().name);
+        for Counted { rank, program, counts, .. } in counted {
+            for (index, span) in steps.iter().flat_map(|step| aligned(program, &step.ranks[*rank])) {
+                let (place, work) = (places[*rank].as_str(), span.work.row().name);
                 match program.tasks[index].exchange {
                     Some(exchange) => {
                         let members = program.groups[exchange.group.0].ranks.len();
@@ -141,9 +122,7 @@ impl Profile {
         for ((place, work, members, bytes), seconds) in exchanges {
             self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
         }
-        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
-        let (costs, _) = self.costs_and_host(places, counted)?;
-        let simulated_s = simulate(&programs, &costs)?.duration_s();
+        let simulated_s = simulated(&self.on(places), counted)?.duration_s();
         // Both were measured in different steps.
         let host_s = host_s.min(step_s / 2.0);
         for place in places.iter().collect::<BTreeSet<_>>() {
@@ -174,56 +153,45 @@ impl Profile {
         self.places.values().all(of_table)
     }
 
-    /// The step of these programs on these kinds of places, by rank.
-    pub fn foretell(&self, places: &[String], counted: &[Counted]) -> Result<ForetoldStep, NotKnown> {
-        let (costs, host_s) = self.costs_and_host(places, counted)?;
-        let programs: Vec<Program> = counted.iter().map(|counted| counted.program.clone()).collect();
-        let timeline = simulate(&programs, &costs)?;
+    /// What is known about the kinds of places that a run's ranks compute on.
+    pub fn on<'a>(&'a self, places: &'a [String]) -> Measured<'a> {
+        Measured { profile: self, places, known: RefCell::default() }
+    }
+}
+
+impl<'a> Measured<'a> {
+    fn table(&self, rank: usize) -> Option<&'a Table> {
+        self.profile.places.get(&self.places[rank])
+    }
+}
+
+impl Prices for Measured<'_> {
+    fn place(&self, rank: usize) -> String {
+        self.places[rank].clone()
+    }
+
+    fn task_s(&self, rank: usize, task: &Task, kernels: &Counts) -> Option<f64> {
+        let (table, work) = (self.table(rank)?, task.work.row().name);
+        let key = (self.places[rank].as_str(), work, kernels.clone());
+        let found = || table.task_s(work, &Kernels::from(kernels), task.work.is_of_tail());
+        *self.known.borrow_mut().entry(key).or_insert_with(found)
+    }
+
+    fn exchange_s(&self, rank: usize, work: Work, bytes: u64, members: &[usize]) -> Option<f64> {
+        self.table(rank)?.exchange_s(work.row().name, members.len(), bytes)
+    }
+
+    fn whole_step_s(&self, counted: &[Counted], programs_s: f64) -> f64 {
         let groups = groups(counted);
-        let slack = places.iter().filter_map(|place| self.places.get(place)?.slack(&groups)).fold(0.0, f64::max);
-        Ok(ForetoldStep { step_s: slack * timeline.duration_s() + host_s, timeline })
+        let tables = || counted.iter().filter_map(|it| self.table(it.rank));
+        let slack = tables().filter_map(|table| table.slack(&groups)).fold(0.0, f64::max);
+        let host_s = tables().filter_map(|table| middle(&table.host_s)).fold(0.0, f64::max);
+        slack * programs_s + host_s
     }
 
-    /// Operations per second of the fastest task measured on a kind of place.
-    pub fn fastest_flops_per_s(&self, place: &str) -> Option<f64> {
-        self.places.get(place)?.fastest(Kernels::flops)
-    }
-
-    fn costs_and_host(&self, places: &[String], counted: &[Counted]) -> Result<(Costs, f64), NotMeasured> {
-        let (mut by_task, mut host_s) = (Vec::new(), 0.0f64);
-        let mut known: HashMap<(&str, &str, Kernels), Option<f64>> = HashMap::new();
-        for (place, Counted { program, counts }) in places.iter().zip(counted) {
-            let missing = |tasks| NotMeasured { place: place.clone(), tasks };
-            let Some(table) = self.places.get(place) else {
-                return Err(missing(program.tasks.iter().map(|task| task.work.row().name.to_owned()).collect()));
-            };
-            let mut unknown = BTreeSet::new();
-            let mut of_task = |(task, counts): (&Task, &Counts)| {
-                let work = task.work.row().name;
-                let found = match task.exchange {
-                    Some(exchange) => {
-                        let members = program.groups[exchange.group.0].ranks.len();
-                        table.exchange_s(work, members, exchange.bytes)
-                    }
-                    None if counts.0.is_empty() => Some(0.0),
-                    None => {
-                        let kernels = Kernels::from(counts);
-                        let key = (place.as_str(), work, kernels.clone());
-                        *known.entry(key).or_insert_with(|| table.task_s(work, &kernels, task.work.is_of_tail()))
-                    }
-                };
-                found.unwrap_or_else(|| {
-                    unknown.insert(work.to_owned());
-                    0.0
-                })
-            };
-            by_task.push(program.tasks.iter().zip(counts).map(&mut of_task).collect());
-            if !unknown.is_empty() {
-                return Err(missing(unknown));
-            }
-            host_s = host_s.max(middle(&table.host_s).unwrap_or(0.0));
-        }
-        Ok((Costs::one_by_one(by_task), host_s))
+    fn least_step_s(&self, rank: usize, programs_s: f64) -> f64 {
+        let slack = |table: &Table| table.slack.values().flatten().copied().fold(f64::INFINITY, f64::min);
+        self.table(rank).map_or(0.0, |table| slack(table) * programs_s)
     }
 }
 
@@ -253,7 +221,7 @@ impl Table {
         of_these.or_else(|| middle(&self.slack.values().flatten().copied().collect::<Vec<f64>>()))
     }
 
-    /// The highest rate of any task.
+    /// The highest rate of any task: operations or bytes per second.
     fn fastest(&self, work: fn(&Kernels) -> f64) -> Option<f64> {
         let rate = |task: &MeasuredTask| Some(work(&task.kernels) / middle(&task.seconds)?);
         self.tasks.iter().filter_map(rate).max_by(f64::total_cmp)

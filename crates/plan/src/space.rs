@@ -4,12 +4,19 @@ use std::collections::BTreeSet;
 
 use evenkeel_model::{Cut, Part, ZeroStage};
 use evenkeel_step::schedule::{Arrangement, Schedule};
-use evenkeel_step::{Devices, Pipeline, PipelineOrder, Strategy};
+use evenkeel_step::{Devices, Mesh, Pipeline, PipelineOrder, Strategy};
+
+/// Devices that ranks may compute on, one each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankDevices {
+    pub devices: Devices,
+    /// By rank: about how fast its device is, in any unit.
+    pub speeds: Vec<f64>,
+}
 
 /// The devices and sequences to find strategies for.
 pub struct Space {
-    /// Numbers of ranks, and what they compute on.
-    pub devices: Vec<(usize, Devices)>,
+    pub devices: Vec<RankDevices>,
     /// Sequences of a step, all replicas together.
     pub sequences: usize,
     /// Everything that is not searched, such as the dtype. Its micro-batches are looked at, however many they are.
@@ -27,23 +34,24 @@ impl Space {
     /// All of them, in an order that depends on nothing else: fewer ranks, shards and micro-batches first, and what needs less of
     /// everything before what needs more. Stages are not cut yet: their pipelines have cuts of 0, as many as there must be.
     pub fn strategies(&self) -> Vec<Strategy> {
-        let axes = self.devices.iter().flat_map(|(ranks, devices)| {
-            triples(*ranks).into_iter().map(move |[pp, dp, tp]| (pp, dp, tp, devices.clone()))
-        });
         let mut all = Vec::new();
-        for (pp, dp, tp, devices) in axes.filter(|(_, dp, ..)| self.sequences.is_multiple_of(*dp)) {
-            let of_replica = self.sequences / dp;
-            let is_like = |count: usize| of_replica / count == self.like.micro_batch;
-            let counts = divisors(of_replica).into_iter().filter(|count| *count <= MOST_MICROS || is_like(*count));
-            for accumulate in counts.filter(|count| pp == 1 || *count >= pp) {
-                let strategy = Strategy {
-                    micro_batch: of_replica / accumulate,
-                    accumulate,
-                    cut: if tp > 1 { Cut { uncut: self.uncut.clone(), ..Cut::even(tp) } } else { Cut::even(1) },
-                    devices: devices.clone(),
-                    ..self.like.clone()
-                };
-                all.extend(arranged(&strategy.with_replicas(dp, ZeroStage::Nothing), pp));
+        for RankDevices { devices, speeds } in &self.devices {
+            for mesh in meshes(speeds.len()).into_iter().filter(|mesh| self.sequences.is_multiple_of(mesh.dp)) {
+                let of_replica = self.sequences / mesh.dp;
+                let is_like = |count: usize| of_replica / count == self.like.micro_batch;
+                let counts = divisors(of_replica).into_iter().filter(|count| *count <= MOST_MICROS || is_like(*count));
+                let counts = counts.filter(|count| mesh.pp == 1 || *count >= mesh.pp);
+                for (accumulate, weights) in counts.flat_map(|count| weights(mesh, speeds).map(move |it| (count, it))) {
+                    let uncut = if mesh.tp > 1 { self.uncut.clone() } else { BTreeSet::new() };
+                    let strategy = Strategy {
+                        micro_batch: of_replica / accumulate,
+                        accumulate,
+                        cut: Cut { uncut, ..Cut::weighted(weights) },
+                        devices: devices.clone(),
+                        ..self.like.clone()
+                    };
+                    all.extend(arranged(&strategy.with_replicas(mesh.dp, ZeroStage::Nothing), mesh.pp));
+                }
             }
         }
         all
@@ -80,10 +88,23 @@ fn arranged(strategy: &Strategy, pp: usize) -> Vec<Strategy> {
     all
 }
 
-/// All [pp, dp, tp] with this product.
-fn triples(ranks: usize) -> Vec<[usize; 3]> {
+/// The widths of shards to try: even ones and, if their devices are unequal, widths like the devices' speeds and halfway to them,
+/// since a device that is twice as fast may gain less from twice the width.
+fn weights(mesh: Mesh, speeds: &[f64]) -> impl Iterator<Item = Vec<f64>> {
+    let mut of_shards = vec![0.0; mesh.tp];
+    speeds.iter().enumerate().for_each(|(rank, speed)| of_shards[mesh.shard(rank)] += speed);
+    let mean = of_shards.iter().sum::<f64>() / mesh.tp as f64;
+    let toward =
+        move |share: f64| of_shards.iter().map(|speed| 1.0 - share + share * speed / mean).collect::<Vec<f64>>();
+    let are_unequal = toward(1.0).iter().any(|weight| (weight - 1.0).abs() > 0.01);
+    let shares: &[f64] = if are_unequal { &[0.0, 0.5, 1.0] } else { &[0.0] };
+    shares.iter().map(move |share| toward(*share))
+}
+
+/// All axes with so many ranks.
+fn meshes(ranks: usize) -> Vec<Mesh> {
     let pairs = divisors(ranks).into_iter().flat_map(|tp| divisors(ranks / tp).into_iter().map(move |pp| (tp, pp)));
-    pairs.map(|(tp, pp)| [pp, ranks / tp / pp, tp]).collect()
+    pairs.map(|(tp, pp)| Mesh { pp, dp: ranks / tp / pp, tp }).collect()
 }
 
 fn divisors(of: usize) -> Vec<usize> {
@@ -96,7 +117,10 @@ mod tests {
 
     #[test]
     fn every_strategy_has_all_sequences_and_ranks_and_occurs_once() {
-        let cores = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: 4 / ranks, comm_cores: 0 });
+        let cores = |ranks: usize| RankDevices {
+            devices: Devices::Cpu { cores_per_rank: 4 / ranks, comm_cores: 0 },
+            speeds: vec![1.0; ranks],
+        };
         let like = Strategy::of(Cut::even(1));
         let space = Space { devices: [1, 2, 4].map(cores).to_vec(), sequences: 8, like, uncut: BTreeSet::new() };
         let all = space.strategies();
@@ -112,5 +136,15 @@ mod tests {
                 .iter()
                 .all(|&(p, d, t)| has(p, d, t))
         );
+    }
+
+    #[test]
+    fn unequal_devices_get_unequal_widths_to_try() {
+        let of = |mesh, speeds: &[f64]| weights(mesh, speeds).collect::<Vec<_>>();
+        let tp = Mesh { pp: 1, dp: 1, tp: 2 };
+        assert_eq!(of(tp, &[2.0, 2.0]), [[1.0, 1.0]]);
+        assert_eq!(of(tp, &[3.0, 1.0]), [[1.0, 1.0], [1.25, 0.75], [1.5, 0.5]]);
+        // Every shard has one fast and one slow device.
+        assert_eq!(of(Mesh { pp: 2, dp: 1, tp: 2 }, &[3.0, 3.0, 1.0, 1.0]), [[1.0, 1.0]]);
     }
 }

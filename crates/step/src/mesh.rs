@@ -34,7 +34,7 @@ impl Mesh {
         rank % self.tp
     }
 
-    fn rank(&self, place: usize, replica: usize, shard: usize) -> usize {
+    pub fn rank(&self, place: usize, replica: usize, shard: usize) -> usize {
         (place * self.dp + replica) * self.tp + shard
     }
 

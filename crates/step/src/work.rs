@@ -2,6 +2,8 @@
 //!
 //! An exchange is a variant of [`Work`] and a row of the table here; `execute` runs it, or the trainer if it is of the tail.
 
+use evenkeel_comm::ExchangeKind;
+
 /// A rank's in-order queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
@@ -205,6 +207,17 @@ impl Work {
 
     pub fn is_of_tail(self) -> bool {
         self.row().is_of_tail
+    }
+
+    /// How its bytes move, if it is an exchange.
+    pub fn exchange_kind(self) -> ExchangeKind {
+        match self {
+            Work::ReduceScatter => ExchangeKind::ReduceScatter,
+            Work::Pass | Work::PassGradient => ExchangeKind::Send,
+            Work::Migrate | Work::Return => ExchangeKind::Redistribute,
+            work if work.row().family == WorkFamily::Gather => ExchangeKind::AllGather,
+            _ => ExchangeKind::AllReduce,
+        }
     }
 
     /// Whether an exchange can hide behind it: norms and additions are over at once.

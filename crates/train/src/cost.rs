@@ -6,13 +6,13 @@ use evenkeel_comm::Communicator;
 use evenkeel_device::{Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Widths};
 use evenkeel_plan::Counted;
-use evenkeel_step::{Program, Strategy};
+use evenkeel_step::Strategy;
 
 use crate::samples::Samples;
 use crate::trainer::{Trainer, TrainerOptions};
 
 /// The cost of training to one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Parameters, gradients and moments.
     pub state_bytes: u64,
@@ -51,22 +51,20 @@ pub fn costs_migrated(
     (0..strategy.ranks()).map(cost).collect()
 }
 
-/// The same, and the tasks of each rank's program.
+/// The same for these ranks, and the tasks of their programs.
 pub fn costs_and_tasks(
     shards: &[Model],
     strategy: &Strategy,
     options: TrainerOptions,
     micros: &[Samples],
+    ranks: &[usize],
 ) -> Vec<(Cost, Counted)> {
-    let of_rank = |rank: usize| {
-        let (mut counts, mut program) = (Vec::new(), Program::default());
-        let cost = cost(dry(shards, strategy, options, rank), |trainer| {
-            counts = trainer.task_counts(micros).expect(NOBODY_DIFFERS);
-            program = trainer.program().clone();
-        });
-        (cost, Counted { program, counts })
+    let of_rank = |&rank: &usize| {
+        let mut counted = None;
+        let cost = cost(dry(shards, strategy, options, rank), |trainer| counted = Some(trainer.count_tasks(micros)));
+        (cost, counted.expect("the step was made"))
     };
-    (0..strategy.ranks()).map(of_rank).collect()
+    ranks.iter().map(of_rank).collect()
 }
 
 /// A rank on a dry device, as it is before its first step.
@@ -78,7 +76,9 @@ fn dry(shards: &[Model], strategy: &Strategy, options: TrainerOptions, rank: usi
     let filled: Result<(), Infallible> = parameters.fill(device.compute(), |_, _, _| Ok(()));
     filled.expect("nothing is read");
     shard.measure_filled_rows(&parameters, device.compute());
-    Trainer::new(shards, strategy, &communicator, device, parameters, options)
+    let mut trainer = Trainer::new(shards, strategy, &communicator, device, parameters, options);
+    trainer.prove_nothing();
+    trainer
 }
 
 const NOBODY_DIFFERS: &str = "a dry rank has nobody to differ from";

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
-use evenkeel_comm::{Communicator, ExchangeKind, Link};
+use evenkeel_comm::{Communicator, Link};
 use evenkeel_device::{Counts, DType, Device};
 use evenkeel_model::{Gradients, LossOptions, Model, ParamSpec, Parameters, RotaryTables, Unit, ZeroStage};
 use evenkeel_step::schedule::{Chain, PartSize};
@@ -169,15 +169,9 @@ impl Machine {
     }
 
     fn exchange_s(&self, task: &Task, members: usize) -> f64 {
-        let kind = match task.work {
-            Work::ReduceScatter => ExchangeKind::ReduceScatter,
-            Work::Pass | Work::PassGradient => ExchangeKind::Send,
-            Work::Migrate | Work::Return => ExchangeKind::Redistribute,
-            work if work.row().family == WorkFamily::Gather => ExchangeKind::AllGather,
-            _ => ExchangeKind::AllReduce,
-        };
         let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
-        self.link.duration_of(kind, bytes, members).as_secs_f64() + bytes as f64 / self.moved_bytes_per_s
+        self.link.duration_of(task.work.exchange_kind(), bytes, members).as_secs_f64()
+            + bytes as f64 / self.moved_bytes_per_s
     }
 }
 

@@ -11,11 +11,11 @@ use evenkeel_model::{
 use evenkeel_step::Strategy;
 
 /// The part of a model's state that one rank keeps.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct Keeping(Vec<Kept>);
 
 /// The part of a parameter that a rank keeps.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Kept {
     /// Columns of the whole parameter.
     cols: usize,
@@ -24,7 +24,7 @@ struct Kept {
 }
 
 /// A place among the kept elements of a bucket.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Lies {
     bucket: usize,
     place: Range<usize>,

@@ -6,6 +6,7 @@ mod programs;
 mod pruning;
 mod tail;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,6 +17,7 @@ use evenkeel_device::kernel::IGNORE;
 use evenkeel_device::{Counts, Device, Queue, Tensor};
 use evenkeel_model::pass::{self, Findings};
 use evenkeel_model::{Batch, Gradients, Held, LossOptions, Model, ParamId, Parameters, Pruning, RotaryTables, Stretch};
+use evenkeel_plan::Counted;
 use evenkeel_step::schedule::{Arrangement, Chain, PartSize, evaluation};
 use evenkeel_step::trace::{Recording, Span};
 use evenkeel_step::{Executor, Mesh, Program, Strategy, join, measure_rows};
@@ -121,10 +123,9 @@ pub struct Trainer {
     rank: usize,
     /// All shards of the mesh, in order.
     shards: Vec<Model>,
-    /// By rank.
-    chains: Vec<Chain>,
-    /// By rank: the state that it keeps.
-    keeping: Vec<Keeping>,
+    chain: Chain,
+    /// By rank, once they are needed.
+    all_chains: OnceCell<Vec<Chain>>,
     /// All ranks.
     everybody: Group,
     communicator: Communicator,
@@ -156,19 +157,19 @@ impl Trainer {
         let kept = (parameters.dtype(), parameters.split);
         assert_eq!(kept, (strategy.dtype, strategy.zero_sharding(rank)), "parameters are kept as the strategy says");
         let (model, shard) = (strategy.model(shards, rank), &shards[strategy.mesh().shard(rank)]);
-        let chains = Chain::all(shards, strategy);
-        let keeping = Keeping::of_all(shards, strategy);
-        let optimizer = |options| Optimizer::new(options, shard, &parameters, queue).among(&model, &keeping, rank);
-        let groups = join(communicator, &chains[rank].groups);
-        measure_rows(&model, &chains[rank], &groups, &device, &parameters);
+        let chain = Chain::of(shard, strategy, rank);
+        let keeping = || Keeping::of_all(shards, strategy);
+        let optimizer = |options| Optimizer::new(options, shard, &parameters, queue).among(&model, keeping, rank);
+        let optimizer = options.optimizer.map(optimizer);
+        let groups = join(communicator, &chain.groups);
+        measure_rows(&model, &chain, &groups, &device, &parameters);
         Trainer {
-            optimizer: options.optimizer.map(optimizer),
+            optimizer,
             gradients: gradients(options.optimizer.is_some(), &parameters, queue),
             tables: RotaryTables::new(&model.config, queue, options.longest),
             updates: 0,
             programs: Programs::default(),
             evaluations: Programs::default(),
-            keeping,
             everybody: communicator.group("all", &(0..communicator.size()).collect::<Vec<_>>()),
             communicator: communicator.clone(),
             migrated: None,
@@ -180,7 +181,8 @@ impl Trainer {
             device,
             strategy: strategy.clone(),
             rank,
-            chains,
+            chain,
+            all_chains: OnceCell::new(),
             parameters,
             options,
         }
@@ -249,18 +251,21 @@ impl Trainer {
         Ok(least)
     }
 
-    /// By task of the program: the kernels that it launches in such a step on a dry device.
-    pub(crate) fn task_counts(&mut self, micros: &[Samples]) -> Result<Vec<Counts>, Error> {
-        let mut prepared = self.prepare(micros)?;
+    /// The program of such a step and what its tasks do, by making it on a dry device.
+    pub(crate) fn count_tasks(&mut self, micros: &[Samples]) -> Counted {
+        let mut prepared = self.prepare_uncompared(micros);
         let device = self.device.clone();
-        let (mut counts, mut before) = (BTreeMap::new(), device.counts());
+        let mut before = (device.counts(), device.usage().live_bytes);
+        // Tasks without rows are not issued.
+        let mut found: BTreeMap<usize, (Counts, i64)> = BTreeMap::new();
         self.run_step(&mut prepared, 0.0, Observe::Nothing, &mut Recording::default(), |task| {
-            let now = device.counts();
-            counts.insert(task, now.since(&before));
+            let now = (device.counts(), device.usage().live_bytes);
+            found.insert(task, (now.0.since(&before.0), now.1 as i64 - before.1 as i64));
             before = now;
         });
-        // Tasks without rows are not issued.
-        Ok((0..self.program().tasks.len()).map(|task| counts.remove(&task).unwrap_or_default()).collect())
+        let tasks = 0..self.program().tasks.len();
+        let (counts, kept_bytes) = tasks.map(|task| found.remove(&task).unwrap_or_default()).unzip();
+        Counted { rank: self.rank, program: self.program().clone(), counts, kept_bytes }
     }
 
     fn run_step(
@@ -347,11 +352,11 @@ impl Trainer {
     }
 
     fn data_group(&self) -> Option<&Group> {
-        self.chains[self.rank].data_group.map(|group| &self.groups[group.0])
+        self.chain.data_group.map(|group| &self.groups[group.0])
     }
 
     fn pipeline_group(&self) -> Option<&Group> {
-        self.chains[self.rank].pipeline_group.map(|group| &self.groups[group.0])
+        self.chain.pipeline_group.map(|group| &self.groups[group.0])
     }
 
     /// This rank's shard of all stages.
@@ -372,7 +377,7 @@ impl Trainer {
         let sizes = [vec![size]];
         let mut programs = std::mem::take(&mut self.evaluations);
         let write = |_, chain: &Chain| evaluation(chain, &sizes[0][0]);
-        let program = programs.take(shape, &self.chains, self.rank, &sizes, write);
+        let program = programs.take(shape, &self.chain, || self.chains(), self.rank, &sizes, write);
         let options = LossOptions { smoothing: 0.0, scale: 1.0 };
         let found = self.executor().run(program, &[vec![batch]], options, None);
         self.evaluations = programs;
@@ -476,10 +481,24 @@ impl Trainer {
 
     fn schedule(&mut self, shape: &Shape, sizes: &Sizes) {
         let (arrangement, mesh) = (self.strategy.arrangement, self.mesh());
-        let chains = self.migrated.as_ref().map_or(&self.chains, |migrated| &migrated.chains);
         let write = |rank, chain: &Chain| arrangement.step(chain, &sizes[mesh.replica(rank)]);
-        self.programs.take(shape.clone(), chains, self.rank, &sizes[mesh.replica(self.rank)], write);
-        self.programs.note_last(shape.clone());
+        let mut programs = std::mem::take(&mut self.programs);
+        let migrated = self.migrated.as_ref().map(|migrated| &migrated.chains[..]);
+        let own = migrated.map_or(&self.chain, |chains| &chains[self.rank]);
+        let all = || migrated.unwrap_or_else(|| self.chains());
+        programs.take(shape.clone(), own, all, self.rank, &sizes[mesh.replica(self.rank)], write);
+        programs.note_last(shape.clone());
+        self.programs = programs;
+    }
+
+    /// By rank.
+    fn chains(&self) -> &[Chain] {
+        self.all_chains.get_or_init(|| Chain::all(&self.shards, &self.strategy))
+    }
+
+    /// Writes programs for this rank alone, without a proof that all ranks' fit together: a dry rank never meets the others.
+    pub(crate) fn prove_nothing(&mut self) {
+        self.programs = Programs::unproved();
     }
 }
 

@@ -3,15 +3,17 @@
 use std::collections::BTreeSet;
 
 use evenkeel_device::cpu_report;
-use evenkeel_plan::{NotKnown, Profile, Space};
-use evenkeel_step::Strategy;
+use evenkeel_model::ZeroStage;
+use evenkeel_plan::{Judge, NotKnown, Profile, RankDevices, Space, foretell};
+use evenkeel_step::schedule::{Arrangement, Schedule};
+use evenkeel_step::{Mesh, Strategy};
 use serde_json::json;
 
 use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
 use crate::memory::Beside;
-use crate::planning::{Job, describe, shared_cores};
+use crate::planning::{Job, Judging, Seen, Source, describe, shared_cores, speeds};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -20,9 +22,12 @@ pub struct Arguments {
     llama: Llama,
     #[command(flatten)]
     devices: DeviceArguments,
-    /// Strategies to measure, spread over all that there are.
+    /// Strategies to measure, spread over all that there are. The one that a plan takes and usual ones are measured, too.
     #[arg(long, default_value_t = 24, value_parser = between::<1, 100000>)]
     cases: usize,
+    /// Measure all strategies.
+    #[arg(long)]
+    all: bool,
     /// Rounds; every strategy runs once in each.
     #[arg(long, default_value_t = 3, value_parser = between::<1, 100000>)]
     rounds: usize,
@@ -33,13 +38,19 @@ pub struct Arguments {
 
 struct Case {
     strategy: Strategy,
+    /// Whether the profile was measured with it.
+    is_learnt: bool,
     foretold_s: f64,
     measured_s: Vec<f64>,
 }
 
 impl Case {
     fn error(&self) -> f64 {
-        self.foretold_s / median(self.measured_s.iter().copied()) - 1.0
+        self.foretold_s / self.step_s() - 1.0
+    }
+
+    fn step_s(&self) -> f64 {
+        median(self.measured_s.iter().copied())
     }
 }
 
@@ -53,9 +64,18 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         beside: &|_| Beside::default(),
         uncut: BTreeSet::new(),
         may_use_all_gpus: false,
+        seen: Seen::default(),
     };
-    let all: Vec<Strategy> = arguments.space().strategies().into_iter().filter_map(|it| job.cut(it)).collect();
+    let all = arguments.space().strategies().into_iter().filter(|it| job.can_be_cut(it));
+    // Stages are cut before anything is measured, so that their cuts are the same in all rounds.
+    let mut nothing = Profile::default();
+    let unmeasured = Judging::new(&job, Source::Machine(&mut nothing), &|_| ());
+    let all: Vec<Strategy> = all.filter_map(|it| Some(unmeasured.cut(it)?.strategy)).collect();
     let mut profile = Profile::default();
+    let step_s = |profile: &Profile, strategy: &Strategy| {
+        let places = job.places(strategy);
+        foretell(&profile.on(&places), &job.dry(strategy, &places).counted).map(|foretold| foretold.step_s)
+    };
     let start = std::time::Instant::now();
     let mut learnt: Vec<&Strategy> = Vec::new();
     let mut learn = |profile: &mut Profile, strategy| {
@@ -64,21 +84,32 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     all.iter().filter(|it| is_plain(it)).try_for_each(|strategy| learn(&mut profile, strategy))?;
     for strategy in &all {
-        if let Err(NotKnown::NotMeasured(missing)) = job.foretell(&profile, strategy) {
+        if let Err(NotKnown::NotMeasured(missing)) = step_s(&profile, strategy) {
             tracing::info!(%strategy, %missing, "measures what the profile lacks");
             learn(&mut profile, strategy)?;
         }
     }
     let profile_s = start.elapsed().as_secs_f64();
+    let foretold = all.iter().map(|it| step_s(&profile, it).map(|step_s| (step_s, it)));
+    let foretold = foretold.collect::<Result<Vec<_>, _>>().map_err(Failure::fault)?;
+    let (_, chosen) = *foretold.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("there are strategies");
     let held: Vec<_> = all.iter().filter(|strategy| !learnt.contains(strategy)).collect();
     if held.is_empty() {
         let what = "every strategy was measured for the profile: there is none left to foretell".to_owned();
         return Err(Mistake { what, hint: Some("use a larger --batch or more --threads".to_owned()) }.into());
     }
     let apart = (held.len() as f64 / arguments.cases as f64).max(1.0);
-    let chosen = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
-    let case = |strategy: &Strategy| Case { strategy: strategy.clone(), foretold_s: f64::NAN, measured_s: Vec::new() };
-    let mut cases: Vec<Case> = chosen.map(case).collect();
+    let spread = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
+    let usual = all.iter().filter(|strategy| usual_name(strategy).is_some());
+    let measured: Vec<&Strategy> =
+        if arguments.all { all.iter().collect() } else { spread.chain([chosen]).chain(usual).collect() };
+    let mut cases: Vec<Case> = Vec::new();
+    for strategy in measured {
+        if !cases.iter().any(|case| case.strategy == *strategy) {
+            let is_learnt = learnt.contains(&strategy);
+            cases.push(Case { strategy: strategy.clone(), is_learnt, foretold_s: f64::NAN, measured_s: Vec::new() });
+        }
+    }
     for round in 0..arguments.rounds as u64 {
         if round > 0 {
             learnt.iter().try_for_each(|strategy| job.learn(&mut profile, strategy))?;
@@ -89,19 +120,22 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
     }
     for case in &mut cases {
-        case.foretold_s = job.foretell(&profile, &case.strategy).map_err(Failure::fault)?.step_s;
+        case.foretold_s = step_s(&profile, &case.strategy).map_err(Failure::fault)?;
     }
-    let mut errors: Vec<f64> = cases.iter().map(|case| case.error().abs()).collect();
+    let mut errors: Vec<f64> = cases.iter().filter(|case| !case.is_learnt).map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);
     let (middle, worst) = (median(errors.iter().copied()), *errors.last().expect("there are cases"));
     if arguments.json {
-        let case = |case: &Case| json!({ "strategy": case.strategy, "foretold_s": case.foretold_s, "measured_s": case.measured_s });
+        let case = |case: &Case| {
+            json!({ "strategy": case.strategy, "is_learnt": case.is_learnt, "usual": usual_name(&case.strategy),
+                "is_chosen": case.strategy == *chosen, "foretold_s": case.foretold_s, "measured_s": case.measured_s })
+        };
         let cases: Vec<_> = cases.iter().map(case).collect();
         return Ok(json!({ "strategies": all.len(), "learnt": learnt.len(), "profile_s": profile_s,
             "median_error": middle, "worst_error": worst, "cases": cases })
         .to_string());
     }
-    let header = ["strategy", "micros", "step", "foretold", "error"];
+    let header = ["strategy", "micros", "step", "foretold", "error", ""];
     let cells = |case: &Case| {
         vec![
             describe(&case.strategy),
@@ -109,16 +143,53 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             format!("{:.1} ms", 1e3 * median(case.measured_s.iter().copied())),
             format!("{:.1} ms", 1e3 * case.foretold_s),
             format!("{:+.1} %", 100.0 * case.error()),
+            if case.is_learnt { "in the profile".to_owned() } else { String::new() },
         ]
     };
     let table = text::table(&header, &cases.iter().map(cells).collect::<Vec<_>>());
     Ok(format!(
-        "{} strategies, {} measured on a shortened model in {profile_s:.0} s\n\n{table}\n\nerror: {} in the median, {} at worst",
+        "{} strategies, {} measured on a shortened model in {profile_s:.0} s\n\n{table}\n\nerror of those not in the profile: {} in \
+         the median, {} at worst\n{}",
         all.len(),
         learnt.len(),
         text::percent(middle),
-        text::percent(worst)
+        text::percent(worst),
+        choice(&cases, chosen),
     ))
+}
+
+/// The chosen strategy beside the fastest and the usual ones, by what they were measured to take.
+fn choice(cases: &[Case], chosen: &Strategy) -> String {
+    let chosen = cases.iter().find(|case| case.strategy == *chosen).expect("it was measured");
+    let fastest = cases.iter().min_by(|a, b| a.step_s().total_cmp(&b.step_s())).expect("it was measured");
+    let slower = |case: &Case| text::percent(case.step_s() / chosen.step_s() - 1.0);
+    let mut usual: Vec<&Case> = cases.iter().filter(|case| usual_name(&case.strategy).is_some()).collect();
+    usual.sort_by(|a, b| a.step_s().total_cmp(&b.step_s()));
+    let told = |case: &&Case| format!("{} {}", usual_name(&case.strategy).expect("it is usual"), slower(case));
+    let usual = usual.iter().map(told).collect::<Vec<_>>().join(", ");
+    format!(
+        "chosen: {}, {:.1} ms; the fastest that was measured, {}, takes {} of that\nmore than the chosen one: {usual}",
+        describe(&chosen.strategy),
+        1e3 * chosen.step_s(),
+        describe(&fastest.strategy),
+        text::percent(fastest.step_s() / chosen.step_s()),
+    )
+}
+
+/// What people take without a plan: one micro-batch, and all ranks for one thing.
+fn usual_name(strategy: &Strategy) -> Option<&'static str> {
+    let Mesh { pp, dp, tp } = strategy.mesh();
+    let is_plain = strategy.accumulate == 1
+        && strategy.arrangement == Arrangement::of(Schedule::usual(false, tp))
+        && (tp == 1 || strategy.cut.split_sequence)
+        && strategy.cut.weights.iter().all(|weight| *weight == strategy.cut.weights[0]);
+    match (pp, dp, tp, strategy.zero) {
+        _ if !is_plain => None,
+        (1, 2.., 1, ZeroStage::Nothing) => Some("DDP"),
+        (1, 2.., 1, ZeroStage::Values) => Some("ZeRO 3"),
+        (1, 1, 2.., _) => Some("tp"),
+        _ => None,
+    }
 }
 
 /// The one strategy of its axes and stage of ZeRO that a profile begins with.
@@ -138,11 +209,8 @@ impl Arguments {
         let devices = match self.devices.are_gpus() {
             true => {
                 let parts = &self.devices.virtual_gpus;
-                let placed = |ranks: usize| {
-                    let strategy = Strategy { dp: ranks, ..like.clone() };
-                    (ranks, self.devices.place(strategy).devices)
-                };
-                vec![placed(parts.len().max(1))]
+                let placed = self.devices.place(Strategy { dp: parts.len().max(1), ..like.clone() });
+                vec![RankDevices { speeds: speeds(&placed), devices: placed.devices }]
             }
             false => {
                 let cores = self.devices.threads.unwrap_or_else(|| cpu_report().cores);

@@ -116,6 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 &ranks,
                 case.arrangement,
                 [2 * round, 2 * round + 1].map(|step| llama.samples(step, arguments.dp)),
+                1,
             )?);
         }
     }

@@ -117,6 +117,21 @@ impl Overrides {
         Ok(config)
     }
 
+    /// The configuration of a plan: of a file or, without one, of `model` and made-up data.
+    pub fn read_to_plan(&self, model: Option<&Path>) -> Result<RunConfig, Failure> {
+        let mut raw = self.raw()?;
+        if let Some(model) = model {
+            raw.give_by_flag("--model", "model.path", in_words(model));
+        }
+        if self.file.is_none() && model.is_some() {
+            raw.evaluates = true;
+            if !raw.is_given_by_flag("data.source") {
+                raw.give_by_flag("--model", "data.source", Value::String("synthetic".to_owned()));
+            }
+        }
+        checked(raw)
+    }
+
     /// Everything that the file and the command line give.
     fn raw(&self) -> Result<RawConfig, Failure> {
         const MOST_BYTES: u64 = 1 << 20;

@@ -1,23 +1,25 @@
-//! Which strategy to take: the fastest by this machine's profile.
+//! Which strategy to take: the fastest by this machine's profile, or by a cluster's figures.
 
+use std::cell::Cell;
 use std::io::{IsTerminal, Write, stderr};
 
-use evenkeel_device::MOST_PEERS;
-use evenkeel_plan::{ForetoldStep, Found, Judged, NotKnown, Profile, Space, search};
+use evenkeel_device::{DType, MOST_PEERS};
+use evenkeel_plan::{Cluster, Found, Judge, Judged, Profile, RankDevices, Space, search};
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 
 use super::forecast::Forecast;
 use super::job::Job;
+use super::judging::{Details, Judging, Source};
 use super::profile_file::ProfileFile;
+use crate::arrange::this_machine;
 use crate::config::Settings;
-use crate::memory::Room;
+use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 
-/// A strategy, with the timeline of its step if it fits.
-pub type JudgedStep = Judged<Option<Timeline>>;
-pub type Plan = Found<Option<Timeline>>;
+pub type JudgedStep = Judged<Details>;
+pub type Plan = Found<Details>;
 
 /// Fills in how a run shares its work, as the fastest strategy does. Returns a line that says so, and
 /// what it foretells.
@@ -33,10 +35,13 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
     train.recompute = arrangement.schedule != NONE;
     (parallel.auto, parallel.pp, parallel.dp, parallel.tp, parallel.zero) = (false, pp, dp, tp, zero.number().into());
     (parallel.order, parallel.schedule) = (pipeline.order, Some(arrangement.schedule));
+    if cut.weights.iter().any(|weight| *weight != cut.weights[0]) {
+        parallel.tp_weights = cut.weights.clone();
+    }
     if tp > 1 {
         (parallel.parts, parallel.sequence_parallel) = (Some(arrangement.parts), Some(cut.split_sequence));
     }
-    let compared = plan.fitting.len() + plan.too_large.len() + plan.left_out;
+    let compared = looked_at(&plan) + plan.left_out;
     let line = format!(
         "planned: {}, {accumulate} × {micro_batch} sequences for each replica; {:.1} ms a step foretold, the best of {compared} \
          strategies",
@@ -46,107 +51,190 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
     Ok((line, Forecast::of(best.step_s)))
 }
 
+/// Strategies that were not left out.
+pub fn looked_at(plan: &Plan) -> usize {
+    plan.fitting.len() + plan.too_large.len() + plan.surely_too_large.len()
+}
+
 /// A plan from this machine's profile, which keeps what was measured for it.
 pub fn measured_plan(job: &Job, like: &Strategy, wanted: usize, fresh: bool) -> Result<Plan, Failure> {
     let kind = like.devices.kind();
     let mut file = if fresh { ProfileFile::fresh(kind) } else { ProfileFile::open(kind) };
-    let plan = plan(job, like, wanted, &mut file.profile);
+    let plan = plan_by_profile(job, like, wanted, &mut file.profile);
     // Also what was measured before something failed.
     file.keep(kind);
-    let plan = plan?;
-    if plan.fitting.is_empty() { Err(fits_nowhere(&plan).into()) } else { Ok(plan) }
+    plan
 }
 
 /// Finds the fastest strategies. Measures what the profile lacks for them, and then looks again: the same profile gives the same
 /// plan, whatever it was when the search began.
-fn plan(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Result<Plan, Failure> {
-    let sequences = like.micro_batch * like.micros_per_step();
-    let space = Space { devices: devices(job, like), sequences, like: like.clone(), uncut: job.uncut.clone() };
-    let strategies: Vec<Strategy> = space.strategies().into_iter().filter_map(|it| job.cut(it)).collect();
-    let flops = job.flops_per_sequence() * sequences as f64;
+fn plan_by_profile(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Result<Plan, Failure> {
+    let devices = devices(job, like);
     loop {
-        let known = profile.clone();
-        let bound_s = |strategy: &Strategy| {
-            let rates: Option<Vec<f64>> = job.places(strategy).iter().map(|it| known.fastest_flops_per_s(it)).collect();
-            rates.map_or(0.0, |rates| flops / rates.iter().sum::<f64>())
-        };
-        let (mut judged, mut measured) = (0, false);
-        let found = search(strategies.clone(), wanted, bound_s, |strategy| {
-            judged += 1;
-            progress(&format!("{judged} of {}: {strategy}", strategies.len()));
-            let (costs, counted) = job.dry(&strategy);
-            let room = Room::of(&strategy, (job.beside)(&strategy));
-            let fullness = room.fullness(&strategy, &costs).into_iter().fold(0.0, f64::max);
-            if fullness > 1.0 {
-                return Ok(Judged { step_s: f64::INFINITY, fullness, details: None, strategy });
-            }
-            let places = job.places(&strategy);
-            let ForetoldStep { step_s, timeline } = match profile.foretell(&places, &counted) {
-                Err(NotKnown::NotMeasured(missing)) => {
-                    tracing::info!(%strategy, %missing, "measures what the profile lacks");
-                    measured = true;
-                    job.learn(profile, &strategy)?;
-                    if let Err(NotKnown::NotMeasured(missing)) = profile.foretell(&places, &counted) {
-                        tracing::info!(%strategy, %missing, "measures the whole model");
-                        job.learn_whole(profile, &strategy)?;
-                    }
-                    profile.foretell(&places, &counted)
-                }
-                known => known,
-            }
-            .map_err(Failure::fault)?;
-            Ok::<_, Failure>(Judged { step_s, fullness, details: Some(timeline), strategy })
-        })?;
-        progress("");
-        if !measured {
-            return Ok(found);
+        let (plan, has_measured) = plan_of(job, like, wanted, devices.clone(), Source::Machine(profile))?;
+        if !has_measured {
+            return Ok(plan);
         }
     }
 }
 
+/// A plan for the devices of a cluster, all of them or all of a kind, by their published figures.
+pub fn published_plan(job: &Job, like: &Strategy, wanted: usize, cluster: &Cluster) -> Result<Plan, Failure> {
+    let places = cluster.places();
+    let on = |numbers: Vec<usize>| {
+        let speed = |number: &usize| {
+            let rates = &cluster.devices[places[*number].device];
+            rates.efficiency * if like.dtype == DType::F32 { rates.f32_tflops } else { rates.bf16_tflops }
+        };
+        let speeds = numbers.iter().map(speed).collect();
+        RankDevices { devices: Devices::Cuda { gpus: numbers, multiprocessors: Vec::new(), graph: true }, speeds }
+    };
+    let mut devices = vec![on((0..places.len()).collect())];
+    let of_kind = |kind: &String| (0..places.len()).filter(|&number| places[number].device == kind).collect::<Vec<_>>();
+    let kinds =
+        cluster.devices.keys().map(of_kind).filter(|numbers| !numbers.is_empty() && numbers.len() < places.len());
+    devices.extend(kinds.map(on));
+    Ok(plan_of(job, like, wanted, devices, Source::Cluster(cluster))?.0)
+}
+
+/// The whole step of a strategy on the cluster or, if there is none, by this machine's profile.
+pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Result<Timeline, Failure> {
+    let mut profile = ProfileFile::open(strategy.devices.kind()).profile;
+    let source = cluster.map_or(Source::Machine(&mut profile), Source::Cluster);
+    Judging::new(job, source, &|_| ()).timeline(strategy)
+}
+
+/// What the steps of a plan would gain from better links, faster devices or more memory.
+pub fn help(job: &Job, like: &Strategy, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
+    /// Faster strategies than these are unlikely to come from behind.
+    const CANDIDATES: usize = 5;
+    let best = &plan.fitting[0];
+    let with = |change: &dyn Fn(&mut Cluster)| {
+        let mut better = cluster.clone();
+        change(&mut better);
+        better
+    };
+    let fastest = |better: &Cluster| {
+        let mut judging = Judging::new(job, Source::Cluster(better), &|_| ());
+        let judged = plan.fitting.iter().take(CANDIDATES).map(|judged| judging.judge(judged.strategy.clone()));
+        let judged = judged.collect::<Result<Vec<_>, Failure>>()?;
+        Ok::<_, Failure>(judged.into_iter().min_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("something fits"))
+    };
+    let links = fastest(&with(&|better| better.links.values_mut().for_each(|link| link.gb_per_s *= 2.0)))?;
+    let devices = fastest(&with(&|better| {
+        for device in better.devices.values_mut() {
+            device.bf16_tflops *= 1.25;
+            device.f32_tflops *= 1.25;
+            device.memory_gb_per_s *= 1.25;
+        }
+    }))?;
+    let is_anything_too_large = !(plan.too_large.is_empty() && plan.surely_too_large.is_empty());
+    let more_memory = with(&|better| better.devices.values_mut().for_each(|device| device.memory_gb *= 1.25));
+    let memory = match is_anything_too_large {
+        true => published_plan(job, like, 1, &more_memory)?.fitting.swap_remove(0),
+        false => best.clone(),
+    };
+    let line = |(what, found): (&str, JudgedStep)| {
+        let gain = 1.0 - found.step_s / best.step_s;
+        let by =
+            if found.strategy == best.strategy { String::new() } else { format!(", by {}", describe(&found.strategy)) };
+        match gain > 0.005 {
+            true => format!("  {what}: {} less time{by}", text::percent(gain)),
+            false => format!("  {what}: nothing"),
+        }
+    };
+    let all =
+        [("links twice as fast", links), ("devices a quarter faster", devices), ("a quarter more memory", memory)];
+    Ok(all.into_iter().map(line).collect())
+}
+
+/// The fastest strategies on any of these devices, and whether something was measured for them.
+fn plan_of(
+    job: &Job,
+    like: &Strategy,
+    wanted: usize,
+    devices: Vec<RankDevices>,
+    source: Source,
+) -> Result<(Plan, bool), Failure> {
+    let sequences = like.micro_batch * like.micros_per_step();
+    let space = Space { devices, sequences, like: like.clone(), uncut: job.uncut.clone() };
+    let strategies: Vec<Strategy> = space.strategies().into_iter().filter(|it| job.can_be_cut(it)).collect();
+    let (judged, all) = (Cell::new(0), strategies.len());
+    let told = |strategy: &Strategy| {
+        judged.set(judged.get() + 1);
+        progress(&format!("{} of {all}: {strategy}", judged.get()));
+    };
+    let mut judging = Judging::new(job, source, &told);
+    let plan = search(strategies, wanted, &mut judging)?;
+    if plan.fitting.is_empty() {
+        let nowhere = fits_nowhere(&plan, &mut judging)?;
+        progress("");
+        return Err(nowhere.into());
+    }
+    progress("");
+    Ok((plan, judging.has_measured))
+}
+
 /// Numbers of ranks, and what they compute on: cores in equal shares; the GPUs of the configuration's ranks or, if it has one rank,
 /// that GPU alone or all there are.
-fn devices(job: &Job, like: &Strategy) -> Vec<(usize, Devices)> {
+fn devices(job: &Job, like: &Strategy) -> Vec<RankDevices> {
     /// More ranks of fewer cores each are many more strategies.
     const MOST_RANKS_ON_CORES: usize = 8;
     match &like.devices {
         Devices::Cpu { cores_per_rank, .. } => {
             let cores = like.ranks() * cores_per_rank;
-            shared_cores(cores).into_iter().filter(|(ranks, _)| *ranks <= MOST_RANKS_ON_CORES).collect()
+            shared_cores(cores).into_iter().filter(|shared| shared.speeds.len() <= MOST_RANKS_ON_CORES).collect()
         }
         Devices::Cuda { gpus, multiprocessors, graph }
             if gpus.len() == 1 && multiprocessors.is_empty() && job.may_use_all_gpus =>
         {
             let all = evenkeel_device::cuda_gpus().unwrap_or(1).min(MOST_PEERS);
             let first = |count: usize| {
-                (count, Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: *graph })
+                let devices = Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: *graph };
+                RankDevices { devices, speeds: vec![1.0; count] }
             };
-            let alone = (1, like.devices.clone());
+            let alone = RankDevices { devices: like.devices.clone(), speeds: vec![1.0] };
             if all > 1 { vec![alone, first(all)] } else { vec![alone] }
         }
-        gpus => vec![(like.ranks(), gpus.clone())],
+        gpus => vec![RankDevices { devices: gpus.clone(), speeds: speeds(like) }],
     }
+}
+
+/// By rank, about.
+pub fn speeds(strategy: &Strategy) -> Vec<f64> {
+    this_machine(&Launch::from(strategy.clone())).flops_per_s
 }
 
 /// Ranks that share so many cores equally.
-pub fn shared_cores(cores: usize) -> Vec<(usize, Devices)> {
-    let shared = |ranks: usize| (ranks, Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 });
+pub fn shared_cores(cores: usize) -> Vec<RankDevices> {
+    let shared = |ranks: usize| RankDevices {
+        devices: Devices::Cpu { cores_per_rank: cores / ranks, comm_cores: 0 },
+        speeds: vec![1.0; ranks],
+    };
     (1..=cores).filter(|ranks| cores.is_multiple_of(*ranks)).map(shared).collect()
 }
 
-fn fits_nowhere(plan: &Plan) -> Mistake {
-    let hint = "use fewer sequences a step, a smaller data.sequence, or a smaller model";
-    match plan.too_large.first() {
-        Some(leanest) => Mistake {
-            what: format!(
-                "no strategy fits: the leanest, {}, needs {} of the memory there is",
-                describe(&leanest.strategy),
-                text::percent(leanest.fullness)
-            ),
-            hint: Some(hint.to_owned()),
-        },
-        None => Mistake { what: "there is no strategy for these devices".to_owned(), hint: None },
-    }
+/// Says what is missing for the strategy that needs least.
+fn fits_nowhere(plan: &Plan, judging: &mut Judging) -> Result<Mistake, Failure> {
+    /// Bounds are no exact order.
+    const CANDIDATES: usize = 8;
+    let surely = plan.surely_too_large.iter().take(CANDIDATES).map(|bounded| bounded.strategy.clone());
+    let surely = surely.map(|strategy| judging.judge(strategy)).collect::<Result<Vec<_>, Failure>>()?;
+    let all = plan.too_large.iter().chain(&surely);
+    let Some(leanest) = all.min_by(|a, b| a.fullness.total_cmp(&b.fullness)) else {
+        return Ok(Mistake { what: "there is no strategy for these devices".to_owned(), hint: None });
+    };
+    let needed = leanest.details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
+    let missing = needed - needed / leanest.fullness;
+    let what = format!(
+        "no strategy fits: the leanest, {}, needs {} of the memory there is: {} on its fullest device, {} more than that has",
+        describe(&leanest.strategy),
+        text::percent(leanest.fullness),
+        text::bytes(needed as u64),
+        text::bytes(missing as u64),
+    );
+    let hint = judging.nearest_that_fits(&leanest.strategy).unwrap_or_else(|| "use a smaller model".to_owned());
+    Ok(Mistake { what, hint: Some(hint) })
 }
 
 /// A strategy in a few words.

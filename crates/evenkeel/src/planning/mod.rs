@@ -3,8 +3,12 @@
 mod choice;
 mod forecast;
 mod job;
+mod judging;
 mod profile_file;
 
-pub use choice::{JudgedStep, Plan, choose, describe, measured_plan, shared_cores};
+pub use choice::{
+    JudgedStep, Plan, choose, describe, help, looked_at, measured_plan, published_plan, shared_cores, speeds, timeline,
+};
 pub use forecast::Forecast;
-pub use job::Job;
+pub use job::{Job, Seen};
+pub use judging::{Judging, Shares, Source};

@@ -28,7 +28,7 @@ use crate::inputs::run_folder::{self, RunFolder};
 use crate::interruption::Interruption;
 use crate::launch::Launch;
 use crate::memory::{Beside, Room, check_steps, samples_bytes};
-use crate::planning::{Forecast, Job, choose};
+use crate::planning::{Forecast, Job, Seen, choose};
 use crate::strategy::{plan as tp_plan, strategy};
 use crate::{Failure, Mistake, process, stages, text, warn};
 use observer::{Observer, Told};
@@ -229,6 +229,7 @@ pub fn job<'a>(
         beside,
         uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model)?,
         may_use_all_gpus: settings.device.cards.is_empty(),
+        seen: Seen::default(),
     })
 }
 

@@ -70,10 +70,11 @@ impl Optimizer {
     }
 
     /// The same for one of several ranks; `keeping` says what each of them keeps.
-    pub(crate) fn among(mut self, model: &Model, keeping: &[Keeping], rank: usize) -> Optimizer {
+    pub(crate) fn among(mut self, model: &Model, keeping: impl FnOnce() -> Vec<Keeping>, rank: usize) -> Optimizer {
         let is_made = |id: &ParamId| model.specs[id.0].is_trained && matches!(self.rules[id.0], Rule::Muon { .. });
         let made: Vec<ParamId> = (0..self.rules.len()).map(ParamId).filter(is_made).collect();
-        self.rounds = if keeping.len() > 1 { Round::all(&model.specs, made, keeping, rank) } else { Vec::new() };
+        let keeping = if made.is_empty() { Vec::new() } else { keeping() };
+        self.rounds = if keeping.len() > 1 { Round::all(&model.specs, made, &keeping, rank) } else { Vec::new() };
         self
     }
 

@@ -19,17 +19,24 @@ impl Trainer {
     /// do it together, between two steps. Nothing is computed anew, so training goes on as it would have. Migration ends, and so
     /// does pruning if state has moved.
     pub fn reshard(&mut self, shards: &[Model]) {
+        let before = Keeping::of_all(&self.shards, &self.strategy);
+        self.keep(shards, &before);
+    }
+
+    /// Keeps the rank's part of these shards from here on, instead of what ranks kept before.
+    fn keep(&mut self, shards: &[Model], before: &[Keeping]) {
         let whole = shards.iter().all(|model| !model.shard.is_shared_by_samples());
         assert!(whole, "heads that ranks share by samples are kept by nobody");
         let keeping = Keeping::of_all(shards, &self.strategy);
         let model = self.strategy.model(shards, self.rank);
-        if keeping != self.keeping {
-            self.relocate(&model, &keeping);
+        if keeping != before {
+            self.relocate(&model, [before, &keeping]);
             self.pruner = None;
         }
-        self.chains = Chain::all(shards, &self.strategy);
-        self.groups = join(&self.communicator, &self.chains[self.rank].groups);
-        (self.model, self.keeping) = (model, keeping);
+        self.chain = Chain::of(&shards[self.mesh().shard(self.rank)], &self.strategy, self.rank);
+        self.all_chains.take();
+        self.groups = join(&self.communicator, &self.chain.groups);
+        self.model = model;
         self.shards = shards.to_vec();
         self.strategy.cut.widths = Some(self.widths());
         self.complete_values();
@@ -39,12 +46,13 @@ impl Trainer {
     /// Cuts the chain in other stages, for good: units move between the places of the pipeline as in [`Trainer::reshard`].
     pub fn recut(&mut self, cuts: Vec<usize>) {
         assert!(self.model.units_can_move(), "weights that lie in no bucket stay where they are");
+        let before = Keeping::of_all(&self.shards, &self.strategy);
         self.strategy = self.strategy.clone().cut_at(&cuts);
-        self.reshard(&self.shards.clone());
+        self.keep(&self.shards.clone(), &before);
     }
 
-    /// Moves the state to the ranks that keep it from here on.
-    fn relocate(&mut self, model: &Model, keeping: &[Keeping]) {
+    /// Moves the state from the ranks that kept it to those that keep it from here on.
+    fn relocate(&mut self, model: &Model, [before, keeping]: [&[Keeping]; 2]) {
         // Gradients and copies make room for state that exists twice while it moves.
         self.gradients = Gradients::none();
         let (dtype, split, compute) = (self.parameters.dtype(), self.parameters.split, self.device.compute().clone());
@@ -52,7 +60,7 @@ impl Trainer {
         let masters = std::mem::replace(&mut self.parameters, nothing).into_masters();
         self.parameters = Parameters::allocate(model, dtype, split, &compute);
         let moved = |is_moved: &dyn Fn(ParamId) -> bool, from: &[Option<Tensor>], to: &[Option<Tensor>]| {
-            Route::new(&self.keeping, keeping, self.rank, is_moved).run(from, to, &self.everybody, &self.device);
+            Route::new(before, keeping, self.rank, is_moved).run(from, to, &self.everybody, &self.device);
         };
         let masters: Vec<Option<Tensor>> = masters.into_iter().map(Some).collect();
         let new_masters: Vec<Option<Tensor>> =
@@ -60,7 +68,7 @@ impl Trainer {
         moved(&|_| true, &masters, &new_masters);
         drop(masters);
         let optimizer = self.optimizer.take().map(|optimizer| optimizer.moved(&self.parameters, &compute, moved));
-        self.optimizer = optimizer.map(|optimizer| optimizer.among(model, keeping, self.rank));
+        self.optimizer = optimizer.map(|optimizer| optimizer.among(model, || keeping.to_vec(), self.rank));
         self.parameters.refresh_copies(&compute);
         self.gradients = gradients(self.optimizer.is_some(), &self.parameters, &compute);
     }
@@ -76,7 +84,7 @@ impl Trainer {
         let (dtype, shard) = (self.parameters.dtype(), self.model.shard.index);
         assert_eq!(self.shards[shard].shard, self.model.shard, "what this rank keeps is its shard of the mesh's");
         self.compute_with(
-            work.and_then(|work| Migrated::new(&self.shards, &self.chains, &self.mesh(), work, dtype, shard)),
+            work.and_then(|work| Migrated::new(&self.shards, self.chains(), &self.mesh(), work, dtype, shard)),
         );
     }
 

@@ -32,17 +32,21 @@ impl Trainer {
     /// trainer as it is arranged now.
     pub fn prepare(&self, micros: &[Samples]) -> Result<Prepared, Error> {
         self.compare_samples(micros)?;
+        Ok(self.prepare_uncompared(micros))
+    }
+
+    pub(super) fn prepare_uncompared(&self, micros: &[Samples]) -> Prepared {
         let shares = deal(micros, self.mesh().dp);
         let parts = self.parts(&shares);
         let (shape, sizes) = Shape::of_step(self.sizes(&shares, &parts));
-        Ok(Prepared {
+        Prepared {
             batches: self.batches(&shares, &parts),
             shape,
             sizes,
             parts: parts.iter().flatten().copied().min().unwrap_or(1),
             targets: micros.iter().map(Samples::targets).sum(),
             tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
-        })
+        }
     }
 
     /// Ranks that compute on different samples would train nonsense without any other sign of it.

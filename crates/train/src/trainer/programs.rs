@@ -25,9 +25,9 @@ pub(super) struct Shape {
 const MOST_SHAPES: usize = 16;
 
 /// The programs of one rank.
-#[derive(Default)]
 pub(super) struct Programs {
-    common: Arc<Proofs>,
+    /// `None` if nothing is proved.
+    common: Option<Arc<Proofs>>,
     proved: HashMap<Shape, Program>,
     /// The shape of the last step.
     last: Option<Shape>,
@@ -72,9 +72,19 @@ impl Proofs {
     }
 }
 
+impl Default for Programs {
+    fn default() -> Programs {
+        Programs::of(Arc::default())
+    }
+}
+
 impl Programs {
     pub fn of(common: Arc<Proofs>) -> Programs {
-        Programs { common, ..Programs::default() }
+        Programs { common: Some(common), ..Programs::unproved() }
+    }
+
+    pub fn unproved() -> Programs {
+        Programs { common: None, proved: HashMap::new(), last: None, written: 0 }
     }
 
     /// Forgets the programs of another layout or arrangement.
@@ -83,11 +93,13 @@ impl Programs {
         self.last = None;
     }
 
-    /// The program of a rank for parts of these sizes in this shape; `write` writes it for every rank of these chains.
-    pub fn take(
+    /// The program of a rank for parts of these sizes in this shape; `write` writes it for its own chain or, to prove it, for those
+    /// of all.
+    pub fn take<'a>(
         &mut self,
         shape: Shape,
-        chains: &[Chain],
+        own: &Chain,
+        all: impl FnOnce() -> &'a [Chain],
         rank: usize,
         sizes: &[Vec<PartSize>],
         write: impl Fn(usize, &Chain) -> Program,
@@ -97,12 +109,15 @@ impl Programs {
                 self.proved.clear();
             }
             self.written += 1;
-            let program = self.common.take(&shape, rank, || proved(chains, write));
-            tracing::debug!(rank, tasks = program.tasks.len(), ?shape, "wrote a program and proved it sound");
+            let program = match &self.common {
+                Some(common) => common.take(&shape, rank, || proved(all(), write)),
+                None => write(rank, own),
+            };
+            tracing::debug!(rank, tasks = program.tasks.len(), ?shape, "wrote a program");
             self.proved.insert(shape.clone(), program);
         }
         let program = self.proved.get_mut(&shape).expect("it is there by now");
-        fit(program, &chains[rank], sizes);
+        fit(program, own, sizes);
         program
     }
 

@@ -90,7 +90,7 @@ impl Trainer {
     fn peers<'a>(&'a self, counts: &'a dyn Fn(ParamId) -> bool) -> Peers<'a> {
         Peers {
             device: &self.device,
-            keepers: self.chains[self.rank].keepers.iter().map(|group| &self.groups[group.0]).collect(),
+            keepers: self.chain.keepers.iter().map(|group| &self.groups[group.0]).collect(),
             everybody: &self.everybody,
             counts,
         }
@@ -100,12 +100,12 @@ impl Trainer {
     /// are gathered as they are used, and the norms of adapted rows.
     pub(crate) fn complete_values(&self) {
         self.gather_values();
-        let chain = &self.chains[self.rank];
+        let chain = &self.chain;
         measure_rows(&self.model, chain, &self.groups, &self.device, &self.parameters);
     }
 
     fn gather_values(&self) {
-        let chain = &self.chains[self.rank];
+        let chain = &self.chain;
         let Some(group) = chain.data_group.map(|group| &self.groups[group.0]) else { return };
         let (compute, comm) = (self.device.compute(), self.device.comm());
         comm.wait(&compute.record());

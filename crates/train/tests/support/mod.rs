@@ -18,7 +18,7 @@ use evenkeel_train::{Ranks, Samples, StateKind, Trainer, TrainerOptions};
 pub use numbers::{distance, floats, indices};
 
 pub fn device(threads: usize) -> Device {
-    under_test::device(threads, 1 << 28)
+    under_test::device(threads, 1 << 29)
 }
 
 /// A golden folder, where cargo runs the tests or where a bundle was unpacked.
@@ -44,7 +44,7 @@ pub fn start_on(
     let threads = 3 - strategy.ranks().min(2);
     Ranks::start(strategy.ranks(), &Options::default(), move |communicator| -> Result<Trainer, RankFailure> {
         let rank = communicator.rank();
-        let device = under_test::device_of_rank(rank, threads, 1 << 28);
+        let device = under_test::device_of_rank(rank, threads, 1 << 29);
         let shard = &strategy.model(&shards, rank);
         let parameters = parameters(shard, strategy.zero_sharding(rank), device.compute());
         let strategy = Strategy { dtype: parameters.dtype(), ..strategy.clone() };

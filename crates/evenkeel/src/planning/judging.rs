@@ -1,0 +1,317 @@
+//! Judges strategies of a job by this machine's profile, or by the published figures of a cluster.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use evenkeel_balance::{StagePlace, Staging, UnitCost};
+use evenkeel_device::CudaMemory;
+use evenkeel_plan::{
+    Bounded, Cluster, Counted, ForetoldStep, Judge, Judged, NotKnown, Prices, Profile, Published, UnitTime, foretell,
+    least_step_s, least_step_s_of_any_cut, unit_times,
+};
+use evenkeel_step::trace::Timeline;
+use evenkeel_step::{Devices, Strategy, Work};
+use evenkeel_train::Cost;
+
+use super::job::{DryStep, Job, OneMicro, Seen};
+use crate::Failure;
+use crate::memory::Room;
+use crate::stages::by_place;
+
+/// What the times of tasks come from.
+pub enum Source<'a> {
+    /// This machine, measured where that is needed.
+    Machine(&'a mut Profile),
+    Cluster(&'a Cluster),
+}
+
+/// What is known about a strategy's step.
+#[derive(Clone, Debug)]
+pub struct Details {
+    /// If it fits.
+    pub shares: Option<Shares>,
+    /// By rank.
+    pub costs: Vec<Cost>,
+}
+
+/// Parts of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Shares {
+    /// In which some rank exchanges and does not compute.
+    pub exposed: f64,
+    /// In which ranks do not compute.
+    pub idle: f64,
+}
+
+pub struct Judging<'a> {
+    pub job: &'a Job<'a>,
+    source: Source<'a>,
+    times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
+    /// Whether the profile has grown.
+    pub has_measured: bool,
+    /// Told about every strategy that is looked at closely.
+    pub progress: &'a dyn Fn(&Strategy),
+}
+
+impl<'a> Judging<'a> {
+    pub fn new(job: &'a Job<'a>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a> {
+        Judging { job, source, times: RefCell::default(), has_measured: false, progress }
+    }
+
+    /// By rank.
+    fn places(&self, strategy: &Strategy) -> Vec<String> {
+        match self.source {
+            Source::Machine(_) => self.job.places(strategy),
+            Source::Cluster(cluster) => {
+                let devices = cluster.places();
+                numbers(strategy).iter().map(|&number| devices[number].device.to_owned()).collect()
+            }
+        }
+    }
+
+    fn prices<'b>(&'b self, strategy: &Strategy, places: &'b [String]) -> Box<dyn Prices + 'b> {
+        match &self.source {
+            Source::Machine(profile) => Box::new(profile.on(places)),
+            Source::Cluster(cluster) => Box::new(Published::new(cluster, numbers(strategy), strategy)),
+        }
+    }
+
+    fn room(&self, strategy: &Strategy) -> Room {
+        match self.source {
+            Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
+            Source::Cluster(cluster) => {
+                let devices = cluster.places();
+                let bytes = |number: &usize| {
+                    let all = (1e9 * cluster.devices[devices[*number].device].memory_gb) as u64;
+                    CudaMemory { name: String::new(), free_bytes: all, total_bytes: all }.arena_bytes_of(1)
+                };
+                Room::Gpus(numbers(strategy).iter().map(bytes).collect())
+            }
+        }
+    }
+
+    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest shard.
+    fn times(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<Rc<[UnitTime]>> {
+        let (mesh, micros) = (strategy.mesh(), self.job.one_micro(strategy));
+        let at_place = |place: usize| {
+            let first = mesh.rank(place, 0, 0);
+            let of_shard = |micro: &OneMicro| {
+                let members: Vec<usize> = (first..first + mesh.tp).collect();
+                let link = prices.exchange_s(first, Work::AllReduce, 1 << 20, &members);
+                let rank = first + micro.shard;
+                let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement);
+                let key = format!("{:?} {link:?} {arrangement:?} {}", prices.place(rank), micro.shard);
+                if let Some(known) = self.times.borrow().get(&key) {
+                    return known.clone();
+                }
+                let units = self.job.model.units.len();
+                let times: Rc<[UnitTime]> = unit_times(prices, first, rank, &micro.counted, units).into();
+                self.times.borrow_mut().insert(key, times.clone());
+                times
+            };
+            micros.iter().map(of_shard).max_by(|a, b| total_s(a).total_cmp(&total_s(b))).expect("there is a shard")
+        };
+        (0..strategy.pp).map(at_place).collect()
+    }
+
+    /// What units take in the strategy's stages, and by place how much longer than at the first one.
+    fn staging(&self, strategy: &Strategy, times: &[Rc<[UnitTime]>]) -> (Staging, Vec<f64>) {
+        let (pipeline, micros) = (&strategy.pipeline, &self.job.one_micro(strategy)[0]);
+        let mut units = vec![UnitCost { seconds: 0.0, state_bytes: 0.0, kept_bytes: 0.0 }; times[0].len()];
+        let tasks = micros.counted.program.tasks.iter().zip(&micros.counted.counts);
+        for (task, kernels) in tasks.filter(|(task, _)| !task.work.is_of_tail()) {
+            units[task.unit.0].seconds += kernels.flops() as f64;
+        }
+        let first_s = total_s(&times[0]);
+        let slowness = match first_s > 0.0 {
+            true => {
+                units.iter_mut().zip(times[0].iter()).for_each(|(unit, time)| unit.seconds = time.compute_s());
+                times.iter().map(|times| total_s(times) / first_s).collect()
+            }
+            // Nothing is measured yet: operations say enough to begin with.
+            false => vec![1.0; times.len()],
+        };
+        let kept_micros = vec![1; pipeline.stages()].into_iter().enumerate();
+        let stages = kept_micros
+            .map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
+        (Staging { stages: stages.collect(), units, micros: strategy.accumulate }, slowness)
+    }
+
+    /// By rank, at least.
+    fn least_fullness(&self, strategy: &Strategy) -> f64 {
+        let mesh = strategy.mesh();
+        // Activations of a stage are not known without a run.
+        let activation_bytes = match strategy.pp {
+            1 => self.job.one_micro(strategy).iter().map(|micro| micro.activation_bytes).max().unwrap_or(0),
+            _ => 0,
+        };
+        let state_bytes = self.job.least_state_bytes(strategy);
+        let arena_bytes = |rank: usize| state_bytes[mesh.place(rank)] as u64 + activation_bytes / 2;
+        let cost = |rank: usize| Cost { arena_bytes: arena_bytes(rank), ..Cost::default() };
+        let costs: Vec<Cost> = (0..strategy.ranks()).map(cost).collect();
+        self.room(strategy).fullness(strategy, &costs).into_iter().fold(0.0, f64::max)
+    }
+
+    fn dry(&self, strategy: &Strategy) -> (DryStep, Vec<f64>) {
+        let dry = self.job.dry(strategy, &self.places(strategy));
+        let fullness = self.room(strategy).fullness(strategy, &dry.costs);
+        (dry, fullness)
+    }
+
+    /// The strategy with stages that fit, if there are any: those that take equally long may need more than a place has.
+    fn cut_to_fit(&self, strategy: &Strategy) -> Option<Strategy> {
+        let places = self.places(strategy);
+        let times = self.times(strategy, &*self.prices(strategy, &places));
+        let (staging, slowness) = self.staging(strategy, &times);
+        let fullness = |cuts: &[usize]| by_place(strategy, &self.dry(&strategy.clone().cut_at(cuts)).1);
+        Some(strategy.clone().cut_at(&staging.best_cut(&slowness, &fullness)?))
+    }
+
+    /// The step by the times there are; measures those that are missing.
+    fn foretell(&mut self, strategy: &Strategy, counted: &[Counted]) -> Result<ForetoldStep, Failure> {
+        let places = self.places(strategy);
+        let mut known = foretell(&*self.prices(strategy, &places), counted);
+        for learn in [Job::learn, Job::learn_whole] {
+            let (Err(NotKnown::NotMeasured(missing)), Source::Machine(profile)) = (&known, &mut self.source) else {
+                break;
+            };
+            tracing::info!(%strategy, %missing, "measures what the profile lacks");
+            learn(self.job, profile, strategy)?;
+            self.has_measured = true;
+            self.times.borrow_mut().clear();
+            known = foretell(&*self.prices(strategy, &places), counted);
+        }
+        known.map_err(Failure::fault)
+    }
+
+    /// The whole step of a strategy, task by task.
+    pub fn timeline(&mut self, strategy: &Strategy) -> Result<Timeline, Failure> {
+        let dry = self.dry(strategy).0;
+        Ok(self.foretell(strategy, &dry.counted)?.timeline)
+    }
+}
+
+/// Two smaller numbers of micro-batches from which those of a strategy follow, and how often their difference does: in a pipeline
+/// that is full, further ones take turns at its places. None if there are too few to be worth it.
+fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
+    let (micros, period) = (strategy.accumulate, strategy.pp);
+    let few = 2 * period + micros % period;
+    let more = few + period;
+    (micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
+}
+
+impl Judging<'_> {
+    /// What to change for a strategy that does not fit: the longest sequences that would, if any.
+    pub fn nearest_that_fits(&self, strategy: &Strategy) -> Option<String> {
+        let mut sequence = self.job.sequence;
+        while sequence > 1 {
+            sequence /= 2;
+            let job = Job { sequence, uncut: self.job.uncut.clone(), seen: Seen::default(), ..*self.job };
+            let costs = job.dry(strategy, &self.places(strategy)).costs;
+            if evenkeel_balance::fits(&self.room(strategy).fullness(strategy, &costs)) {
+                return Some(format!("data.sequence = {sequence} would fit; or use a smaller model, or an adapter"));
+            }
+        }
+        None
+    }
+}
+
+impl Judge for Judging<'_> {
+    type Details = Details;
+    type Error = Failure;
+
+    fn least_step_s(&self, strategy: &Strategy) -> f64 {
+        let places = self.places(strategy);
+        let prices = self.prices(strategy, &places);
+        prices.least_step_s(0, least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices)))
+    }
+
+    fn cut(&self, strategy: Strategy) -> Option<Bounded> {
+        let places = self.places(&strategy);
+        let prices = self.prices(&strategy, &places);
+        let times = self.times(&strategy, &*prices);
+        let strategy = match strategy.pp {
+            1 => strategy,
+            pp => {
+                let (staging, slowness) = self.staging(&strategy, &times);
+                let cuts = staging.best_cut(&slowness, &|_| vec![0.0; pp]).expect("everything fits");
+                strategy.cut_at(&cuts)
+            }
+        };
+        let step_s = prices.least_step_s(0, least_step_s(&strategy, &times));
+        Some(Bounded { step_s, fullness: self.least_fullness(&strategy), strategy })
+    }
+
+    fn judge(&mut self, strategy: Strategy) -> Result<Judged<Details>, Failure> {
+        (self.progress)(&strategy);
+        let extension = extension(&strategy);
+        // Further micro-batches need no further memory.
+        let of_micros = |strategy: &Strategy, micros: usize| Strategy { accumulate: micros, ..strategy.clone() };
+        let most = extension.map_or(strategy.accumulate, |([_, more], _)| more);
+        let mut strategy = strategy;
+        let (mut dry, mut fullness) = self.dry(&of_micros(&strategy, most));
+        let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
+        if strategy.pp > 1
+            && !evenkeel_balance::fits(&fullness)
+            && mean(&fullness) <= 1.0
+            && let Some(fitting) = self.cut_to_fit(&of_micros(&strategy, most))
+        {
+            (dry, fullness) = self.dry(&fitting);
+            strategy = of_micros(&fitting, strategy.accumulate);
+        }
+        let fullness = fullness.into_iter().fold(0.0, f64::max);
+        let costs = dry.costs;
+        if fullness > 1.0 {
+            return Ok(Judged { step_s: f64::INFINITY, fullness, details: Details { shares: None, costs }, strategy });
+        }
+        let mut total = Totals::of(&self.foretell(&of_micros(&strategy, most), &dry.counted)?);
+        if let Some(([few, _], further)) = extension {
+            let fewer = of_micros(&strategy, few);
+            let counted = self.dry(&fewer).0.counted;
+            total = total.extended(&Totals::of(&self.foretell(&fewer, &counted)?), further);
+        }
+        let shares = Some(Shares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s });
+        Ok(Judged { step_s: total.step_s, fullness, details: Details { shares, costs }, strategy })
+    }
+}
+
+/// Seconds of a foretold step.
+#[derive(Clone, Copy)]
+struct Totals {
+    step_s: f64,
+    program_s: f64,
+    exposed_s: f64,
+    idle_s: f64,
+}
+
+impl Totals {
+    fn of(ForetoldStep { step_s, timeline }: &ForetoldStep) -> Totals {
+        let program_s = timeline.duration_s();
+        let (exposed_s, idle_s) = (timeline.exposed_share() * program_s, timeline.idle_share() * program_s);
+        Totals { step_s: *step_s, program_s, exposed_s, idle_s }
+    }
+
+    /// The same after growing so often as it has grown since `before`.
+    fn extended(self, before: &Totals, often: f64) -> Totals {
+        let grown = |of: fn(&Totals) -> f64| of(&self) + often * (of(&self) - of(before));
+        Totals {
+            step_s: grown(|it| it.step_s),
+            program_s: grown(|it| it.program_s),
+            exposed_s: grown(|it| it.exposed_s),
+            idle_s: grown(|it| it.idle_s),
+        }
+    }
+}
+
+fn total_s(times: &Rc<[UnitTime]>) -> f64 {
+    times.iter().map(UnitTime::compute_s).sum()
+}
+
+/// By rank: the number of its device among those of a cluster.
+fn numbers(strategy: &Strategy) -> &[usize] {
+    match &strategy.devices {
+        Devices::Cuda { gpus, .. } => gpus,
+        Devices::Cpu { .. } => panic!("a cluster's devices have numbers"),
+    }
+}
