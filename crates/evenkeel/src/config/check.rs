@@ -64,10 +64,11 @@ impl RawConfig {
         warnings.extend(never_slow(&settings));
         let tokenizer = resolve(&mut settings);
         let has_sequence = self.is_given("data.sequence");
+        let is_parallel_open = self.given_in("parallel").is_empty();
         let adapter_keys = self.given_in("adapter");
         match (source, self.into_mistakes()) {
             (Some(source), mistakes) if mistakes.is_empty() => {
-                Ok(RunConfig { source, tokenizer, settings, has_sequence, adapter_keys, warnings })
+                Ok(RunConfig { source, tokenizer, settings, has_sequence, is_parallel_open, adapter_keys, warnings })
             }
             (_, mistakes) => Err(mistakes.into()),
         }

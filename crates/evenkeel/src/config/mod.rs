@@ -49,6 +49,8 @@ pub struct RunConfig {
     pub settings: Settings,
     /// Whether the user gave the length of sequences.
     has_sequence: bool,
+    /// Whether the user gave no key of [parallel].
+    pub is_parallel_open: bool,
     /// The keys of [adapter] that the user gave.
     pub adapter_keys: Vec<String>,
     /// Changes to the configuration, and settings that may not be as the user thinks.

@@ -30,8 +30,11 @@ fn the_resolved_file_gives_the_same_configuration() {
     {
         let first = read(&format!("{model}{rest}"), &[]);
         let again = read(&first.to_toml(), &[]);
-        let RunConfig { has_sequence, ref adapter_keys, .. } = again;
-        assert_eq!(RunConfig { has_sequence, adapter_keys: adapter_keys.clone(), ..first.clone() }, again);
+        let RunConfig { has_sequence, is_parallel_open, ref adapter_keys, .. } = again;
+        assert_eq!(
+            RunConfig { has_sequence, is_parallel_open, adapter_keys: adapter_keys.clone(), ..first.clone() },
+            again
+        );
         assert_eq!(first.to_toml(), again.to_toml());
     }
 }

@@ -9,9 +9,10 @@ use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use evenkeel_device::DeviceKind;
 use evenkeel_model::{Input, Model};
 use evenkeel_report::{Begun, BestEvaluation, ProgressLine, ProgressOptions, RunEvent, Sink, Style, Summary};
-use evenkeel_step::Strategy;
+use evenkeel_step::{Devices, Strategy};
 use evenkeel_store::Digest;
 use evenkeel_store::checkpoint::Checkpoint;
 use evenkeel_train::checkpoint::{Opened, RunOrigin, Saver};
@@ -50,6 +51,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let is_chat = sample::is_chat(&config.settings, text.as_ref())?;
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
     let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
+    let is_left_open = config.is_parallel_open;
+    config.settings.parallel.auto |= is_left_open && has_several_gpus(&config.settings);
     if let Some(before) = before.as_ref().filter(|_| config.settings.parallel.auto) {
         as_before(&mut config.settings, before);
     }
@@ -153,7 +156,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let parts = peak.map(|peak| format!("peak memory: {}", peak.describe()));
     let prompt = data.describe_prompt().map(|prompt| format!("instructions use {prompt}"));
     let of_places = stages::describe_memory(strategy, &costs);
-    let begun = [of_places, parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
+    let alone = describe_alone(strategy).filter(|_| is_left_open);
+    let begun = [alone, of_places, parts, input.describe_continued(), prompt, describe_batch(strategy), slow, divided];
     planned.into_iter().chain(arranged).chain(begun.into_iter().flatten()).try_for_each(|line| observer.note(line))?;
 
     let stop = evenkeel_train::run(
@@ -230,6 +234,24 @@ pub fn job<'a>(
         uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model)?,
         may_use_all_gpus: settings.device.cards.is_empty(),
         seen: Seen::default(),
+    })
+}
+
+/// Whether a run may use several GPUs and says nothing about which.
+fn has_several_gpus(settings: &Settings) -> bool {
+    let device = &settings.device;
+    let is_open = device.kind == DeviceKind::Cuda && device.cards.is_empty() && device.virtual_gpus.is_empty();
+    is_open && evenkeel_device::cuda_gpus().is_ok_and(|count| count > 1)
+}
+
+/// A line about a rank that has several cores to itself, if nobody has asked for that.
+fn describe_alone(strategy: &Strategy) -> Option<String> {
+    let Devices::Cpu { cores_per_rank, .. } = strategy.devices else { return None };
+    (strategy.ranks() == 1 && cores_per_rank > 1).then(|| {
+        format!(
+            "one rank on {}, since [parallel] is left open; `evenkeel plan` compares strategies",
+            text::cores(cores_per_rank)
+        )
     })
 }
 
