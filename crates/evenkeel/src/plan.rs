@@ -1,5 +1,6 @@
 //! `evenkeel plan CONFIG`: the strategies for a run on this machine or a cluster, the fastest first.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use evenkeel_device::DeviceKind;
@@ -88,7 +89,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => String::new(),
     };
     let origin = match &cluster {
-        Some(_) => "Times are computed from published figures, not measured.".to_owned(),
+        Some(cluster) => format!(
+            "Times are computed from published figures, not measured. The first strategy runs on {}.",
+            kinds(cluster, &best.strategy)
+        ),
         None => format!("To run the first: {}", flags(&best.strategy)),
     };
     Ok(format!(
@@ -111,6 +115,15 @@ fn cluster(path: &Path, devices: Option<u32>) -> Result<Cluster, Failure> {
     let Some(wanted) = devices.map(|count| count as usize) else { return Ok(cluster) };
     let there = cluster.places().len();
     cluster.first(wanted).ok_or_else(|| wrong(format!("it has {there} devices, not {wanted}")).into())
+}
+
+/// The devices of a strategy: `2 h200 and 4 a100`.
+fn kinds(cluster: &Cluster, strategy: &Strategy) -> String {
+    let Devices::Cuda { gpus, .. } = &strategy.devices else { return String::new() };
+    let places = cluster.places();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    gpus.iter().for_each(|&number| *counts.entry(places[number].device).or_default() += 1);
+    counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(" and ")
 }
 
 /// The same with as many sequences as have these tokens.

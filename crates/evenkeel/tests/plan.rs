@@ -141,3 +141,37 @@ fn what_fits_nowhere_is_told_before_anything_is_measured() {
         "{stderr}"
     );
 }
+
+#[test]
+fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
+    let place = Place::new(TINY);
+    let clusters = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters");
+    let [alike, mixed] = ["8-h200.toml", "mixed.toml"].map(|name| format!("{clusters}/{name}"));
+    let on = |cluster: &str, extra: &[&str]| plan(&place, &[&["--cluster", cluster], extra].concat());
+    let first = on(&alike, &["--svg", "step.svg"]);
+    assert!(place.path("step.svg").is_file());
+    assert_eq!(first, on(&alike, &[]));
+    assert!(!place.path("cache").exists(), "nothing is measured");
+    let strategies = |plan: &Value| -> Vec<Value> {
+        plan["fitting"].as_array().unwrap().iter().map(|judged| judged["strategy"].clone()).collect()
+    };
+    for strategy in strategies(&first) {
+        assert_eq!(strategy["devices"]["gpus"].as_array().unwrap().len(), 8, "{strategy}");
+    }
+    // Two of eight, four of eight, two of eight, and all.
+    let mixed: Vec<usize> =
+        strategies(&on(&mixed, &[])).iter().map(|it| it["devices"]["gpus"].as_array().unwrap().len()).collect();
+    assert!([2, 4, 8].iter().all(|count| mixed.contains(count)), "{mixed:?}");
+    let tokens = on(&alike, &["--tokens-per-step", "512", "--devices", "2"]);
+    for strategy in strategies(&tokens) {
+        let product = ["micro_batch", "accumulate", "dp"].map(|key| strategy[key].as_u64().unwrap());
+        assert_eq!(product.iter().product::<u64>(), 512 / 64, "{strategy}");
+    }
+    place.refused(&["plan", "tiny.toml", "--cluster", &alike, "--devices", "9"], &["8 devices, not 9"]);
+    place.refused(&["plan", "tiny.toml", "--cluster", &alike, "--tokens-per-step", "100"], &["--tokens-per-step 128"]);
+    let huge = ["model.hidden=65536", "model.heads=512", "model.ffn=262144", "model.layers=8", "train.batch=8"];
+    let huge: Vec<&str> = huge.iter().flat_map(|key| ["--set", key]).collect();
+    let (is_fine, _, stderr) =
+        run(&place, &[&["plan", "tiny.toml", "--cluster", &alike, "--devices", "1"], &huge[..]].concat());
+    assert!(!is_fine && stderr.contains("no strategy fits") && stderr.contains("more than that has"), "{stderr}");
+}

@@ -56,11 +56,16 @@ pub struct Measured<'a> {
     profile: &'a Profile,
     /// By rank.
     places: &'a [String],
-    known: RefCell<HashMap<(&'a str, &'static str, Counts), Option<f64>>>,
+    known: RefCell<HashMap<TaskKey<'a>, Option<f64>>>,
 }
 
-/// The largest factor between a measured size and one that is foretold from it alone.
+/// A kind of place, of work, and its kernels.
+type TaskKey<'a> = (&'a str, &'static str, Counts);
+
+/// The largest factor between the measured sizes of a kind and one beyond them.
 const MOST_SCALING: f64 = 2.0;
+/// The same if there is one measured size.
+const LEAST_SCALING: f64 = 1.1;
 
 impl From<&Counts> for Kernels {
     fn from(counts: &Counts) -> Kernels {
@@ -279,17 +284,28 @@ fn middle(measured: &[f64]) -> Option<f64> {
     (!measured.is_empty()).then(|| median(measured.iter().copied()))
 }
 
-/// Seconds of a size between measured ones. Beyond them they are proportional, up to a factor.
+/// Seconds of a size: on the line between its measured neighbours or, beyond all sizes, on that of the last two, up to a factor. One
+/// size alone says little about others, unless any factor will do.
 fn interpolated(mut points: Vec<(f64, f64)>, size: f64, most: f64) -> Option<f64> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let above = points.partition_point(|point| point.0 < size);
-    match (above.checked_sub(1).map(|below| points[below]), points.get(above)) {
-        (_, Some(&(found, seconds))) if found == size => Some(seconds),
-        (Some((low, low_s)), Some(&(high, high_s))) => Some(low_s + (high_s - low_s) * (size - low) / (high - low)),
-        (Some((found, seconds)), None) => (size <= found * most).then(|| seconds * size / found.max(1.0)),
-        (None, Some(&(found, seconds))) => (found <= size * most).then(|| seconds * size / found),
-        (None, None) => None,
+    let (first, last) = (*points.first()?, *points.last()?);
+    if let [(found, seconds)] = points[..] {
+        let (most, factor) = (if most.is_finite() { LEAST_SCALING } else { most }, size / found.max(1.0));
+        return (size == found || (1.0 / most..=most).contains(&factor)).then_some(seconds * factor);
     }
+    if size > last.0 * most || size * most < first.0 {
+        return None;
+    }
+    let above = points.partition_point(|point| point.0 < size).clamp(1, points.len() - 1);
+    let ((low, low_s), (high, high_s)) = (points[above - 1], points[above]);
+    let seconds = low_s + (high_s - low_s) * (size - low) / (high - low);
+    // Noise may tilt a line, but nothing takes longer for being smaller than all, or more than in proportion for being larger.
+    let proportional = |(found, seconds): (f64, f64)| seconds * size / found.max(1.0);
+    Some(match size {
+        _ if size < first.0 => seconds.clamp(proportional(first), first.1),
+        _ if size > last.0 => seconds.clamp(last.1, proportional(last)),
+        _ => seconds,
+    })
 }
 
 /// The spans of a step beside their tasks: tasks without rows have none.
@@ -306,13 +322,24 @@ mod tests {
 
     #[test]
     fn sizes_between_measured_ones_are_interpolated_and_those_far_beyond_are_not_known() {
-        let points = || vec![(8.0, 4.0), (2.0, 1.0)];
+        // A second, and a half for each unit of size.
+        let points = || vec![(8.0, 5.0), (2.0, 2.0)];
         let cases =
-            [(2.0, Some(1.0)), (5.0, Some(2.5)), (16.0, Some(8.0)), (17.0, None), (1.0, Some(0.5)), (0.9, None)];
+            [(2.0, Some(2.0)), (5.0, Some(3.5)), (16.0, Some(9.0)), (17.0, None), (1.0, Some(1.5)), (0.9, None)];
         for (size, expected) in cases {
             assert_eq!(interpolated(points(), size, MOST_SCALING), expected, "{size}");
         }
-        assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(40.0));
+        assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(41.0));
+        // Larger sizes that seem to take less say nothing about those beyond them.
+        let tilted = || vec![(8.0, 1.0), (2.0, 2.0)];
+        assert_eq!(interpolated(tilted(), 16.0, MOST_SCALING), Some(1.0));
+        assert_eq!(interpolated(tilted(), 1.0, MOST_SCALING), Some(2.0));
+        let one = || vec![(8.0, 4.0)];
+        let cases = [(8.0, Some(4.0)), (8.8, Some(4.4)), (9.0, None), (4.0, None)];
+        for (size, expected) in cases {
+            assert_eq!(interpolated(one(), size, MOST_SCALING), expected, "{size}");
+        }
+        assert_eq!(interpolated(one(), 2.0, f64::INFINITY), Some(1.0));
         assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
     }
 

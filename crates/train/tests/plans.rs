@@ -93,10 +93,12 @@ fn whole_models_in_other_strategies_are_foretold_from_short_ones() {
     let oases = |parts: usize| Arrangement::of(OASES).in_parts(parts);
     for strategy in [
         of(spread(1, 1, 0), 2, 2),
+        of(spread(1, 1, 0), 4, 2),
         of(spread(2, 1, 0), 2, 2),
         of(spread(2, 1, 2), 2, 2),
         of(spread(1, 2, 0), 2, 2),
         of(spread(1, 2, 0), 2, 2).arranged(oases(2)),
+        of(spread(1, 2, 0), 4, 2).arranged(oases(2)),
         Strategy { micro_batch: 2, ..staged(2, PipelineOrder::OneForwardOneBackward, 4) },
     ] {
         learn(&mut profile, 2, &strategy);

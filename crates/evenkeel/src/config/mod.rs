@@ -49,7 +49,7 @@ pub struct RunConfig {
     pub settings: Settings,
     /// Whether the user gave the length of sequences.
     has_sequence: bool,
-    /// Whether the user gave no key of [parallel].
+    /// Whether the user gave no key of the section `parallel`.
     pub is_parallel_open: bool,
     /// The keys of [adapter] that the user gave.
     pub adapter_keys: Vec<String>,

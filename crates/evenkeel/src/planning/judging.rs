@@ -11,7 +11,7 @@ use evenkeel_plan::{
     least_step_s, least_step_s_of_any_cut, unit_times,
 };
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Devices, Strategy, Work};
+use evenkeel_step::{BucketIdx, Devices, Strategy, Work};
 use evenkeel_train::Cost;
 
 use super::job::{DryStep, Job, OneMicro, Seen};
@@ -113,6 +113,21 @@ impl<'a> Judging<'a> {
             micros.iter().map(of_shard).max_by(|a, b| total_s(a).total_cmp(&total_s(b))).expect("there is a shard")
         };
         (0..strategy.pp).map(at_place).collect()
+    }
+
+    /// Seconds for which replicas exchange gradients at least: some place has its share of them. Times that were measured for other
+    /// sizes bound nothing.
+    fn gradients_s(&self, strategy: &Strategy, prices: &dyn Prices) -> f64 {
+        const GRADIENT_BYTES: u64 = 4;
+        let mesh = strategy.mesh();
+        let bytes = GRADIENT_BYTES * self.job.model.trained_count() / (mesh.pp * mesh.tp) as u64;
+        match self.source {
+            Source::Cluster(_) if mesh.dp > 1 => {
+                let work = Work::ReduceGradients(BucketIdx(0));
+                prices.exchange_s(0, work, bytes, &mesh.data_ranks(0)).unwrap_or(0.0)
+            }
+            _ => 0.0,
+        }
     }
 
     /// What units take in the strategy's stages, and by place how much longer than at the first one.
@@ -224,7 +239,8 @@ impl Judge for Judging<'_> {
     fn least_step_s(&self, strategy: &Strategy) -> f64 {
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        prices.least_step_s(0, least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices)))
+        let computing_s = least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices));
+        prices.least_step_s(0, computing_s.max(self.gradients_s(strategy, &*prices)))
     }
 
     fn cut(&self, strategy: Strategy) -> Option<Bounded> {
