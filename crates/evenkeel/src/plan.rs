@@ -17,7 +17,7 @@ use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::planning::{
-    Job, JudgedStep, Plan, Shares, describe, help, looked_at, measured_plan, published_plan, timeline,
+    Job, JudgedStep, Plan, StepShares, describe, help, looked_at, measured_plan, published_plan, timeline,
 };
 use crate::strategy::strategy;
 use crate::train::{beside, job};
@@ -129,6 +129,12 @@ fn kinds(cluster: &Cluster, strategy: &Strategy) -> String {
 /// The same with as many sequences as have these tokens.
 fn with_tokens(like: Strategy, tokens: Option<u64>, config: &RunConfig) -> Result<Strategy, Mistake> {
     let (Some(tokens), sequence) = (tokens, config.settings.data.sequence as u64) else { return Ok(like) };
+    /// Plans go through all ways to share them.
+    const MOST_SEQUENCES: u64 = 1 << 20;
+    if tokens > MOST_SEQUENCES * sequence {
+        let what = format!("{tokens} tokens a step are more than {MOST_SEQUENCES} sequences of {sequence}");
+        return Err(Mistake { what, hint: None });
+    }
     if !tokens.is_multiple_of(sequence) {
         let what = format!("{tokens} tokens a step are no whole sequences of {sequence}");
         return Err(Mistake {
@@ -191,7 +197,7 @@ fn tokens_per_s(job: &Job, JudgedStep { strategy, step_s, .. }: &JudgedStep) -> 
     (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64 / step_s
 }
 
-fn share(judged: &JudgedStep, of: fn(&Shares) -> f64) -> String {
+fn share(judged: &JudgedStep, of: fn(&StepShares) -> f64) -> String {
     judged.details.shares.as_ref().map_or(String::new(), |shares| text::percent(of(shares)))
 }
 

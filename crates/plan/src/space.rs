@@ -29,6 +29,8 @@ pub struct Space {
 const MOST_PARTS: usize = 2;
 /// Micro-batches of a replica in a step, at most: more take longer to simulate, and hardly less memory.
 const MOST_MICROS: usize = 64;
+/// Sequences of a micro-batch, at most: more make no product faster.
+const MOST_SEQUENCES: usize = 1024;
 
 impl Space {
     /// All of them, in an order that depends on nothing else: fewer ranks, shards and micro-batches first, and what needs less of
@@ -41,6 +43,7 @@ impl Space {
                 let is_like = |count: usize| of_replica / count == self.like.micro_batch;
                 let counts = divisors(of_replica).into_iter().filter(|count| *count <= MOST_MICROS || is_like(*count));
                 let counts = counts.filter(|count| mesh.pp == 1 || *count >= mesh.pp);
+                let counts = counts.filter(|count| of_replica / count <= MOST_SEQUENCES || is_like(*count));
                 for (accumulate, weights) in counts.flat_map(|count| weights(mesh, speeds).map(move |it| (count, it))) {
                     let uncut = if mesh.tp > 1 { self.uncut.clone() } else { BTreeSet::new() };
                     let strategy = Strategy {
@@ -74,7 +77,7 @@ fn arranged(strategy: &Strategy, pp: usize) -> Vec<Strategy> {
     for (order, &zero) in orders.iter().flat_map(|order| zeros.iter().map(move |zero| (order, zero))) {
         let staged = strategy.clone().with_replicas(strategy.dp, zero);
         let staged = match *order {
-            None => staged,
+            None => staged.in_stages(1, Pipeline::default()),
             Some(order) => staged.in_stages(pp, Pipeline { cuts: vec![0; pp * order.usual_chunks() - 1], order }),
         };
         for recomputes in [false, true] {
@@ -121,7 +124,9 @@ mod tests {
             devices: Devices::Cpu { cores_per_rank: 4 / ranks, comm_cores: 0 },
             speeds: vec![1.0; ranks],
         };
-        let like = Strategy::of(Cut::even(1));
+        // A configuration with stages has no effect on strategies without them.
+        let stages = Pipeline { cuts: vec![1], order: PipelineOrder::Gpipe };
+        let like = Strategy::of(Cut::even(1)).in_stages(2, stages);
         let space = Space { devices: [1, 2, 4].map(cores).to_vec(), sequences: 8, like, uncut: BTreeSet::new() };
         let all = space.strategies();
         for (index, strategy) in all.iter().enumerate() {

@@ -165,7 +165,13 @@ fn plan_of(
         progress(&format!("{} of {all}: {strategy}", judged.get()));
     };
     let mut judging = Judging::new(job, source, &told);
-    let plan = search(strategies, wanted, &mut judging)?;
+    let mut plan = search(strategies, wanted, &mut judging)?;
+    // What is shown or taken is known to the byte.
+    let behind = plan.fitting.split_off(wanted.min(plan.fitting.len()));
+    let first = std::mem::take(&mut plan.fitting).into_iter().map(|judged| judging.settled(judged));
+    let (fitting, too_large): (Vec<_>, Vec<_>) = first.partition(|judged| judged.fullness <= 1.0);
+    plan.too_large.extend(too_large);
+    plan.fitting = fitting.into_iter().chain(behind).collect();
     if plan.fitting.is_empty() {
         let nowhere = fits_nowhere(&plan, &mut judging)?;
         progress("");

@@ -81,6 +81,11 @@ impl Job<'_> {
         self.dry_of(&shards.models, &self.representatives(strategy, places), strategy)
     }
 
+    /// The first shard with tensors of the same sizes.
+    pub fn first_alike(&self, strategy: &Strategy, shard: usize) -> usize {
+        self.shards(strategy).first_alike[shard]
+    }
+
     fn representatives(&self, strategy: &Strategy, places: &[String]) -> Representatives {
         let (mesh, shards) = (strategy.mesh(), self.shards(strategy));
         let first_alike = |rank: usize| shards.first_alike[mesh.shard(rank)];
@@ -95,9 +100,15 @@ impl Job<'_> {
         DryStep { costs: representatives.of.iter().map(|&place| costs[place]).collect(), counted }
     }
 
-    /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least.
+    /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least. Where shards are unequal, or
+    /// units have unequal bytes for an element, that is not known.
     pub fn least_state_bytes(&self, strategy: &Strategy) -> Vec<f64> {
-        let (model, micro) = (self.model, &self.one_micro(strategy)[0]);
+        let (model, micros) = (self.model, self.one_micro(strategy));
+        let are_units_alike = model.trained_count() == model.parameter_count() && model.packed_count() == 0;
+        let [micro] = &micros[..] else { return vec![0.0; strategy.pp] };
+        if strategy.pp > 1 && !are_units_alike {
+            return vec![0.0; strategy.pp];
+        }
         let elements = |unit: usize| -> f64 {
             let ids = model.units[unit].parameters();
             ids.iter().map(|id| model.specs[id.0].whole.iter().product::<usize>() as f64).sum()

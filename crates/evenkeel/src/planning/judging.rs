@@ -30,14 +30,14 @@ pub enum Source<'a> {
 #[derive(Clone, Debug)]
 pub struct Details {
     /// If it fits.
-    pub shares: Option<Shares>,
+    pub shares: Option<StepShares>,
     /// By rank.
     pub costs: Vec<Cost>,
 }
 
 /// Parts of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Shares {
+pub struct StepShares {
     /// In which some rank exchanges and does not compute.
     pub exposed: f64,
     /// In which ranks do not compute.
@@ -91,26 +91,33 @@ impl<'a> Judging<'a> {
         }
     }
 
-    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest shard.
+    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of the first replica.
     fn times(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<Rc<[UnitTime]>> {
         let (mesh, micros) = (strategy.mesh(), self.job.one_micro(strategy));
+        let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement);
         let at_place = |place: usize| {
-            let first = mesh.rank(place, 0, 0);
-            let of_shard = |micro: &OneMicro| {
-                let members: Vec<usize> = (first..first + mesh.tp).collect();
-                let link = prices.exchange_s(first, Work::AllReduce, 1 << 20, &members);
-                let rank = first + micro.shard;
-                let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement);
+            let members = mesh.tensor_ranks(mesh.rank(place, 0, 0));
+            let link = prices.exchange_s(members[0], Work::AllReduce, 1 << 20, &members);
+            let of_micro = |micro: &OneMicro, rank: usize| {
                 let key = format!("{:?} {link:?} {arrangement:?} {}", prices.place(rank), micro.shard);
                 if let Some(known) = self.times.borrow().get(&key) {
                     return known.clone();
                 }
                 let units = self.job.model.units.len();
-                let times: Rc<[UnitTime]> = unit_times(prices, first, rank, &micro.counted, units).into();
+                let times: Rc<[UnitTime]> = unit_times(prices, members[0], rank, &micro.counted, units).into();
                 self.times.borrow_mut().insert(key, times.clone());
                 times
             };
-            micros.iter().map(of_shard).max_by(|a, b| total_s(a).total_cmp(&total_s(b))).expect("there is a shard")
+            let micro_of = |rank: &usize| {
+                let first = self.job.first_alike(strategy, mesh.shard(*rank));
+                micros.iter().find(|micro| micro.shard == first).expect("every kind of shard was counted")
+            };
+            // Ranks that are alike take as long.
+            let mut ranks: Vec<(String, usize, usize)> =
+                members.iter().map(|rank| (prices.place(*rank), micro_of(rank).shard, *rank)).collect();
+            ranks.dedup_by(|one, other| (&one.0, one.1) == (&other.0, other.1));
+            let times = ranks.iter().map(|(_, _, rank)| of_micro(micro_of(rank), *rank));
+            times.max_by(|a, b| total_s(a).total_cmp(&total_s(b))).expect("there is a shard")
         };
         (0..strategy.pp).map(at_place).collect()
     }
@@ -124,7 +131,11 @@ impl<'a> Judging<'a> {
         match self.source {
             Source::Cluster(_) if mesh.dp > 1 => {
                 let work = Work::ReduceGradients(BucketIdx(0));
-                prices.exchange_s(0, work, bytes, &mesh.data_ranks(0)).unwrap_or(0.0)
+                let at_place = |place: usize| {
+                    let rank = mesh.rank(place, 0, 0);
+                    prices.exchange_s(rank, work, bytes, &mesh.data_ranks(rank)).unwrap_or(0.0)
+                };
+                (0..mesh.pp).map(at_place).fold(f64::INFINITY, f64::min)
             }
             _ => 0.0,
         }
@@ -156,22 +167,57 @@ impl<'a> Judging<'a> {
     /// By rank, at least.
     fn least_fullness(&self, strategy: &Strategy) -> f64 {
         let mesh = strategy.mesh();
-        // Activations of a stage are not known without a run.
-        let activation_bytes = match strategy.pp {
-            1 => self.job.one_micro(strategy).iter().map(|micro| micro.activation_bytes).max().unwrap_or(0),
+        // Activations of a stage, or of unequal shards, are not known without a run. Half leaves room for what ZeRO changes.
+        let activation_bytes = match &self.job.one_micro(strategy)[..] {
+            [micro] if strategy.pp == 1 => micro.activation_bytes,
             _ => 0,
         };
         let state_bytes = self.job.least_state_bytes(strategy);
         let arena_bytes = |rank: usize| state_bytes[mesh.place(rank)] as u64 + activation_bytes / 2;
         let cost = |rank: usize| Cost { arena_bytes: arena_bytes(rank), ..Cost::default() };
         let costs: Vec<Cost> = (0..strategy.ranks()).map(cost).collect();
-        self.room(strategy).fullness(strategy, &costs).into_iter().fold(0.0, f64::max)
+        self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max)
     }
 
-    fn dry(&self, strategy: &Strategy) -> (DryStep, Vec<f64>) {
-        let dry = self.job.dry(strategy, &self.places(strategy));
-        let fullness = self.room(strategy).fullness(strategy, &dry.costs);
-        (dry, fullness)
+    /// By rank: ranks of the same kind compute on the same kind of place, and meet others over the same links.
+    fn kinds(&self, strategy: &Strategy) -> Vec<String> {
+        let mut kinds = self.places(strategy);
+        if let Source::Cluster(_) = self.source {
+            let (mesh, places) = (strategy.mesh(), kinds.clone());
+            let prices = self.prices(strategy, &places);
+            for (rank, kind) in kinds.iter_mut().enumerate() {
+                for members in [mesh.tensor_ranks(rank), mesh.data_ranks(rank), mesh.place_ranks(rank)] {
+                    let link = prices.exchange_s(rank, Work::AllReduce, 1 << 20, &members);
+                    kind.push_str(&format!(" {link:?}"));
+                }
+            }
+        }
+        kinds
+    }
+
+    fn dry(&self, strategy: &Strategy) -> Extended {
+        let places = self.kinds(strategy);
+        let (numbers, often) = match extension(strategy, self.job.model.units.len()) {
+            Some((numbers, often)) => (numbers.to_vec(), often),
+            None => (vec![strategy.accumulate], 0.0),
+        };
+        let of_micros = |micros: &usize| Strategy { accumulate: *micros, ..strategy.clone() };
+        let steps: Vec<(Strategy, DryStep)> =
+            numbers.iter().map(of_micros).map(|it| (it.clone(), self.job.dry(&it, &places))).collect();
+        let (first, last) = (&steps[0].1.costs, &steps[steps.len() - 1].1.costs);
+        // The samples of further micro-batches wait in memory. Gaps between tensors do not grow with them.
+        let cost = |(first, last): (&Cost, &Cost)| {
+            let further_bytes = (often * last.peak_bytes.saturating_sub(first.peak_bytes) as f64) as u64;
+            let (peak_bytes, arena_bytes) = (last.peak_bytes + further_bytes, last.arena_bytes + further_bytes);
+            Cost { peak_bytes, arena_bytes, ..*last }
+        };
+        let costs = first.iter().zip(last).map(cost).collect();
+        Extended { costs, steps: steps.into_iter().map(|(strategy, dry)| (strategy, dry.counted)).collect(), often }
+    }
+
+    /// By rank.
+    fn fullness(&self, strategy: &Strategy, costs: &[Cost]) -> Vec<f64> {
+        self.room(strategy).fullness(strategy, costs)
     }
 
     /// The strategy with stages that fit, if there are any: those that take equally long may need more than a place has.
@@ -179,7 +225,10 @@ impl<'a> Judging<'a> {
         let places = self.places(strategy);
         let times = self.times(strategy, &*self.prices(strategy, &places));
         let (staging, slowness) = self.staging(strategy, &times);
-        let fullness = |cuts: &[usize]| by_place(strategy, &self.dry(&strategy.clone().cut_at(cuts)).1);
+        let fullness = |cuts: &[usize]| {
+            let cut = strategy.clone().cut_at(cuts);
+            by_place(strategy, &self.fullness(&cut, &self.dry(&cut).costs))
+        };
         Some(strategy.clone().cut_at(&staging.best_cut(&slowness, &fullness)?))
     }
 
@@ -200,18 +249,29 @@ impl<'a> Judging<'a> {
         known.map_err(Failure::fault)
     }
 
+    /// The same with the memory of the whole step, to the byte.
+    pub fn settled(&self, judged: Judged<Details>) -> Judged<Details> {
+        let costs = self.job.dry(&judged.strategy, &self.kinds(&judged.strategy)).costs;
+        let fullness = self.fullness(&judged.strategy, &costs).into_iter().fold(0.0, f64::max);
+        Judged { fullness, details: Details { costs, ..judged.details }, ..judged }
+    }
+
     /// The whole step of a strategy, task by task.
     pub fn timeline(&mut self, strategy: &Strategy) -> Result<Timeline, Failure> {
-        let dry = self.dry(strategy).0;
+        let dry = self.job.dry(strategy, &self.kinds(strategy));
         Ok(self.foretell(strategy, &dry.counted)?.timeline)
     }
 }
 
 /// Two smaller numbers of micro-batches from which those of a strategy follow, and how often their difference does: in a pipeline
-/// that is full, further ones take turns at its places. None if there are too few to be worth it.
-fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
+/// that is full, further ones take turns at its places. None if there are too few to be worth it, or if places keep more of them
+/// the more there are, as with gpipe.
+fn extension(strategy: &Strategy, units: usize) -> Option<([usize; 2], f64)> {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let few = 2 * period + micros % period;
+    let kept = |micros: usize| strategy.pipeline.kept_micros(period, micros, units);
+    let is_full = |few: &usize| period == 1 || kept(*few) == kept(micros);
+    let least = if period == 1 { 2 } else { 4 * period };
+    let few = (least + micros % period..micros).step_by(period).find(is_full)?;
     let more = few + period;
     (micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
 }
@@ -261,35 +321,40 @@ impl Judge for Judging<'_> {
 
     fn judge(&mut self, strategy: Strategy) -> Result<Judged<Details>, Failure> {
         (self.progress)(&strategy);
-        let extension = extension(&strategy);
-        // Further micro-batches need no further memory.
-        let of_micros = |strategy: &Strategy, micros: usize| Strategy { accumulate: micros, ..strategy.clone() };
-        let most = extension.map_or(strategy.accumulate, |([_, more], _)| more);
         let mut strategy = strategy;
-        let (mut dry, mut fullness) = self.dry(&of_micros(&strategy, most));
+        let mut dry = self.dry(&strategy);
+        let mut fullness = self.fullness(&strategy, &dry.costs);
         let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
         if strategy.pp > 1
             && !evenkeel_balance::fits(&fullness)
             && mean(&fullness) <= 1.0
-            && let Some(fitting) = self.cut_to_fit(&of_micros(&strategy, most))
+            && let Some(fitting) = self.cut_to_fit(&strategy)
         {
-            (dry, fullness) = self.dry(&fitting);
-            strategy = of_micros(&fitting, strategy.accumulate);
+            dry = self.dry(&fitting);
+            fullness = self.fullness(&fitting, &dry.costs);
+            strategy = fitting;
         }
+        let Extended { costs, steps, often } = dry;
         let fullness = fullness.into_iter().fold(0.0, f64::max);
-        let costs = dry.costs;
         if fullness > 1.0 {
             return Ok(Judged { step_s: f64::INFINITY, fullness, details: Details { shares: None, costs }, strategy });
         }
-        let mut total = Totals::of(&self.foretell(&of_micros(&strategy, most), &dry.counted)?);
-        if let Some(([few, _], further)) = extension {
-            let fewer = of_micros(&strategy, few);
-            let counted = self.dry(&fewer).0.counted;
-            total = total.extended(&Totals::of(&self.foretell(&fewer, &counted)?), further);
-        }
-        let shares = Some(Shares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s });
+        let totals = steps.iter().map(|(strategy, counted)| Ok(Totals::of(&self.foretell(strategy, counted)?)));
+        let totals = totals.collect::<Result<Vec<_>, Failure>>()?;
+        let total = totals[totals.len() - 1].extended(&totals[0], often);
+        let shares =
+            Some(StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s });
         Ok(Judged { step_s: total.step_s, fullness, details: Details { shares, costs }, strategy })
     }
+}
+
+/// Dry steps of a strategy with fewer micro-batches: the first, and the last, which its own follows from.
+struct Extended {
+    /// By rank, with all micro-batches.
+    costs: Vec<Cost>,
+    steps: Vec<(Strategy, Vec<Counted>)>,
+    /// How often the steps' difference is added to the last.
+    often: f64,
 }
 
 /// Seconds of a foretold step.
@@ -329,5 +394,79 @@ fn numbers(strategy: &Strategy) -> &[usize] {
     match &strategy.devices {
         Devices::Cuda { gpus, .. } => gpus,
         Devices::Cpu { .. } => panic!("a cluster's devices have numbers"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use evenkeel_model::{Cut, ZeroStage};
+    use evenkeel_step::{Pipeline, PipelineOrder};
+    use evenkeel_train::{OptimizerOptions, TrainerOptions};
+
+    use super::*;
+    use crate::memory::Beside;
+
+    #[test]
+    fn few_micro_batches_stand_for_many_where_further_ones_need_no_memory() {
+        let staged = |order: PipelineOrder, accumulate: usize| {
+            let cuts = (1..4 * order.usual_chunks()).map(|stage| 2 * stage).collect();
+            Strategy { accumulate, ..Strategy::of(Cut::even(1)) }.in_stages(4, Pipeline { cuts, order })
+        };
+        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 64), 34), Some(([16, 20], 11.0)));
+        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 24), 34), None);
+        assert_eq!(extension(&staged(PipelineOrder::Gpipe, 64), 34), None);
+        assert_eq!(extension(&Strategy { accumulate: 9, ..Strategy::of(Cut::even(1)) }, 34), Some(([2, 3], 6.0)));
+        for order in PipelineOrder::ALL {
+            if let Some(([few, more], often)) = extension(&staged(order, 61), 34) {
+                assert_eq!((more - few, more as f64 + often * 4.0), (4, 61.0), "{order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn steps_of_many_micro_batches_follow_from_steps_of_few() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 512, "tie_word_embeddings": false,
+        });
+        let model = evenkeel_model::Model::from_json(&config).unwrap();
+        let cluster = Cluster::parse(include_str!("../../../../examples/clusters/8-h200.toml")).unwrap();
+        let options = TrainerOptions {
+            optimizer: Some(OptimizerOptions::default()),
+            label_smoothing: 0.0,
+            longest: 128,
+            dropout_seed: 0,
+        };
+        let job = Job {
+            model: &model,
+            options,
+            sequence: 128,
+            beside: &|_| Beside::default(),
+            uncut: BTreeSet::new(),
+            may_use_all_gpus: false,
+            seen: Seen::default(),
+        };
+        let mut judging = Judging::new(&job, Source::Cluster(&cluster), &|_| ());
+        let on = |count: usize| Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: true };
+        let alone = Strategy { accumulate: 40, devices: on(1), ..Strategy::of(Cut::even(1)) };
+        let mut strategies =
+            vec![alone.clone(), Strategy { devices: on(4), ..alone.clone() }.with_replicas(4, ZeroStage::Values)];
+        for order in PipelineOrder::ALL {
+            let cuts = (1..2 * order.usual_chunks()).map(|stage| 1 + stage * 16 / (2 * order.usual_chunks())).collect();
+            strategies.push(Strategy { devices: on(2), ..alone.clone() }.in_stages(2, Pipeline { cuts, order }));
+        }
+        for strategy in strategies {
+            let judged = judging.judge(strategy.clone()).unwrap();
+            let whole_s = judging.timeline(&strategy).unwrap().duration_s();
+            let off = judged.step_s / whole_s - 1.0;
+            assert!(off.abs() < 0.005, "{strategy}, {:?}: off by {off}", strategy.pipeline.order);
+            let whole = job.dry(&strategy, &judging.places(&strategy));
+            let off = judged.details.costs[0].arena_bytes as f64 / whole.costs[0].arena_bytes as f64 - 1.0;
+            // Gaps between tensors differ a little.
+            assert!(off.abs() < 0.01, "{strategy}, {:?}: bytes are off by {off}", strategy.pipeline.order);
+            assert_eq!(judging.settled(judged).details.costs, whole.costs);
+        }
     }
 }

@@ -11,4 +11,4 @@ pub use choice::{
 };
 pub use forecast::Forecast;
 pub use job::{Job, Seen};
-pub use judging::{Judging, Shares, Source};
+pub use judging::{Judging, Source, StepShares};

@@ -52,8 +52,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let input = Arc::new(ModelInput::open(&mut config, text.as_ref().map(|text| &text.tokenizer))?);
     let before = if arguments.resume { run_folder::configured_before(&config) } else { None };
     let is_left_open = config.is_parallel_open;
-    config.settings.parallel.auto |= is_left_open && has_several_gpus(&config.settings);
-    if let Some(before) = before.as_ref().filter(|_| config.settings.parallel.auto) {
+    if is_left_open && has_several_gpus(&config.settings) {
+        let has_as_many = |before: &&Settings| sequences_of_step(before) == sequences_of_step(&config.settings);
+        match before.as_ref().filter(has_as_many) {
+            Some(before) => as_before(&mut config.settings, before),
+            None => config.settings.parallel.auto = true,
+        }
+    }
+    if let Some(before) = before.as_ref().filter(|_| config.settings.parallel.auto && !is_left_open) {
         as_before(&mut config.settings, before);
     }
     let planned = config.settings.parallel.auto.then(|| planned(&mut config.settings, &input)).transpose()?;
@@ -253,6 +259,11 @@ fn describe_alone(strategy: &Strategy) -> Option<String> {
             text::cores(cores_per_rank)
         )
     })
+}
+
+/// All replicas together.
+fn sequences_of_step(settings: &Settings) -> usize {
+    settings.train.batch * settings.train.accumulate * settings.parallel.dp
 }
 
 /// A resumed run goes on as it was planned.
