@@ -102,10 +102,10 @@ impl Device {
         self.arena.reset_peak();
     }
 
-    /// A dry device's counts; empty on others.
-    pub fn counts(&self) -> Counts {
+    /// A dry device's counts since they were last taken; empty on others.
+    pub fn take_counts(&self) -> Counts {
         match &self.backend {
-            AnyBackend::Dry(backend) => backend.counts(),
+            AnyBackend::Dry(backend) => backend.take_counts(),
             AnyBackend::Cpu(_) | AnyBackend::Cuda(_) => Counts::default(),
         }
     }

@@ -26,20 +26,6 @@ impl Counts {
     pub fn bytes(&self) -> u128 {
         self.0.values().map(|count| count.bytes).sum()
     }
-
-    /// The counts since `before`.
-    pub fn since(&self, before: &Counts) -> Counts {
-        let mut counts = self.clone();
-        for (name, count) in &mut counts.0 {
-            if let Some(before) = before.0.get(name) {
-                count.launches -= before.launches;
-                count.flops -= before.flops;
-                count.bytes -= before.bytes;
-            }
-        }
-        counts.0.retain(|_, count| count.launches > 0);
-        counts
-    }
 }
 
 #[derive(Default)]
@@ -49,8 +35,8 @@ pub(crate) struct DryBackend {
 }
 
 impl DryBackend {
-    pub(crate) fn counts(&self) -> Counts {
-        self.counts.lock().expect("counting never panics").clone()
+    pub(crate) fn take_counts(&self) -> Counts {
+        std::mem::take(&mut *self.counts.lock().expect("counting never panics"))
     }
 
     pub(crate) fn working_memory(&self) -> WorkingMemory {

@@ -17,7 +17,7 @@ use crate::drawing::{pipeline_svg, svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::planning::{
-    Job, JudgedStep, Plan, StepShares, describe, help, looked_at, measured_plan, published_plan, timeline,
+    Job, JudgedStep, Plan, TimedStep, describe, help, looked_at, measured_plan, published_plan, timeline,
 };
 use crate::strategy::strategy;
 use crate::train::{beside, job};
@@ -73,27 +73,27 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let best = &plan.fitting[0];
     if let Some(path) = &arguments.svg {
-        let drawing = drawn(&job, best, &timeline(&job, &best.strategy, cluster.as_ref())?);
+        let drawing = drawn(&job, best, &timeline(&job, &best.timed.strategy, cluster.as_ref())?);
         write_file_atomically(path, |file| file.put(drawing.as_bytes()))?;
     }
     if arguments.json {
         return Ok(in_json(&job, &plan));
     }
     let rows: Vec<Vec<String>> =
-        plan.fitting.iter().take(wanted).map(|judged| cells(&job, judged, best.step_s)).collect();
+        plan.fitting.iter().take(wanted).map(|judged| cells(&job, judged, best.timed.step_s)).collect();
     let header = ["strategy", "micros", "step", "tokens/s", "exposed", "idle", "memory", "of device", "slower by"];
     let others = others(&plan, wanted);
     let others = if others.is_empty() { String::new() } else { format!("\n\nOf other kinds:\n{}", others.join("\n")) };
     let help = match &cluster {
-        Some(cluster) => format!("\n\nWhat would help:\n{}", help(&job, &like, &plan, cluster)?.join("\n")),
+        Some(cluster) => format!("\n\nWhat would help:\n{}", help(&job, &plan, cluster)?.join("\n")),
         None => String::new(),
     };
     let origin = match &cluster {
         Some(cluster) => format!(
             "Times are computed from published figures, not measured. The first strategy runs on {}.",
-            kinds(cluster, &best.strategy)
+            kinds(cluster, &best.timed.strategy)
         ),
-        None => format!("To run the first: {}", flags(&best.strategy)),
+        None => format!("To run the first: {}", flags(&best.timed.strategy)),
     };
     Ok(format!(
         "{}{others}{help}\n\nexposed: time in which a rank exchanges and does not compute; idle: time in which ranks do not compute; \
@@ -148,10 +148,9 @@ fn with_tokens(like: Strategy, tokens: Option<u64>, config: &RunConfig) -> Resul
 
 /// The step of a strategy as a picture. Replicas and shards that are alike are drawn once.
 fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline) -> String {
-    let JudgedStep { strategy, step_s, details, .. } = judged;
-    let most = details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0);
-    let title =
-        format!("{}: {:.1} ms a step, {} on the fullest device", describe(strategy), 1e3 * step_s, text::bytes(most));
+    let TimedStep { strategy, step_s, .. } = &judged.timed;
+    let most = text::bytes(most_bytes(judged));
+    let title = format!("{}: {:.1} ms a step, {most} on the fullest device", describe(strategy), 1e3 * step_s);
     let units = &job.model.units;
     if strategy.pp > 1 && timeline.ranks.len() == strategy.pp {
         let one_of_each = Strategy { dp: 1, cut: Cut::even(1), ..strategy.clone() };
@@ -179,56 +178,57 @@ fn refuse_what_a_plan_replaces(parallel: &Parallel) -> Result<(), Mistake> {
 }
 
 fn cells(job: &Job, judged: &JudgedStep, best_s: f64) -> Vec<String> {
-    let JudgedStep { strategy, step_s, fullness, details } = judged;
+    let TimedStep { strategy, step_s, timing } = &judged.timed;
     vec![
         describe(strategy),
         format!("{} × {}", strategy.accumulate, strategy.micro_batch),
         format!("{:.1} ms", 1e3 * step_s),
-        format!("{:.0}", tokens_per_s(job, judged)),
-        share(judged, |shares| shares.exposed),
-        share(judged, |shares| shares.idle),
-        text::bytes(details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0)),
-        text::percent(*fullness),
+        format!("{:.0}", tokens_per_s(job, &judged.timed)),
+        text::percent(timing.exposed),
+        text::percent(timing.idle),
+        text::bytes(most_bytes(judged)),
+        text::percent(judged.fullness),
         if *step_s > best_s { text::percent(step_s / best_s - 1.0) } else { String::new() },
     ]
 }
 
-fn tokens_per_s(job: &Job, JudgedStep { strategy, step_s, .. }: &JudgedStep) -> f64 {
+fn tokens_per_s(job: &Job, TimedStep { strategy, step_s, .. }: &TimedStep) -> f64 {
     (strategy.micro_batch * strategy.micros_per_step() * job.sequence) as f64 / step_s
 }
 
-fn share(judged: &JudgedStep, of: fn(&StepShares) -> f64) -> String {
-    judged.details.shares.as_ref().map_or(String::new(), |shares| text::percent(of(shares)))
+/// Of the fullest device.
+fn most_bytes(judged: &JudgedStep) -> u64 {
+    judged.memory.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0)
 }
 
 /// The best strategies of axes that are not among those shown, and why they lose.
 fn others(plan: &Plan, shown: usize) -> Vec<String> {
-    let axes = |judged: &JudgedStep| {
-        let Mesh { pp, dp, tp } = judged.strategy.mesh();
+    let axes = |strategy: &Strategy| {
+        let Mesh { pp, dp, tp } = strategy.mesh();
         [pp, dp, tp]
     };
-    let best = &plan.fitting[0];
-    let mut seen: Vec<[usize; 3]> = plan.fitting.iter().take(shown).map(axes).collect();
+    let best = &plan.fitting[0].timed;
+    let mut seen: Vec<[usize; 3]> =
+        plan.fitting.iter().take(shown).map(|judged| axes(&judged.timed.strategy)).collect();
     let mut lines = Vec::new();
-    for judged in plan.fitting.iter().skip(shown) {
-        if seen.contains(&axes(judged)) {
+    for timed in plan.fitting.iter().skip(shown).map(|judged| &judged.timed).chain(&plan.too_slow) {
+        if seen.contains(&axes(&timed.strategy)) {
             continue;
         }
-        seen.push(axes(judged));
+        seen.push(axes(&timed.strategy));
         lines.push(format!(
             "  {}: {} slower, {} exposed, {} idle",
-            describe(&judged.strategy),
-            text::percent(judged.step_s / best.step_s - 1.0),
-            share(judged, |shares| shares.exposed),
-            share(judged, |shares| shares.idle)
+            describe(&timed.strategy),
+            text::percent(timed.step_s / best.step_s - 1.0),
+            text::percent(timed.timing.exposed),
+            text::percent(timed.timing.idle)
         ));
     }
-    let too_large = plan.too_large.iter().map(|judged| (&judged.strategy, judged.fullness, ""));
+    let too_large = plan.too_large.iter().map(|judged| (&judged.timed.strategy, judged.fullness, ""));
     let surely = plan.surely_too_large.iter().map(|bounded| (&bounded.strategy, bounded.fullness, "at least "));
     for (strategy, fullness, least) in too_large.chain(surely) {
-        let Mesh { pp, dp, tp } = strategy.mesh();
-        if !seen.contains(&[pp, dp, tp]) {
-            seen.push([pp, dp, tp]);
+        if !seen.contains(&axes(strategy)) {
+            seen.push(axes(strategy));
             let fullness = text::percent(fullness);
             lines.push(format!("  {}: needs {least}{fullness} of the memory there is", describe(strategy)));
         }
@@ -276,22 +276,24 @@ fn flags(strategy: &Strategy) -> String {
 }
 
 fn in_json(job: &Job, plan: &Plan) -> String {
-    let judged = |judged: &JudgedStep| {
-        let JudgedStep { strategy, step_s, fullness, details } = judged;
-        let shares = details.shares.as_ref();
+    let timed = |timed: &TimedStep| {
+        let TimedStep { strategy, step_s, timing } = timed;
         json!({
-            "strategy": strategy, "step_s": step_s, "tokens_per_s": shares.map(|_| tokens_per_s(job, judged)),
-            "fullness": fullness, "bytes": details.costs.iter().map(|cost| cost.arena_bytes).max(),
-            "exposed_share": shares.map(|shares| shares.exposed),
-            "idle_share": shares.map(|shares| shares.idle),
-            "flags": flags(strategy),
+            "strategy": strategy, "step_s": step_s, "tokens_per_s": tokens_per_s(job, timed),
+            "exposed_share": timing.exposed, "idle_share": timing.idle, "flags": flags(strategy),
         })
+    };
+    let judged = |judged: &JudgedStep| {
+        let mut found = timed(&judged.timed);
+        found["fullness"] = json!(judged.fullness);
+        found["bytes"] = json!(most_bytes(judged));
+        found
     };
     let all = |list: &[JudgedStep]| list.iter().map(judged).collect::<Vec<_>>();
     let surely: Vec<_> = { plan.surely_too_large.iter() }
         .map(|it| json!({ "strategy": it.strategy, "fullness_at_least": it.fullness }))
         .collect();
     json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "surely_too_large": surely,
-        "left_out": plan.left_out })
+        "too_slow": plan.too_slow.iter().map(timed).collect::<Vec<_>>(), "left_out": plan.left_out })
     .to_string()
 }

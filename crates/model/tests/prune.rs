@@ -219,7 +219,7 @@ fn all_three_products_shrink_and_weights_are_gathered_once_a_step() {
             let setting = Setting::new(case, DType::F32, Device::dry());
             let pruning = setting.pruning(Imputation::Zero, stride);
             setting.step(Some(&pruning), Keep::Everything);
-            let counts = setting.device.counts();
+            let counts = setting.device.take_counts();
             let launches = |name| counts.0.get(name).map_or(0, |count| count.launches);
             let gathers = launches("GatherColumns") + launches("GatherRows");
             (counts.flops(), gathers, setting)

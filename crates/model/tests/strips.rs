@@ -266,7 +266,7 @@ fn no_product_and_no_attention_is_computed_twice() {
             let device = Device::dry();
             let parameters = Parameters::allocate(model, DType::F32, ZeroSharding::NONE, device.compute());
             Runner::new(model, &parameters, device.compute()).step(&model.units[index], lengths, 0);
-            device.counts().flops()
+            device.take_counts().flops()
         };
         for head_shares in cuts(model.config.kv_heads, model.config.heads.min(model.config.classes)) {
             let shards = model.cut(&cut(&model.config, &head_shares)).expect("enough heads");

@@ -1,15 +1,16 @@
 //! Chooses how to run a model on given devices, before anything runs.
 //!
 //! ```text
-//! counted  the kernels of ranks' programs, and the ranks that stand for all others
-//! prices   the time of a step by what tasks and exchanges take
-//! profile  what they take on a machine's devices, as measured
-//! rates    what they take on the devices of a cluster, by published figures
-//! cluster  devices, hosts and the links between them, written by hand
-//! space    the strategies there are
-//! bound    a time that a strategy takes at least
-//! search   the fastest of them, without a look at all
-//! degrees  the tensor-parallel degree of every half-layer, by the objective of Oases
+//! counted      the kernels of ranks' programs, and the ranks that stand for all others
+//! short_chain  the tasks of a long chain from those of a short one
+//! prices       the time of a step by what tasks and exchanges take
+//! profile      what they take on a machine's devices, as measured
+//! rates        what they take on the devices of a cluster, by published figures
+//! cluster      devices, hosts and the links between them, written by hand
+//! space        the strategies there are
+//! bound        a time that a strategy takes at least
+//! search       the fastest of them, without a look at all
+//! degrees      the tensor-parallel degree of every half-layer, by the objective of Oases
 //! ```
 //!
 //! Pure: the same input gives the same plan. Nothing here runs a kernel or opens a file.
@@ -22,15 +23,16 @@ mod prices;
 mod profile;
 mod rates;
 mod search;
+mod short_chain;
 mod space;
 
-pub use bound::{UnitTime, least_step_s, least_step_s_of_any_cut, unit_times};
-
+pub use bound::{StateTime, UnitTime, least_step_s, least_step_s_of_any_cut, unit_times};
 pub use cluster::{Cluster, ClusterDevice, ClusterError, DeviceRates, Host, LinkRates};
 pub use counted::{Counted, Representatives};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
 pub use prices::{ForetoldStep, NotKnown, NotMeasured, Prices, foretell};
 pub use profile::{Measured, Profile};
 pub use rates::Published;
-pub use search::{Bounded, Found, Judge, Judged, search};
+pub use search::{Bounded, Fit, Found, Judge, Judged, Timed, search};
+pub use short_chain::{ShortChain, TaskKernels};
 pub use space::{RankDevices, Space};

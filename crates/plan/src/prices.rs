@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use evenkeel_device::Counts;
-use evenkeel_step::simulate::{Costs, Unforeseen, simulate};
+use evenkeel_step::simulate::{Costs, Unforeseen, simulate_sound};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Task, Work};
 
@@ -60,7 +60,7 @@ pub fn foretell(prices: &dyn Prices, counted: &[Counted]) -> Result<ForetoldStep
 
 pub(crate) fn simulated(prices: &dyn Prices, counted: &[Counted]) -> Result<Timeline, NotKnown> {
     let by_task = counted.iter().map(|it| seconds(prices, it)).collect::<Result<_, NotMeasured>>()?;
-    Ok(simulate(&among_themselves(counted), &Costs::one_by_one(by_task))?)
+    Ok(simulate_sound(&among_themselves(counted), &Costs::one_by_one(by_task))?)
 }
 
 /// By task.

@@ -5,16 +5,6 @@ use std::collections::BinaryHeap;
 
 use evenkeel_step::Strategy;
 
-/// What is known of a strategy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Judged<T> {
-    pub strategy: Strategy,
-    pub step_s: f64,
-    /// Bytes needed over bytes there are, on the fullest device.
-    pub fullness: f64,
-    pub details: T,
-}
-
 /// A strategy whose stages are cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounded {
@@ -25,114 +15,173 @@ pub struct Bounded {
     pub fullness: f64,
 }
 
+/// A strategy whose step was foretold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timed<T> {
+    pub strategy: Strategy,
+    pub step_s: f64,
+    /// What is known about its step beside that.
+    pub timing: T,
+}
+
+/// A strategy whose memory is known, too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged<T, M> {
+    pub timed: Timed<T>,
+    /// Bytes needed over bytes there are, on the fullest device.
+    pub fullness: f64,
+    /// What is known about its memory beside that.
+    pub memory: M,
+}
+
+/// Whether a strategy fits.
+pub enum Fit<M> {
+    /// Bytes needed over bytes there are, on the fullest device.
+    Known { fullness: f64, memory: M },
+    /// It would with other stages.
+    Recut(Strategy),
+}
+
 /// The outcome of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found<T> {
+pub struct Found<T, M> {
     /// What fits, the fastest first; but before all, what comes first in the space of those that are hardly slower.
-    pub fitting: Vec<Judged<T>>,
+    pub fitting: Vec<Judged<T, M>>,
     /// What does not fit, the least full first.
-    pub too_large: Vec<Judged<T>>,
+    pub too_large: Vec<Judged<T, M>>,
     /// What needs more memory than there is by its bound alone.
     pub surely_too_large: Vec<Bounded>,
+    /// What is too slow to be among the wanted ones, whether it fits or not, the fastest first.
+    pub too_slow: Vec<Timed<T>>,
     /// Strategies that cannot be among the wanted ones by their bounds alone.
     pub left_out: usize,
 }
 
 /// Looks at strategies, ever more closely and at ever more cost.
 pub trait Judge {
-    type Details;
+    type Timing;
+    type Memory;
     type Error;
 
     /// Seconds that a step takes at least, wherever stages are cut.
     fn least_step_s(&self, strategy: &Strategy) -> f64;
 
-    /// The strategy with its stages cut, if the model can be cut so.
-    fn cut(&self, strategy: Strategy) -> Option<Bounded>;
+    /// The strategy with its stages cut.
+    fn cut(&self, strategy: Strategy) -> Bounded;
 
-    fn judge(&mut self, strategy: Strategy) -> Result<Judged<Self::Details>, Self::Error>;
+    /// The time of its step.
+    fn time(&mut self, strategy: Strategy) -> Result<Timed<Self::Timing>, Self::Error>;
+
+    /// Whether it fits in memory.
+    fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Self::Memory>, Self::Error>;
 }
 
 /// A strategy must be faster by more than this share than one that needs less: measurements are no better.
 const MARGIN: f64 = 0.01;
 
-/// Looks at strategies in the order of the seconds that their steps take at least, until no other can be among the `wanted` fastest
-/// that fit.
+/// Looks at strategies in the order of the seconds that their steps take, at least by what is known so far, until no other can be
+/// among the `wanted` fastest that fit.
 pub fn search<J: Judge>(
     strategies: Vec<Strategy>,
     wanted: usize,
     judge: &mut J,
-) -> Result<Found<J::Details>, J::Error> {
+) -> Result<Found<J::Timing, J::Memory>, J::Error> {
     let open = |(place, strategy): (usize, Strategy)| Open {
         least_step_s: judge.least_step_s(&strategy),
         place,
-        is_cut: false,
-        strategy,
+        known: Known::Uncut(strategy),
     };
-    let mut open: BinaryHeap<Reverse<Open>> = strategies.into_iter().enumerate().map(open).map(Reverse).collect();
-    let mut fitting: Vec<(usize, Judged<J::Details>)> = Vec::new();
+    let mut open: BinaryHeap<Reverse<Open<J::Timing>>> =
+        strategies.into_iter().enumerate().map(open).map(Reverse).collect();
+    let mut fitting: Vec<(usize, Judged<J::Timing, J::Memory>)> = Vec::new();
     let (mut too_large, mut surely_too_large) = (Vec::new(), Vec::new());
-    while let Some(Reverse(Open { least_step_s, place, is_cut, strategy })) = open.pop() {
-        if fitting.get(wanted - 1).is_some_and(|(_, worst)| worst.step_s * (1.0 + MARGIN) <= least_step_s) {
-            open.push(Reverse(Open { least_step_s, place, is_cut, strategy }));
+    while let Some(Reverse(Open { least_step_s, place, known })) = open.pop() {
+        let step_s = |index: usize| fitting.get(index).map(|(_, judged)| judged.timed.step_s);
+        if step_s(wanted - 1).zip(step_s(0)).is_some_and(|(last_s, best_s)| {
+            // What is hardly slower than the best may come before it.
+            least_step_s >= last_s.max(best_s * (1.0 + MARGIN))
+        }) {
+            open.push(Reverse(Open { least_step_s, place, known }));
             break;
         }
-        if !is_cut {
-            match judge.cut(strategy) {
-                None => {}
-                Some(bounded) if bounded.fullness > 1.0 => surely_too_large.push(bounded),
-                Some(Bounded { strategy, step_s, .. }) => {
-                    let least_step_s = step_s.max(least_step_s);
-                    open.push(Reverse(Open { least_step_s, place, is_cut: true, strategy }));
+        let (least_step_s, known) = match known {
+            Known::Uncut(strategy) => match judge.cut(strategy) {
+                bounded if bounded.fullness > 1.0 => {
+                    surely_too_large.push(bounded);
+                    continue;
                 }
+                Bounded { strategy, step_s, .. } => (step_s.max(least_step_s), Known::Cut(strategy)),
+            },
+            Known::Cut(strategy) => {
+                let timed = judge.time(strategy)?;
+                (timed.step_s, Known::Timed(timed))
             }
-            continue;
-        }
-        let judged = judge.judge(strategy)?;
-        if judged.fullness > 1.0 {
-            too_large.push(judged);
-            continue;
-        }
-        let is_before = |(other, it): &(usize, Judged<J::Details>)| (it.step_s, *other) <= (judged.step_s, place);
-        fitting.insert(fitting.partition_point(is_before), (place, judged));
+            Known::Timed(timed) => match judge.fit(&timed.strategy)? {
+                Fit::Recut(strategy) => (timed.step_s, Known::Cut(strategy)),
+                Fit::Known { fullness, memory } => {
+                    let judged = Judged { timed, fullness, memory };
+                    if fullness > 1.0 {
+                        too_large.push(judged)
+                    } else {
+                        fitting.push((place, judged))
+                    }
+                    continue;
+                }
+            },
+        };
+        open.push(Reverse(Open { least_step_s, place, known }));
     }
-    if let Some(best_s) = fitting.first().map(|(_, judged)| judged.step_s) {
-        let hardly_slower = fitting.iter().take_while(|(_, judged)| judged.step_s <= best_s * (1.0 + MARGIN));
+    if let Some(best_s) = fitting.first().map(|(_, judged)| judged.timed.step_s) {
+        let hardly_slower = fitting.iter().take_while(|(_, judged)| judged.timed.step_s <= best_s * (1.0 + MARGIN));
         let simplest = hardly_slower.enumerate().min_by_key(|(_, (place, _))| *place).map_or(0, |(index, _)| index);
         fitting[..=simplest].rotate_right(1);
     }
     too_large.sort_by(|a, b| a.fullness.total_cmp(&b.fullness));
     surely_too_large.sort_by(|a: &Bounded, b| a.fullness.total_cmp(&b.fullness));
     let fitting = fitting.into_iter().map(|(_, judged)| judged).collect();
-    Ok(Found { fitting, too_large, surely_too_large, left_out: open.len() })
+    let (mut too_slow, mut left_out) = (Vec::new(), 0);
+    for Reverse(open) in open.into_sorted_vec().into_iter().rev() {
+        match open.known {
+            Known::Timed(timed) => too_slow.push(timed),
+            Known::Uncut(_) | Known::Cut(_) => left_out += 1,
+        }
+    }
+    Ok(Found { fitting, too_large, surely_too_large, too_slow, left_out })
 }
 
-/// A strategy that was not judged yet. The one that may be the fastest comes first; of equals the first of the space.
-struct Open {
+/// A strategy that may be among the fastest. The one that may be the fastest comes first; of equals the first of the space.
+struct Open<T> {
     least_step_s: f64,
     place: usize,
-    is_cut: bool,
-    strategy: Strategy,
+    known: Known<T>,
 }
 
-impl Ord for Open {
-    fn cmp(&self, other: &Open) -> Ordering {
+/// How much is known about a strategy.
+enum Known<T> {
+    Uncut(Strategy),
+    Cut(Strategy),
+    Timed(Timed<T>),
+}
+
+impl<T> Ord for Open<T> {
+    fn cmp(&self, other: &Open<T>) -> Ordering {
         self.least_step_s.total_cmp(&other.least_step_s).then(self.place.cmp(&other.place))
     }
 }
 
-impl PartialOrd for Open {
-    fn partial_cmp(&self, other: &Open) -> Option<Ordering> {
+impl<T> PartialOrd for Open<T> {
+    fn partial_cmp(&self, other: &Open<T>) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Open {
-    fn eq(&self, other: &Open) -> bool {
+impl<T> PartialEq for Open<T> {
+    fn eq(&self, other: &Open<T>) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Open {}
+impl<T> Eq for Open<T> {}
 
 #[cfg(test)]
 mod tests {
@@ -152,25 +201,37 @@ mod tests {
         step_s: S,
         fullness: F,
         bound: f64,
-        judged: usize,
+        timed: usize,
+        fitted: usize,
     }
 
     impl<S: Fn(usize) -> f64, F: Fn(usize) -> f64> Judge for Tables<S, F> {
-        type Details = ();
+        type Timing = ();
+        type Memory = ();
         type Error = Infallible;
 
         fn least_step_s(&self, strategy: &Strategy) -> f64 {
             0.5 * self.bound * (self.step_s)(strategy.accumulate)
         }
 
-        fn cut(&self, strategy: Strategy) -> Option<Bounded> {
-            Some(Bounded { step_s: self.bound * (self.step_s)(strategy.accumulate), fullness: 0.0, strategy })
+        fn cut(&self, strategy: Strategy) -> Bounded {
+            Bounded { step_s: self.bound * (self.step_s)(strategy.accumulate), fullness: 0.0, strategy }
         }
 
-        fn judge(&mut self, strategy: Strategy) -> Result<Judged<()>, Infallible> {
-            self.judged += 1;
-            let (step_s, fullness) = ((self.step_s)(strategy.accumulate), (self.fullness)(strategy.accumulate));
-            Ok(Judged { strategy, step_s, fullness, details: () })
+        fn time(&mut self, strategy: Strategy) -> Result<Timed<()>, Infallible> {
+            self.timed += 1;
+            Ok(Timed { step_s: (self.step_s)(strategy.accumulate), strategy, timing: () })
+        }
+
+        fn fit(&mut self, strategy: &Strategy) -> Result<Fit<()>, Infallible> {
+            self.fitted += 1;
+            Ok(Fit::Known { fullness: (self.fullness)(strategy.accumulate), memory: () })
+        }
+    }
+
+    impl<S: Fn(usize) -> f64, F: Fn(usize) -> f64> Tables<S, F> {
+        fn new(step_s: S, fullness: F, bound: f64) -> Tables<S, F> {
+            Tables { step_s, fullness, bound, timed: 0, fitted: 0 }
         }
     }
 
@@ -179,15 +240,19 @@ mod tests {
         let step_s = |number: usize| ((number * 7) % 31) as f64 + 10.0;
         let fullness = |number: usize| if number.is_multiple_of(5) { number as f64 } else { 0.5 };
         for wanted in [1, 3] {
-            let mut judge = Tables { step_s, fullness, bound: 0.5, judged: 0 };
+            let mut judge = Tables::new(step_s, fullness, 0.5);
             let Ok(found) = search(numbered(30), wanted, &mut judge);
             let fits = numbered(30).into_iter().map(|it| it.accumulate).filter(|it| !it.is_multiple_of(5));
             let mut expected: Vec<f64> = fits.map(step_s).collect();
             expected.sort_by(f64::total_cmp);
-            let times: Vec<f64> = found.fitting.iter().take(wanted).map(|judged| judged.step_s).collect();
+            let times: Vec<f64> = found.fitting.iter().take(wanted).map(|judged| judged.timed.step_s).collect();
             assert_eq!(times, expected[..wanted]);
-            assert_eq!(judge.judged + found.left_out, 30);
-            assert!(found.left_out > 0, "the slowest need no look");
+            assert_eq!(found.fitting.len() + found.too_large.len(), judge.fitted);
+            assert_eq!(judge.fitted + found.too_slow.len(), judge.timed);
+            assert_eq!(judge.timed + found.left_out, 30);
+            assert!(found.too_slow.is_sorted_by(|a, b| a.step_s <= b.step_s));
+            assert!(judge.timed < 30, "the slowest need no look");
+            assert!(judge.fitted < judge.timed, "only the fastest need memory");
             assert!(found.too_large.windows(2).all(|pair| pair[0].fullness <= pair[1].fullness));
         }
     }
@@ -195,16 +260,16 @@ mod tests {
     #[test]
     fn what_is_hardly_faster_does_not_win_over_what_needs_less() {
         let step_s = |number: usize| [2.0, 1.009, 1.0, 1.001][number - 1];
-        let Ok(found) = search(numbered(4), 4, &mut Tables { step_s, fullness: |_| 0.0, bound: 0.0, judged: 0 });
-        let order: Vec<f64> = found.fitting.iter().map(|judged| judged.step_s).collect();
+        let Ok(found) = search(numbered(4), 4, &mut Tables::new(step_s, |_| 0.0, 0.0));
+        let order: Vec<f64> = found.fitting.iter().map(|judged| judged.timed.step_s).collect();
         assert_eq!(order, [1.009, 1.0, 1.001, 2.0]);
     }
 
     #[test]
     fn among_equals_the_first_of_the_space_wins() {
-        let mut judge = Tables { step_s: |_| 1.0, fullness: |_| 1.0, bound: 0.0, judged: 0 };
+        let mut judge = Tables::new(|_| 1.0, |_| 1.0, 0.0);
         let Ok(found) = search(numbered(9), 9, &mut judge);
-        let order: Vec<usize> = found.fitting.iter().map(|judged| judged.strategy.accumulate).collect();
+        let order: Vec<usize> = found.fitting.iter().map(|judged| judged.timed.strategy.accumulate).collect();
         assert_eq!(order, (1..=9).collect::<Vec<_>>());
     }
 }

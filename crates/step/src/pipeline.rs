@@ -261,6 +261,23 @@ impl Pipeline {
         most
     }
 
+    /// By place: the most bytes that it keeps at a time, if a stage keeps so many of a micro-batch until its backward. What it keeps
+    /// from there to the weights' gradients does not count.
+    pub fn least_kept_bytes(&self, places: usize, micros: usize, units: usize, of_stage: &[f64]) -> Vec<f64> {
+        let (mut now, mut most) = (vec![0.0; places], vec![0.0_f64; places]);
+        for event in self.plan(places, micros, units, 0) {
+            let Event::Block(Block { kind, stage, .. }) = event else { continue };
+            let place = self.place(stage, places);
+            match kind {
+                BlockKind::Forward => now[place] += of_stage[stage],
+                BlockKind::Backward | BlockKind::Input => now[place] -= of_stage[stage],
+                BlockKind::Weight => (),
+            }
+            most[place] = most[place].max(now[place]);
+        }
+        most
+    }
+
     /// Blocks and passes of a step in an order that all places can follow. Stages before `frozen` have no backward.
     pub(crate) fn plan(&self, places: usize, micros: usize, units: usize, frozen: usize) -> Vec<Event> {
         let chunks = self.stages() / places;

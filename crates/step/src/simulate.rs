@@ -163,6 +163,11 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// not known.
 pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
     verify(programs)?;
+    simulate_sound(programs, costs)
+}
+
+/// The same for programs that are known to be sound, such as those of schedules.
+pub fn simulate_sound(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
     let meetings = meetings(programs)?;
     let ranks = programs.iter().enumerate().map(|(rank, program)| Rank::new(rank, program, &meetings, costs));
     let mut simulation = Simulation {

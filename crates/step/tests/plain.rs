@@ -108,7 +108,7 @@ fn recomputation_leaves_out_the_products_that_only_the_output_needs() {
     let products = |schedule: Schedule| {
         let setting = Setting::new("llama3", Device::dry(), 1);
         drop(setting.program(Arrangement::of(schedule)));
-        setting.device.counts().0["Product"].flops
+        setting.device.take_counts().0["Product"].flops
     };
     let model = Model::open(&golden("llama3")).expect("a known architecture");
     let (hidden, ffn, layers) = (model.config.hidden, model.config.ffn, model.config.layers.len());

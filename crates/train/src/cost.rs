@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use evenkeel_comm::Communicator;
-use evenkeel_device::{Device, WorkingMemory};
+use evenkeel_device::{Counts, Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Widths};
 use evenkeel_plan::Counted;
 use evenkeel_step::Strategy;
@@ -28,6 +28,25 @@ pub struct Cost {
     pub exchanged_bytes: u128,
 }
 
+impl Cost {
+    /// The cost of something larger, each of whose numbers follows from those of something small and of something less small.
+    pub fn extended(&self, smaller: &Cost, extended: impl Fn(f64, f64) -> f64) -> Cost {
+        let bytes = |of: fn(&Cost) -> u64| extended(of(smaller) as f64, of(self) as f64) as u64;
+        let count = |of: fn(&Cost) -> u128| extended(of(smaller) as f64, of(self) as f64) as u128;
+        let peak_bytes = bytes(|cost| cost.peak_bytes);
+        // Gaps come and go; their share is about the same.
+        let gapped = self.arena_bytes as f64 / self.peak_bytes.max(1) as f64;
+        Cost {
+            state_bytes: bytes(|cost| cost.state_bytes),
+            peak_bytes,
+            arena_bytes: (gapped * peak_bytes as f64) as u64,
+            working: self.working,
+            flops: count(|cost| cost.flops),
+            exchanged_bytes: count(|cost| cost.exchanged_bytes),
+        }
+    }
+}
+
 /// Each rank's cost of steps on such micro-batches, from dry runs. `shards` are those of the strategy's cut.
 pub fn costs(shards: &[Model], strategy: &Strategy, options: TrainerOptions, micros: &[Samples]) -> Vec<Cost> {
     costs_migrated(shards, strategy, options, micros, None)
@@ -45,7 +64,9 @@ pub fn costs_migrated(
         let mut trainer = dry(shards, strategy, options, rank);
         trainer.migrate(work.cloned());
         cost(trainer, |trainer| {
+            trainer.device.take_counts();
             trainer.step(micros, 0.0).expect(NOBODY_DIFFERS);
+            trainer.device.take_counts().flops()
         })
     };
     (0..strategy.ranks()).map(cost).collect()
@@ -61,7 +82,10 @@ pub fn costs_and_tasks(
 ) -> Vec<(Cost, Counted)> {
     let of_rank = |&rank: &usize| {
         let mut counted = None;
-        let cost = cost(dry(shards, strategy, options, rank), |trainer| counted = Some(trainer.count_tasks(micros)));
+        let cost = cost(dry(shards, strategy, options, rank), |trainer| {
+            let counted = counted.insert(trainer.count_tasks(micros));
+            counted.counts.iter().map(Counts::flops).sum()
+        });
         (cost, counted.expect("the step was made"))
     };
     ranks.iter().map(of_rank).collect()
@@ -83,17 +107,18 @@ fn dry(shards: &[Model], strategy: &Strategy, options: TrainerOptions, rank: usi
 
 const NOBODY_DIFFERS: &str = "a dry rank has nobody to differ from";
 
-fn cost(mut trainer: Trainer, step: impl FnOnce(&mut Trainer)) -> Cost {
-    let (state_bytes, before) = (trainer.device.usage().live_bytes, trainer.device.counts().flops());
+/// `step` makes a step and returns its operations.
+fn cost(mut trainer: Trainer, step: impl FnOnce(&mut Trainer) -> u128) -> Cost {
+    let state_bytes = trainer.device.usage().live_bytes;
     let exchanged_before = trainer.communicator().counts().bytes();
-    step(&mut trainer);
-    let (usage, counts) = (trainer.device.usage(), trainer.device.counts());
+    let flops = step(&mut trainer);
+    let usage = trainer.device.usage();
     Cost {
         state_bytes,
         peak_bytes: usage.peak_bytes,
         arena_bytes: usage.extent_bytes,
         working: trainer.device.working_memory(),
-        flops: counts.flops() - before,
+        flops,
         exchanged_bytes: trainer.communicator().counts().bytes() - exchanged_before,
     }
 }

@@ -204,13 +204,13 @@ fn counts(
         migration: None,
         pruning: None,
     };
-    let mut before = (device.counts(), device.usage().live_bytes);
+    device.take_counts();
+    let mut live_bytes = device.usage().live_bytes;
     let mut tasks = vec![TaskCounts::default(); program.tasks.len()];
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };
     executor.run_watched(program, &batches, options, None, |index| {
-        let now = (device.counts(), device.usage().live_bytes);
-        tasks[index] = TaskCounts { counts: now.0.since(&before.0), kept_bytes: now.1 as i64 - before.1 as i64 };
-        before = now;
+        let before = std::mem::replace(&mut live_bytes, device.usage().live_bytes);
+        tasks[index] = TaskCounts { counts: device.take_counts(), kept_bytes: live_bytes as i64 - before as i64 };
     });
     tasks
 }

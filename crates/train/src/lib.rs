@@ -40,4 +40,4 @@ pub use run::{
 };
 pub use samples::Samples;
 pub use state_kind::StateKind;
-pub use trainer::{Evaluation, Observe, Prepared, Step, StepOutcome, Trainer, TrainerOptions};
+pub use trainer::{Evaluation, Observe, Prepared, Step, StepOutcome, Trainer, TrainerOptions, program};

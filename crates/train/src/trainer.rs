@@ -33,6 +33,7 @@ use crate::state_kind::StateKind;
 pub use micros::Prepared;
 use micros::Sizes;
 pub(crate) use programs::Proofs;
+pub use programs::program;
 use programs::{Programs, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -255,13 +256,13 @@ impl Trainer {
     pub(crate) fn count_tasks(&mut self, micros: &[Samples]) -> Counted {
         let mut prepared = self.prepare_uncompared(micros);
         let device = self.device.clone();
-        let mut before = (device.counts(), device.usage().live_bytes);
+        device.take_counts();
+        let mut live_bytes = device.usage().live_bytes;
         // Tasks without rows are not issued.
         let mut found: BTreeMap<usize, (Counts, i64)> = BTreeMap::new();
         self.run_step(&mut prepared, 0.0, Observe::Nothing, &mut Recording::default(), |task| {
-            let now = (device.counts(), device.usage().live_bytes);
-            found.insert(task, (now.0.since(&before.0), now.1 as i64 - before.1 as i64));
-            before = now;
+            let before = std::mem::replace(&mut live_bytes, device.usage().live_bytes);
+            found.insert(task, (device.take_counts(), live_bytes as i64 - before as i64));
         });
         let tasks = 0..self.program().tasks.len();
         let (counts, kept_bytes) = tasks.map(|task| found.remove(&task).unwrap_or_default()).unzip();

@@ -70,11 +70,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     // Stages are cut before anything is measured, so that their cuts are the same in all rounds.
     let mut nothing = Profile::default();
     let unmeasured = Judging::new(&job, Source::Machine(&mut nothing), &|_| ());
-    let all: Vec<Strategy> = all.filter_map(|it| Some(unmeasured.cut(it)?.strategy)).collect();
+    let all: Vec<Strategy> = all.map(|it| unmeasured.cut(it).strategy).collect();
     let mut profile = Profile::default();
     let step_s = |profile: &Profile, strategy: &Strategy| {
         let places = job.places(strategy);
-        foretell(&profile.on(&places), &job.dry(strategy, &places).counted).map(|foretold| foretold.step_s)
+        foretell(&profile.on(&places), &job.tasks(strategy, &places)).map(|foretold| foretold.step_s)
     };
     let start = std::time::Instant::now();
     let mut learnt: Vec<&Strategy> = Vec::new();
@@ -176,7 +176,7 @@ fn choice(cases: &[Case], chosen: &Strategy) -> String {
     )
 }
 
-/// What people take without a plan: one micro-batch, and all ranks for one thing.
+/// People take these without a plan: one micro-batch, and all ranks for one thing.
 fn usual_name(strategy: &Strategy) -> Option<&'static str> {
     let Mesh { pp, dp, tp } = strategy.mesh();
     let is_plain = strategy.accumulate == 1

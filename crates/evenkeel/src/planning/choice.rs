@@ -4,28 +4,30 @@ use std::cell::Cell;
 use std::io::{IsTerminal, Write, stderr};
 
 use evenkeel_device::{DType, MOST_PEERS};
-use evenkeel_plan::{Cluster, Found, Judge, Judged, Profile, RankDevices, Space, search};
+use evenkeel_plan::{Cluster, Found, Judge, Judged, Profile, RankDevices, Space, Timed, search};
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
+use evenkeel_train::Cost;
 
 use super::forecast::Forecast;
 use super::job::Job;
-use super::judging::{Details, Judging, Source};
+use super::judging::{Judging, Source, StepShares};
 use super::profile_file::ProfileFile;
 use crate::arrange::this_machine;
 use crate::config::Settings;
 use crate::launch::Launch;
 use crate::{Failure, Mistake, text};
 
-pub type JudgedStep = Judged<Details>;
-pub type Plan = Found<Details>;
+pub type TimedStep = Timed<StepShares>;
+pub type JudgedStep = Judged<StepShares, Vec<Cost>>;
+pub type Plan = Found<StepShares, Vec<Cost>>;
 
 /// Fills in how a run shares its work, as the fastest strategy does. Returns a line that says so, and
 /// what it foretells.
 pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(String, Forecast), Failure> {
     let plan = measured_plan(job, like, 1, false)?;
-    let best = &plan.fitting[0];
+    let best = &plan.fitting[0].timed;
     let Strategy { pp, dp, micro_batch, accumulate, zero, ref cut, arrangement, ref pipeline, .. } = best.strategy;
     let (tp, train, parallel) = (cut.weights.len(), &mut settings.train, &mut settings.parallel);
     // An evaluation keeps its sequences.
@@ -53,7 +55,7 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
 
 /// Strategies that were not left out.
 pub fn looked_at(plan: &Plan) -> usize {
-    plan.fitting.len() + plan.too_large.len() + plan.surely_too_large.len()
+    plan.fitting.len() + plan.too_large.len() + plan.surely_too_large.len() + plan.too_slow.len()
 }
 
 /// A plan from this machine's profile, which keeps what was measured for it.
@@ -104,37 +106,36 @@ pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Re
     Judging::new(job, source, &|_| ()).timeline(strategy)
 }
 
-/// What the steps of a plan would gain from better links, faster devices or more memory.
-pub fn help(job: &Job, like: &Strategy, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
+/// Says how much better links, faster devices or more memory would make the steps of a plan.
+pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
     /// Faster strategies than these are unlikely to come from behind.
     const CANDIDATES: usize = 5;
-    let best = &plan.fitting[0];
-    let with = |change: &dyn Fn(&mut Cluster)| {
+    const MORE_MEMORY: f64 = 1.25;
+    let best = &plan.fitting[0].timed;
+    let fastest = |change: &dyn Fn(&mut Cluster)| {
         let mut better = cluster.clone();
         change(&mut better);
-        better
+        let mut judging = Judging::new(job, Source::Cluster(&better), &|_| ());
+        let timed = plan.fitting.iter().take(CANDIDATES).map(|judged| judging.time(judged.timed.strategy.clone()));
+        let timed = timed.collect::<Result<Vec<_>, Failure>>()?;
+        Ok::<_, Failure>(timed.into_iter().min_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("something fits"))
     };
-    let fastest = |better: &Cluster| {
-        let mut judging = Judging::new(job, Source::Cluster(better), &|_| ());
-        let judged = plan.fitting.iter().take(CANDIDATES).map(|judged| judging.judge(judged.strategy.clone()));
-        let judged = judged.collect::<Result<Vec<_>, Failure>>()?;
-        Ok::<_, Failure>(judged.into_iter().min_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("something fits"))
-    };
-    let links = fastest(&with(&|better| better.links.values_mut().for_each(|link| link.gb_per_s *= 2.0)))?;
-    let devices = fastest(&with(&|better| {
+    let links = fastest(&|better| better.links.values_mut().for_each(|link| link.gb_per_s *= 2.0))?;
+    let devices = fastest(&|better| {
         for device in better.devices.values_mut() {
             device.bf16_tflops *= 1.25;
             device.f32_tflops *= 1.25;
             device.memory_gb_per_s *= 1.25;
         }
-    }))?;
-    let is_anything_too_large = !(plan.too_large.is_empty() && plan.surely_too_large.is_empty());
-    let more_memory = with(&|better| better.devices.values_mut().for_each(|device| device.memory_gb *= 1.25));
-    let memory = match is_anything_too_large {
-        true => published_plan(job, like, 1, &more_memory)?.fitting.swap_remove(0),
-        false => best.clone(),
-    };
-    let line = |(what, found): (&str, JudgedStep)| {
+    })?;
+    // Whatever may be faster was looked at, and some of it did not fit.
+    let mut judging = Judging::new(job, Source::Cluster(cluster), &|_| ());
+    let surely = plan.surely_too_large.iter().filter(|it| it.fullness <= MORE_MEMORY && it.step_s < best.step_s);
+    let surely = surely.map(|it| judging.time(it.strategy.clone())).collect::<Result<Vec<_>, Failure>>()?;
+    let larger = plan.too_large.iter().filter(|it| it.fullness <= MORE_MEMORY).map(|it| &it.timed);
+    let larger = larger.chain(&surely).chain([best]);
+    let memory = larger.min_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("the best is among them");
+    let line = |(what, found): (&str, &TimedStep)| {
         let gain = 1.0 - found.step_s / best.step_s;
         let by =
             if found.strategy == best.strategy { String::new() } else { format!(", by {}", describe(&found.strategy)) };
@@ -144,7 +145,7 @@ pub fn help(job: &Job, like: &Strategy, plan: &Plan, cluster: &Cluster) -> Resul
         }
     };
     let all =
-        [("links twice as fast", links), ("devices a quarter faster", devices), ("a quarter more memory", memory)];
+        [("links twice as fast", &links), ("devices a quarter faster", &devices), ("a quarter more memory", memory)];
     Ok(all.into_iter().map(line).collect())
 }
 
@@ -166,14 +167,17 @@ fn plan_of(
     };
     let mut judging = Judging::new(job, source, &told);
     let mut plan = search(strategies, wanted, &mut judging)?;
-    // What is shown or taken is known to the byte.
+    // The memory of what is shown or taken is known to the byte.
     let behind = plan.fitting.split_off(wanted.min(plan.fitting.len()));
-    let first = std::mem::take(&mut plan.fitting).into_iter().map(|judged| judging.settled(judged));
-    let (fitting, too_large): (Vec<_>, Vec<_>) = first.partition(|judged| judged.fullness <= 1.0);
+    let settled = std::mem::take(&mut plan.fitting).into_iter().map(|judged| {
+        let (memory, fullness) = judging.memory(&judged.timed.strategy);
+        JudgedStep { memory, fullness, ..judged }
+    });
+    let (fitting, too_large): (Vec<_>, Vec<_>) = settled.partition(|judged| judged.fullness <= 1.0);
     plan.too_large.extend(too_large);
     plan.fitting = fitting.into_iter().chain(behind).collect();
     if plan.fitting.is_empty() {
-        let nowhere = fits_nowhere(&plan, &mut judging)?;
+        let nowhere = fits_nowhere(&plan, &judging);
         progress("");
         return Err(nowhere.into());
     }
@@ -221,26 +225,26 @@ pub fn shared_cores(cores: usize) -> Vec<RankDevices> {
 }
 
 /// Says what is missing for the strategy that needs least.
-fn fits_nowhere(plan: &Plan, judging: &mut Judging) -> Result<Mistake, Failure> {
+fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
     /// Bounds are no exact order.
     const CANDIDATES: usize = 8;
-    let surely = plan.surely_too_large.iter().take(CANDIDATES).map(|bounded| bounded.strategy.clone());
-    let surely = surely.map(|strategy| judging.judge(strategy)).collect::<Result<Vec<_>, Failure>>()?;
-    let all = plan.too_large.iter().chain(&surely);
-    let Some(leanest) = all.min_by(|a, b| a.fullness.total_cmp(&b.fullness)) else {
-        return Ok(Mistake { what: "there is no strategy for these devices".to_owned(), hint: None });
+    let surely = plan.surely_too_large.iter().take(CANDIDATES).map(|bounded| &bounded.strategy);
+    let candidates = surely.chain(plan.too_large.first().map(|judged| &judged.timed.strategy));
+    let known = candidates.map(|strategy| (strategy, judging.memory(strategy)));
+    let Some((leanest, (costs, fullness))) = known.min_by(|(_, a), (_, b)| a.1.total_cmp(&b.1)) else {
+        return Mistake { what: "there is no strategy for these devices".to_owned(), hint: None };
     };
-    let needed = leanest.details.costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
-    let missing = needed - needed / leanest.fullness;
+    let needed = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
+    let missing = needed - needed / fullness;
     let what = format!(
         "no strategy fits: the leanest, {}, needs {} of the memory there is: {} on its fullest device, {} more than that has",
-        describe(&leanest.strategy),
-        text::percent(leanest.fullness),
+        describe(leanest),
+        text::percent(fullness),
         text::bytes(needed as u64),
         text::bytes(missing as u64),
     );
-    let hint = judging.nearest_that_fits(&leanest.strategy).unwrap_or_else(|| "use a smaller model".to_owned());
-    Ok(Mistake { what, hint: Some(hint) })
+    let hint = judging.nearest_that_fits(leanest).unwrap_or_else(|| "use a smaller model".to_owned());
+    Mistake { what, hint: Some(hint) }
 }
 
 /// A strategy in a few words.

@@ -1,15 +1,15 @@
 //! A job on some devices: its steps by any strategy from dry runs, and measured on a shortened model or the whole.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use evenkeel_model::{Model, Parameters, Part, ZeroStage};
-use evenkeel_plan::{Counted, Profile, Representatives};
+use evenkeel_model::{Model, ParamId, Parameters, Part, ZeroStage};
+use evenkeel_plan::{Counted, Profile, Representatives, ShortChain, TaskKernels};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Devices, Pipeline, Strategy};
-use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks};
+use evenkeel_step::{Devices, Pipeline, Strategy, Task, WorkFamily};
+use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks, program};
 
 use crate::Failure;
 use crate::launch::Launch;
@@ -31,11 +31,13 @@ pub struct Job<'a> {
     pub seen: Seen,
 }
 
-/// What dry runs of earlier strategies have shown, by what it depends on.
+/// Dry runs of earlier strategies, by what they depend on.
 #[derive(Default)]
 pub struct Seen {
     shards: RefCell<HashMap<String, Option<Rc<Shards>>>>,
-    micros: RefCell<HashMap<String, Rc<Vec<OneMicro>>>>,
+    samples: RefCell<HashMap<String, Rc<Sample>>>,
+    period: OnceCell<usize>,
+    trained_shares: OnceCell<Vec<f64>>,
 }
 
 /// The shards of a cut.
@@ -45,23 +47,39 @@ struct Shards {
     first_alike: Vec<usize>,
 }
 
-/// One micro-batch in one place, on one shard.
-pub struct OneMicro {
+/// A strategy's micro-batches on a short chain, without other replicas.
+pub struct Sample {
+    /// By unit of the model: one of the short chain that is like it.
+    pub alike: Vec<usize>,
+    /// At every place, on every kind of shard.
+    ranks: Vec<SampledRank>,
+}
+
+pub struct SampledRank {
+    pub place: usize,
+    /// The first one of its kind.
     pub shard: usize,
     pub counted: Counted,
+    kernels: TaskKernels,
     pub state_bytes: u64,
-    /// Memory beside that.
-    pub activation_bytes: u64,
+    /// Of all parameters that are trained: those that it has.
+    pub trained_share: f64,
 }
 
-/// A dry step of a strategy.
-pub struct DryStep {
-    /// By rank.
-    pub costs: Vec<Cost>,
-    /// Of the ranks that stand for all.
-    pub counted: Vec<Counted>,
+impl Sample {
+    pub fn at(&self, place: usize, shard: usize) -> &SampledRank {
+        let found = self.ranks.iter().find(|rank| (rank.place, rank.shard) == (place, shard));
+        found.expect("every kind of shard is sampled at every place")
+    }
+
+    /// If shards are alike.
+    pub fn of_any_shard(&self) -> Option<&SampledRank> {
+        if let [rank] = &self.ranks[..] { Some(rank) } else { None }
+    }
 }
 
+/// Of the bytes of a short chain's state, those of parameters, at least: tables for all layers are among them.
+const ACTUALLY_STATE: f64 = 0.98;
 /// Times that a shortened model's steps are measured.
 const TIMES: usize = 2;
 /// Steps that are timed together: ranks do not begin and end one at the same time.
@@ -75,15 +93,30 @@ impl Job<'_> {
         strategy.pipeline.stages() <= self.model.config.layers.len().max(1) && self.cached_shards(strategy).is_some()
     }
 
-    /// A dry step, if ranks are alike that have the same kind of place.
-    pub fn dry(&self, strategy: &Strategy, places: &[String]) -> DryStep {
-        let shards = self.shards(strategy);
-        self.dry_of(&shards.models, &self.representatives(strategy, places), strategy)
+    /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.
+    pub fn costs(&self, strategy: &Strategy, places: &[String]) -> Vec<Cost> {
+        let representatives = self.representatives(strategy, places);
+        let found = self.counted(strategy, &representatives.ranks);
+        representatives.of.iter().map(|&place| found[place].0).collect()
     }
 
-    /// The first shard with tensors of the same sizes.
-    pub fn first_alike(&self, strategy: &Strategy, shard: usize) -> usize {
-        self.shards(strategy).first_alike[shard]
+    /// The tasks of the ranks that stand for all others, from those of a short chain.
+    pub fn tasks(&self, strategy: &Strategy, places: &[String]) -> Vec<Counted> {
+        let (mesh, shards, sample) = (strategy.mesh(), self.shards(strategy), self.sample(strategy));
+        let (shares, blank) = (self.trained_shares_of_places(strategy), self.blank(strategy));
+        let of_rank = |&rank: &usize| {
+            let sampled = sample.at(mesh.place(rank), shards.first_alike[mesh.shard(rank)]);
+            let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
+            let tail = shares[mesh.place(rank)] / sampled.trained_share.max(f64::MIN_POSITIVE) / split as f64;
+            let program = program(&shards.models, strategy, rank, &blank);
+            sampled.kernels.in_program(strategy, rank, program, &sample.alike, tail)
+        };
+        self.representatives(strategy, places).ranks.iter().map(of_rank).collect()
+    }
+
+    /// By shard: the first one with tensors of the same sizes.
+    pub fn first_alike(&self, strategy: &Strategy) -> Vec<usize> {
+        self.shards(strategy).first_alike.clone()
     }
 
     fn representatives(&self, strategy: &Strategy, places: &[String]) -> Representatives {
@@ -92,65 +125,116 @@ impl Job<'_> {
         Representatives::new(mesh, |one, other| places[one] == places[other] && first_alike(one) == first_alike(other))
     }
 
-    fn dry_of(&self, shards: &[Model], representatives: &Representatives, strategy: &Strategy) -> DryStep {
-        let blank = Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence);
-        let micros = vec![blank; strategy.micros_per_step()];
-        let found = costs_and_tasks(shards, strategy, self.options, &micros, &representatives.ranks);
-        let (costs, counted): (Vec<Cost>, Vec<Counted>) = found.into_iter().unzip();
-        DryStep { costs: representatives.of.iter().map(|&place| costs[place]).collect(), counted }
+    /// The costs and tasks of these ranks, from dry runs.
+    pub fn counted(&self, strategy: &Strategy, ranks: &[usize]) -> Vec<(Cost, Counted)> {
+        self.counted_on(&self.shards(strategy).models, strategy, ranks)
+    }
+
+    fn counted_on(&self, shards: &[Model], strategy: &Strategy, ranks: &[usize]) -> Vec<(Cost, Counted)> {
+        let micros = vec![self.blank(strategy); strategy.micros_per_step()];
+        costs_and_tasks(shards, strategy, self.options, &micros, ranks)
+    }
+
+    /// The samples of a micro-batch, which say nothing.
+    fn blank(&self, strategy: &Strategy) -> Samples {
+        Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence)
     }
 
     /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least. Where shards are unequal, or
     /// units have unequal bytes for an element, that is not known.
     pub fn least_state_bytes(&self, strategy: &Strategy) -> Vec<f64> {
-        let (model, micros) = (self.model, self.one_micro(strategy));
-        let are_units_alike = model.trained_count() == model.parameter_count() && model.packed_count() == 0;
-        let [micro] = &micros[..] else { return vec![0.0; strategy.pp] };
-        if strategy.pp > 1 && !are_units_alike {
-            return vec![0.0; strategy.pp];
-        }
-        let elements = |unit: usize| -> f64 {
-            let ids = model.units[unit].parameters();
-            ids.iter().map(|id| model.specs[id.0].whole.iter().product::<usize>() as f64).sum()
-        };
-        let all: f64 = (0..model.units.len()).map(elements).sum();
+        let (model, sample) = (self.model, self.sample_in_one_place(strategy));
+        let is_all_trained = model.trained_count() == model.parameter_count() && model.packed_count() == 0;
+        let Some(sampled) = sample.of_any_shard().filter(|_| is_all_trained) else { return vec![0.0; strategy.pp] };
         let values = match strategy.zero {
             ZeroStage::Values => 0.0,
             _ => {
                 (model.trained_count() * strategy.dtype.size_bytes() as u64) as f64 / strategy.cut.weights.len() as f64
             }
         };
-        let others = micro.state_bytes as f64 - values;
+        let others = sampled.state_bytes as f64 / sampled.trained_share - values;
         let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
+        let bytes = ACTUALLY_STATE * (values + others.max(0.0) / split as f64);
+        self.trained_shares_of_places(strategy).into_iter().map(|share| share * bytes).collect()
+    }
+
+    /// By unit: bytes that it keeps of a micro-batch until its backward, at least.
+    pub fn kept_bytes(&self, strategy: &Strategy) -> Vec<f64> {
+        let sample = self.sample_in_one_place(strategy);
+        let Some(SampledRank { counted, .. }) = sample.of_any_shard() else { return vec![0.0; sample.alike.len()] };
+        let Counted { program, kept_bytes, .. } = counted;
+        let mut by_unit = vec![0.0; sample.alike.len()];
+        let before_losses = |task: &&Task| task.work.row().family != WorkFamily::Head;
+        for (task, &kept) in program.tasks.iter().take_while(before_losses).zip(kept_bytes) {
+            by_unit[task.unit.0] += kept as f64;
+        }
+        // A unit may free more of the one before it than it keeps.
+        sample.alike.iter().map(|&unit| by_unit[unit].max(0.0)).collect()
+    }
+
+    /// By unit: its share in all parameters that are trained. A table that is tied counts with the embedding.
+    pub fn trained_shares(&self) -> &[f64] {
+        let of_unit = |unit: usize| {
+            let ids = self.model.units[unit].parameters();
+            let is_counted = |id: &&ParamId| unit == 0 || !self.model.config.tied || **id != self.model.table();
+            let specs = ids.iter().filter(is_counted).map(|id| &self.model.specs[id.0]);
+            let trained = specs.filter(|spec| spec.is_trained).map(|spec| spec.whole.iter().product::<usize>());
+            trained.sum::<usize>() as f64 / self.model.trained_count() as f64
+        };
+        self.seen.trained_shares.get_or_init(|| (0..self.model.units.len()).map(of_unit).collect())
+    }
+
+    /// By place of the pipeline: the share of its units.
+    pub fn trained_shares_of_places(&self, strategy: &Strategy) -> Vec<f64> {
+        let shares = self.trained_shares();
         let of_place = |place: usize| {
-            let runs = strategy.units(strategy.mesh().rank(place, 0, 0), model.units.len());
-            let share = runs.into_iter().flatten().map(elements).sum::<f64>() / all;
-            share * (values + others.max(0.0) / split as f64)
+            let runs = strategy.units(strategy.mesh().rank(place, 0, 0), shares.len());
+            runs.into_iter().flatten().map(|unit| shares[unit]).sum()
         };
         (0..strategy.pp).map(of_place).collect()
     }
 
-    /// A micro-batch of the strategy in one place, on every kind of shard.
-    pub fn one_micro(&self, strategy: &Strategy) -> Rc<Vec<OneMicro>> {
-        let key = format!("{:?}", (&strategy.cut, strategy.micro_batch, strategy.arrangement, strategy.dtype));
-        if let Some(seen) = self.seen.micros.borrow().get(&key) {
+    /// The strategy's micro-batches on a short chain.
+    pub fn sample(&self, strategy: &Strategy) -> Rc<Sample> {
+        // The first micro-batch may initialise what later ones only use.
+        let alone = Strategy { accumulate: strategy.accumulate.min(2), ..strategy.clone() };
+        let alone = alone.with_replicas(1, ZeroStage::Nothing);
+        let Strategy { pp, micro_batch, accumulate, arrangement, pipeline, cut, .. } = &alone;
+        let key = format!("{:?}", (pp, micro_batch, accumulate, arrangement, pipeline, cut));
+        if let Some(seen) = self.seen.samples.borrow().get(&key) {
             return seen.clone();
         }
-        let shards = self.shards(strategy);
-        let alone = Strategy { accumulate: 1, ..strategy.clone() }
-            .with_replicas(1, ZeroStage::Nothing)
-            .in_stages(1, Pipeline::default());
-        let blank = [Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence)];
-        let firsts = (0..shards.models.len()).filter(|&shard| shards.first_alike[shard] == shard);
-        let of_shard = |shard: usize| {
-            let mut found = costs_and_tasks(&shards.models, &alone, self.options, &blank, &[shard]);
-            let (cost, counted) = found.remove(0);
-            let activation_bytes = cost.peak_bytes - cost.state_bytes;
-            OneMicro { shard, counted, state_bytes: cost.state_bytes, activation_bytes }
+        let (units, shards) = (self.model.units.len(), self.shards(strategy));
+        let period = *self.seen.period.get_or_init(|| self.model.period());
+        let chain = ShortChain::of(&alone, units, period);
+        let (short, short_units) = (chain.strategy(&alone), chain.units(&alone));
+        let models: Vec<Model> = shards.models.iter().map(|shard| shard.shortened(short_units - 1)).collect();
+        let mesh = short.mesh();
+        let is_first = |rank: &usize| shards.first_alike[mesh.shard(*rank)] == mesh.shard(*rank);
+        let ranks: Vec<usize> = (0..mesh.ranks()).filter(is_first).collect();
+        let shares = self.trained_shares();
+        let sampled = |(rank, (cost, counted)): (usize, (Cost, Counted))| {
+            let own = short.units(rank, short_units).into_iter().flatten();
+            let of_unit = |unit: usize| shares[if unit + 1 == short_units { units - 1 } else { unit }];
+            SampledRank {
+                place: mesh.place(rank),
+                shard: mesh.shard(rank),
+                kernels: TaskKernels::of(&counted),
+                counted,
+                state_bytes: cost.state_bytes,
+                trained_share: own.map(of_unit).sum(),
+            }
         };
-        let found = Rc::new(firsts.map(of_shard).collect::<Vec<_>>());
-        self.seen.micros.borrow_mut().insert(key, found.clone());
-        found
+        let counted = self.counted_on(&models, &short, &ranks);
+        let ranks = ranks.into_iter().zip(counted).map(sampled).collect();
+        let sample = Rc::new(Sample { alike: chain.alike(&alone), ranks });
+        self.seen.samples.borrow_mut().insert(key, sample.clone());
+        sample
+    }
+
+    /// The same with all units in one place.
+    pub fn sample_in_one_place(&self, strategy: &Strategy) -> Rc<Sample> {
+        self.sample(&strategy.clone().in_stages(1, Pipeline::default()))
     }
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
@@ -175,8 +259,9 @@ impl Job<'_> {
         let ranks = self.start(strategy, shards.clone())?;
         let measured =
             (0..TIMES).map(|step| self.step(&ranks, strategy, step as u64)).collect::<Result<Vec<_>, _>>()?;
-        let all = Representatives::new(strategy.mesh(), |one, other| one == other);
-        let counted = self.dry_of(&shards, &all, strategy).counted;
+        let ranks: Vec<usize> = (0..strategy.ranks()).collect();
+        let counted: Vec<Counted> =
+            self.counted_on(&shards, strategy, &ranks).into_iter().map(|(_, counted)| counted).collect();
         let step_s = median(measured.iter().map(|it| it.untraced_s));
         let host_s = median(measured.iter().map(|it| it.beside_s().max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();

@@ -6,33 +6,25 @@ use std::rc::Rc;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_device::CudaMemory;
+use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
-    Bounded, Cluster, Counted, ForetoldStep, Judge, Judged, NotKnown, Prices, Profile, Published, UnitTime, foretell,
-    least_step_s, least_step_s_of_any_cut, unit_times,
+    Bounded, Cluster, Counted, Fit, ForetoldStep, Judge, NotKnown, Prices, Profile, Published, StateTime, Timed,
+    UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
 };
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{BucketIdx, Devices, Strategy, Work};
+use evenkeel_step::{BucketIdx, Devices, Pipeline, Strategy, Work};
 use evenkeel_train::Cost;
 
-use super::job::{DryStep, Job, OneMicro, Seen};
+use super::job::{Job, Seen};
 use crate::Failure;
 use crate::memory::Room;
 use crate::stages::by_place;
 
-/// What the times of tasks come from.
+/// Times of tasks come from here.
 pub enum Source<'a> {
     /// This machine, measured where that is needed.
     Machine(&'a mut Profile),
     Cluster(&'a Cluster),
-}
-
-/// What is known about a strategy's step.
-#[derive(Clone, Debug)]
-pub struct Details {
-    /// If it fits.
-    pub shares: Option<StepShares>,
-    /// By rank.
-    pub costs: Vec<Cost>,
 }
 
 /// Parts of a step.
@@ -93,88 +85,105 @@ impl<'a> Judging<'a> {
 
     /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of the first replica.
     fn times(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<Rc<[UnitTime]>> {
-        let (mesh, micros) = (strategy.mesh(), self.job.one_micro(strategy));
-        let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement);
+        let (mesh, sample) = (strategy.mesh(), self.job.sample_in_one_place(strategy));
+        let first_alike = self.job.first_alike(strategy);
+        let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement, strategy.accumulate.min(2));
         let at_place = |place: usize| {
             let members = mesh.tensor_ranks(mesh.rank(place, 0, 0));
             let link = prices.exchange_s(members[0], Work::AllReduce, 1 << 20, &members);
-            let of_micro = |micro: &OneMicro, rank: usize| {
-                let key = format!("{:?} {link:?} {arrangement:?} {}", prices.place(rank), micro.shard);
+            let of_shard = |shard: usize, rank: usize| {
+                let key = format!("{:?} {link:?} {arrangement:?} {shard}", prices.place(rank));
                 if let Some(known) = self.times.borrow().get(&key) {
                     return known.clone();
                 }
-                let units = self.job.model.units.len();
-                let times: Rc<[UnitTime]> = unit_times(prices, members[0], rank, &micro.counted, units).into();
+                let counted = &sample.at(0, shard).counted;
+                let short = unit_times(prices, members[0], rank, counted, self.job.model.units.len());
+                let times: Rc<[UnitTime]> = sample.alike.iter().map(|&unit| short[unit]).collect();
                 self.times.borrow_mut().insert(key, times.clone());
                 times
             };
-            let micro_of = |rank: &usize| {
-                let first = self.job.first_alike(strategy, mesh.shard(*rank));
-                micros.iter().find(|micro| micro.shard == first).expect("every kind of shard was counted")
-            };
             // Ranks that are alike take as long.
-            let mut ranks: Vec<(String, usize, usize)> =
-                members.iter().map(|rank| (prices.place(*rank), micro_of(rank).shard, *rank)).collect();
+            let kind = |&rank: &usize| (prices.place(rank), first_alike[mesh.shard(rank)], rank);
+            let mut ranks: Vec<(String, usize, usize)> = members.iter().map(kind).collect();
             ranks.dedup_by(|one, other| (&one.0, one.1) == (&other.0, other.1));
-            let times = ranks.iter().map(|(_, _, rank)| of_micro(micro_of(rank), *rank));
+            let times = ranks.iter().map(|&(_, shard, rank)| of_shard(shard, rank));
             times.max_by(|a, b| total_s(a).total_cmp(&total_s(b))).expect("there is a shard")
         };
         (0..strategy.pp).map(at_place).collect()
     }
 
-    /// Seconds for which replicas exchange gradients at least: some place has its share of them. Times that were measured for other
-    /// sizes bound nothing.
-    fn gradients_s(&self, strategy: &Strategy, prices: &dyn Prices) -> f64 {
-        const GRADIENT_BYTES: u64 = 4;
-        let mesh = strategy.mesh();
-        let bytes = GRADIENT_BYTES * self.job.model.trained_count() / (mesh.pp * mesh.tp) as u64;
-        match self.source {
-            Source::Cluster(_) if mesh.dp > 1 => {
-                let work = Work::ReduceGradients(BucketIdx(0));
-                let at_place = |place: usize| {
-                    let rank = mesh.rank(place, 0, 0);
-                    prices.exchange_s(rank, work, bytes, &mesh.data_ranks(rank)).unwrap_or(0.0)
-                };
-                (0..mesh.pp).map(at_place).fold(f64::INFINITY, f64::min)
+    /// By place: what its parameters take at least, if it has this share of those that are trained, and the first place has the
+    /// embedding. Times that were measured for other sizes bound nothing.
+    fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<StateTime> {
+        const GRADIENT_BYTES: f64 = 4.0;
+        let (model, mesh) = (self.job.model, strategy.mesh());
+        let Source::Cluster(_) = self.source else { return vec![StateTime::default(); shares.len()] };
+        let elements = model.trained_count() as f64 / mesh.tp as f64;
+        let embedding = if model.config.tied { 0.0 } else { self.job.trained_shares()[0] };
+        let sample = self.job.sample_in_one_place(strategy);
+        let sampled = sample.at(0, 0);
+        let of_place = |(place, &share): (usize, &f64)| {
+            let rank = mesh.rank(place, 0, 0);
+            let exchange_s = |work: Work, bytes: f64| {
+                let members = mesh.data_ranks(rank);
+                if mesh.dp == 1 { 0.0 } else { prices.exchange_s(rank, work, bytes as u64, &members).unwrap_or(0.0) }
+            };
+            let reduce_s =
+                |share: f64| exchange_s(Work::ReduceGradients(BucketIdx(0)), GRADIENT_BYTES * elements * share);
+            let tasks = sampled.counted.program.tasks.iter().zip(&sampled.counted.counts);
+            let tail = tasks.filter(|(task, _)| task.work.is_of_tail());
+            let update_s: f64 = tail.filter_map(|(task, kernels)| prices.task_s(rank, task, kernels)).sum();
+            let (split, gathered) = match strategy.zero {
+                ZeroStage::Nothing => (1, 0.0),
+                ZeroStage::State | ZeroStage::Gradients => (mesh.dp, strategy.dtype.size_bytes() as f64 * elements),
+                ZeroStage::Values => (mesh.dp, 0.0),
+            };
+            let gather_s = exchange_s(Work::GatherUpdated(BucketIdx(0)), gathered * share);
+            StateTime {
+                reduce_s: reduce_s(share),
+                last_reduce_s: if place == 0 { reduce_s(embedding) } else { 0.0 },
+                tail_s: update_s * share / sampled.trained_share / split as f64 + gather_s,
             }
-            _ => 0.0,
-        }
+        };
+        shares.iter().enumerate().map(of_place).collect()
     }
 
-    /// What units take in the strategy's stages, and by place how much longer than at the first one.
+    /// Stages of units that take so long and need so much, and by place how much longer than at the first one.
     fn staging(&self, strategy: &Strategy, times: &[Rc<[UnitTime]>]) -> (Staging, Vec<f64>) {
-        let (pipeline, micros) = (&strategy.pipeline, &self.job.one_micro(strategy)[0]);
-        let mut units = vec![UnitCost { seconds: 0.0, state_bytes: 0.0, kept_bytes: 0.0 }; times[0].len()];
-        let tasks = micros.counted.program.tasks.iter().zip(&micros.counted.counts);
+        let (pipeline, sample) = (&strategy.pipeline, self.job.sample_in_one_place(strategy));
+        let (counted, units) = (&sample.at(0, 0).counted, times[0].len());
+        let mut flops = vec![0.0; units];
+        let tasks = counted.program.tasks.iter().zip(&counted.counts);
         for (task, kernels) in tasks.filter(|(task, _)| !task.work.is_of_tail()) {
-            units[task.unit.0].seconds += kernels.flops() as f64;
+            flops[task.unit.0] += kernels.flops() as f64;
         }
         let first_s = total_s(&times[0]);
-        let slowness = match first_s > 0.0 {
-            true => {
-                units.iter_mut().zip(times[0].iter()).for_each(|(unit, time)| unit.seconds = time.compute_s());
-                times.iter().map(|times| total_s(times) / first_s).collect()
-            }
-            // Nothing is measured yet: operations say enough to begin with.
-            false => vec![1.0; times.len()],
+        let state_bytes = self.job.least_state_bytes(&strategy.clone().in_stages(1, Pipeline::default()))[0];
+        let (kept_bytes, shares) = (self.job.kept_bytes(strategy), self.job.trained_shares());
+        let unit = |unit: usize| UnitCost {
+            // Nothing may be measured yet: operations say enough to begin with.
+            seconds: if first_s > 0.0 { times[0][unit].compute_s() } else { flops[sample.alike[unit]] },
+            state_bytes: state_bytes * shares[unit],
+            kept_bytes: kept_bytes[unit],
         };
-        let kept_micros = vec![1; pipeline.stages()].into_iter().enumerate();
+        let slowness = |times: &Rc<[UnitTime]>| if first_s > 0.0 { total_s(times) / first_s } else { 1.0 };
+        let kept_micros = pipeline.kept_micros(strategy.pp, strategy.accumulate, units).into_iter().enumerate();
         let stages = kept_micros
             .map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
-        (Staging { stages: stages.collect(), units, micros: strategy.accumulate }, slowness)
+        let units = (0..units).map(unit).collect();
+        let staging = Staging { stages: stages.collect(), units, micros: strategy.accumulate };
+        (staging, times.iter().map(slowness).collect())
     }
 
-    /// By rank, at least.
+    /// Of the fullest rank, at least.
     fn least_fullness(&self, strategy: &Strategy) -> f64 {
-        let mesh = strategy.mesh();
-        // Activations of a stage, or of unequal shards, are not known without a run. Half leaves room for what ZeRO changes.
-        let activation_bytes = match &self.job.one_micro(strategy)[..] {
-            [micro] if strategy.pp == 1 => micro.activation_bytes,
-            _ => 0,
-        };
-        let state_bytes = self.job.least_state_bytes(strategy);
-        let arena_bytes = |rank: usize| state_bytes[mesh.place(rank)] as u64 + activation_bytes / 2;
-        let cost = |rank: usize| Cost { arena_bytes: arena_bytes(rank), ..Cost::default() };
+        let (mesh, pipeline) = (strategy.mesh(), &strategy.pipeline);
+        let (state_bytes, kept_bytes) = (self.job.least_state_bytes(strategy), self.job.kept_bytes(strategy));
+        let of_stage = |stage: usize| kept_bytes[pipeline.units(stage, kept_bytes.len())].iter().sum();
+        let of_stages: Vec<f64> = (0..pipeline.stages()).map(of_stage).collect();
+        let kept = pipeline.least_kept_bytes(strategy.pp, strategy.accumulate, kept_bytes.len(), &of_stages);
+        let bytes: Vec<f64> = state_bytes.iter().zip(&kept).map(|(state, kept)| state + kept).collect();
+        let cost = |rank: usize| Cost { arena_bytes: bytes[mesh.place(rank)] as u64, ..Cost::default() };
         let costs: Vec<Cost> = (0..strategy.ranks()).map(cost).collect();
         self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max)
     }
@@ -195,24 +204,20 @@ impl<'a> Judging<'a> {
         kinds
     }
 
-    fn dry(&self, strategy: &Strategy) -> Extended {
-        let places = self.kinds(strategy);
-        let (numbers, often) = match extension(strategy, self.job.model.units.len()) {
-            Some((numbers, often)) => (numbers.to_vec(), often),
-            None => (vec![strategy.accumulate], 0.0),
+    /// By rank. If there are many micro-batches, about.
+    fn costs(&self, strategy: &Strategy) -> Vec<Cost> {
+        let kinds = self.kinds(strategy);
+        let of_micros = |accumulate: usize| self.job.costs(&Strategy { accumulate, ..strategy.clone() }, &kinds);
+        let Some(([few, more], often)) = extension(strategy, self.job.model.units.len()) else {
+            return of_micros(strategy.accumulate);
         };
-        let of_micros = |micros: &usize| Strategy { accumulate: *micros, ..strategy.clone() };
-        let steps: Vec<(Strategy, DryStep)> =
-            numbers.iter().map(of_micros).map(|it| (it.clone(), self.job.dry(&it, &places))).collect();
-        let (first, last) = (&steps[0].1.costs, &steps[steps.len() - 1].1.costs);
         // The samples of further micro-batches wait in memory. Gaps between tensors do not grow with them.
-        let cost = |(first, last): (&Cost, &Cost)| {
-            let further_bytes = (often * last.peak_bytes.saturating_sub(first.peak_bytes) as f64) as u64;
-            let (peak_bytes, arena_bytes) = (last.peak_bytes + further_bytes, last.arena_bytes + further_bytes);
-            Cost { peak_bytes, arena_bytes, ..*last }
+        let cost = |(few, more): (Cost, Cost)| {
+            let further_bytes = (often * more.peak_bytes.saturating_sub(few.peak_bytes) as f64) as u64;
+            let (peak_bytes, arena_bytes) = (more.peak_bytes + further_bytes, more.arena_bytes + further_bytes);
+            Cost { peak_bytes, arena_bytes, ..more }
         };
-        let costs = first.iter().zip(last).map(cost).collect();
-        Extended { costs, steps: steps.into_iter().map(|(strategy, dry)| (strategy, dry.counted)).collect(), often }
+        of_micros(few).into_iter().zip(of_micros(more)).map(cost).collect()
     }
 
     /// By rank.
@@ -227,7 +232,7 @@ impl<'a> Judging<'a> {
         let (staging, slowness) = self.staging(strategy, &times);
         let fullness = |cuts: &[usize]| {
             let cut = strategy.clone().cut_at(cuts);
-            by_place(strategy, &self.fullness(&cut, &self.dry(&cut).costs))
+            by_place(strategy, &self.fullness(&cut, &self.costs(&cut)))
         };
         Some(strategy.clone().cut_at(&staging.best_cut(&slowness, &fullness)?))
     }
@@ -249,17 +254,17 @@ impl<'a> Judging<'a> {
         known.map_err(Failure::fault)
     }
 
-    /// The same with the memory of the whole step, to the byte.
-    pub fn settled(&self, judged: Judged<Details>) -> Judged<Details> {
-        let costs = self.job.dry(&judged.strategy, &self.kinds(&judged.strategy)).costs;
-        let fullness = self.fullness(&judged.strategy, &costs).into_iter().fold(0.0, f64::max);
-        Judged { fullness, details: Details { costs, ..judged.details }, ..judged }
+    /// The memory of the whole step, to the byte: by rank, and of the fullest one over what there is.
+    pub fn memory(&self, strategy: &Strategy) -> (Vec<Cost>, f64) {
+        let costs = self.job.costs(strategy, &self.kinds(strategy));
+        let fullness = self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max);
+        (costs, fullness)
     }
 
     /// The whole step of a strategy, task by task.
     pub fn timeline(&mut self, strategy: &Strategy) -> Result<Timeline, Failure> {
-        let dry = self.job.dry(strategy, &self.kinds(strategy));
-        Ok(self.foretell(strategy, &dry.counted)?.timeline)
+        let tasks = self.job.tasks(strategy, &self.kinds(strategy));
+        Ok(self.foretell(strategy, &tasks)?.timeline)
     }
 }
 
@@ -283,7 +288,7 @@ impl Judging<'_> {
         while sequence > 1 {
             sequence /= 2;
             let job = Job { sequence, uncut: self.job.uncut.clone(), seen: Seen::default(), ..*self.job };
-            let costs = job.dry(strategy, &self.places(strategy)).costs;
+            let costs = job.costs(strategy, &self.places(strategy));
             if evenkeel_balance::fits(&self.room(strategy).fullness(strategy, &costs)) {
                 return Some(format!("data.sequence = {sequence} would fit; or use a smaller model, or an adapter"));
             }
@@ -293,17 +298,19 @@ impl Judging<'_> {
 }
 
 impl Judge for Judging<'_> {
-    type Details = Details;
+    type Timing = StepShares;
+    /// By rank.
+    type Memory = Vec<Cost>;
     type Error = Failure;
 
     fn least_step_s(&self, strategy: &Strategy) -> f64 {
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        let computing_s = least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices));
-        prices.least_step_s(0, computing_s.max(self.gradients_s(strategy, &*prices)))
+        let state = self.states(strategy, &*prices, &[1.0 / strategy.pp as f64])[0];
+        prices.least_step_s(0, least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices), &state))
     }
 
-    fn cut(&self, strategy: Strategy) -> Option<Bounded> {
+    fn cut(&self, strategy: Strategy) -> Bounded {
         let places = self.places(&strategy);
         let prices = self.prices(&strategy, &places);
         let times = self.times(&strategy, &*prices);
@@ -315,46 +322,36 @@ impl Judge for Judging<'_> {
                 strategy.cut_at(&cuts)
             }
         };
-        let step_s = prices.least_step_s(0, least_step_s(&strategy, &times));
-        Some(Bounded { step_s, fullness: self.least_fullness(&strategy), strategy })
+        let states = self.states(&strategy, &*prices, &self.job.trained_shares_of_places(&strategy));
+        let step_s = prices.least_step_s(0, least_step_s(&strategy, &times, &states));
+        Bounded { step_s, fullness: self.least_fullness(&strategy), strategy }
     }
 
-    fn judge(&mut self, strategy: Strategy) -> Result<Judged<Details>, Failure> {
+    fn time(&mut self, strategy: Strategy) -> Result<Timed<StepShares>, Failure> {
         (self.progress)(&strategy);
-        let mut strategy = strategy;
-        let mut dry = self.dry(&strategy);
-        let mut fullness = self.fullness(&strategy, &dry.costs);
-        let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
-        if strategy.pp > 1
-            && !evenkeel_balance::fits(&fullness)
-            && mean(&fullness) <= 1.0
-            && let Some(fitting) = self.cut_to_fit(&strategy)
-        {
-            dry = self.dry(&fitting);
-            fullness = self.fullness(&fitting, &dry.costs);
-            strategy = fitting;
-        }
-        let Extended { costs, steps, often } = dry;
-        let fullness = fullness.into_iter().fold(0.0, f64::max);
-        if fullness > 1.0 {
-            return Ok(Judged { step_s: f64::INFINITY, fullness, details: Details { shares: None, costs }, strategy });
-        }
-        let totals = steps.iter().map(|(strategy, counted)| Ok(Totals::of(&self.foretell(strategy, counted)?)));
-        let totals = totals.collect::<Result<Vec<_>, Failure>>()?;
-        let total = totals[totals.len() - 1].extended(&totals[0], often);
-        let shares =
-            Some(StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s });
-        Ok(Judged { step_s: total.step_s, fullness, details: Details { shares, costs }, strategy })
+        let (kinds, extension) = (self.kinds(&strategy), extension(&strategy, self.job.model.units.len()));
+        let mut of_micros = |accumulate: usize| {
+            let few = Strategy { accumulate, ..strategy.clone() };
+            Ok::<Totals, Failure>(Totals::of(&self.foretell(&few, &self.job.tasks(&few, &kinds))?))
+        };
+        let total = match extension {
+            Some(([few, more], often)) => of_micros(few)?.extended(&of_micros(more)?, often),
+            None => of_micros(strategy.accumulate)?,
+        };
+        let timing = StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s };
+        Ok(Timed { strategy, step_s: total.step_s, timing })
     }
-}
 
-/// Dry steps of a strategy with fewer micro-batches: the first, and the last, which its own follows from.
-struct Extended {
-    /// By rank, with all micro-batches.
-    costs: Vec<Cost>,
-    steps: Vec<(Strategy, Vec<Counted>)>,
-    /// How often the steps' difference is added to the last.
-    often: f64,
+    fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Vec<Cost>>, Failure> {
+        let costs = self.costs(strategy);
+        let fullness = self.fullness(strategy, &costs);
+        let mean = fullness.iter().sum::<f64>() / fullness.len() as f64;
+        let may_be_recut = strategy.pp > 1 && mean <= 1.0 && !evenkeel_balance::fits(&fullness);
+        if let Some(recut) = may_be_recut.then(|| self.cut_to_fit(strategy)).flatten() {
+            return Ok(Fit::Recut(recut));
+        }
+        Ok(Fit::Known { fullness: fullness.into_iter().fold(0.0, f64::max), memory: costs })
+    }
 }
 
 /// Seconds of a foretold step.
@@ -373,9 +370,9 @@ impl Totals {
         Totals { step_s: *step_s, program_s, exposed_s, idle_s }
     }
 
-    /// The same after growing so often as it has grown since `before`.
-    fn extended(self, before: &Totals, often: f64) -> Totals {
-        let grown = |of: fn(&Totals) -> f64| of(&self) + often * (of(&self) - of(before));
+    /// What follows `more` after growing so often as much as from these to those.
+    fn extended(&self, more: &Totals, often: f64) -> Totals {
+        let grown = |of: fn(&Totals) -> f64| of(more) + often * (of(more) - of(self));
         Totals {
             step_s: grown(|it| it.step_s),
             program_s: grown(|it| it.program_s),
@@ -402,6 +399,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use evenkeel_model::{Cut, ZeroStage};
+    use evenkeel_step::schedule::{Arrangement, Schedule};
     use evenkeel_step::{Pipeline, PipelineOrder};
     use evenkeel_train::{OptimizerOptions, TrainerOptions};
 
@@ -425,48 +423,105 @@ mod tests {
         }
     }
 
-    #[test]
-    fn steps_of_many_micro_batches_follow_from_steps_of_few() {
+    fn model(layers: usize) -> evenkeel_model::Model {
         let config = serde_json::json!({
-            "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
+            "model_type": "llama", "hidden_size": 256, "num_hidden_layers": layers, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 512, "tie_word_embeddings": false,
         });
-        let model = evenkeel_model::Model::from_json(&config).unwrap();
-        let cluster = Cluster::parse(include_str!("../../../../examples/clusters/8-h200.toml")).unwrap();
+        evenkeel_model::Model::from_json(&config).unwrap()
+    }
+
+    fn job(model: &evenkeel_model::Model) -> Job<'_> {
         let options = TrainerOptions {
             optimizer: Some(OptimizerOptions::default()),
             label_smoothing: 0.0,
             longest: 128,
             dropout_seed: 0,
         };
-        let job = Job {
-            model: &model,
+        Job {
+            model,
             options,
             sequence: 128,
             beside: &|_| Beside::default(),
             uncut: BTreeSet::new(),
             may_use_all_gpus: false,
             seen: Seen::default(),
-        };
-        let mut judging = Judging::new(&job, Source::Cluster(&cluster), &|_| ());
+        }
+    }
+
+    fn cluster() -> Cluster {
+        Cluster::parse(include_str!("../../../../examples/clusters/8-h200.toml")).unwrap()
+    }
+
+    /// So many micro-batches of four sequences on one device, on two shards, on four replicas, and in two places in all orders.
+    fn strategies(accumulate: usize, units: usize) -> Vec<Strategy> {
         let on = |count: usize| Devices::Cuda { gpus: (0..count).collect(), multiprocessors: Vec::new(), graph: true };
-        let alone = Strategy { accumulate: 40, devices: on(1), ..Strategy::of(Cut::even(1)) };
-        let mut strategies =
-            vec![alone.clone(), Strategy { devices: on(4), ..alone.clone() }.with_replicas(4, ZeroStage::Values)];
+        let of = |cut: Cut, count: usize| {
+            let strategy = Strategy::of(Cut { split_sequence: count > 1, ..cut });
+            Strategy { accumulate, micro_batch: 4, devices: on(count), ..strategy }
+        };
+        let alone = of(Cut::even(1), 1);
+        let recomputed = |tp: usize| Arrangement::of(Schedule::usual(true, tp));
+        let mut strategies = vec![
+            alone.clone(),
+            alone.clone().arranged(recomputed(1)),
+            of(Cut::even(2), 2),
+            of(Cut::even(2), 2).arranged(alone.arrangement.in_parts(2)),
+            of(Cut::even(2), 2).arranged(recomputed(2).in_parts(2)),
+        ];
+        for zero in ZeroStage::ALL {
+            strategies.push(Strategy { devices: on(4), ..alone.clone() }.with_replicas(4, zero));
+        }
         for order in PipelineOrder::ALL {
-            let cuts = (1..2 * order.usual_chunks()).map(|stage| 1 + stage * 16 / (2 * order.usual_chunks())).collect();
+            let stages = 2 * order.usual_chunks();
+            let cuts = (1..stages).map(|stage| 1 + stage * (units - 2) / stages).collect();
             strategies.push(Strategy { devices: on(2), ..alone.clone() }.in_stages(2, Pipeline { cuts, order }));
         }
-        for strategy in strategies {
-            let judged = judging.judge(strategy.clone()).unwrap();
+        strategies
+    }
+
+    #[test]
+    fn tasks_follow_from_those_of_a_short_chain() {
+        let model = model(14);
+        let job = job(&model);
+        for strategy in strategies(3, model.units.len()) {
+            let places = vec![String::new(); strategy.ranks()];
+            let tasks = job.tasks(&strategy, &places);
+            let ranks: Vec<usize> = tasks.iter().map(|counted| counted.rank).collect();
+            for (one, (_, other)) in tasks.iter().zip(&job.counted(&strategy, &ranks)) {
+                assert_eq!((one.rank, &one.program), (other.rank, &other.program), "{strategy}");
+                for (index, task) in one.program.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_none()) {
+                    let [one, other] = [one, other].map(|it| &it.counts[index]);
+                    match task.work.is_of_tail() {
+                        false => assert_eq!(one, other, "{strategy}: {task}"),
+                        true => {
+                            let off = one.bytes() as f64 / other.bytes() as f64 - 1.0;
+                            assert!(off.abs() < 0.02, "{strategy}, {:?}: {task}: {off}", strategy.pipeline.order);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_of_many_micro_batches_follow_from_steps_of_few_and_take_no_less_than_their_bounds() {
+        let (model, cluster) = (model(8), cluster());
+        let job = job(&model);
+        let mut judging = Judging::new(&job, Source::Cluster(&cluster), &|_| ());
+        for strategy in strategies(40, model.units.len()) {
+            let Bounded { strategy, step_s, fullness } = judging.cut(strategy);
+            let timed = judging.time(strategy.clone()).unwrap();
+            assert!(step_s <= timed.step_s, "{strategy:?}: {step_s} and {}", timed.step_s);
+            assert!(judging.least_step_s(&strategy) <= timed.step_s, "{strategy}");
             let whole_s = judging.timeline(&strategy).unwrap().duration_s();
-            let off = judged.step_s / whole_s - 1.0;
+            let off = timed.step_s / whole_s - 1.0;
             assert!(off.abs() < 0.005, "{strategy}, {:?}: off by {off}", strategy.pipeline.order);
-            let whole = job.dry(&strategy, &judging.places(&strategy));
-            let off = judged.details.costs[0].arena_bytes as f64 / whole.costs[0].arena_bytes as f64 - 1.0;
-            // Gaps between tensors differ a little.
-            assert!(off.abs() < 0.01, "{strategy}, {:?}: bytes are off by {off}", strategy.pipeline.order);
-            assert_eq!(judging.settled(judged).details.costs, whole.costs);
+            let (about, (exact, exact_fullness)) = (judging.costs(&strategy), judging.memory(&strategy));
+            assert!(fullness <= exact_fullness, "{strategy}: {fullness} and {exact_fullness}");
+            let off = about[0].arena_bytes as f64 / exact[0].arena_bytes as f64 - 1.0;
+            // Gaps between tensors differ.
+            assert!((-0.01..0.15).contains(&off), "{strategy}, {:?}: bytes are off by {off}", strategy.pipeline.order);
         }
     }
 }

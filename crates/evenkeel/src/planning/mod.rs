@@ -7,8 +7,9 @@ mod judging;
 mod profile_file;
 
 pub use choice::{
-    JudgedStep, Plan, choose, describe, help, looked_at, measured_plan, published_plan, shared_cores, speeds, timeline,
+    JudgedStep, Plan, TimedStep, choose, describe, help, looked_at, measured_plan, published_plan, shared_cores,
+    speeds, timeline,
 };
 pub use forecast::Forecast;
 pub use job::{Job, Seen};
-pub use judging::{Judging, Source, StepShares};
+pub use judging::{Judging, Source};

@@ -1,5 +1,6 @@
 //! Models: chains of units and the lists of their parameters.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -276,9 +277,24 @@ impl Model {
         short
     }
 
+    /// After so many units those of the layers are alike again: they compute the same with parameters of the same sizes.
+    pub fn period(&self) -> usize {
+        let layers = &self.config.layers;
+        let per_layer = (self.units.len() - 2) / layers.len().max(1);
+        let of_layer = |layer: usize| {
+            let units = &self.units[1 + layer * per_layer..][..per_layer];
+            let specs = units.iter().flat_map(Unit::parameters).map(|id| &self.specs[id.0]);
+            let kinds = specs.map(|spec| (spec.matrix, spec.is_trained, spec.is_adapter, spec.is_packed));
+            (layers[layer], kinds.collect::<Vec<_>>())
+        };
+        let all: Vec<_> = (0..layers.len()).map(of_layer).collect();
+        let repeats = |period: &usize| (*period..all.len()).all(|layer| all[layer] == all[layer - period]);
+        per_layer * (1..all.len()).find(repeats).unwrap_or(all.len())
+    }
+
     /// Holds nothing of the parameters that no unit uses.
     fn forget_unused(&mut self) {
-        let used: Vec<ParamId> = self.parameters_by_unit().concat();
+        let used: HashSet<ParamId> = self.parameters_by_unit().into_iter().flatten().collect();
         for (index, spec) in self.specs.iter_mut().enumerate() {
             if !used.contains(&ParamId(index)) {
                 spec.hold_nothing();

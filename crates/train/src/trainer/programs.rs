@@ -7,10 +7,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use evenkeel_model::Model;
 use evenkeel_step::schedule::{Chain, PartSize, fit};
-use evenkeel_step::{Program, verify};
+use evenkeel_step::{Program, Strategy, verify};
 
 use super::micros::Sizes;
+use crate::samples::Samples;
 
 /// Everything that a chain's program depends on, except the number of rows of its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -141,6 +143,14 @@ fn proved(chains: &[Chain], write: impl Fn(usize, &Chain) -> Program) -> Vec<Pro
     let programs: Vec<Program> = chains.iter().enumerate().map(|(rank, chain)| write(rank, chain)).collect();
     verify(&programs).unwrap_or_else(|unsound| panic!("schedules write sound programs: {unsound}"));
     programs
+}
+
+/// A rank's program of a step whose micro-batches are all like these samples. `shards` are those of the strategy's cut.
+pub fn program(shards: &[Model], strategy: &Strategy, rank: usize, samples: &Samples) -> Program {
+    let shard = &shards[strategy.mesh().shard(rank)];
+    let parts = samples.most_parts().min(strategy.arrangement.parts);
+    let (_, sizes) = Shape::of_step(vec![vec![samples.part_sizes(shard, parts); strategy.accumulate]]);
+    strategy.arrangement.step(&Chain::of(shard, strategy, rank), &sizes[0])
 }
 
 impl Shape {
