@@ -19,6 +19,9 @@ pub struct Folder {
     places: BTreeMap<String, usize>,
 }
 
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
 impl Folder {
     /// Opens a folder with `config.json` and either `model.safetensors` or `model.safetensors.index.json` and its
     /// shards. Where both are present the single file counts, as in transformers.
@@ -31,6 +34,11 @@ impl Folder {
         let config: Map<String, Value> = json::read(&path.join("config.json"), limits::CONFIG_BYTES)?;
         let (files, places) = open_weights(path)?;
         Ok(Folder { path: path.to_owned(), config: Value::Object(config), files, places })
+    }
+
+    /// Whether a folder has files of weights, whatever is in them.
+    pub fn has_weights(path: &Path) -> bool {
+        [SINGLE, INDEX].iter().any(|name| regular_file::is_listed(&path.join(name)))
     }
 
     /// The folder's path.
@@ -87,8 +95,7 @@ fn check_is_folder(path: &Path) -> Result<(), Defect> {
 type Weights = (Vec<SafeTensorsFile>, BTreeMap<String, usize>);
 
 fn open_weights(folder: &Path) -> Result<Weights, Error> {
-    let single = folder.join("model.safetensors");
-    let index = folder.join("model.safetensors.index.json");
+    let [single, index] = [SINGLE, INDEX].map(|name| folder.join(name));
     if regular_file::is_listed(&single) {
         open_single(&single)
     } else if regular_file::is_listed(&index) {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use evenkeel_store::{Folder, exists};
 use toml::Value;
 
 use super::{DataSource, RUN_CONFIG, RawConfig, RunConfig, deepspeed, explain, explain_in_markdown};
@@ -121,7 +122,13 @@ impl Overrides {
     pub fn read_to_plan(&self, model: Option<&Path>) -> Result<RunConfig, Failure> {
         let mut raw = self.raw()?;
         if let Some(model) = model {
-            raw.give_by_flag("--model", "model.path", in_words(model));
+            raw.forget_model();
+            let config = model.join("config.json");
+            // A plan needs no weights.
+            match exists(&config) && !Folder::has_weights(model) {
+                true => raw.give_by_flag("--model", "model.config", in_words(&config)),
+                false => raw.give_by_flag("--model", "model.path", in_words(model)),
+            }
         }
         if self.file.is_none() && model.is_some() {
             raw.evaluates = true;

@@ -163,8 +163,12 @@ impl RawConfig {
     }
 
     pub(super) fn names_a_model(&self) -> bool {
-        const OF_ANY_MODEL: [&str; 2] = ["model.seed", "model.ignore_keys"];
-        self.given.keys().any(|key| key.starts_with("model.") && !OF_ANY_MODEL.contains(&key.as_str()))
+        self.given.keys().any(|key| describes_a_model(key))
+    }
+
+    /// Treats the settings that say which model it is as not given.
+    pub(super) fn forget_model(&mut self) {
+        self.given.retain(|key, _| !describes_a_model(key));
     }
 
     /// Whether the command line gives it; no file can change it then.
@@ -408,6 +412,12 @@ fn owned(value: &DeValue<'_>) -> Value {
 
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|whole| whole as f64))
+}
+
+/// Whether a key says which model it is.
+fn describes_a_model(key: &str) -> bool {
+    const OF_ANY_MODEL: [&str; 2] = ["model.seed", "model.ignore_keys"];
+    key.starts_with("model.") && !OF_ANY_MODEL.contains(&key)
 }
 
 /// Computed numbers may differ by rounding.

@@ -11,6 +11,7 @@ use evenkeel_plan::{
     Bounded, Cluster, Counted, Fit, ForetoldStep, Judge, NotKnown, Prices, Profile, Published, StateTime, Timed,
     UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
 };
+use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{BucketIdx, Devices, Pipeline, Strategy, Work};
 use evenkeel_train::Cost;
@@ -304,10 +305,19 @@ impl Judge for Judging<'_> {
     type Error = Failure;
 
     fn least_step_s(&self, strategy: &Strategy) -> f64 {
+        /// Of a forward, what recomputation repeats at least.
+        const REPEATED: f64 = 0.5;
+        let arrangement = strategy.arrangement;
+        // Steps that compute nothing again are sampled already, or are worth it.
+        let plain = strategy.clone().arranged(Arrangement { schedule: NONE, ..arrangement });
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        let state = self.states(strategy, &*prices, &[1.0 / strategy.pp as f64])[0];
-        prices.least_step_s(0, least_step_s_of_any_cut(strategy, &self.times(strategy, &*prices), &state))
+        let state = self.states(&plain, &*prices, &[1.0 / strategy.pp as f64])[0];
+        let mut times: Vec<Vec<UnitTime>> = self.times(&plain, &*prices).iter().map(|times| times.to_vec()).collect();
+        if arrangement.schedule != NONE {
+            times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
+        }
+        prices.least_step_s(0, least_step_s_of_any_cut(strategy, &times, &state))
     }
 
     fn cut(&self, strategy: Strategy) -> Bounded {
@@ -399,7 +409,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use evenkeel_model::{Cut, ZeroStage};
-    use evenkeel_step::schedule::{Arrangement, Schedule};
+    use evenkeel_step::schedule::Schedule;
     use evenkeel_step::{Pipeline, PipelineOrder};
     use evenkeel_train::{OptimizerOptions, TrainerOptions};
 

@@ -122,8 +122,7 @@ impl Trainer {
 /// nothing.
 fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
     let missing = micros.len().next_multiple_of(shares) - micros.len();
-    let blank = micros.last().map(Samples::without_labels);
-    let blanks = std::iter::repeat_n(blank, missing).flatten().map(Cow::Owned);
+    let blanks = (0..missing).filter_map(|_| micros.last()).map(|last| Cow::Owned(last.without_labels()));
     let mut dealt = vec![Vec::new(); shares];
     for (index, samples) in micros.iter().map(Cow::Borrowed).chain(blanks).enumerate() {
         dealt[index % shares].push(samples);
