@@ -1,6 +1,7 @@
 //! Ranks' programs with the kernels of their tasks, and the ranks that stand for all others.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use evenkeel_device::Counts;
 use evenkeel_step::{Members, Mesh, Program};
@@ -10,8 +11,10 @@ use evenkeel_step::{Members, Mesh, Program};
 pub struct Counted {
     pub rank: usize,
     pub program: Program,
-    /// By task; none for exchanges.
-    pub counts: Vec<Counts>,
+    /// By task; none for exchanges. Tasks that share their kernels take as long.
+    pub counts: Vec<Arc<Counts>>,
+    /// By task: the tasks of a longer chain that it stands for. Empty if all stand for themselves.
+    pub stands_for: Vec<f64>,
     /// By task: the growth of the memory in use behind it.
     pub kept_bytes: Vec<i64>,
 }

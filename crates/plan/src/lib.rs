@@ -34,5 +34,5 @@ pub use prices::{ForetoldStep, NotKnown, NotMeasured, Prices, foretell};
 pub use profile::{Measured, Profile};
 pub use rates::Published;
 pub use search::{Bounded, Fit, Found, Judge, Judged, Timed, search};
-pub use short_chain::{ShortChain, TaskKernels};
+pub use short_chain::{EvenChain, ShortChain, TaskKernels};
 pub use space::{RankDevices, Space};

@@ -1,6 +1,7 @@
 //! The time of a step by what tasks and exchanges take on its devices, wherever these times come from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use evenkeel_device::Counts;
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate_sound};
@@ -66,21 +67,29 @@ pub(crate) fn simulated(prices: &dyn Prices, counted: &[Counted]) -> Result<Time
 /// By task.
 fn seconds(prices: &dyn Prices, counted: &Counted) -> Result<Vec<f64>, NotMeasured> {
     let mut unknown = BTreeSet::new();
-    let of_task = |(task, kernels): (&Task, &Counts)| {
+    let mut known_kernels: HashMap<*const Counts, Option<f64>> = HashMap::new();
+    let of_task = |(index, (task, kernels)): (usize, (&Task, &Arc<Counts>))| {
         let known = match task.exchange {
             Some(exchange) => {
                 let members = &counted.program.groups[exchange.group.0].ranks;
                 prices.exchange_s(counted.rank, task.work, exchange.bytes, members)
             }
             None if kernels.0.is_empty() => Some(0.0),
-            None => prices.task_s(counted.rank, task, kernels),
+            None => {
+                let of_kernels = known_kernels.entry(Arc::as_ptr(kernels));
+                *of_kernels.or_insert_with(|| prices.task_s(counted.rank, task, kernels))
+            }
         };
-        known.unwrap_or_else(|| {
-            unknown.insert(task.work.row().name.to_owned());
-            0.0
-        })
+        let times = counted.stands_for.get(index).copied().unwrap_or(1.0);
+        known.map_or_else(
+            || {
+                unknown.insert(task.work.row().name.to_owned());
+                0.0
+            },
+            |seconds| times * seconds,
+        )
     };
-    let seconds = counted.program.tasks.iter().zip(&counted.counts).map(of_task).collect();
+    let seconds = counted.program.tasks.iter().zip(&counted.counts).enumerate().map(of_task).collect();
     if unknown.is_empty() {
         Ok(seconds)
     } else {

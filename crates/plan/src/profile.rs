@@ -115,7 +115,7 @@ impl Profile {
                         seconds.push(span.end_s - span.came_s);
                     }
                     None => {
-                        let seconds = tasks.entry((place, work, Kernels::from(&counts[index]))).or_default();
+                        let seconds = tasks.entry((place, work, Kernels::from(&*counts[index]))).or_default();
                         seconds.push(span.duration_s());
                     }
                 }

@@ -1,9 +1,10 @@
 //! The tasks of a long chain from those of a short one: units that are alike launch the same kernels and keep as much memory.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use evenkeel_device::{Count, Counts};
-use evenkeel_step::{Program, Strategy, Task, Work, WorkFamily};
+use evenkeel_step::{BucketIdx, Lane, Program, Scope, Strategy, Task, Work, WorkFamily};
 
 use crate::counted::Counted;
 
@@ -59,11 +60,104 @@ impl ShortChain {
     }
 }
 
+/// A chain whose stages all have the same few periods. The first and the last unit of a stage stand for themselves, since passes wait
+/// for them; each other one for several that are like it. So its steps take about as long as those of the whole chain, and the
+/// closer the more periods there are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvenChain {
+    /// Of each stage.
+    periods: usize,
+    period: usize,
+    /// By stage and unit in it: the units that each of its own stands for.
+    stand_for: Vec<Vec<f64>>,
+    /// Periods of the whole chain's stages, in the mean.
+    whole_periods: f64,
+}
+
+impl EvenChain {
+    /// None if it would be no shorter than the strategy's own.
+    pub fn of(strategy: &Strategy, units: usize, period: usize, periods: usize) -> Option<EvenChain> {
+        let stages = strategy.pipeline.stages();
+        let of_stage = |stage: usize| {
+            let mut counts = vec![0.0; period];
+            let layers = strategy.pipeline.units(stage, units).filter(|unit| (1..units - 1).contains(unit));
+            layers.for_each(|unit| counts[(unit - 1) % period] += 1.0);
+            let is_end = |index: usize| index == 0 || index + 1 == period * periods;
+            let alike = |index: usize| (index % period..period * periods).step_by(period);
+            let of_unit = |index: usize| {
+                let (count, ends) =
+                    (counts[index % period], alike(index).filter(|other| is_end(*other)).count() as f64);
+                match is_end(index) {
+                    _ if count < periods as f64 => count / periods as f64,
+                    true => 1.0,
+                    false => (count - ends) / (periods as f64 - ends),
+                }
+            };
+            (0..period * periods).map(of_unit).collect()
+        };
+        let whole_periods = (units - 2) as f64 / (stages * period) as f64;
+        let chain = EvenChain { periods, period, stand_for: (0..stages).map(of_stage).collect(), whole_periods };
+        (chain.units() < units).then_some(chain)
+    }
+
+    pub fn units(&self) -> usize {
+        2 + self.stand_for.len() * self.stage_units()
+    }
+
+    /// The strategy with its stages.
+    pub fn strategy(&self, strategy: &Strategy) -> Strategy {
+        let cuts = (1..self.stand_for.len()).map(|stage| 1 + stage * self.stage_units());
+        strategy.clone().cut_at(&cuts.collect::<Vec<_>>())
+    }
+
+    fn stage_units(&self) -> usize {
+        self.periods * self.period
+    }
+
+    /// How often the step of the whole chain differs from this one's as this one's does from that of a chain with fewer periods.
+    pub fn often_from(&self, fewer: &EvenChain) -> f64 {
+        let share = |periods: f64| 1.0 / (periods - 1.0).max(1.0);
+        let [fewer, own, whole] = [fewer.periods as f64, self.periods as f64, self.whole_periods].map(share);
+        (own - whole) / (fewer - own)
+    }
+
+    /// Its tasks, of a place whose parameters are so many times as many in the whole chain.
+    pub fn stand_for(&self, counted: Counted, tail: f64) -> Counted {
+        let of_unit = |unit: usize| match unit {
+            0 => 1.0,
+            _ if unit + 1 == self.units() => 1.0,
+            _ => self.stand_for[(unit - 1) / self.stage_units()][(unit - 1) % self.stage_units()],
+        };
+        let bucket = |task: &Task| match task.work.row().scope {
+            Scope::Bucket(bucket) => Some(bucket),
+            _ => None,
+        };
+        let of_micros = counted.program.tasks.iter().filter(|task| !task.work.is_of_tail());
+        let units: HashMap<BucketIdx, usize> =
+            of_micros.filter_map(|task| Some((bucket(task)?, task.unit.0))).collect();
+        let of_task = |task: &Task| match (task.work, bucket(task)) {
+            (Work::Arrive | Work::Join | Work::BackwardJoin, _) => 1.0,
+            (work, _) if work.lane() == Lane::Pass => 1.0,
+            (work, Some(bucket)) if work.is_of_tail() => units.get(&bucket).map_or(1.0, |unit| of_unit(*unit)),
+            (work, None) if work.is_of_tail() => {
+                if task.exchange.is_some() {
+                    1.0
+                } else {
+                    tail
+                }
+            }
+            _ => of_unit(task.unit.0),
+        };
+        let stands_for = counted.program.tasks.iter().map(of_task).collect();
+        Counted { stands_for, ..counted }
+    }
+}
+
 /// The kernels of a rank's tasks, by what they depend on.
 pub struct TaskKernels {
     /// By unit, work, part, and whether the micro-batch is the first one.
-    of_micros: HashMap<(usize, Work, usize, bool), Counts>,
-    of_tail: HashMap<Work, Counts>,
+    of_micros: HashMap<(usize, Work, usize, bool), Arc<Counts>>,
+    of_tail: HashMap<Work, Arc<Counts>>,
 }
 
 impl TaskKernels {
@@ -95,18 +189,19 @@ impl TaskKernels {
             let (unit, work, part, is_first) = key(task, alike[task.unit.0]);
             (unit, work, part, is_first || splits_gradients && work.row().family != WorkFamily::Entry)
         };
+        let none: Arc<Counts> = Arc::default();
         let of_task = |task: &Task| {
             if task.exchange.is_some() {
-                return Counts::default();
+                return none.clone();
             }
             let found = match task.work.is_of_tail() {
-                true => self.of_tail.get(&task.work).map(|counts| scaled(counts, tail)),
+                true => self.of_tail.get(&task.work).map(|counts| Arc::new(scaled(counts, tail))),
                 false => self.of_micros.get(&like(task)).cloned(),
             };
             found.unwrap_or_else(|| panic!("{task} is like no task of the short chain"))
         };
         let counts = program.tasks.iter().map(of_task).collect();
-        Counted { rank, program, counts, kept_bytes: Vec::new() }
+        Counted { rank, program, counts, stands_for: Vec::new(), kept_bytes: Vec::new() }
     }
 }
 

@@ -247,9 +247,12 @@ impl Pipeline {
     }
 
     /// By stage: the most micro-batches that it keeps for their backward at a time.
-    pub fn kept_micros(&self, places: usize, micros: usize, units: usize) -> Vec<usize> {
+    pub fn kept_micros(&self, places: usize, micros: usize) -> Vec<usize> {
+        if self.order == PipelineOrder::Gpipe {
+            return vec![micros; self.stages()];
+        }
         let (mut now, mut most) = (vec![0; self.stages()], vec![0; self.stages()]);
-        for event in self.plan(places, micros, units, 0) {
+        for event in self.plan(places, micros.min(FULL * places), 0) {
             let Event::Block(Block { kind, stage, .. }) = event else { continue };
             match kind {
                 BlockKind::Forward => now[stage] += 1,
@@ -263,9 +266,15 @@ impl Pipeline {
 
     /// By place: the most bytes that it keeps at a time, if a stage keeps so many of a micro-batch until its backward. What it keeps
     /// from there to the weights' gradients does not count.
-    pub fn least_kept_bytes(&self, places: usize, micros: usize, units: usize, of_stage: &[f64]) -> Vec<f64> {
+    pub fn least_kept_bytes(&self, places: usize, micros: usize, of_stage: &[f64]) -> Vec<f64> {
         let (mut now, mut most) = (vec![0.0; places], vec![0.0_f64; places]);
-        for event in self.plan(places, micros, units, 0) {
+        if self.order == PipelineOrder::Gpipe {
+            let kept =
+                of_stage.iter().enumerate().map(|(stage, bytes)| (self.place(stage, places), micros as f64 * bytes));
+            kept.for_each(|(place, bytes)| most[place] += bytes);
+            return most;
+        }
+        for event in self.plan(places, micros.min(FULL * places), 0) {
             let Event::Block(Block { kind, stage, .. }) = event else { continue };
             let place = self.place(stage, places);
             match kind {
@@ -279,26 +288,29 @@ impl Pipeline {
     }
 
     /// Blocks and passes of a step in an order that all places can follow. Stages before `frozen` have no backward.
-    pub(crate) fn plan(&self, places: usize, micros: usize, units: usize, frozen: usize) -> Vec<Event> {
+    pub(crate) fn plan(&self, places: usize, micros: usize, frozen: usize) -> Vec<Event> {
         let chunks = self.stages() / places;
         let has_backward = |block: &Block| block.kind == BlockKind::Forward || block.stage >= frozen;
         let queue = |place| self.order.blocks(place, places, chunks, micros).into_iter().filter(has_backward).collect();
-        Plan::new(self, places, units, (0..places).map(queue).collect()).run()
+        Plan::new(self, places, (0..places).map(queue).collect()).run()
     }
 
     /// The same for the forward blocks of one micro-batch.
-    pub(crate) fn plan_of_forward(&self, places: usize, units: usize) -> Vec<Event> {
+    pub(crate) fn plan_of_forward(&self, places: usize) -> Vec<Event> {
         let block = |stage| Block { kind: BlockKind::Forward, stage, micro: 0 };
         let queue = |place| self.stages_at(place, places).into_iter().map(block).collect();
-        Plan::new(self, places, units, (0..places).map(queue).collect()).run()
+        Plan::new(self, places, (0..places).map(queue).collect()).run()
     }
 }
 
-/// The places of a pipeline in made-up time: a unit takes two ticks forward, and two for each half of its backward.
+/// Micro-batches for each place from which on further ones take turns with those before, unless the order keeps all of them.
+const FULL: usize = 4;
+
+/// The places of a pipeline in made-up time: a stage takes two ticks forward, and two for each half of its backward. Stages are cut so
+/// that they take about equally long, however many units they have.
 struct Plan<'a> {
     pipeline: &'a Pipeline,
     places: usize,
-    units: usize,
     /// The blocks left to each place.
     queues: Vec<VecDeque<Block>>,
     free: Vec<u64>,
@@ -309,11 +321,10 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(pipeline: &'a Pipeline, places: usize, units: usize, queues: Vec<VecDeque<Block>>) -> Plan<'a> {
+    fn new(pipeline: &'a Pipeline, places: usize, queues: Vec<VecDeque<Block>>) -> Plan<'a> {
         Plan {
             pipeline,
             places,
-            units,
             free: vec![0; queues.len()],
             queues,
             began: HashMap::new(),
@@ -330,8 +341,7 @@ impl<'a> Plan<'a> {
             if let Some((from, came)) = self.arrival(block) {
                 self.events.push((came, Event::Pass { from: from.stage, to: block.stage, micro: block.micro }));
             }
-            let units = self.pipeline.units(block.stage, self.units).len() as u64;
-            let end = start + units * if block.kind == BlockKind::Backward { 4 } else { 2 };
+            let end = start + if block.kind == BlockKind::Backward { 4 } else { 2 };
             self.events.push((start, Event::Block(block)));
             self.free[place] = end;
             self.began.insert(block, start);
@@ -392,7 +402,7 @@ mod tests {
             for (places, micros) in [1, 2, 3, 4, 8].into_iter().flat_map(|p| [1, 2, 3, 5, 8, 16].map(|m| (p, m))) {
                 let chunks = order.usual_chunks();
                 let pipeline = pipeline(order, places, chunks);
-                let events = pipeline.plan(places, micros, places * chunks, 0);
+                let events = pipeline.plan(places, micros, 0);
                 let kinds: &[BlockKind] = if order.splits_backward() {
                     &[BlockKind::Forward, BlockKind::Input, BlockKind::Weight]
                 } else {
@@ -427,7 +437,7 @@ mod tests {
             (PipelineOrder::OneForwardOneBackward, [4, 3, 2, 1]),
             (PipelineOrder::ZbH1, [4, 4, 4, 4]),
         ] {
-            assert_eq!(pipeline(order, 4, 1).kept_micros(4, 8, 12), expected, "{order:?}");
+            assert_eq!(pipeline(order, 4, 1).kept_micros(4, 8), expected, "{order:?}");
         }
     }
 
@@ -435,7 +445,7 @@ mod tests {
     fn a_pass_comes_behind_its_sender_and_before_its_reader() {
         for order in PipelineOrder::ALL {
             let pipeline = pipeline(order, 4, order.usual_chunks());
-            let events = pipeline.plan(4, 6, pipeline.stages(), 0);
+            let events = pipeline.plan(4, 6, 0);
             for (index, event) in events.iter().enumerate() {
                 let Event::Pass { from, to, micro } = *event else { continue };
                 let is_of = |event: &Event, of: usize| {

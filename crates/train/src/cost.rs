@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use evenkeel_comm::Communicator;
-use evenkeel_device::{Counts, Device, WorkingMemory};
+use evenkeel_device::{Device, WorkingMemory};
 use evenkeel_model::{Model, Parameters, Widths};
 use evenkeel_plan::Counted;
 use evenkeel_step::Strategy;
@@ -84,7 +84,7 @@ pub fn costs_and_tasks(
         let mut counted = None;
         let cost = cost(dry(shards, strategy, options, rank), |trainer| {
             let counted = counted.insert(trainer.count_tasks(micros));
-            counted.counts.iter().map(Counts::flops).sum()
+            counted.counts.iter().map(|counts| counts.flops()).sum()
         });
         (cost, counted.expect("the step was made"))
     };

@@ -136,7 +136,7 @@ pub fn staging(model: &Model, strategy: &Strategy, samples: &Samples, machine: &
     // A unit may free more of the one before it than it keeps.
     units.iter_mut().for_each(|unit| unit.kept_bytes = unit.kept_bytes.max(0.0));
     let (pipeline, micros) = (&strategy.pipeline, strategy.accumulate);
-    let kept_micros = pipeline.kept_micros(strategy.pp, micros, units.len()).into_iter().enumerate();
+    let kept_micros = pipeline.kept_micros(strategy.pp, micros).into_iter().enumerate();
     let stages =
         kept_micros.map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
     Staging { stages: stages.collect(), units, micros }

@@ -265,8 +265,9 @@ impl Trainer {
             found.insert(task, (device.take_counts(), live_bytes as i64 - before as i64));
         });
         let tasks = 0..self.program().tasks.len();
-        let (counts, kept_bytes) = tasks.map(|task| found.remove(&task).unwrap_or_default()).unzip();
-        Counted { rank: self.rank, program: self.program().clone(), counts, kept_bytes }
+        let of_task = |task| found.remove(&task).map(|(counts, kept)| (Arc::new(counts), kept)).unwrap_or_default();
+        let (counts, kept_bytes) = tasks.map(of_task).unzip();
+        Counted { rank: self.rank, program: self.program().clone(), counts, stands_for: Vec::new(), kept_bytes }
     }
 
     fn run_step(

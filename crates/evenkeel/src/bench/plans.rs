@@ -1,5 +1,6 @@
 //! `evenkeel bench plans`: predicted steps beside measured ones, of strategies that were not measured for the profile.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use evenkeel_device::cpu_report;
@@ -58,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let model = &arguments.llama.model()?.for_device(arguments.devices.device.into());
     let Llama { sequence, .. } = arguments.llama;
     let job = Job {
-        model,
+        model: Cow::Borrowed(model),
         options: arguments.llama.trainer_options(),
         sequence,
         beside: &|_| Beside::default(),

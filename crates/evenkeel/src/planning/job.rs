@@ -1,11 +1,12 @@
 //! A job on some devices: its steps by any strategy from dry runs, and measured on a shortened model or the whole.
 
+use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use evenkeel_model::{Model, ParamId, Parameters, Part, ZeroStage};
-use evenkeel_plan::{Counted, Profile, Representatives, ShortChain, TaskKernels};
+use evenkeel_model::{Cut, Model, ParamId, Parameters, Part, ZeroStage};
+use evenkeel_plan::{Counted, EvenChain, Profile, Representatives, ShortChain, TaskKernels};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Pipeline, Strategy, Task, WorkFamily};
@@ -18,7 +19,7 @@ use crate::traced_step::{TracedStep, measure};
 
 /// A model, and the steps that train it.
 pub struct Job<'a> {
-    pub model: &'a Model,
+    pub model: Cow<'a, Model>,
     pub options: TrainerOptions,
     /// Tokens of a sequence.
     pub sequence: usize,
@@ -28,12 +29,14 @@ pub struct Job<'a> {
     pub uncut: BTreeSet<Part>,
     /// Whether a run of one rank may as well use all GPUs there are.
     pub may_use_all_gpus: bool,
-    pub seen: Seen,
+    pub seen: Seen<'a>,
 }
 
 /// Dry runs of earlier strategies, by what they depend on.
 #[derive(Default)]
-pub struct Seen {
+pub struct Seen<'a> {
+    /// The same on models of fewer units.
+    shortened: RefCell<HashMap<usize, Rc<Job<'a>>>>,
     shards: RefCell<HashMap<String, Option<Rc<Shards>>>>,
     samples: RefCell<HashMap<String, Rc<Sample>>>,
     period: OnceCell<usize>,
@@ -87,7 +90,7 @@ const STEPS_IN_A_ROW: u32 = 3;
 /// Weights of a shortened model, at least, if the whole one has as many: fewer would stay in caches that the whole model exceeds.
 const LEAST_WEIGHTS: usize = 64 << 20;
 
-impl Job<'_> {
+impl<'a> Job<'a> {
     /// Whether the model can be cut for this strategy.
     pub fn can_be_cut(&self, strategy: &Strategy) -> bool {
         strategy.pipeline.stages() <= self.model.config.layers.len().max(1) && self.cached_shards(strategy).is_some()
@@ -112,6 +115,30 @@ impl Job<'_> {
             sampled.kernels.in_program(strategy, rank, program, &sample.alike, tail)
         };
         self.representatives(strategy, places).ranks.iter().map(of_rank).collect()
+    }
+
+    /// The same on a chain whose stages have so many periods: the tasks of the ranks that stand for all others, each for those that
+    /// are like it. Of that chain, too; none if it is no shorter.
+    pub fn even_chain(&self, strategy: &Strategy, periods: usize) -> Option<(Rc<Job<'a>>, EvenChain)> {
+        let chain = EvenChain::of(strategy, self.model.units.len(), self.period(), periods)?;
+        let shortened = || {
+            let seen = Seen { period: OnceCell::from(self.period()), ..Seen::default() };
+            let model = Cow::Owned(self.model.shortened(chain.units() - 1));
+            Rc::new(Job { model, uncut: self.uncut.clone(), seen, ..*self })
+        };
+        let job = self.seen.shortened.borrow_mut().entry(chain.units()).or_insert_with(shortened).clone();
+        let shards = || {
+            let Shards { models, first_alike } = &*self.shards(strategy);
+            let models = models.iter().map(|shard| shard.shortened(chain.units() - 1)).collect();
+            Some(Rc::new(Shards { models, first_alike: first_alike.clone() }))
+        };
+        job.seen.shards.borrow_mut().entry(key_of(&strategy.cut)).or_insert_with(shards);
+        Some((job, chain))
+    }
+
+    /// After so many units they are alike again.
+    pub fn period(&self) -> usize {
+        *self.seen.period.get_or_init(|| self.model.period())
     }
 
     /// By shard: the first one with tensors of the same sizes.
@@ -143,7 +170,7 @@ impl Job<'_> {
     /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least. Where shards are unequal, or
     /// units have unequal bytes for an element, that is not known.
     pub fn least_state_bytes(&self, strategy: &Strategy) -> Vec<f64> {
-        let (model, sample) = (self.model, self.sample_in_one_place(strategy));
+        let (model, sample) = (&self.model, self.sample_in_one_place(strategy));
         let is_all_trained = model.trained_count() == model.parameter_count() && model.packed_count() == 0;
         let Some(sampled) = sample.of_any_shard().filter(|_| is_all_trained) else { return vec![0.0; strategy.pp] };
         let values = match strategy.zero {
@@ -205,8 +232,7 @@ impl Job<'_> {
             return seen.clone();
         }
         let (units, shards) = (self.model.units.len(), self.shards(strategy));
-        let period = *self.seen.period.get_or_init(|| self.model.period());
-        let chain = ShortChain::of(&alone, units, period);
+        let chain = ShortChain::of(&alone, units, self.period());
         let (short, short_units) = (chain.strategy(&alone), chain.units(&alone));
         let models: Vec<Model> = shards.models.iter().map(|shard| shard.shortened(short_units - 1)).collect();
         let mesh = short.mesh();
@@ -326,8 +352,7 @@ impl Job<'_> {
             let first = |of| sizes.iter().position(|other| other == of).expect("it is like itself");
             Some(Rc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))
         };
-        let key = format!("{:?}", strategy.cut);
-        self.seen.shards.borrow_mut().entry(key).or_insert_with(cut).clone()
+        self.seen.shards.borrow_mut().entry(key_of(&strategy.cut)).or_insert_with(cut).clone()
     }
 
     /// Units of the shortened model before its head, whole layers of them.
@@ -352,6 +377,10 @@ impl Job<'_> {
         let micro = |index| Samples::random(input, classes, strategy.micro_batch, self.sequence, seed(index));
         (0..count).map(micro).collect()
     }
+}
+
+fn key_of(cut: &Cut) -> String {
+    format!("{cut:?}")
 }
 
 /// Cuts into stages of about as many units.

@@ -8,8 +8,8 @@ use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_device::CudaMemory;
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
-    Bounded, Cluster, Counted, Fit, ForetoldStep, Judge, NotKnown, Prices, Profile, Published, StateTime, Timed,
-    UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
+    Bounded, Cluster, Counted, EvenChain, Fit, ForetoldStep, Judge, NotKnown, Prices, Profile, Published, StateTime,
+    Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
 };
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::trace::Timeline;
@@ -37,19 +37,21 @@ pub struct StepShares {
     pub idle: f64,
 }
 
-pub struct Judging<'a> {
-    pub job: &'a Job<'a>,
+pub struct Judging<'a, 'j> {
+    pub job: &'a Job<'j>,
     source: Source<'a>,
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
+    cuts: RefCell<HashMap<String, Vec<usize>>>,
     /// Whether the profile has grown.
     pub has_measured: bool,
     /// Told about every strategy that is looked at closely.
     pub progress: &'a dyn Fn(&Strategy),
 }
 
-impl<'a> Judging<'a> {
-    pub fn new(job: &'a Job<'a>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a> {
-        Judging { job, source, times: RefCell::default(), has_measured: false, progress }
+impl<'a, 'j> Judging<'a, 'j> {
+    pub fn new(job: &'a Job<'j>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a, 'j> {
+        let (times, cuts) = (RefCell::default(), RefCell::default());
+        Judging { job, source, times, cuts, has_measured: false, progress }
     }
 
     /// By rank.
@@ -117,7 +119,7 @@ impl<'a> Judging<'a> {
     /// embedding. Times that were measured for other sizes bound nothing.
     fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<StateTime> {
         const GRADIENT_BYTES: f64 = 4.0;
-        let (model, mesh) = (self.job.model, strategy.mesh());
+        let (model, mesh) = (&self.job.model, strategy.mesh());
         let Source::Cluster(_) = self.source else { return vec![StateTime::default(); shares.len()] };
         let elements = model.trained_count() as f64 / mesh.tp as f64;
         let embedding = if model.config.tied { 0.0 } else { self.job.trained_shares()[0] };
@@ -168,12 +170,25 @@ impl<'a> Judging<'a> {
             kept_bytes: kept_bytes[unit],
         };
         let slowness = |times: &Rc<[UnitTime]>| if first_s > 0.0 { total_s(times) / first_s } else { 1.0 };
-        let kept_micros = pipeline.kept_micros(strategy.pp, strategy.accumulate, units).into_iter().enumerate();
+        let kept_micros = pipeline.kept_micros(strategy.pp, strategy.accumulate).into_iter().enumerate();
         let stages = kept_micros
             .map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
         let units = (0..units).map(unit).collect();
         let staging = Staging { stages: stages.collect(), units, micros: strategy.accumulate };
         (staging, times.iter().map(slowness).collect())
+    }
+
+    /// Cuts for the shortest step, if memory is no matter. Stages of ZeRO change nothing about them.
+    fn best_cuts(&self, strategy: &Strategy, times: &[Rc<[UnitTime]>], first_place: &str) -> Vec<usize> {
+        let Strategy { pp, micro_batch, accumulate, arrangement, cut, pipeline, .. } = strategy;
+        let of_places: Vec<f64> = times.iter().map(total_s).collect();
+        let key =
+            format!("{:?}", (pp, micro_batch, accumulate, arrangement, cut, pipeline.order, of_places, first_place));
+        let found = || {
+            let (staging, slowness) = self.staging(strategy, times);
+            staging.best_cut(&slowness, &|_| vec![0.0; *pp]).expect("everything fits")
+        };
+        self.cuts.borrow_mut().entry(key).or_insert_with(found).clone()
     }
 
     /// Of the fullest rank, at least.
@@ -182,7 +197,7 @@ impl<'a> Judging<'a> {
         let (state_bytes, kept_bytes) = (self.job.least_state_bytes(strategy), self.job.kept_bytes(strategy));
         let of_stage = |stage: usize| kept_bytes[pipeline.units(stage, kept_bytes.len())].iter().sum();
         let of_stages: Vec<f64> = (0..pipeline.stages()).map(of_stage).collect();
-        let kept = pipeline.least_kept_bytes(strategy.pp, strategy.accumulate, kept_bytes.len(), &of_stages);
+        let kept = pipeline.least_kept_bytes(strategy.pp, strategy.accumulate, &of_stages);
         let bytes: Vec<f64> = state_bytes.iter().zip(&kept).map(|(state, kept)| state + kept).collect();
         let cost = |rank: usize| Cost { arena_bytes: bytes[mesh.place(rank)] as u64, ..Cost::default() };
         let costs: Vec<Cost> = (0..strategy.ranks()).map(cost).collect();
@@ -209,7 +224,7 @@ impl<'a> Judging<'a> {
     fn costs(&self, strategy: &Strategy) -> Vec<Cost> {
         let kinds = self.kinds(strategy);
         let of_micros = |accumulate: usize| self.job.costs(&Strategy { accumulate, ..strategy.clone() }, &kinds);
-        let Some(([few, more], often)) = extension(strategy, self.job.model.units.len()) else {
+        let Some(([few, more], often)) = extension(strategy) else {
             return of_micros(strategy.accumulate);
         };
         // The samples of further micro-batches wait in memory. Gaps between tensors do not grow with them.
@@ -250,9 +265,48 @@ impl<'a> Judging<'a> {
             learn(self.job, profile, strategy)?;
             self.has_measured = true;
             self.times.borrow_mut().clear();
+            self.cuts.borrow_mut().clear();
             known = foretell(&*self.prices(strategy, &places), counted);
         }
         known.map_err(Failure::fault)
+    }
+
+    /// A step of a strategy, by what steps of few micro-batches take if there are many; by those of a short chain, if one is given.
+    fn total(
+        &mut self,
+        job: &Job,
+        chain: Option<&EvenChain>,
+        strategy: &Strategy,
+        kinds: &[String],
+    ) -> Result<Totals, Failure> {
+        let own = chain.map_or_else(|| strategy.clone(), |chain| chain.strategy(strategy));
+        // Parameters of places, over those of the chain.
+        let tails = {
+            let elements = |job: &Job, strategy: &Strategy| {
+                let all = job.model.trained_count() as f64;
+                job.trained_shares_of_places(strategy).into_iter().map(|share| share * all).collect::<Vec<f64>>()
+            };
+            let whole = elements(self.job, strategy).into_iter();
+            whole.zip(elements(job, &own)).map(|(whole, own)| whole / own.max(1.0)).collect::<Vec<f64>>()
+        };
+        let mut of_micros = |accumulate: usize| {
+            let mut tasks = job.tasks(&Strategy { accumulate, ..own.clone() }, kinds);
+            if let Some(chain) = chain {
+                let place = |rank: usize| own.mesh().place(rank);
+                tasks = tasks
+                    .into_iter()
+                    .map(|it| {
+                        let tail = tails[place(it.rank)];
+                        chain.stand_for(it, tail)
+                    })
+                    .collect();
+            }
+            self.foretell(&Strategy { accumulate, ..strategy.clone() }, &tasks).map(|foretold| Totals::of(&foretold))
+        };
+        match extension(&own) {
+            Some(([few, more], often)) => Ok(of_micros(few)?.extended(&of_micros(more)?, often)),
+            None => of_micros(strategy.accumulate),
+        }
     }
 
     /// The memory of the whole step, to the byte: by rank, and of the fullest one over what there is.
@@ -272,9 +326,9 @@ impl<'a> Judging<'a> {
 /// Two smaller numbers of micro-batches from which those of a strategy follow, and how often their difference does: in a pipeline
 /// that is full, further ones take turns at its places. None if there are too few to be worth it, or if places keep more of them
 /// the more there are, as with gpipe.
-fn extension(strategy: &Strategy, units: usize) -> Option<([usize; 2], f64)> {
+fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let kept = |micros: usize| strategy.pipeline.kept_micros(period, micros, units);
+    let kept = |micros: usize| strategy.pipeline.kept_micros(period, micros);
     let is_full = |few: &usize| period == 1 || kept(*few) == kept(micros);
     let least = if period == 1 { 2 } else { 4 * period };
     let few = (least + micros % period..micros).step_by(period).find(is_full)?;
@@ -282,13 +336,15 @@ fn extension(strategy: &Strategy, units: usize) -> Option<([usize; 2], f64)> {
     (micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
 }
 
-impl Judging<'_> {
+impl Judging<'_, '_> {
     /// What to change for a strategy that does not fit: the longest sequences that would, if any.
     pub fn nearest_that_fits(&self, strategy: &Strategy) -> Option<String> {
         let mut sequence = self.job.sequence;
         while sequence > 1 {
             sequence /= 2;
-            let job = Job { sequence, uncut: self.job.uncut.clone(), seen: Seen::default(), ..*self.job };
+            let Job { model, uncut, .. } = self.job;
+            let (model, uncut) = (model.clone(), uncut.clone());
+            let job = Job { sequence, model, uncut, seen: Seen::default(), ..*self.job };
             let costs = job.costs(strategy, &self.places(strategy));
             if evenkeel_balance::fits(&self.room(strategy).fullness(strategy, &costs)) {
                 return Some(format!("data.sequence = {sequence} would fit; or use a smaller model, or an adapter"));
@@ -298,7 +354,7 @@ impl Judging<'_> {
     }
 }
 
-impl Judge for Judging<'_> {
+impl Judge for Judging<'_, '_> {
     type Timing = StepShares;
     /// By rank.
     type Memory = Vec<Cost>;
@@ -326,9 +382,8 @@ impl Judge for Judging<'_> {
         let times = self.times(&strategy, &*prices);
         let strategy = match strategy.pp {
             1 => strategy,
-            pp => {
-                let (staging, slowness) = self.staging(&strategy, &times);
-                let cuts = staging.best_cut(&slowness, &|_| vec![0.0; pp]).expect("everything fits");
+            _ => {
+                let cuts = self.best_cuts(&strategy, &times, &prices.place(0));
                 strategy.cut_at(&cuts)
             }
         };
@@ -339,14 +394,16 @@ impl Judge for Judging<'_> {
 
     fn time(&mut self, strategy: Strategy) -> Result<Timed<StepShares>, Failure> {
         (self.progress)(&strategy);
-        let (kinds, extension) = (self.kinds(&strategy), extension(&strategy, self.job.model.units.len()));
-        let mut of_micros = |accumulate: usize| {
-            let few = Strategy { accumulate, ..strategy.clone() };
-            Ok::<Totals, Failure>(Totals::of(&self.foretell(&few, &self.job.tasks(&few, &kinds))?))
-        };
-        let total = match extension {
-            Some(([few, more], often)) => of_micros(few)?.extended(&of_micros(more)?, often),
-            None => of_micros(strategy.accumulate)?,
+        let kinds = self.kinds(&strategy);
+        // Programs of pipelines are large: every place has its own, for many micro-batches.
+        let even_chain = |periods: usize| self.job.even_chain(&strategy, periods).filter(|_| strategy.pp > 1);
+        let total = match even_chain(3) {
+            None => self.total(self.job, None, &strategy, &kinds)?,
+            Some((job, chain)) => {
+                let (shorter_job, shorter) = even_chain(2).expect("it is shorter");
+                let few = self.total(&shorter_job, Some(&shorter), &strategy, &kinds)?;
+                few.extended(&self.total(&job, Some(&chain), &strategy, &kinds)?, chain.often_from(&shorter))
+            }
         };
         let timing = StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s };
         Ok(Timed { strategy, step_s: total.step_s, timing })
@@ -406,6 +463,7 @@ fn numbers(strategy: &Strategy) -> &[usize] {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
     use std::collections::BTreeSet;
 
     use evenkeel_model::{Cut, ZeroStage};
@@ -422,12 +480,12 @@ mod tests {
             let cuts = (1..4 * order.usual_chunks()).map(|stage| 2 * stage).collect();
             Strategy { accumulate, ..Strategy::of(Cut::even(1)) }.in_stages(4, Pipeline { cuts, order })
         };
-        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 64), 34), Some(([16, 20], 11.0)));
-        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 24), 34), None);
-        assert_eq!(extension(&staged(PipelineOrder::Gpipe, 64), 34), None);
-        assert_eq!(extension(&Strategy { accumulate: 9, ..Strategy::of(Cut::even(1)) }, 34), Some(([2, 3], 6.0)));
+        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 64)), Some(([16, 20], 11.0)));
+        assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 24)), None);
+        assert_eq!(extension(&staged(PipelineOrder::Gpipe, 64)), None);
+        assert_eq!(extension(&Strategy { accumulate: 9, ..Strategy::of(Cut::even(1)) }), Some(([2, 3], 6.0)));
         for order in PipelineOrder::ALL {
-            if let Some(([few, more], often)) = extension(&staged(order, 61), 34) {
+            if let Some(([few, more], often)) = extension(&staged(order, 61)) {
                 assert_eq!((more - few, more as f64 + often * 4.0), (4, 61.0), "{order:?}");
             }
         }
@@ -449,7 +507,7 @@ mod tests {
             dropout_seed: 0,
         };
         Job {
-            model,
+            model: Cow::Borrowed(model),
             options,
             sequence: 128,
             beside: &|_| Beside::default(),
@@ -485,7 +543,12 @@ mod tests {
         for order in PipelineOrder::ALL {
             let stages = 2 * order.usual_chunks();
             let cuts = (1..stages).map(|stage| 1 + stage * (units - 2) / stages).collect();
-            strategies.push(Strategy { devices: on(2), ..alone.clone() }.in_stages(2, Pipeline { cuts, order }));
+            let pipeline = Pipeline { cuts, order };
+            strategies.push(Strategy { devices: on(2), ..alone.clone() }.in_stages(2, pipeline.clone()));
+            for parts in [1, 2] {
+                let sharded = of(Cut::even(2), 8).with_replicas(2, ZeroStage::State).in_stages(2, pipeline.clone());
+                strategies.push(sharded.clone().arranged(sharded.arrangement.in_parts(parts)));
+            }
         }
         strategies
     }
@@ -515,18 +578,39 @@ mod tests {
     }
 
     #[test]
+    fn unequal_places_are_foretold_from_even_chains() {
+        let cluster = Cluster::parse(include_str!("../../../../examples/clusters/mixed.toml")).unwrap();
+        let model = model(40);
+        let job = job(&model);
+        let mut judging = Judging::new(&job, Source::Cluster(&cluster), &|_| ());
+        for order in PipelineOrder::ALL {
+            for gpus in [vec![0, 1, 2, 3], vec![0, 2, 4, 6]] {
+                let cuts = vec![0; 4 * order.usual_chunks() - 1];
+                let devices = Devices::Cuda { gpus: gpus.clone(), multiprocessors: Vec::new(), graph: true };
+                let strategy = Strategy { accumulate: 64, micro_batch: 4, devices, ..Strategy::of(Cut::even(1)) };
+                let Bounded { strategy, step_s, .. } = judging.cut(strategy.in_stages(4, Pipeline { cuts, order }));
+                let timed = judging.time(strategy.clone()).unwrap();
+                let whole_s = judging.timeline(&strategy).unwrap().duration_s();
+                let off = timed.step_s / whole_s - 1.0;
+                assert!(off.abs() < 0.001, "{order:?}, {:?}: off by {off}", strategy.pipeline.cuts);
+                assert!(step_s <= whole_s, "{order:?}: {step_s} and {whole_s}");
+            }
+        }
+    }
+
+    #[test]
     fn steps_of_many_micro_batches_follow_from_steps_of_few_and_take_no_less_than_their_bounds() {
-        let (model, cluster) = (model(8), cluster());
+        let (model, cluster) = (model(30), cluster());
         let job = job(&model);
         let mut judging = Judging::new(&job, Source::Cluster(&cluster), &|_| ());
         for strategy in strategies(40, model.units.len()) {
             let Bounded { strategy, step_s, fullness } = judging.cut(strategy);
             let timed = judging.time(strategy.clone()).unwrap();
-            assert!(step_s <= timed.step_s, "{strategy:?}: {step_s} and {}", timed.step_s);
-            assert!(judging.least_step_s(&strategy) <= timed.step_s, "{strategy}");
             let whole_s = judging.timeline(&strategy).unwrap().duration_s();
+            assert!(step_s <= whole_s, "{strategy:?}: {step_s} and {whole_s}");
+            assert!(judging.least_step_s(&strategy) <= whole_s, "{strategy}");
             let off = timed.step_s / whole_s - 1.0;
-            assert!(off.abs() < 0.005, "{strategy}, {:?}: off by {off}", strategy.pipeline.order);
+            assert!(off.abs() < 0.01, "{strategy}, {:?}: off by {off}", strategy.pipeline.order);
             let (about, (exact, exact_fullness)) = (judging.costs(&strategy), judging.memory(&strategy));
             assert!(fullness <= exact_fullness, "{strategy}: {fullness} and {exact_fullness}");
             let off = about[0].arena_bytes as f64 / exact[0].arena_bytes as f64 - 1.0;

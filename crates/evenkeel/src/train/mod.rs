@@ -5,6 +5,7 @@ mod observer;
 mod records;
 mod sample;
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -233,7 +234,7 @@ pub fn job<'a>(
     beside: &'a dyn Fn(&Strategy) -> Beside,
 ) -> Result<Job<'a>, Failure> {
     Ok(Job {
-        model: &input.model,
+        model: Cow::Borrowed(&input.model),
         options: trainer_options(settings),
         sequence: settings.data.sequence,
         beside,

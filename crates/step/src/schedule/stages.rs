@@ -21,7 +21,7 @@ pub(super) fn training<'a>(
         end == chain.units.len() || chain.trains_before(end)
     };
     let frozen = (0..stages.pipeline.stages()).find(has_backward).expect("the last stage has one");
-    let events = stages.pipeline.plan(stages.places, micros.len(), chain.units.len(), frozen);
+    let events = stages.pipeline.plan(stages.places, micros.len(), frozen);
     tasks(chain, &events, micros, |block| {
         let of_part = |micro: Micro| {
             let line = line(chain.stage(block.stage), micro);
@@ -39,7 +39,7 @@ pub(super) fn training<'a>(
 
 /// The forward of one micro-batch, whose tasks at a stage are `evaluated`.
 pub(super) fn forward(chain: &Chain, size: &PartSize, evaluated: impl Fn(Range<usize>) -> Vec<Task>) -> Vec<Task> {
-    let events = chain.stages.pipeline.plan_of_forward(chain.stages.places, chain.units.len());
+    let events = chain.stages.pipeline.plan_of_forward(chain.stages.places);
     tasks(chain, &events, &[vec![size.clone()]], |block| evaluated(chain.stage(block.stage)))
 }
 
