@@ -10,6 +10,7 @@ mod execute;
 mod gather;
 mod groups;
 mod listing;
+mod meetings;
 mod mesh;
 mod pipeline;
 mod program;
@@ -19,6 +20,7 @@ pub mod simulate;
 mod strategy;
 pub mod trace;
 mod verify;
+mod waits;
 mod work;
 
 pub use execute::Executor;

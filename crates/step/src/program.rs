@@ -1,6 +1,5 @@
 //! Programs: the tasks of a step in order, with the values that each reads, writes and frees.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use crate::work::{BucketIdx, Chunk, Lane, Work};
@@ -87,26 +86,6 @@ impl Value {
 /// Micro-batches whose streams, or their gradients, may have arrived from a stage and not been read yet.
 pub const ROOMS: usize = 2;
 
-/// What has arrived over a boundary, one way.
-#[derive(Default)]
-struct Rooms {
-    /// The micro-batches, in the order of their arrival.
-    micros: Vec<usize>,
-    /// By micro-batch: the last task that has freed a part of it.
-    freed: HashMap<usize, usize>,
-}
-
-impl Rooms {
-    /// The task that frees the room into which a micro-batch arrives.
-    fn arrive(&mut self, micro: usize) -> Option<usize> {
-        let place = self.micros.iter().position(|other| *other == micro).unwrap_or_else(|| {
-            self.micros.push(micro);
-            self.micros.len() - 1
-        });
-        self.freed.get(&self.micros[place.checked_sub(ROOMS)?]).copied()
-    }
-}
-
 /// An exchange in a group. All members name the same kind of work and, unless its row says otherwise, the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
@@ -175,28 +154,6 @@ impl Program {
     /// another stage passes is awaited where it is read.
     pub(crate) fn waits_for_all(&self, task: &Task, lane: Lane) -> bool {
         task.work.is_of_tail() || self.blocking && lane != Lane::Pass
-    }
-
-    /// By task: the last compute task that it waits for, if it is an exchange.
-    pub(crate) fn computed_before(&self) -> Vec<Option<usize>> {
-        let mut rooms: HashMap<(Work, UnitIdx), Rooms> = HashMap::new();
-        let mut last = None;
-        let mut of_task = |(index, task): (usize, &Task)| {
-            if task.exchange.is_none() {
-                last = Some(index);
-                for value in &task.frees {
-                    if let Some(pass) = value.arrives_by() {
-                        rooms.entry((pass, value.unit)).or_default().freed.insert(value.micro.index, index);
-                    }
-                }
-                return None;
-            }
-            if !task.receives() {
-                return last;
-            }
-            rooms.entry((task.work, task.unit)).or_default().arrive(task.micro.index)
-        };
-        self.tasks.iter().enumerate().map(&mut of_task).collect()
     }
 
     /// The places of exchanges that a compute task waits for, each with whether a heavy task runs before that one.

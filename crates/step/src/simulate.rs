@@ -2,11 +2,16 @@
 //!
 //! Memory needs no table: an [`Executor`](crate::Executor) on a dry device allocates and frees as a program does, to the byte.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod contended;
+mod undisturbed;
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use crate::meetings::Meetings;
 use crate::program::{Program, Task, UnitIdx};
 use crate::trace::{Span, Timeline};
-use crate::verify::{Meetings, Unsound, meetings, verify};
+use crate::verify::{Unsound, verify};
 use crate::work::{Lane, Work};
 
 /// Why programs cannot be simulated.
@@ -107,9 +112,9 @@ impl Costs {
     }
 
     /// By task of a rank: the seconds that it takes when nothing runs beside it.
-    fn of_rank(&self, rank: usize, program: &Program) -> Result<Vec<f64>, Unforeseen> {
+    fn of_rank(&self, rank: usize, program: &Program) -> Result<Cow<'_, [f64]>, Unforeseen> {
         match self.by_task.get(rank).filter(|seconds| seconds.len() == program.tasks.len()) {
-            Some(seconds) => Ok(seconds.clone()),
+            Some(seconds) => Ok(Cow::from(seconds)),
             None => program.tasks.iter().map(|task| self.of(rank, &Span::of(task, 0.0, 0.0, 0.0))).collect(),
         }
     }
@@ -168,216 +173,13 @@ pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unfores
 
 /// The same for programs that are known to be sound, such as those of schedules.
 pub fn simulate_sound(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
-    let meetings = meetings(programs)?;
-    let ranks = programs.iter().enumerate().map(|(rank, program)| Rank::new(rank, program, &meetings, costs));
-    let mut simulation = Simulation {
-        contention: costs.contention,
-        ranks: ranks.collect::<Result<_, _>>()?,
-        met: Vec::new(),
-        transfers: vec![None; meetings.values().max().map_or(0, |last| last + 1)],
-        now_s: 0.0,
+    let meetings = Meetings::of(programs)?;
+    let seconds = programs.iter().enumerate().map(|(rank, program)| costs.of_rank(rank, program));
+    let seconds = seconds.collect::<Result<Vec<_>, _>>()?;
+    let ranks = if costs.contention == Contention::default() {
+        undisturbed::run(programs, &meetings, &seconds)
+    } else {
+        contended::run(programs, &meetings, &seconds, costs.contention)
     };
-    for (&(rank, _), &meeting) in &meetings {
-        let transfer: &mut Option<Transfer> = &mut simulation.transfers[meeting];
-        transfer.get_or_insert_with(Transfer::default).members.push(rank);
-    }
-    while simulation.advance() {}
-    Ok(Timeline { ranks: simulation.ranks.into_iter().map(Rank::spans).collect() })
+    Ok(Timeline { ranks })
 }
-
-struct Simulation<'a> {
-    contention: Contention,
-    ranks: Vec<Rank<'a>>,
-    /// By meeting; `None` once it is over.
-    transfers: Vec<Option<Transfer>>,
-    /// The meetings that some member has come to and that are not over.
-    met: Vec<usize>,
-    now_s: f64,
-}
-
-#[derive(Clone, Default)]
-struct Transfer {
-    members: Vec<usize>,
-    /// The members that have come, as rank and place in its program.
-    present: Vec<(usize, usize)>,
-    came_s: f64,
-    remaining_s: f64,
-}
-
-impl Transfer {
-    fn is_running(&self) -> bool {
-        self.present.len() == self.members.len()
-    }
-}
-
-struct Rank<'a> {
-    number: usize,
-    program: &'a Program,
-    /// By task: its seconds when nothing runs beside it.
-    alone_s: Vec<f64>,
-    meetings: HashMap<usize, usize>,
-    /// By compute task: the exchanges that write its values and, if the program blocks, the last exchange of each lane before it.
-    awaits: Vec<Vec<usize>>,
-    /// By exchange: the last compute task that it waits for.
-    computed_before: Vec<Option<usize>>,
-    /// The tasks left on each lane, the next one last.
-    queues: BTreeMap<Lane, Vec<usize>>,
-    running: Option<(usize, f64)>,
-    /// The lanes whose exchange is under way or waits for others.
-    meeting: BTreeSet<Lane>,
-    starts_s: Vec<f64>,
-    spans: Vec<Option<Span>>,
-}
-
-impl<'a> Rank<'a> {
-    fn new(number: usize, program: &'a Program, meetings: &Meetings, costs: &Costs) -> Result<Rank<'a>, Unforeseen> {
-        let tasks = &program.tasks;
-        let on = |lane: Lane| (lane, (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect());
-        let own = meetings.iter().filter(|((rank, _), _)| *rank == number);
-        Ok(Rank {
-            number,
-            program,
-            alone_s: costs.of_rank(number, program)?,
-            meetings: own.map(|(&(_, task), &meeting)| (task, meeting)).collect(),
-            awaits: awaits(program),
-            computed_before: program.computed_before(),
-            queues: Lane::ALL.map(on).into(),
-            running: None,
-            meeting: BTreeSet::new(),
-            starts_s: vec![0.0; tasks.len()],
-            spans: vec![None; tasks.len()],
-        })
-    }
-
-    fn task(&self, index: usize) -> &'a Task {
-        &self.program.tasks[index]
-    }
-
-    fn can_compute(&self, task: usize) -> bool {
-        self.awaits[task].iter().all(|&exchange| self.spans[exchange].is_some())
-    }
-
-    /// Whether every compute task that it waits for has run.
-    fn can_exchange(&self, task: usize) -> bool {
-        let Some(last) = self.computed_before[task] else { return true };
-        let is_behind = |other: Option<usize>| other.is_none_or(|other| other > last);
-        is_behind(self.running.map(|(task, _)| task)) && is_behind(self.next(Lane::Compute))
-    }
-
-    /// The next task of a lane.
-    fn next(&self, lane: Lane) -> Option<usize> {
-        self.queues[&lane].last().copied()
-    }
-
-    fn take_next(&mut self, lane: Lane) {
-        self.queues.get_mut(&lane).expect("every lane has a queue").pop();
-    }
-
-    fn finish(&mut self, task: usize, came_s: f64, now_s: f64) {
-        self.spans[task] = Some(Span::of(self.task(task), self.starts_s[task], came_s, now_s));
-    }
-
-    fn spans(self) -> Vec<Span> {
-        self.spans.into_iter().map(|span| span.expect("verified programs run to their end")).collect()
-    }
-}
-
-/// The exchanges that each compute task waits for.
-fn awaits(program: &Program) -> Vec<Vec<usize>> {
-    let mut writers = HashMap::new();
-    let mut last: BTreeMap<Lane, usize> = BTreeMap::new();
-    let mut of_task = |(index, task): (usize, &Task)| {
-        if task.exchange.is_some() {
-            last.insert(task.work.lane(), index);
-            writers.extend(task.writes.iter().map(|&value| (value, index)));
-            return Vec::new();
-        }
-        let read = task.reads.iter().filter_map(|value| writers.get(value).copied());
-        let all = last.iter().filter(|(lane, _)| program.waits_for_all(task, **lane)).map(|(_, index)| *index);
-        read.chain(all).collect()
-    };
-    program.tasks.iter().enumerate().map(&mut of_task).collect()
-}
-
-impl Simulation<'_> {
-    /// Starts all tasks that can start and advances to the next moment when one ends. False at the end.
-    fn advance(&mut self) -> bool {
-        (0..self.ranks.len()).for_each(|rank| self.start(rank));
-        let busy: Vec<bool> = self.ranks.iter().map(|rank| rank.running.is_some()).collect();
-        let mut transferring = vec![false; busy.len()];
-        for transfer in self.running() {
-            transfer.members.iter().for_each(|&rank| transferring[rank] = true);
-        }
-        let Contention { compute, exchange } = self.contention;
-        let slowness = |is_contended: bool, factor: f64| if is_contended { 1.0 + factor } else { 1.0 };
-        let compute_slowness: Vec<f64> = transferring.iter().map(|&contended| slowness(contended, compute)).collect();
-        let exchange_slowness =
-            |transfer: &Transfer| slowness(transfer.members.iter().any(|&rank| busy[rank]), exchange);
-        let computing = self.ranks.iter().filter_map(|rank| Some(rank.running?.1 * compute_slowness[rank.number]));
-        let moving = self.running().map(|transfer| transfer.remaining_s * exchange_slowness(transfer));
-        let Some(step_s) = computing.chain(moving).min_by(f64::total_cmp) else { return false };
-        self.now_s += step_s;
-        for rank in &mut self.ranks {
-            if let Some((task, remaining_s)) = &mut rank.running {
-                *remaining_s -= step_s / compute_slowness[rank.number];
-                if *remaining_s <= ROUNDING_S {
-                    let task = *task;
-                    rank.running = None;
-                    rank.finish(task, rank.starts_s[task], self.now_s);
-                }
-            }
-        }
-        for &meeting in &self.met {
-            let slot = &mut self.transfers[meeting];
-            let Some(transfer) = slot.as_mut().filter(|transfer| transfer.is_running()) else { continue };
-            transfer.remaining_s -= step_s / exchange_slowness(transfer);
-            if transfer.remaining_s <= ROUNDING_S {
-                for &(rank, task) in &transfer.present {
-                    let lane = self.ranks[rank].task(task).work.lane();
-                    self.ranks[rank].meeting.remove(&lane);
-                    self.ranks[rank].finish(task, transfer.came_s, self.now_s);
-                }
-                *slot = None;
-            }
-        }
-        self.met.retain(|&meeting| self.transfers[meeting].is_some());
-        true
-    }
-
-    fn running(&self) -> impl Iterator<Item = &Transfer> {
-        let met = self.met.iter().filter_map(|&meeting| self.transfers[meeting].as_ref());
-        met.filter(|transfer| transfer.is_running())
-    }
-
-    fn start(&mut self, rank: usize) {
-        let now_s = self.now_s;
-        let rank = &mut self.ranks[rank];
-        for lane in Lane::ALL.into_iter().filter(|lane| lane.exchanges()) {
-            let Some(task) = rank.next(lane).filter(|&task| rank.can_exchange(task)) else { continue };
-            if !rank.meeting.insert(lane) {
-                continue;
-            }
-            rank.take_next(lane);
-            rank.starts_s[task] = now_s;
-            let meeting = rank.meetings[&task];
-            let transfer = self.transfers[meeting].as_mut().expect("a meeting ends once");
-            if transfer.present.is_empty() {
-                self.met.push(meeting);
-            }
-            transfer.present.push((rank.number, task));
-            transfer.came_s = now_s;
-            // The member that moves most determines how long it takes.
-            transfer.remaining_s = transfer.remaining_s.max(rank.alone_s[task]);
-        }
-        if let Some(task) = rank.next(Lane::Compute).filter(|&task| rank.can_compute(task))
-            && rank.running.is_none()
-        {
-            rank.take_next(Lane::Compute);
-            rank.starts_s[task] = now_s;
-            rank.running = Some((task, rank.alone_s[task]));
-        }
-    }
-}
-
-/// Remainders below this are over.
-const ROUNDING_S: f64 = 1e-12;

@@ -1,11 +1,11 @@
 //! The proof that programs may run: each by itself, and all ranks' together.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::mem::{Discriminant, discriminant};
 
-use crate::program::{Exchange, Members, Micro, Program, ROOMS, Task, UnitIdx, Value};
-use crate::work::{Lane, Work};
+use crate::meetings::Meetings;
+use crate::program::{Exchange, Members, Program, ROOMS, Task, Value};
+use crate::waits::Waits;
 
 /// Why programs may not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,7 +59,7 @@ pub fn verify(programs: &[Program]) -> Result<(), Unsound> {
         check_values(rank, program)?;
         check_groups(rank, program, programs.len())?;
     }
-    let meetings = meetings(programs)?;
+    let meetings = Meetings::of(programs)?;
     check_waits(programs, &meetings)
 }
 
@@ -124,58 +124,6 @@ fn place(rank: usize, index: usize, task: &Task) -> Place {
     Place { rank, index, task: task.to_string() }
 }
 
-/// By rank and place in its program: the meeting of each exchange.
-pub(crate) type Meetings = HashMap<(usize, usize), usize>;
-
-/// By member: the places of its exchanges in a group.
-type Issued = BTreeMap<usize, Vec<usize>>;
-
-/// Matches the ranks' exchanges with one another.
-pub(crate) fn meetings(programs: &[Program]) -> Result<Meetings, Unsound> {
-    let mut issued: BTreeMap<(&str, &[usize]), Issued> = BTreeMap::new();
-    for (rank, program) in programs.iter().enumerate() {
-        for (index, task) in program.tasks.iter().enumerate() {
-            let Some(Exchange { group, .. }) = task.exchange else { continue };
-            let Members { name, ranks } = &program.groups[group.0];
-            issued.entry((name, ranks)).or_default().entry(rank).or_default().push(index);
-        }
-    }
-    let (mut meetings, mut count) = (Meetings::new(), 0);
-    for ((name, ranks), issued) in issued {
-        let of = |rank: usize| issued.get(&rank).map_or(&[][..], Vec::as_slice);
-        let most = ranks.iter().map(|&rank| of(rank).len()).max().unwrap_or(0);
-        for number in 0..most {
-            let first = *ranks.iter().find(|&&rank| of(rank).len() > number).expect("one has most of them");
-            for &rank in ranks {
-                let asked = [first, rank].map(|rank| of(rank).get(number).map(|&index| &programs[rank].tasks[index]));
-                if asked[0].map(what_is_asked) != asked[1].map(what_is_asked) {
-                    let found = asked.map(|task| task.map_or("missing".to_owned(), describe));
-                    return Err(Unsound::Disagree { group: name.to_owned(), number, ranks: [first, rank], found });
-                }
-                meetings.insert((rank, of(rank)[number]), count + number);
-            }
-            let task = |rank: usize| &programs[rank].tasks[of(rank)[number]];
-            let receivers = ranks.iter().filter(|&&rank| task(rank).receives()).count();
-            if task(first).work.lane() == Lane::Pass && receivers != 1 {
-                return Err(Unsound::NotOneWay { group: name.to_owned(), number });
-            }
-        }
-        count += most;
-    }
-    Ok(meetings)
-}
-
-/// The facts that members must agree on. Each rank numbers buckets for itself.
-fn what_is_asked(task: &Task) -> (Discriminant<Work>, UnitIdx, Micro, u64) {
-    let bytes = task.exchange.filter(|_| task.work.row().moves_alike).map_or(0, |exchange| exchange.bytes);
-    (discriminant(&task.work), task.unit, task.micro, bytes)
-}
-
-fn describe(task: &Task) -> String {
-    let bytes = task.exchange.map_or(0, |exchange| exchange.bytes);
-    format!("{:?}({}, {}) of {bytes} bytes", task.work, task.unit.0, task.micro)
-}
-
 /// A compute task of a rank, or a meeting of several, that waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Node {
@@ -215,30 +163,18 @@ fn check_waits(programs: &[Program], meetings: &Meetings) -> Result<(), Unsound>
 fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<Node>> {
     let mut awaited: HashMap<Node, HashSet<Node>> = HashMap::new();
     for (rank, program) in programs.iter().enumerate() {
-        let computed_before = program.computed_before();
-        let mut computed = None;
-        let mut issued = None;
-        let mut exchanged: BTreeMap<Lane, Node> = BTreeMap::new();
-        let mut arriving: HashMap<Value, Node> = HashMap::new();
+        let node = |index| match meetings.of_task(rank, index) {
+            Some(meeting) => Node::Meeting(meeting),
+            None => Node::Compute(rank, index),
+        };
+        let mut waits = Waits::new(program);
         for (index, task) in program.tasks.iter().enumerate() {
-            let node = match meetings.get(&(rank, index)) {
-                Some(&meeting) => Node::Meeting(meeting),
-                None => Node::Compute(rank, index),
-            };
-            let before = awaited.entry(node).or_default();
-            if task.exchange.is_some() {
-                before.extend(computed_before[index].map(|index| Node::Compute(rank, index)));
-                before.extend(issued.replace(node));
-                exchanged.insert(task.work.lane(), node);
-                arriving.extend(task.writes.iter().map(|&value| (value, node)));
-            } else {
-                before.extend(computed);
-                before.extend(task.reads.iter().filter_map(|value| arriving.get(value)));
-                before.extend(
-                    exchanged.iter().filter(|(lane, _)| program.waits_for_all(task, **lane)).map(|(_, node)| node),
-                );
-                computed = Some(node);
-            }
+            let before = awaited.entry(node(index)).or_default();
+            let last = if task.exchange.is_some() { waits.issued() } else { waits.computed() };
+            before.extend(last.map(node));
+            waits.visit(index, |other| {
+                before.insert(node(other));
+            });
         }
     }
     awaited
@@ -277,10 +213,8 @@ fn name(programs: &[Program], meetings: &Meetings, node: Node) -> String {
     match node {
         Node::Compute(rank, index) => format!("{}, task {index} of rank {rank},", task(rank, index)),
         Node::Meeting(number) => {
-            let mut members: Vec<&(usize, usize)> =
-                meetings.iter().filter(|&(_, &meeting)| meeting == number).map(|(place, _)| place).collect();
-            members.sort();
-            let &&(rank, index) = members.first().expect("a meeting has members");
+            let members: Vec<(usize, usize)> = meetings.members(number).collect();
+            let &(rank, index) = members.first().expect("a meeting has members");
             let exchange = programs[rank].tasks[index].exchange.expect("a meeting is of exchanges");
             let group = &programs[rank].groups[exchange.group.0].name;
             let places: Vec<String> =

@@ -82,6 +82,32 @@ fn a_blocking_program_computes_nothing_beside_an_exchange() {
 }
 
 #[test]
+fn what_another_stage_sends_waits_for_room() {
+    let passed = |index: usize| Value { kind: ValueKind::Passed, unit: UnitIdx(1), micro: Micro { index, part: 0 } };
+    let of_micro = |work: Work, index: usize, reads: &[Value], writes: &[Value]| {
+        let exchange = (work == Work::Pass).then_some(Exchange { group: GroupIdx(0), bytes: BYTES });
+        Task { exchange, micro: passed(index).micro, ..task(work, 1, reads, writes) }
+    };
+    let join = |index: usize| of_micro(Work::Join, index, &[], &[passed(index)]);
+    let send = |index: usize| of_micro(Work::Pass, index, &[passed(index)], &[]);
+    let receive = |index: usize| of_micro(Work::Pass, index, &[], &[passed(index)]);
+    let read = |index: usize| of_micro(Work::Arrive, index, &[passed(index)], &[]);
+    let of_rank = |tasks: Vec<Task>| Program { tasks, ..program() };
+    let sender = of_rank((0..3).flat_map(|index| [join(index), send(index)]).collect());
+    let reader = of_rank(vec![receive(0), receive(1), read(0), receive(2), read(1), read(2)]);
+    let programs = [sender, reader];
+    let costs = Costs::of_tasks(&programs, |_, _, task| if task.work == Work::Arrive { 10.0 } else { 1.0 });
+    let timeline = simulate(&programs, &costs).unwrap();
+    let passes = |rank: usize| {
+        let spans = timeline.ranks[rank].iter().filter(|span| span.lane == Lane::Pass);
+        spans.map(|span| [span.start_s, span.came_s, span.end_s]).collect::<Vec<_>>()
+    };
+    // There is room for the first two; the third waits until the first has been read at 12.
+    assert_eq!(passes(0), [[1.0, 1.0, 2.0], [2.0, 2.0, 3.0], [3.0, 12.0, 13.0]]);
+    assert_eq!(passes(1), [[0.0, 1.0, 2.0], [2.0, 2.0, 3.0], [12.0, 12.0, 13.0]]);
+}
+
+#[test]
 fn contention_slows_what_runs_beside_something_else() {
     let mut costs = costs();
     costs.contention = Contention { compute: 1.0, exchange: 0.0 };
