@@ -54,7 +54,7 @@ pub(crate) fn bounds(cuts: &[usize], units: usize) -> Vec<usize> {
 }
 
 /// The sums of all numbers before each, and of all.
-fn sums(numbers: &[f64]) -> Vec<f64> {
+pub(crate) fn sums(numbers: &[f64]) -> Vec<f64> {
     let mut sums = vec![0.0];
     sums.extend(numbers.iter().scan(0.0, |sum, number| {
         *sum += number;

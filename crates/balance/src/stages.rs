@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::cut::{self, best_cut_that_fits, bounds, weight_of_slowest};
+use crate::cut::{self, best_cut_that_fits, bounds, sums, weight_of_slowest};
 use crate::statistics::{push, trimmed_mean};
 
 /// Observed steps that the first decision looks back on; each change doubles them, so that a pipeline whose places take turns at
@@ -67,8 +67,10 @@ impl Staging {
         if self.stages.len() == self.places() {
             return Some(by_stages);
         }
-        let shorter = self.better_for_places(by_stages.clone(), |cuts| self.step_s(cuts, slowness));
-        let evener = self.better_for_places(shorter.clone(), |cuts| self.penalised_step_s(cuts, slowness));
+        let before = sums(&self.units.iter().map(|unit| unit.seconds).collect::<Vec<f64>>());
+        let times = |cuts: &[usize]| self.times(cuts, &before, slowness);
+        let shorter = self.better_for_places(by_stages.clone(), |cuts| self.step_of(&times(cuts)));
+        let evener = self.better_for_places(shorter.clone(), |cuts| self.penalised_step_of(&times(cuts)));
         let fitting = [evener, shorter].into_iter().find(|cuts| *cuts == by_stages || cut::fits(&fullness(cuts)));
         Some(fitting.unwrap_or(by_stages))
     }
@@ -85,7 +87,10 @@ impl Staging {
                 bounds.windows(2).all(|pair| pair[0] < pair[1]).then(|| (cost(&moved), moved))
             };
             let steps: Vec<(usize, isize)> = (0..cuts.len()).flat_map(|index| [(index, -1), (index, 1)]).collect();
-            let pairs = steps.iter().flat_map(|&first| steps.iter().map(move |&second| vec![first, second]));
+            let pairs = steps
+                .iter()
+                .enumerate()
+                .flat_map(|(place, &first)| steps[place..].iter().map(move |&second| vec![first, second]));
             let moves = steps.iter().map(|&step| vec![step]).chain(pairs).filter_map(|steps| moved(&steps));
             match moves.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(cost, _)| *cost < least * (1.0 - 1e-9)) {
                 Some(best) => (least, cuts) = best,
@@ -113,32 +118,39 @@ impl Staging {
 
     /// By place: its estimate for a micro-batch.
     fn work(&self, cuts: &[usize]) -> Vec<f64> {
-        let mut work = vec![0.0; self.places()];
-        for (place, unit) in self.places_of_units(cuts).into_iter().zip(&self.units) {
-            work[place] += unit.seconds;
-        }
-        work
+        let before = sums(&self.units.iter().map(|unit| unit.seconds).collect::<Vec<f64>>());
+        self.times(cuts, &before, &vec![1.0; self.places()])
     }
 
-    /// The longest that a step takes: every place once, and the slowest for all other micro-batches.
+    /// The longest that a step takes.
     fn step_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
-        let times = self.times(cuts, slowness);
+        let times: Vec<f64> = self.work(cuts).iter().zip(slowness).map(|(work, slowness)| work * slowness).collect();
+        self.step_of(&times)
+    }
+
+    /// The same if places take so long for a micro-batch: every place once, and the slowest for all others.
+    fn step_of(&self, times: &[f64]) -> f64 {
         let slowest_s = times.iter().copied().fold(0.0, f64::max);
         times.iter().sum::<f64>() + weight_of_slowest(self.micros, times.len()) * slowest_s
     }
 
     /// The step's time plus a small penalty for uneven places: where several are slowest, relieving one alone does not shorten the
     /// step.
-    fn penalised_step_s(&self, cuts: &[usize], slowness: &[f64]) -> f64 {
+    fn penalised_step_of(&self, times: &[f64]) -> f64 {
         const WEIGHT: f64 = 1e-3;
-        let times = self.times(cuts, slowness);
         let squares: f64 = times.iter().map(|time| time * time).sum();
-        self.step_s(cuts, slowness) + WEIGHT * squares / times.iter().sum::<f64>()
+        self.step_of(times) + WEIGHT * squares / times.iter().sum::<f64>()
     }
 
-    /// By place: its seconds for a micro-batch.
-    fn times(&self, cuts: &[usize], slowness: &[f64]) -> Vec<f64> {
-        self.work(cuts).iter().zip(slowness).map(|(work, slowness)| work * slowness).collect()
+    /// By place: its seconds for a micro-batch, if units take `before` until each of them.
+    fn times(&self, cuts: &[usize], before: &[f64], slowness: &[f64]) -> Vec<f64> {
+        let mut times = vec![0.0; slowness.len()];
+        let mut start = 0;
+        for (stage, end) in self.stages.iter().zip(cuts.iter().copied().chain([self.units.len()])) {
+            times[stage.place] += slowness[stage.place] * (before[end] - before[start]);
+            start = end;
+        }
+        times
     }
 
     /// A time that no cut makes a step shorter than: all places take equally long, and everything is computed at the fastest.
@@ -450,7 +462,7 @@ mod tests {
         let mut staging = staging(&seconds, 4, 8);
         staging.stages = [0, 1, 2, 3, 3, 2, 1, 0].map(|place| StagePlace { place, kept_micros: 4 }).to_vec();
         let cuts = staging.best_cut(&[1.0; 4], &|_| vec![0.0; 4]).expect("everything fits");
-        let (times, even) = (staging.times(&cuts, &[1.0; 4]), seconds.iter().sum::<f64>() / 4.0);
+        let (times, even) = (staging.work(&cuts), seconds.iter().sum::<f64>() / 4.0);
         assert!(times.iter().all(|time| *time <= even * 1.1), "{times:?} {cuts:?}");
     }
 

@@ -225,7 +225,7 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
         ));
     }
     let too_large = plan.too_large.iter().map(|judged| (&judged.timed.strategy, judged.fullness, ""));
-    let surely = plan.surely_too_large.iter().map(|bounded| (&bounded.strategy, bounded.fullness, "at least "));
+    let surely = plan.surely_too_large.iter().map(|(strategy, least)| (strategy, least.fullness, "at least "));
     for (strategy, fullness, least) in too_large.chain(surely) {
         if !seen.contains(&axes(strategy)) {
             seen.push(axes(strategy));
@@ -291,7 +291,7 @@ fn in_json(job: &Job, plan: &Plan) -> String {
     };
     let all = |list: &[JudgedStep]| list.iter().map(judged).collect::<Vec<_>>();
     let surely: Vec<_> = { plan.surely_too_large.iter() }
-        .map(|it| json!({ "strategy": it.strategy, "fullness_at_least": it.fullness }))
+        .map(|(strategy, least)| json!({ "strategy": strategy, "fullness_at_least": least.fullness }))
         .collect();
     json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "surely_too_large": surely,
         "too_slow": plan.too_slow.iter().map(timed).collect::<Vec<_>>(), "left_out": plan.left_out })

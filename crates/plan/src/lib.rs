@@ -33,6 +33,6 @@ pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCos
 pub use prices::{ForetoldStep, NotKnown, NotMeasured, Prices, foretell};
 pub use profile::{Measured, Profile};
 pub use rates::Published;
-pub use search::{Bounded, Fit, Found, Judge, Judged, Timed, search};
+pub use search::{Bounded, Fit, Found, Judge, Judged, Least, Timed, search};
 pub use short_chain::{EvenChain, ShortChain, TaskKernels};
 pub use space::{RankDevices, Space};

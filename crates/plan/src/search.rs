@@ -5,6 +5,14 @@ use std::collections::BinaryHeap;
 
 use evenkeel_step::Strategy;
 
+/// What a strategy takes at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Least {
+    pub step_s: f64,
+    /// Of the fullest device.
+    pub fullness: f64,
+}
+
 /// A strategy whose stages are cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bounded {
@@ -49,8 +57,8 @@ pub struct Found<T, M> {
     pub fitting: Vec<Judged<T, M>>,
     /// What does not fit, the least full first.
     pub too_large: Vec<Judged<T, M>>,
-    /// What needs more memory than there is by its bound alone.
-    pub surely_too_large: Vec<Bounded>,
+    /// What needs more memory than there is by its bound alone. Its stages may not be cut yet, and its time is not known.
+    pub surely_too_large: Vec<(Strategy, Least)>,
     /// What is too slow to be among the wanted ones, whether it fits or not, the fastest first.
     pub too_slow: Vec<Timed<T>>,
     /// Strategies that cannot be among the wanted ones by their bounds alone.
@@ -63,8 +71,8 @@ pub trait Judge {
     type Memory;
     type Error;
 
-    /// Seconds that a step takes at least, wherever stages are cut.
-    fn least_step_s(&self, strategy: &Strategy) -> f64;
+    /// What a step takes at least, wherever stages are cut. What needs more memory than there is may have any time.
+    fn least(&self, strategy: &Strategy) -> Least;
 
     /// The strategy with its stages cut.
     fn cut(&self, strategy: Strategy) -> Bounded;
@@ -86,15 +94,17 @@ pub fn search<J: Judge>(
     wanted: usize,
     judge: &mut J,
 ) -> Result<Found<J::Timing, J::Memory>, J::Error> {
-    let open = |(place, strategy): (usize, Strategy)| Open {
-        least_step_s: judge.least_step_s(&strategy),
-        place,
-        known: Known::Uncut(strategy),
-    };
-    let mut open: BinaryHeap<Reverse<Open<J::Timing>>> =
-        strategies.into_iter().enumerate().map(open).map(Reverse).collect();
+    let mut open: BinaryHeap<Reverse<Open<J::Timing>>> = BinaryHeap::new();
     let mut fitting: Vec<(usize, Judged<J::Timing, J::Memory>)> = Vec::new();
     let (mut too_large, mut surely_too_large) = (Vec::new(), Vec::new());
+    for (place, strategy) in strategies.into_iter().enumerate() {
+        match judge.least(&strategy) {
+            least if least.fullness > 1.0 => surely_too_large.push((strategy, least)),
+            Least { step_s, .. } => {
+                open.push(Reverse(Open { least_step_s: step_s, place, known: Known::Uncut(strategy) }))
+            }
+        }
+    }
     while let Some(Reverse(Open { least_step_s, place, known })) = open.pop() {
         let step_s = |index: usize| fitting.get(index).map(|(_, judged)| judged.timed.step_s);
         if step_s(wanted - 1).zip(step_s(0)).is_some_and(|(last_s, best_s)| {
@@ -106,8 +116,8 @@ pub fn search<J: Judge>(
         }
         let (least_step_s, known) = match known {
             Known::Uncut(strategy) => match judge.cut(strategy) {
-                bounded if bounded.fullness > 1.0 => {
-                    surely_too_large.push(bounded);
+                Bounded { strategy, step_s, fullness } if fullness > 1.0 => {
+                    surely_too_large.push((strategy, Least { step_s, fullness }));
                     continue;
                 }
                 Bounded { strategy, step_s, .. } => (step_s.max(least_step_s), Known::Cut(strategy)),
@@ -137,7 +147,7 @@ pub fn search<J: Judge>(
         fitting[..=simplest].rotate_right(1);
     }
     too_large.sort_by(|a, b| a.fullness.total_cmp(&b.fullness));
-    surely_too_large.sort_by(|a: &Bounded, b| a.fullness.total_cmp(&b.fullness));
+    surely_too_large.sort_by(|(_, a), (_, b)| a.fullness.total_cmp(&b.fullness));
     let fitting = fitting.into_iter().map(|(_, judged)| judged).collect();
     let (mut too_slow, mut left_out) = (Vec::new(), 0);
     for Reverse(open) in open.into_sorted_vec().into_iter().rev() {
@@ -210,8 +220,8 @@ mod tests {
         type Memory = ();
         type Error = Infallible;
 
-        fn least_step_s(&self, strategy: &Strategy) -> f64 {
-            0.5 * self.bound * (self.step_s)(strategy.accumulate)
+        fn least(&self, strategy: &Strategy) -> Least {
+            Least { step_s: 0.5 * self.bound * (self.step_s)(strategy.accumulate), fullness: 0.0 }
         }
 
         fn cut(&self, strategy: Strategy) -> Bounded {

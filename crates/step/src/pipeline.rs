@@ -4,7 +4,7 @@
 //! runs the orders of all places in made-up time and lists blocks and passes as they come. Every rank's program follows that one
 //! list, so whatever a task waits for is in the list before it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ impl PipelineOrder {
     /// The blocks of place `r` of `p` with so many stages each, in order.
     fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
         let mut list =
-            List { place: r, p, is_v: self == PipelineOrder::ZbV, blocks: Vec::new(), counts: HashMap::new() };
+            List { place: r, p, is_v: self == PipelineOrder::ZbV, blocks: Vec::new(), counts: Default::default() };
         match self {
             PipelineOrder::Gpipe => {
                 (0..micros).for_each(|_| list.next(BlockKind::Forward, 0));
@@ -137,7 +137,8 @@ struct List {
     p: usize,
     is_v: bool,
     blocks: Vec<Block>,
-    counts: HashMap<(BlockKind, usize), usize>,
+    /// Blocks so far, by kind and chunk; orders with more chunks than two do not count.
+    counts: [[usize; 2]; 4],
 }
 
 impl List {
@@ -148,14 +149,13 @@ impl List {
 
     /// The next micro-batch of a kind and chunk.
     fn next(&mut self, kind: BlockKind, chunk: usize) {
-        let count = self.counts.entry((kind, chunk)).or_default();
-        *count += 1;
-        let micro = *count - 1;
+        let micro = self.count(kind, chunk);
+        self.counts[kind as usize][chunk] += 1;
         self.push(kind, chunk, micro);
     }
 
     fn count(&self, kind: BlockKind, chunk: usize) -> usize {
-        self.counts.get(&(kind, chunk)).copied().unwrap_or(0)
+        self.counts[kind as usize][chunk]
     }
 
     fn rest(&mut self, kind: BlockKind, chunk: usize, micros: usize) {
@@ -314,9 +314,9 @@ struct Plan<'a> {
     /// The blocks left to each place.
     queues: Vec<VecDeque<Block>>,
     free: Vec<u64>,
-    /// When blocks began and ended; the input half stands for the whole backward.
-    began: HashMap<Block, u64>,
-    ended: HashMap<Block, u64>,
+    /// When forward blocks began and ended, and backward ones; the input half stands for the whole backward.
+    forward: Times,
+    backward: Times,
     events: Vec<(u64, Event)>,
 }
 
@@ -327,8 +327,8 @@ impl<'a> Plan<'a> {
             places,
             free: vec![0; queues.len()],
             queues,
-            began: HashMap::new(),
-            ended: HashMap::new(),
+            forward: Times { by_stage: vec![Vec::new(); pipeline.stages()] },
+            backward: Times { by_stage: vec![Vec::new(); pipeline.stages()] },
             events: Vec::new(),
         }
     }
@@ -344,8 +344,11 @@ impl<'a> Plan<'a> {
             let end = start + if block.kind == BlockKind::Backward { 4 } else { 2 };
             self.events.push((start, Event::Block(block)));
             self.free[place] = end;
-            self.began.insert(block, start);
-            self.ended.insert(block, end);
+            match block.kind {
+                BlockKind::Forward => self.forward.note(block, [start, end]),
+                BlockKind::Backward | BlockKind::Input => self.backward.note(block, [start, end]),
+                BlockKind::Weight => (),
+            }
         }
         // A place passes on what it has computed before it computes the next block.
         self.events.sort_by_key(|(time, event)| (*time, matches!(event, Event::Block(_))));
@@ -356,7 +359,7 @@ impl<'a> Plan<'a> {
     fn start(&self, block: Block) -> Option<u64> {
         let mut start = self.free[self.place(block)];
         if let Some(source) = self.source(block) {
-            start = start.max(*self.ended.get(&source)?);
+            start = start.max(self.times(source)?[1]);
             start = start.max(self.arrival(block).map_or(0, |(_, came)| came));
         }
         Some(start)
@@ -381,10 +384,31 @@ impl<'a> Plan<'a> {
     /// used the same room has begun.
     fn arrival(&self, block: Block) -> Option<(Block, u64)> {
         let source = self.source(block).filter(|source| self.place(*source) != self.place(block))?;
-        let sent = *self.ended.get(&source)?;
+        let sent = self.times(source)?[1];
         let micro = block.micro.checked_sub(ROOMS);
-        let room = micro.and_then(|micro| self.began.get(&Block { micro, ..block }));
-        Some((source, sent.max(room.map_or(0, |began| began + 1))))
+        let room = micro.and_then(|micro| self.times(Block { micro, ..block }));
+        Some((source, sent.max(room.map_or(0, |[began, _]| began + 1))))
+    }
+
+    /// When a block that others go on with began and ended, if it has begun.
+    fn times(&self, block: Block) -> Option<[u64; 2]> {
+        let times = if block.kind == BlockKind::Forward { &self.forward } else { &self.backward };
+        *times.by_stage[block.stage].get(block.micro)?
+    }
+}
+
+/// When blocks began and ended, by stage and micro-batch.
+struct Times {
+    by_stage: Vec<Vec<Option<[u64; 2]>>>,
+}
+
+impl Times {
+    fn note(&mut self, block: Block, times: [u64; 2]) {
+        let micros = &mut self.by_stage[block.stage];
+        if block.micro >= micros.len() {
+            micros.resize(block.micro + 1, None);
+        }
+        micros[block.micro] = Some(times);
     }
 }
 

@@ -92,14 +92,22 @@ impl Timeline {
     pub fn shares(&self, rank: usize) -> Shares {
         let busy_s: f64 = self.exchanges(rank).map(Span::duration_s).sum();
         let waiting_s = self.exchanges(rank).map(|span| span.came_s - span.start_s).sum();
-        let exchanging = self.exchanging(rank, |span| span.start_s);
-        let exchanging_s: f64 = exchanging.iter().map(|(start_s, end_s)| end_s - start_s).sum();
         Shares {
-            compute_s: self.computed(rank).map(Span::duration_s).sum(),
+            compute_s: self.computed_s(rank),
             waiting_s,
             transfer_s: busy_s - waiting_s,
-            exposed_s: exchanging_s - overlap_s(&self.computing(rank), &exchanging),
+            exposed_s: self.exposed_s(rank),
         }
+    }
+
+    fn exposed_s(&self, rank: usize) -> f64 {
+        let exchanging = self.exchanging(rank, |span| span.start_s);
+        let exchanging_s: f64 = exchanging.iter().map(|(start_s, end_s)| end_s - start_s).sum();
+        exchanging_s - overlap_s(&self.computing(rank), &exchanging)
+    }
+
+    fn computed_s(&self, rank: usize) -> f64 {
+        self.computed(rank).map(Span::duration_s).sum()
     }
 
     fn computed(&self, rank: usize) -> impl Iterator<Item = &Span> {
@@ -118,26 +126,29 @@ impl Timeline {
     /// The intervals in which any lane exchanges, in order and without overlaps.
     fn exchanging(&self, rank: usize, start_s: fn(&Span) -> f64) -> Vec<(f64, f64)> {
         let mut spans: Vec<(f64, f64)> = self.exchanges(rank).map(|span| (start_s(span), span.end_s)).collect();
-        spans.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut merged: Vec<(f64, f64)> = Vec::new();
-        for (start_s, end_s) in spans {
-            match merged.last_mut().filter(|last| start_s < last.1) {
-                Some(last) => last.1 = last.1.max(end_s),
-                None => merged.push((start_s, end_s)),
-            }
+        // With one lane of exchanges they are in order already.
+        if !spans.is_sorted_by(|a, b| a.0 <= b.0) {
+            spans.sort_by(|a, b| a.0.total_cmp(&b.0));
         }
-        merged
+        spans.dedup_by(|next, last| {
+            let joins = next.0 < last.1;
+            if joins {
+                last.1 = last.1.max(next.1);
+            }
+            joins
+        });
+        spans
     }
 
     /// The largest share of the step in which any rank exchanged and did not compute.
     pub fn exposed_share(&self) -> f64 {
-        let most = (0..self.ranks.len()).map(|rank| self.shares(rank).exposed_s).fold(0.0, f64::max);
+        let most = (0..self.ranks.len()).map(|rank| self.exposed_s(rank)).fold(0.0, f64::max);
         most / self.duration_s().max(f64::MIN_POSITIVE)
     }
 
     /// The share of all ranks' time in which they do not compute: a pipeline's bubble.
     pub fn idle_share(&self) -> f64 {
-        let compute_s: f64 = (0..self.ranks.len()).map(|rank| self.shares(rank).compute_s).sum();
+        let compute_s: f64 = (0..self.ranks.len()).map(|rank| self.computed_s(rank)).sum();
         1.0 - compute_s / (self.ranks.len() as f64 * self.duration_s()).max(f64::MIN_POSITIVE)
     }
 

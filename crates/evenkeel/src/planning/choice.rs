@@ -130,7 +130,9 @@ pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Fa
     })?;
     // Whatever may be faster was looked at, and some of it did not fit.
     let mut judging = Judging::new(job, Source::Cluster(cluster), &|_| ());
-    let surely = plan.surely_too_large.iter().filter(|it| it.fullness <= MORE_MEMORY && it.step_s < best.step_s);
+    let surely = plan.surely_too_large.iter().take_while(|(_, least)| least.fullness <= MORE_MEMORY);
+    let surely = surely.map(|(strategy, _)| judging.cut(strategy.clone())).collect::<Vec<_>>().into_iter();
+    let surely = surely.filter(|it| it.fullness <= MORE_MEMORY && it.step_s < best.step_s);
     let surely = surely.map(|it| judging.time(it.strategy.clone())).collect::<Result<Vec<_>, Failure>>()?;
     let larger = plan.too_large.iter().filter(|it| it.fullness <= MORE_MEMORY).map(|it| &it.timed);
     let larger = larger.chain(&surely).chain([best]);
@@ -228,9 +230,11 @@ pub fn shared_cores(cores: usize) -> Vec<RankDevices> {
 fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
     /// Bounds are no exact order.
     const CANDIDATES: usize = 8;
-    let surely = plan.surely_too_large.iter().take(CANDIDATES).map(|bounded| &bounded.strategy);
-    let candidates = surely.chain(plan.too_large.first().map(|judged| &judged.timed.strategy));
-    let known = candidates.map(|strategy| (strategy, judging.memory(strategy)));
+    let surely =
+        plan.surely_too_large.iter().take(CANDIDATES).map(|(strategy, _)| judging.cut(strategy.clone()).strategy);
+    let candidates = surely.chain(plan.too_large.first().map(|judged| judged.timed.strategy.clone()));
+    let known =
+        candidates.map(|strategy| (judging.memory(&strategy), strategy)).map(|(memory, strategy)| (strategy, memory));
     let Some((leanest, (costs, fullness))) = known.min_by(|(_, a), (_, b)| a.1.total_cmp(&b.1)) else {
         return Mistake { what: "there is no strategy for these devices".to_owned(), hint: None };
     };
@@ -238,12 +242,12 @@ fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
     let missing = needed - needed / fullness;
     let what = format!(
         "no strategy fits: the leanest, {}, needs {} of the memory there is: {} on its fullest device, {} more than that has",
-        describe(leanest),
+        describe(&leanest),
         text::percent(fullness),
         text::bytes(needed as u64),
         text::bytes(missing as u64),
     );
-    let hint = judging.nearest_that_fits(leanest).unwrap_or_else(|| "use a smaller model".to_owned());
+    let hint = judging.nearest_that_fits(&leanest).unwrap_or_else(|| "use a smaller model".to_owned());
     Mistake { what, hint: Some(hint) }
 }
 

@@ -1,6 +1,7 @@
 //! Merges lines so that one computes during another's exchange.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::vec;
 
 use crate::program::{Task, Value};
 use crate::work::Work;
@@ -9,10 +10,11 @@ use crate::work::Work;
 /// have computed meanwhile. The next micro-batch begins when the one before it has ended or, `ahead`, when all its lines have
 /// reached their backward.
 pub(super) fn interleave(micros: Vec<Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> {
+    let count = micros.iter().flatten().map(Vec::len).sum();
     let mut waiting: VecDeque<Vec<Line>> =
         micros.into_iter().map(|lines| lines.into_iter().map(Line::of).collect()).collect();
     let mut active: Vec<Vec<Line>> = Vec::new();
-    let mut merged = Merged::default();
+    let mut merged = Merged { tasks: Vec::with_capacity(count), ..Merged::default() };
     loop {
         active.retain(|lines| lines.iter().any(|line| !line.segments.is_empty()));
         let begins = match &active[..] {
@@ -32,7 +34,10 @@ pub(super) fn interleave(micros: Vec<Vec<Vec<Task>>>, ahead: bool) -> Vec<Task> 
 }
 
 struct Line {
+    tasks: vec::IntoIter<Task>,
     segments: VecDeque<Segment>,
+    /// The number of heavy tasks before each of its exchanges so far, on all lines.
+    issued: Vec<usize>,
     is_in_backward: bool,
     /// The turn in which it was last taken up.
     last_turn: usize,
@@ -41,28 +46,40 @@ struct Line {
 /// Tasks that run without waiting once the values that the first of them awaits have arrived.
 #[derive(Default)]
 struct Segment {
-    tasks: Vec<Task>,
-    /// Values that exchanges write.
-    awaits: Vec<Value>,
+    tasks: usize,
+    is_heavy: bool,
+    has_loss: bool,
+    /// The last of the line's exchanges that it awaits, by number.
+    awaits: Option<usize>,
 }
 
 impl Line {
     fn of(tasks: Vec<Task>) -> Line {
         let mut segments = VecDeque::from([Segment::default()]);
-        let mut on_their_way: Vec<Value> = Vec::new();
-        for task in tasks {
-            let (awaits, others): (Vec<Value>, _) =
-                on_their_way.iter().partition(|value| task.exchange.is_none() && task.reads.contains(value));
-            if !awaits.is_empty() {
-                on_their_way = others;
-                segments.push_back(Segment { tasks: Vec::new(), awaits });
+        let mut on_their_way: Vec<(Value, usize)> = Vec::new();
+        let mut exchanges = 0;
+        for task in &tasks {
+            let mut awaits = None;
+            if task.exchange.is_none() {
+                on_their_way.retain(|(value, number)| {
+                    let is_read = task.reads.contains(value);
+                    awaits = awaits.max(is_read.then_some(*number));
+                    !is_read
+                });
+            } else {
+                on_their_way.extend(task.writes.iter().map(|&value| (value, exchanges)));
+                exchanges += 1;
             }
-            if task.exchange.is_some() {
-                on_their_way.extend(&task.writes);
+            if awaits.is_some() {
+                segments.push_back(Segment { awaits, ..Segment::default() });
             }
-            segments.back_mut().expect("there is always one").tasks.push(task);
+            let segment = segments.back_mut().expect("there is always one");
+            segment.tasks += 1;
+            segment.is_heavy |= task.work.is_heavy();
+            segment.has_loss |= matches!(task.work, Work::Loss(_));
         }
-        Line { segments, is_in_backward: false, last_turn: 0 }
+        let issued = Vec::with_capacity(exchanges);
+        Line { tasks: tasks.into_iter(), segments, issued, is_in_backward: false, last_turn: 0 }
     }
 }
 
@@ -70,9 +87,8 @@ impl Line {
 struct Merged {
     tasks: Vec<Task>,
     turns: usize,
-    /// Heavy tasks so far, and their number when each exchange was issued.
+    /// Heavy tasks so far.
     heavy: usize,
-    issued: HashMap<Value, usize>,
 }
 
 impl Merged {
@@ -80,25 +96,20 @@ impl Merged {
     /// those issue the next exchange; then the line that has waited longest.
     fn rank(&self, line: &Line) -> (bool, bool, usize, usize) {
         let segment = &line.segments[0];
-        let latest = segment.awaits.iter().map(|value| self.issued[value]).max();
+        let latest = segment.awaits.map(|exchange| line.issued[exchange]);
         let is_hidden = latest.is_none_or(|issued| issued < self.heavy);
-        (
-            !is_hidden,
-            is_hidden && segment.tasks.iter().any(|task| task.work.is_heavy()),
-            latest.unwrap_or(0),
-            line.last_turn,
-        )
+        (!is_hidden, is_hidden && segment.is_heavy, latest.unwrap_or(0), line.last_turn)
     }
 
     fn run(&mut self, line: &mut Line) {
         let segment = line.segments.pop_front().expect("a line that is run has segments");
         self.turns += 1;
         line.last_turn = self.turns;
-        line.is_in_backward |= segment.tasks.iter().any(|task| matches!(task.work, Work::Loss(_)));
-        for task in segment.tasks {
+        line.is_in_backward |= segment.has_loss;
+        for task in line.tasks.by_ref().take(segment.tasks) {
             self.heavy += usize::from(task.work.is_heavy());
             if task.exchange.is_some() {
-                self.issued.extend(task.writes.iter().map(|&value| (value, self.heavy)));
+                line.issued.push(self.heavy);
             }
             self.tasks.push(task);
         }

@@ -12,6 +12,9 @@ use crate::work::Work;
 /// Adds the migrations of a chain. Each unit migrates once in a step, before the first body of the migrating unit before it
 /// computes, so that at least one body computes meanwhile.
 pub(super) fn migrate_and_return(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
+    if chain.migrations.is_empty() {
+        return tasks;
+    }
     let mut migrating: Vec<Migrating> =
         chain.migrations.iter().filter_map(|migrated| Migrating::of(&tasks, migrated)).collect();
     migrating.sort_by_key(|migrating| migrating.uses[0]);

@@ -1,5 +1,6 @@
 //! A rank's tasks of a pipeline: its blocks, and the passes that it takes part in, as all places come to them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::line::Line;
@@ -22,18 +23,23 @@ pub(super) fn training<'a>(
     };
     let frozen = (0..stages.pipeline.stages()).find(has_backward).expect("the last stage has one");
     let events = stages.pipeline.plan(stages.places, micros.len(), frozen);
+    // The weight halves of backward blocks whose input halves have been written.
+    let mut weights: HashMap<(usize, usize), Vec<Vec<Task>>> = HashMap::new();
     tasks(chain, &events, micros, |block| {
-        let of_part = |micro: Micro| {
-            let line = line(chain.stage(block.stage), micro);
-            let is_weight = |task: &Task| task.work == Work::BackwardWeight;
-            match block.kind {
-                BlockKind::Forward => line.forward(),
-                BlockKind::Backward => line.backward(),
-                BlockKind::Input => line.backward().into_iter().filter(|task| !is_weight(task)).collect(),
-                BlockKind::Weight => line.backward().into_iter().filter(is_weight).collect(),
+        let lines = || parts(micros, block.micro).map(|micro| line(chain.stage(block.stage), micro));
+        let place = (block.stage, block.micro);
+        arrange(vec![match block.kind {
+            BlockKind::Forward => lines().map(Line::forward).collect(),
+            BlockKind::Backward => lines().map(Line::backward).collect(),
+            BlockKind::Input => {
+                let is_weight = |task: &Task| task.work == Work::BackwardWeight;
+                let halves = |line: Line| line.backward().into_iter().partition(is_weight);
+                let (of_weights, of_inputs) = lines().map(halves).unzip();
+                weights.insert(place, of_weights);
+                of_inputs
             }
-        };
-        arrange(vec![parts(micros, block.micro).map(of_part).collect()])
+            BlockKind::Weight => weights.remove(&place).expect("the input half comes first"),
+        }])
     })
 }
 
@@ -43,7 +49,12 @@ pub(super) fn forward(chain: &Chain, size: &PartSize, evaluated: impl Fn(Range<u
     tasks(chain, &events, &[vec![size.clone()]], |block| evaluated(chain.stage(block.stage)))
 }
 
-fn tasks(chain: &Chain, events: &[Event], micros: &[Vec<PartSize>], block: impl Fn(&Block) -> Vec<Task>) -> Vec<Task> {
+fn tasks(
+    chain: &Chain,
+    events: &[Event],
+    micros: &[Vec<PartSize>],
+    mut block: impl FnMut(&Block) -> Vec<Task>,
+) -> Vec<Task> {
     let stages = &chain.stages;
     let is_here = |stage: usize| stages.pipeline.place(stage, stages.places) == stages.place;
     let mut tasks = Vec::new();

@@ -20,16 +20,18 @@ pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 /// micro-batch adds nothing more.
 pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
-    for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.is_trained) {
-        for (micro, last) in last_additions(&tasks, bucket) {
+    for (index, last) in last_additions(&tasks, chain).into_iter().enumerate() {
+        for (micro, last) in last {
             let micro = Micro { index: micro, part: 0 };
             // The first stage is the last to add to a table that it shares, and until then nothing may wait for the sum.
-            let last = if bucket.is_shared_table { tasks.len() - 1 } else { behind_exchanges(&tasks, last) };
+            let is_shared = chain.buckets[index].is_shared_table;
+            let last = if is_shared { tasks.len() - 1 } else { behind_exchanges(&tasks, last) };
             after.entry(last).or_default().push((index, micro));
         }
     }
     let mut reduced: Vec<Value> = Vec::new();
-    let mut out: Vec<Task> = Vec::new();
+    let mut out: Vec<Task> = Vec::with_capacity(tasks.len() + after.len());
+    let mut after = after.into_iter().peekable();
     for (index, mut task) in tasks.into_iter().enumerate() {
         // The next compute task waits for all but the last few reductions, which frees the memory of the others.
         if task.work.lane() == Lane::Compute && reduced.len() > REDUCTIONS_IN_FLIGHT {
@@ -38,7 +40,7 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
             task.frees.extend(&done);
         }
         out.push(task);
-        for &(bucket, micro) in after.get(&index).into_iter().flatten() {
+        for (bucket, micro) in after.next_if(|(last, _)| *last == index).into_iter().flat_map(|(_, here)| here) {
             out.extend(reductions(chain, bucket, micro));
             reduced.extend(out.last().and_then(|task| task.writes.first()).filter(|value| is_reduced(value)));
         }
@@ -55,21 +57,36 @@ fn is_reduced(value: &Value) -> bool {
     matches!(value.kind, ValueKind::GradientsReduced(_))
 }
 
-/// The task that adds to a bucket for the last time; if gradients are split, the last one of each micro-batch.
-fn last_additions(tasks: &[Task], bucket: &ChainBucket) -> BTreeMap<usize, usize> {
-    let adds = |task: &Task| {
-        let is_of_body = matches!(task.work, Work::BackwardInput | Work::BackwardWeight | Work::Loss(_));
-        let is_of_entry = bucket.is_of_entries && task.work == Work::BackwardEnter;
-        // The addition behind a stage counts with its last unit.
-        let is_of_exit = bucket.is_of_entries && task.work == Work::BackwardJoin;
-        (is_of_body || is_of_entry) && bucket.users.contains(&task.unit.0)
-            || is_of_exit && bucket.users.contains(&(task.unit.0 - 1))
-    };
-    let mut last: BTreeMap<usize, usize> = BTreeMap::new();
-    for (index, task) in tasks.iter().enumerate().filter(|(_, task)| adds(task)) {
-        last.insert(if bucket.splits_gradients { task.micro.index } else { 0 }, index);
+/// By bucket: the task that adds to it for the last time; if gradients are split, the last one of each micro-batch. None if it is
+/// not trained.
+fn last_additions(tasks: &[Task], chain: &Chain) -> Vec<BTreeMap<usize, usize>> {
+    let users = by_user(chain, |bucket| bucket.is_trained);
+    let mut last = vec![BTreeMap::new(); chain.buckets.len()];
+    for (index, task) in tasks.iter().enumerate() {
+        let (unit, only_of_entries) = match task.work {
+            Work::BackwardInput | Work::BackwardWeight | Work::Loss(_) => (task.unit.0, false),
+            Work::BackwardEnter => (task.unit.0, true),
+            // The addition behind a stage counts with its last unit.
+            Work::BackwardJoin => (task.unit.0 - 1, true),
+            _ => continue,
+        };
+        for &number in &users[unit] {
+            let bucket = &chain.buckets[number];
+            if bucket.is_of_entries || !only_of_entries {
+                last[number].insert(if bucket.splits_gradients { task.micro.index } else { 0 }, index);
+            }
+        }
     }
     last
+}
+
+/// By unit: the buckets of a kind that it computes with.
+fn by_user(chain: &Chain, is_of_kind: impl Fn(&ChainBucket) -> bool) -> Vec<Vec<usize>> {
+    let mut by_user = vec![Vec::new(); chain.units.len()];
+    for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| is_of_kind(bucket)) {
+        bucket.users.iter().for_each(|&unit| by_user[unit].push(index));
+    }
+    by_user
 }
 
 /// The last of the exchanges that directly follow a task, or the task itself: awaited exchanges go first.
@@ -152,6 +169,9 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
 /// Adds the gathers of split parameters, each during the bodies before its users, and frees the parameters behind their users.
 pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let Some(group) = chain.data_group else { return tasks };
+    if !chain.buckets.iter().any(|bucket| bucket.splits_values) {
+        return tasks;
+    }
     let mut residences = residences(&tasks, chain);
     residences.sort_by_key(|residence| residence.uses[0]);
     let mut before: BTreeMap<usize, Vec<Task>> = BTreeMap::new();
@@ -187,27 +207,29 @@ struct Residence {
     uses: Vec<usize>,
 }
 
+/// Those of all buckets, one bucket after another.
 fn residences(tasks: &[Task], chain: &Chain) -> Vec<Residence> {
-    let mut residences = Vec::new();
-    for (bucket, _) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_values) {
-        let mut open: Option<Residence> = None;
-        let mut bodies_since = 0;
-        for (index, task) in tasks.iter().enumerate() {
-            let is_body = matches!(task.work, Work::Forward | Work::Recompute | Work::BackwardInput);
-            let is_of_head = matches!(task.work, Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_));
-            // The head counts once: its number of chunks may differ between replicas.
-            bodies_since += usize::from(is_body || task.work == Work::Logits(Chunk(0)));
-            let computes = is_body || is_of_head;
-            if !computes || !chain.buckets[bucket].users.contains(&task.unit.0) {
-                continue;
-            }
-            if bodies_since > RESIDENCE {
-                residences.extend(open.take());
-            }
-            open.get_or_insert_with(|| Residence { bucket, uses: Vec::new() }).uses.push(index);
-            bodies_since = 0;
+    let users = by_user(chain, |bucket| bucket.splits_values);
+    let mut of_buckets: Vec<Vec<Residence>> = chain.buckets.iter().map(|_| Vec::new()).collect();
+    // Bodies so far, and by bucket their number at its last use.
+    let mut bodies = 0;
+    let mut used = vec![0; of_buckets.len()];
+    for (index, task) in tasks.iter().enumerate() {
+        let is_body = matches!(task.work, Work::Forward | Work::Recompute | Work::BackwardInput);
+        let is_of_head = matches!(task.work, Work::Logits(_) | Work::Loss(_) | Work::Evaluate(_));
+        // The head counts once: its number of chunks may differ between replicas.
+        bodies += usize::from(is_body || task.work == Work::Logits(Chunk(0)));
+        if !is_body && !is_of_head {
+            continue;
         }
-        residences.extend(open);
+        for &bucket in &users[task.unit.0] {
+            let residences = &mut of_buckets[bucket];
+            if residences.is_empty() || bodies - used[bucket] > RESIDENCE {
+                residences.push(Residence { bucket, uses: Vec::new() });
+            }
+            residences.last_mut().expect("there is one").uses.push(index);
+            used[bucket] = bodies;
+        }
     }
-    residences
+    of_buckets.into_iter().flatten().collect()
 }
