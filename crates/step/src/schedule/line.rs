@@ -32,6 +32,9 @@ pub enum Recompute {
 /// The tensor-parallel group's place among a chain's groups.
 pub(super) const TENSOR: GroupIdx = GroupIdx(0);
 
+/// Tasks of a unit's forward, and of most units' backward, at most.
+const TASKS_OF_UNIT: usize = 8;
+
 /// The values of an addition to the stream.
 struct Joining {
     reads: Vec<Value>,
@@ -59,7 +62,8 @@ impl<'a> Line<'a> {
         keep: &'a [Keep],
         recompute: Recompute,
     ) -> Line<'a> {
-        Line { chain, stage, micro, size, keep, recompute, tasks: Vec::new() }
+        let tasks = Vec::with_capacity(TASKS_OF_UNIT * stage.len());
+        Line { chain, stage, micro, size, keep, recompute, tasks }
     }
 
     /// Losses and gradients.
@@ -328,16 +332,15 @@ impl<'a> Line<'a> {
     /// weights' gradients, so they are computed during the exchange of the input's.
     fn backward_body(&mut self, unit: UnitIdx) {
         use ValueKind::*;
-        let mut reads = vec![self.value(Saved, unit)];
         let gathered = self.chain.splits_sequence;
-        reads.push(self.value(if gathered { OutputGradientGathered } else { OutputGradient }, unit));
+        let output = if gathered { OutputGradientGathered } else { OutputGradient };
+        let mut reads = vec![self.value(Saved, unit), self.value(output, unit)];
         if !self.has_entry(unit) {
             reads.push(self.value(if gathered { StreamGradientGathered } else { StreamGradient }, unit));
         }
         let inputs = self.value(WeightInputs, unit);
         let goes_on = self.needs_input_gradient(unit);
-        let mut writes = vec![inputs];
-        writes.extend(goes_on.then(|| self.value(NormalisedGradient, unit)));
+        let writes = if goes_on { vec![inputs, self.value(NormalisedGradient, unit)] } else { vec![inputs] };
         self.push(Work::BackwardInput, unit, reads.clone(), writes, reads);
         let is_reduced = goes_on && self.is_partial(unit);
         self.reduce_gradient(unit, is_reduced);
@@ -381,10 +384,12 @@ impl<'a> Line<'a> {
     fn backward_enter(&mut self, unit: UnitIdx, is_reduced: bool) {
         use ValueKind::*;
         let gradient = if is_reduced { NormalisedGradientReduced } else { NormalisedGradient };
-        let mut reads = vec![self.value(Stream, unit), self.value(gradient, unit)];
-        if unit != self.head() {
-            reads.push(self.value(StreamGradient, unit));
-        }
+        let [stream, gradient] = [Stream, gradient].map(|kind| self.value(kind, unit));
+        let reads = if unit == self.head() {
+            vec![stream, gradient]
+        } else {
+            vec![stream, gradient, self.value(StreamGradient, unit)]
+        };
         if self.arrives_at(unit) {
             let leaves = self.chain.trains_before(unit.0);
             let writes = leaves.then(|| self.value(PassedGradient, unit)).into_iter().collect();
