@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
-use evenkeel_device::CudaMemory;
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
     Bounded, Cluster, Counted, Fit, ForetoldStep, Judge, NotKnown, Prices, Profile, Published, StateTime, Timed,
@@ -35,6 +34,8 @@ pub struct StepShares {
     pub exposed: f64,
     /// In which ranks do not compute.
     pub idle: f64,
+    /// Seconds of the programs, of which these are shares.
+    pub program_s: f64,
 }
 
 pub struct Judging<'a> {
@@ -70,15 +71,13 @@ impl<'a> Judging<'a> {
         }
     }
 
-    fn room(&self, strategy: &Strategy) -> Room {
+    /// The memory that its ranks can have.
+    pub fn room(&self, strategy: &Strategy) -> Room {
         match self.source {
             Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
             Source::Cluster(cluster) => {
                 let devices = cluster.places();
-                let bytes = |number: &usize| {
-                    let all = (1e9 * cluster.devices[devices[*number].device].memory_gb) as u64;
-                    CudaMemory { name: String::new(), free_bytes: all, total_bytes: all }.arena_bytes_of(1)
-                };
+                let bytes = |number: &usize| cluster.devices[devices[*number].device].arena_bytes();
                 Room::Gpus(numbers(strategy).iter().map(bytes).collect())
             }
         }
@@ -348,7 +347,8 @@ impl Judge for Judging<'_> {
             Some(([few, more], often)) => of_micros(few)?.extended(&of_micros(more)?, often),
             None => of_micros(strategy.accumulate)?,
         };
-        let timing = StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s };
+        let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds / total.program_s);
+        let timing = StepShares { exposed, idle, program_s: total.program_s };
         Ok(Timed { strategy, step_s: total.step_s, timing })
     }
 
