@@ -13,11 +13,11 @@ use evenkeel_store::{read_text, write_file_atomically};
 use serde_json::json;
 
 use crate::config::{Overrides, Parallel, RunConfig};
-use crate::drawing::{pipeline_svg, svg};
+use crate::drawing::{pipeline_and_memory_svg, timeline_and_memory_svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::planning::{
-    Job, JudgedStep, Plan, TimedStep, describe, help, looked_at, measured_plan, published_plan, timeline,
+    Job, JudgedStep, Plan, TimedStep, describe, help, looked_at, measured_plan, memory_bars, published_plan, timeline,
 };
 use crate::strategy::strategy;
 use crate::train::{beside, job};
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Measure anew what this machine's profile has already.
     #[arg(long)]
     fresh: bool,
-    /// Draw the step of the first strategy.
+    /// Draw the step of the first strategy and its memory.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print one JSON object instead of a table.
@@ -172,18 +172,18 @@ fn with_tokens(like: Strategy, tokens: Option<u64>, config: &RunConfig) -> Resul
     Ok(Strategy { micro_batch: 1, accumulate: sequences, dp: 1, ..like })
 }
 
-/// The step of a strategy as a picture. Replicas and shards that are alike are drawn once.
+/// The step of a strategy and its memory as a picture. Replicas and shards that are alike are drawn once.
 fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline, cluster: Option<&Cluster>) -> String {
     let TimedStep { strategy, step_s, .. } = &judged.timed;
     let most = text::bytes(most_bytes(judged));
     let title = format!("{}: {:.1} ms a step, {most} on the fullest device", named(strategy, cluster), 1e3 * step_s);
-    let units = &job.model.units;
+    let (units, bars) = (&job.model.units, memory_bars(job, judged, cluster));
     if strategy.pp > 1 && timeline.ranks.len() == strategy.pp {
         let one_of_each = Strategy { dp: 1, cut: Cut::even(1), ..strategy.clone() };
-        return pipeline_svg(timeline, &one_of_each, units.len(), &title);
+        return pipeline_and_memory_svg(timeline, &one_of_each, units.len(), &title, &bars);
     }
     let names: Vec<String> = units.iter().map(|unit| unit.kind.to_string()).collect();
-    svg(timeline, &names, &title)
+    timeline_and_memory_svg(timeline, &names, &title, &bars)
 }
 
 /// Keys that the flags of a plan do not undo.

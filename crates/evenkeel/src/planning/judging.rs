@@ -71,8 +71,7 @@ impl<'a> Judging<'a> {
         }
     }
 
-    /// The memory that its ranks can have.
-    pub fn room(&self, strategy: &Strategy) -> Room {
+    fn room(&self, strategy: &Strategy) -> Room {
         match self.source {
             Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
             Source::Cluster(cluster) => {
