@@ -99,7 +99,7 @@ impl Launch {
     }
 
     /// How the ranks share a GPU, if they do.
-    fn shared_gpu(&self) -> Result<SharedGpu, Failure> {
+    pub fn shared_gpu(&self) -> Result<SharedGpu, Failure> {
         let Devices::Cuda { gpus, multiprocessors, .. } = &self.strategy.devices else {
             return Ok(SharedGpu::default());
         };
@@ -121,7 +121,8 @@ impl Launch {
         Ok(SharedGpu { parts, share_bytes: memory.map(|memory| memory.arena_bytes_of(ranks)) })
     }
 
-    fn device(&self, rank: usize, shared: &SharedGpu) -> Result<Device, Failure> {
+    /// Starts the device of a rank.
+    pub fn device(&self, rank: usize, shared: &SharedGpu) -> Result<Device, Failure> {
         let name = format!("rank{rank}");
         let count = match &self.strategy.devices {
             Devices::Cuda { gpus, graph, .. } => {
@@ -150,7 +151,7 @@ impl Launch {
 
 /// The parts and memory of ranks that share a GPU; empty if they are on cores or each has its own.
 #[derive(Default)]
-struct SharedGpu {
+pub struct SharedGpu {
     /// By rank; empty if all share all multiprocessors.
     parts: Vec<CudaPart>,
     /// Memory of each rank; a lone rank takes what is free.

@@ -23,6 +23,7 @@ mod placement;
 mod plan;
 mod planning;
 mod process;
+mod profile;
 mod program;
 mod stages;
 mod strategy;
@@ -66,6 +67,8 @@ enum Command {
     Program(program::Arguments),
     /// Measures this machine and says which strategies train a run fastest on it.
     Plan(plan::Arguments),
+    /// Measures this machine without a model, as a host for `plan --cluster`, or joins such hosts to a cluster.
+    Profile(profile::Arguments),
     /// Runs benchmarks on this machine.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -123,6 +126,7 @@ fn run(command: &Command) -> Result<String, Failure> {
         Command::Data(arguments) => data::run(arguments)?,
         Command::Program(arguments) => program::run(arguments)?,
         Command::Plan(arguments) => plan::run(arguments)?,
+        Command::Profile(arguments) => profile::run(arguments)?,
         Command::Bench(command) => bench::run(command)?,
     })
 }

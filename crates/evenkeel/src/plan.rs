@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use evenkeel_device::DeviceKind;
 use evenkeel_model::Cut;
-use evenkeel_plan::Cluster;
+use evenkeel_plan::{Cluster, ClusterKind};
 use evenkeel_step::schedule::NONE;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Mesh, Strategy};
@@ -13,11 +13,11 @@ use evenkeel_store::{read_text, write_file_atomically};
 use serde_json::json;
 
 use crate::config::{Overrides, Parallel, RunConfig};
-use crate::drawing::{pipeline_svg, svg};
+use crate::drawing::{pipeline_and_memory_svg, timeline_and_memory_svg};
 use crate::inputs::feed::Text;
 use crate::inputs::model::ModelInput;
 use crate::planning::{
-    Job, JudgedStep, Plan, TimedStep, describe, help, looked_at, measured_plan, published_plan, timeline,
+    Job, JudgedStep, Plan, TimedStep, describe, help, looked_at, measured_plan, memory_bars, published_plan, timeline,
 };
 use crate::strategy::strategy;
 use crate::train::{beside, job};
@@ -33,7 +33,7 @@ pub struct Arguments {
     /// Tokens of a step, instead of the configuration's micro-batches.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     tokens_per_step: Option<u64>,
-    /// Devices to plan for, TOML, by their published figures. Nothing is measured.
+    /// Devices to plan for, TOML, by their published or measured figures. Nothing is measured now.
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
     /// Only the first of the cluster's devices.
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Measure anew what this machine's profile has already.
     #[arg(long)]
     fresh: bool,
-    /// Draw the step of the first strategy.
+    /// Draw the step of the first strategy and its memory.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print one JSON object instead of a table.
@@ -56,8 +56,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut config = arguments.overrides.read_to_plan(arguments.model.as_deref())?;
     let cluster = arguments.cluster.as_deref().map(|path| cluster(path, arguments.devices)).transpose()?;
-    if cluster.is_some() {
-        config.settings.device.kind = DeviceKind::Cuda;
+    if let Some(cluster) = &cluster {
+        config.settings.device.kind = device_kind(cluster);
     }
     let tokenizer = Text::open(&config)?;
     let input = ModelInput::read(&mut config, tokenizer.as_ref().map(|text| &text.tokenizer))?;
@@ -73,24 +73,31 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let best = &plan.fitting[0];
     if let Some(path) = &arguments.svg {
-        let drawing = drawn(&job, best, &timeline(&job, &best.timed.strategy, cluster.as_ref())?);
+        let drawing = drawn(&job, best, &timeline(&job, &best.timed.strategy, cluster.as_ref())?, cluster.as_ref());
         write_file_atomically(path, |file| file.put(drawing.as_bytes()))?;
     }
     if arguments.json {
         return Ok(in_json(&job, &plan));
     }
-    let rows: Vec<Vec<String>> =
-        plan.fitting.iter().take(wanted).map(|judged| cells(&job, judged, best.timed.step_s)).collect();
+    let rows: Vec<Vec<String>> = plan
+        .fitting
+        .iter()
+        .take(wanted)
+        .map(|judged| cells(&job, judged, best.timed.step_s, cluster.as_ref()))
+        .collect();
     let header = ["strategy", "micros", "step", "tokens/s", "exposed", "idle", "memory", "of device", "slower by"];
-    let others = others(&plan, wanted);
+    let others = others(&plan, wanted, cluster.as_ref());
     let others = if others.is_empty() { String::new() } else { format!("\n\nOf other kinds:\n{}", others.join("\n")) };
     let help = match &cluster {
-        Some(cluster) => format!("\n\nWhat would help:\n{}", help(&job, &plan, cluster)?.join("\n")),
+        Some(cluster) => {
+            let lines = help(&job, &plan, cluster)?.into_iter().map(|line| on_its_devices(line, Some(cluster)));
+            format!("\n\nWhat would help:\n{}", lines.collect::<Vec<_>>().join("\n"))
+        }
         None => String::new(),
     };
     let origin = match &cluster {
         Some(cluster) => format!(
-            "Times are computed from published figures, not measured. The first strategy runs on {}.",
+            "Times are computed from the cluster's figures: no step was measured. The first strategy runs on {}.",
             kinds(cluster, &best.timed.strategy)
         ),
         None => format!("To run the first: {}", flags(&best.timed.strategy)),
@@ -115,6 +122,25 @@ fn cluster(path: &Path, devices: Option<u32>) -> Result<Cluster, Failure> {
     let Some(wanted) = devices.map(|count| count as usize) else { return Ok(cluster) };
     let there = cluster.places().len();
     cluster.first(wanted).ok_or_else(|| wrong(format!("it has {there} devices, not {wanted}")).into())
+}
+
+/// Its devices are planned as GPUs, unless all are cores.
+fn device_kind(cluster: &Cluster) -> DeviceKind {
+    let are_cores = cluster.devices.values().all(|rates| rates.kind == ClusterKind::Cpu);
+    if are_cores { DeviceKind::Cpu } else { DeviceKind::Cuda }
+}
+
+/// A strategy in a few words.
+fn named(strategy: &Strategy, cluster: Option<&Cluster>) -> String {
+    on_its_devices(describe(strategy), cluster)
+}
+
+/// A line about strategies, whose words for devices are those of GPUs, as suits a cluster of cores.
+fn on_its_devices(line: String, cluster: Option<&Cluster>) -> String {
+    match cluster.map(device_kind) {
+        Some(DeviceKind::Cpu) => line.replace(", each rank on a GPU", "").replace("on a GPU", "1 rank"),
+        _ => line,
+    }
 }
 
 /// The devices of a strategy: `2 h200 and 4 a100`.
@@ -146,18 +172,18 @@ fn with_tokens(like: Strategy, tokens: Option<u64>, config: &RunConfig) -> Resul
     Ok(Strategy { micro_batch: 1, accumulate: sequences, dp: 1, ..like })
 }
 
-/// The step of a strategy as a picture. Replicas and shards that are alike are drawn once.
-fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline) -> String {
+/// The step of a strategy and its memory as a picture. Replicas and shards that are alike are drawn once.
+fn drawn(job: &Job, judged: &JudgedStep, timeline: &Timeline, cluster: Option<&Cluster>) -> String {
     let TimedStep { strategy, step_s, .. } = &judged.timed;
     let most = text::bytes(most_bytes(judged));
-    let title = format!("{}: {:.1} ms a step, {most} on the fullest device", describe(strategy), 1e3 * step_s);
-    let units = &job.model.units;
+    let title = format!("{}: {:.1} ms a step, {most} on the fullest device", named(strategy, cluster), 1e3 * step_s);
+    let (units, bars) = (&job.model.units, memory_bars(job, judged, cluster));
     if strategy.pp > 1 && timeline.ranks.len() == strategy.pp {
         let one_of_each = Strategy { dp: 1, cut: Cut::even(1), ..strategy.clone() };
-        return pipeline_svg(timeline, &one_of_each, units.len(), &title);
+        return pipeline_and_memory_svg(timeline, &one_of_each, units.len(), &title, &bars);
     }
     let names: Vec<String> = units.iter().map(|unit| unit.kind.to_string()).collect();
-    svg(timeline, &names, &title)
+    timeline_and_memory_svg(timeline, &names, &title, &bars)
 }
 
 /// Keys that the flags of a plan do not undo.
@@ -177,10 +203,10 @@ fn refuse_what_a_plan_replaces(parallel: &Parallel) -> Result<(), Mistake> {
     })
 }
 
-fn cells(job: &Job, judged: &JudgedStep, best_s: f64) -> Vec<String> {
+fn cells(job: &Job, judged: &JudgedStep, best_s: f64, cluster: Option<&Cluster>) -> Vec<String> {
     let TimedStep { strategy, step_s, timing } = &judged.timed;
     vec![
-        describe(strategy),
+        named(strategy, cluster),
         format!("{} × {}", strategy.accumulate, strategy.micro_batch),
         format!("{:.1} ms", 1e3 * step_s),
         format!("{:.0}", tokens_per_s(job, &judged.timed)),
@@ -202,7 +228,7 @@ fn most_bytes(judged: &JudgedStep) -> u64 {
 }
 
 /// The best strategies of axes that are not among those shown, and why they lose.
-fn others(plan: &Plan, shown: usize) -> Vec<String> {
+fn others(plan: &Plan, shown: usize, cluster: Option<&Cluster>) -> Vec<String> {
     let axes = |strategy: &Strategy| {
         let Mesh { pp, dp, tp } = strategy.mesh();
         [pp, dp, tp]
@@ -218,7 +244,7 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
         seen.push(axes(&timed.strategy));
         lines.push(format!(
             "  {}: {} slower, {} exposed, {} idle",
-            describe(&timed.strategy),
+            named(&timed.strategy, cluster),
             text::percent(timed.step_s / best.step_s - 1.0),
             text::percent(timed.timing.exposed),
             text::percent(timed.timing.idle)
@@ -230,7 +256,7 @@ fn others(plan: &Plan, shown: usize) -> Vec<String> {
         if !seen.contains(&axes(strategy)) {
             seen.push(axes(strategy));
             let fullness = text::percent(fullness);
-            lines.push(format!("  {}: needs {least}{fullness} of the memory there is", describe(strategy)));
+            lines.push(format!("  {}: needs {least}{fullness} of the memory there is", named(strategy, cluster)));
         }
     }
     /// More say little.

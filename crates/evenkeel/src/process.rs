@@ -11,10 +11,26 @@ pub fn peak_bytes() -> u64 {
 }
 
 fn status(key: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(key));
-    let kib = line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    bytes("/proc/self/status", key).unwrap_or(0)
+}
+
+/// The memory that processes can still take without swapping.
+pub fn available_bytes() -> Option<u64> {
+    bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// The CPU's name, as its maker gives it.
+pub fn cpu_name() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// A line of the system's information that counts KiB.
+fn bytes(file: &str, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// The names of this machine's NVIDIA GPUs, as their driver lists them.

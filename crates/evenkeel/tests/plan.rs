@@ -149,7 +149,8 @@ fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
     let [alike, mixed] = ["8-h200.toml", "mixed.toml"].map(|name| format!("{clusters}/{name}"));
     let on = |cluster: &str, extra: &[&str]| plan(&place, &[&["--cluster", cluster], extra].concat());
     let first = on(&alike, &["--svg", "step.svg"]);
-    assert!(place.path("step.svg").is_file());
+    let drawn = fs::read_to_string(place.path("step.svg")).unwrap();
+    assert!(drawn.contains("class=\"used\"") && drawn.contains("8 × h200"), "{drawn}");
     assert_eq!(first, on(&alike, &[]));
     assert!(!place.path("cache").exists(), "nothing is measured");
     let strategies = |plan: &Value| -> Vec<Value> {
@@ -174,4 +175,39 @@ fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
     let (is_fine, _, stderr) =
         run(&place, &[&["plan", "tiny.toml", "--cluster", &alike, "--devices", "1"], &huge[..]].concat());
     assert!(!is_fine && stderr.contains("no strategy fits") && stderr.contains("more than that has"), "{stderr}");
+}
+
+/// Makes every task and exchange of a profile take so many times as long.
+fn slow_down(profile: &mut Value, factor: f64) {
+    match profile {
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                match value {
+                    Value::Array(times) if key == "seconds" => {
+                        times.iter_mut().for_each(|time| *time = (factor * time.as_f64().unwrap()).into());
+                    }
+                    value => slow_down(value, factor),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| slow_down(value, factor)),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_run_whose_plan_was_off_says_so_and_by_which_terms() {
+    let place = Place::new(&format!("parallel = \"auto\"\n{TINY}"));
+    plan(&place, &[]);
+    let path = place.path("cache/evenkeel/profile-cpu.json");
+    let mut profile: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    slow_down(&mut profile, 50.0);
+    fs::write(&path, profile.to_string()).unwrap();
+    let (is_fine, _, stderr) = run(&place, &["train", "tiny.toml", "--output", "run", "--steps", "20"]);
+    assert!(is_fine, "{stderr}");
+    assert_eq!(stderr.matches("less than the plan foretold").count(), 1, "{stderr}");
+    let line = stderr.lines().find(|line| line.contains("by 5 timed steps, ")).unwrap_or_else(|| panic!("{stderr}"));
+    for term in ["computing takes", "less than foretold"] {
+        assert!(line.contains(term), "{term}: {line}");
+    }
 }

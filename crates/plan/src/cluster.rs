@@ -20,10 +20,12 @@
 //! network = "infiniband"
 //! ```
 //!
-//! GB are 10⁹ bytes. A device's link and a host's network carry so much each way, for each device.
+//! GB are 10⁹ bytes. A device's link and a host's network carry so much each way, for each device. A device of kind `cpu` is some
+//! cores with their share of the host's memory; others are GPUs.
 
 use std::collections::BTreeMap;
 
+use evenkeel_device::CudaMemory;
 use serde::Deserialize;
 
 /// Devices of a cluster, at most: numbers in a file bound no allocation before they are checked against it.
@@ -46,6 +48,8 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceRates {
+    #[serde(default)]
+    pub kind: ClusterKind,
     /// The origin of the figures.
     pub source: String,
     pub bf16_tflops: f64,
@@ -55,6 +59,40 @@ pub struct DeviceRates {
     /// The share of the peak that large products reach.
     #[serde(default = "usual_efficiency")]
     pub efficiency: f64,
+}
+
+/// The hardware that a cluster's device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClusterKind {
+    Cpu,
+    #[default]
+    Cuda,
+}
+
+impl ClusterKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            ClusterKind::Cpu => "cpu",
+            ClusterKind::Cuda => "cuda",
+        }
+    }
+}
+
+impl DeviceRates {
+    /// What a rank's tensors can have of its memory.
+    pub fn arena_bytes(&self) -> u64 {
+        /// Of a host's memory: its system and kernels' working memory have the rest.
+        const SHARE_OF_CORES: f64 = 0.95;
+        let bytes = 1e9 * self.memory_gb;
+        match self.kind {
+            ClusterKind::Cpu => (SHARE_OF_CORES * bytes) as u64,
+            ClusterKind::Cuda => {
+                let bytes = bytes as u64;
+                CudaMemory { name: String::new(), free_bytes: bytes, total_bytes: bytes }.arena_bytes_of(1)
+            }
+        }
+    }
 }
 
 /// A kind of connection, each way.
@@ -110,7 +148,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn check(&self) -> Result<(), ClusterError> {
+    pub(crate) fn check(&self) -> Result<(), ClusterError> {
         for (name, device) in &self.devices {
             let rates = [
                 ("bf16_tflops", device.bf16_tflops, MOST),

@@ -73,10 +73,7 @@ impl Prices for Published<'_> {
             Work::ReduceGradients(_) if self.splits_gradients => ExchangeKind::ReduceScatter,
             _ => work.exchange_kind(),
         };
-        let (steps, share) = kind.on_a_ring(members.len());
-        let rounds = f64::from(members.len().next_power_of_two().trailing_zeros());
-        let messages = f64::from(steps).min(2.0 * rounds);
-        Some(messages * 1e-6 * link.latency_us + share * bytes as f64 / (1e9 * link.gb_per_s))
+        Some(link.exchange_s(kind, members.len(), bytes))
     }
 
     fn whole_step_s(&self, _counted: &[Counted], programs_s: f64) -> f64 {

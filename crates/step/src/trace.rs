@@ -45,7 +45,7 @@ pub struct Timeline {
 }
 
 /// A rank's time by its use, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Shares {
     pub compute_s: f64,
     /// Time in which exchanges waited for other ranks.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_balance::Observation;
 use evenkeel_data::RecordCounts;
+use evenkeel_step::trace::Shares;
 
 use crate::Error;
 use crate::balance::{Balance, Balanced};
@@ -164,6 +165,8 @@ pub struct StepReport {
     pub counts: RecordCounts,
     /// By shard, or by place of a pipeline: the slowest of its ranks, if they are observed.
     pub ranks: Vec<RankReport>,
+    /// By rank: its time by its use, if the observer wanted to know.
+    pub times: Vec<Shares>,
 }
 
 /// The work of a shard or of a place in a step.
@@ -188,6 +191,10 @@ pub struct Balancing<'a, 'b> {
 pub trait RunObserver {
     /// Step `step`, from 1, is about to begin.
     fn stepping(&mut self, ranks: &Ranks, step: u64) -> Result<(), Error>;
+    /// Whether the tasks of the next step are to be timed one by one. They are not where widths are balanced, which needs every step.
+    fn wants_times(&self) -> bool {
+        false
+    }
     /// Shows or records an event.
     fn tell(&mut self, report: Report) -> Result<(), Error>;
     /// Evaluates on held-out samples; `None` if there are none, or the run was interrupted.
@@ -299,12 +306,18 @@ fn step(
         observer.tell(Report::Restaged(&restaged))?;
     }
     let start = start + measuring.elapsed();
-    let stages = stages.as_deref_mut().filter(|stages| stages.is_due(progress.step + 1));
-    let (outcome, observed) = if balance.is_some() || stages.is_some() {
-        ranks.observed_step(micros, lr)?
+    let wants_times = balance.is_none() && observer.wants_times();
+    // Stages are as well judged by the steps behind the few that are timed.
+    let stages = stages.as_deref_mut().filter(|stages| !wants_times && stages.is_due(progress.step + 1));
+    let (mut observed, mut times) = (Vec::new(), Vec::new());
+    let outcome;
+    if balance.is_some() || stages.is_some() {
+        (outcome, observed) = ranks.observed_step(micros, lr)?;
+    } else if wants_times {
+        (outcome, times) = ranks.timed_step(micros, lr)?;
     } else {
-        (ranks.step(micros, lr)?, Vec::new())
-    };
+        outcome = ranks.step(micros, lr)?;
+    }
     progress.step += 1;
     progress.tokens += outcome.tokens as u64;
     let duration = start.elapsed();
@@ -325,6 +338,7 @@ fn step(
             (None, Some(stages)) => stages.reports(&observed),
             (None, None) => Vec::new(),
         },
+        times,
     };
     observer.tell(Report::Step(&report))?;
     guard(plan, progress, &outcome)?;

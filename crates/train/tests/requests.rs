@@ -53,6 +53,7 @@ fn requests(model: &Model) -> Vec<Request> {
         Request::Memory,
         // Measured, and so another number every time.
         Request::Step { micros: micros(model, 4), lr: 1e-3, is_observed: true },
+        Request::TimedStep { micros: micros(model, 5), lr: 1e-3 },
         Request::ExchangeSpeed,
         Request::PeakFlops,
     ]
@@ -60,7 +61,7 @@ fn requests(model: &Model) -> Vec<Request> {
 
 fn is_measured(answer: &Answer, request: &Request) -> bool {
     matches!(answer, Answer::ExchangeSpeed(_) | Answer::PeakFlops(_))
-        || matches!(request, Request::Step { is_observed: true, .. })
+        || matches!(request, Request::Step { is_observed: true, .. } | Request::TimedStep { .. })
 }
 
 #[test]
@@ -88,4 +89,17 @@ fn an_error_of_a_rank_keeps_its_words_its_hint_and_whose_fault_it_is() {
     assert_eq!(received.to_string(), error.to_string());
     assert_eq!(received.hint(), error.hint());
     assert_eq!(received.is_fault(), error.is_fault());
+}
+
+#[test]
+fn a_timed_step_is_the_same_step_and_says_where_the_time_of_each_rank_goes() {
+    let model = llama();
+    let [plain, timed] = [(); 2].map(|()| ranks(&model));
+    for step in 0..2 {
+        let expected = plain.step(micros(&model, step), 1e-3).unwrap();
+        let (outcome, times) = timed.timed_step(micros(&model, step), 1e-3).unwrap();
+        assert_eq!((outcome, times.len()), (expected, 2));
+        assert!(times.iter().all(|rank| rank.compute_s > 0.0 && rank.transfer_s > 0.0), "{times:?}");
+        assert!(times.iter().all(|rank| rank.exposed_s <= rank.transfer_s + rank.waiting_s + 1e-9), "{times:?}");
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! They speak of programs, which `evenkeel_report` does not know, and are made of its markup, which `evenkeel_step` need not know.
 
+mod memory;
 mod perfetto;
 mod pipeline;
 mod sensible;
@@ -9,9 +10,10 @@ mod sensible;
 mod tests;
 mod timeline;
 
+pub use memory::MemoryBar;
 pub use perfetto::perfetto;
-pub use pipeline::pipeline_svg;
-pub use timeline::svg;
+pub use pipeline::{pipeline_and_memory_svg, pipeline_svg};
+pub use timeline::{svg, timeline_and_memory_svg};
 
 const TITLE_SIZE: f64 = 18.0;
 const FONT_SIZE: f64 = 12.0;

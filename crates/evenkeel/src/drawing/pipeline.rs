@@ -5,6 +5,7 @@ use evenkeel_report::svg::{Page, Rect, elided, escaped, text, width};
 use evenkeel_step::trace::{Span, Timeline};
 use evenkeel_step::{Lane, PipelineOrder, Strategy, Work};
 
+use super::memory::{self, MemoryBar};
 use super::sensible::sensible;
 use super::{BACKGROUND, FONT_SIZE, TITLE_SIZE};
 use crate::text::milliseconds;
@@ -78,6 +79,17 @@ struct Block {
 
 /// The places of a strategy's pipeline; replicas and shards do alike. `units` is their number in the whole chain.
 pub fn pipeline_svg(timeline: &Timeline, strategy: &Strategy, units: usize, title: &str) -> String {
+    pipeline_and_memory_svg(timeline, strategy, units, title, &[])
+}
+
+/// The same with bars of memory below.
+pub fn pipeline_and_memory_svg(
+    timeline: &Timeline,
+    strategy: &Strategy,
+    units: usize,
+    title: &str,
+    bars: &[MemoryBar],
+) -> String {
     let timeline = &sensible(timeline).from_zero();
     let ranks = strategy.mesh().place_ranks(0);
     let rows: Vec<Vec<Block>> = ranks.iter().map(|&rank| blocks(&timeline.ranks[rank], strategy, units)).collect();
@@ -93,7 +105,9 @@ pub fn pipeline_svg(timeline: &Timeline, strategy: &Strategy, units: usize, titl
         svg += &text(LEFT - 8.0, y + ROW_HEIGHT / 2.0 + 4.0, &style, &format!("place {place}"));
         svg.extend(blocks.iter().map(|block| drawn(block, y, scale, strategy)));
     }
-    let height = TOP + (ROW_HEIGHT + ROW_GAP) * rows.len() as f64 + MARGIN;
+    let bottom = TOP + (ROW_HEIGHT + ROW_GAP) * rows.len() as f64 + MARGIN;
+    svg += &memory::markup(bars, bottom, MARGIN, LEFT, LEFT + PLOT_WIDTH);
+    let height = bottom + memory::height(bars);
     let width = LEFT + PLOT_WIDTH + MARGIN;
     Page { width, height, font_size: FONT_SIZE, background: BACKGROUND, title }.markup(&svg)
 }

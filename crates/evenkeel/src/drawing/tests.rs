@@ -5,7 +5,7 @@ use evenkeel_step::{BucketIdx, Chunk, Lane, Micro, UnitIdx, Work};
 use roxmltree::{Document, Node};
 use serde_json::Value;
 
-use super::{perfetto, svg};
+use super::{MemoryBar, perfetto, svg, timeline_and_memory_svg};
 
 const LAYERS: usize = 4;
 const PARTS: usize = 2;
@@ -392,4 +392,57 @@ fn parts_are_told_apart_and_explained() {
         let marks = document.descendants().filter(|node| node.has_attribute("fill-opacity")).count();
         assert_eq!(marks > 0, parts > 1, "{parts} parts");
     }
+}
+
+fn bar(rank: usize, used_bytes: u64) -> MemoryBar {
+    MemoryBar { ranks: format!("rank {rank}"), devices: "a \"card\"".to_owned(), used_bytes, limit_bytes: 80 << 30 }
+}
+
+#[test]
+fn bars_of_memory_are_as_long_as_their_bytes_and_say_them() {
+    let timeline = MadeUp::step(&SPEEDS, LAYERS, PARTS);
+    let bars = [bar(0, 40 << 30), bar(1, 100 << 30), bar(2, 0)];
+    let picture = timeline_and_memory_svg(&timeline, &units(LAYERS), "a step", &bars);
+    let document = Document::parse(&picture).expect("well-formed");
+    let of_class = |class: &str| -> Vec<Node> {
+        document.descendants().filter(|node| node.attribute("class") == Some(class)).collect()
+    };
+    let (rooms, used) = (of_class("room"), of_class("used"));
+    assert_eq!((rooms.len(), used.len()), (3, 3));
+    let page = document.root_element();
+    let page = [0.0, 0.0, number(&page, "width"), number(&page, "height")];
+    let last_row = sides(rows(&document).last().expect("a row"));
+    for ((room, used), bar) in rooms.iter().zip(&used).zip(&bars) {
+        let share = number(used, "width") / number(room, "width");
+        let expected = bar.used_bytes as f64 / bar.limit_bytes as f64;
+        assert!((share - expected).abs() < 1e-3, "{share} instead of {expected}");
+        assert!(contains(page, sides(used)) && contains(page, sides(room)) && sides(room)[1] > last_row[3]);
+        assert_eq!(
+            used.attribute("fill") == Some("#b3261e"),
+            bar.used_bytes > bar.limit_bytes,
+            "what is too full is red"
+        );
+    }
+    let texts: Vec<&str> =
+        document.descendants().filter(|node| node.has_tag_name("text")).filter_map(|node| node.text()).collect();
+    for expected in
+        ["memory", "rank 1", "40.0 GiB of 80.0 GiB = 50.0% · a \"card\"", "100.0 GiB of 80.0 GiB = 125.0% · a \"card\""]
+    {
+        assert!(texts.contains(&expected), "{expected}: {texts:?}");
+    }
+    assert_eq!(svg(&timeline, &units(LAYERS), "a step").matches("class=\"used\"").count(), 0);
+}
+
+#[test]
+fn of_many_bars_the_fullest_are_drawn() {
+    let bars: Vec<MemoryBar> = (0..40).map(|rank| bar(rank, (rank as u64) << 30)).collect();
+    let picture = timeline_and_memory_svg(&Timeline::default(), &[], "", &bars);
+    let document = Document::parse(&picture).expect("well-formed");
+    let used: Vec<&str> = { document.descendants() }
+        .filter(|node| node.attribute("class") == Some("used"))
+        .map(|node| tooltip(&node))
+        .collect();
+    assert_eq!(used.len(), 16);
+    assert!(used[0].starts_with("rank 24: 24.0 GiB") && used[15].starts_with("rank 39"), "{used:?}");
+    assert!(picture.contains("and 24 more, none of them fuller"), "{picture}");
 }

@@ -13,6 +13,7 @@ use axis::Axis;
 use boxes::{Piece, pieces};
 use look::{Edges, HATCH_FIELD, HATCH_LINE, HATCH_NAME, Kind, LOOKS, Look};
 
+use super::memory::{self, MemoryBar};
 use super::sensible::sensible;
 use super::{BACKGROUND, FONT_SIZE, TITLE_SIZE};
 use crate::text::milliseconds;
@@ -65,10 +66,15 @@ const EDGE_OPACITY: f64 = 0.55;
 
 /// A picture of its own, wider for larger timelines. `units` names the chain's units; the head is behind the last.
 pub fn svg(timeline: &Timeline, units: &[String], title: &str) -> String {
+    timeline_and_memory_svg(timeline, units, title, &[])
+}
+
+/// The same with bars of memory below.
+pub fn timeline_and_memory_svg(timeline: &Timeline, units: &[String], title: &str, bars: &[MemoryBar]) -> String {
     let timeline = &sensible(timeline);
     let right = LEFT + plot_width(timeline);
     let (words, axis) = (Words::of(timeline, units), Axis::over(timeline, LEFT, right));
-    Drawing { timeline, rows: rows(timeline), words, axis, right }.markup(title)
+    Drawing { timeline, rows: rows(timeline), words, axis, right }.markup(title, bars)
 }
 
 /// The lanes that are drawn. Only pipelines pass anything on.
@@ -98,13 +104,15 @@ fn plot_width(timeline: &Timeline) -> f64 {
 }
 
 impl Drawing<'_> {
-    fn markup(&self, title: &str) -> String {
-        let (width, height) = (self.right + MARGIN, self.ranks_bottom() + AXIS_HEIGHT);
+    fn markup(&self, title: &str, bars: &[MemoryBar]) -> String {
+        let bottom = self.ranks_bottom() + AXIS_HEIGHT;
+        let (width, height) = (self.right + MARGIN, bottom + memory::height(bars));
         let mut svg = hatch();
         svg += &self.header(title);
         svg += &self.legend();
         svg += &self.ticks();
         svg.extend((0..self.timeline.ranks.len()).map(|rank| self.rank(rank)));
+        svg += &memory::markup(bars, bottom, MARGIN, LEFT, self.right);
         Page { width, height, font_size: FONT_SIZE, background: BACKGROUND, title }.markup(&svg)
     }
 

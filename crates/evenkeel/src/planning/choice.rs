@@ -50,7 +50,7 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
         describe(&best.strategy),
         1e3 * best.step_s
     );
-    Ok((line, Forecast::of(best.step_s)))
+    Ok((line, Forecast::of(best)))
 }
 
 /// Strategies that were not left out.

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
-use evenkeel_device::CudaMemory;
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
     Bounded, Cluster, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, Prices, Profile, Published,
@@ -38,6 +37,8 @@ pub struct StepShares {
     pub exposed: f64,
     /// In which ranks do not compute.
     pub idle: f64,
+    /// Seconds of the programs, of which these are shares.
+    pub program_s: f64,
 }
 
 pub struct Judging<'a, 'j> {
@@ -82,10 +83,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
             Source::Cluster(cluster) => {
                 let devices = cluster.places();
-                let bytes = |number: &usize| {
-                    let all = (1e9 * cluster.devices[devices[*number].device].memory_gb) as u64;
-                    CudaMemory { name: String::new(), free_bytes: all, total_bytes: all }.arena_bytes_of(1)
-                };
+                let bytes = |number: &usize| cluster.devices[devices[*number].device].arena_bytes();
                 Room::Gpus(numbers(strategy).iter().map(bytes).collect())
             }
         }
@@ -439,7 +437,8 @@ impl Judge for Judging<'_, '_> {
                 few.extended(&self.total(&job, Some(&chain), &strategy, &kinds)?, chain.often_from(&shorter))
             }
         };
-        let timing = StepShares { exposed: total.exposed_s / total.program_s, idle: total.idle_s / total.program_s };
+        let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds / total.program_s);
+        let timing = StepShares { exposed, idle, program_s: total.program_s };
         Ok(Timed { strategy, step_s: total.step_s, timing })
     }
 

@@ -1,11 +1,13 @@
 //! Plans: how a job runs on this machine by any strategy, and which is the fastest.
 
+mod bars;
 mod choice;
 mod forecast;
 mod job;
 mod judging;
 mod profile_file;
 
+pub use bars::memory_bars;
 pub use choice::{
     JudgedStep, Plan, TimedStep, choose, describe, help, looked_at, measured_plan, published_plan, shared_cores,
     speeds, timeline,

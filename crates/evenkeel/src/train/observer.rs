@@ -128,7 +128,7 @@ impl Observer<'_> {
         self.interruption.stepped();
         let ranks = report.ranks.iter().map(rank_metrics).collect();
         self.emit(&RunEvent::Step { time_s: now_s(), metrics, ranks })?;
-        if let Some(line) = self.forecast.as_mut().and_then(|forecast| forecast.compare(seconds)) {
+        if let Some(line) = self.forecast.as_mut().and_then(|forecast| forecast.compare(seconds, &report.times)) {
             self.note(line)?;
         }
         self.tell_of_truncation(metrics.records_truncated)?;
@@ -182,6 +182,10 @@ impl RunObserver for Observer<'_> {
             self.tell_of_graphs(ranks)?;
         }
         Ok(())
+    }
+
+    fn wants_times(&self) -> bool {
+        self.forecast.as_ref().is_some_and(Forecast::wants_times)
     }
 
     fn tell(&mut self, report: Report) -> Result<(), Error> {

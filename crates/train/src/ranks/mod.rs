@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use evenkeel_balance::Observation;
 use evenkeel_comm::{Communicator, Options, RankFailure, run_ranks};
 use evenkeel_model::{Cut, Held, Move, ParamId, ParamSpec, Slice, Widths, moves};
+use evenkeel_step::trace::Shares;
 
 pub use request::{Answer, RankMemory, Request, WantedElements};
 use request::{answer, spoken_for};
@@ -179,6 +180,12 @@ impl Ranks {
     pub fn observed_step(&self, micros: Vec<Samples>, lr: f64) -> Result<(StepOutcome, Vec<Observation>), Error> {
         let steps = self.steps(micros, lr, true)?;
         Ok((steps[0].0, steps.into_iter().map(|(_, work)| work).collect()))
+    }
+
+    /// The same with each rank's time by its use, update included: every task is timed.
+    pub fn timed_step(&self, micros: Vec<Samples>, lr: f64) -> Result<(StepOutcome, Vec<Shares>), Error> {
+        let steps = self.gather(Request::TimedStep { micros, lr }, answer_of!(TimedStep))?;
+        Ok((steps[0].0, steps.into_iter().map(|(_, shares)| shares).collect()))
     }
 
     fn steps(

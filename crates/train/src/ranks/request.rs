@@ -6,10 +6,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use evenkeel_balance::Observation;
 use evenkeel_device::DeviceKind;
 use evenkeel_model::{Cut, Held, ParamId, Widths};
+use evenkeel_step::trace::{Shares, Timeline};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -29,6 +31,11 @@ pub enum Request {
         micros: Vec<Samples>,
         lr: f64,
         is_observed: bool,
+    },
+    /// A step on these micro-batches whose tasks are timed one by one.
+    TimedStep {
+        micros: Vec<Samples>,
+        lr: f64,
     },
     /// See [`Trainer::evaluate`].
     Evaluate {
@@ -98,6 +105,8 @@ pub enum Answer {
     Done,
     Failed(ErrorText),
     Step((StepOutcome, Observation)),
+    /// With the rank's time by its use.
+    TimedStep((StepOutcome, Shares)),
     Evaluation(Evaluation),
     /// By parameter: the elements that it keeps from here on, if it speaks for them.
     Resharded(Vec<Option<Held>>),
@@ -135,6 +144,11 @@ fn try_answer(trainer: &mut Trainer, request: &Request) -> Result<Answer, Error>
             let observe = if *is_observed { Observe::Work } else { Observe::Nothing };
             let step = trainer.step_on(&mut prepared, *lr, observe);
             Answer::Step((step.outcome, step.work))
+        }
+        Request::TimedStep { micros, lr } => {
+            let mut prepared = trainer.prepare(micros)?;
+            let step = trainer.step_on(&mut prepared, *lr, Observe::Tasks { epoch: Instant::now() });
+            Answer::TimedStep((step.outcome, Timeline { ranks: vec![step.spans] }.shares(0)))
         }
         Request::Evaluate { samples } => Answer::Evaluation(trainer.evaluate(samples)),
         Request::UnitSeconds { micros } => Answer::UnitSeconds(trainer.unit_seconds(micros)?),
