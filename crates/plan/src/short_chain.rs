@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use evenkeel_device::{Count, Counts};
-use evenkeel_step::{BucketIdx, Lane, Program, Scope, Strategy, Task, Work, WorkFamily};
+use evenkeel_step::{BucketIdx, Lane, Pipeline, PipelineOrder, Program, Scope, Strategy, Task, Work, WorkFamily};
 
 use crate::counted::Counted;
 
@@ -121,8 +121,45 @@ impl EvenChain {
         (own - whole) / (fewer - own)
     }
 
-    /// Its tasks, of a place whose parameters are so many times as many in the whole chain.
-    pub fn stand_for(&self, counted: Counted, tail: f64) -> Counted {
+    /// The strategy on a still shorter chain that has all kinds of units that there are: in the first stage, in the last, and in one
+    /// between.
+    pub fn sampled(&self, strategy: &Strategy) -> Strategy {
+        let cuts = (1..self.sampled_stages()).map(|stage| 1 + stage * KEPT * self.period);
+        let pipeline = Pipeline { cuts: cuts.collect(), order: PipelineOrder::OneForwardOneBackward };
+        strategy.clone().in_stages(self.sampled_stages(), pipeline)
+    }
+
+    pub fn sampled_units(&self) -> usize {
+        2 + self.sampled_stages() * KEPT * self.period
+    }
+
+    fn sampled_stages(&self) -> usize {
+        self.stand_for.len().min(3)
+    }
+
+    /// The stage of the sample that is like a stage.
+    pub fn sampled_stage(&self, stage: usize) -> usize {
+        match stage {
+            0 => 0,
+            _ if stage + 1 == self.stand_for.len() => self.sampled_stages() - 1,
+            _ => 1,
+        }
+    }
+
+    /// By unit: one of the sample that is like it.
+    pub fn alike_sampled(&self) -> Vec<usize> {
+        let (own, sampled) = (self.stage_units(), KEPT * self.period);
+        let of_layer = |index: usize| {
+            let (stage, index) = (self.sampled_stage(index / own), index % own);
+            let is_of_last_period = index + self.period >= own;
+            1 + stage * sampled + if is_of_last_period { index + sampled - own } else { index.min(sampled - 1) }
+        };
+        let layers = (0..self.units() - 2).map(of_layer);
+        [0].into_iter().chain(layers).chain([self.sampled_units() - 1]).collect()
+    }
+
+    /// Its tasks, each for as many as it stands for. Those of the tail stand for themselves.
+    pub fn stand_for(&self, counted: Counted) -> Counted {
         let of_unit = |unit: usize| match unit {
             0 => 1.0,
             _ if unit + 1 == self.units() => 1.0,
@@ -139,13 +176,7 @@ impl EvenChain {
             (Work::Arrive | Work::Join | Work::BackwardJoin, _) => 1.0,
             (work, _) if work.lane() == Lane::Pass => 1.0,
             (work, Some(bucket)) if work.is_of_tail() => units.get(&bucket).map_or(1.0, |unit| of_unit(*unit)),
-            (work, None) if work.is_of_tail() => {
-                if task.exchange.is_some() {
-                    1.0
-                } else {
-                    tail
-                }
-            }
+            (work, None) if work.is_of_tail() => 1.0,
             _ => of_unit(task.unit.0),
         };
         let stands_for = counted.program.tasks.iter().map(of_task).collect();
@@ -174,9 +205,11 @@ impl TaskKernels {
         TaskKernels { of_micros, of_tail }
     }
 
-    /// The same tasks in a program of a strategy, whose units are like those of `alike`, and whose tail does `tail` times as much.
+    /// The tasks of a rank's program in a strategy, whose units are like those of `alike` in the programs that these kernels are
+    /// of, and whose tail does `tail` times as much as one of these.
     pub fn in_program(
-        &self,
+        all: &[&TaskKernels],
+        of_tail: &TaskKernels,
         strategy: &Strategy,
         rank: usize,
         program: Program,
@@ -195,8 +228,11 @@ impl TaskKernels {
                 return none.clone();
             }
             let found = match task.work.is_of_tail() {
-                true => self.of_tail.get(&task.work).map(|counts| Arc::new(scaled(counts, tail))),
-                false => self.of_micros.get(&like(task)).cloned(),
+                true => of_tail.of_tail.get(&task.work).map(|counts| Arc::new(scaled(counts, tail))),
+                false => {
+                    let key = like(task);
+                    all.iter().find_map(|kernels| kernels.of_micros.get(&key)).cloned()
+                }
             };
             found.unwrap_or_else(|| panic!("{task} is like no task of the short chain"))
         };

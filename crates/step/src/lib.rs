@@ -28,7 +28,7 @@ pub use gather::gather_values;
 pub use groups::join;
 pub use listing::listing;
 pub use mesh::Mesh;
-pub use pipeline::{Pipeline, PipelineOrder};
+pub use pipeline::{Keeping, Pipeline, PipelineOrder};
 pub use program::{Exchange, GroupIdx, Members, Micro, Program, ROOMS, Task, UnitIdx, Value, ValueKind};
 pub use rows::measure_rows;
 pub use strategy::{Devices, Strategy};

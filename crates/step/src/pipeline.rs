@@ -248,10 +248,19 @@ impl Pipeline {
 
     /// By stage: the most micro-batches that it keeps for their backward at a time.
     pub fn kept_micros(&self, places: usize, micros: usize) -> Vec<usize> {
-        if self.order == PipelineOrder::Gpipe {
-            return vec![micros; self.stages()];
+        self.keeping(places, micros).most_micros
+    }
+
+    /// When its stages keep micro-batches for their backward.
+    pub fn keeping(&self, places: usize, micros: usize) -> Keeping {
+        let keeps_all = self.order == PipelineOrder::Gpipe;
+        let place_of = (0..self.stages()).map(|stage| self.place(stage, places)).collect();
+        if keeps_all {
+            let changes = (0..self.stages()).map(|stage| (stage, micros as isize)).collect();
+            return Keeping { place_of, changes, most_micros: vec![micros; self.stages()] };
         }
-        let (mut now, mut most) = (vec![0; self.stages()], vec![0; self.stages()]);
+        let (mut now, mut most_micros) = (vec![0; self.stages()], vec![0; self.stages()]);
+        let mut changes = Vec::new();
         for event in self.plan(places, micros.min(FULL * places), 0) {
             let Event::Block(Block { kind, stage, .. }) = event else { continue };
             match kind {
@@ -259,32 +268,14 @@ impl Pipeline {
                 BlockKind::Backward | BlockKind::Weight => now[stage] -= 1,
                 BlockKind::Input => (),
             }
-            most[stage] = most[stage].max(now[stage]);
-        }
-        most
-    }
-
-    /// By place: the most bytes that it keeps at a time, if a stage keeps so many of a micro-batch until its backward. What it keeps
-    /// from there to the weights' gradients does not count.
-    pub fn least_kept_bytes(&self, places: usize, micros: usize, of_stage: &[f64]) -> Vec<f64> {
-        let (mut now, mut most) = (vec![0.0; places], vec![0.0_f64; places]);
-        if self.order == PipelineOrder::Gpipe {
-            let kept =
-                of_stage.iter().enumerate().map(|(stage, bytes)| (self.place(stage, places), micros as f64 * bytes));
-            kept.for_each(|(place, bytes)| most[place] += bytes);
-            return most;
-        }
-        for event in self.plan(places, micros.min(FULL * places), 0) {
-            let Event::Block(Block { kind, stage, .. }) = event else { continue };
-            let place = self.place(stage, places);
+            most_micros[stage] = most_micros[stage].max(now[stage]);
             match kind {
-                BlockKind::Forward => now[place] += of_stage[stage],
-                BlockKind::Backward | BlockKind::Input => now[place] -= of_stage[stage],
+                BlockKind::Forward => changes.push((stage, 1)),
+                BlockKind::Backward | BlockKind::Input => changes.push((stage, -1)),
                 BlockKind::Weight => (),
             }
-            most[place] = most[place].max(now[place]);
         }
-        most
+        Keeping { place_of, changes, most_micros }
     }
 
     /// Blocks and passes of a step in an order that all places can follow. Stages before `frozen` have no backward.
@@ -300,6 +291,32 @@ impl Pipeline {
         let block = |stage| Block { kind: BlockKind::Forward, stage, micro: 0 };
         let queue = |place| self.stages_at(place, places).into_iter().map(block).collect();
         Plan::new(self, places, (0..places).map(queue).collect()).run()
+    }
+}
+
+/// When the stages of a pipeline keep micro-batches for their backward.
+#[derive(Clone, Debug)]
+pub struct Keeping {
+    /// By stage.
+    place_of: Vec<usize>,
+    /// A stage, and the micro-batches that it keeps from then on; without what is kept only for the gradients of weights.
+    changes: Vec<(usize, isize)>,
+    /// By stage: the most at a time.
+    pub most_micros: Vec<usize>,
+}
+
+impl Keeping {
+    /// By place: the most bytes that it keeps at a time, if a stage keeps so many of a micro-batch until its backward. What it keeps
+    /// from there to the weights' gradients does not count.
+    pub fn least_bytes(&self, of_stage: &[f64]) -> Vec<f64> {
+        let places = self.place_of.iter().max().map_or(0, |last| last + 1);
+        let (mut now, mut most) = (vec![0.0; places], vec![0.0_f64; places]);
+        for &(stage, micros) in &self.changes {
+            let place = self.place_of[stage];
+            now[place] += micros as f64 * of_stage[stage];
+            most[place] = most[place].max(now[place]);
+        }
+        most
     }
 }
 

@@ -233,9 +233,11 @@ fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
     let surely =
         plan.surely_too_large.iter().take(CANDIDATES).map(|(strategy, _)| judging.cut(strategy.clone()).strategy);
     let candidates = surely.chain(plan.too_large.first().map(|judged| judged.timed.strategy.clone()));
-    let known =
-        candidates.map(|strategy| (judging.memory(&strategy), strategy)).map(|(memory, strategy)| (strategy, memory));
-    let Some((leanest, (costs, fullness))) = known.min_by(|(_, a), (_, b)| a.1.total_cmp(&b.1)) else {
+    let known = candidates.map(|strategy| {
+        let (costs, fullness) = judging.about_memory(&strategy);
+        (strategy, costs, fullness)
+    });
+    let Some((leanest, costs, fullness)) = known.min_by(|(.., a), (.., b)| a.total_cmp(b)) else {
         return Mistake { what: "there is no strategy for these devices".to_owned(), hint: None };
     };
     let needed = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
@@ -247,7 +249,13 @@ fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
         text::bytes(needed as u64),
         text::bytes(missing as u64),
     );
-    let hint = judging.nearest_that_fits(&leanest).unwrap_or_else(|| "use a smaller model".to_owned());
+    let more_devices = || {
+        let devices = (leanest.ranks() as f64 * fullness).ceil();
+        format!(
+            "about {devices} such devices would hold it; or train an adapter (adapter.kind = \"lora\"), or a smaller model"
+        )
+    };
+    let hint = judging.nearest_that_fits(&leanest).unwrap_or_else(more_devices);
     Mistake { what, hint: Some(hint) }
 }
 

@@ -39,6 +39,8 @@ pub struct Seen<'a> {
     shortened: RefCell<HashMap<usize, Rc<Job<'a>>>>,
     shards: RefCell<HashMap<String, Option<Rc<Shards>>>>,
     samples: RefCell<HashMap<String, Rc<Sample>>>,
+    /// By sequences of a micro-batch.
+    blank: RefCell<HashMap<usize, Rc<Samples>>>,
     period: OnceCell<usize>,
     trained_shares: OnceCell<Vec<f64>>,
 }
@@ -75,6 +77,11 @@ impl Sample {
         found.expect("every kind of shard is sampled at every place")
     }
 
+    /// At every place.
+    fn of_shard(&self, shard: usize) -> impl Iterator<Item = &SampledRank> {
+        self.ranks.iter().filter(move |rank| rank.shard == shard)
+    }
+
     /// If shards are alike.
     pub fn of_any_shard(&self) -> Option<&SampledRank> {
         if let [rank] = &self.ranks[..] { Some(rank) } else { None }
@@ -93,7 +100,8 @@ const LEAST_WEIGHTS: usize = 64 << 20;
 impl<'a> Job<'a> {
     /// Whether the model can be cut for this strategy.
     pub fn can_be_cut(&self, strategy: &Strategy) -> bool {
-        strategy.pipeline.stages() <= self.model.config.layers.len().max(1) && self.cached_shards(strategy).is_some()
+        strategy.pipeline.stages() <= self.model.config.layers.len().max(1)
+            && self.cached_shards(&strategy.cut).is_some()
     }
 
     /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.
@@ -112,28 +120,54 @@ impl<'a> Job<'a> {
             let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
             let tail = shares[mesh.place(rank)] / sampled.trained_share.max(f64::MIN_POSITIVE) / split as f64;
             let program = program(&shards.models, strategy, rank, &blank);
-            sampled.kernels.in_program(strategy, rank, program, &sample.alike, tail)
+            TaskKernels::in_program(&[&sampled.kernels], &sampled.kernels, strategy, rank, program, &sample.alike, tail)
         };
         self.representatives(strategy, places).ranks.iter().map(of_rank).collect()
     }
 
-    /// The same on a chain whose stages have so many periods: the tasks of the ranks that stand for all others, each for those that
-    /// are like it. Of that chain, too; none if it is no shorter.
-    pub fn even_chain(&self, strategy: &Strategy, periods: usize) -> Option<(Rc<Job<'a>>, EvenChain)> {
-        let chain = EvenChain::of(strategy, self.model.units.len(), self.period(), periods)?;
+    /// A chain whose stages have so many periods; none if it is no shorter than the model.
+    pub fn even_chain(&self, strategy: &Strategy, periods: usize) -> Option<EvenChain> {
+        EvenChain::of(strategy, self.model.units.len(), self.period(), periods)
+    }
+
+    /// The tasks of such a chain, each for those of the whole that are like it.
+    pub fn even_tasks(&self, strategy: &Strategy, chain: &EvenChain, places: &[String]) -> Vec<Counted> {
+        let (own, sampled) = (chain.strategy(strategy), chain.sampled(strategy));
+        let short = self.shortened(chain.units(), &strategy.cut);
+        let sampled_job = self.shortened(chain.sampled_units(), &strategy.cut);
+        let (sample, alike, mesh) = (sampled_job.sample(&sampled), chain.alike_sampled(), own.mesh());
+        let (shards, blank) = (short.shards(strategy), self.blank(strategy));
+        let elements = |job: &Job, share: f64| share * job.model.trained_count() as f64;
+        let shares = self.trained_shares_of_places(strategy);
+        let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
+        let of_rank = |&rank: &usize| {
+            let (place, shard) = (mesh.place(rank), shards.first_alike[mesh.shard(rank)]);
+            let sampled_rank = sample.at(chain.sampled_stage(place), shard);
+            let kept = elements(&sampled_job, sampled_rank.trained_share).max(1.0);
+            let tail = elements(self, shares[place]) / kept / split as f64;
+            let program = program(&shards.models, &own, rank, &blank);
+            let kernels: Vec<&TaskKernels> = sample.of_shard(shard).map(|rank| &rank.kernels).collect();
+            let tail_of = &sampled_rank.kernels;
+            chain.stand_for(TaskKernels::in_program(&kernels, tail_of, &own, rank, program, &alike, tail))
+        };
+        short.representatives(&own, places).ranks.iter().map(of_rank).collect()
+    }
+
+    /// The same on a model of fewer units.
+    fn shortened(&self, units: usize, cut: &Cut) -> Rc<Job<'a>> {
         let shortened = || {
             let seen = Seen { period: OnceCell::from(self.period()), ..Seen::default() };
-            let model = Cow::Owned(self.model.shortened(chain.units() - 1));
+            let model = Cow::Owned(self.model.shortened(units - 1));
             Rc::new(Job { model, uncut: self.uncut.clone(), seen, ..*self })
         };
-        let job = self.seen.shortened.borrow_mut().entry(chain.units()).or_insert_with(shortened).clone();
+        let job = self.seen.shortened.borrow_mut().entry(units).or_insert_with(shortened).clone();
         let shards = || {
-            let Shards { models, first_alike } = &*self.shards(strategy);
-            let models = models.iter().map(|shard| shard.shortened(chain.units() - 1)).collect();
+            let Shards { models, first_alike } = &*self.cached_shards(cut).expect("it was cut before");
+            let models = models.iter().map(|shard| shard.shortened(units - 1)).collect();
             Some(Rc::new(Shards { models, first_alike: first_alike.clone() }))
         };
-        job.seen.shards.borrow_mut().entry(key_of(&strategy.cut)).or_insert_with(shards);
-        Some((job, chain))
+        job.seen.shards.borrow_mut().entry(key_of(cut)).or_insert_with(shards);
+        job
     }
 
     /// After so many units they are alike again.
@@ -158,13 +192,14 @@ impl<'a> Job<'a> {
     }
 
     fn counted_on(&self, shards: &[Model], strategy: &Strategy, ranks: &[usize]) -> Vec<(Cost, Counted)> {
-        let micros = vec![self.blank(strategy); strategy.micros_per_step()];
+        let micros = vec![Samples::clone(&self.blank(strategy)); strategy.micros_per_step()];
         costs_and_tasks(shards, strategy, self.options, &micros, ranks)
     }
 
     /// The samples of a micro-batch, which say nothing.
-    fn blank(&self, strategy: &Strategy) -> Samples {
-        Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence)
+    fn blank(&self, strategy: &Strategy) -> Rc<Samples> {
+        let blank = || Rc::new(Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence));
+        self.seen.blank.borrow_mut().entry(strategy.micro_batch).or_insert_with(blank).clone()
     }
 
     /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least. Where shards are unequal, or
@@ -341,18 +376,18 @@ impl<'a> Job<'a> {
     }
 
     fn shards(&self, strategy: &Strategy) -> Rc<Shards> {
-        self.cached_shards(strategy).expect("a strategy that the model can be cut for")
+        self.cached_shards(&strategy.cut).expect("a strategy that the model can be cut for")
     }
 
-    fn cached_shards(&self, strategy: &Strategy) -> Option<Rc<Shards>> {
-        let cut = || {
-            let models = self.model.cut(&strategy.cut).ok()?;
+    fn cached_shards(&self, cut: &Cut) -> Option<Rc<Shards>> {
+        let shards = || {
+            let models = self.model.cut(cut).ok()?;
             let sizes = |model: &Model| model.specs.iter().map(|spec| spec.shape.clone()).collect::<Vec<_>>();
             let sizes: Vec<_> = models.iter().map(sizes).collect();
             let first = |of| sizes.iter().position(|other| other == of).expect("it is like itself");
             Some(Rc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))
         };
-        self.seen.shards.borrow_mut().entry(key_of(&strategy.cut)).or_insert_with(cut).clone()
+        self.seen.shards.borrow_mut().entry(key_of(cut)).or_insert_with(shards).clone()
     }
 
     /// Units of the shortened model before its head, whole layers of them.

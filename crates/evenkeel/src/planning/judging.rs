@@ -12,7 +12,7 @@ use evenkeel_plan::{
 };
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{BucketIdx, Devices, Pipeline, Strategy, Work};
+use evenkeel_step::{BucketIdx, Devices, Keeping, Pipeline, Strategy, Work};
 use evenkeel_train::Cost;
 
 use super::job::{Job, Seen};
@@ -47,7 +47,7 @@ pub struct Judging<'a, 'j> {
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
     cuts: RefCell<HashMap<String, Vec<usize>>>,
     /// By order, stages, places and micro-batches.
-    kept_micros: RefCell<HashMap<(&'static str, usize, usize, usize), Vec<usize>>>,
+    keeping: RefCell<HashMap<(&'static str, usize, usize, usize), Rc<Keeping>>>,
     /// Whether the profile has grown.
     pub has_measured: bool,
     /// Told about every strategy that is looked at closely.
@@ -56,8 +56,8 @@ pub struct Judging<'a, 'j> {
 
 impl<'a, 'j> Judging<'a, 'j> {
     pub fn new(job: &'a Job<'j>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a, 'j> {
-        let (times, cuts, kept_micros) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Judging { job, source, times, cuts, kept_micros, has_measured: false, progress }
+        let (times, cuts, keeping) = (RefCell::default(), RefCell::default(), RefCell::default());
+        Judging { job, source, times, cuts, keeping, has_measured: false, progress }
     }
 
     /// By rank.
@@ -173,7 +173,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             kept_bytes: kept_bytes[unit],
         };
         let slowness = |times: &Rc<[UnitTime]>| if first_s > 0.0 { total_s(times) / first_s } else { 1.0 };
-        let kept_micros = self.kept_micros(strategy).into_iter().enumerate();
+        let kept_micros = self.keeping(strategy).most_micros.clone().into_iter().enumerate();
         let stages = kept_micros
             .map(|(stage, kept_micros)| StagePlace { place: pipeline.place(stage, strategy.pp), kept_micros });
         let units = (0..units).map(unit).collect();
@@ -181,12 +181,14 @@ impl<'a, 'j> Judging<'a, 'j> {
         (staging, times.iter().map(slowness).collect())
     }
 
-    /// Cuts for the shortest step, if memory is no matter. Stages of ZeRO change nothing about them.
+    /// Cuts for the shortest step, if memory is no matter. Stages of ZeRO, parts and the stream change nothing about them, since units
+    /// and places compare as before.
     fn best_cuts(&self, strategy: &Strategy, times: &[Rc<[UnitTime]>], first_place: &str) -> Vec<usize> {
         let Strategy { pp, micro_batch, accumulate, arrangement, cut, pipeline, .. } = strategy;
-        let of_places: Vec<f64> = times.iter().map(total_s).collect();
-        let key =
-            format!("{:?}", (pp, micro_batch, accumulate, arrangement, cut, pipeline.order, of_places, first_place));
+        let slowness = times.iter().map(|place| format!("{:.3}", total_s(place) / total_s(&times[0])));
+        let slowness = slowness.collect::<Vec<_>>().join(" ");
+        let computed = (micro_batch, arrangement.schedule.name, &cut.weights, &cut.uncut, first_place, slowness);
+        let key = format!("{:?}", (pp, accumulate, pipeline.order, computed));
         let found = || {
             let (staging, slowness) = self.staging(strategy, times);
             staging.best_cut(&slowness, &|_| vec![0.0; *pp]).expect("everything fits")
@@ -200,7 +202,7 @@ impl<'a, 'j> Judging<'a, 'j> {
         let (state_bytes, kept_bytes) = (self.job.least_state_bytes(strategy), self.job.kept_bytes(strategy));
         let of_stage = |stage: usize| kept_bytes[pipeline.units(stage, kept_bytes.len())].iter().sum();
         let of_stages: Vec<f64> = (0..pipeline.stages()).map(of_stage).collect();
-        let kept = pipeline.least_kept_bytes(strategy.pp, strategy.accumulate, &of_stages);
+        let kept = self.keeping(strategy).least_bytes(&of_stages);
         let bytes: Vec<f64> = state_bytes.iter().zip(&kept).map(|(state, kept)| state + kept).collect();
         let cost = |rank: usize| Cost { arena_bytes: bytes[mesh.place(rank)] as u64, ..Cost::default() };
         let costs: Vec<Cost> = (0..strategy.ranks()).map(cost).collect();
@@ -212,7 +214,7 @@ impl<'a, 'j> Judging<'a, 'j> {
         let of_sequence = Strategy { micro_batch: 1, accumulate: strategy.accumulate.min(2), ..strategy.clone() };
         let of_sequence = of_sequence.in_stages(1, Pipeline::default());
         let one_part = of_sequence.clone().arranged(of_sequence.arrangement.in_parts(1));
-        let kept_micros = self.kept_micros(strategy).iter().copied().min().unwrap_or(1);
+        let kept_micros = self.keeping(strategy).most_micros.iter().copied().min().unwrap_or(1);
         let kept_bytes: f64 = self.job.kept_bytes(&one_part).iter().sum();
         let kept_bytes = ACTUALLY_KEPT * kept_bytes * (kept_micros * strategy.micro_batch) as f64;
         let bytes = (self.job.least_state_bytes(&one_part)[0] + kept_bytes) / strategy.pp as f64;
@@ -221,15 +223,11 @@ impl<'a, 'j> Judging<'a, 'j> {
         fullness.len() as f64 / fullness.iter().map(|fullness| 1.0 / fullness).sum::<f64>()
     }
 
-    /// By stage: the most micro-batches that it keeps for their backward at a time.
-    fn kept_micros(&self, strategy: &Strategy) -> Vec<usize> {
+    fn keeping(&self, strategy: &Strategy) -> Rc<Keeping> {
         let Strategy { pp, accumulate, ref pipeline, .. } = *strategy;
-        let found = || pipeline.kept_micros(pp, accumulate);
-        self.kept_micros
-            .borrow_mut()
-            .entry((pipeline.order.name(), pipeline.stages(), pp, accumulate))
-            .or_insert_with(found)
-            .clone()
+        let found = || Rc::new(pipeline.keeping(pp, accumulate));
+        let key = (pipeline.order.name(), pipeline.stages(), pp, accumulate);
+        self.keeping.borrow_mut().entry(key).or_insert_with(found).clone()
     }
 
     /// By rank: ranks of the same kind compute on the same kind of place, and meet others over the same links.
@@ -250,8 +248,12 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// By rank. If there are many micro-batches, about.
     fn costs(&self, strategy: &Strategy) -> Vec<Cost> {
+        self.costs_of(self.job, strategy)
+    }
+
+    fn costs_of(&self, job: &Job, strategy: &Strategy) -> Vec<Cost> {
         let kinds = self.kinds(strategy);
-        let of_micros = |accumulate: usize| self.job.costs(&Strategy { accumulate, ..strategy.clone() }, &kinds);
+        let of_micros = |accumulate: usize| job.costs(&Strategy { accumulate, ..strategy.clone() }, &kinds);
         let Some(([few, more], often)) = extension(strategy) else {
             return of_micros(strategy.accumulate);
         };
@@ -300,38 +302,16 @@ impl<'a, 'j> Judging<'a, 'j> {
     }
 
     /// A step of a strategy, by what steps of few micro-batches take if there are many; by those of a short chain, if one is given.
-    fn total(
-        &mut self,
-        job: &Job,
-        chain: Option<&EvenChain>,
-        strategy: &Strategy,
-        kinds: &[String],
-    ) -> Result<Totals, Failure> {
-        let own = chain.map_or_else(|| strategy.clone(), |chain| chain.strategy(strategy));
-        // Parameters of places, over those of the chain.
-        let tails = {
-            let elements = |job: &Job, strategy: &Strategy| {
-                let all = job.model.trained_count() as f64;
-                job.trained_shares_of_places(strategy).into_iter().map(|share| share * all).collect::<Vec<f64>>()
-            };
-            let whole = elements(self.job, strategy).into_iter();
-            whole.zip(elements(job, &own)).map(|(whole, own)| whole / own.max(1.0)).collect::<Vec<f64>>()
-        };
+    fn total(&mut self, chain: Option<&EvenChain>, strategy: &Strategy, kinds: &[String]) -> Result<Totals, Failure> {
         let mut of_micros = |accumulate: usize| {
-            let mut tasks = job.tasks(&Strategy { accumulate, ..own.clone() }, kinds);
-            if let Some(chain) = chain {
-                let place = |rank: usize| own.mesh().place(rank);
-                tasks = tasks
-                    .into_iter()
-                    .map(|it| {
-                        let tail = tails[place(it.rank)];
-                        chain.stand_for(it, tail)
-                    })
-                    .collect();
-            }
-            self.foretell(&Strategy { accumulate, ..strategy.clone() }, &tasks).map(|foretold| Totals::of(&foretold))
+            let few = Strategy { accumulate, ..strategy.clone() };
+            let tasks = match chain {
+                Some(chain) => self.job.even_tasks(&few, chain, kinds),
+                None => self.job.tasks(&few, kinds),
+            };
+            self.foretell(&few, &tasks).map(|foretold| Totals::of(&foretold))
         };
-        match extension(&own) {
+        match extension(strategy) {
             Some(([few, more], often)) => Ok(of_micros(few)?.extended(&of_micros(more)?, often)),
             None => of_micros(strategy.accumulate),
         }
@@ -340,6 +320,13 @@ impl<'a, 'j> Judging<'a, 'j> {
     /// The memory of the whole step, to the byte: by rank, and of the fullest one over what there is.
     pub fn memory(&self, strategy: &Strategy) -> (Vec<Cost>, f64) {
         let costs = self.job.costs(strategy, &self.kinds(strategy));
+        let fullness = self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max);
+        (costs, fullness)
+    }
+
+    /// The same, if there are many micro-batches about.
+    pub fn about_memory(&self, strategy: &Strategy) -> (Vec<Cost>, f64) {
+        let costs = self.costs(strategy);
         let fullness = self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max);
         (costs, fullness)
     }
@@ -373,8 +360,8 @@ impl Judging<'_, '_> {
             let Job { model, uncut, .. } = self.job;
             let (model, uncut) = (model.clone(), uncut.clone());
             let job = Job { sequence, model, uncut, seen: Seen::default(), ..*self.job };
-            let costs = job.costs(strategy, &self.places(strategy));
-            if evenkeel_balance::fits(&self.room(strategy).fullness(strategy, &costs)) {
+            let costs = self.costs_of(&job, strategy);
+            if evenkeel_balance::fits(&self.fullness(strategy, &costs)) {
                 return Some(format!("data.sequence = {sequence} would fit; or use a smaller model, or an adapter"));
             }
         }
@@ -429,13 +416,14 @@ impl Judge for Judging<'_, '_> {
         let kinds = self.kinds(&strategy);
         // Programs of pipelines are large: every place has its own, for many micro-batches.
         let even_chain = |periods: usize| self.job.even_chain(&strategy, periods).filter(|_| strategy.pp > 1);
-        let total = match even_chain(3) {
-            None => self.total(self.job, None, &strategy, &kinds)?,
-            Some((job, chain)) => {
-                let (shorter_job, shorter) = even_chain(2).expect("it is shorter");
-                let few = self.total(&shorter_job, Some(&shorter), &strategy, &kinds)?;
-                few.extended(&self.total(&job, Some(&chain), &strategy, &kinds)?, chain.often_from(&shorter))
+        let total = match [2, 3].map(even_chain) {
+            // Where units exchange nothing, all of them do the same.
+            [Some(chain), _] if strategy.cut.weights.len() == 1 => self.total(Some(&chain), &strategy, &kinds)?,
+            [Some(shorter), Some(chain)] => {
+                let few = self.total(Some(&shorter), &strategy, &kinds)?;
+                few.extended(&self.total(Some(&chain), &strategy, &kinds)?, chain.often_from(&shorter))
             }
+            _ => self.total(None, &strategy, &kinds)?,
         };
         let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds / total.program_s);
         let timing = StepShares { exposed, idle, program_s: total.program_s };
