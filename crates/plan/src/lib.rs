@@ -4,6 +4,7 @@
 //! counted      the kernels of ranks' programs, and the ranks that stand for all others
 //! short_chain  the tasks of a long chain from those of a short one
 //! prices       the time of a step by what tasks and exchanges take
+//! lateness     what steps take beyond their simulation
 //! profile      what they take on a machine's devices, as measured
 //! rates        what they take on the devices of a cluster, by its figures
 //! cluster      devices, hosts and the links between them, as a file describes them
@@ -23,6 +24,7 @@ mod cluster;
 mod counted;
 mod degrees;
 mod joined;
+mod lateness;
 mod link_fit;
 mod prices;
 mod profile;
@@ -37,7 +39,7 @@ pub use cluster::{Cluster, ClusterDevice, ClusterError, ClusterKind, DeviceRates
 pub use counted::{Counted, Representatives};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};
 pub use link_fit::TimedExchange;
-pub use prices::{ForetoldStep, NotKnown, NotMeasured, Prices, foretell};
+pub use prices::{ForetoldStep, NotKnown, NotMeasured, Prices, foretell, simulated};
 pub use profile::{Measured, Profile};
 pub use rates::Published;
 pub use search::{Bounded, Fit, Found, Judge, Judged, Least, Timed, search};

@@ -59,7 +59,8 @@ pub fn foretell(prices: &dyn Prices, counted: &[Counted]) -> Result<ForetoldStep
     Ok(ForetoldStep { step_s: prices.whole_step_s(counted, timeline.duration_s()), timeline })
 }
 
-pub(crate) fn simulated(prices: &dyn Prices, counted: &[Counted]) -> Result<Timeline, NotKnown> {
+/// The same without what steps take beside their programs.
+pub fn simulated(prices: &dyn Prices, counted: &[Counted]) -> Result<Timeline, NotKnown> {
     let by_task = counted.iter().map(|it| seconds(prices, it)).collect::<Result<_, NotMeasured>>()?;
     Ok(simulate_sound(&among_themselves(counted), &Costs::one_by_one(by_task))?)
 }

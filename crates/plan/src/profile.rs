@@ -13,6 +13,7 @@ use evenkeel_step::{Program, Task, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::counted::Counted;
+use crate::lateness::{Lateness, MOST_STEPS, MeasuredStep, StepTerms, groups};
 use crate::prices::{NotKnown, Prices, simulated};
 
 /// Kernels by kind: launches, operations and bytes.
@@ -24,16 +25,16 @@ pub struct Kernels(BTreeMap<String, [u64; 3]>);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     places: BTreeMap<String, Table>,
+    /// By strategy: seconds of whole steps.
+    #[serde(default)]
+    runs: BTreeMap<String, Vec<f64>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Table {
     tasks: Vec<MeasuredTask>,
     exchanges: Vec<MeasuredExchange>,
-    /// Seconds of steps outside their programs.
-    host_s: Vec<f64>,
-    /// By the groups that ranks meet in: steps over what their simulation foretells, since whoever is late keeps others waiting.
-    slack: BTreeMap<String, Vec<f64>>,
+    steps: Vec<MeasuredStep>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +58,8 @@ pub struct Measured<'a> {
     /// By rank.
     places: &'a [String],
     known: RefCell<HashMap<TaskKey<'a>, Option<f64>>>,
+    /// By kind of place, and the groups that ranks meet in.
+    lateness: RefCell<HashMap<(&'a str, String), Lateness>>,
 }
 
 /// A kind of place, of work, and its kernels.
@@ -95,13 +98,13 @@ impl Kernels {
 
 impl Profile {
     /// Takes in steps of one strategy, measured task by task: on each rank's kind of place, its program and the spans of every
-    /// step. `step_s` is what a step took without that, `host_s` what it took outside its program.
+    /// step. `step_s` is what a step took without that.
     pub fn learn(
         &mut self,
         places: &[String],
         counted: &[Counted],
         steps: &[Timeline],
-        [step_s, host_s]: [f64; 2],
+        step_s: f64,
     ) -> Result<(), NotKnown> {
         let mut tasks: HashMap<(&str, &str, Kernels), Vec<f64>> = HashMap::new();
         let mut exchanges: BTreeMap<(&str, &str, usize, u64), Vec<f64>> = BTreeMap::new();
@@ -127,16 +130,13 @@ impl Profile {
         for ((place, work, members, bytes), seconds) in exchanges {
             self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
         }
-        let simulated_s = simulated(&self.on(places), counted)?.duration_s();
-        // Both were measured in different steps.
-        let host_s = host_s.min(step_s / 2.0);
+        let terms = StepTerms::of(counted, simulated(&self.on(places), counted)?.duration_s());
         for place in places.iter().collect::<BTreeSet<_>>() {
-            let table = self.places.get_mut(place).expect("it has tasks");
-            note(&mut table.host_s, host_s);
-            note(
-                table.slack.entry(groups(counted)).or_default(),
-                (step_s - host_s) / simulated_s.max(f64::MIN_POSITIVE),
-            );
+            let steps = &mut self.places.get_mut(place).expect("it has tasks").steps;
+            if steps.len() == MOST_STEPS {
+                steps.remove(0);
+            }
+            steps.push(MeasuredStep { groups: groups(counted), terms, seconds: step_s });
         }
         Ok(())
     }
@@ -151,22 +151,39 @@ impl Profile {
         let of_table = |table: &Table| {
             let tasks = table.tasks.iter().map(|task| &task.seconds);
             let all = tasks.chain(table.exchanges.iter().map(|exchange| &exchange.seconds));
-            let all = all.chain([&table.host_s]).chain(table.slack.values());
-            !table.slack.is_empty() && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }
-                .all(is_sound)
+            let is_step = |step: &MeasuredStep| step.terms.are_sound() && (1e-9..MOST_SECONDS).contains(&step.seconds);
+            let are_steps = (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(is_step);
+            are_steps && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }.all(is_sound)
         };
-        self.places.values().all(of_table)
+        self.places.values().all(of_table) && self.runs.len() <= MOST_ENTRIES && self.runs.values().all(is_sound)
+    }
+
+    /// Keeps what whole steps of a strategy took.
+    pub fn note_run(&mut self, strategy: &str, seconds: f64) {
+        note(self.runs.entry(strategy.to_owned()).or_default(), seconds);
+    }
+
+    /// Seconds of a strategy's whole step, if it was measured.
+    pub fn run_s(&self, strategy: &str) -> Option<f64> {
+        self.runs.get(strategy).and_then(|measured| middle(measured))
     }
 
     /// What is known about the kinds of places that a run's ranks compute on.
     pub fn on<'a>(&'a self, places: &'a [String]) -> Measured<'a> {
-        Measured { profile: self, places, known: RefCell::default() }
+        Measured { profile: self, places, known: RefCell::default(), lateness: RefCell::default() }
     }
 }
 
 impl<'a> Measured<'a> {
     fn table(&self, rank: usize) -> Option<&'a Table> {
         self.profile.places.get(&self.places[rank])
+    }
+
+    fn lateness(&self, place: &str, groups: &str) -> Lateness {
+        let known = self.profile.places.get_key_value(place);
+        let Some((place, table)) = known else { return Lateness::of(&[], groups) };
+        let of_steps = || Lateness::of(&table.steps, groups);
+        *self.lateness.borrow_mut().entry((place, groups.to_owned())).or_insert_with(of_steps)
     }
 }
 
@@ -187,16 +204,17 @@ impl Prices for Measured<'_> {
     }
 
     fn whole_step_s(&self, counted: &[Counted], programs_s: f64) -> f64 {
-        let groups = groups(counted);
-        let tables = || counted.iter().filter_map(|it| self.table(it.rank));
-        let slack = tables().filter_map(|table| table.slack(&groups)).fold(0.0, f64::max);
-        let host_s = tables().filter_map(|table| middle(&table.host_s)).fold(0.0, f64::max);
-        slack * programs_s + host_s
+        let terms = StepTerms::of(counted, programs_s);
+        let (places, groups): (BTreeSet<&str>, _) =
+            (counted.iter().map(|it| self.places[it.rank].as_str()).collect(), groups(counted));
+        places.into_iter().map(|place| self.lateness(place, &groups).step_s(&terms)).fold(0.0, f64::max)
     }
 
     fn least_step_s(&self, rank: usize, programs_s: f64) -> f64 {
-        let slack = |table: &Table| table.slack.values().flatten().copied().fold(f64::INFINITY, f64::min);
-        self.table(rank).map_or(0.0, |table| slack(table) * programs_s)
+        let groups = self.table(rank).into_iter().flat_map(|table| &table.steps).map(|step| step.groups.as_str());
+        let groups: BTreeSet<&str> = groups.chain([""]).collect();
+        let of_groups = |groups| self.lateness(&self.places[rank], groups).least_step_s(programs_s);
+        groups.into_iter().map(of_groups).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -218,12 +236,6 @@ impl Table {
             self.exchanges.len() - 1
         });
         note(&mut self.exchanges[place].seconds, seconds);
-    }
-
-    /// Of steps whose ranks meet in these groups or, if none was measured, in any.
-    fn slack(&self, groups: &str) -> Option<f64> {
-        let of_these = self.slack.get(groups).and_then(|measured| middle(measured));
-        of_these.or_else(|| middle(&self.slack.values().flatten().copied().collect::<Vec<f64>>()))
     }
 
     /// The highest rate of any task: operations or bytes per second.
@@ -259,12 +271,6 @@ impl Table {
         let points = alike.filter_map(|known| Some((known.bytes as f64, middle(&known.seconds)?))).collect();
         interpolated(points, bytes as f64, f64::INFINITY)
     }
-}
-
-/// The kinds of groups with several ranks.
-fn groups(counted: &[Counted]) -> String {
-    let several = counted.iter().flat_map(|counted| &counted.program.groups).filter(|group| group.ranks.len() > 1);
-    several.map(|group| group.name.as_str()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
 /// Measurements of the same thing that are kept.
@@ -347,17 +353,20 @@ mod tests {
     fn numbers_that_nobody_can_have_measured_are_no_profile() {
         let table = |seconds: Vec<f64>| Table {
             tasks: vec![MeasuredTask { work: "update".to_owned(), kernels: Kernels::default(), seconds }],
-            host_s: vec![0.0],
-            slack: [(String::new(), vec![1.0])].into(),
+            steps: vec![MeasuredStep { groups: String::new(), terms: StepTerms::of(&[], 1.0), seconds: 1.0 }],
             ..Table::default()
         };
-        let is_sound = |table: Table| Profile { places: [("here".to_owned(), table)].into() }.is_sound();
+        let is_sound =
+            |table: Table| Profile { places: [("here".to_owned(), table)].into(), ..Profile::default() }.is_sound();
         assert!(is_sound(table(vec![1e-6, 2.0])));
         for bad in [vec![], vec![-1.0], vec![f64::NAN], vec![f64::INFINITY], vec![1e308], vec![1.0; 16]] {
             assert!(!is_sound(table(bad.clone())), "{bad:?}");
         }
-        assert!(!is_sound(Table { slack: BTreeMap::new(), ..table(vec![1.0]) }), "nothing is free");
-        assert!(!is_sound(Table { host_s: vec![], ..table(vec![1.0]) }));
+        assert!(!is_sound(Table { steps: vec![], ..table(vec![1.0]) }), "nothing is free");
+        for terms in [f64::NAN, -1.0, 0.0, 1e300] {
+            let steps = vec![MeasuredStep { groups: String::new(), terms: StepTerms::of(&[], terms), seconds: 1.0 }];
+            assert!(!is_sound(Table { steps, ..table(vec![1.0]) }), "{terms}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::devices::DeviceArguments;
 use super::llama::Llama;
 use super::{between, median};
 use crate::memory::Beside;
-use crate::planning::{Job, Judging, Seen, Source, describe, shared_cores, speeds};
+use crate::planning::{Job, Judging, Seen, Source, describe, plan_by_profile, shared_cores, speeds};
 use crate::{Failure, Mistake, text};
 
 #[derive(clap::Args)]
@@ -41,6 +41,8 @@ struct Case {
     strategy: Strategy,
     /// Whether the profile was measured with it.
     is_learnt: bool,
+    /// By rank: the arena's peak, by a dry run and as measured.
+    peak_bytes: [Vec<u64>; 2],
     foretold_s: f64,
     measured_s: Vec<f64>,
 }
@@ -52,6 +54,13 @@ impl Case {
 
     fn step_s(&self) -> f64 {
         median(self.measured_s.iter().copied())
+    }
+
+    /// The largest share by which a rank's peak is off.
+    fn memory_error(&self) -> f64 {
+        let [foretold, measured] = &self.peak_bytes;
+        let off = foretold.iter().zip(measured).map(|(foretold, measured)| *foretold as f64 / *measured as f64 - 1.0);
+        off.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
     }
 }
 
@@ -91,9 +100,9 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
     }
     let profile_s = start.elapsed().as_secs_f64();
-    let foretold = all.iter().map(|it| step_s(&profile, it).map(|step_s| (step_s, it)));
-    let foretold = foretold.collect::<Result<Vec<_>, _>>().map_err(Failure::fault)?;
-    let (_, chosen) = *foretold.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("there are strategies");
+    let space = arguments.space();
+    let plan = plan_by_profile(&job, &space.like, 1, &space.devices, &mut profile)?;
+    let chosen = &plan.fitting[0].timed.strategy;
     let held: Vec<_> = all.iter().filter(|strategy| !learnt.contains(strategy)).collect();
     if held.is_empty() {
         let what = "every strategy was measured for the profile: there is none left to foretell".to_owned();
@@ -108,7 +117,10 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     for strategy in measured {
         if !cases.iter().any(|case| case.strategy == *strategy) {
             let is_learnt = learnt.contains(&strategy);
-            cases.push(Case { strategy: strategy.clone(), is_learnt, foretold_s: f64::NAN, measured_s: Vec::new() });
+            let costs = job.costs(strategy, &job.places(strategy));
+            let peak_bytes = [costs.iter().map(|cost| cost.peak_bytes).collect(), Vec::new()];
+            let (strategy, foretold_s, measured_s) = (strategy.clone(), f64::NAN, Vec::new());
+            cases.push(Case { strategy, is_learnt, peak_bytes, foretold_s, measured_s });
         }
     }
     for round in 0..arguments.rounds as u64 {
@@ -118,6 +130,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         for case in &mut cases {
             let ranks = job.start_whole(&case.strategy)?;
             case.measured_s.push(job.step(&ranks, &case.strategy, round)?.untraced_s);
+            case.peak_bytes[1] = ranks.with_trainers(|trainer| trainer.device.usage().peak_bytes)?;
         }
     }
     for case in &mut cases {
@@ -129,14 +142,15 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     if arguments.json {
         let case = |case: &Case| {
             json!({ "strategy": case.strategy, "is_learnt": case.is_learnt, "usual": usual_name(&case.strategy),
-                "is_chosen": case.strategy == *chosen, "foretold_s": case.foretold_s, "measured_s": case.measured_s })
+                "is_chosen": case.strategy == *chosen, "foretold_s": case.foretold_s, "measured_s": case.measured_s,
+                "peak_bytes": case.peak_bytes })
         };
         let cases: Vec<_> = cases.iter().map(case).collect();
         return Ok(json!({ "strategies": all.len(), "learnt": learnt.len(), "profile_s": profile_s,
             "median_error": middle, "worst_error": worst, "cases": cases })
         .to_string());
     }
-    let header = ["strategy", "micros", "step", "foretold", "error", ""];
+    let header = ["strategy", "micros", "step", "foretold", "error", "memory", ""];
     let cells = |case: &Case| {
         vec![
             describe(&case.strategy),
@@ -144,6 +158,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
             format!("{:.1} ms", 1e3 * median(case.measured_s.iter().copied())),
             format!("{:.1} ms", 1e3 * case.foretold_s),
             format!("{:+.1} %", 100.0 * case.error()),
+            if case.memory_error() == 0.0 {
+                "exact".to_owned()
+            } else {
+                format!("{:+.2} %", 100.0 * case.memory_error())
+            },
             if case.is_learnt { "in the profile".to_owned() } else { String::new() },
         ]
     };

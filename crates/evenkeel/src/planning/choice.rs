@@ -10,6 +10,7 @@ use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::Cost;
 
+use super::finals;
 use super::forecast::Forecast;
 use super::job::Job;
 use super::judging::{Judging, Source, StepShares};
@@ -62,21 +63,37 @@ pub fn looked_at(plan: &Plan) -> usize {
 pub fn measured_plan(job: &Job, like: &Strategy, wanted: usize, fresh: bool) -> Result<Plan, Failure> {
     let kind = like.devices.kind();
     let mut file = if fresh { ProfileFile::fresh(kind) } else { ProfileFile::open(kind) };
-    let plan = plan_by_profile(job, like, wanted, &mut file.profile);
+    let plan = plan_by_profile(job, like, wanted, &devices(job, like), &mut file.profile);
     // Also what was measured before something failed.
     file.keep(kind);
     plan
 }
 
-/// Finds the fastest strategies. Measures what the profile lacks for them, and then looks again: the same profile gives the same
-/// plan, whatever it was when the search began.
-fn plan_by_profile(job: &Job, like: &Strategy, wanted: usize, profile: &mut Profile) -> Result<Plan, Failure> {
-    let devices = devices(job, like);
+/// Finds the fastest strategies on these devices. Measures what the profile lacks for them, runs the finals, and then looks again:
+/// the same profile gives the same plan, whatever it was when the search began.
+pub fn plan_by_profile(
+    job: &Job,
+    like: &Strategy,
+    wanted: usize,
+    devices: &[RankDevices],
+    profile: &mut Profile,
+) -> Result<Plan, Failure> {
+    let mut runs = 0;
     loop {
-        let (plan, has_measured) = plan_of(job, like, wanted, devices.clone(), Source::Machine(profile))?;
-        if !has_measured {
+        // Finals need some to choose from.
+        let wanted = wanted.max(finals::FINALISTS);
+        let (plan, has_measured) = plan_of(job, like, wanted, devices.to_vec(), Source::Machine(profile))?;
+        if has_measured {
+            continue;
+        }
+        let mut finalists = finals::finalists(job, &plan, profile);
+        finalists.truncate(finals::MOST_RUNS - runs);
+        if finalists.is_empty() {
             return Ok(plan);
         }
+        runs += finalists.len();
+        progress(&format!("runs {}", finalists.len()));
+        finals::run(job, &finalists, profile)?;
     }
 }
 

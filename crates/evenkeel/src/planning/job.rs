@@ -324,9 +324,8 @@ impl<'a> Job<'a> {
         let counted: Vec<Counted> =
             self.counted_on(&shards, strategy, &ranks).into_iter().map(|(_, counted)| counted).collect();
         let step_s = median(measured.iter().map(|it| it.untraced_s));
-        let host_s = median(measured.iter().map(|it| it.beside_s().max(0.0)));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
-        profile.learn(&self.places(strategy), &counted, &timelines, [step_s, host_s]).map_err(Failure::fault)
+        profile.learn(&self.places(strategy), &counted, &timelines, step_s).map_err(Failure::fault)
     }
 
     /// By rank: its kind of place on this machine, with as many busy ranks beside it. Measurements of other models say little
@@ -356,6 +355,11 @@ impl<'a> Job<'a> {
             },
         };
         (0..ranks).map(|rank| format!("{ranks} ranks, {}, {job}", device(rank))).collect()
+    }
+
+    /// A strategy of this job by a name that the profile knows it by.
+    pub fn name(&self, strategy: &Strategy) -> String {
+        format!("{}: {}", self.places(strategy)[0], serde_json::json!(strategy))
     }
 
     /// Starts ranks that train the whole model.

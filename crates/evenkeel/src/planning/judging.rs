@@ -427,7 +427,11 @@ impl Judge for Judging<'_, '_> {
         };
         let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds / total.program_s);
         let timing = StepShares { exposed, idle, program_s: total.program_s };
-        Ok(Timed { strategy, step_s: total.step_s, timing })
+        let was_run = match &self.source {
+            Source::Machine(profile) => profile.run_s(&self.job.name(&strategy)),
+            Source::Cluster(_) => None,
+        };
+        Ok(Timed { step_s: was_run.unwrap_or(total.step_s), strategy, timing })
     }
 
     fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Vec<Cost>>, Failure> {

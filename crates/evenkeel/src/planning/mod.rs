@@ -2,6 +2,7 @@
 
 mod bars;
 mod choice;
+mod finals;
 mod forecast;
 mod job;
 mod judging;
@@ -9,8 +10,8 @@ mod profile_file;
 
 pub use bars::memory_bars;
 pub use choice::{
-    JudgedStep, Plan, TimedStep, choose, describe, help, looked_at, measured_plan, published_plan, shared_cores,
-    speeds, timeline,
+    JudgedStep, Plan, TimedStep, choose, describe, help, looked_at, measured_plan, plan_by_profile, published_plan,
+    shared_cores, speeds, timeline,
 };
 pub use forecast::Forecast;
 pub use job::{Job, Seen};
