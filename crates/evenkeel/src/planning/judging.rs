@@ -7,8 +7,8 @@ use std::rc::Rc;
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
-    Bounded, Cluster, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, Prices, Profile, Published,
-    StateTime, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
+    Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
+    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
 };
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::trace::Timeline;
@@ -30,6 +30,9 @@ pub enum Source<'a> {
 /// Of the bytes that units keep of a sequence, those that they keep of each of several, at least.
 const ACTUALLY_KEPT: f64 = 0.95;
 
+/// Units of a model at least, if those at its ends are a small share of it.
+const LEAST_GATHERED_UNITS: usize = 24;
+
 /// Parts of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepShares {
@@ -44,10 +47,14 @@ pub struct StepShares {
 pub struct Judging<'a, 'j> {
     pub job: &'a Job<'j>,
     source: Source<'a>,
+    /// Those of the cluster, if there is one.
+    devices: Vec<ClusterDevice<'a>>,
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
     cuts: RefCell<HashMap<String, Vec<usize>>>,
     /// By order, stages, places and micro-batches.
     keeping: RefCell<HashMap<(&'static str, usize, usize, usize), Rc<Keeping>>>,
+    /// By axes and devices.
+    kinds: RefCell<HashMap<([usize; 3], Vec<usize>), Rc<[String]>>>,
     /// Whether the profile has grown.
     pub has_measured: bool,
     /// Told about every strategy that is looked at closely.
@@ -56,25 +63,32 @@ pub struct Judging<'a, 'j> {
 
 impl<'a, 'j> Judging<'a, 'j> {
     pub fn new(job: &'a Job<'j>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a, 'j> {
-        let (times, cuts, keeping) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Judging { job, source, times, cuts, keeping, has_measured: false, progress }
+        let devices = if let Source::Cluster(cluster) = source { cluster.places() } else { Vec::new() };
+        Judging {
+            job,
+            source,
+            devices,
+            times: RefCell::default(),
+            cuts: RefCell::default(),
+            keeping: RefCell::default(),
+            kinds: RefCell::default(),
+            has_measured: false,
+            progress,
+        }
     }
 
-    /// By rank.
+    /// By rank; none are needed for the prices of a cluster.
     fn places(&self, strategy: &Strategy) -> Vec<String> {
         match self.source {
             Source::Machine(_) => self.job.places(strategy),
-            Source::Cluster(cluster) => {
-                let devices = cluster.places();
-                numbers(strategy).iter().map(|&number| devices[number].device.to_owned()).collect()
-            }
+            Source::Cluster(_) => Vec::new(),
         }
     }
 
     fn prices<'b>(&'b self, strategy: &Strategy, places: &'b [String]) -> Box<dyn Prices + 'b> {
         match &self.source {
             Source::Machine(profile) => Box::new(profile.on(places)),
-            Source::Cluster(cluster) => Box::new(Published::new(cluster, numbers(strategy), strategy)),
+            Source::Cluster(cluster) => Box::new(Published::new(cluster, &self.devices, numbers(strategy), strategy)),
         }
     }
 
@@ -82,8 +96,7 @@ impl<'a, 'j> Judging<'a, 'j> {
         match self.source {
             Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
             Source::Cluster(cluster) => {
-                let devices = cluster.places();
-                let bytes = |number: &usize| cluster.devices[devices[*number].device].arena_bytes();
+                let bytes = |number: &usize| cluster.devices[self.devices[*number].device].arena_bytes();
                 Room::Gpus(numbers(strategy).iter().map(bytes).collect())
             }
         }
@@ -120,10 +133,11 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// By place: what its parameters take at least, if it has this share of those that are trained, and the first place has the
     /// embedding. Times that were measured for other sizes bound nothing.
-    fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<StateTime> {
+    fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<PlaceTime> {
         const GRADIENT_BYTES: f64 = 4.0;
         let (model, mesh) = (&self.job.model, strategy.mesh());
-        let Source::Cluster(_) = self.source else { return vec![StateTime::default(); shares.len()] };
+        let Source::Cluster(_) = self.source else { return vec![PlaceTime::default(); shares.len()] };
+        let passes = self.passes(strategy, prices);
         let elements = model.trained_count() as f64 / mesh.tp as f64;
         let embedding = if model.config.tied { 0.0 } else { self.job.trained_shares()[0] };
         let sample = self.job.sample_in_one_place(strategy);
@@ -145,13 +159,44 @@ impl<'a, 'j> Judging<'a, 'j> {
                 ZeroStage::Values => (mesh.dp, 0.0),
             };
             let gather_s = exchange_s(Work::GatherUpdated(BucketIdx(0)), gathered * share);
-            StateTime {
+            // What a chain's end has gathered for one pass may stay for the next one, but that is much less than a whole chain.
+            let is_gathered =
+                strategy.zero == ZeroStage::Values && strategy.pp == 1 && model.units.len() > LEAST_GATHERED_UNITS;
+            let gathered = if is_gathered { strategy.dtype.size_bytes() as f64 * elements * share } else { 0.0 };
+            PlaceTime {
+                gathers_s: exchange_s(Work::GatherParameters(BucketIdx(0)), gathered),
                 reduce_s: reduce_s(share),
                 last_reduce_s: if place == 0 { reduce_s(embedding) } else { 0.0 },
                 tail_s: update_s * share / sampled.trained_share / split as f64 + gather_s,
+                ..passes[place]
             }
         };
         shares.iter().enumerate().map(of_place).collect()
+    }
+
+    /// By place of the first replica: its passes, wherever stages are cut. Where not all is trained, some gradients may not be passed.
+    fn passes(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<PlaceTime> {
+        let (model, mesh, pipeline) = (&self.job.model, strategy.mesh(), &strategy.pipeline);
+        let mut times = vec![PlaceTime::default(); strategy.pp];
+        let parts = strategy.arrangement.parts.min(strategy.micro_batch);
+        let bytes = self.job.tokens(strategy) * model.config.hidden * strategy.dtype.size_bytes() / parts;
+        let is_all_trained = model.trained_count() == model.parameter_count();
+        for stage in 1..pipeline.stages() {
+            let [from, to] = [stage - 1, stage].map(|stage| pipeline.place(stage, strategy.pp));
+            if from == to {
+                continue;
+            }
+            let members = [from, to].map(|place| mesh.rank(place, 0, 0));
+            let pass_s = |work: Work| prices.exchange_s(members[0], work, bytes as u64, &members).unwrap_or(0.0);
+            let forward_s = pass_s(Work::Pass);
+            let gradient_s = if is_all_trained { pass_s(Work::PassGradient) } else { 0.0 };
+            [from, to].into_iter().for_each(|place| times[place].passes_s += parts as f64 * (forward_s + gradient_s));
+            if stage < strategy.pp {
+                times[stage].passes_before_s = times[stage - 1].passes_before_s + forward_s;
+                times[stage].passes_behind_s = times[stage - 1].passes_behind_s + gradient_s;
+            }
+        }
+        times
     }
 
     /// Stages of units that take so long and need so much, and by place how much longer than at the first one.
@@ -231,19 +276,20 @@ impl<'a, 'j> Judging<'a, 'j> {
     }
 
     /// By rank: ranks of the same kind compute on the same kind of place, and meet others over the same links.
-    fn kinds(&self, strategy: &Strategy) -> Vec<String> {
-        let mut kinds = self.places(strategy);
-        if let Source::Cluster(_) = self.source {
-            let (mesh, places) = (strategy.mesh(), kinds.clone());
-            let prices = self.prices(strategy, &places);
-            for (rank, kind) in kinds.iter_mut().enumerate() {
-                for members in [mesh.tensor_ranks(rank), mesh.data_ranks(rank), mesh.place_ranks(rank)] {
-                    let link = prices.exchange_s(rank, Work::AllReduce, 1 << 20, &members);
-                    kind.push_str(&format!(" {link:?}"));
-                }
-            }
-        }
-        kinds
+    fn kinds(&self, strategy: &Strategy) -> Rc<[String]> {
+        let Source::Cluster(_) = self.source else { return self.places(strategy).into() };
+        let mesh = strategy.mesh();
+        let kinds = || {
+            let prices = self.prices(strategy, &[]);
+            let of_rank = |rank: usize| {
+                let groups = [mesh.tensor_ranks(rank), mesh.data_ranks(rank), mesh.place_ranks(rank)];
+                let link = |members: Vec<usize>| prices.exchange_s(rank, Work::AllReduce, 1 << 20, &members);
+                format!("{} {:?}", prices.place(rank), groups.map(link))
+            };
+            (0..mesh.ranks()).map(of_rank).collect()
+        };
+        let key = ([mesh.pp, mesh.dp, mesh.tp], numbers(strategy).to_vec());
+        self.kinds.borrow_mut().entry(key).or_insert_with(kinds).clone()
     }
 
     /// By rank. If there are many micro-batches, about.
@@ -387,7 +433,16 @@ impl Judge for Judging<'_, '_> {
         let plain = strategy.clone().arranged(Arrangement { schedule: NONE, ..arrangement });
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        let state = self.states(&plain, &*prices, &[1.0 / strategy.pp as f64])[0];
+        // Places with fast links may have more of the parameters.
+        let states = self.states(&plain, &*prices, &vec![1.0 / strategy.pp as f64; strategy.pp]);
+        let least = |of: fn(&PlaceTime) -> f64| states.iter().map(of).fold(f64::INFINITY, f64::min);
+        let state = PlaceTime {
+            reduce_s: least(|state| state.reduce_s),
+            tail_s: least(|state| state.tail_s),
+            gathers_s: least(|state| state.gathers_s),
+            passes_s: states.iter().map(|state| state.passes_s).fold(0.0, f64::max),
+            ..PlaceTime::default()
+        };
         let mut times: Vec<Vec<UnitTime>> = self.times(&plain, &*prices).iter().map(|times| times.to_vec()).collect();
         if arrangement.schedule != NONE {
             times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
@@ -436,7 +491,7 @@ impl Judge for Judging<'_, '_> {
         let mean = fullness.iter().sum::<f64>() / fullness.len() as f64;
         let may_be_recut = strategy.pp > 1 && mean <= 1.0 && !evenkeel_balance::fits(&fullness);
         if let Some(recut) = may_be_recut.then(|| self.cut_to_fit(strategy)).flatten() {
-            return Ok(Fit::Recut(recut));
+            return Ok(Fit::Recut(Box::new(recut)));
         }
         Ok(Fit::Known { fullness: fullness.into_iter().fold(0.0, f64::max), memory: costs })
     }
