@@ -1,5 +1,6 @@
 //! The cost of training, from dry runs.
 
+use std::borrow::Borrow;
 use std::convert::Infallible;
 
 use evenkeel_comm::Communicator;
@@ -77,7 +78,7 @@ pub fn costs_and_tasks(
     shards: &[Model],
     strategy: &Strategy,
     options: TrainerOptions,
-    micros: &[Samples],
+    micros: &[impl Borrow<Samples> + Sync],
     ranks: &[usize],
 ) -> Vec<(Cost, Counted)> {
     in_two_threads(ranks, |rank| {

@@ -195,8 +195,8 @@ impl<'a> Job<'a> {
     }
 
     fn counted_on(&self, shards: &[Model], strategy: &Strategy, ranks: &[usize]) -> Vec<(Cost, Counted)> {
-        let micros = vec![Samples::clone(&self.blank(strategy)); strategy.micros_per_step()];
-        costs_and_tasks(shards, strategy, self.options, &micros, ranks)
+        let blank = self.blank(strategy);
+        costs_and_tasks(shards, strategy, self.options, &vec![&*blank; strategy.micros_per_step()], ranks)
     }
 
     /// Of a micro-batch.

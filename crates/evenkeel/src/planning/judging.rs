@@ -1,7 +1,7 @@
 //! Judges strategies of a job by this machine's profile, or by the published figures of a cluster.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
@@ -44,6 +44,9 @@ pub struct StepShares {
     pub program_s: f64,
 }
 
+/// Places, replicas and shards, and the devices' numbers.
+type AxesAndDevices = ([usize; 3], Vec<usize>);
+
 pub struct Judging<'a, 'j> {
     pub job: &'a Job<'j>,
     source: Source<'a>,
@@ -53,8 +56,8 @@ pub struct Judging<'a, 'j> {
     cuts: RefCell<HashMap<String, Vec<usize>>>,
     /// By order, stages, places and micro-batches.
     keeping: RefCell<HashMap<(&'static str, usize, usize, usize), Rc<Keeping>>>,
-    /// By axes and devices.
-    kinds: RefCell<HashMap<([usize; 3], Vec<usize>), Rc<[String]>>>,
+    kinds: RefCell<HashMap<AxesAndDevices, Rc<[String]>>>,
+    replicas: RefCell<HashMap<AxesAndDevices, Rc<[usize]>>>,
     /// Whether the profile has grown.
     pub has_measured: bool,
     /// Told about every strategy that is looked at closely.
@@ -72,6 +75,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             cuts: RefCell::default(),
             keeping: RefCell::default(),
             kinds: RefCell::default(),
+            replicas: RefCell::default(),
             has_measured: false,
             progress,
         }
@@ -102,13 +106,13 @@ impl<'a, 'j> Judging<'a, 'j> {
         }
     }
 
-    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of the first replica.
-    fn times(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<Rc<[UnitTime]>> {
+    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of a replica.
+    fn times(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize) -> Vec<Rc<[UnitTime]>> {
         let (mesh, sample) = (strategy.mesh(), self.job.sample_in_one_place(strategy));
         let first_alike = self.job.first_alike(strategy);
         let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement, strategy.accumulate.min(2));
         let at_place = |place: usize| {
-            let members = mesh.tensor_ranks(mesh.rank(place, 0, 0));
+            let members = mesh.tensor_ranks(mesh.rank(place, replica, 0));
             let link = prices.exchange_s(members[0], Work::AllReduce, 1 << 20, &members);
             let of_shard = |shard: usize, rank: usize| {
                 let key = format!("{:?} {link:?} {arrangement:?} {shard}", prices.place(rank));
@@ -133,17 +137,17 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// By place: what its parameters take at least, if it has this share of those that are trained, and the first place has the
     /// embedding. Times that were measured for other sizes bound nothing.
-    fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<PlaceTime> {
+    fn states(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize, shares: &[f64]) -> Vec<PlaceTime> {
         const GRADIENT_BYTES: f64 = 4.0;
         let (model, mesh) = (&self.job.model, strategy.mesh());
         let Source::Cluster(_) = self.source else { return vec![PlaceTime::default(); shares.len()] };
-        let passes = self.passes(strategy, prices);
+        let passes = self.passes(strategy, prices, replica);
         let elements = model.trained_count() as f64 / mesh.tp as f64;
         let embedding = if model.config.tied { 0.0 } else { self.job.trained_shares()[0] };
         let sample = self.job.sample_in_one_place(strategy);
         let sampled = sample.at(0, 0);
         let of_place = |(place, &share): (usize, &f64)| {
-            let rank = mesh.rank(place, 0, 0);
+            let rank = mesh.rank(place, replica, 0);
             let exchange_s = |work: Work, bytes: f64| {
                 let members = mesh.data_ranks(rank);
                 if mesh.dp == 1 { 0.0 } else { prices.exchange_s(rank, work, bytes as u64, &members).unwrap_or(0.0) }
@@ -174,8 +178,8 @@ impl<'a, 'j> Judging<'a, 'j> {
         shares.iter().enumerate().map(of_place).collect()
     }
 
-    /// By place of the first replica: its passes, wherever stages are cut. Where not all is trained, some gradients may not be passed.
-    fn passes(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<PlaceTime> {
+    /// By place of a replica: its passes, wherever stages are cut. Where not all is trained, some gradients may not be passed.
+    fn passes(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize) -> Vec<PlaceTime> {
         let (model, mesh, pipeline) = (&self.job.model, strategy.mesh(), &strategy.pipeline);
         let mut times = vec![PlaceTime::default(); strategy.pp];
         let parts = strategy.arrangement.parts.min(strategy.micro_batch);
@@ -186,7 +190,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             if from == to {
                 continue;
             }
-            let members = [from, to].map(|place| mesh.rank(place, 0, 0));
+            let members = [from, to].map(|place| mesh.rank(place, replica, 0));
             let pass_s = |work: Work| prices.exchange_s(members[0], work, bytes as u64, &members).unwrap_or(0.0);
             let forward_s = pass_s(Work::Pass);
             let gradient_s = if is_all_trained { pass_s(Work::PassGradient) } else { 0.0 };
@@ -288,8 +292,22 @@ impl<'a, 'j> Judging<'a, 'j> {
             };
             (0..mesh.ranks()).map(of_rank).collect()
         };
-        let key = ([mesh.pp, mesh.dp, mesh.tp], numbers(strategy).to_vec());
-        self.kinds.borrow_mut().entry(key).or_insert_with(kinds).clone()
+        self.kinds.borrow_mut().entry(axes_and_devices(strategy)).or_insert_with(kinds).clone()
+    }
+
+    /// The first one of each kind: all are waited for.
+    fn replicas(&self, strategy: &Strategy) -> Rc<[usize]> {
+        let Source::Cluster(_) = self.source else { return [0].into() };
+        let found = || {
+            let (mesh, kinds) = (strategy.mesh(), self.kinds(strategy));
+            let of_replica = |replica: usize| {
+                let places = (0..mesh.pp).flat_map(move |place| (0..mesh.tp).map(move |shard| (place, shard)));
+                places.map(|(place, shard)| kinds[mesh.rank(place, replica, shard)].as_str()).collect::<Vec<_>>()
+            };
+            let mut seen = HashSet::new();
+            (0..mesh.dp).filter(|&replica| seen.insert(of_replica(replica))).collect()
+        };
+        self.replicas.borrow_mut().entry(axes_and_devices(strategy)).or_insert_with(found).clone()
     }
 
     /// By rank. If there are many micro-batches, about.
@@ -320,7 +338,7 @@ impl<'a, 'j> Judging<'a, 'j> {
     /// The strategy with stages that fit, if there are any: those that take equally long may need more than a place has.
     fn cut_to_fit(&self, strategy: &Strategy) -> Option<Strategy> {
         let places = self.places(strategy);
-        let times = self.times(strategy, &*self.prices(strategy, &places));
+        let times = self.times(strategy, &*self.prices(strategy, &places), 0);
         let (staging, slowness) = self.staging(strategy, &times);
         let fullness = |cuts: &[usize]| {
             let cut = strategy.clone().cut_at(cuts);
@@ -433,27 +451,33 @@ impl Judge for Judging<'_, '_> {
         let plain = strategy.clone().arranged(Arrangement { schedule: NONE, ..arrangement });
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        // Places with fast links may have more of the parameters.
-        let states = self.states(&plain, &*prices, &vec![1.0 / strategy.pp as f64; strategy.pp]);
-        let least = |of: fn(&PlaceTime) -> f64| states.iter().map(of).fold(f64::INFINITY, f64::min);
-        let state = PlaceTime {
-            reduce_s: least(|state| state.reduce_s),
-            tail_s: least(|state| state.tail_s),
-            gathers_s: least(|state| state.gathers_s),
-            passes_s: states.iter().map(|state| state.passes_s).fold(0.0, f64::max),
-            ..PlaceTime::default()
+        let of_replica = |&replica: &usize| {
+            // Places with fast links may have more of the parameters.
+            let shares = vec![1.0 / strategy.pp as f64; strategy.pp];
+            let states = self.states(&plain, &*prices, replica, &shares);
+            let least = |of: fn(&PlaceTime) -> f64| states.iter().map(of).fold(f64::INFINITY, f64::min);
+            let state = PlaceTime {
+                reduce_s: least(|state| state.reduce_s),
+                tail_s: least(|state| state.tail_s),
+                gathers_s: least(|state| state.gathers_s),
+                passes_s: states.iter().map(|state| state.passes_s).fold(0.0, f64::max),
+                ..PlaceTime::default()
+            };
+            let times = self.times(&plain, &*prices, replica);
+            let mut times: Vec<Vec<UnitTime>> = times.iter().map(|times| times.to_vec()).collect();
+            if arrangement.schedule != NONE {
+                times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
+            }
+            least_step_s_of_any_cut(strategy, &times, &state)
         };
-        let mut times: Vec<Vec<UnitTime>> = self.times(&plain, &*prices).iter().map(|times| times.to_vec()).collect();
-        if arrangement.schedule != NONE {
-            times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
-        }
-        Least { step_s: prices.least_step_s(0, least_step_s_of_any_cut(strategy, &times, &state)), fullness }
+        let step_s = self.replicas(strategy).iter().map(of_replica).fold(0.0, f64::max);
+        Least { step_s: prices.least_step_s(0, step_s), fullness }
     }
 
     fn cut(&self, strategy: Strategy) -> Bounded {
         let places = self.places(&strategy);
         let prices = self.prices(&strategy, &places);
-        let times = self.times(&strategy, &*prices);
+        let times = self.times(&strategy, &*prices, 0);
         let strategy = match strategy.pp {
             1 => strategy,
             _ => {
@@ -461,8 +485,13 @@ impl Judge for Judging<'_, '_> {
                 strategy.cut_at(&cuts)
             }
         };
-        let states = self.states(&strategy, &*prices, &self.job.trained_shares_of_places(&strategy));
-        let step_s = prices.least_step_s(0, least_step_s(&strategy, &times, &states));
+        let shares = self.job.trained_shares_of_places(&strategy);
+        let of_replica = |&replica: &usize| {
+            let times = self.times(&strategy, &*prices, replica);
+            least_step_s(&strategy, &times, &self.states(&strategy, &*prices, replica, &shares))
+        };
+        let step_s = self.replicas(&strategy).iter().map(of_replica).fold(0.0, f64::max);
+        let step_s = prices.least_step_s(0, step_s);
         Bounded { step_s, fullness: self.least_fullness(&strategy), strategy }
     }
 
@@ -527,6 +556,11 @@ impl Totals {
 
 fn total_s(times: &Rc<[UnitTime]>) -> f64 {
     times.iter().map(UnitTime::compute_s).sum()
+}
+
+fn axes_and_devices(strategy: &Strategy) -> AxesAndDevices {
+    let mesh = strategy.mesh();
+    ([mesh.pp, mesh.dp, mesh.tp], numbers(strategy).to_vec())
 }
 
 /// By rank: the number of its device among those of a cluster.
