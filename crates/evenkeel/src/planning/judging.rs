@@ -44,6 +44,8 @@ pub struct StepShares {
     pub program_s: f64,
 }
 
+/// An order, and the number of stages, places and micro-batches.
+type PipelineShape = (&'static str, usize, usize, usize);
 /// Places, replicas and shards, and the devices' numbers.
 type AxesAndDevices = ([usize; 3], Vec<usize>);
 
@@ -54,8 +56,7 @@ pub struct Judging<'a, 'j> {
     devices: Vec<ClusterDevice<'a>>,
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
     cuts: RefCell<HashMap<String, Vec<usize>>>,
-    /// By order, stages, places and micro-batches.
-    keeping: RefCell<HashMap<(&'static str, usize, usize, usize), Rc<Keeping>>>,
+    keeping: RefCell<HashMap<PipelineShape, Rc<Keeping>>>,
     kinds: RefCell<HashMap<AxesAndDevices, Rc<[String]>>>,
     replicas: RefCell<HashMap<AxesAndDevices, Rc<[usize]>>>,
     /// Whether the profile has grown.
