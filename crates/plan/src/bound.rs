@@ -19,14 +19,21 @@ pub struct UnitTime {
     pub backward_exchange_s: f64,
 }
 
-/// What the parameters of a place take once a step.
+/// What a place takes beside its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StateTime {
+pub struct PlaceTime {
     /// All sums of gradients over replicas, and those that come after everything else.
     pub reduce_s: f64,
     pub last_reduce_s: f64,
     /// What follows the gradients.
     pub tail_s: f64,
+    /// Gathers of split parameters for a micro-batch.
+    pub gathers_s: f64,
+    /// All passes of a micro-batch from and to other places.
+    pub passes_s: f64,
+    /// Passes that a micro-batch's first part comes through before, and its gradient behind.
+    pub passes_before_s: f64,
+    pub passes_behind_s: f64,
 }
 
 impl UnitTime {
@@ -81,9 +88,9 @@ fn total<'a>(units: impl Iterator<Item = &'a UnitTime>) -> UnitTime {
 }
 
 /// Seconds that a step takes at least, if units take `times[place]` at the places of the pipeline, and their state takes
-/// `states[place]`: no place computes, or exchanges, less than all of its micro-batches; and its first one has to come through the
-/// stages before, its last one back.
-pub fn least_step_s(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], states: &[StateTime]) -> f64 {
+/// `states[place]`: no place computes, exchanges or passes on less than all of its micro-batches; and its first one has to come
+/// through the stages before, its last one back.
+pub fn least_step_s(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], states: &[PlaceTime]) -> f64 {
     let times: Vec<&[UnitTime]> = times.iter().map(AsRef::as_ref).collect();
     let units = times[0].len();
     let mesh = strategy.mesh();
@@ -99,15 +106,17 @@ pub fn least_step_s(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], state
         // Gradients of weights can wait until the last micro-batch is on its way back.
         let is_deferred = strategy.pipeline.order.splits_backward();
         let deferred = own.weight_s * if is_deferred { strategy.accumulate as f64 } else { 1.0 };
-        let behind = (before.input_s / parts).max(deferred) - deferred;
-        before.forward_s / parts + of_micros(strategy, &own, &states[place], behind)
+        let state = &states[place];
+        let behind = (before.input_s / parts + state.passes_behind_s).max(deferred) - deferred;
+        let arrival_s = before.forward_s / parts + state.passes_before_s;
+        (arrival_s + of_micros(strategy, &own, state, behind)).max(of_passes(strategy, state))
     };
     (0..strategy.pp).map(at_place).fold(0.0, f64::max)
 }
 
 /// Seconds that a step takes at least wherever stages are cut: every unit at its fastest place, and all places as busy. `state` is
 /// that of a place with its share of the parameters.
-pub fn least_step_s_of_any_cut(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], state: &StateTime) -> f64 {
+pub fn least_step_s_of_any_cut(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], state: &PlaceTime) -> f64 {
     let times: Vec<&[UnitTime]> = times.iter().map(AsRef::as_ref).collect();
     let shared = |of: fn(&UnitTime) -> f64| {
         let least = |unit: usize| times.iter().map(|times| of(&times[unit])).fold(f64::INFINITY, f64::min);
@@ -120,11 +129,16 @@ pub fn least_step_s_of_any_cut(strategy: &Strategy, times: &[impl AsRef<[UnitTim
         forward_exchange_s: shared(|unit| unit.forward_exchange_s),
         backward_exchange_s: shared(|unit| unit.backward_exchange_s),
     };
-    of_micros(strategy, &mean, &StateTime { last_reduce_s: 0.0, ..*state }, 0.0)
+    of_micros(strategy, &mean, &PlaceTime { last_reduce_s: 0.0, ..*state }, 0.0).max(of_passes(strategy, state))
+}
+
+/// Seconds of a place's passes, which follow one another.
+fn of_passes(strategy: &Strategy, state: &PlaceTime) -> f64 {
+    strategy.accumulate as f64 * state.passes_s
 }
 
 /// Seconds of a place from its first task to its last, if a micro-batch takes so long there, and waits so long at the end.
-fn of_micros(strategy: &Strategy, own: &UnitTime, state: &StateTime, behind_s: f64) -> f64 {
+fn of_micros(strategy: &Strategy, own: &UnitTime, state: &PlaceTime, behind_s: f64) -> f64 {
     let micros = strategy.accumulate as f64;
     // A part alone waits for its exchanges; only gradients of weights are computed meanwhile, if they come with those of inputs.
     let exposed_s = match (strategy.arrangement.parts, strategy.pipeline.order.splits_backward() && strategy.pp > 1) {
@@ -139,7 +153,9 @@ fn of_micros(strategy: &Strategy, own: &UnitTime, state: &StateTime, behind_s: f
         ZeroStage::Nothing | ZeroStage::State => (1.0, own.compute_s() + exposed_s - own.forward_s),
     };
     let late_s = (sums * state.reduce_s - beside_s).max(state.last_reduce_s);
-    (computing_s + behind_s.max(late_s)).max(micros * own.exchange_s()) + state.tail_s
+    // One lane has all exchanges but passes.
+    let exchanging_s = micros * (own.exchange_s() + state.gathers_s) + sums * state.reduce_s;
+    (computing_s + behind_s.max(late_s)).max(exchanging_s) + state.tail_s
 }
 
 #[cfg(test)]
@@ -161,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_pipeline_fills_and_drains_and_every_place_computes_all() {
-        let (times, states) = (vec![vec![unit(1.0, 0.0); 8]; 2], [StateTime::default(); 2]);
+        let (times, states) = (vec![vec![unit(1.0, 0.0); 8]; 2], [PlaceTime::default(); 2]);
         let of = |order: PipelineOrder, cuts: &[usize], accumulate: usize| {
             let pipeline = Pipeline { cuts: cuts.to_vec(), order };
             let strategy = Strategy { accumulate, ..Strategy::of(Cut::even(1)) }.in_stages(2, pipeline);
@@ -182,7 +198,7 @@ mod tests {
         let of = |parts: usize, exchange_s: f64| {
             let strategy = Strategy::of(Cut::even(1));
             let strategy = strategy.clone().arranged(strategy.arrangement.in_parts(parts));
-            least_step_s(&strategy, &[vec![unit(1.0, exchange_s); 2]], &[StateTime::default()])
+            least_step_s(&strategy, &[vec![unit(1.0, exchange_s); 2]], &[PlaceTime::default()])
         };
         assert_eq!((of(1, 0.5), of(1, 3.0)), (8.0 + 1.0, 8.0 + 6.0 + (6.0 - 2.0)));
         assert_eq!((of(2, 0.5), of(2, 3.0)), (8.0, 12.0));
@@ -192,12 +208,31 @@ mod tests {
     fn sums_of_gradients_follow_the_last_micro_batch_and_the_tail_follows_them() {
         let of = |zero: ZeroStage, reduce_s: f64, last_reduce_s: f64| {
             let strategy = Strategy { accumulate: 2, ..Strategy::of(Cut::even(1)) }.with_replicas(2, zero);
-            let state = StateTime { reduce_s, last_reduce_s, tail_s: 1.0 };
+            let state = PlaceTime { reduce_s, last_reduce_s, tail_s: 1.0, ..PlaceTime::default() };
             least_step_s(&strategy, &[vec![unit(1.0, 0.0)]], &[state])
         };
         assert_eq!(of(ZeroStage::Nothing, 2.0, 0.5), 8.0 + 0.5 + 1.0);
         assert_eq!(of(ZeroStage::Nothing, 5.0, 0.5), 8.0 + (5.0 - 3.0) + 1.0);
         // Split gradients are summed for both micro-batches, behind the first one's forward.
         assert_eq!(of(ZeroStage::Gradients, 5.0, 0.5), 1.0 + 10.0 + 1.0);
+    }
+
+    #[test]
+    fn passes_follow_one_another_and_fill_the_pipeline() {
+        let of = |passes_s: f64| {
+            let pipeline = Pipeline { cuts: vec![4], order: PipelineOrder::OneForwardOneBackward };
+            let strategy = Strategy { accumulate: 4, ..Strategy::of(Cut::even(1)) }.in_stages(2, pipeline);
+            let first = PlaceTime { passes_s, ..PlaceTime::default() };
+            let last = PlaceTime { passes_before_s: 0.5 * passes_s, passes_behind_s: 0.5 * passes_s, ..first };
+            least_step_s(&strategy, &vec![vec![unit(1.0, 0.0); 8]; 2], &[first, last])
+        };
+        assert_eq!((of(2.0), of(40.0)), (64.0 + 4.0 + 1.0 + (8.0 + 1.0 - 4.0), 160.0));
+    }
+
+    #[test]
+    fn gathers_and_sums_of_gradients_take_turns_with_other_exchanges() {
+        let strategy = Strategy { accumulate: 2, ..Strategy::of(Cut::even(1)) }.with_replicas(2, ZeroStage::Values);
+        let state = PlaceTime { reduce_s: 5.0, gathers_s: 4.0, tail_s: 1.0, ..PlaceTime::default() };
+        assert_eq!(least_step_s(&strategy, &[vec![unit(1.0, 1.0)]], &[state]), 2.0 * (2.0 + 4.0 + 5.0) + 1.0);
     }
 }

@@ -34,7 +34,7 @@ mod short_chain;
 mod space;
 mod written;
 
-pub use bound::{StateTime, UnitTime, least_step_s, least_step_s_of_any_cut, unit_times};
+pub use bound::{PlaceTime, UnitTime, least_step_s, least_step_s_of_any_cut, unit_times};
 pub use cluster::{Cluster, ClusterDevice, ClusterError, ClusterKind, DeviceRates, Host, LinkRates};
 pub use counted::{Counted, Representatives};
 pub use degrees::{DegreeCost, DegreeError, DegreeInput, DegreePlan, HalfLayerCost, plan_degrees};

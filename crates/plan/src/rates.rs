@@ -28,9 +28,13 @@ pub struct Published<'a> {
 const LAUNCH_S: f64 = 2e-6;
 
 impl<'a> Published<'a> {
-    /// The ranks of a strategy, on the devices with these numbers.
-    pub fn new(cluster: &'a Cluster, numbers: &[usize], strategy: &Strategy) -> Published<'a> {
-        let all = cluster.places();
+    /// The ranks of a strategy, on those with these numbers among all of the cluster.
+    pub fn new(
+        cluster: &'a Cluster,
+        all: &[ClusterDevice<'a>],
+        numbers: &[usize],
+        strategy: &Strategy,
+    ) -> Published<'a> {
         let devices = numbers.iter().map(|&number| all[number]).collect();
         let splits_gradients = strategy.zero >= ZeroStage::Gradients;
         Published { cluster, devices, dtype: strategy.dtype, splits_gradients, links: RefCell::default() }
@@ -60,15 +64,13 @@ impl Prices for Published<'_> {
         if members.len() == 1 {
             return Some(0.0);
         }
-        let among = || {
+        let known = self.links.borrow().get(members).copied();
+        let link = known.unwrap_or_else(|| {
             let devices: Vec<ClusterDevice> = members.iter().map(|&rank| self.devices[rank]).collect();
-            self.cluster.link_among(&devices)
-        };
-        let link = match self.links.borrow().get(members) {
-            Some(known) => *known,
-            None => among(),
-        }?;
-        self.links.borrow_mut().entry(members.to_vec()).or_insert(Some(link));
+            let link = self.cluster.link_among(&devices);
+            self.links.borrow_mut().insert(members.to_vec(), link);
+            link
+        })?;
         let kind = match work {
             Work::ReduceGradients(_) if self.splits_gradients => ExchangeKind::ReduceScatter,
             _ => work.exchange_kind(),

@@ -47,7 +47,7 @@ pub enum Fit<M> {
     /// Bytes needed over bytes there are, on the fullest device.
     Known { fullness: f64, memory: M },
     /// It would with other stages.
-    Recut(Strategy),
+    Recut(Box<Strategy>),
 }
 
 /// The outcome of a search.
@@ -87,6 +87,9 @@ pub trait Judge {
 /// A strategy must be faster by more than this share than one that needs less: measurements are no better.
 const MARGIN: f64 = 0.01;
 
+/// A strategy that fits, and its place in the space.
+type Placed<J> = (usize, Judged<<J as Judge>::Timing, <J as Judge>::Memory>);
+
 /// Looks at strategies in the order of the seconds that their steps take, at least by what is known so far, until no other can be
 /// among the `wanted` fastest that fit.
 pub fn search<J: Judge>(
@@ -95,7 +98,7 @@ pub fn search<J: Judge>(
     judge: &mut J,
 ) -> Result<Found<J::Timing, J::Memory>, J::Error> {
     let mut open: BinaryHeap<Reverse<Open<J::Timing>>> = BinaryHeap::new();
-    let mut fitting: Vec<(usize, Judged<J::Timing, J::Memory>)> = Vec::new();
+    let mut fitting: Vec<Placed<J>> = Vec::new();
     let (mut too_large, mut surely_too_large) = (Vec::new(), Vec::new());
     for (place, strategy) in strategies.into_iter().enumerate() {
         match judge.least(&strategy) {
@@ -127,7 +130,7 @@ pub fn search<J: Judge>(
                 (timed.step_s, Known::Timed(timed))
             }
             Known::Timed(timed) => match judge.fit(&timed.strategy)? {
-                Fit::Recut(strategy) => (timed.step_s, Known::Cut(strategy)),
+                Fit::Recut(strategy) => (timed.step_s, Known::Cut(*strategy)),
                 Fit::Known { fullness, memory } => {
                     let judged = Judged { timed, fullness, memory };
                     if fullness > 1.0 {

@@ -1,5 +1,6 @@
 //! The cost of training, from dry runs.
 
+use std::borrow::Borrow;
 use std::convert::Infallible;
 
 use evenkeel_comm::Communicator;
@@ -77,18 +78,33 @@ pub fn costs_and_tasks(
     shards: &[Model],
     strategy: &Strategy,
     options: TrainerOptions,
-    micros: &[Samples],
+    micros: &[impl Borrow<Samples> + Sync],
     ranks: &[usize],
 ) -> Vec<(Cost, Counted)> {
-    let of_rank = |&rank: &usize| {
+    in_two_threads(ranks, |rank| {
         let mut counted = None;
         let cost = cost(dry(shards, strategy, options, rank), |trainer| {
             let counted = counted.insert(trainer.count_tasks(micros));
             counted.counts.iter().map(|counts| counts.flops()).sum()
         });
         (cost, counted.expect("the step was made"))
-    };
-    ranks.iter().map(of_rank).collect()
+    })
+}
+
+/// By rank, in their order, for what ranks have nothing to do with one another in. They take about as long, so every second one is
+/// computed beside the others.
+pub fn in_two_threads<T: Send>(ranks: &[usize], of_rank: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    if ranks.len() < 2 {
+        return ranks.iter().map(|&rank| of_rank(rank)).collect();
+    }
+    let every_second = |first: usize| ranks[first..].iter().step_by(2).map(|&rank| of_rank(rank)).collect::<Vec<T>>();
+    let (even, odd) = std::thread::scope(|scope| {
+        let odd = std::thread::Builder::new().name("dry ranks".to_owned()).spawn_scoped(scope, || every_second(1));
+        let even = every_second(0);
+        (even, odd.expect("a thread can be started").join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let (mut even, mut odd) = (even.into_iter(), odd.into_iter());
+    (0..ranks.len()).map(|index| if index % 2 == 0 { even.next() } else { odd.next() }.expect("one each")).collect()
 }
 
 /// A rank on a dry device, as it is before its first step.

@@ -24,7 +24,7 @@ mod state_kind;
 mod trainer;
 
 pub use balance::{Balance, BalanceOptions, Balanced, may_migrate};
-pub use cost::{Cost, costs, costs_and_tasks, costs_migrated};
+pub use cost::{Cost, costs, costs_and_tasks, costs_migrated, in_two_threads};
 pub use error::{Error, ErrorText};
 pub use export::{save_adapter, save_weights};
 pub use foretell::{Candidate, Foretold, Machine, estimate, foretell, preferred, staging};

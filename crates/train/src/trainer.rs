@@ -6,6 +6,7 @@ mod programs;
 mod pruning;
 mod tail;
 
+use std::borrow::Borrow;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +254,7 @@ impl Trainer {
     }
 
     /// The program of such a step and what its tasks do, by making it on a dry device.
-    pub(crate) fn count_tasks(&mut self, micros: &[Samples]) -> Counted {
+    pub(crate) fn count_tasks(&mut self, micros: &[impl Borrow<Samples>]) -> Counted {
         let mut prepared = self.prepare_uncompared(micros);
         let device = self.device.clone();
         device.take_counts();

@@ -10,7 +10,7 @@ use evenkeel_plan::{Counted, EvenChain, Profile, Representatives, ShortChain, Ta
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Pipeline, Strategy, Task, WorkFamily};
-use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks, program};
+use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks, in_two_threads, program};
 
 use crate::Failure;
 use crate::launch::Launch;
@@ -115,14 +115,16 @@ impl<'a> Job<'a> {
     pub fn tasks(&self, strategy: &Strategy, places: &[String]) -> Vec<Counted> {
         let (mesh, shards, sample) = (strategy.mesh(), self.shards(strategy), self.sample(strategy));
         let (shares, blank) = (self.trained_shares_of_places(strategy), self.blank(strategy));
-        let of_rank = |&rank: &usize| {
+        let (models, blank) = (&shards.models, &*blank);
+        let representatives = self.representatives(strategy, places);
+        let (shards, sample) = (&*shards, &*sample);
+        in_two_threads(&representatives.ranks, |rank| {
             let sampled = sample.at(mesh.place(rank), shards.first_alike[mesh.shard(rank)]);
             let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
             let tail = shares[mesh.place(rank)] / sampled.trained_share.max(f64::MIN_POSITIVE) / split as f64;
-            let program = program(&shards.models, strategy, rank, &blank);
+            let program = program(models, strategy, rank, blank);
             TaskKernels::in_program(&[&sampled.kernels], &sampled.kernels, strategy, rank, program, &sample.alike, tail)
-        };
-        self.representatives(strategy, places).ranks.iter().map(of_rank).collect()
+        })
     }
 
     /// A chain whose stages have so many periods; none if it is no shorter than the model.
@@ -137,20 +139,21 @@ impl<'a> Job<'a> {
         let sampled_job = self.shortened(chain.sampled_units(), &strategy.cut);
         let (sample, alike, mesh) = (sampled_job.sample(&sampled), chain.alike_sampled(), own.mesh());
         let (shards, blank) = (short.shards(strategy), self.blank(strategy));
-        let elements = |job: &Job, share: f64| share * job.model.trained_count() as f64;
         let shares = self.trained_shares_of_places(strategy);
         let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
-        let of_rank = |&rank: &usize| {
+        let [all_sampled, all] = [&*sampled_job, self].map(|job: &Job| job.model.trained_count() as f64);
+        let representatives = short.representatives(&own, places);
+        let (shards, sample, blank) = (&*shards, &*sample, &*blank);
+        in_two_threads(&representatives.ranks, |rank| {
             let (place, shard) = (mesh.place(rank), shards.first_alike[mesh.shard(rank)]);
             let sampled_rank = sample.at(chain.sampled_stage(place), shard);
-            let kept = elements(&sampled_job, sampled_rank.trained_share).max(1.0);
-            let tail = elements(self, shares[place]) / kept / split as f64;
-            let program = program(&shards.models, &own, rank, &blank);
+            let kept = (sampled_rank.trained_share * all_sampled).max(1.0);
+            let tail = shares[place] * all / kept / split as f64;
+            let program = program(&shards.models, &own, rank, blank);
             let kernels: Vec<&TaskKernels> = sample.of_shard(shard).map(|rank| &rank.kernels).collect();
             let tail_of = &sampled_rank.kernels;
             chain.stand_for(TaskKernels::in_program(&kernels, tail_of, &own, rank, program, &alike, tail))
-        };
-        short.representatives(&own, places).ranks.iter().map(of_rank).collect()
+        })
     }
 
     /// The same on a model of fewer units.
@@ -192,8 +195,13 @@ impl<'a> Job<'a> {
     }
 
     fn counted_on(&self, shards: &[Model], strategy: &Strategy, ranks: &[usize]) -> Vec<(Cost, Counted)> {
-        let micros = vec![Samples::clone(&self.blank(strategy)); strategy.micros_per_step()];
-        costs_and_tasks(shards, strategy, self.options, &micros, ranks)
+        let blank = self.blank(strategy);
+        costs_and_tasks(shards, strategy, self.options, &vec![&*blank; strategy.micros_per_step()], ranks)
+    }
+
+    /// Of a micro-batch.
+    pub fn tokens(&self, strategy: &Strategy) -> usize {
+        self.blank(strategy).tokens(self.model.config.input)
     }
 
     /// The samples of a micro-batch, which say nothing.

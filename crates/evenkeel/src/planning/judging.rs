@@ -1,14 +1,14 @@
 //! Judges strategies of a job by this machine's profile, or by the published figures of a cluster.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use evenkeel_balance::{StagePlace, Staging, UnitCost};
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{
-    Bounded, Cluster, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, Prices, Profile, Published,
-    StateTime, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
+    Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
+    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, unit_times,
 };
 use evenkeel_step::schedule::{Arrangement, NONE};
 use evenkeel_step::trace::Timeline;
@@ -30,6 +30,9 @@ pub enum Source<'a> {
 /// Of the bytes that units keep of a sequence, those that they keep of each of several, at least.
 const ACTUALLY_KEPT: f64 = 0.95;
 
+/// Units of a model at least, if those at its ends are a small share of it.
+const LEAST_GATHERED_UNITS: usize = 24;
+
 /// Parts of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepShares {
@@ -41,13 +44,21 @@ pub struct StepShares {
     pub program_s: f64,
 }
 
+/// An order, and the number of stages, places and micro-batches.
+type PipelineShape = (&'static str, usize, usize, usize);
+/// Places, replicas and shards, and the devices' numbers.
+type AxesAndDevices = ([usize; 3], Vec<usize>);
+
 pub struct Judging<'a, 'j> {
     pub job: &'a Job<'j>,
     source: Source<'a>,
+    /// Those of the cluster, if there is one.
+    devices: Vec<ClusterDevice<'a>>,
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
     cuts: RefCell<HashMap<String, Vec<usize>>>,
-    /// By order, stages, places and micro-batches.
-    keeping: RefCell<HashMap<(&'static str, usize, usize, usize), Rc<Keeping>>>,
+    keeping: RefCell<HashMap<PipelineShape, Rc<Keeping>>>,
+    kinds: RefCell<HashMap<AxesAndDevices, Rc<[String]>>>,
+    replicas: RefCell<HashMap<AxesAndDevices, Rc<[usize]>>>,
     /// Whether the profile has grown.
     pub has_measured: bool,
     /// Told about every strategy that is looked at closely.
@@ -56,25 +67,33 @@ pub struct Judging<'a, 'j> {
 
 impl<'a, 'j> Judging<'a, 'j> {
     pub fn new(job: &'a Job<'j>, source: Source<'a>, progress: &'a dyn Fn(&Strategy)) -> Judging<'a, 'j> {
-        let (times, cuts, keeping) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Judging { job, source, times, cuts, keeping, has_measured: false, progress }
+        let devices = if let Source::Cluster(cluster) = source { cluster.places() } else { Vec::new() };
+        Judging {
+            job,
+            source,
+            devices,
+            times: RefCell::default(),
+            cuts: RefCell::default(),
+            keeping: RefCell::default(),
+            kinds: RefCell::default(),
+            replicas: RefCell::default(),
+            has_measured: false,
+            progress,
+        }
     }
 
-    /// By rank.
+    /// By rank; none are needed for the prices of a cluster.
     fn places(&self, strategy: &Strategy) -> Vec<String> {
         match self.source {
             Source::Machine(_) => self.job.places(strategy),
-            Source::Cluster(cluster) => {
-                let devices = cluster.places();
-                numbers(strategy).iter().map(|&number| devices[number].device.to_owned()).collect()
-            }
+            Source::Cluster(_) => Vec::new(),
         }
     }
 
     fn prices<'b>(&'b self, strategy: &Strategy, places: &'b [String]) -> Box<dyn Prices + 'b> {
         match &self.source {
             Source::Machine(profile) => Box::new(profile.on(places)),
-            Source::Cluster(cluster) => Box::new(Published::new(cluster, numbers(strategy), strategy)),
+            Source::Cluster(cluster) => Box::new(Published::new(cluster, &self.devices, numbers(strategy), strategy)),
         }
     }
 
@@ -82,20 +101,19 @@ impl<'a, 'j> Judging<'a, 'j> {
         match self.source {
             Source::Machine(_) => Room::of(strategy, (self.job.beside)(strategy)),
             Source::Cluster(cluster) => {
-                let devices = cluster.places();
-                let bytes = |number: &usize| cluster.devices[devices[*number].device].arena_bytes();
+                let bytes = |number: &usize| cluster.devices[self.devices[*number].device].arena_bytes();
                 Room::Gpus(numbers(strategy).iter().map(bytes).collect())
             }
         }
     }
 
-    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of the first replica.
-    fn times(&self, strategy: &Strategy, prices: &dyn Prices) -> Vec<Rc<[UnitTime]>> {
+    /// By place of the pipeline: what a micro-batch takes there, unit by unit, on the slowest rank of a replica.
+    fn times(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize) -> Vec<Rc<[UnitTime]>> {
         let (mesh, sample) = (strategy.mesh(), self.job.sample_in_one_place(strategy));
         let first_alike = self.job.first_alike(strategy);
         let arrangement = (&strategy.cut, strategy.micro_batch, strategy.arrangement, strategy.accumulate.min(2));
         let at_place = |place: usize| {
-            let members = mesh.tensor_ranks(mesh.rank(place, 0, 0));
+            let members = mesh.tensor_ranks(mesh.rank(place, replica, 0));
             let link = prices.exchange_s(members[0], Work::AllReduce, 1 << 20, &members);
             let of_shard = |shard: usize, rank: usize| {
                 let key = format!("{:?} {link:?} {arrangement:?} {shard}", prices.place(rank));
@@ -120,16 +138,17 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// By place: what its parameters take at least, if it has this share of those that are trained, and the first place has the
     /// embedding. Times that were measured for other sizes bound nothing.
-    fn states(&self, strategy: &Strategy, prices: &dyn Prices, shares: &[f64]) -> Vec<StateTime> {
+    fn states(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize, shares: &[f64]) -> Vec<PlaceTime> {
         const GRADIENT_BYTES: f64 = 4.0;
         let (model, mesh) = (&self.job.model, strategy.mesh());
-        let Source::Cluster(_) = self.source else { return vec![StateTime::default(); shares.len()] };
+        let Source::Cluster(_) = self.source else { return vec![PlaceTime::default(); shares.len()] };
+        let passes = self.passes(strategy, prices, replica);
         let elements = model.trained_count() as f64 / mesh.tp as f64;
         let embedding = if model.config.tied { 0.0 } else { self.job.trained_shares()[0] };
         let sample = self.job.sample_in_one_place(strategy);
         let sampled = sample.at(0, 0);
         let of_place = |(place, &share): (usize, &f64)| {
-            let rank = mesh.rank(place, 0, 0);
+            let rank = mesh.rank(place, replica, 0);
             let exchange_s = |work: Work, bytes: f64| {
                 let members = mesh.data_ranks(rank);
                 if mesh.dp == 1 { 0.0 } else { prices.exchange_s(rank, work, bytes as u64, &members).unwrap_or(0.0) }
@@ -145,13 +164,44 @@ impl<'a, 'j> Judging<'a, 'j> {
                 ZeroStage::Values => (mesh.dp, 0.0),
             };
             let gather_s = exchange_s(Work::GatherUpdated(BucketIdx(0)), gathered * share);
-            StateTime {
+            // What a chain's end has gathered for one pass may stay for the next one, but that is much less than a whole chain.
+            let is_gathered =
+                strategy.zero == ZeroStage::Values && strategy.pp == 1 && model.units.len() > LEAST_GATHERED_UNITS;
+            let gathered = if is_gathered { strategy.dtype.size_bytes() as f64 * elements * share } else { 0.0 };
+            PlaceTime {
+                gathers_s: exchange_s(Work::GatherParameters(BucketIdx(0)), gathered),
                 reduce_s: reduce_s(share),
                 last_reduce_s: if place == 0 { reduce_s(embedding) } else { 0.0 },
                 tail_s: update_s * share / sampled.trained_share / split as f64 + gather_s,
+                ..passes[place]
             }
         };
         shares.iter().enumerate().map(of_place).collect()
+    }
+
+    /// By place of a replica: its passes, wherever stages are cut. Where not all is trained, some gradients may not be passed.
+    fn passes(&self, strategy: &Strategy, prices: &dyn Prices, replica: usize) -> Vec<PlaceTime> {
+        let (model, mesh, pipeline) = (&self.job.model, strategy.mesh(), &strategy.pipeline);
+        let mut times = vec![PlaceTime::default(); strategy.pp];
+        let parts = strategy.arrangement.parts.min(strategy.micro_batch);
+        let bytes = self.job.tokens(strategy) * model.config.hidden * strategy.dtype.size_bytes() / parts;
+        let is_all_trained = model.trained_count() == model.parameter_count();
+        for stage in 1..pipeline.stages() {
+            let [from, to] = [stage - 1, stage].map(|stage| pipeline.place(stage, strategy.pp));
+            if from == to {
+                continue;
+            }
+            let members = [from, to].map(|place| mesh.rank(place, replica, 0));
+            let pass_s = |work: Work| prices.exchange_s(members[0], work, bytes as u64, &members).unwrap_or(0.0);
+            let forward_s = pass_s(Work::Pass);
+            let gradient_s = if is_all_trained { pass_s(Work::PassGradient) } else { 0.0 };
+            [from, to].into_iter().for_each(|place| times[place].passes_s += parts as f64 * (forward_s + gradient_s));
+            if stage < strategy.pp {
+                times[stage].passes_before_s = times[stage - 1].passes_before_s + forward_s;
+                times[stage].passes_behind_s = times[stage - 1].passes_behind_s + gradient_s;
+            }
+        }
+        times
     }
 
     /// Stages of units that take so long and need so much, and by place how much longer than at the first one.
@@ -231,19 +281,34 @@ impl<'a, 'j> Judging<'a, 'j> {
     }
 
     /// By rank: ranks of the same kind compute on the same kind of place, and meet others over the same links.
-    fn kinds(&self, strategy: &Strategy) -> Vec<String> {
-        let mut kinds = self.places(strategy);
-        if let Source::Cluster(_) = self.source {
-            let (mesh, places) = (strategy.mesh(), kinds.clone());
-            let prices = self.prices(strategy, &places);
-            for (rank, kind) in kinds.iter_mut().enumerate() {
-                for members in [mesh.tensor_ranks(rank), mesh.data_ranks(rank), mesh.place_ranks(rank)] {
-                    let link = prices.exchange_s(rank, Work::AllReduce, 1 << 20, &members);
-                    kind.push_str(&format!(" {link:?}"));
-                }
-            }
-        }
-        kinds
+    fn kinds(&self, strategy: &Strategy) -> Rc<[String]> {
+        let Source::Cluster(_) = self.source else { return self.places(strategy).into() };
+        let mesh = strategy.mesh();
+        let kinds = || {
+            let prices = self.prices(strategy, &[]);
+            let of_rank = |rank: usize| {
+                let groups = [mesh.tensor_ranks(rank), mesh.data_ranks(rank), mesh.place_ranks(rank)];
+                let link = |members: Vec<usize>| prices.exchange_s(rank, Work::AllReduce, 1 << 20, &members);
+                format!("{} {:?}", prices.place(rank), groups.map(link))
+            };
+            (0..mesh.ranks()).map(of_rank).collect()
+        };
+        self.kinds.borrow_mut().entry(axes_and_devices(strategy)).or_insert_with(kinds).clone()
+    }
+
+    /// The first one of each kind: all are waited for.
+    fn replicas(&self, strategy: &Strategy) -> Rc<[usize]> {
+        let Source::Cluster(_) = self.source else { return [0].into() };
+        let found = || {
+            let (mesh, kinds) = (strategy.mesh(), self.kinds(strategy));
+            let of_replica = |replica: usize| {
+                let places = (0..mesh.pp).flat_map(move |place| (0..mesh.tp).map(move |shard| (place, shard)));
+                places.map(|(place, shard)| kinds[mesh.rank(place, replica, shard)].as_str()).collect::<Vec<_>>()
+            };
+            let mut seen = HashSet::new();
+            (0..mesh.dp).filter(|&replica| seen.insert(of_replica(replica))).collect()
+        };
+        self.replicas.borrow_mut().entry(axes_and_devices(strategy)).or_insert_with(found).clone()
     }
 
     /// By rank. If there are many micro-batches, about.
@@ -274,7 +339,7 @@ impl<'a, 'j> Judging<'a, 'j> {
     /// The strategy with stages that fit, if there are any: those that take equally long may need more than a place has.
     fn cut_to_fit(&self, strategy: &Strategy) -> Option<Strategy> {
         let places = self.places(strategy);
-        let times = self.times(strategy, &*self.prices(strategy, &places));
+        let times = self.times(strategy, &*self.prices(strategy, &places), 0);
         let (staging, slowness) = self.staging(strategy, &times);
         let fullness = |cuts: &[usize]| {
             let cut = strategy.clone().cut_at(cuts);
@@ -387,18 +452,33 @@ impl Judge for Judging<'_, '_> {
         let plain = strategy.clone().arranged(Arrangement { schedule: NONE, ..arrangement });
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
-        let state = self.states(&plain, &*prices, &[1.0 / strategy.pp as f64])[0];
-        let mut times: Vec<Vec<UnitTime>> = self.times(&plain, &*prices).iter().map(|times| times.to_vec()).collect();
-        if arrangement.schedule != NONE {
-            times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
-        }
-        Least { step_s: prices.least_step_s(0, least_step_s_of_any_cut(strategy, &times, &state)), fullness }
+        let of_replica = |&replica: &usize| {
+            // Places with fast links may have more of the parameters.
+            let shares = vec![1.0 / strategy.pp as f64; strategy.pp];
+            let states = self.states(&plain, &*prices, replica, &shares);
+            let least = |of: fn(&PlaceTime) -> f64| states.iter().map(of).fold(f64::INFINITY, f64::min);
+            let state = PlaceTime {
+                reduce_s: least(|state| state.reduce_s),
+                tail_s: least(|state| state.tail_s),
+                gathers_s: least(|state| state.gathers_s),
+                passes_s: states.iter().map(|state| state.passes_s).fold(0.0, f64::max),
+                ..PlaceTime::default()
+            };
+            let times = self.times(&plain, &*prices, replica);
+            let mut times: Vec<Vec<UnitTime>> = times.iter().map(|times| times.to_vec()).collect();
+            if arrangement.schedule != NONE {
+                times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
+            }
+            least_step_s_of_any_cut(strategy, &times, &state)
+        };
+        let step_s = self.replicas(strategy).iter().map(of_replica).fold(0.0, f64::max);
+        Least { step_s: prices.least_step_s(0, step_s), fullness }
     }
 
     fn cut(&self, strategy: Strategy) -> Bounded {
         let places = self.places(&strategy);
         let prices = self.prices(&strategy, &places);
-        let times = self.times(&strategy, &*prices);
+        let times = self.times(&strategy, &*prices, 0);
         let strategy = match strategy.pp {
             1 => strategy,
             _ => {
@@ -406,8 +486,13 @@ impl Judge for Judging<'_, '_> {
                 strategy.cut_at(&cuts)
             }
         };
-        let states = self.states(&strategy, &*prices, &self.job.trained_shares_of_places(&strategy));
-        let step_s = prices.least_step_s(0, least_step_s(&strategy, &times, &states));
+        let shares = self.job.trained_shares_of_places(&strategy);
+        let of_replica = |&replica: &usize| {
+            let times = self.times(&strategy, &*prices, replica);
+            least_step_s(&strategy, &times, &self.states(&strategy, &*prices, replica, &shares))
+        };
+        let step_s = self.replicas(&strategy).iter().map(of_replica).fold(0.0, f64::max);
+        let step_s = prices.least_step_s(0, step_s);
         Bounded { step_s, fullness: self.least_fullness(&strategy), strategy }
     }
 
@@ -440,7 +525,7 @@ impl Judge for Judging<'_, '_> {
         let mean = fullness.iter().sum::<f64>() / fullness.len() as f64;
         let may_be_recut = strategy.pp > 1 && mean <= 1.0 && !evenkeel_balance::fits(&fullness);
         if let Some(recut) = may_be_recut.then(|| self.cut_to_fit(strategy)).flatten() {
-            return Ok(Fit::Recut(recut));
+            return Ok(Fit::Recut(Box::new(recut)));
         }
         Ok(Fit::Known { fullness: fullness.into_iter().fold(0.0, f64::max), memory: costs })
     }
@@ -476,6 +561,11 @@ impl Totals {
 
 fn total_s(times: &Rc<[UnitTime]>) -> f64 {
     times.iter().map(UnitTime::compute_s).sum()
+}
+
+fn axes_and_devices(strategy: &Strategy) -> AxesAndDevices {
+    let mesh = strategy.mesh();
+    ([mesh.pp, mesh.dp, mesh.tp], numbers(strategy).to_vec())
 }
 
 /// By rank: the number of its device among those of a cluster.

@@ -1,6 +1,6 @@
 //! Micro-batches on their way into a step: dealt to replicas, cut into parts, put on the device.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 
 use evenkeel_comm::Group;
 use evenkeel_device::kernel::seed_of;
@@ -35,7 +35,7 @@ impl Trainer {
         Ok(self.prepare_uncompared(micros))
     }
 
-    pub(super) fn prepare_uncompared(&self, micros: &[Samples]) -> Prepared {
+    pub(super) fn prepare_uncompared(&self, micros: &[impl Borrow<Samples>]) -> Prepared {
         let shares = deal(micros, self.mesh().dp);
         let parts = self.parts(&shares);
         let (shape, sizes) = Shape::of_step(self.sizes(&shares, &parts));
@@ -44,8 +44,8 @@ impl Trainer {
             shape,
             sizes,
             parts: parts.iter().flatten().copied().min().unwrap_or(1),
-            targets: micros.iter().map(Samples::targets).sum(),
-            tokens: micros.iter().map(|samples| samples.tokens(self.model.config.input)).sum(),
+            targets: micros.iter().map(|samples| samples.borrow().targets()).sum(),
+            tokens: micros.iter().map(|samples| samples.borrow().tokens(self.model.config.input)).sum(),
         }
     }
 
@@ -120,11 +120,11 @@ impl Trainer {
 
 /// Deals micro-batches to replicas in turn. If they do not come out even, some replicas get one without labels, which changes
 /// nothing.
-fn deal(micros: &[Samples], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
+fn deal<S: Borrow<Samples>>(micros: &[S], shares: usize) -> Vec<Vec<Cow<'_, Samples>>> {
     let missing = micros.len().next_multiple_of(shares) - micros.len();
-    let blanks = (0..missing).filter_map(|_| micros.last()).map(|last| Cow::Owned(last.without_labels()));
+    let blanks = (0..missing).filter_map(|_| micros.last()).map(|last| Cow::Owned(last.borrow().without_labels()));
     let mut dealt = vec![Vec::new(); shares];
-    for (index, samples) in micros.iter().map(Cow::Borrowed).chain(blanks).enumerate() {
+    for (index, samples) in micros.iter().map(|samples| Cow::Borrowed(samples.borrow())).chain(blanks).enumerate() {
         dealt[index % shares].push(samples);
     }
     dealt
