@@ -25,16 +25,34 @@ impl TracedStep {
     }
 }
 
-/// Arranges the ranks' steps so, makes one to warm up and measures so many in a row, and another one with its tasks' times.
+/// Steps in a row are no more than this, however short they are.
+const MOST_IN_A_ROW: f64 = 40.0;
+
+/// Arranges the ranks' steps so, makes some to warm up and measures so many in a row that they take about `least_s`, and another one
+/// with its tasks' times.
 pub fn measure(
     ranks: &Ranks,
     arrangement: Arrangement,
     [first, second]: [Vec<Samples>; 2],
-    in_a_row: u32,
+    least_s: f64,
 ) -> Result<TracedStep, Failure> {
+    let warm = first.clone();
+    let warm_up = move |trainer: &mut Trainer| {
+        trainer.rearrange(arrangement);
+        trainer.step(&warm, LR)?;
+        trainer.device.compute().finish();
+        let start = Instant::now();
+        trainer.step(&warm, LR)?;
+        trainer.device.compute().finish();
+        Ok(start.elapsed())
+    };
+    let warmed_up: Vec<Duration> =
+        ranks.with_trainers(warm_up)?.into_iter().collect::<Result<_, evenkeel_train::Error>>()?;
+    let longest_s = warmed_up.into_iter().max().expect("there is a rank").as_secs_f64();
+    // All ranks make as many.
+    let in_a_row = (least_s / longest_s).ceil().clamp(1.0, MOST_IN_A_ROW) as u32;
     let epoch = Instant::now();
     let measured = move |trainer: &mut Trainer| {
-        trainer.rearrange(arrangement);
         trainer.step(&first, LR)?;
         trainer.device.compute().finish();
         let start = Instant::now();

@@ -296,10 +296,10 @@ impl Case {
         let samples = || [2 * round, 2 * round + 1].map(|step| self.samples(step));
         if devices.kind() == DeviceKind::Cuda {
             for _ in 1..TIMES_ON_GPU {
-                measure(&ranks, *arrangement, samples(), 1)?;
+                measure(&ranks, *arrangement, samples(), 0.0)?;
             }
         }
-        self.steps.push(measure(&ranks, *arrangement, samples(), 1)?);
+        self.steps.push(measure(&ranks, *arrangement, samples(), 0.0)?);
         self.peak_bytes = ranks.memory()?.iter().map(|memory| memory.peak_bytes).collect();
         self.programs = ranks.with_trainers(|trainer| trainer.program().clone())?;
         Ok(())

@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 &ranks,
                 case.arrangement,
                 [2 * round, 2 * round + 1].map(|step| llama.samples(step, arguments.dp)),
-                1,
+                0.0,
             )?);
         }
     }

@@ -92,8 +92,8 @@ impl Sample {
 const ACTUALLY_STATE: f64 = 0.98;
 /// Times that a shortened model's steps are measured.
 const TIMES: usize = 2;
-/// Steps that are timed together: ranks do not begin and end one at the same time.
-const STEPS_IN_A_ROW: u32 = 3;
+/// Seconds of steps that are timed together: ranks do not begin and end one at the same time, and single steps vary.
+const LEAST_S: f64 = 0.3;
 /// Weights of a shortened model, at least, if the whole one has as many: fewer would stay in caches that the whole model exceeds.
 const LEAST_WEIGHTS: usize = 64 << 20;
 
@@ -378,7 +378,7 @@ impl<'a> Job<'a> {
     /// Measures steps behind one that warms up.
     pub fn step(&self, ranks: &Ranks, strategy: &Strategy, number: u64) -> Result<TracedStep, Failure> {
         let samples = [2 * number, 2 * number + 1].map(|seed| self.micros(strategy, seed));
-        measure(ranks, strategy.arrangement, samples, STEPS_IN_A_ROW)
+        measure(ranks, strategy.arrangement, samples, LEAST_S)
     }
 
     fn start(&self, strategy: &Strategy, shards: Vec<Model>) -> Result<Ranks, Failure> {
