@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::counted::Counted;
 
-/// What the time of a step may depend on: its simulated seconds, meetings of each kind, and tasks.
-const TERMS: usize = 5;
-/// Before anything is measured: a step takes as long as simulated, and nothing for its meetings and tasks.
-const EXPECTED: [f64; TERMS] = [1.0, 0.0, 0.0, 0.0, 0.0];
-/// How far off that may be: a share, seconds of a meeting, and of a task.
-const DEVIATIONS: [f64; TERMS] = [0.3, 1e-4, 1e-4, 1e-4, 1e-5];
+/// What the time of a step may depend on: its simulated seconds, meetings of each kind, and tasks; and what every step takes.
+const TERMS: usize = 6;
+/// Before anything is measured: a step takes as long as simulated, and nothing beside that.
+const EXPECTED: [f64; TERMS] = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+/// How far off that may be: a share, seconds of a meeting, of a task, and of a step.
+const DEVIATIONS: [f64; TERMS] = [0.3, 1e-4, 1e-4, 1e-4, 1e-5, 1e-3];
 /// How far measured steps are off by themselves, as a share.
 const NOISE: f64 = 0.05;
 /// What a step says about those whose ranks meet in other groups, over what it says about those like it.
@@ -55,7 +55,7 @@ impl StepTerms {
         for rank in counted.iter().map(of_rank) {
             most.iter_mut().zip(rank).for_each(|(most, found)| *most = f64::max(*most, found));
         }
-        most[0] = simulated_s;
+        (most[0], most[TERMS - 1]) = (simulated_s, 1.0);
         StepTerms(most)
     }
 
@@ -111,7 +111,7 @@ impl Lateness {
 
     /// The same at least, whatever its meetings and tasks are.
     pub fn least_step_s(&self, simulated_s: f64) -> f64 {
-        self.0[0] * simulated_s
+        self.0[0] * simulated_s + self.0[TERMS - 1]
     }
 }
 
@@ -159,12 +159,12 @@ mod tests {
     #[test]
     fn without_measurements_steps_take_as_long_as_simulated() {
         let lateness = Lateness::of(&[], "tp");
-        assert!((lateness.step_s(&StepTerms([0.1, 40.0, 3.0, 0.0, 900.0])) - 0.1).abs() < 1e-9);
+        assert!((lateness.step_s(&StepTerms([0.1, 40.0, 3.0, 0.0, 900.0, 1.0])) - 0.1).abs() < 1e-9);
     }
 
     #[test]
     fn meetings_and_tasks_take_what_measured_steps_say() {
-        let truth = [1.05, 8e-5, 3e-5, 0.0, 2e-6];
+        let truth = [1.05, 8e-5, 3e-5, 0.0, 2e-6, 5e-4];
         let terms = |seed: usize| {
             [
                 0.1 + 0.01 * (seed % 7) as f64,
@@ -172,6 +172,7 @@ mod tests {
                 (seed * 11 % 90) as f64,
                 0.0,
                 (seed * 91 % 2000) as f64,
+                1.0,
             ]
         };
         let seconds = |terms: [f64; TERMS]| terms.iter().zip(truth).map(|(term, truth)| term * truth).sum::<f64>();
@@ -181,23 +182,23 @@ mod tests {
             let off = lateness.step_s(&StepTerms(terms(seed))) / seconds(terms(seed)) - 1.0;
             assert!(off.abs() < 0.01, "{off}, {lateness:?}");
         }
-        assert!(lateness.least_step_s(0.1) <= lateness.step_s(&StepTerms([0.1, 10.0, 0.0, 0.0, 0.0])));
+        assert!(lateness.least_step_s(0.1) <= lateness.step_s(&StepTerms([0.1, 10.0, 0.0, 0.0, 0.0, 1.0])));
     }
 
     #[test]
     fn steps_with_the_same_groups_count_most() {
         let of = |groups: &str, seconds: f64| MeasuredStep {
             groups: groups.to_owned(),
-            ..step([0.1, 0.0, 0.0, 0.0, 0.0], seconds)
+            ..step([0.1, 0.0, 0.0, 0.0, 0.0, 1.0], seconds)
         };
         let steps: Vec<MeasuredStep> = [of("dp", 0.095), of("tp", 0.12)].into_iter().cycle().take(12).collect();
-        let of_groups = |groups: &str| Lateness::of(&steps, groups).step_s(&StepTerms([0.1, 0.0, 0.0, 0.0, 0.0]));
+        let of_groups = |groups: &str| Lateness::of(&steps, groups).step_s(&StepTerms([0.1, 0.0, 0.0, 0.0, 0.0, 1.0]));
         assert!((of_groups("dp") / 0.095 - 1.0).abs() < 0.03 && (of_groups("tp") / 0.12 - 1.0).abs() < 0.03);
     }
 
     #[test]
     fn nothing_takes_less_than_no_time() {
-        let steps = [step([0.1, 0.0, 0.0, 0.0, 10.0], 0.11), step([0.1, 300.0, 0.0, 0.0, 10.0], 0.08)];
+        let steps = [step([0.1, 0.0, 0.0, 0.0, 10.0, 1.0], 0.11), step([0.1, 300.0, 0.0, 0.0, 10.0, 1.0], 0.08)];
         let Lateness(found) = Lateness::of(&steps, "tp");
         assert!(found.iter().all(|seconds| *seconds >= 0.0), "{found:?}");
         assert!((0.8..1.0).contains(&found[0]), "{found:?}");

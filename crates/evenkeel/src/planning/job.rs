@@ -93,7 +93,7 @@ const ACTUALLY_STATE: f64 = 0.98;
 /// Times that a shortened model's steps are measured.
 const TIMES: usize = 2;
 /// Seconds of steps that are timed together: ranks do not begin and end one at the same time, and single steps vary.
-const LEAST_S: f64 = 0.3;
+const LEAST_S: f64 = 0.2;
 /// Weights of a shortened model, at least, if the whole one has as many: fewer would stay in caches that the whole model exceeds.
 const LEAST_WEIGHTS: usize = 64 << 20;
 
