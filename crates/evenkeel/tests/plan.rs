@@ -177,14 +177,18 @@ fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
     assert!(!is_fine && stderr.contains("no strategy fits") && stderr.contains("more than that has"), "{stderr}");
 }
 
-/// Makes every task and exchange of a profile take so many times as long.
+/// Makes every task, exchange and run of a profile take so many times as long.
 fn slow_down(profile: &mut Value, factor: f64) {
+    let scale = |times: &mut Vec<Value>| {
+        times.iter_mut().for_each(|time| *time = (factor * time.as_f64().unwrap()).into());
+    };
     match profile {
         Value::Object(keys) => {
             for (key, value) in keys {
                 match value {
-                    Value::Array(times) if key == "seconds" => {
-                        times.iter_mut().for_each(|time| *time = (factor * time.as_f64().unwrap()).into());
+                    Value::Array(times) if key == "seconds" => scale(times),
+                    Value::Object(runs) if key == "runs" => {
+                        runs.values_mut().filter_map(Value::as_array_mut).for_each(scale);
                     }
                     value => slow_down(value, factor),
                 }

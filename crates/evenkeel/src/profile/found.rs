@@ -9,11 +9,11 @@ use evenkeel_step::{Devices, Strategy};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::measure::{DECISIVE_SHAPES, DTYPES, EXCHANGED_BYTES, EXCHANGES, Measured, RankRates, group_sizes};
+use super::measure::{DECISIVE_SHAPES, DTYPES, EXCHANGED_BYTES, EXCHANGES, HostRates, RankRates, group_sizes};
 use crate::{Failure, device, placement, process, text};
 
 /// The machine that is measured. Its memory is that before anything was started.
-pub struct Host {
+pub struct MeasuredHost {
     kind: ClusterKind,
     /// What computes: a CPU, GPUs.
     hardware: String,
@@ -30,8 +30,8 @@ struct Place {
     memory_bytes: u64,
 }
 
-impl Host {
-    pub fn of(strategy: &Strategy) -> Result<Host, Failure> {
+impl MeasuredHost {
+    pub fn of(strategy: &Strategy) -> Result<MeasuredHost, Failure> {
         let ranks = strategy.ranks();
         match &strategy.devices {
             Devices::Cpu { cores_per_rank, .. } => {
@@ -40,18 +40,18 @@ impl Host {
                 let memory_bytes = process::available_bytes().unwrap_or(report.memory_bytes).min(report.memory_bytes);
                 let place = |_| Place { name: name.clone(), memory_bytes: memory_bytes / ranks as u64 };
                 let products = format!("f32 products by {}, bf16 by {}", report.f32_products, report.bf16_products);
-                Ok(Host {
+                Ok(MeasuredHost {
                     kind: ClusterKind::Cpu,
                     hardware: format!("{}, {products}", process::cpu_name().unwrap_or_else(|| "a CPU".to_owned())),
                     ranks: format!("{} of {}", text::counted(ranks, "rank", "ranks"), text::cores(*cores_per_rank)),
                     places: (0..ranks).map(place).collect(),
                 })
             }
-            Devices::Cuda { gpus, multiprocessors, .. } => Host::of_gpus(gpus, multiprocessors),
+            Devices::Cuda { gpus, multiprocessors, .. } => MeasuredHost::of_gpus(gpus, multiprocessors),
         }
     }
 
-    fn of_gpus(gpus: &[usize], multiprocessors: &[u32]) -> Result<Host, Failure> {
+    fn of_gpus(gpus: &[usize], multiprocessors: &[u32]) -> Result<MeasuredHost, Failure> {
         let found = cuda_report().gpus;
         let gpu_name = |gpu: usize| found.get(gpu).map_or_else(|| "gpu".to_owned(), |gpu| gpu.name.clone());
         let place = |(rank, &gpu): (usize, &usize)| {
@@ -69,7 +69,7 @@ impl Host {
                 format!("{} of {} multiprocessors", text::counted(gpus.len(), "rank", "ranks"), parts.join(", "))
             }
         };
-        Ok(Host { kind: ClusterKind::Cuda, hardware: names.join(", "), ranks, places })
+        Ok(MeasuredHost { kind: ClusterKind::Cuda, hardware: names.join(", "), ranks, places })
     }
 
     fn source(&self) -> String {
@@ -78,7 +78,7 @@ impl Host {
     }
 
     /// The host with its devices and their link, and the tables behind the figures.
-    pub fn cluster(&self, measured: &Measured) -> (Cluster, Comments) {
+    pub fn cluster(&self, measured: &HostRates) -> (Cluster, Comments) {
         let mut comments = Comments { whole: self.about(), ..Comments::default() };
         let (mut devices, mut counts) = (BTreeMap::new(), BTreeMap::new());
         for (name, ranks) in self.kinds(measured) {
@@ -124,7 +124,7 @@ impl Host {
     }
 
     /// The same for people who look on.
-    pub fn table(&self, measured: &Measured) -> String {
+    pub fn table(&self, measured: &HostRates) -> String {
         let (cluster, comments) = self.cluster(measured);
         let mut lines = vec![format!("{}, {}", self.hardware, self.ranks)];
         for (name, rates) in &cluster.devices {
@@ -143,7 +143,7 @@ impl Host {
     }
 
     /// The ranks of each kind of device.
-    fn kinds<'a>(&self, measured: &'a Measured) -> BTreeMap<&str, Vec<&'a RankRates>> {
+    fn kinds<'a>(&self, measured: &'a HostRates) -> BTreeMap<&str, Vec<&'a RankRates>> {
         let mut kinds: BTreeMap<&str, Vec<&RankRates>> = BTreeMap::new();
         for (place, rates) in self.places.iter().zip(&measured.ranks) {
             kinds.entry(&place.name).or_default().push(rates);
@@ -250,15 +250,15 @@ mod tests {
         RankRates { products, bytes_per_s: 1e10 / slowness }
     }
 
-    fn host(names: &[&str]) -> Host {
+    fn host(names: &[&str]) -> MeasuredHost {
         let place = |name: &&str| Place { name: (*name).to_owned(), memory_bytes: 8_000_000_000 };
         let places = names.iter().map(place).collect();
-        Host { kind: ClusterKind::Cuda, hardware: "cards".to_owned(), ranks: "some ranks".to_owned(), places }
+        MeasuredHost { kind: ClusterKind::Cuda, hardware: "cards".to_owned(), ranks: "some ranks".to_owned(), places }
     }
 
     #[test]
     fn large_products_decide_and_each_kind_has_its_own_rates() {
-        let measured = Measured { ranks: vec![rank(1.0), rank(2.0), rank(1.0)], exchanges: Vec::new() };
+        let measured = HostRates { ranks: vec![rank(1.0), rank(2.0), rank(1.0)], exchanges: Vec::new() };
         let (cluster, comments) = host(&["fast", "slow", "fast"]).cluster(&measured);
         let rates = |name: &str| {
             let rates = &cluster.devices[name];

@@ -14,7 +14,7 @@ use crate::launch::Launch;
 use crate::memory::check_fit;
 
 /// The rates of all ranks, and the exchanges between them.
-pub struct Measured {
+pub struct HostRates {
     /// By rank.
     pub ranks: Vec<RankRates>,
     pub exchanges: Vec<TimedExchange>,
@@ -62,7 +62,7 @@ const IN_A_ROW: u32 = 4;
 const COPIED_BYTES: u64 = 256 << 20;
 const COPIED_BYTES_ON_GPUS: u64 = 2 << 30;
 
-pub fn measure(launch: &Launch) -> Result<Measured, Failure> {
+pub fn measure(launch: &Launch) -> Result<HostRates, Failure> {
     let ranks = launch.strategy.ranks();
     if launch.strategy.devices.kind() == DeviceKind::Cpu {
         let needed_bytes = ranks as u64 * (COPIED_BYTES + 2 * EXCHANGED_BYTES[EXCHANGED_BYTES.len() - 1] as u64);
@@ -83,7 +83,7 @@ pub fn measure(launch: &Launch) -> Result<Measured, Failure> {
     }
     let (ranks, exchanges): (Vec<RankRates>, Vec<Vec<Option<TimedExchange>>>) =
         measured?.into_iter().map(|found| found.expect("no device has failed")).unzip();
-    Ok(Measured { ranks, exchanges: of_all_ranks(&exchanges) })
+    Ok(HostRates { ranks, exchanges: of_all_ranks(&exchanges) })
 }
 
 /// Ranks that took part in an exchange agree on its time but for noise.

@@ -16,7 +16,7 @@ use crate::device::DeviceChoice;
 use crate::launch::Launch;
 use crate::strategy::on_gpus;
 use crate::{Failure, Mistake, device, text};
-use found::Host;
+use found::MeasuredHost;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -69,7 +69,7 @@ fn describe_use(path: &Path) -> String {
 /// This machine's host as a description of a cluster. Tells people on the way what was found.
 fn measured(arguments: &Arguments) -> Result<String, Failure> {
     let strategy = ranks(arguments)?;
-    let host = Host::of(&strategy)?;
+    let host = MeasuredHost::of(&strategy)?;
     let measured = measure::measure(&Launch::from(strategy))?;
     eprintln!("{}", host.table(&measured));
     let (cluster, comments) = host.cluster(&measured);
