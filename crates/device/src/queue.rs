@@ -246,7 +246,7 @@ impl Queue {
     /// A u32 vector.
     pub fn indices(&self, indices: &[u32]) -> Tensor {
         let tensor = self.tensor(1, indices.len(), DType::U32);
-        self.backend.upload(self.lane, tensor.view(), HostData::Indices(indices.to_vec()));
+        self.write_indices(&tensor, indices);
         tensor
     }
 
@@ -254,7 +254,9 @@ impl Queue {
     pub fn write_indices(&self, view: impl Into<View>, indices: &[u32]) {
         let view = view.into();
         assert_eq!((view.dtype, view.len()), (DType::U32, indices.len()), "indices for {:?}", view.shape());
-        self.backend.upload(self.lane, view, HostData::Indices(indices.to_vec()));
+        if self.backend.keeps_values() {
+            self.backend.upload(self.lane, view, HostData::Indices(indices.to_vec()));
+        }
     }
 
     /// A tensor with the given rows in it, rounded to `dtype`.

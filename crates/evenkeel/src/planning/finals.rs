@@ -13,7 +13,7 @@ pub const FINALISTS: usize = 5;
 /// The share by which a finalist may be slower than the best.
 const NEAR: f64 = 0.12;
 /// Times that each is run.
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 3;
 /// More strategies are not run for one plan, however the order changes by what was measured.
 pub const MOST_RUNS: usize = 15;
 

@@ -168,7 +168,11 @@ impl Batch {
 /// Segments without a start begin at 0.
 fn positions(segments: &Segments, starts: &[usize]) -> Vec<u32> {
     let starts = starts.iter().copied().chain(std::iter::repeat(0));
-    segments.iter().zip(starts).flat_map(|(segment, start)| start as u32..(start + segment.len()) as u32).collect()
+    let mut positions = Vec::with_capacity(segments.tokens());
+    segments.iter().zip(starts).for_each(|(segment, start)| {
+        positions.extend(start as u32..(start + segment.len()) as u32);
+    });
+    positions
 }
 
 fn longest(positions: &[u32]) -> usize {
