@@ -177,6 +177,27 @@ fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
     assert!(!is_fine && stderr.contains("no strategy fits") && stderr.contains("more than that has"), "{stderr}");
 }
 
+#[test]
+fn a_model_needs_no_weights_to_be_planned_and_replaces_that_of_the_file() {
+    let place = Place::new(TINY);
+    fs::create_dir(place.path("bare")).unwrap();
+    let config = r#"{
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 96, "vocab_size": 300, "tie_word_embeddings": false
+    }"#;
+    fs::write(place.path("bare/config.json"), config).unwrap();
+    let cluster = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/8-h200.toml");
+    let of = |first: &[&str]| {
+        let rest = ["--model", "bare", "--cluster", cluster, "--devices", "2", "--json"];
+        let (is_fine, stdout, stderr) = run(&place, &[&["plan"], first, &rest].concat());
+        assert!(is_fine, "{stderr}");
+        let plan: Value = serde_json::from_str(&stdout).unwrap();
+        assert!(!plan["fitting"].as_array().unwrap().is_empty());
+    };
+    of(&["--tokens-per-step", "4096", "--sequence", "64"]);
+    of(&["tiny.toml"]);
+}
+
 /// Makes every task, exchange and run of a profile take so many times as long.
 fn slow_down(profile: &mut Value, factor: f64) {
     let scale = |times: &mut Vec<Value>| {
