@@ -74,6 +74,12 @@ impl PipelineOrder {
         matches!(self, PipelineOrder::ZbH1 | PipelineOrder::ZbV)
     }
 
+    /// Whether stages keep all micro-batches until the last one has gone through. In other orders a pipeline that is full keeps no
+    /// more of them, however many there are.
+    pub fn keeps_all(self) -> bool {
+        self == PipelineOrder::Gpipe
+    }
+
     /// The blocks of place `r` of `p` with so many stages each, in order.
     fn blocks(self, r: usize, p: usize, chunks: usize, micros: usize) -> Vec<Block> {
         let mut list =
@@ -253,9 +259,8 @@ impl Pipeline {
 
     /// When its stages keep micro-batches for their backward.
     pub fn keeping(&self, places: usize, micros: usize) -> Keeping {
-        let keeps_all = self.order == PipelineOrder::Gpipe;
         let place_of = (0..self.stages()).map(|stage| self.place(stage, places)).collect();
-        if keeps_all {
+        if self.order.keeps_all() {
             let changes = (0..self.stages()).map(|stage| (stage, micros as isize)).collect();
             return Keeping { place_of, changes, most_micros: vec![micros; self.stages()] };
         }

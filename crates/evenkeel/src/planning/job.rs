@@ -88,7 +88,7 @@ impl Sample {
     }
 }
 
-/// Of the bytes of a short chain's state, those of parameters, at least: tables for all layers are among them.
+/// At least this share of a short chain's state is parameters: tables for all layers are in it, too.
 const ACTUALLY_STATE: f64 = 0.98;
 /// Times that a shortened model's steps are measured.
 const TIMES: usize = 2;

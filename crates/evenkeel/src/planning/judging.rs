@@ -205,14 +205,15 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// The memory of the whole step, to the byte: by rank, and of the fullest one over what there is.
     pub fn memory(&self, strategy: &Strategy) -> (Vec<Cost>, f64) {
-        let costs = self.job.costs(strategy, &self.kinds(strategy));
-        let fullness = self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max);
-        (costs, fullness)
+        self.with_fullness(strategy, self.job.costs(strategy, &self.kinds(strategy)))
     }
 
     /// The same, if there are many micro-batches about.
     pub fn about_memory(&self, strategy: &Strategy) -> (Vec<Cost>, f64) {
-        let costs = self.costs(strategy);
+        self.with_fullness(strategy, self.costs(strategy))
+    }
+
+    fn with_fullness(&self, strategy: &Strategy, costs: Vec<Cost>) -> (Vec<Cost>, f64) {
         let fullness = self.fullness(strategy, &costs).into_iter().fold(0.0, f64::max);
         (costs, fullness)
     }
@@ -229,12 +230,11 @@ impl<'a, 'j> Judging<'a, 'j> {
 /// the more there are, as with gpipe.
 fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let kept = |micros: usize| strategy.pipeline.kept_micros(period, micros);
-    let is_full = |few: &usize| period == 1 || kept(*few) == kept(micros);
     let least = if period == 1 { 2 } else { 4 * period };
-    let few = (least + micros % period..micros).step_by(period).find(is_full)?;
+    let few = least + micros % period;
     let more = few + period;
-    (micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
+    let keeps_more = period > 1 && strategy.pipeline.order.keeps_all();
+    (!keeps_more && micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
 }
 
 impl Judging<'_, '_> {
@@ -266,7 +266,7 @@ impl Judge for Judging<'_, '_> {
         if fullness > 1.0 {
             return Least { step_s: 0.0, fullness };
         }
-        /// Of a forward, what recomputation repeats at least.
+        /// Recomputation repeats at least this share of a forward.
         const REPEATED: f64 = 0.5;
         let arrangement = strategy.arrangement;
         // Steps that compute nothing again are sampled already, or are worth it.
