@@ -163,6 +163,11 @@ impl Profile {
         note(self.runs.entry(strategy.to_owned()).or_default(), seconds);
     }
 
+    /// The number of strategies that were run whose names begin so.
+    pub fn runs(&self, prefix: &str) -> usize {
+        self.runs.keys().filter(|name| name.starts_with(prefix)).count()
+    }
+
     /// Seconds of a strategy's whole step, if it was measured.
     pub fn run_s(&self, strategy: &str) -> Option<f64> {
         self.runs.get(strategy).and_then(|measured| middle(measured))

@@ -78,7 +78,6 @@ pub fn plan_by_profile(
     devices: &[RankDevices],
     profile: &mut Profile,
 ) -> Result<Plan, Failure> {
-    let mut runs = 0;
     loop {
         // Finals need some to choose from.
         let wanted = wanted.max(finals::FINALISTS);
@@ -87,11 +86,10 @@ pub fn plan_by_profile(
             continue;
         }
         let mut finalists = finals::finalists(job, &plan, profile);
-        finalists.truncate(finals::MOST_RUNS - runs);
+        finalists.truncate(finals::MOST_RUNS.saturating_sub(profile.runs(&job.name_of_all(like))));
         if finalists.is_empty() {
             return Ok(plan);
         }
-        runs += finalists.len();
         progress(&format!("runs {}", finalists.len()));
         finals::run(job, &finalists, profile)?;
     }

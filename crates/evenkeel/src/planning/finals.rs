@@ -14,7 +14,7 @@ pub const FINALISTS: usize = 5;
 const NEAR: f64 = 0.12;
 /// Times that each is run.
 const ROUNDS: usize = 3;
-/// More strategies are not run for one plan, however the order changes by what was measured.
+/// More strategies of a job are not run, however the order changes by what was measured: the same profile gives the same plan.
 pub const MOST_RUNS: usize = 15;
 
 /// The foremost strategies of a plan that were never run.

@@ -367,7 +367,16 @@ impl<'a> Job<'a> {
 
     /// A strategy of this job by a name that the profile knows it by.
     pub fn name(&self, strategy: &Strategy) -> String {
-        format!("{}: {}", self.places(strategy)[0], serde_json::json!(strategy))
+        format!("{}{}: {}", self.name_of_all(strategy), self.places(strategy)[0], serde_json::json!(strategy))
+    }
+
+    /// The beginning of the names of all strategies with as many sequences.
+    pub fn name_of_all(&self, like: &Strategy) -> String {
+        format!(
+            "{} sequences a step of {} parameters, ",
+            like.micro_batch * like.micros_per_step(),
+            self.model.parameter_count()
+        )
     }
 
     /// Starts ranks that train the whole model.
