@@ -19,7 +19,7 @@ const DEVIATIONS: [f64; TERMS] = [0.3, 1e-4, 1e-4, 1e-4, 1e-5, 1e-3];
 /// How far measured steps are off by themselves, as a share.
 const NOISE: f64 = 0.05;
 /// What a step says about those whose ranks meet in other groups, over what it says about those like it.
-const OF_OTHER_GROUPS: f64 = 0.1;
+const OF_OTHER_GROUPS: f64 = 0.3;
 /// Steps that are kept.
 pub const MOST_STEPS: usize = 128;
 

@@ -124,7 +124,7 @@ pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Re
 /// Says how much better links, faster devices or more memory would make the steps of a plan.
 pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
     /// Faster strategies than these are unlikely to come from behind.
-    const CANDIDATES: usize = 5;
+    const CANDIDATES: usize = 3;
     const MORE_MEMORY: f64 = 1.25;
     let best = &plan.fitting[0].timed;
     let fastest = |change: &dyn Fn(&mut Cluster)| {
@@ -182,10 +182,12 @@ fn plan_of(
         judged.set(judged.get() + 1);
         progress(&format!("{} of {all}: {strategy}", judged.get()));
     };
+    let exact = if let Source::Cluster(_) = source { 1 } else { wanted };
     let mut judging = Judging::new(job, source, &told);
+    judging.sample(&strategies);
     let mut plan = search(strategies, wanted, &mut judging)?;
-    // The memory of what is shown or taken is known to the byte.
-    let behind = plan.fitting.split_off(wanted.min(plan.fitting.len()));
+    // The memory of what is taken, or may be, is known to the byte.
+    let behind = plan.fitting.split_off(exact.min(plan.fitting.len()));
     let settled = std::mem::take(&mut plan.fitting).into_iter().map(|judged| {
         let (memory, fullness) = judging.memory(&judged.timed.strategy);
         JudgedStep { memory, fullness, ..judged }

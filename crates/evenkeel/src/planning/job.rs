@@ -4,14 +4,16 @@ use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use evenkeel_model::{Cut, Model, ParamId, Parameters, Part, ZeroStage};
-use evenkeel_plan::{Counted, EvenChain, Profile, Representatives, ShortChain, TaskKernels};
+use evenkeel_plan::{Counted, EvenChain, Profile, Representatives, TaskKernels};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Devices, Pipeline, Strategy, Task, WorkFamily};
+use evenkeel_step::{Devices, Strategy, Task, WorkFamily};
 use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks, in_two_threads, program};
 
+use super::sample::{Sample, SampledRank};
 use crate::Failure;
 use crate::launch::Launch;
 use crate::memory::Beside;
@@ -38,54 +40,18 @@ pub struct Seen<'a> {
     /// The same on models of fewer units.
     shortened: RefCell<HashMap<usize, Rc<Job<'a>>>>,
     shards: RefCell<HashMap<String, Option<Rc<Shards>>>>,
-    samples: RefCell<HashMap<String, Rc<Sample>>>,
+    pub(super) samples: RefCell<HashMap<String, Rc<Sample>>>,
     /// By sequences of a micro-batch.
-    blank: RefCell<HashMap<usize, Rc<Samples>>>,
+    blank: RefCell<HashMap<usize, Arc<Samples>>>,
     period: OnceCell<usize>,
     trained_shares: OnceCell<Vec<f64>>,
 }
 
 /// The shards of a cut.
-struct Shards {
-    models: Vec<Model>,
+pub(super) struct Shards {
+    pub models: Vec<Model>,
     /// By shard: the first one with tensors of the same sizes.
-    first_alike: Vec<usize>,
-}
-
-/// A strategy's micro-batches on a short chain, without other replicas.
-pub struct Sample {
-    /// By unit of the model: one of the short chain that is like it.
-    pub alike: Vec<usize>,
-    /// At every place, on every kind of shard.
-    ranks: Vec<SampledRank>,
-}
-
-pub struct SampledRank {
-    pub place: usize,
-    /// The first one of its kind.
-    pub shard: usize,
-    pub counted: Counted,
-    kernels: TaskKernels,
-    pub state_bytes: u64,
-    /// Of all parameters that are trained: those that it has.
-    pub trained_share: f64,
-}
-
-impl Sample {
-    pub fn at(&self, place: usize, shard: usize) -> &SampledRank {
-        let found = self.ranks.iter().find(|rank| (rank.place, rank.shard) == (place, shard));
-        found.expect("every kind of shard is sampled at every place")
-    }
-
-    /// At every place.
-    fn of_shard(&self, shard: usize) -> impl Iterator<Item = &SampledRank> {
-        self.ranks.iter().filter(move |rank| rank.shard == shard)
-    }
-
-    /// If shards are alike.
-    pub fn of_any_shard(&self) -> Option<&SampledRank> {
-        if let [rank] = &self.ranks[..] { Some(rank) } else { None }
-    }
+    pub first_alike: Vec<usize>,
 }
 
 /// At least this share of a short chain's state is parameters: tables for all layers are in it, too.
@@ -93,7 +59,7 @@ const ACTUALLY_STATE: f64 = 0.98;
 /// Times that a shortened model's steps are measured.
 const TIMES: usize = 2;
 /// Seconds of steps that are timed together: ranks do not begin and end one at the same time, and single steps vary.
-const LEAST_S: f64 = 0.2;
+const LEAST_S: f64 = 0.4;
 /// Weights of a shortened model, at least, if the whole one has as many: fewer would stay in caches that the whole model exceeds.
 const LEAST_WEIGHTS: usize = 64 << 20;
 
@@ -205,8 +171,8 @@ impl<'a> Job<'a> {
     }
 
     /// The samples of a micro-batch, which say nothing.
-    fn blank(&self, strategy: &Strategy) -> Rc<Samples> {
-        let blank = || Rc::new(Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence));
+    pub(super) fn blank(&self, strategy: &Strategy) -> Arc<Samples> {
+        let blank = || Arc::new(Samples::blank(self.model.config.input, strategy.micro_batch, self.sequence));
         self.seen.blank.borrow_mut().entry(strategy.micro_batch).or_insert_with(blank).clone()
     }
 
@@ -262,48 +228,6 @@ impl<'a> Job<'a> {
             runs.into_iter().flatten().map(|unit| shares[unit]).sum()
         };
         (0..strategy.pp).map(of_place).collect()
-    }
-
-    /// The strategy's micro-batches on a short chain.
-    pub fn sample(&self, strategy: &Strategy) -> Rc<Sample> {
-        // The first micro-batch may initialise what later ones only use.
-        let alone = Strategy { accumulate: strategy.accumulate.min(2), ..strategy.clone() };
-        let alone = alone.with_replicas(1, ZeroStage::Nothing);
-        let Strategy { pp, micro_batch, accumulate, arrangement, pipeline, cut, .. } = &alone;
-        let key = format!("{:?}", (pp, micro_batch, accumulate, arrangement, pipeline, cut));
-        if let Some(seen) = self.seen.samples.borrow().get(&key) {
-            return seen.clone();
-        }
-        let (units, shards) = (self.model.units.len(), self.shards(strategy));
-        let chain = ShortChain::of(&alone, units, self.period());
-        let (short, short_units) = (chain.strategy(&alone), chain.units(&alone));
-        let models: Vec<Model> = shards.models.iter().map(|shard| shard.shortened(short_units - 1)).collect();
-        let mesh = short.mesh();
-        let is_first = |rank: &usize| shards.first_alike[mesh.shard(*rank)] == mesh.shard(*rank);
-        let ranks: Vec<usize> = (0..mesh.ranks()).filter(is_first).collect();
-        let shares = self.trained_shares();
-        let sampled = |(rank, (cost, counted)): (usize, (Cost, Counted))| {
-            let own = short.units(rank, short_units).into_iter().flatten();
-            let of_unit = |unit: usize| shares[if unit + 1 == short_units { units - 1 } else { unit }];
-            SampledRank {
-                place: mesh.place(rank),
-                shard: mesh.shard(rank),
-                kernels: TaskKernels::of(&counted),
-                counted,
-                state_bytes: cost.state_bytes,
-                trained_share: own.map(of_unit).sum(),
-            }
-        };
-        let counted = self.counted_on(&models, &short, &ranks);
-        let ranks = ranks.into_iter().zip(counted).map(sampled).collect();
-        let sample = Rc::new(Sample { alike: chain.alike(&alone), ranks });
-        self.seen.samples.borrow_mut().insert(key, sample.clone());
-        sample
-    }
-
-    /// The same with all units in one place.
-    pub fn sample_in_one_place(&self, strategy: &Strategy) -> Rc<Sample> {
-        self.sample(&strategy.clone().in_stages(1, Pipeline::default()))
     }
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
@@ -396,7 +320,7 @@ impl<'a> Job<'a> {
         Launch::from(strategy.clone()).start(shards, self.options, random)
     }
 
-    fn shards(&self, strategy: &Strategy) -> Rc<Shards> {
+    pub(super) fn shards(&self, strategy: &Strategy) -> Rc<Shards> {
         self.cached_shards(&strategy.cut).expect("a strategy that the model can be cut for")
     }
 

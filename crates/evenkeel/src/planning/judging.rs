@@ -255,6 +255,20 @@ impl Judging<'_, '_> {
     }
 }
 
+/// What bounds are taken of: steps that compute nothing again are sampled already, or are worth it.
+fn plain(strategy: &Strategy) -> Strategy {
+    strategy.clone().arranged(Arrangement { schedule: NONE, ..strategy.arrangement })
+}
+
+impl Judging<'_, '_> {
+    /// Takes the samples that all their bounds need.
+    pub fn sample(&self, strategies: &[Strategy]) {
+        let fitting = strategies.iter().filter(|strategy| self.least_fullness_of_any_cut(strategy) <= 1.0);
+        let plain: Vec<Strategy> = fitting.map(plain).collect();
+        self.job.sample_all_in_one_place(plain.iter());
+    }
+}
+
 impl Judge for Judging<'_, '_> {
     type Timing = StepShares;
     /// By rank.
@@ -268,9 +282,7 @@ impl Judge for Judging<'_, '_> {
         }
         /// Recomputation repeats at least this share of a forward.
         const REPEATED: f64 = 0.5;
-        let arrangement = strategy.arrangement;
-        // Steps that compute nothing again are sampled already, or are worth it.
-        let plain = strategy.clone().arranged(Arrangement { schedule: NONE, ..arrangement });
+        let (arrangement, plain) = (strategy.arrangement, plain(strategy));
         let places = self.places(strategy);
         let prices = self.prices(strategy, &places);
         let of_replica = |&replica: &usize| {

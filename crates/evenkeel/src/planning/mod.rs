@@ -7,6 +7,7 @@ mod forecast;
 mod job;
 mod judging;
 mod profile_file;
+mod sample;
 
 pub use bars::memory_bars;
 pub use choice::{
