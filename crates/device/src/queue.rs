@@ -250,6 +250,11 @@ impl Queue {
         tensor
     }
 
+    /// The same of so many, which are made only where values are kept.
+    pub fn indices_by(&self, count: usize, indices: impl FnOnce() -> Vec<u32>) -> Tensor {
+        if self.backend.keeps_values() { self.indices(&indices()) } else { self.tensor(1, count, DType::U32) }
+    }
+
     /// Overwrites a u32 tensor, row after row.
     pub fn write_indices(&self, view: impl Into<View>, indices: &[u32]) {
         let view = view.into();

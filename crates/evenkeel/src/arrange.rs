@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use evenkeel_comm::Link;
 use evenkeel_device::{DType, core_flops_per_s};
-use evenkeel_model::{Cut, Model, UnitKind};
+use evenkeel_model::{Cut, Model};
 use evenkeel_step::schedule::{Arrangement, Units};
 use evenkeel_step::simulate::{Contention, Unforeseen};
 use evenkeel_step::{Devices, Strategy};
@@ -154,8 +154,7 @@ fn describe(told: &Foretold, all: &[Foretold]) -> String {
 /// If attention and MLP are one unit, neither is recomputed without the other.
 fn no_choice_of_units(strategy: &Strategy, model: &Model) -> Option<String> {
     let chosen = strategy.arrangement.recompute;
-    let is_one = model.units.iter().any(|unit| matches!(unit.kind, UnitKind::Layer(_)));
-    (chosen != Units::All && is_one).then(|| {
+    (chosen != Units::All && model.has_whole_layers()).then(|| {
         "`parallel.recompute_units` has no effect: attention and MLP of this model are computed together".to_owned()
     })
 }

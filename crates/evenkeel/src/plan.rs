@@ -298,6 +298,9 @@ fn flags(strategy: &Strategy) -> String {
     }
     flags.push(format!("--set train.recompute={}", arrangement.schedule != NONE));
     flags.push(format!("--set parallel.schedule={}", arrangement.schedule.name));
+    if arrangement.schedule.chooses_units {
+        flags.push(format!("--set parallel.recompute_units={}", arrangement.recompute.name()));
+    }
     flags.join(" ")
 }
 

@@ -80,6 +80,9 @@ pub trait Judge {
     /// The time of its step.
     fn time(&mut self, strategy: Strategy) -> Result<Timed<Self::Timing>, Self::Error>;
 
+    /// Strategies that are like a timed one and may be faster, which are not in the space.
+    fn variants(&self, strategy: &Strategy) -> Vec<Strategy>;
+
     /// Whether it fits in memory.
     fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Self::Memory>, Self::Error>;
 }
@@ -126,6 +129,10 @@ pub fn search<J: Judge>(
                 Bounded { strategy, step_s, .. } => (step_s.max(least_step_s), Known::Cut(strategy)),
             },
             Known::Cut(strategy) => {
+                for variant in judge.variants(&strategy) {
+                    let Least { step_s, .. } = judge.least(&variant);
+                    open.push(Reverse(Open { least_step_s: step_s, place, known: Known::Uncut(variant) }));
+                }
                 let timed = judge.time(strategy)?;
                 (timed.step_s, Known::Timed(timed))
             }
@@ -214,6 +221,8 @@ mod tests {
         step_s: S,
         fullness: F,
         bound: f64,
+        /// Of a number: another one.
+        variants: Vec<(usize, usize)>,
         timed: usize,
         fitted: usize,
     }
@@ -236,6 +245,14 @@ mod tests {
             Ok(Timed { step_s: (self.step_s)(strategy.accumulate), strategy, timing: () })
         }
 
+        fn variants(&self, strategy: &Strategy) -> Vec<Strategy> {
+            self.variants
+                .iter()
+                .filter(|(of, _)| *of == strategy.accumulate)
+                .flat_map(|(_, variant)| numbered(*variant).pop())
+                .collect()
+        }
+
         fn fit(&mut self, strategy: &Strategy) -> Result<Fit<()>, Infallible> {
             self.fitted += 1;
             Ok(Fit::Known { fullness: (self.fullness)(strategy.accumulate), memory: () })
@@ -244,7 +261,7 @@ mod tests {
 
     impl<S: Fn(usize) -> f64, F: Fn(usize) -> f64> Tables<S, F> {
         fn new(step_s: S, fullness: F, bound: f64) -> Tables<S, F> {
-            Tables { step_s, fullness, bound, timed: 0, fitted: 0 }
+            Tables { step_s, fullness, bound, variants: Vec::new(), timed: 0, fitted: 0 }
         }
     }
 
@@ -276,6 +293,15 @@ mod tests {
         let Ok(found) = search(numbered(4), 4, &mut Tables::new(step_s, |_| 0.0, 0.0));
         let order: Vec<f64> = found.fitting.iter().map(|judged| judged.timed.step_s).collect();
         assert_eq!(order, [1.009, 1.0, 1.001, 2.0]);
+    }
+
+    #[test]
+    fn variants_are_found_by_way_of_what_they_are_like() {
+        let mut judge = Tables::new(|number| [3.0, 2.0, 4.0, 1.0][number - 1], |_| 0.0, 0.5);
+        judge.variants = vec![(1, 4), (3, 4)];
+        let Ok(found) = search(numbered(3), 1, &mut judge);
+        assert_eq!(found.fitting[0].timed.strategy.accumulate, 4);
+        assert_eq!(judge.timed, 3, "the third is slower by its bound, and so are its variants");
     }
 
     #[test]

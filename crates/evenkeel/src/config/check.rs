@@ -12,7 +12,6 @@ use evenkeel_model::Imputation;
 use evenkeel_step::schedule::{NONE, OASES, Schedule, Units};
 
 use super::raw::RawConfig;
-use super::setting::Setting;
 use super::settings::{
     Architecture, DataSource, DecayForm, LrDecay, OnBadRecord, PackingStrategy, RecordFormat, Settings,
 };
@@ -300,7 +299,7 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     if parallel.recompute_units != Units::All && !schedule.chooses_units {
         let what = format!(
             "`parallel.recompute_units` is {}, but the schedule \"{name}\" cannot choose what to recompute",
-            parallel.recompute_units.write().expect("it has a name")
+            parallel.recompute_units.name()
         );
         let hint = "schedules that can are \"oases\" (train.recompute = true) and \"saved-comm\"";
         raw.note_contradiction(&["parallel.recompute_units", "parallel.schedule", "train.recompute"], what, Some(hint));

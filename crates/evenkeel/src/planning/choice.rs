@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write, stderr};
 
 use evenkeel_device::{DType, MOST_PEERS};
 use evenkeel_plan::{Cluster, Found, Judge, Judged, Profile, RankDevices, Space, Timed, search};
-use evenkeel_step::schedule::NONE;
+use evenkeel_step::schedule::{NONE, Units};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Strategy};
 use evenkeel_train::Cost;
@@ -38,6 +38,7 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
     train.recompute = arrangement.schedule != NONE;
     (parallel.auto, parallel.pp, parallel.dp, parallel.tp, parallel.zero) = (false, pp, dp, tp, zero.number().into());
     (parallel.order, parallel.schedule) = (pipeline.order, Some(arrangement.schedule));
+    parallel.recompute_units = arrangement.recompute;
     if cut.weights.iter().any(|weight| *weight != cut.weights[0]) {
         parallel.tp_weights = cut.weights.clone();
     }
@@ -285,8 +286,12 @@ pub fn describe(strategy: &Strategy) -> String {
     let order = (strategy.pp > 1).then(|| strategy.pipeline.order.name().to_owned());
     let parts = (arrangement.parts > 1).then(|| format!("{} parts", arrangement.parts));
     let whole = (strategy.cut.weights.len() > 1 && !strategy.cut.split_sequence).then(|| "whole stream".to_owned());
-    let schedule = (arrangement.schedule != NONE).then(|| "recomputed".to_owned());
-    [Some(axes), order, schedule, parts, whole].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let recomputed = match arrangement.recompute {
+        _ if arrangement.schedule == NONE => None,
+        Units::All => Some("recomputed".to_owned()),
+        units => Some(format!("{} recomputed", units.name())),
+    };
+    [Some(axes), order, recomputed, parts, whole].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// A line that the next one replaces; nothing if nobody looks.

@@ -10,7 +10,7 @@ use evenkeel_plan::{
     Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
     Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut,
 };
-use evenkeel_step::schedule::{Arrangement, NONE};
+use evenkeel_step::schedule::{Arrangement, NONE, OASES, Units};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Keeping, Strategy, Work};
 use evenkeel_train::Cost;
@@ -264,8 +264,8 @@ impl Judging<'_, '_> {
     /// Takes the samples that all their bounds need.
     pub fn sample(&self, strategies: &[Strategy]) {
         let fitting = strategies.iter().filter(|strategy| self.least_fullness_of_any_cut(strategy) <= 1.0);
-        let plain: Vec<Strategy> = fitting.map(plain).collect();
-        self.job.sample_all_in_one_place(plain.iter());
+        let all: Vec<Strategy> = fitting.map(plain).collect();
+        self.job.sample_all_in_one_place(all.iter());
     }
 }
 
@@ -300,7 +300,13 @@ impl Judge for Judging<'_, '_> {
             let times = self.times(&plain, &*prices, replica);
             let mut times: Vec<Vec<UnitTime>> = times.iter().map(|times| times.to_vec()).collect();
             if arrangement.schedule != NONE {
-                times.iter_mut().flatten().for_each(|unit| unit.input_s += REPEATED * unit.forward_s);
+                let units = &self.job.model.units;
+                let again = |times: &mut Vec<UnitTime>| {
+                    let again =
+                        times.iter_mut().zip(units).filter(|(_, unit)| arrangement.recompute.contains(unit.kind));
+                    again.for_each(|(time, _)| time.input_s += REPEATED * time.forward_s);
+                };
+                times.iter_mut().for_each(again);
             }
             least_step_s_of_any_cut(strategy, &times, &state)
         };
@@ -343,13 +349,23 @@ impl Judge for Judging<'_, '_> {
             }
             _ => self.total(None, &strategy, &kinds)?,
         };
-        let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds / total.program_s);
+        let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds.max(0.0) / total.program_s);
         let timing = StepShares { exposed, idle, program_s: total.program_s };
         let was_run = match &self.source {
             Source::Machine(profile) => profile.run_s(&self.job.name(&strategy)),
             Source::Cluster(_) => None,
         };
         Ok(Timed { step_s: was_run.unwrap_or(total.step_s), strategy, timing })
+    }
+
+    /// What computes all layers again may do with less.
+    fn variants(&self, strategy: &Strategy) -> Vec<Strategy> {
+        let Arrangement { schedule, recompute, .. } = strategy.arrangement;
+        if schedule == NONE || recompute != Units::All || self.job.model.has_whole_layers() {
+            return Vec::new();
+        }
+        let of_units = |units| Arrangement { schedule: OASES, ..strategy.arrangement.recomputing(units) };
+        [Units::Attention, Units::Mlp].map(|units| strategy.clone().arranged(of_units(units))).into()
     }
 
     fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Vec<Cost>>, Failure> {

@@ -62,17 +62,16 @@ impl Batch {
 
     fn unlabelled(queue: &Queue, ids: &[u32], segments: Segments, cache: Option<Cache>) -> Batch {
         let starts = cache.as_ref().map_or(&[][..], |cache| &cache.lengths);
-        let positions = positions(&segments, starts);
         Batch {
             ids: queue.indices(ids),
-            positions: queue.indices(&positions),
+            positions: queue.indices_by(segments.tokens(), || positions(&segments, starts)),
             patches: None,
             class_rows: queue.indices(&[]),
             patch_rows: queue.indices(&[]),
             labels: queue.indices(&[]),
             targets: 0,
             noise: None,
-            longest: longest(&positions),
+            longest: longest(&segments, starts),
             largest_id: ids.iter().copied().max(),
             largest_label: None,
             cache,
@@ -109,7 +108,7 @@ impl Batch {
             labels: queue.indices(labels),
             targets: count_targets(labels),
             noise: None,
-            longest: longest(&positions),
+            longest: longest(&segments, &[]),
             largest_id: None,
             largest_label: largest_label(labels),
             segments,
@@ -167,16 +166,22 @@ impl Batch {
 
 /// Segments without a start begin at 0.
 fn positions(segments: &Segments, starts: &[usize]) -> Vec<u32> {
-    let starts = starts.iter().copied().chain(std::iter::repeat(0));
     let mut positions = Vec::with_capacity(segments.tokens());
-    segments.iter().zip(starts).for_each(|(segment, start)| {
-        positions.extend(start as u32..(start + segment.len()) as u32);
-    });
+    of_segments(segments, starts)
+        .for_each(|of_segment| positions.extend(of_segment.start as u32..of_segment.end as u32));
     positions
 }
 
-fn longest(positions: &[u32]) -> usize {
-    positions.iter().max().map_or(0, |&last| last as usize + 1)
+fn longest(segments: &Segments, starts: &[usize]) -> usize {
+    let ends =
+        of_segments(segments, starts).filter(|of_segment| !of_segment.is_empty()).map(|of_segment| of_segment.end);
+    ends.max().unwrap_or(0)
+}
+
+/// By segment: its tokens' places in their sequence.
+fn of_segments(segments: &Segments, starts: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    let starts = starts.iter().copied().chain(std::iter::repeat(0));
+    segments.iter().zip(starts).map(|(segment, start)| start..start + segment.len())
 }
 
 fn largest_label(labels: &[u32]) -> Option<u32> {

@@ -204,6 +204,11 @@ impl Model {
         packed.map(|spec| spec.whole.iter().product::<usize>() as u64).sum()
     }
 
+    /// Whether attention and MLP are one unit in some layer.
+    pub fn has_whole_layers(&self) -> bool {
+        self.units.iter().any(|unit| matches!(unit.kind, UnitKind::Layer(_)))
+    }
+
     /// The same model; training changes only these parameters.
     pub fn training(mut self, is_trained: impl Fn(ParamId, &ParamSpec) -> bool) -> Model {
         for (index, spec) in self.specs.iter_mut().enumerate() {

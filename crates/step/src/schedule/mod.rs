@@ -51,11 +51,19 @@ pub enum Units {
 }
 
 impl Units {
-    fn contains(self, unit: &ChainUnit) -> bool {
+    pub fn name(self) -> &'static str {
+        match self {
+            Units::All => "all",
+            Units::Attention => "attention",
+            Units::Mlp => "mlp",
+        }
+    }
+
+    pub fn contains(self, kind: UnitKind) -> bool {
         match self {
             Units::All => true,
-            Units::Attention => matches!(unit.kind, UnitKind::Attention(_) | UnitKind::Layer(_)),
-            Units::Mlp => matches!(unit.kind, UnitKind::Mlp(_) | UnitKind::Layer(_)),
+            Units::Attention => matches!(kind, UnitKind::Attention(_) | UnitKind::Layer(_)),
+            Units::Mlp => matches!(kind, UnitKind::Mlp(_) | UnitKind::Layer(_)),
         }
     }
 }
@@ -240,7 +248,7 @@ impl ScheduleInput<'_> {
             let is_first = index == lowest || chain.stages.pipeline.cuts.contains(&index);
             match (schedule.keeps)(unit) {
                 _ if index < lowest => Keep::Nothing,
-                _ if schedule.chooses_units && !self.recompute.contains(unit) => Keep::Everything,
+                _ if schedule.chooses_units && !self.recompute.contains(unit.kind) => Keep::Everything,
                 Keep::Nothing if is_first => Keep::Stream,
                 kept => kept,
             }

@@ -153,7 +153,15 @@ impl Judging<'_, '_> {
         let Strategy { pp, micro_batch, accumulate, arrangement, cut, pipeline, .. } = strategy;
         let slowness = times.iter().map(|place| format!("{:.3}", total_s(place) / total_s(&times[0])));
         let slowness = slowness.collect::<Vec<_>>().join(" ");
-        let computed = (micro_batch, arrangement.schedule.name, &cut.weights, &cut.uncut, first_place, slowness);
+        let computed = (
+            micro_batch,
+            arrangement.schedule.name,
+            arrangement.recompute,
+            &cut.weights,
+            &cut.uncut,
+            first_place,
+            slowness,
+        );
         let key = format!("{:?}", (pp, accumulate, pipeline.order, computed));
         let found = || {
             let (staging, slowness) = self.staging(strategy, times);
