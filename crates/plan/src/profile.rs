@@ -90,6 +90,21 @@ impl Kernels {
         self.0.values().map(|[_, _, bytes]| *bytes as f64).sum()
     }
 
+    /// Whether their operations and bytes, kernel by kernel, lie on the line through those of two others: so they do if all three
+    /// differ in their tokens alone, or in a width alone. Between other sizes, times are no line.
+    fn are_on_line_through(&self, [one, other]: [&Kernels; 2], flops_per_byte: f64) -> bool {
+        const TOLERANCE: f64 = 0.01;
+        let [low, high, own] = [one, other, self].map(|kernels| kernels.size(flops_per_byte));
+        let share = (own - low) / (high - low);
+        let are_near = |((one, other), own): ((&[u64; 3], &[u64; 3]), &[u64; 3])| {
+            (1..3).all(|kind| {
+                let [one, other, own] = [one, other, own].map(|counts| counts[kind] as f64);
+                (one + share * (other - one) - own).abs() <= TOLERANCE * own
+            })
+        };
+        share.is_finite() && one.0.values().zip(other.0.values()).zip(self.0.values()).all(are_near)
+    }
+
     /// One number that grows with the time they take.
     fn size(&self, flops_per_byte: f64) -> f64 {
         self.bytes() + self.flops() / flops_per_byte
@@ -266,9 +281,29 @@ impl Table {
         }
         let alike = of_work().filter(|known| known.kernels.names().eq(kernels.names()));
         let balance = self.flops_per_byte();
-        let points = alike.filter_map(|known| Some((known.kernels.size(balance), middle(&known.seconds)?))).collect();
-        // The tail's work is proportional to a model's parameters, of which a shortened one has few.
-        interpolated(points, kernels.size(balance), if is_of_tail { f64::INFINITY } else { MOST_SCALING })
+        let point = |known: &MeasuredTask| Some((known.kernels.size(balance), middle(&known.seconds)?));
+        let size = kernels.size(balance);
+        if is_of_tail {
+            // The tail's work is proportional to a model's parameters, of which a shortened one has few.
+            return interpolated(alike.filter_map(point).collect(), size, f64::INFINITY);
+        }
+        let alike: Vec<&MeasuredTask> = alike.collect();
+        let sizes: Vec<f64> = alike.iter().map(|known| known.kernels.size(balance)).collect();
+        let pairs = (0..alike.len()).flat_map(|one| (one + 1..alike.len()).map(move |other| [one, other]));
+        let on_a_line =
+            pairs.filter(|pair| kernels.are_on_line_through(pair.map(|index| &alike[index].kernels), balance));
+        let distance = |index: usize| (sizes[index] - size).abs();
+        let beyond_and_far = |&[one, other]: &[usize; 2]| {
+            let (span, far) = ((sizes[one] - sizes[other]).abs(), distance(one) + distance(other));
+            (far > span * (1.0 + 1e-9), far)
+        };
+        let nearest_pair = on_a_line.min_by(|a, b| {
+            let (a, b) = (beyond_and_far(a), beyond_and_far(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        });
+        let nearest = (0..alike.len()).min_by(|&a, &b| distance(a).total_cmp(&distance(b)));
+        let known = nearest_pair.map_or_else(|| nearest.into_iter().collect(), Vec::from);
+        interpolated(known.into_iter().filter_map(|index: usize| point(alike[index])).collect(), size, MOST_SCALING)
     }
 
     fn exchange_s(&self, work: &str, members: usize, bytes: u64) -> Option<f64> {
@@ -352,6 +387,26 @@ mod tests {
         }
         assert_eq!(interpolated(one(), 2.0, f64::INFINITY), Some(1.0));
         assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
+    }
+
+    #[test]
+    fn what_differs_in_tokens_and_in_width_is_not_interpolated_at_once() {
+        const IN: u64 = 64;
+        let product = |tokens: u64, width: u64| {
+            let counts = [1, 2 * tokens * IN * width, 2 * (tokens * IN + IN * width + tokens * width)];
+            Kernels([("product".to_owned(), counts)].into())
+        };
+        let measured =
+            |(kernels, seconds)| MeasuredTask { work: "forward".to_owned(), kernels, seconds: vec![seconds] };
+        let known = [(product(100, 32), 1.0), (product(200, 32), 1.8), (product(100, 48), 1.2)].map(measured);
+        let table = Table { tasks: known.into(), ..Table::default() };
+        let seconds = |kernels: Kernels| table.task_s("forward", &kernels, false);
+        for (kernels, expected) in [(product(150, 32), 1.4), (product(100, 40), 1.1), (product(100, 56), 1.3)] {
+            assert!((seconds(kernels).unwrap() - expected).abs() < 1e-6);
+        }
+        // Two products of other sizes take as long as neither line says.
+        assert_eq!(seconds(product(200, 48)), None);
+        assert_eq!(seconds(product(150, 40)), None);
     }
 
     #[test]
