@@ -12,6 +12,8 @@ pub struct UnitTime {
     pub forward_s: f64,
     /// The gradients of its input, and what is computed again for them.
     pub input_s: f64,
+    /// What is computed again alone.
+    pub again_s: f64,
     /// The gradients of its weights.
     pub weight_s: f64,
     /// Exchanges before the losses, and behind them.
@@ -64,7 +66,10 @@ pub fn unit_times(prices: &dyn Prices, first: usize, rank: usize, counted: &Coun
             match task.work {
                 Work::Enter | Work::Arrive | Work::Join | Work::Forward => time.forward_s += seconds,
                 work if work.row().family == WorkFamily::BackwardWeight => time.weight_s += seconds,
-                _ => time.input_s += seconds,
+                work => {
+                    time.input_s += seconds;
+                    time.again_s += if work.row().family == WorkFamily::Recompute { seconds } else { 0.0 };
+                }
             }
             continue;
         };
@@ -81,6 +86,7 @@ fn total<'a>(units: impl Iterator<Item = &'a UnitTime>) -> UnitTime {
     units.fold(UnitTime::default(), |sum, unit| UnitTime {
         forward_s: sum.forward_s + unit.forward_s,
         input_s: sum.input_s + unit.input_s,
+        again_s: sum.again_s + unit.again_s,
         weight_s: sum.weight_s + unit.weight_s,
         forward_exchange_s: sum.forward_exchange_s + unit.forward_exchange_s,
         backward_exchange_s: sum.backward_exchange_s + unit.backward_exchange_s,
@@ -109,7 +115,9 @@ pub fn least_step_s(strategy: &Strategy, times: &[impl AsRef<[UnitTime]>], state
         let state = &states[place];
         let behind = (before.input_s / parts + state.passes_behind_s).max(deferred) - deferred;
         let arrival_s = before.forward_s / parts + state.passes_before_s;
-        (arrival_s + of_micros(strategy, &own, state, behind)).max(of_passes(strategy, state))
+        let at_ends = |run: &std::ops::Range<usize>| most_exchange_s(&times[place][run.clone()]);
+        let at_ends_s = if strategy.pp == 1 { 0.0 } else { runs[place].iter().map(at_ends).sum() };
+        (arrival_s + of_micros(strategy, &own, state, behind, at_ends_s)).max(of_passes(strategy, state))
     };
     (0..strategy.pp).map(at_place).fold(0.0, f64::max)
 }
@@ -125,11 +133,21 @@ pub fn least_step_s_of_any_cut(strategy: &Strategy, times: &[impl AsRef<[UnitTim
     let mean = UnitTime {
         forward_s: shared(|unit| unit.forward_s),
         input_s: shared(|unit| unit.input_s),
+        again_s: shared(|unit| unit.again_s),
         weight_s: shared(|unit| unit.weight_s),
         forward_exchange_s: shared(|unit| unit.forward_exchange_s),
         backward_exchange_s: shared(|unit| unit.backward_exchange_s),
     };
-    of_micros(strategy, &mean, &PlaceTime { last_reduce_s: 0.0, ..*state }, 0.0).max(of_passes(strategy, state))
+    let stages = strategy.pipeline.stages() as f64 / strategy.pp as f64;
+    let most_s = times.iter().map(|times| most_exchange_s(times)).fold(0.0, f64::max);
+    let at_ends_s = if strategy.pp == 1 { 0.0 } else { stages * most_s };
+    let state = &PlaceTime { last_reduce_s: 0.0, ..*state };
+    of_micros(strategy, &mean, state, 0.0, at_ends_s).max(of_passes(strategy, state))
+}
+
+/// The exchanges of the unit that has most.
+fn most_exchange_s(units: &[UnitTime]) -> f64 {
+    units.iter().map(UnitTime::exchange_s).fold(0.0, f64::max)
 }
 
 /// Seconds of a place's passes, which follow one another.
@@ -137,15 +155,19 @@ fn of_passes(strategy: &Strategy, state: &PlaceTime) -> f64 {
     strategy.accumulate as f64 * state.passes_s
 }
 
-/// Seconds of a place from its first task to its last, if a micro-batch takes so long there, and waits so long at the end.
-fn of_micros(strategy: &Strategy, own: &UnitTime, state: &PlaceTime, behind_s: f64) -> f64 {
+/// Seconds of a place from its first task to its last, if a micro-batch takes so long there, and waits so long at the end. The place
+/// need not wait for the exchanges at the ends of its stages.
+fn of_micros(strategy: &Strategy, own: &UnitTime, state: &PlaceTime, behind_s: f64, at_ends_s: f64) -> f64 {
     let micros = strategy.accumulate as f64;
-    // A part alone waits for its exchanges; only gradients of weights are computed meanwhile, if they come with those of inputs.
-    let exposed_s = match (strategy.arrangement.parts, strategy.pipeline.order.splits_backward() && strategy.pp > 1) {
-        (1, true) => own.exchange_s(),
-        (1, false) => own.forward_exchange_s + (own.backward_exchange_s - own.weight_s).max(0.0),
+    // A part alone waits for its exchanges; meanwhile layers are computed again, and gradients of weights, if they come with those of
+    // inputs.
+    let splits_backward = strategy.pipeline.order.splits_backward() && strategy.pp > 1;
+    let meanwhile_s = own.again_s + if splits_backward { 0.0 } else { own.weight_s };
+    let exposed_s = match strategy.arrangement.parts {
+        1 => own.forward_exchange_s + (own.backward_exchange_s - meanwhile_s).max(0.0) - at_ends_s,
         _ => 0.0,
     };
+    let exposed_s = exposed_s.max(0.0);
     let computing_s = micros * (own.compute_s() + exposed_s);
     // Gradients are summed behind the backward of the last micro-batch, or of every one if they are split.
     let (sums, beside_s) = match strategy.zero {
@@ -169,6 +191,7 @@ mod tests {
         UnitTime {
             forward_s: seconds,
             input_s: 2.0 * seconds,
+            again_s: 0.0,
             weight_s: seconds,
             forward_exchange_s: exchange_s,
             backward_exchange_s: exchange_s,

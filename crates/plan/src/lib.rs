@@ -44,5 +44,5 @@ pub use profile::{Measured, Profile};
 pub use rates::Published;
 pub use search::{Bounded, Fit, Found, Judge, Judged, Least, Timed, search};
 pub use short_chain::{EvenChain, ShortChain, TaskKernels};
-pub use space::{RankDevices, Space};
+pub use space::{RankDevices, Space, recomputing};
 pub use written::Comments;

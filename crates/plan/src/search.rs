@@ -1,7 +1,7 @@
 //! Finds the fastest strategies without looking at all of them: what cannot be faster than those found is left out.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use evenkeel_step::Strategy;
 
@@ -80,8 +80,8 @@ pub trait Judge {
     /// The time of its step.
     fn time(&mut self, strategy: Strategy) -> Result<Timed<Self::Timing>, Self::Error>;
 
-    /// Strategies that are like a timed one and may be faster, which are not in the space.
-    fn variants(&self, strategy: &Strategy) -> Vec<Strategy>;
+    /// Strategies that are slower and need less memory: only what does not fit is worth them.
+    fn leaner(&self, strategy: &Strategy) -> Vec<Strategy>;
 
     /// Whether it fits in memory.
     fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Self::Memory>, Self::Error>;
@@ -103,15 +103,20 @@ pub fn search<J: Judge>(
     let mut open: BinaryHeap<Reverse<Open<J::Timing>>> = BinaryHeap::new();
     let mut fitting: Vec<Placed<J>> = Vec::new();
     let (mut too_large, mut surely_too_large) = (Vec::new(), Vec::new());
-    for (place, strategy) in strategies.into_iter().enumerate() {
-        match judge.least(&strategy) {
-            least if least.fullness > 1.0 => surely_too_large.push((strategy, least)),
-            Least { step_s, .. } => {
-                open.push(Reverse(Open { least_step_s: step_s, place, known: Known::Uncut(strategy) }))
+    let mut new: VecDeque<(usize, Strategy)> = strategies.into_iter().enumerate().collect();
+    loop {
+        while let Some((place, strategy)) = new.pop_front() {
+            match judge.least(&strategy) {
+                least if least.fullness > 1.0 => {
+                    new.extend(judge.leaner(&strategy).into_iter().map(|leaner| (place, leaner)));
+                    surely_too_large.push((strategy, least));
+                }
+                Least { step_s, .. } => {
+                    open.push(Reverse(Open { least_step_s: step_s, place, known: Known::Uncut(strategy) }))
+                }
             }
         }
-    }
-    while let Some(Reverse(Open { least_step_s, place, known })) = open.pop() {
+        let Some(Reverse(Open { least_step_s, place, known })) = open.pop() else { break };
         let step_s = |index: usize| fitting.get(index).map(|(_, judged)| judged.timed.step_s);
         if step_s(wanted - 1).zip(step_s(0)).is_some_and(|(last_s, best_s)| {
             // What is hardly slower than the best may come before it.
@@ -123,27 +128,31 @@ pub fn search<J: Judge>(
         let (least_step_s, known) = match known {
             Known::Uncut(strategy) => match judge.cut(strategy) {
                 Bounded { strategy, step_s, fullness } if fullness > 1.0 => {
+                    new.extend(judge.leaner(&strategy).into_iter().map(|leaner| (place, leaner)));
                     surely_too_large.push((strategy, Least { step_s, fullness }));
                     continue;
                 }
                 Bounded { strategy, step_s, .. } => (step_s.max(least_step_s), Known::Cut(strategy)),
             },
             Known::Cut(strategy) => {
-                for variant in judge.variants(&strategy) {
-                    let Least { step_s, .. } = judge.least(&variant);
-                    open.push(Reverse(Open { least_step_s: step_s, place, known: Known::Uncut(variant) }));
-                }
                 let timed = judge.time(strategy)?;
                 (timed.step_s, Known::Timed(timed))
             }
             Known::Timed(timed) => match judge.fit(&timed.strategy)? {
-                Fit::Recut(strategy) => (timed.step_s, Known::Cut(*strategy)),
+                Fit::Recut(strategy) => {
+                    new.extend(judge.leaner(&timed.strategy).into_iter().map(|leaner| (place, leaner)));
+                    (timed.step_s, Known::Cut(*strategy))
+                }
                 Fit::Known { fullness, memory } => {
                     let judged = Judged { timed, fullness, memory };
                     if fullness > 1.0 {
+                        new.extend(judge.leaner(&judged.timed.strategy).into_iter().map(|leaner| (place, leaner)));
                         too_large.push(judged)
                     } else {
-                        fitting.push((place, judged))
+                        // Steps that were run may take less than their bounds.
+                        let is_faster = |other: &Placed<J>| other.1.timed.step_s <= judged.timed.step_s;
+                        let at = fitting.partition_point(is_faster);
+                        fitting.insert(at, (place, judged))
                     }
                     continue;
                 }
@@ -222,7 +231,7 @@ mod tests {
         fullness: F,
         bound: f64,
         /// Of a number: another one.
-        variants: Vec<(usize, usize)>,
+        leaner: Vec<(usize, usize)>,
         timed: usize,
         fitted: usize,
     }
@@ -245,11 +254,11 @@ mod tests {
             Ok(Timed { step_s: (self.step_s)(strategy.accumulate), strategy, timing: () })
         }
 
-        fn variants(&self, strategy: &Strategy) -> Vec<Strategy> {
-            self.variants
+        fn leaner(&self, strategy: &Strategy) -> Vec<Strategy> {
+            self.leaner
                 .iter()
                 .filter(|(of, _)| *of == strategy.accumulate)
-                .flat_map(|(_, variant)| numbered(*variant).pop())
+                .flat_map(|(_, leaner)| numbered(*leaner).pop())
                 .collect()
         }
 
@@ -261,7 +270,7 @@ mod tests {
 
     impl<S: Fn(usize) -> f64, F: Fn(usize) -> f64> Tables<S, F> {
         fn new(step_s: S, fullness: F, bound: f64) -> Tables<S, F> {
-            Tables { step_s, fullness, bound, variants: Vec::new(), timed: 0, fitted: 0 }
+            Tables { step_s, fullness, bound, leaner: Vec::new(), timed: 0, fitted: 0 }
         }
     }
 
@@ -296,12 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn variants_are_found_by_way_of_what_they_are_like() {
-        let mut judge = Tables::new(|number| [3.0, 2.0, 4.0, 1.0][number - 1], |_| 0.0, 0.5);
-        judge.variants = vec![(1, 4), (3, 4)];
-        let Ok(found) = search(numbered(3), 1, &mut judge);
-        assert_eq!(found.fitting[0].timed.strategy.accumulate, 4);
-        assert_eq!(judge.timed, 3, "the third is slower by its bound, and so are its variants");
+    fn what_needs_less_is_looked_at_if_something_does_not_fit() {
+        for (fullness, fastest) in [(0.9, 1), (1.1, 4)] {
+            let mut judge = Tables::new(
+                |number| [1.0, 9.0, 8.0, 3.0][number - 1],
+                |number| if number == 1 { fullness } else { 0.0 },
+                0.5,
+            );
+            judge.leaner = vec![(1, 4), (2, 4)];
+            let Ok(found) = search(numbered(3), 1, &mut judge);
+            assert_eq!(found.fitting[0].timed.strategy.accumulate, fastest);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use evenkeel_model::{Cut, Part, ZeroStage};
-use evenkeel_step::schedule::{Arrangement, Schedule};
+use evenkeel_step::schedule::{Arrangement, NONE, OASES, Schedule, Units};
 use evenkeel_step::{Devices, Mesh, Pipeline, PipelineOrder, Strategy};
 
 /// Devices that ranks may compute on, one each.
@@ -33,7 +33,7 @@ const MOST_MICROS: usize = 64;
 const MOST_SEQUENCES: usize = 1024;
 
 impl Space {
-    /// All of them, in an order that depends on nothing else: fewer ranks, shards and micro-batches first, and what needs less of
+    /// All of them that compute nothing again, in an order that depends on nothing else: fewer ranks, shards and micro-batches first, and what needs less of
     /// everything before what needs more. Stages are not cut yet: their pipelines have cuts of 0, as many as there must be.
     pub fn strategies(&self) -> Vec<Strategy> {
         let mut all = Vec::new();
@@ -61,7 +61,7 @@ impl Space {
     }
 }
 
-/// ZeRO's stages, orders, recomputation, parts and streams for given axes.
+/// ZeRO's stages, orders, parts and streams for given axes.
 fn arranged(strategy: &Strategy, pp: usize) -> Vec<Strategy> {
     let tp = strategy.cut.weights.len();
     let zeros = match (strategy.dp, pp) {
@@ -80,15 +80,25 @@ fn arranged(strategy: &Strategy, pp: usize) -> Vec<Strategy> {
             None => staged.in_stages(1, Pipeline::default()),
             Some(order) => staged.in_stages(pp, Pipeline { cuts: vec![0; pp * order.usual_chunks() - 1], order }),
         };
-        for recomputes in [false, true] {
-            let arrangement = Arrangement::of(Schedule::usual(recomputes, tp));
-            for (parts, &split_sequence) in (1..=parts).flat_map(|parts| streams.iter().map(move |it| (parts, it))) {
-                let cut = Cut { split_sequence, ..staged.cut.clone() };
-                all.push(Strategy { cut, arrangement: arrangement.in_parts(parts), ..staged.clone() });
-            }
+        for (parts, &split_sequence) in (1..=parts).flat_map(|parts| streams.iter().map(move |it| (parts, it))) {
+            let cut = Cut { split_sequence, ..staged.cut.clone() };
+            all.push(Strategy { cut, arrangement: Arrangement::default().in_parts(parts), ..staged.clone() });
         }
     }
     all
+}
+
+/// The same strategy with less memory, and more time: it computes attention or MLP again, if they are units of their own, or all
+/// layers.
+pub fn recomputing(strategy: &Strategy, chooses_units: bool) -> Vec<Strategy> {
+    if strategy.arrangement.schedule != NONE {
+        return Vec::new();
+    }
+    let some = [Units::Attention, Units::Mlp].map(|units| Arrangement::of(OASES).recomputing(units));
+    let some = some.into_iter().filter(|_| chooses_units);
+    let all = Arrangement::of(Schedule::usual(true, strategy.cut.weights.len()));
+    let parts = strategy.arrangement.parts;
+    some.chain([all]).map(|arrangement| strategy.clone().arranged(arrangement.in_parts(parts))).collect()
 }
 
 /// The widths of shards to try: even ones and, if their devices are unequal, widths like the devices' speeds and halfway to them,

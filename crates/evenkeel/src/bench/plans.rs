@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use evenkeel_device::cpu_report;
 use evenkeel_model::ZeroStage;
-use evenkeel_plan::{Judge, NotKnown, Profile, RankDevices, Space, foretell};
+use evenkeel_plan::{Judge, NotKnown, Profile, RankDevices, Space, foretell, recomputing};
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::{Mesh, Strategy};
 use serde_json::json;
@@ -76,7 +76,11 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         may_use_all_gpus: false,
         seen: Seen::default(),
     };
-    let all = arguments.space().strategies().into_iter().filter(|it| job.can_be_cut(it));
+    let with_leaner = |strategy: Strategy| {
+        let leaner = recomputing(&strategy, true);
+        [strategy].into_iter().chain(leaner)
+    };
+    let all = arguments.space().strategies().into_iter().filter(|it| job.can_be_cut(it)).flat_map(with_leaner);
     // Stages are cut before anything is measured, so that their cuts are the same in all rounds.
     let mut nothing = Profile::default();
     let unmeasured = Judging::new(&job, Source::Machine(&mut nothing), &|_| ());

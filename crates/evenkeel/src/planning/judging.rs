@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use evenkeel_plan::{
     Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
-    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut,
+    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, recomputing,
 };
-use evenkeel_step::schedule::{Arrangement, NONE, OASES, Units};
+use evenkeel_step::schedule::{Arrangement, NONE, Units};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Keeping, Strategy, Work};
 use evenkeel_train::Cost;
@@ -257,15 +257,15 @@ impl Judging<'_, '_> {
 
 /// What bounds are taken of: steps that compute nothing again are sampled already, or are worth it.
 fn plain(strategy: &Strategy) -> Strategy {
-    strategy.clone().arranged(Arrangement { schedule: NONE, ..strategy.arrangement })
+    strategy.clone().arranged(Arrangement { schedule: NONE, recompute: Units::All, ..strategy.arrangement })
 }
 
 impl Judging<'_, '_> {
     /// Takes the samples that all their bounds need.
     pub fn sample(&self, strategies: &[Strategy]) {
-        let fitting = strategies.iter().filter(|strategy| self.least_fullness_of_any_cut(strategy) <= 1.0);
-        let all: Vec<Strategy> = fitting.map(plain).collect();
-        self.job.sample_all_in_one_place(all.iter());
+        let leanest = |strategy: &Strategy| self.leaner(strategy).pop().unwrap_or_else(|| strategy.clone());
+        let may_fit = |strategy: &&Strategy| self.least_fullness_of_any_cut(&leanest(strategy)) <= 1.0;
+        self.job.sample_all_in_one_place(strategies.iter().filter(may_fit));
     }
 }
 
@@ -304,7 +304,10 @@ impl Judge for Judging<'_, '_> {
                 let again = |times: &mut Vec<UnitTime>| {
                     let again =
                         times.iter_mut().zip(units).filter(|(_, unit)| arrangement.recompute.contains(unit.kind));
-                    again.for_each(|(time, _)| time.input_s += REPEATED * time.forward_s);
+                    again.for_each(|(time, _)| {
+                        time.input_s += REPEATED * time.forward_s;
+                        time.again_s += time.forward_s;
+                    });
                 };
                 times.iter_mut().for_each(again);
             }
@@ -358,14 +361,8 @@ impl Judge for Judging<'_, '_> {
         Ok(Timed { step_s: was_run.unwrap_or(total.step_s), strategy, timing })
     }
 
-    /// What computes all layers again may do with less.
-    fn variants(&self, strategy: &Strategy) -> Vec<Strategy> {
-        let Arrangement { schedule, recompute, .. } = strategy.arrangement;
-        if schedule == NONE || recompute != Units::All || self.job.model.has_whole_layers() {
-            return Vec::new();
-        }
-        let of_units = |units| Arrangement { schedule: OASES, ..strategy.arrangement.recomputing(units) };
-        [Units::Attention, Units::Mlp].map(|units| strategy.clone().arranged(of_units(units))).into()
+    fn leaner(&self, strategy: &Strategy) -> Vec<Strategy> {
+        recomputing(strategy, !self.job.model.has_whole_layers())
     }
 
     fn fit(&mut self, strategy: &Strategy) -> Result<Fit<Vec<Cost>>, Failure> {

@@ -19,6 +19,7 @@ use line::{Line, Recompute};
 use migration::migrate_and_return;
 use state::{gather_parameters, reduce_gradients, tail};
 
+use std::fmt::{self, Debug, Formatter};
 use std::ops::Range;
 
 use evenkeel_model::UnitKind;
@@ -69,7 +70,7 @@ impl Units {
 }
 
 /// A schedule, by its name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Schedule {
     pub name: &'static str,
     pub about: &'static str,
@@ -80,6 +81,12 @@ pub struct Schedule {
     pub overlaps: bool,
     /// Whether it leaves a choice of the units to compute again.
     pub chooses_units: bool,
+}
+
+impl Debug for Schedule {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 impl PartialEq for Schedule {
