@@ -28,7 +28,7 @@ impl TracedStep {
 /// Steps in a row are no more than this, however short they are.
 const MOST_IN_A_ROW: f64 = 40.0;
 
-/// Arranges the ranks' steps so, makes some to warm up and measures so many in a row that they take about `least_s`, and another one
+/// Arranges the ranks' steps so, makes three to warm up and measures so many in a row that they take about `least_s`, and another one
 /// with its tasks' times.
 pub fn measure(
     ranks: &Ranks,
@@ -36,13 +36,15 @@ pub fn measure(
     [first, second]: [Vec<Samples>; 2],
     least_s: f64,
 ) -> Result<TracedStep, Failure> {
-    let warm = first.clone();
     let warm_up = move |trainer: &mut Trainer| {
         trainer.rearrange(arrangement);
-        trainer.step(&warm, LR)?;
+        // A GPU captures graphs of what it is told for the second time.
+        for _ in 0..2 {
+            trainer.step(&first, LR)?;
+        }
         trainer.device.compute().finish();
         let start = Instant::now();
-        trainer.step(&warm, LR)?;
+        trainer.step(&first, LR)?;
         trainer.device.compute().finish();
         Ok(start.elapsed())
     };
@@ -53,8 +55,6 @@ pub fn measure(
     let in_a_row = (least_s / longest_s).ceil().clamp(1.0, MOST_IN_A_ROW) as u32;
     let epoch = Instant::now();
     let measured = move |trainer: &mut Trainer| {
-        trainer.step(&first, LR)?;
-        trainer.device.compute().finish();
         let start = Instant::now();
         for _ in 0..in_a_row {
             trainer.step(&second, LR)?;

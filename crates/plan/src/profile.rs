@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 use evenkeel_device::Counts;
 use evenkeel_step::simulate::median;
@@ -13,7 +14,7 @@ use evenkeel_step::{Program, Task, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::counted::Counted;
-use crate::lateness::{Lateness, MOST_STEPS, MeasuredStep, StepTerms, groups};
+use crate::lateness::{Lateness, MOST_STEPS, MeasuredStep, StepTerms, least_ratio};
 use crate::prices::{NotKnown, Prices, simulated};
 
 /// Kernels by kind: launches, operations and bytes.
@@ -58,8 +59,8 @@ pub struct Measured<'a> {
     /// By rank.
     places: &'a [String],
     known: RefCell<HashMap<TaskKey<'a>, Option<f64>>>,
-    /// By kind of place, and the groups that ranks meet in.
-    lateness: RefCell<HashMap<(&'a str, String), Lateness>>,
+    /// By kind of place.
+    lateness: RefCell<HashMap<&'a str, Rc<Lateness>>>,
 }
 
 /// A kind of place, of work, and its kernels.
@@ -90,19 +91,28 @@ impl Kernels {
         self.0.values().map(|[_, _, bytes]| *bytes as f64).sum()
     }
 
-    /// Whether their operations and bytes, kernel by kernel, lie on the line through those of two others: so they do if all three
-    /// differ in their tokens alone, or in a width alone. Between other sizes, times are no line.
-    fn are_on_line_through(&self, [one, other]: [&Kernels; 2], flops_per_byte: f64) -> bool {
+    /// The place of their operations and bytes, kernel by kernel, on the line through those of two others, which are at 0 and 1.
+    /// They lie there if all three differ in their tokens alone, or in a width alone. Between other sizes, times are no line.
+    fn place_on_line_through(&self, [one, other]: [&Kernels; 2]) -> Option<f64> {
         const TOLERANCE: f64 = 0.01;
-        let [low, high, own] = [one, other, self].map(|kernels| kernels.size(flops_per_byte));
-        let share = (own - low) / (high - low);
+        let [low, high, own] = [one, other, self].map(|kernels| kernels.flops() + kernels.bytes());
+        let place = (own - low) / (high - low);
         let are_near = |((one, other), own): ((&[u64; 3], &[u64; 3]), &[u64; 3])| {
             (1..3).all(|kind| {
                 let [one, other, own] = [one, other, own].map(|counts| counts[kind] as f64);
-                (one + share * (other - one) - own).abs() <= TOLERANCE * own
+                (one + place * (other - one) - own).abs() <= TOLERANCE * own
             })
         };
-        share.is_finite() && one.0.values().zip(other.0.values()).zip(self.0.values()).all(are_near)
+        let is_on_it = place.is_finite() && one.0.values().zip(other.0.values()).zip(self.0.values()).all(are_near);
+        is_on_it.then_some(place)
+    }
+
+    /// Whether they are at most so many times as much work as others, and no less.
+    fn is_within(&self, other: &Kernels, most: f64) -> bool {
+        [Kernels::flops, Kernels::bytes].into_iter().all(|work| {
+            let (own, other) = (work(self), work(other));
+            own <= other * most && other <= own * most
+        })
     }
 
     /// One number that grows with the time they take.
@@ -151,7 +161,7 @@ impl Profile {
             if steps.len() == MOST_STEPS {
                 steps.remove(0);
             }
-            steps.push(MeasuredStep { groups: groups(counted), terms, seconds: step_s });
+            steps.push(MeasuredStep { terms, seconds: step_s });
         }
         Ok(())
     }
@@ -166,8 +176,7 @@ impl Profile {
         let of_table = |table: &Table| {
             let tasks = table.tasks.iter().map(|task| &task.seconds);
             let all = tasks.chain(table.exchanges.iter().map(|exchange| &exchange.seconds));
-            let is_step = |step: &MeasuredStep| step.terms.are_sound() && (1e-9..MOST_SECONDS).contains(&step.seconds);
-            let are_steps = (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(is_step);
+            let are_steps = (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(MeasuredStep::is_sound);
             are_steps && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }.all(is_sound)
         };
         self.places.values().all(of_table) && self.runs.len() <= MOST_ENTRIES && self.runs.values().all(is_sound)
@@ -199,11 +208,13 @@ impl<'a> Measured<'a> {
         self.profile.places.get(&self.places[rank])
     }
 
-    fn lateness(&self, place: &str, groups: &str) -> Lateness {
-        let known = self.profile.places.get_key_value(place);
-        let Some((place, table)) = known else { return Lateness::of(&[], groups) };
-        let of_steps = || Lateness::of(&table.steps, groups);
-        *self.lateness.borrow_mut().entry((place, groups.to_owned())).or_insert_with(of_steps)
+    fn steps(&self, rank: usize) -> &'a [MeasuredStep] {
+        self.table(rank).map_or(&[], |table| &table.steps)
+    }
+
+    fn lateness(&self, rank: usize) -> Rc<Lateness> {
+        let of_steps = || Rc::new(Lateness::of(self.steps(rank)));
+        self.lateness.borrow_mut().entry(&self.places[rank]).or_insert_with(of_steps).clone()
     }
 }
 
@@ -225,16 +236,11 @@ impl Prices for Measured<'_> {
 
     fn whole_step_s(&self, counted: &[Counted], programs_s: f64) -> f64 {
         let terms = StepTerms::of(counted, programs_s);
-        let (places, groups): (BTreeSet<&str>, _) =
-            (counted.iter().map(|it| self.places[it.rank].as_str()).collect(), groups(counted));
-        places.into_iter().map(|place| self.lateness(place, &groups).step_s(&terms)).fold(0.0, f64::max)
+        counted.iter().map(|it| self.lateness(it.rank).step_s(&terms)).fold(0.0, f64::max)
     }
 
     fn least_step_s(&self, rank: usize, programs_s: f64) -> f64 {
-        let groups = self.table(rank).into_iter().flat_map(|table| &table.steps).map(|step| step.groups.as_str());
-        let groups: BTreeSet<&str> = groups.chain([""]).collect();
-        let of_groups = |groups| self.lateness(&self.places[rank], groups).least_step_s(programs_s);
-        groups.into_iter().map(of_groups).fold(f64::INFINITY, f64::min)
+        programs_s * least_ratio(self.steps(rank))
     }
 }
 
@@ -285,31 +291,33 @@ impl Table {
         let size = kernels.size(balance);
         if is_of_tail {
             // The tail's work is proportional to a model's parameters, of which a shortened one has few.
-            return interpolated(alike.filter_map(point).collect(), size, f64::INFINITY);
+            return interpolated(alike.filter_map(point).collect(), size);
         }
+        // Whether a size is known depends on what was measured, and not on what it took.
         let alike: Vec<&MeasuredTask> = alike.collect();
         let sizes: Vec<f64> = alike.iter().map(|known| known.kernels.size(balance)).collect();
-        let pairs = (0..alike.len()).flat_map(|one| (one + 1..alike.len()).map(move |other| [one, other]));
-        let on_a_line =
-            pairs.filter(|pair| kernels.are_on_line_through(pair.map(|index| &alike[index].kernels), balance));
         let distance = |index: usize| (sizes[index] - size).abs();
-        let beyond_and_far = |&[one, other]: &[usize; 2]| {
-            let (span, far) = ((sizes[one] - sizes[other]).abs(), distance(one) + distance(other));
-            (far > span * (1.0 + 1e-9), far)
-        };
-        let nearest_pair = on_a_line.min_by(|a, b| {
-            let (a, b) = (beyond_and_far(a), beyond_and_far(b));
-            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        let is_near = |index: usize, most: f64| kernels.is_within(&alike[index].kernels, most);
+        let pairs = (0..alike.len()).flat_map(|one| (one + 1..alike.len()).map(move |other| [one, other]));
+        let known = pairs.filter_map(|pair @ [one, other]| {
+            let place = kernels.place_on_line_through(pair.map(|index| &alike[index].kernels))?;
+            let is_beyond = !(0.0..=1.0).contains(&place);
+            let is_known = !is_beyond || pair.into_iter().any(|index| is_near(index, MOST_SCALING));
+            is_known.then_some((pair, is_beyond, distance(one) + distance(other)))
         });
-        let nearest = (0..alike.len()).min_by(|&a, &b| distance(a).total_cmp(&distance(b)));
-        let known = nearest_pair.map_or_else(|| nearest.into_iter().collect(), Vec::from);
-        interpolated(known.into_iter().filter_map(|index: usize| point(alike[index])).collect(), size, MOST_SCALING)
+        let nearest_pair = known.min_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2)));
+        let nearest = || {
+            let near = (0..alike.len()).filter(|&index| is_near(index, LEAST_SCALING));
+            near.min_by(|&a, &b| distance(a).total_cmp(&distance(b)))
+        };
+        let known = nearest_pair.map_or_else(|| nearest().into_iter().collect(), |(pair, ..)| Vec::from(pair));
+        interpolated(known.into_iter().filter_map(|index| point(alike[index])).collect(), size)
     }
 
     fn exchange_s(&self, work: &str, members: usize, bytes: u64) -> Option<f64> {
         let alike = self.exchanges.iter().filter(|known| known.work == work && known.members == members);
         let points = alike.filter_map(|known| Some((known.bytes as f64, middle(&known.seconds)?))).collect();
-        interpolated(points, bytes as f64, f64::INFINITY)
+        interpolated(points, bytes as f64)
     }
 }
 
@@ -330,23 +338,19 @@ fn middle(measured: &[f64]) -> Option<f64> {
     (!measured.is_empty()).then(|| median(measured.iter().copied()))
 }
 
-/// Seconds of a size: on the line between its measured neighbours or, beyond all sizes, on that of the last two, up to a factor. One
-/// size alone says little about others, unless any factor will do.
-fn interpolated(mut points: Vec<(f64, f64)>, size: f64, most: f64) -> Option<f64> {
+/// Seconds of a size: on the line between its measured neighbours or, beyond all sizes, on that of the last two; in proportion to
+/// one size alone.
+fn interpolated(mut points: Vec<(f64, f64)>, size: f64) -> Option<f64> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (first, last) = (*points.first()?, *points.last()?);
-    if let [(found, seconds)] = points[..] {
-        let (most, factor) = (if most.is_finite() { LEAST_SCALING } else { most }, size / found.max(1.0));
-        return (size == found || (1.0 / most..=most).contains(&factor)).then_some(seconds * factor);
-    }
-    if size > last.0 * most || size * most < first.0 {
-        return None;
+    let proportional = |(found, seconds): (f64, f64)| seconds * size / found.max(1.0);
+    if points.len() == 1 {
+        return Some(proportional(first));
     }
     let above = points.partition_point(|point| point.0 < size).clamp(1, points.len() - 1);
     let ((low, low_s), (high, high_s)) = (points[above - 1], points[above]);
     let seconds = low_s + (high_s - low_s) * (size - low) / (high - low);
     // Noise may tilt a line, but nothing takes longer for being smaller than all, or more than in proportion for being larger.
-    let proportional = |(found, seconds): (f64, f64)| seconds * size / found.max(1.0);
     Some(match size {
         _ if size < first.0 => seconds.clamp(proportional(first), first.1),
         _ if size > last.0 => seconds.clamp(last.1, proportional(last)),
@@ -367,26 +371,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_between_measured_ones_are_interpolated_and_those_far_beyond_are_not_known() {
+    fn times_between_measured_sizes_and_beyond_them_lie_on_lines() {
         // A second, and a half for each unit of size.
         let points = || vec![(8.0, 5.0), (2.0, 2.0)];
-        let cases =
-            [(2.0, Some(2.0)), (5.0, Some(3.5)), (16.0, Some(9.0)), (17.0, None), (1.0, Some(1.5)), (0.9, None)];
-        for (size, expected) in cases {
-            assert_eq!(interpolated(points(), size, MOST_SCALING), expected, "{size}");
+        for (size, expected) in [(2.0, 2.0), (5.0, 3.5), (16.0, 9.0), (1.0, 1.5), (80.0, 41.0)] {
+            assert_eq!(interpolated(points(), size), Some(expected), "{size}");
         }
-        assert_eq!(interpolated(points(), 80.0, f64::INFINITY), Some(41.0));
         // Larger sizes that seem to take less say nothing about those beyond them.
         let tilted = || vec![(8.0, 1.0), (2.0, 2.0)];
-        assert_eq!(interpolated(tilted(), 16.0, MOST_SCALING), Some(1.0));
-        assert_eq!(interpolated(tilted(), 1.0, MOST_SCALING), Some(2.0));
-        let one = || vec![(8.0, 4.0)];
-        let cases = [(8.0, Some(4.0)), (8.8, Some(4.4)), (9.0, None), (4.0, None)];
-        for (size, expected) in cases {
-            assert_eq!(interpolated(one(), size, MOST_SCALING), expected, "{size}");
+        assert_eq!(interpolated(tilted(), 16.0), Some(1.0));
+        assert_eq!(interpolated(tilted(), 1.0), Some(2.0));
+        assert_eq!(interpolated(vec![(8.0, 4.0)], 2.0), Some(1.0));
+        assert_eq!(interpolated(Vec::new(), 1.0), None);
+    }
+
+    #[test]
+    fn far_sizes_are_not_known_whatever_was_measured() {
+        let copy = |bytes: u64| Kernels([("copy".to_owned(), [1, 0, bytes])].into());
+        let known = |measured: &[(u64, f64)], bytes: u64| {
+            let task = |&(bytes, seconds): &(u64, f64)| MeasuredTask {
+                work: "forward".to_owned(),
+                kernels: copy(bytes),
+                seconds: vec![seconds],
+            };
+            let table = Table { tasks: measured.iter().map(task).collect(), ..Table::default() };
+            table.task_s("forward", &copy(bytes), false).is_some()
+        };
+        for seconds in [0.1, 1.0, 10.0] {
+            let two = [(2000, 1.0), (8000, seconds)];
+            let cases = [(2000, true), (5000, true), (16_000, true), (17_000, false), (1000, true), (900, false)];
+            cases.into_iter().for_each(|(bytes, is_known)| assert_eq!(known(&two, bytes), is_known, "{bytes}"));
+            let cases = [(8000, true), (8700, true), (9000, false), (4000, false)];
+            cases.into_iter().for_each(|(bytes, is_known)| assert_eq!(known(&two[1..], bytes), is_known, "{bytes}"));
         }
-        assert_eq!(interpolated(one(), 2.0, f64::INFINITY), Some(1.0));
-        assert_eq!(interpolated(Vec::new(), 1.0, f64::INFINITY), None);
     }
 
     #[test]
@@ -413,7 +430,7 @@ mod tests {
     fn numbers_that_nobody_can_have_measured_are_no_profile() {
         let table = |seconds: Vec<f64>| Table {
             tasks: vec![MeasuredTask { work: "update".to_owned(), kernels: Kernels::default(), seconds }],
-            steps: vec![MeasuredStep { groups: String::new(), terms: StepTerms::of(&[], 1.0), seconds: 1.0 }],
+            steps: vec![MeasuredStep { terms: StepTerms::of(&[], 1.0), seconds: 1.0 }],
             ..Table::default()
         };
         let is_sound =
@@ -424,7 +441,7 @@ mod tests {
         }
         assert!(!is_sound(Table { steps: vec![], ..table(vec![1.0]) }), "nothing is free");
         for terms in [f64::NAN, -1.0, 0.0, 1e300] {
-            let steps = vec![MeasuredStep { groups: String::new(), terms: StepTerms::of(&[], terms), seconds: 1.0 }];
+            let steps = vec![MeasuredStep { terms: StepTerms::of(&[], terms), seconds: 1.0 }];
             assert!(!is_sound(Table { steps, ..table(vec![1.0]) }), "{terms}");
         }
     }

@@ -262,10 +262,8 @@ impl<'a> Run<'a> {
     /// Whether there is anything to do: a program may have more chunks than a batch. Ranks that share a batch agree on its
     /// chunks.
     fn has_rows(&self, task: &Task) -> bool {
-        let chunk = match (task.work, task.reads.first().map(|value| value.kind)) {
-            (Work::Logits(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk), _) => chunk,
-            (Work::AllGather, Some(ValueKind::Stats(chunk))) => chunk,
-            _ => return true,
+        let (Work::Logits(chunk) | Work::GatherStats(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk)) = task.work else {
+            return true;
         };
         let head = self.executor.model.head();
         chunk.0 == 0 || head.chunks(head.rows(self.batch(task))).nth(chunk.0).is_some()
@@ -308,9 +306,9 @@ impl<'a> Run<'a> {
         }
         let (&[from], &[to]) = (&task.reads[..], &task.writes[..]) else { unreachable!("an exchange moves one value") };
         let mut tensors = self.values.tensors.remove(&from).expect(VERIFIED);
-        let bounds = match from.kind {
+        let bounds = match task.work {
             // Every rank has its statistics of all rows.
-            ValueKind::Stats(_) => (0..=group.size()).map(|rank| rank * tensors[0].rows).collect(),
+            Work::GatherStats(_) => (0..=group.size()).map(|rank| rank * tensors[0].rows).collect(),
             _ => self.row_bounds(task),
         };
         let (mut came, mut bytes) = (None, 0);
@@ -323,7 +321,7 @@ impl<'a> Run<'a> {
                     let stamp = group.reduce_scatter(comm, tensor, &received, &bounds);
                     (received, stamp)
                 }
-                Work::AllGather => {
+                Work::AllGather | Work::GatherStats(_) => {
                     let received = like_tensor(bounds[group.size()]);
                     let stamp = group.all_gather(comm, tensor, &received, &bounds);
                     (received, stamp)

@@ -161,7 +161,8 @@ fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let (below, above) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+    0.5 * (below + above)
 }
 
 /// Runs the programs of all ranks, in their order. Refuses what [`verify`](crate::verify()) refuses, and tasks whose cost is

@@ -77,6 +77,8 @@ pub enum Work {
     ReduceScatter,
     /// The rows of all ranks.
     AllGather,
+    /// The statistics of a chunk's logits, from all ranks that have some of its columns.
+    GatherStats(Chunk),
     /// The gradients of parameters that several ranks hold, summed over those ranks.
     SumGradients(BucketIdx),
     /// A bucket's gradients, summed over the data-parallel group; if they are split, each rank keeps its part.
@@ -187,6 +189,7 @@ impl Work {
             Work::AllReduce           => WorkRow::exchange("all-reduce",      WorkFamily::Reduce,         Scope::Part),
             Work::ReduceScatter       => WorkRow::exchange("reduce-scatter",  WorkFamily::Reduce,         Scope::Part),
             Work::AllGather           => WorkRow::exchange("all-gather",      WorkFamily::Gather,         Scope::Part),
+            Work::GatherStats(chunk)  => WorkRow::exchange("gather stats",    WorkFamily::Gather,         Scope::Chunk(chunk)),
             Work::SumGradients(b)     => WorkRow::exchange("sum gradients",   WorkFamily::Reduce,         Scope::Bucket(b)),
             Work::ReduceGradients(b)  => WorkRow::exchange("reduce gradients", WorkFamily::Reduce,        Scope::Bucket(b)),
             Work::GatherParameters(b) => WorkRow::exchange("gather parameters", WorkFamily::Gather,       Scope::Bucket(b)),

@@ -1,13 +1,18 @@
 //! `evenkeel bench plans`: predicted steps beside measured ones, of strategies that were not measured for the profile.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use evenkeel_device::cpu_report;
 use evenkeel_model::ZeroStage;
 use evenkeel_plan::{Judge, NotKnown, Profile, RankDevices, Space, foretell, recomputing};
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::{Mesh, Strategy};
+use evenkeel_store::{read_json, write_file_atomically};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::devices::DeviceArguments;
@@ -26,7 +31,7 @@ pub struct Arguments {
     /// Strategies to measure, spread over all that there are. The one that a plan takes and usual ones are measured, too.
     #[arg(long, default_value_t = 24, value_parser = between::<1, 100000>)]
     cases: usize,
-    /// Measure all strategies.
+    /// Measure all strategies that a plan compares where everything fits.
     #[arg(long)]
     all: bool,
     /// Rounds; every strategy runs once in each.
@@ -35,8 +40,30 @@ pub struct Arguments {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+    /// Keep what was measured in this file.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
+    /// Measure nothing: foretell again what this file of --keep has, with the same options.
+    #[arg(long, value_name = "FILE", conflicts_with = "keep")]
+    again: Option<PathBuf>,
 }
 
+/// What was measured, and what the plan took.
+#[derive(Serialize, Deserialize)]
+struct Measurements {
+    strategies: usize,
+    /// Strategies that the profile was measured with.
+    learnt: usize,
+    profile_s: f64,
+    profile: Profile,
+    chosen: Strategy,
+    cases: Vec<Case>,
+}
+
+/// Strategies that are measured, at most, to foretell one like them.
+const MOST_ALIKE: usize = 3;
+
+#[derive(Serialize, Deserialize)]
 struct Case {
     strategy: Strategy,
     /// Whether the profile was measured with it.
@@ -76,73 +103,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         may_use_all_gpus: false,
         seen: Seen::default(),
     };
-    let with_leaner = |strategy: Strategy| {
-        let leaner = recomputing(&strategy, true);
-        [strategy].into_iter().chain(leaner)
+    let mut measurements = match &arguments.again {
+        Some(file) => read(file)?,
+        None => measure(arguments, &job)?,
     };
-    let all = arguments.space().strategies().into_iter().filter(|it| job.can_be_cut(it)).flat_map(with_leaner);
-    // Stages are cut before anything is measured, so that their cuts are the same in all rounds.
-    let mut nothing = Profile::default();
-    let unmeasured = Judging::new(&job, Source::Machine(&mut nothing), &|_| ());
-    let all: Vec<Strategy> = all.map(|it| unmeasured.cut(it).strategy).collect();
-    let mut profile = Profile::default();
-    let step_s = |profile: &Profile, strategy: &Strategy| {
-        let places = job.places(strategy);
-        foretell(&profile.on(&places), &job.tasks(strategy, &places)).map(|foretold| foretold.step_s)
-    };
-    let start = std::time::Instant::now();
-    let mut learnt: Vec<&Strategy> = Vec::new();
-    let mut learn = |profile: &mut Profile, strategy| {
-        learnt.push(strategy);
-        job.learn(profile, strategy)
-    };
-    all.iter().filter(|it| is_plain(it)).try_for_each(|strategy| learn(&mut profile, strategy))?;
-    for strategy in &all {
-        if let Err(NotKnown::NotMeasured(missing)) = step_s(&profile, strategy) {
-            tracing::info!(%strategy, %missing, "measures what the profile lacks");
-            learn(&mut profile, strategy)?;
-        }
-    }
-    let profile_s = start.elapsed().as_secs_f64();
-    let space = arguments.space();
-    let plan = plan_by_profile(&job, &space.like, 1, &space.devices, &mut profile)?;
-    let chosen = &plan.fitting[0].timed.strategy;
-    let held: Vec<_> = all.iter().filter(|strategy| !learnt.contains(strategy)).collect();
-    if held.is_empty() {
-        let what = "every strategy was measured for the profile: there is none left to foretell".to_owned();
-        return Err(Mistake { what, hint: Some("use a larger --batch or more --threads".to_owned()) }.into());
-    }
-    let apart = (held.len() as f64 / arguments.cases as f64).max(1.0);
-    let spread = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
-    let usual = all.iter().filter(|strategy| usual_name(strategy).is_some());
-    let measured: Vec<&Strategy> =
-        if arguments.all { all.iter().collect() } else { spread.chain([chosen]).chain(usual).collect() };
-    let mut cases: Vec<Case> = Vec::new();
-    for strategy in measured {
-        if !cases.iter().any(|case| case.strategy == *strategy) {
-            let is_learnt = learnt.contains(&strategy);
-            let costs = job.costs(strategy, &job.places(strategy));
-            let peak_bytes = [costs.iter().map(|cost| cost.peak_bytes).collect(), Vec::new()];
-            let (strategy, foretold_s, measured_s) = (strategy.clone(), f64::NAN, Vec::new());
-            cases.push(Case { strategy, is_learnt, peak_bytes, foretold_s, measured_s });
-        }
-    }
-    for round in 0..arguments.rounds as u64 {
-        if round > 0 {
-            learnt.iter().try_for_each(|strategy| job.learn(&mut profile, strategy))?;
-        }
-        for case in &mut cases {
-            let ranks = job.start_whole(&case.strategy)?;
-            case.measured_s.push(job.step(&ranks, &case.strategy, round)?.untraced_s);
-            case.peak_bytes[1] = ranks.with_trainers(|trainer| trainer.device.usage().peak_bytes)?;
-        }
-    }
-    for case in &mut cases {
-        case.foretold_s = step_s(&profile, &case.strategy).map_err(Failure::fault)?;
+    let Measurements { profile, cases, .. } = &mut measurements;
+    for case in &mut *cases {
+        case.foretold_s = step_s(&job, profile, &case.strategy).map_err(Failure::fault)?;
     }
     let mut errors: Vec<f64> = cases.iter().filter(|case| !case.is_learnt).map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);
     let (middle, worst) = (median(errors.iter().copied()), *errors.last().expect("there are cases"));
+    if let Some(path) = &arguments.keep {
+        let json = serde_json::to_string(&measurements).expect("numbers and names");
+        let written: Result<(), evenkeel_store::Error> = write_file_atomically(path, |file| file.put(json.as_bytes()));
+        written.map_err(Failure::fault)?;
+    }
+    let Measurements { strategies, learnt, profile_s, chosen, cases, .. } = &measurements;
     if arguments.json {
         let case = |case: &Case| {
             json!({ "strategy": case.strategy, "is_learnt": case.is_learnt, "usual": usual_name(&case.strategy),
@@ -150,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 "peak_bytes": case.peak_bytes })
         };
         let cases: Vec<_> = cases.iter().map(case).collect();
-        return Ok(json!({ "strategies": all.len(), "learnt": learnt.len(), "profile_s": profile_s,
+        return Ok(json!({ "strategies": strategies, "learnt": learnt, "profile_s": profile_s,
             "median_error": middle, "worst_error": worst, "cases": cases })
         .to_string());
     }
@@ -172,14 +149,102 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let table = text::table(&header, &cases.iter().map(cells).collect::<Vec<_>>());
     Ok(format!(
-        "{} strategies, {} measured on a shortened model in {profile_s:.0} s\n\n{table}\n\nerror of those not in the profile: {} in \
+        "{strategies} strategies; a plan in {profile_s:.0} s; {learnt} measured on a shortened model\n\n{table}\n\nerror of those not in the profile: {} in \
          the median, {} at worst\n{}",
-        all.len(),
-        learnt.len(),
         text::percent(middle),
         text::percent(worst),
-        choice(&cases, chosen),
+        choice(cases, chosen),
     ))
+}
+
+fn read(file: &Path) -> Result<Measurements, Failure> {
+    const MOST_BYTES: u64 = 256 << 20;
+    read_json(file, MOST_BYTES).map_err(|error| Mistake { what: error.to_string(), hint: None }.into())
+}
+
+fn step_s(job: &Job, profile: &Profile, strategy: &Strategy) -> Result<f64, NotKnown> {
+    let places = job.places(strategy);
+    foretell(&profile.on(&places), &job.tasks(strategy, &places)).map(|foretold| foretold.step_s)
+}
+
+/// Makes a plan, and measures the cases in turns with what its profile was measured with, a part of that in every round.
+fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
+    let start = Instant::now();
+    let (space, mut profile) = (arguments.space(), Profile::default());
+    let plan = plan_by_profile(job, &space.like, 1, &space.devices, &mut profile)?;
+    let profile_s = start.elapsed().as_secs_f64();
+    let chosen = plan.fitting[0].timed.strategy.clone();
+    let all: Vec<Strategy> = space.strategies().into_iter().filter(|it| job.can_be_cut(it)).collect();
+    let leaner = |strategy: &Strategy| recomputing(strategy, true);
+    // Stages are cut once, so that their cuts are the same in all rounds.
+    let cut = |all: Vec<Strategy>, profile: &mut Profile| -> Vec<Strategy> {
+        let judging = Judging::new(job, Source::Machine(profile), &|_| ());
+        all.into_iter().map(|it| judging.cut(it).strategy).collect()
+    };
+    let with_leaner = all.iter().flat_map(|it| [it.clone()].into_iter().chain(leaner(it))).collect();
+    let (all, with_leaner) = (cut(all, &mut profile), cut(with_leaner, &mut profile));
+    let held: Vec<&Strategy> = with_leaner.iter().filter(|it| !is_learnt(job, it)).collect();
+    let apart = (held.len() as f64 / arguments.cases as f64).max(1.0);
+    let spread = (0..arguments.cases.min(held.len())).map(|place| held[(place as f64 * apart) as usize]);
+    let spread: Vec<&Strategy> = if arguments.all { all.iter().collect() } else { spread.collect() };
+    for strategy in &spread {
+        // Strategies like it tell what the profile lacks.
+        let mut others: Vec<&&Strategy> = held.iter().filter(|other| !spread.contains(other)).collect();
+        others.sort_by_key(|other| Reverse(likeness(strategy, other)));
+        for other in others.into_iter().take(MOST_ALIKE) {
+            if step_s(job, &profile, strategy).is_ok() {
+                break;
+            }
+            job.learn(&mut profile, other)?;
+        }
+    }
+    let is_known = |strategy: &&Strategy| step_s(job, &profile, strategy).is_ok();
+    let usual = all.iter().filter(|strategy| usual_name(strategy).is_some());
+    let mut cases: Vec<Case> = Vec::new();
+    for strategy in spread.into_iter().chain([&chosen]).chain(usual).filter(is_known) {
+        if !cases.iter().any(|case| case.strategy == *strategy) {
+            let is_learnt = is_learnt(job, strategy);
+            let costs = job.costs(strategy, &job.places(strategy));
+            let peak_bytes = [costs.iter().map(|cost| cost.peak_bytes).collect(), Vec::new()];
+            let (strategy, foretold_s, measured_s) = (strategy.clone(), f64::NAN, Vec::new());
+            cases.push(Case { strategy, is_learnt, peak_bytes, foretold_s, measured_s });
+        }
+    }
+    if cases.iter().all(|case| case.is_learnt) {
+        let what = "every strategy was measured for the profile: there is none left to foretell".to_owned();
+        return Err(Mistake { what, hint: Some("use a larger --batch or more --threads".to_owned()) }.into());
+    }
+    let learnt = job.learnt();
+    for round in 0..arguments.rounds {
+        if round > 0 {
+            let turn = learnt.iter().skip(round - 1).step_by(arguments.rounds - 1);
+            turn.into_iter().try_for_each(|strategy| job.learn(&mut profile, strategy))?;
+        }
+        for case in &mut cases {
+            let ranks = job.start_whole(&case.strategy)?;
+            case.measured_s.push(job.step(&ranks, &case.strategy, round as u64)?.untraced_s);
+            case.peak_bytes[1] = ranks.with_trainers(|trainer| trainer.device.usage().peak_bytes)?;
+        }
+    }
+    Ok(Measurements { strategies: with_leaner.len(), learnt: learnt.len(), profile_s, profile, chosen, cases })
+}
+
+/// Whether the profile was measured with it, however its stages were cut.
+fn is_learnt(job: &Job, strategy: &Strategy) -> bool {
+    let anyhow = |it: &Strategy| it.clone().cut_at(&vec![0; it.pipeline.cuts.len()]);
+    job.learnt().iter().any(|learnt| anyhow(learnt) == anyhow(strategy))
+}
+
+/// How much two strategies have in common.
+fn likeness(one: &Strategy, other: &Strategy) -> usize {
+    let (of_one, of_other) = (one.arrangement, other.arrangement);
+    let has = |is_alike: bool, weight: usize| if is_alike { weight } else { 0 };
+    has(one.mesh() == other.mesh() && one.cut.weights == other.cut.weights, 32)
+        + has(one.micro_batch == other.micro_batch, 16)
+        + has(of_one.parts == of_other.parts && one.cut.split_sequence == other.cut.split_sequence, 8)
+        + has(of_one.schedule == of_other.schedule && of_one.recompute == of_other.recompute, 4)
+        + has(one.zero == other.zero, 2)
+        + has(one.pipeline == other.pipeline, 1)
 }
 
 /// The chosen strategy beside the fastest and the usual ones, by what they were measured to take.
@@ -214,17 +279,6 @@ fn usual_name(strategy: &Strategy) -> Option<&'static str> {
         (1, 1, 2.., _) => Some("tp"),
         _ => None,
     }
-}
-
-/// The one strategy of its axes and stage of ZeRO that a profile begins with.
-fn is_plain(strategy: &Strategy) -> bool {
-    let arrangement = &strategy.arrangement;
-    let least = if strategy.pp > 1 { 2 * strategy.pp } else { 2 };
-    arrangement.parts == 1
-        && (strategy.cut.weights.len() == 1 || strategy.cut.split_sequence)
-        && arrangement.schedule.name == "none"
-        && strategy.accumulate == least
-        && (strategy.pp == 1 || strategy.pipeline.order.name() == "1f1b")
 }
 
 impl Arguments {

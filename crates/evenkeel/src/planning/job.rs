@@ -45,6 +45,8 @@ pub struct Seen<'a> {
     blank: RefCell<HashMap<usize, Arc<Samples>>>,
     period: OnceCell<usize>,
     trained_shares: OnceCell<Vec<f64>>,
+    /// Strategies that a profile was measured with.
+    learnt: RefCell<Vec<Strategy>>,
 }
 
 /// The shards of a cut.
@@ -232,6 +234,7 @@ impl<'a> Job<'a> {
 
     /// Measures the tasks of a strategy on a shortened model, with all ranks at work.
     pub fn learn(&self, profile: &mut Profile, strategy: &Strategy) -> Result<(), Failure> {
+        self.seen.learnt.borrow_mut().push(strategy.clone());
         let stages = strategy.pipeline.stages();
         let units = self.short_units(stages);
         let shards: Vec<Model> = self.shards(strategy).models.iter().map(|shard| shard.shortened(units)).collect();
@@ -258,6 +261,11 @@ impl<'a> Job<'a> {
         let step_s = median(measured.iter().map(|it| it.untraced_s));
         let timelines: Vec<Timeline> = measured.into_iter().map(|it| it.timeline).collect();
         profile.learn(&self.places(strategy), &counted, &timelines, step_s).map_err(Failure::fault)
+    }
+
+    /// Strategies that a profile was measured with.
+    pub fn learnt(&self) -> Vec<Strategy> {
+        self.seen.learnt.borrow().clone()
     }
 
     /// By rank: its kind of place on this machine, with as many busy ranks beside it. Measurements of other models say little

@@ -251,7 +251,7 @@ impl<'a> Line<'a> {
         }
         let stats = self.value(Stats(chunk), head);
         self.push(Work::Logits(chunk), head, vec![input], vec![logits, stats], Vec::new());
-        self.exchange(Work::AllGather, head, Stats(chunk), StatsGathered(chunk));
+        self.exchange(Work::GatherStats(chunk), head, Stats(chunk), StatsGathered(chunk));
         vec![logits, self.value(StatsGathered(chunk), head)]
     }
 

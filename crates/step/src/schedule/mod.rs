@@ -209,7 +209,7 @@ pub fn fit(program: &mut Program, chain: &Chain, micros: &[Vec<PartSize>]) {
         let Some(exchange) = &mut task.exchange else { continue };
         let size = || &micros[task.micro.index][task.micro.part];
         match task.work {
-            Work::AllReduce | Work::ReduceScatter | Work::AllGather => {
+            Work::AllReduce | Work::ReduceScatter | Work::AllGather | Work::GatherStats(_) => {
                 exchange.bytes = chain.exchanged_bytes(task.unit, task.reads[0].kind, size());
             }
             Work::Pass | Work::PassGradient => exchange.bytes = chain.passed_bytes(size()),

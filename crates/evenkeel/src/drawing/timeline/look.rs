@@ -84,7 +84,7 @@ mod tests {
     }
 
     /// Every kind of work, whatever its numbers.
-    const WORKS: [Work; 29] = [
+    const WORKS: [Work; 30] = [
         Work::Enter,
         Work::Forward,
         Work::Normalise,
@@ -98,6 +98,7 @@ mod tests {
         Work::AllReduce,
         Work::ReduceScatter,
         Work::AllGather,
+        Work::GatherStats(Chunk(0)),
         Work::SumGradients(BucketIdx(0)),
         Work::ReduceGradients(BucketIdx(0)),
         Work::GatherParameters(BucketIdx(0)),

@@ -147,21 +147,13 @@ impl Judging<'_, '_> {
         (staging, times.iter().map(slowness).collect())
     }
 
-    /// Cuts for the shortest step, if memory is no matter. Stages of ZeRO, parts and the stream change nothing about them, since units
-    /// and places compare as before.
+    /// Cuts for the shortest step, if memory is no matter. Stages of ZeRO, parts and the stream change nothing about them, nor do layers
+    /// that are computed again as a whole, since units and places compare as before.
     pub(super) fn best_cuts(&self, strategy: &Strategy, times: &[Rc<[UnitTime]>], first_place: &str) -> Vec<usize> {
         let Strategy { pp, micro_batch, accumulate, arrangement, cut, pipeline, .. } = strategy;
         let slowness = times.iter().map(|place| format!("{:.3}", total_s(place) / total_s(&times[0])));
         let slowness = slowness.collect::<Vec<_>>().join(" ");
-        let computed = (
-            micro_batch,
-            arrangement.schedule.name,
-            arrangement.recompute,
-            &cut.weights,
-            &cut.uncut,
-            first_place,
-            slowness,
-        );
+        let computed = (micro_batch, arrangement.recompute, &cut.weights, &cut.uncut, first_place, slowness);
         let key = format!("{:?}", (pp, accumulate, pipeline.order, computed));
         let found = || {
             let (staging, slowness) = self.staging(strategy, times);
