@@ -61,19 +61,14 @@ fn first_of_each(count: usize, are_alike: impl Fn(usize, usize) -> bool) -> Vec<
     (0..count).map(of_index).collect()
 }
 
-/// The programs of ranks that stand for all, which meet only one another.
-pub(crate) fn among_themselves(counted: &[Counted]) -> Vec<Program> {
+/// By rank that stands for all: its groups, of which only such ranks are members.
+pub(crate) fn groups_among_themselves(counted: &[Counted]) -> Vec<Vec<Members>> {
     let places: HashMap<usize, usize> = counted.iter().enumerate().map(|(place, it)| (it.rank, place)).collect();
     let smaller = |group: &Members| Members {
         name: group.name.clone(),
         ranks: group.ranks.iter().filter_map(|rank| places.get(rank).copied()).collect(),
     };
-    let of_rank = |it: &Counted| Program {
-        groups: it.program.groups.iter().map(smaller).collect(),
-        tasks: it.program.tasks.clone(),
-        blocking: it.program.blocking,
-    };
-    counted.iter().map(of_rank).collect()
+    counted.iter().map(|it| it.program.groups.iter().map(smaller).collect()).collect()
 }
 
 #[cfg(test)]

@@ -150,7 +150,8 @@ fn solved(mut rows: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     for row in 0..count {
         for column in 0..=row {
             let rest = rows[row][column] - dot(&rows[row][..column], &rows[column][..column]);
-            rows[row][column] = if row == column { rest.max(f64::MIN_POSITIVE).sqrt() } else { rest / rows[column][column] };
+            rows[row][column] =
+                if row == column { rest.max(f64::MIN_POSITIVE).sqrt() } else { rest / rows[column][column] };
         }
     }
     for row in 0..count {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use evenkeel_device::Counts;
 use evenkeel_step::simulate::{Costs, Unforeseen, simulate_sound};
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Task, Work};
+use evenkeel_step::{ProgramView, Task, Work};
 
-use crate::counted::{Counted, among_themselves};
+use crate::counted::{Counted, groups_among_themselves};
 
 /// What tasks and exchanges take on the devices of a run's ranks.
 pub trait Prices {
@@ -62,7 +62,9 @@ pub fn foretell(prices: &dyn Prices, counted: &[Counted]) -> Result<ForetoldStep
 /// The same without what steps take beside their programs.
 pub fn simulated(prices: &dyn Prices, counted: &[Counted]) -> Result<Timeline, NotKnown> {
     let by_task = counted.iter().map(|it| seconds(prices, it)).collect::<Result<_, NotMeasured>>()?;
-    Ok(simulate_sound(&among_themselves(counted), &Costs::one_by_one(by_task))?)
+    let groups = groups_among_themselves(counted);
+    let programs = counted.iter().zip(&groups).map(|(it, groups)| ProgramView { groups, ..it.program.view() });
+    Ok(simulate_sound(&programs.collect::<Vec<_>>(), &Costs::one_by_one(by_task))?)
 }
 
 /// By task.

@@ -176,7 +176,8 @@ impl Profile {
         let of_table = |table: &Table| {
             let tasks = table.tasks.iter().map(|task| &task.seconds);
             let all = tasks.chain(table.exchanges.iter().map(|exchange| &exchange.seconds));
-            let are_steps = (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(MeasuredStep::is_sound);
+            let are_steps =
+                (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(MeasuredStep::is_sound);
             are_steps && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }.all(is_sound)
         };
         self.places.values().all(of_table) && self.runs.len() <= MOST_ENTRIES && self.runs.values().all(is_sound)

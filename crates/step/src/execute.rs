@@ -262,7 +262,8 @@ impl<'a> Run<'a> {
     /// Whether there is anything to do: a program may have more chunks than a batch. Ranks that share a batch agree on its
     /// chunks.
     fn has_rows(&self, task: &Task) -> bool {
-        let (Work::Logits(chunk) | Work::GatherStats(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk)) = task.work else {
+        let (Work::Logits(chunk) | Work::GatherStats(chunk) | Work::Loss(chunk) | Work::Evaluate(chunk)) = task.work
+        else {
             return true;
         };
         let head = self.executor.model.head();

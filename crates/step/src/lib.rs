@@ -29,7 +29,9 @@ pub use groups::join;
 pub use listing::listing;
 pub use mesh::Mesh;
 pub use pipeline::{Keeping, Pipeline, PipelineOrder};
-pub use program::{Exchange, GroupIdx, Members, Micro, Program, ROOMS, Task, UnitIdx, Value, ValueKind};
+pub use program::{
+    Exchange, GroupIdx, Members, Micro, Program, ProgramView, ROOMS, Task, UnitIdx, Value, ValueKind, Values,
+};
 pub use rows::measure_rows;
 pub use strategy::{Devices, Strategy};
 pub use verify::{Unsound, verify};

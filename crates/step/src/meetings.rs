@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
-use crate::program::{Micro, Program, Task, UnitIdx};
+use crate::program::{Micro, ProgramView, Task, UnitIdx};
 use crate::verify::Unsound;
 use crate::work::{Lane, Work};
 
@@ -22,13 +22,13 @@ type Issued = BTreeMap<usize, Vec<usize>>;
 
 impl Meetings {
     /// Matches the ranks' exchanges with one another.
-    pub fn of(programs: &[Program]) -> Result<Meetings, Unsound> {
+    pub fn of(programs: &[ProgramView]) -> Result<Meetings, Unsound> {
         let none = programs.iter().map(|program| vec![NONE; program.tasks.len()]);
         let mut meetings = Meetings { by_task: none.collect(), count: 0 };
         let mut groups: BTreeMap<(&str, &[usize]), Issued> = BTreeMap::new();
         for (rank, program) in programs.iter().enumerate() {
             for (group, places) in program.groups.iter().zip(issued(program)).filter(|(_, places)| !places.is_empty()) {
-                let of_group = groups.entry((&group.name, &group.ranks)).or_default();
+                let of_group = groups.entry((group.name.as_str(), group.ranks.as_slice())).or_default();
                 of_group.insert(rank, places);
             }
         }
@@ -39,7 +39,7 @@ impl Meetings {
     }
 
     /// Adds those of a group.
-    fn add(&mut self, programs: &[Program], name: &str, ranks: &[usize], issued: &Issued) -> Result<(), Unsound> {
+    fn add(&mut self, programs: &[ProgramView], name: &str, ranks: &[usize], issued: &Issued) -> Result<(), Unsound> {
         let members: Vec<(usize, &[usize])> =
             ranks.iter().map(|&rank| (rank, issued.get(&rank).map_or(&[][..], Vec::as_slice))).collect();
         let most = members.iter().map(|(_, places)| places.len()).max().unwrap_or(0);
@@ -88,8 +88,8 @@ impl Meetings {
 }
 
 /// By group of a program: the places of its exchanges.
-fn issued(program: &Program) -> Vec<Vec<usize>> {
-    let groups = &program.groups;
+fn issued(program: &ProgramView) -> Vec<Vec<usize>> {
+    let groups = program.groups;
     // A group that is listed twice is one.
     let first = |group| groups.iter().position(|other| other == group).expect("it is like itself");
     let firsts: Vec<usize> = groups.iter().map(first).collect();

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// A unit's place in the chain.
@@ -95,15 +97,18 @@ pub struct Exchange {
     pub bytes: u64,
 }
 
+/// The values of a task, mostly one or two. Long programs have millions of these.
+pub type Values = SmallVec<[Value; 2]>;
+
 /// One task. It frees the values that no later task reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub work: Work,
     pub unit: UnitIdx,
     pub micro: Micro,
-    pub reads: Vec<Value>,
-    pub writes: Vec<Value>,
-    pub frees: Vec<Value>,
+    pub reads: Values,
+    pub writes: Values,
+    pub frees: Values,
     /// Present only on the lanes of exchanges.
     pub exchange: Option<Exchange>,
 }
@@ -143,6 +148,14 @@ pub struct Program {
     pub blocking: bool,
 }
 
+/// A program's tasks, and the groups that they meet in: its own, or those of its members that are looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramView<'a> {
+    pub tasks: &'a [Task],
+    pub groups: &'a [Members],
+    pub blocking: bool,
+}
+
 impl Program {
     /// The place of the first task of the tail, which follows the gradients of all micro-batches. The end of the program if it
     /// has no tail.
@@ -150,10 +163,8 @@ impl Program {
         self.tasks.iter().rposition(|task| !task.work.is_of_tail()).map_or(0, |last| last + 1)
     }
 
-    /// Whether a compute task waits for every exchange of this lane before it: all do in a blocking program, and the tail does. What
-    /// another stage passes is awaited where it is read.
-    pub(crate) fn waits_for_all(&self, task: &Task, lane: Lane) -> bool {
-        task.work.is_of_tail() || self.blocking && lane != Lane::Pass
+    pub fn view(&self) -> ProgramView<'_> {
+        ProgramView { tasks: &self.tasks, groups: &self.groups, blocking: self.blocking }
     }
 
     /// The places of exchanges that a compute task waits for, each with whether a heavy task runs before that one.
@@ -163,12 +174,20 @@ impl Program {
             let behind = &self.tasks[index + 1..];
             let waits = |task: &Task| {
                 let reads = exchange.writes.iter().any(|value| task.reads.contains(value));
-                task.exchange.is_none() && (reads || self.waits_for_all(task, exchange.work.lane()))
+                task.exchange.is_none() && (reads || self.view().waits_for_all(task, exchange.work.lane()))
             };
             let first = behind.iter().position(waits)?;
             Some((index, behind[..first].iter().any(|task| task.work.is_heavy())))
         });
         awaited.collect()
+    }
+}
+
+impl ProgramView<'_> {
+    /// Whether a compute task waits for every exchange of this lane before it: all do in a blocking program, and the tail does. What
+    /// another stage passes is awaited where it is read.
+    pub(crate) fn waits_for_all(&self, task: &Task, lane: Lane) -> bool {
+        task.work.is_of_tail() || self.blocking && lane != Lane::Pass
     }
 }
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::meetings::Meetings;
-use crate::program::{Program, Task, UnitIdx};
+use crate::program::{Program, ProgramView, Task, UnitIdx};
 use crate::trace::{Span, Timeline};
 use crate::verify::{Unsound, verify};
 use crate::work::{Lane, Work};
@@ -112,7 +112,7 @@ impl Costs {
     }
 
     /// By task of a rank: the seconds that it takes when nothing runs beside it.
-    fn of_rank(&self, rank: usize, program: &Program) -> Result<Cow<'_, [f64]>, Unforeseen> {
+    fn of_rank(&self, rank: usize, program: &ProgramView) -> Result<Cow<'_, [f64]>, Unforeseen> {
         match self.by_task.get(rank).filter(|seconds| seconds.len() == program.tasks.len()) {
             Some(seconds) => Ok(Cow::from(seconds)),
             None => program.tasks.iter().map(|task| self.of(rank, &Span::of(task, 0.0, 0.0, 0.0))).collect(),
@@ -157,7 +157,7 @@ fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
     same.map(|(_, other)| other.bytes).max().unwrap_or(span.bytes)
 }
 
-/// The upper of two middle values. Some value must be given.
+/// Of two middle values, the one halfway between them. Some value must be given.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -169,11 +169,11 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// not known.
 pub fn simulate(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
     verify(programs)?;
-    simulate_sound(programs, costs)
+    simulate_sound(&programs.iter().map(Program::view).collect::<Vec<_>>(), costs)
 }
 
 /// The same for programs that are known to be sound, such as those of schedules.
-pub fn simulate_sound(programs: &[Program], costs: &Costs) -> Result<Timeline, Unforeseen> {
+pub fn simulate_sound(programs: &[ProgramView], costs: &Costs) -> Result<Timeline, Unforeseen> {
     let meetings = Meetings::of(programs)?;
     let seconds = programs.iter().enumerate().map(|(rank, program)| costs.of_rank(rank, program));
     let seconds = seconds.collect::<Result<Vec<_>, _>>()?;

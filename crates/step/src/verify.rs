@@ -59,7 +59,7 @@ pub fn verify(programs: &[Program]) -> Result<(), Unsound> {
         check_values(rank, program)?;
         check_groups(rank, program, programs.len())?;
     }
-    let meetings = Meetings::of(programs)?;
+    let meetings = Meetings::of(&programs.iter().map(Program::view).collect::<Vec<_>>())?;
     check_waits(programs, &meetings)
 }
 
@@ -167,7 +167,7 @@ fn awaited(programs: &[Program], meetings: &Meetings) -> HashMap<Node, HashSet<N
             Some(meeting) => Node::Meeting(meeting),
             None => Node::Compute(rank, index),
         };
-        let mut waits = Waits::new(program);
+        let mut waits = Waits::new(program.view());
         for (index, task) in program.tasks.iter().enumerate() {
             let before = awaited.entry(node(index)).or_default();
             let last = if task.exchange.is_some() { waits.issued() } else { waits.computed() };

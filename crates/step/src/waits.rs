@@ -1,11 +1,11 @@
 //! The tasks of its own rank that each task of a program waits for.
 
-use crate::program::{Program, ROOMS, Task, UnitIdx, Value};
+use crate::program::{ProgramView, ROOMS, Task, UnitIdx, Value};
 use crate::work::{Lane, Work};
 
 /// Goes through a program from its first task on.
 pub(crate) struct Waits<'a> {
-    program: &'a Program,
+    program: ProgramView<'a>,
     /// By lane: the last task so far.
     last: [Option<usize>; Lane::ALL.len()],
     /// By unit: the values that exchanges have written and nothing has freed, each with its exchange. There are few at a time.
@@ -14,7 +14,7 @@ pub(crate) struct Waits<'a> {
 }
 
 impl<'a> Waits<'a> {
-    pub fn new(program: &'a Program) -> Waits<'a> {
+    pub fn new(program: ProgramView<'a>) -> Waits<'a> {
         Waits { program, last: Default::default(), arriving: Vec::new(), boundaries: Vec::new() }
     }
 

@@ -17,7 +17,8 @@ use evenkeel_model::{
 use evenkeel_step::schedule::{Arrangement, CROSS_PASS, Chain, NONE, OASES, SCHEDULES};
 use evenkeel_step::trace::Span;
 use evenkeel_step::{
-    Exchange, Executor, GroupIdx, Lane, Micro, Program, Strategy, Task, UnitIdx, Value, ValueKind, Work, join, listing,
+    Exchange, Executor, GroupIdx, Lane, Micro, Program, Strategy, Task, UnitIdx, Value, ValueKind, Values, Work, join,
+    listing,
 };
 use support::ranks::{
     Origin, TOLERANCE, Way, compare, compare_gradients, compare_rank_by_rank, dropping, dry_working_peak_bytes,
@@ -345,12 +346,12 @@ fn lone(work: Work, migration: &Migration, shard: usize) -> Program {
     let [value_bytes, gradient_bytes] = migration.bytes(2, shard, DType::F32);
     let value = |kind| Value { kind, unit: UnitIdx(2), micro: Micro { index: 0, part: 0 } };
     let (bytes, writes) = match work {
-        Work::Migrate => (value_bytes, [ValueKind::Migrated, ValueKind::MigratedGradients].map(value).to_vec()),
-        _ => (gradient_bytes, Vec::new()),
+        Work::Migrate => (value_bytes, Values::from([ValueKind::Migrated, ValueKind::MigratedGradients].map(value))),
+        _ => (gradient_bytes, Values::new()),
     };
     let exchange = Some(Exchange { group: GroupIdx(0), bytes });
     let (unit, micro) = (UnitIdx(2), Micro { index: 0, part: 0 });
-    let task = Task { work, unit, micro, reads: Vec::new(), writes, frees: Vec::new(), exchange };
+    let task = Task { work, unit, micro, reads: Values::new(), writes, frees: Values::new(), exchange };
     Program { tasks: vec![task], ..Program::default() }
 }
 

@@ -178,9 +178,9 @@ fn task(work: Work, reads: &[Value], writes: &[Value], group: Option<usize>) -> 
         work,
         unit: UnitIdx(1),
         micro: MICRO,
-        reads: reads.to_vec(),
-        writes: writes.to_vec(),
-        frees: reads.to_vec(),
+        reads: reads.into(),
+        writes: writes.into(),
+        frees: reads.into(),
         exchange: group.map(|group| Exchange { group: GroupIdx(group), bytes: 4 }),
     }
 }

@@ -7,7 +7,7 @@ use evenkeel_step::schedule::{
 use evenkeel_step::simulate::{Contention, Costs, Unforeseen, simulate};
 use evenkeel_step::trace::{Span, Timeline};
 use evenkeel_step::{
-    Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work,
+    Exchange, GroupIdx, Lane, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Values, Work,
 };
 
 const ALL: Micro = Micro { index: 0, part: 0 };
@@ -25,7 +25,7 @@ fn value(unit: usize, kind: ValueKind) -> Value {
 
 fn task(work: Work, unit: usize, reads: &[Value], writes: &[Value]) -> Task {
     let exchange = (work.lane() == Lane::Comm).then_some(Exchange { group: GroupIdx(0), bytes: BYTES });
-    let (reads, writes) = (reads.to_vec(), writes.to_vec());
+    let [reads, writes] = [reads, writes].map(Values::from);
     Task { work, unit: UnitIdx(unit), micro: ALL, frees: reads.clone(), reads, writes, exchange }
 }
 

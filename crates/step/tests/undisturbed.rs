@@ -41,7 +41,7 @@ fn random_costs(programs: &[Program], random: &mut Random) -> Costs {
 fn check(what: &str, programs: &[Program], mut costs: Costs) {
     let one = simulate(programs, &costs).unwrap();
     costs.contention = NEXT_TO_NONE;
-    let other = simulate_sound(programs, &costs).unwrap();
+    let other = simulate_sound(&programs.iter().map(Program::view).collect::<Vec<_>>(), &costs).unwrap();
     assert!(one.duration_s() > 0.0, "{what}");
     for (rank, (spans, expected)) in one.ranks.iter().zip(&other.ranks).enumerate() {
         assert_eq!(spans.len(), expected.len(), "{what}, rank {rank}");

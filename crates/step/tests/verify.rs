@@ -6,7 +6,8 @@ use evenkeel_step::schedule::{
     Arrangement, Chain, ChainBucket, ChainMigration, ChainStages, ChainUnit, PartSize, SCHEDULES,
 };
 use evenkeel_step::{
-    BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Work, verify,
+    BucketIdx, Exchange, GroupIdx, Members, Micro, Program, Task, UnitIdx, Unsound, Value, ValueKind, Values, Work,
+    verify,
 };
 
 fn members(name: &str, ranks: &[usize]) -> Members {
@@ -117,6 +118,7 @@ fn task(
     group: Option<usize>,
 ) -> Task {
     let exchange = group.map(|group| Exchange { group: GroupIdx(group), bytes: 8 * unit as u64 });
+    let [reads, writes, frees] = [reads, writes, frees].map(Values::from);
     Task { work, unit: UnitIdx(unit), micro: Micro { index: 0, part: 0 }, reads, writes, frees, exchange }
 }
 

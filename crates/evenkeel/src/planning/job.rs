@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub struct Job<'a> {
 pub struct Seen<'a> {
     /// The same on models of fewer units.
     shortened: RefCell<HashMap<usize, Rc<Job<'a>>>>,
-    shards: RefCell<HashMap<String, Option<Rc<Shards>>>>,
+    shards: RefCell<HashMap<String, Option<Arc<Shards>>>>,
     pub(super) samples: RefCell<HashMap<String, Rc<Sample>>>,
     /// By sequences of a micro-batch.
     blank: RefCell<HashMap<usize, Arc<Samples>>>,
@@ -47,6 +47,37 @@ pub struct Seen<'a> {
     trained_shares: OnceCell<Vec<f64>>,
     /// Strategies that a profile was measured with.
     learnt: RefCell<Vec<Strategy>>,
+    /// The tasks of few strategies: programs are large.
+    latest: RefCell<VecDeque<((Strategy, OnChain), Rc<[Counted]>)>>,
+}
+
+/// The chain that stands for the model's.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum OnChain {
+    Whole,
+    /// Of few units, each for several of the whole.
+    Even(EvenChain),
+    /// The first so many units, the head among them.
+    First(usize),
+}
+
+/// Tasks of few and of more micro-batches, on a chain and on a longer one, are those of a strategy.
+const MOST_LATEST: usize = 4;
+
+impl Seen<'_> {
+    /// The tasks of a strategy, if they are not at hand.
+    pub(super) fn latest_tasks(&self, of: (Strategy, OnChain), tasks: impl FnOnce() -> Vec<Counted>) -> Rc<[Counted]> {
+        let mut latest = self.latest.borrow_mut();
+        if let Some((_, found)) = latest.iter().find(|(other, _)| *other == of) {
+            return found.clone();
+        }
+        if latest.len() == MOST_LATEST {
+            latest.pop_front();
+        }
+        let tasks: Rc<[Counted]> = tasks().into();
+        latest.push_back((of, tasks.clone()));
+        tasks
+    }
 }
 
 /// The shards of a cut.
@@ -125,7 +156,7 @@ impl<'a> Job<'a> {
     }
 
     /// The same on a model of fewer units.
-    fn shortened(&self, units: usize, cut: &Cut) -> Rc<Job<'a>> {
+    pub(super) fn shortened(&self, units: usize, cut: &Cut) -> Rc<Job<'a>> {
         let shortened = || {
             let seen = Seen { period: OnceCell::from(self.period()), ..Seen::default() };
             let model = Cow::Owned(self.model.shortened(units - 1));
@@ -135,7 +166,7 @@ impl<'a> Job<'a> {
         let shards = || {
             let Shards { models, first_alike } = &*self.cached_shards(cut).expect("it was cut before");
             let models = models.iter().map(|shard| shard.shortened(units - 1)).collect();
-            Some(Rc::new(Shards { models, first_alike: first_alike.clone() }))
+            Some(Arc::new(Shards { models, first_alike: first_alike.clone() }))
         };
         job.seen.shards.borrow_mut().entry(key_of(cut)).or_insert_with(shards);
         job
@@ -328,17 +359,17 @@ impl<'a> Job<'a> {
         Launch::from(strategy.clone()).start(shards, self.options, random)
     }
 
-    pub(super) fn shards(&self, strategy: &Strategy) -> Rc<Shards> {
+    pub(super) fn shards(&self, strategy: &Strategy) -> Arc<Shards> {
         self.cached_shards(&strategy.cut).expect("a strategy that the model can be cut for")
     }
 
-    fn cached_shards(&self, cut: &Cut) -> Option<Rc<Shards>> {
+    fn cached_shards(&self, cut: &Cut) -> Option<Arc<Shards>> {
         let shards = || {
             let models = self.model.cut(cut).ok()?;
             let sizes = |model: &Model| model.specs.iter().map(|spec| spec.shape.clone()).collect::<Vec<_>>();
             let sizes: Vec<_> = models.iter().map(sizes).collect();
             let first = |of| sizes.iter().position(|other| other == of).expect("it is like itself");
-            Some(Rc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))
+            Some(Arc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))
         };
         self.seen.shards.borrow_mut().entry(key_of(cut)).or_insert_with(shards).clone()
     }

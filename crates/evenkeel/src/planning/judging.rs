@@ -7,15 +7,15 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use evenkeel_plan::{
-    Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
-    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, recomputing,
+    Bounded, Cluster, ClusterDevice, Counted, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices, Profile,
+    Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, recomputing,
 };
 use evenkeel_step::schedule::{Arrangement, NONE, Units};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Keeping, Strategy, Work};
 use evenkeel_train::Cost;
 
-use super::job::{Job, Seen};
+use super::job::{Job, OnChain, Seen};
 use crate::Failure;
 use crate::memory::Room;
 use crate::stages::by_place;
@@ -187,18 +187,40 @@ impl<'a, 'j> Judging<'a, 'j> {
         known.map_err(Failure::fault)
     }
 
-    /// A step of a strategy, by what steps of few micro-batches take if there are many; by those of a short chain, if one is given.
-    fn total(&mut self, chain: Option<&EvenChain>, strategy: &Strategy, kinds: &[String]) -> Result<Totals, Failure> {
+    /// Two chains from whose steps that of a strategy follows, and how often their difference does. Programs of pipelines are large:
+    /// every place has its own, for many micro-batches. So are those of long chains, and on paper there are many to simulate.
+    fn shorter(&self, strategy: &Strategy) -> Option<([OnChain; 2], f64)> {
+        if strategy.pp > 1 {
+            let [shorter, chain] = [2, 3].map(|periods| self.job.even_chain(strategy, periods));
+            let (shorter, chain) = shorter.zip(chain)?;
+            let often = chain.often_from(&shorter);
+            return Some(([shorter, chain].map(OnChain::Even), often));
+        }
+        const PERIODS: [usize; 2] = [4, 6];
+        let [few, more] = PERIODS.map(|periods| periods * self.job.period());
+        let layers = self.job.model.units.len() - 2;
+        let is_worth_it = matches!(self.source, Source::Cluster(_)) && layers > 2 * more;
+        let often = || (layers - more) as f64 / (more - few) as f64;
+        is_worth_it.then(|| ([few, more].map(|units| OnChain::First(units + 2)), often()))
+    }
+
+    /// A step of a strategy on a chain, by what steps of few micro-batches take if there are many.
+    fn total(&mut self, chain: &OnChain, strategy: &Strategy, kinds: &[String]) -> Result<Totals, Failure> {
         let mut of_micros = |accumulate: usize| {
             let few = Strategy { accumulate, ..strategy.clone() };
-            let tasks = match chain {
-                Some(chain) => self.job.even_tasks(&few, chain, kinds),
-                None => self.job.tasks(&few, kinds),
+            let tasks = || match chain {
+                OnChain::Whole => self.job.tasks(&few, kinds),
+                OnChain::Even(chain) => self.job.even_tasks(&few, chain, kinds),
+                OnChain::First(units) => self.job.shortened(*units, &few.cut).tasks(&few, kinds),
             };
+            let tasks = self.job.seen.latest_tasks((few.clone(), chain.clone()), tasks);
             self.foretell(&few, &tasks).map(|foretold| Totals::of(&foretold))
         };
         match extension(strategy) {
-            Some(([few, more], often)) => Ok(of_micros(few)?.extended(&of_micros(more)?, often)),
+            Some(([few, more], often)) => {
+                let (few, more) = (of_micros(few)?, of_micros(more)?);
+                Ok(more.grown(&few, &more, often))
+            }
             None => of_micros(strategy.accumulate),
         }
     }
@@ -230,11 +252,17 @@ impl<'a, 'j> Judging<'a, 'j> {
 /// the more there are, as with gpipe.
 fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let least = if period == 1 { 2 } else { 4 * period };
-    let few = least + micros % period;
+    let few = least_micros(strategy);
     let more = few + period;
     let keeps_more = period > 1 && strategy.pipeline.order.keeps_all();
     (!keeps_more && micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
+}
+
+/// As many micro-batches as fill a pipeline.
+fn least_micros(strategy: &Strategy) -> usize {
+    let (micros, period) = (strategy.accumulate, strategy.pp);
+    let least = if period == 1 { 2 } else { 3 * period };
+    micros.min(least + micros % period)
 }
 
 impl Judging<'_, '_> {
@@ -267,19 +295,9 @@ impl Judging<'_, '_> {
         let may_fit = |strategy: &&Strategy| self.least_fullness_of_any_cut(&leanest(strategy)) <= 1.0;
         self.job.sample_all_in_one_place(strategies.iter().filter(may_fit));
     }
-}
 
-impl Judge for Judging<'_, '_> {
-    type Timing = StepShares;
-    /// By rank.
-    type Memory = Vec<Cost>;
-    type Error = Failure;
-
-    fn least(&self, strategy: &Strategy) -> Least {
-        let fullness = self.least_fullness_of_any_cut(strategy);
-        if fullness > 1.0 {
-            return Least { step_s: 0.0, fullness };
-        }
+    /// The step of a strategy at least, wherever its stages are cut.
+    pub fn least_step_s_of_any_cut(&self, strategy: &Strategy) -> f64 {
         /// Recomputation repeats at least this share of a forward.
         const REPEATED: f64 = 0.5;
         let (arrangement, plain) = (strategy.arrangement, plain(strategy));
@@ -314,7 +332,20 @@ impl Judge for Judging<'_, '_> {
             least_step_s_of_any_cut(strategy, &times, &state)
         };
         let step_s = self.replicas(strategy).iter().map(of_replica).fold(0.0, f64::max);
-        Least { step_s: prices.least_step_s(0, step_s), fullness }
+        prices.least_step_s(0, step_s)
+    }
+}
+
+impl Judge for Judging<'_, '_> {
+    type Timing = StepShares;
+    /// By rank.
+    type Memory = Vec<Cost>;
+    type Error = Failure;
+
+    fn least(&self, strategy: &Strategy) -> Least {
+        let fullness = self.least_fullness_of_any_cut(strategy);
+        let step_s = if fullness > 1.0 { 0.0 } else { self.least_step_s_of_any_cut(strategy) };
+        Least { step_s, fullness }
     }
 
     fn cut(&self, strategy: Strategy) -> Bounded {
@@ -341,16 +372,18 @@ impl Judge for Judging<'_, '_> {
     fn time(&mut self, strategy: Strategy) -> Result<Timed<StepShares>, Failure> {
         (self.progress)(&strategy);
         let kinds = self.kinds(&strategy);
-        // Programs of pipelines are large: every place has its own, for many micro-batches.
-        let even_chain = |periods: usize| self.job.even_chain(&strategy, periods).filter(|_| strategy.pp > 1);
-        let total = match [2, 3].map(even_chain) {
+        let total = match (self.shorter(&strategy), strategy.cut.weights.len()) {
+            (None, _) => self.total(&OnChain::Whole, &strategy, &kinds)?,
             // Where units exchange nothing, all of them do the same.
-            [Some(chain), _] if strategy.cut.weights.len() == 1 => self.total(Some(&chain), &strategy, &kinds)?,
-            [Some(shorter), Some(chain)] => {
-                let few = self.total(Some(&shorter), &strategy, &kinds)?;
-                few.extended(&self.total(Some(&chain), &strategy, &kinds)?, chain.often_from(&shorter))
+            (Some(([chain @ OnChain::Even(_), _], _)), 1) => self.total(&chain, &strategy, &kinds)?,
+            (Some(([shorter, chain], often)), _) => {
+                let total = self.total(&chain, &strategy, &kinds)?;
+                // In a pipeline, steps of few micro-batches say as well what further units take.
+                let accumulate = if strategy.pp > 1 { least_micros(&strategy) } else { strategy.accumulate };
+                let few = Strategy { accumulate, ..strategy.clone() };
+                let [shorter, chain] = [shorter, chain].map(|chain| self.total(&chain, &few, &kinds));
+                total.grown(&shorter?, &chain?, often)
             }
-            _ => self.total(None, &strategy, &kinds)?,
         };
         let [exposed, idle] = [total.exposed_s, total.idle_s].map(|seconds| seconds.max(0.0) / total.program_s);
         let timing = StepShares { exposed, idle, program_s: total.program_s };
@@ -393,9 +426,10 @@ impl Totals {
         Totals { step_s: *step_s, program_s, exposed_s, idle_s }
     }
 
-    /// What follows `more` after growing so often as much as from these to those.
-    fn extended(&self, more: &Totals, often: f64) -> Totals {
-        let grown = |of: fn(&Totals) -> f64| of(more) + often * (of(more) - of(self));
+    /// These after growing so often as much as from `few` to `more`, in proportion to the step's length.
+    fn grown(&self, few: &Totals, more: &Totals, often: f64) -> Totals {
+        let share = often * self.program_s / more.program_s;
+        let grown = |of: fn(&Totals) -> f64| of(self) + share * (of(more) - of(few));
         Totals {
             step_s: grown(|it| it.step_s),
             program_s: grown(|it| it.program_s),

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use evenkeel_model::{Model, ZeroStage};
+use evenkeel_model::ZeroStage;
 use evenkeel_plan::{Counted, ShortChain, TaskKernels};
 use evenkeel_step::{Pipeline, Strategy};
 use evenkeel_train::{Cost, Samples, TrainerOptions, costs_and_tasks, in_two_threads};
 
-use super::job::Job;
+use super::job::{Job, Shards};
 
 /// A strategy's micro-batches on a short chain, without other replicas.
 pub struct Sample {
@@ -53,7 +53,7 @@ struct Subject {
     alone: Strategy,
     chain: ShortChain,
     /// Of the short chain.
-    models: Vec<Model>,
+    shards: Arc<Shards>,
     /// One of each kind of shard at every place.
     ranks: Vec<usize>,
     /// Of a micro-batch.
@@ -62,19 +62,18 @@ struct Subject {
 
 impl Subject {
     fn new(job: &Job, alone: Strategy) -> Subject {
-        let shards = job.shards(&alone);
         let chain = ShortChain::of(&alone, job.model.units.len(), job.period());
-        let models = shards.models.iter().map(|shard| shard.shortened(chain.units(&alone) - 1)).collect();
+        let shards = job.shortened(chain.units(&alone), &alone.cut).shards(&alone);
         let mesh = alone.mesh();
         let is_first = |rank: &usize| shards.first_alike[mesh.shard(*rank)] == mesh.shard(*rank);
         let ranks = (0..mesh.ranks()).filter(is_first).collect();
-        Subject { blank: job.blank(&alone), alone, chain, models, ranks }
+        Subject { blank: job.blank(&alone), alone, chain, shards, ranks }
     }
 
     /// By rank.
     fn dry_runs(&self, options: TrainerOptions) -> Vec<(Cost, Counted)> {
         let short = self.chain.strategy(&self.alone);
-        costs_and_tasks(&self.models, &short, options, &vec![&*self.blank; short.micros_per_step()], &self.ranks)
+        costs_and_tasks(&self.shards.models, &short, options, &vec![&*self.blank; short.micros_per_step()], &self.ranks)
     }
 
     fn sample(&self, job: &Job, dry_runs: Vec<(Cost, Counted)>) -> Sample {

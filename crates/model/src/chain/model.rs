@@ -274,10 +274,17 @@ impl Model {
 
     /// The same model without the units between the first so many and the head: their likes are enough for an estimate.
     pub fn shortened(&self, units: usize) -> Model {
-        let mut short = self.clone();
-        let head = short.units.len() - 1;
-        short.units.drain(units.min(head)..head);
-        short.stages = vec![Stage { units: 0..short.units.len(), exit: None }];
+        let head = self.units.len() - 1;
+        let units: Vec<Unit> = self.units[..units.min(head)].iter().chain(&self.units[head..]).cloned().collect();
+        let mut short = Model {
+            config: self.config.clone(),
+            shard: self.shard.clone(),
+            kind: self.kind,
+            specs: self.specs.clone(),
+            stages: vec![Stage { units: 0..units.len(), exit: None }],
+            units,
+            buckets: self.buckets.clone(),
+        };
         short.forget_unused();
         short
     }

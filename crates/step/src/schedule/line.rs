@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use evenkeel_model::UnitKind;
+use smallvec::smallvec;
 
 use super::{Chain, ChainUnit, PartSize};
-use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
+use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind, Values};
 use crate::work::{Chunk, Work};
 
 /// The values that a unit's forward keeps for its backward.
@@ -37,8 +38,8 @@ const TASKS_OF_UNIT: usize = 8;
 
 /// The values of an addition to the stream.
 struct Joining {
-    reads: Vec<Value>,
-    frees: Vec<Value>,
+    reads: Values,
+    frees: Values,
 }
 
 pub(super) struct Line<'a> {
@@ -124,8 +125,8 @@ impl<'a> Line<'a> {
     fn arrive(&mut self, unit: UnitIdx) {
         use ValueKind::*;
         let arrived = self.value(Passed, unit);
-        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
-        self.push(Work::Arrive, unit, vec![arrived], writes, vec![arrived]);
+        let writes = smallvec![self.value(Stream, unit), self.value(Normalised, unit)];
+        self.push(Work::Arrive, unit, smallvec![arrived], writes, smallvec![arrived]);
         self.gather_input(unit);
     }
 
@@ -148,7 +149,7 @@ impl<'a> Line<'a> {
             return;
         }
         let Joining { reads, frees } = self.joining(unit, is_done);
-        let writes = vec![self.value(Stream, unit), self.value(Normalised, unit)];
+        let writes = smallvec![self.value(Stream, unit), self.value(Normalised, unit)];
         self.push(Work::Enter, unit, reads, writes, frees);
         self.gather_input(unit);
     }
@@ -171,7 +172,7 @@ impl<'a> Line<'a> {
     /// The forward of a unit's body; it frees its input.
     fn body(&mut self, work: Work, unit: UnitIdx, saves: bool, gives_output: bool) {
         use ValueKind::*;
-        let input: Vec<Value> = self.has_entry(unit).then(|| self.input(unit)).into_iter().collect();
+        let input: Values = self.has_entry(unit).then(|| self.input(unit)).into_iter().collect();
         let starts = work == Work::Forward && self.chain.units[unit.0].starts_stream;
         let writes = [starts.then_some(Stream), gives_output.then_some(Output), saves.then_some(Saved)];
         let writes = writes.into_iter().flatten().map(|kind| self.value(kind, unit)).collect();
@@ -206,7 +207,7 @@ impl<'a> Line<'a> {
             let mut known = self.logits(chunk);
             let mut frees = known.clone();
             // The first chunk allocates the gradient of all chunks.
-            let writes = if chunk.0 == 0 { vec![gradient] } else { Vec::new() };
+            let writes = if chunk.0 == 0 { smallvec![gradient] } else { Values::new() };
             known.extend((chunk.0 > 0).then_some(gradient));
             known.push(input);
             frees.extend((chunk.0 + 1 == chunks).then_some(input));
@@ -236,23 +237,23 @@ impl<'a> Line<'a> {
                 frees.extend([input, self.value(ValueKind::Stream, head)]);
             }
             let reads = known.into_iter().chain([input]).collect();
-            self.push(Work::Evaluate(chunk), head, reads, Vec::new(), frees);
+            self.push(Work::Evaluate(chunk), head, reads, Values::new(), frees);
         }
     }
 
     /// A chunk's logits; returns the values that its losses are computed from.
-    fn logits(&mut self, chunk: Chunk) -> Vec<Value> {
+    fn logits(&mut self, chunk: Chunk) -> Values {
         use ValueKind::*;
         let (head, input) = (self.head(), self.input(self.head()));
         let logits = self.value(Logits(chunk), head);
         if !self.is_partial(head) {
-            self.push(Work::Logits(chunk), head, vec![input], vec![logits], Vec::new());
-            return vec![logits];
+            self.push(Work::Logits(chunk), head, smallvec![input], smallvec![logits], Values::new());
+            return smallvec![logits];
         }
         let stats = self.value(Stats(chunk), head);
-        self.push(Work::Logits(chunk), head, vec![input], vec![logits, stats], Vec::new());
+        self.push(Work::Logits(chunk), head, smallvec![input], smallvec![logits, stats], Values::new());
         self.exchange(Work::GatherStats(chunk), head, Stats(chunk), StatsGathered(chunk));
-        vec![logits, self.value(StatsGathered(chunk), head)]
+        smallvec![logits, self.value(StatsGathered(chunk), head)]
     }
 
     /// The units with a backward before the head, in blocks that are recomputed together: a unit that keeps something, and those
@@ -296,8 +297,8 @@ impl<'a> Line<'a> {
 
     fn normalise(&mut self, unit: UnitIdx) {
         use ValueKind::*;
-        let (reads, writes) = (vec![self.value(Stream, unit)], vec![self.value(Normalised, unit)]);
-        self.push(Work::Normalise, unit, reads, writes, Vec::new());
+        let (reads, writes) = (smallvec![self.value(Stream, unit)], smallvec![self.value(Normalised, unit)]);
+        self.push(Work::Normalise, unit, reads, writes, Values::new());
         self.gather_input(unit);
     }
 
@@ -334,17 +335,17 @@ impl<'a> Line<'a> {
         use ValueKind::*;
         let gathered = self.chain.splits_sequence;
         let output = if gathered { OutputGradientGathered } else { OutputGradient };
-        let mut reads = vec![self.value(Saved, unit), self.value(output, unit)];
+        let mut reads = smallvec![self.value(Saved, unit), self.value(output, unit)];
         if !self.has_entry(unit) {
             reads.push(self.value(if gathered { StreamGradientGathered } else { StreamGradient }, unit));
         }
         let inputs = self.value(WeightInputs, unit);
         let goes_on = self.needs_input_gradient(unit);
-        let writes = if goes_on { vec![inputs, self.value(NormalisedGradient, unit)] } else { vec![inputs] };
+        let writes = if goes_on { smallvec![inputs, self.value(NormalisedGradient, unit)] } else { smallvec![inputs] };
         self.push(Work::BackwardInput, unit, reads.clone(), writes, reads);
         let is_reduced = goes_on && self.is_partial(unit);
         self.reduce_gradient(unit, is_reduced);
-        self.push(Work::BackwardWeight, unit, vec![inputs], Vec::new(), vec![inputs]);
+        self.push(Work::BackwardWeight, unit, smallvec![inputs], Values::new(), smallvec![inputs]);
         if goes_on {
             self.backward_enter(unit, is_reduced);
         } else if self.has_entry(unit) {
@@ -359,7 +360,7 @@ impl<'a> Line<'a> {
 
     /// The gradients of the addition behind the stage.
     fn backward_join(&mut self, unit: UnitIdx) {
-        let reads = [ValueKind::PassedGradient, ValueKind::Joined].map(|kind| self.value(kind, unit)).to_vec();
+        let reads = [ValueKind::PassedGradient, ValueKind::Joined].map(|kind| self.value(kind, unit)).into();
         self.push_gradients_below(Work::BackwardJoin, unit, reads);
     }
 
@@ -386,9 +387,9 @@ impl<'a> Line<'a> {
         let gradient = if is_reduced { NormalisedGradientReduced } else { NormalisedGradient };
         let [stream, gradient] = [Stream, gradient].map(|kind| self.value(kind, unit));
         let reads = if unit == self.head() {
-            vec![stream, gradient]
+            smallvec![stream, gradient]
         } else {
-            vec![stream, gradient, self.value(StreamGradient, unit)]
+            smallvec![stream, gradient, self.value(StreamGradient, unit)]
         };
         if self.arrives_at(unit) {
             let leaves = self.chain.trains_before(unit.0);
@@ -399,13 +400,13 @@ impl<'a> Line<'a> {
     }
 
     /// The gradients of an addition, which frees what it reads: those of the unit before, if anything is trained there.
-    fn push_gradients_below(&mut self, work: Work, unit: UnitIdx, reads: Vec<Value>) {
+    fn push_gradients_below(&mut self, work: Work, unit: UnitIdx, reads: Values) {
         use ValueKind::*;
         if unit <= self.chain.lowest_trained() {
-            return self.push(work, unit, reads.clone(), Vec::new(), reads);
+            return self.push(work, unit, reads.clone(), Values::new(), reads);
         }
         let below = UnitIdx(unit.0 - 1);
-        let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).to_vec();
+        let writes = [StreamGradient, OutputGradient].map(|kind| self.value(kind, below)).into();
         self.push(work, unit, reads.clone(), writes, reads);
         if self.chain.splits_sequence {
             self.exchange(Work::AllGather, below, OutputGradient, OutputGradientGathered);
@@ -424,7 +425,7 @@ impl<'a> Line<'a> {
     fn exchange(&mut self, work: Work, unit: UnitIdx, from: ValueKind, to: ValueKind) {
         let bytes = self.chain.exchanged_bytes(unit, from, self.size);
         let (from, to) = (self.value(from, unit), self.value(to, unit));
-        self.push(work, unit, vec![from], vec![to], vec![from]);
+        self.push(work, unit, smallvec![from], smallvec![to], smallvec![from]);
         let task = self.tasks.last_mut().expect("just pushed");
         task.exchange = Some(Exchange { group: TENSOR, bytes });
     }
@@ -437,7 +438,7 @@ impl<'a> Line<'a> {
         Value { kind, unit, micro: self.micro }
     }
 
-    fn push(&mut self, work: Work, unit: UnitIdx, reads: Vec<Value>, writes: Vec<Value>, frees: Vec<Value>) {
+    fn push(&mut self, work: Work, unit: UnitIdx, reads: Values, writes: Values, frees: Values) {
         self.tasks.push(Task { work, unit, micro: self.micro, reads, writes, frees, exchange: None });
     }
 }

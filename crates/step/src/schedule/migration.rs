@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::smallvec;
+
 use super::chain::{Chain, ChainMigration};
 use super::line::TENSOR;
 use super::state::{WHOLE_STEP, behind_exchanges};
-use crate::program::{Exchange, Task, UnitIdx, Value, ValueKind};
+use crate::program::{Exchange, Task, UnitIdx, Value, ValueKind, Values};
 use crate::work::Work;
 
 /// Adds the migrations of a chain. Each unit migrates once in a step, before the first body of the migrating unit before it
@@ -24,15 +26,16 @@ pub(super) fn migrate_and_return(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     for Migrating { migrated, uses, additions } in &migrating {
         let value = |kind| Value { kind, unit: UnitIdx(migrated.unit), micro: WHOLE_STEP };
         let [values, gradients] = [ValueKind::Migrated, ValueKind::MigratedGradients].map(value);
-        let written = if additions.is_empty() { vec![values] } else { vec![values, gradients] };
-        let fetched = task(Work::Migrate, migrated.unit, migrated.value_bytes, vec![], written);
+        let written = if additions.is_empty() { smallvec![values] } else { smallvec![values, gradients] };
+        let fetched = task(Work::Migrate, migrated.unit, migrated.value_bytes, smallvec![], written);
         before.entry(ahead).or_default().push(fetched);
         ahead = uses[0];
         uses.iter().for_each(|&index| out[index].reads.push(values));
         additions.iter().for_each(|&index| out[index].reads.push(gradients));
         out[uses[uses.len() - 1]].frees.push(values);
         if let Some(&last) = additions.last() {
-            let returned = task(Work::Return, migrated.unit, migrated.gradient_bytes, vec![gradients], vec![]);
+            let returned =
+                task(Work::Return, migrated.unit, migrated.gradient_bytes, smallvec![gradients], smallvec![]);
             behind.entry(behind_exchanges(&out, last)).or_default().push(returned);
         }
     }
@@ -65,7 +68,7 @@ impl Migrating<'_> {
 }
 
 /// An exchange of the tensor-parallel group that frees what it reads.
-fn task(work: Work, unit: usize, bytes: u64, reads: Vec<Value>, writes: Vec<Value>) -> Task {
+fn task(work: Work, unit: usize, bytes: u64, reads: Values, writes: Values) -> Task {
     let exchange = Some(Exchange { group: TENSOR, bytes });
     Task { work, unit: UnitIdx(unit), micro: WHOLE_STEP, frees: reads.clone(), reads, writes, exchange }
 }

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use smallvec::smallvec;
+
 use super::line::Line;
 use super::{Chain, PartSize, parts};
 use crate::pipeline::{Block, BlockKind, Event};
@@ -79,7 +81,7 @@ fn pass(chain: &Chain, unit: usize, micro: Micro, is_forward: bool, sends: bool,
     let (work, kind) =
         if is_forward { (Work::Pass, ValueKind::Passed) } else { (Work::PassGradient, ValueKind::PassedGradient) };
     let value = Value { kind, unit: UnitIdx(unit), micro };
-    let (reads, writes) = if sends { (vec![value], vec![]) } else { (vec![], vec![value]) };
+    let (reads, writes) = if sends { (smallvec![value], smallvec![]) } else { (smallvec![], smallvec![value]) };
     let exchange = Exchange { group: chain.stages.passes[&unit], bytes: chain.passed_bytes(size) };
     Task { work, unit: UnitIdx(unit), micro, frees: reads.clone(), reads, writes, exchange: Some(exchange) }
 }

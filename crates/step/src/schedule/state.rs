@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::smallvec;
+
 use super::Chain;
 use super::chain::ChainBucket;
 
-use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind};
+use crate::program::{Exchange, GroupIdx, Micro, Task, UnitIdx, Value, ValueKind, Values};
 use crate::work::{BucketIdx, Chunk, Lane, Work};
 
 /// The most reductions of split gradients in flight: each holds the gradients of a whole bucket.
@@ -17,15 +19,20 @@ const RESIDENCE: usize = 8;
 pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 
 /// Adds the reductions of gradients: each as soon as nothing more is added to its bucket or, if gradients are split, as soon as a
-/// micro-batch adds nothing more.
+/// micro-batch adds nothing more. Whole gradients of a stage let the exchanges go first for whose results other places wait.
 pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
+    let passed_on = last_pass_behind_exchanges(&tasks).unwrap_or(0);
     for (index, last) in last_additions(&tasks, chain).into_iter().enumerate() {
         for (micro, last) in last {
             let micro = Micro { index: micro, part: 0 };
             // The first stage is the last to add to a table that it shares, and until then nothing may wait for the sum.
             let is_shared = chain.buckets[index].is_shared_table;
-            let last = if is_shared { tasks.len() - 1 } else { behind_exchanges(&tasks, last) };
+            let last = match chain.buckets[index].splits_gradients {
+                _ if is_shared => tasks.len() - 1,
+                true => behind_exchanges(&tasks, last),
+                false => behind_exchanges(&tasks, last).max(passed_on),
+            };
             after.entry(last).or_default().push((index, micro));
         }
     }
@@ -36,8 +43,8 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
         // The next compute task waits for all but the last few reductions, which frees the memory of the others.
         if task.work.lane() == Lane::Compute && reduced.len() > REDUCTIONS_IN_FLIGHT {
             let done: Vec<Value> = reduced.drain(..reduced.len() - REDUCTIONS_IN_FLIGHT).collect();
-            task.reads.extend(&done);
-            task.frees.extend(&done);
+            task.reads.extend_from_slice(&done);
+            task.frees.extend_from_slice(&done);
         }
         out.push(task);
         for (bucket, micro) in after.next_if(|(last, _)| *last == index).into_iter().flat_map(|(_, here)| here) {
@@ -51,6 +58,12 @@ pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
         task.frees.extend(last);
     }
     out
+}
+
+/// The last gradient that a place passes on, if the gradient follows from exchanges, which reductions would hold up.
+fn last_pass_behind_exchanges(tasks: &[Task]) -> Option<usize> {
+    let exchanges = tasks.iter().any(|task| task.work.lane() == Lane::Comm);
+    tasks.iter().rposition(|task| task.work == Work::PassGradient && !task.receives()).filter(|_| exchanges)
 }
 
 fn is_reduced(value: &Value) -> bool {
@@ -101,19 +114,19 @@ pub(super) fn behind_exchanges(tasks: &[Task], mut index: usize) -> usize {
 fn reductions(chain: &Chain, bucket: usize, micro: Micro) -> Vec<Task> {
     let ChainBucket { summed_in, gradient_bytes: bytes, splits_gradients, .. } = &chain.buckets[bucket];
     let (unit, index) = (chain.buckets[bucket].unit(), BucketIdx(bucket));
-    let task = |work, group: GroupIdx, writes: Vec<Value>| Task {
+    let task = |work, group: GroupIdx, writes: Values| Task {
         work,
         unit,
         micro,
-        reads: Vec::new(),
+        reads: Values::new(),
         writes,
-        frees: Vec::new(),
+        frees: Values::new(),
         exchange: Some(Exchange { group, bytes: *bytes }),
     };
-    let sum = summed_in.map(|group| task(Work::SumGradients(index), group, Vec::new()));
+    let sum = summed_in.map(|group| task(Work::SumGradients(index), group, Values::new()));
     let reduced = Value { kind: ValueKind::GradientsReduced(index), unit, micro };
     let reduction = chain.data_group.map(|group| {
-        let writes = if *splits_gradients { vec![reduced] } else { Vec::new() };
+        let writes = if *splits_gradients { smallvec![reduced] } else { Values::new() };
         task(Work::ReduceGradients(index), group, writes)
     });
     sum.into_iter().chain(reduction).collect()
@@ -129,37 +142,37 @@ pub(super) fn tail(chain: &Chain) -> Vec<Task> {
         micro: WHOLE_STEP,
         reads,
         writes,
-        frees: Vec::new(),
+        frees: Values::new(),
         exchange,
     };
     let norm = |groups| Value { kind: ValueKind::SquaredNorm(groups), unit, micro: WHOLE_STEP };
-    let norms: Vec<Value> = (0..=chain.keepers.len()).map(norm).collect();
-    let mut tasks = vec![task(Work::MeasureNorm, vec![], vec![norm(0)], None)];
+    let norms: Values = (0..=chain.keepers.len()).map(norm).collect();
+    let mut tasks = vec![task(Work::MeasureNorm, smallvec![], smallvec![norm(0)], None)];
     for (index, &group) in chain.keepers.iter().enumerate() {
         let exchange = Exchange { group, bytes: chain.squares_bytes };
-        tasks.push(task(Work::SumNorm, vec![norm(index)], vec![norm(index + 1)], Some(exchange)));
+        tasks.push(task(Work::SumNorm, smallvec![norm(index)], smallvec![norm(index + 1)], Some(exchange)));
     }
-    tasks.push(Task { frees: norms.clone(), ..task(Work::Update, norms, vec![], None) });
+    tasks.push(Task { frees: norms.clone(), ..task(Work::Update, norms, smallvec![], None) });
     if let Some(group) = chain.data_group {
         for (index, bucket) in chain.buckets.iter().enumerate().filter(|(_, bucket)| bucket.splits_update) {
             let exchange = Exchange { group, bytes: bucket.value_bytes };
-            tasks.push(task(Work::GatherUpdated(BucketIdx(index)), vec![], vec![], Some(exchange)));
+            tasks.push(task(Work::GatherUpdated(BucketIdx(index)), smallvec![], smallvec![], Some(exchange)));
         }
     }
     if chain.measures_rows {
         let rows = Value { kind: ValueKind::SquaredRows, unit, micro: WHOLE_STEP };
-        let mut factors = Vec::new();
+        let mut factors = Values::new();
         for (index, group) in chain.gathered_for_rows() {
             let number = BucketIdx(index);
             let value = Value { kind: ValueKind::ParametersGathered(number), unit, micro: WHOLE_STEP };
             let exchange = Exchange { group, bytes: chain.buckets[index].value_bytes };
-            tasks.push(task(Work::GatherUpdated(number), vec![], vec![value], Some(exchange)));
+            tasks.push(task(Work::GatherUpdated(number), smallvec![], smallvec![value], Some(exchange)));
             factors.push(value);
         }
-        tasks.push(Task { frees: factors.clone(), ..task(Work::MeasureRows, factors, vec![rows], None) });
+        tasks.push(Task { frees: factors.clone(), ..task(Work::MeasureRows, factors, smallvec![rows], None) });
         for (index, group) in chain.summed_rows() {
             let exchange = Exchange { group, bytes: chain.buckets[index].value_bytes };
-            tasks.push(task(Work::SumRows(BucketIdx(index)), vec![rows], vec![], Some(exchange)));
+            tasks.push(task(Work::SumRows(BucketIdx(index)), smallvec![rows], smallvec![], Some(exchange)));
         }
         tasks.last_mut().expect("just added").frees.push(rows);
     }
@@ -186,9 +199,9 @@ pub(super) fn gather_parameters(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
             work: Work::GatherParameters(number),
             unit,
             micro: WHOLE_STEP,
-            reads: Vec::new(),
-            writes: vec![value],
-            frees: Vec::new(),
+            reads: Values::new(),
+            writes: smallvec![value],
+            frees: Values::new(),
             exchange: Some(Exchange { group, bytes: bucket.value_bytes }),
         });
         residence.uses.iter().for_each(|&task| out[task].reads.push(value));

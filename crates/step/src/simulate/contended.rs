@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Contention;
 use crate::meetings::Meetings;
-use crate::program::{Program, Task};
+use crate::program::{ProgramView, Task};
 use crate::trace::Span;
 use crate::waits::Waits;
 use crate::work::Lane;
 
 /// The spans of sound programs, whose tasks take so many seconds when nothing runs beside them.
 pub(super) fn run(
-    programs: &[Program],
+    programs: &[ProgramView],
     meetings: &Meetings,
     alone_s: &[Cow<'_, [f64]>],
     contention: Contention,
 ) -> Vec<Vec<Span>> {
     let ranks =
-        programs.iter().enumerate().map(|(number, program)| Rank::new(number, program, meetings, &alone_s[number]));
+        programs.iter().enumerate().map(|(number, &program)| Rank::new(number, program, meetings, &alone_s[number]));
     let mut simulation = Simulation {
         contention,
         ranks: ranks.collect(),
@@ -62,7 +62,7 @@ impl Transfer {
 
 struct Rank<'a> {
     number: usize,
-    program: &'a Program,
+    program: ProgramView<'a>,
     meetings: &'a Meetings,
     /// By task: its seconds when nothing runs beside it.
     alone_s: &'a [f64],
@@ -78,8 +78,8 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(number: usize, program: &'a Program, meetings: &'a Meetings, alone_s: &'a [f64]) -> Rank<'a> {
-        let tasks = &program.tasks;
+    fn new(number: usize, program: ProgramView<'a>, meetings: &'a Meetings, alone_s: &'a [f64]) -> Rank<'a> {
+        let tasks = program.tasks;
         let on = |lane: Lane| (lane, (0..tasks.len()).rev().filter(|&task| tasks[task].work.lane() == lane).collect());
         let mut waits = Waits::new(program);
         let of_task = |index| {

@@ -7,15 +7,15 @@
 use std::borrow::Cow;
 
 use crate::meetings::Meetings;
-use crate::program::{GroupIdx, Program};
+use crate::program::{GroupIdx, ProgramView};
 use crate::trace::Span;
 use crate::waits::Waits;
 use crate::work::Lane;
 
 /// The spans of sound programs, whose tasks take so many seconds.
-pub(super) fn run(programs: &[Program], meetings: &Meetings, seconds: &[Cow<'_, [f64]>]) -> Vec<Vec<Span>> {
+pub(super) fn run(programs: &[ProgramView], meetings: &Meetings, seconds: &[Cow<'_, [f64]>]) -> Vec<Vec<Span>> {
     let mut ranks: Vec<Rank> =
-        programs.iter().zip(seconds).map(|(program, seconds)| Rank::new(program, seconds)).collect();
+        programs.iter().zip(seconds).map(|(&program, seconds)| Rank::new(program, seconds)).collect();
     let mut arrivals = vec![Arrivals::default(); meetings.count()];
     let mut ready: Vec<usize> = (0..ranks.len()).collect();
     while let Some(number) = ready.pop() {
@@ -52,7 +52,7 @@ impl Arrivals {
 }
 
 struct Rank<'a> {
-    program: &'a Program,
+    program: ProgramView<'a>,
     /// By task.
     seconds: &'a [f64],
     waits: Waits<'a>,
@@ -65,7 +65,7 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(program: &'a Program, seconds: &'a [f64]) -> Rank<'a> {
+    fn new(program: ProgramView<'a>, seconds: &'a [f64]) -> Rank<'a> {
         let spans = Vec::with_capacity(program.tasks.len());
         Rank { program, seconds, waits: Waits::new(program), ends_s: Default::default(), start_s: 0.0, spans }
     }
