@@ -140,7 +140,7 @@ impl<'a, 'j> Judging<'a, 'j> {
     fn costs_of(&self, job: &Job, strategy: &Strategy) -> Vec<Cost> {
         let kinds = self.kinds(strategy);
         let of_micros = |accumulate: usize| job.costs(&Strategy { accumulate, ..strategy.clone() }, &kinds);
-        let Some(([few, more], often)) = extension(strategy) else {
+        let Some(([few, more], often)) = extension(strategy, ROUNDS_OF_MEMORY) else {
             return of_micros(strategy.accumulate);
         };
         // The samples of further micro-batches wait in memory. Gaps between tensors do not grow with them.
@@ -216,7 +216,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             let tasks = self.job.seen.latest_tasks((few.clone(), chain.clone()), tasks);
             self.foretell(&few, &tasks).map(|foretold| Totals::of(&foretold))
         };
-        match extension(strategy) {
+        match extension(strategy, ROUNDS_OF_TIME) {
             Some(([few, more], often)) => {
                 let (few, more) = (of_micros(few)?, of_micros(more)?);
                 Ok(more.grown(&few, &more, often))
@@ -247,21 +247,26 @@ impl<'a, 'j> Judging<'a, 'j> {
     }
 }
 
+/// Rounds of micro-batches after which further ones take as long as one another.
+const ROUNDS_OF_TIME: usize = 2;
+/// The same for what places keep.
+const ROUNDS_OF_MEMORY: usize = 4;
+
 /// Two smaller numbers of micro-batches from which those of a strategy follow, and how often their difference does: in a pipeline
 /// that is full, further ones take turns at its places. None if there are too few to be worth it, or if places keep more of them
 /// the more there are, as with gpipe.
-fn extension(strategy: &Strategy) -> Option<([usize; 2], f64)> {
+fn extension(strategy: &Strategy, rounds: usize) -> Option<([usize; 2], f64)> {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let few = least_micros(strategy);
+    let few = least_micros(strategy, rounds);
     let more = few + period;
     let keeps_more = period > 1 && strategy.pipeline.order.keeps_all();
     (!keeps_more && micros > more + period).then(|| ([few, more], (micros - more) as f64 / period as f64))
 }
 
-/// As many micro-batches as fill a pipeline.
-fn least_micros(strategy: &Strategy) -> usize {
+/// So many rounds of micro-batches through a pipeline, and those that are no whole round.
+fn least_micros(strategy: &Strategy, rounds: usize) -> usize {
     let (micros, period) = (strategy.accumulate, strategy.pp);
-    let least = if period == 1 { 2 } else { 3 * period };
+    let least = if period == 1 { 2 } else { rounds * period };
     micros.min(least + micros % period)
 }
 
@@ -379,7 +384,7 @@ impl Judge for Judging<'_, '_> {
             (Some(([shorter, chain], often)), _) => {
                 let total = self.total(&chain, &strategy, &kinds)?;
                 // In a pipeline, steps of few micro-batches say as well what further units take.
-                let accumulate = if strategy.pp > 1 { least_micros(&strategy) } else { strategy.accumulate };
+                let accumulate = if strategy.pp > 1 { least_micros(&strategy, ROUNDS_OF_TIME) } else { strategy.accumulate };
                 let few = Strategy { accumulate, ..strategy.clone() };
                 let [shorter, chain] = [shorter, chain].map(|chain| self.total(&chain, &few, &kinds));
                 total.grown(&shorter?, &chain?, often)

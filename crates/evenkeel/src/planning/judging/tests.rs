@@ -17,12 +17,12 @@ fn few_micro_batches_stand_for_many_where_further_ones_need_no_memory() {
         let cuts = (1..4 * order.usual_chunks()).map(|stage| 2 * stage).collect();
         Strategy { accumulate, ..Strategy::of(Cut::even(1)) }.in_stages(4, Pipeline { cuts, order })
     };
-    assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 64)), Some(([12, 16], 12.0)));
-    assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 20)), None);
-    assert_eq!(extension(&staged(PipelineOrder::Gpipe, 64)), None);
-    assert_eq!(extension(&Strategy { accumulate: 9, ..Strategy::of(Cut::even(1)) }), Some(([2, 3], 6.0)));
+    assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 64), 4), Some(([16, 20], 11.0)));
+    assert_eq!(extension(&staged(PipelineOrder::OneForwardOneBackward, 24), 4), None);
+    assert_eq!(extension(&staged(PipelineOrder::Gpipe, 64), 4), None);
+    assert_eq!(extension(&Strategy { accumulate: 9, ..Strategy::of(Cut::even(1)) }, 4), Some(([2, 3], 6.0)));
     for order in PipelineOrder::ALL {
-        if let Some(([few, more], often)) = extension(&staged(order, 61)) {
+        if let Some(([few, more], often)) = extension(&staged(order, 61), 4) {
             assert_eq!((more - few, more as f64 + often * 4.0), (4, 61.0), "{order:?}");
         }
     }
