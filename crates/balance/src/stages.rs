@@ -87,12 +87,19 @@ impl Staging {
                 bounds.windows(2).all(|pair| pair[0] < pair[1]).then(|| (cost(&moved), moved))
             };
             let steps: Vec<(usize, isize)> = (0..cuts.len()).flat_map(|index| [(index, -1), (index, 1)]).collect();
-            let pairs = steps
-                .iter()
-                .enumerate()
-                .flat_map(|(place, &first)| steps[place..].iter().map(move |&second| vec![first, second]));
-            let moves = steps.iter().map(|&step| vec![step]).chain(pairs).filter_map(|steps| moved(&steps));
-            match moves.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(cost, _)| *cost < least * (1.0 - 1e-9)) {
+            let best_of = |moves: &mut dyn Iterator<Item = (f64, Vec<usize>)>| {
+                moves.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(cost, _)| *cost < least * (1.0 - 1e-9))
+            };
+            let one = || best_of(&mut steps.iter().filter_map(|&step| moved(&[step])));
+            // There are many pairs.
+            let two = || {
+                let pairs = steps
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(place, first)| steps[place..].iter().map(move |it| [*first, *it]));
+                best_of(&mut pairs.filter_map(|pair| moved(&pair)))
+            };
+            match one().or_else(two) {
                 Some(best) => (least, cuts) = best,
                 None => return cuts,
             }

@@ -126,9 +126,10 @@ pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Re
 pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
     /// Faster strategies than these are unlikely to come from behind.
     const CANDIDATES: usize = 3;
+    /// The same of those that may fit into more memory.
+    const LARGER_CANDIDATES: usize = 32;
     const MORE_MEMORY: f64 = 1.25;
     let best = &plan.fitting[0].timed;
-    let h0 = std::time::Instant::now();
     let [mut faster_links, mut faster_devices] = [cluster.clone(), cluster.clone()];
     faster_links.links.values_mut().for_each(|link| link.gb_per_s *= 2.0);
     for device in faster_devices.devices.values_mut() {
@@ -148,18 +149,19 @@ pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Fa
         }
     }
     let [links, devices] = fastest.map(|fastest| fastest.expect("something fits"));
-    eprintln!("help links {:.2}", h0.elapsed().as_secs_f64());
     // Whatever may be faster was looked at, and some of it did not fit.
     let mut judging = Judging::new(job, Source::Cluster(cluster), &|_| ());
     let surely = plan.surely_too_large.iter().take_while(|(_, least)| least.fullness <= MORE_MEMORY);
-    let surely = surely.filter(|(strategy, _)| judging.least_step_s_of_any_cut(strategy) < best.step_s);
-    let surely = surely.map(|(strategy, _)| judging.cut(strategy.clone())).collect::<Vec<_>>().into_iter();
+    let surely = surely.map(|(strategy, _)| (judging.least_step_s_of_any_cut(strategy), strategy));
+    let mut surely: Vec<(f64, &Strategy)> = surely.filter(|(least_s, _)| *least_s < best.step_s).collect();
+    surely.sort_by(|a, b| a.0.total_cmp(&b.0));
+    surely.truncate(LARGER_CANDIDATES);
+    let surely = surely.into_iter().map(|(_, strategy)| judging.cut(strategy.clone())).collect::<Vec<_>>().into_iter();
     let surely = surely.filter(|it| it.fullness <= MORE_MEMORY && it.step_s < best.step_s);
     let surely = surely.map(|it| judging.time(it.strategy.clone())).collect::<Result<Vec<_>, Failure>>()?;
     let larger = plan.too_large.iter().filter(|it| it.fullness <= MORE_MEMORY).map(|it| &it.timed);
     let larger = larger.chain(&surely).chain([best]);
     let memory = larger.min_by(|a, b| a.step_s.total_cmp(&b.step_s)).expect("the best is among them");
-    eprintln!("help {:.2}", h0.elapsed().as_secs_f64());
     let line = |(what, found): (&str, &TimedStep)| {
         let gain = 1.0 - found.step_s / best.step_s;
         let by =
@@ -192,9 +194,7 @@ fn plan_of(
     };
     let exact = if let Source::Cluster(_) = source { 1 } else { wanted };
     let mut judging = Judging::new(job, source, &told);
-    let s0 = std::time::Instant::now();
     judging.sample(&strategies);
-    eprintln!("sample {:.2}", s0.elapsed().as_secs_f64());
     let mut plan = search(strategies, wanted, &mut judging)?;
     // The memory of what is taken, or may be, is known to the byte.
     let behind = plan.fitting.split_off(exact.min(plan.fitting.len()));

@@ -384,7 +384,8 @@ impl Judge for Judging<'_, '_> {
             (Some(([shorter, chain], often)), _) => {
                 let total = self.total(&chain, &strategy, &kinds)?;
                 // In a pipeline, steps of few micro-batches say as well what further units take.
-                let accumulate = if strategy.pp > 1 { least_micros(&strategy, ROUNDS_OF_TIME) } else { strategy.accumulate };
+                let accumulate =
+                    if strategy.pp > 1 { least_micros(&strategy, ROUNDS_OF_TIME) } else { strategy.accumulate };
                 let few = Strategy { accumulate, ..strategy.clone() };
                 let [shorter, chain] = [shorter, chain].map(|chain| self.total(&chain, &few, &kinds));
                 total.grown(&shorter?, &chain?, often)
