@@ -126,9 +126,13 @@ fn a_dry_run_foretells_every_stage_s_memory() {
 
 /// The programs of a deep chain of equal units over `pp` places, in `micros` micro-batches.
 fn programs(pp: usize, order: PipelineOrder, micros: usize) -> Vec<Program> {
-    let origin = Micros { case: "llama3", count: micros };
-    let shards = [origin.model()];
-    let way = Way { stages: Some(stages(pp, order)), ..Arrangement::of(NONE).into() };
+    programs_of(1, Way { stages: Some(stages(pp, order)), ..Arrangement::of(NONE).into() }, micros)
+}
+
+/// The same on so many shards.
+fn programs_of(tp: usize, way: Way, micros: usize) -> Vec<Program> {
+    let model = Micros { case: "llama3", count: micros }.model();
+    let shards = model.cut(&Cut::even(tp)).expect("it has as many head groups");
     let chains = Chain::all(&shards, &way.strategy(&shards, DType::F32));
     let sizes = vec![vec![PartSize { tokens: 8, chunk_rows: vec![8] }]; micros];
     chains.iter().map(|chain| way.arrangement.step(chain, &sizes)).collect()
@@ -153,6 +157,30 @@ fn pipelines_that_lack_a_pass_or_swap_two_are_refused() {
             let group = |index: usize| of(index).exchange.expect("a pass has two members").group;
             let is_refused = verify(&broken).is_err();
             assert!(is_refused || group(pair[0]) != group(pair[1]), "{order:?}: {} and {}", of(pair[0]), of(pair[1]));
+        }
+    }
+}
+
+#[test]
+fn sums_of_gradients_hold_up_no_exchange_that_another_place_waits_for() {
+    for order in PipelineOrder::ALL {
+        for tp in [1, 2] {
+            let way = Way { dp: 2, stages: Some(stages(2, order)), ..Arrangement::of(NONE).into() };
+            let programs = programs_of(tp, way, 4);
+            assert_eq!(verify(&programs), Ok(()), "{order:?}");
+            let places = programs.iter().filter_map(|Program { tasks, .. }| {
+                let is_sent = |task: &Task| task.work == Work::PassGradient && !task.reads.is_empty();
+                let last_sent = tasks.iter().rposition(is_sent)?;
+                let sums = tasks.iter().position(|task| matches!(task.work, Work::ReduceGradients(_)));
+                Some((last_sent, sums.expect("replicas sum gradients")))
+            });
+            let places: Vec<(usize, usize)> = places.collect();
+            assert!(!places.is_empty(), "{order:?}: some place passes gradients on");
+            match tp {
+                // Passes have a lane of their own.
+                1 => assert!(places.iter().any(|(sent, sums)| sums < sent), "{order:?}: sums overlap with computation"),
+                _ => assert!(places.iter().all(|(sent, sums)| sums > sent), "{order:?}"),
+            }
         }
     }
 }

@@ -167,7 +167,7 @@ fn step_s(job: &Job, profile: &Profile, strategy: &Strategy) -> Result<f64, NotK
     foretell(&profile.on(&places), &job.tasks(strategy, &places)).map(|foretold| foretold.step_s)
 }
 
-/// Makes a plan, and measures the cases in turns with what its profile was measured with, a part of that in every round.
+/// Makes a plan, and measures the cases in turns with what its profile was measured with.
 fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
     let start = Instant::now();
     let (space, mut profile) = (arguments.space(), Profile::default());
@@ -217,7 +217,8 @@ fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
     let learnt = job.learnt();
     for round in 0..arguments.rounds {
         if round > 0 {
-            let turn = learnt.iter().skip(round - 1).step_by(arguments.rounds - 1);
+            // Half of what the profile was measured with, over all rounds.
+            let turn = learnt.iter().skip(round - 1).step_by(2 * (arguments.rounds - 1));
             turn.into_iter().try_for_each(|strategy| job.learn(&mut profile, strategy))?;
         }
         for case in &mut cases {
