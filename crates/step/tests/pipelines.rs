@@ -177,7 +177,8 @@ fn sums_of_gradients_hold_up_no_exchange_that_another_place_waits_for() {
             let places: Vec<(usize, usize)> = places.collect();
             assert!(!places.is_empty(), "{order:?}: some place passes gradients on");
             match tp {
-                // Passes have a lane of their own.
+                // Passes have a lane of their own. Gradients of weights that are computed last are summed last.
+                1 if order.splits_backward() => (),
                 1 => assert!(places.iter().any(|(sent, sums)| sums < sent), "{order:?}: sums overlap with computation"),
                 _ => assert!(places.iter().all(|(sent, sums)| sums > sent), "{order:?}"),
             }
