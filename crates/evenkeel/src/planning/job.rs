@@ -366,7 +366,7 @@ impl<'a> Job<'a> {
     fn cached_shards(&self, cut: &Cut) -> Option<Arc<Shards>> {
         let shards = || {
             let models = self.model.cut(cut).ok()?;
-            let sizes = |model: &Model| model.specs.iter().map(|spec| spec.shape.clone()).collect::<Vec<_>>();
+            let sizes = |model: &Model| model.specs.iter().map(|spec| spec.matrix).collect::<Vec<_>>();
             let sizes: Vec<_> = models.iter().map(sizes).collect();
             let first = |of| sizes.iter().position(|other| other == of).expect("it is like itself");
             Some(Arc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))

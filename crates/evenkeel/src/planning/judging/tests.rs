@@ -71,6 +71,7 @@ fn strategies(accumulate: usize, units: usize) -> Vec<Strategy> {
         alone.clone(),
         alone.clone().arranged(recomputed(1)),
         of(Cut::even(2), 2),
+        of(Cut::weighted(vec![1.5, 0.5]), 2),
         of(Cut::even(2), 2).arranged(alone.arrangement.in_parts(2)),
         of(Cut::even(2), 2).arranged(recomputed(2).in_parts(2)),
     ];
@@ -98,6 +99,8 @@ fn tasks_follow_from_those_of_a_short_chain() {
         let places = vec![String::new(); strategy.ranks()];
         let tasks = job.tasks(&strategy, &places);
         let ranks: Vec<usize> = tasks.iter().map(|counted| counted.rank).collect();
+        let are_unequal = strategy.cut.weights.iter().any(|weight| *weight != strategy.cut.weights[0]);
+        assert_eq!(ranks.contains(&1), are_unequal || strategy.pp > 1 && strategy.ranks() == 2, "{strategy}: {ranks:?}");
         for (one, (_, other)) in tasks.iter().zip(&job.counted(&strategy, &ranks)) {
             assert_eq!((one.rank, &one.program), (other.rank, &other.program), "{strategy}");
             for (index, task) in one.program.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_none()) {
@@ -106,7 +109,9 @@ fn tasks_follow_from_those_of_a_short_chain() {
                     false => assert_eq!(one, other, "{strategy}: {task}"),
                     true => {
                         let off = one.bytes() as f64 / other.bytes() as f64 - 1.0;
-                        assert!(off.abs() < 0.02, "{strategy}, {:?}: {task}: {off}", strategy.pipeline.order);
+                        // A narrow shard has a larger share of what every shard has.
+                        let tolerance = if are_unequal { 0.03 } else { 0.02 };
+                        assert!(off.abs() < tolerance, "{strategy}, {:?}: {task}: {off}", strategy.pipeline.order);
                     }
                 }
             }
