@@ -250,7 +250,7 @@ impl Queue {
         tensor
     }
 
-    /// The same of so many, which are made only where values are kept.
+    /// Like [`Queue::indices`], for `count` values; asks for them only if the backend keeps values.
     pub fn indices_by(&self, count: usize, indices: impl FnOnce() -> Vec<u32>) -> Tensor {
         if self.backend.keeps_values() { self.indices(&indices()) } else { self.tensor(1, count, DType::U32) }
     }

@@ -103,11 +103,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => format!("To run the first: {}", flags(&best.timed.strategy)),
     };
     Ok(format!(
-        "{}{others}{help}\n\nexposed: time in which a rank exchanges and does not compute; idle: time in which ranks do not compute; \
-         memory: what the fullest device needs.\nLooked at {} strategies, left out {} that cannot be faster. {origin}",
+        "{}{others}{help}\n\nexposed: time in which some rank exchanges and does not compute; idle: the share of time in which a rank \
+         does not compute, in the mean; memory: what the fullest device needs. Of strategies within 1 % of the fastest, the one with \
+         the fewest shards and micro-batches comes first.\nComputed in {}. Looked at {} strategies, left out {} that cannot be faster. \
+         {origin}",
         text::table(&header, &rows),
+        format!("{:?}", best.timed.strategy.dtype).to_lowercase(),
         looked_at(&plan),
-        plan.left_out,
+        plan.left_out.len(),
     ))
 }
 
@@ -250,6 +253,13 @@ fn others(plan: &Plan, shown: usize, cluster: Option<&Cluster>) -> Vec<String> {
             text::percent(timed.timing.idle)
         ));
     }
+    for (strategy, least_s) in &plan.left_out {
+        if !seen.contains(&axes(strategy)) {
+            seen.push(axes(strategy));
+            let slower = text::percent((least_s / best.step_s - 1.0).max(0.0));
+            lines.push(format!("  {}: at least {slower} slower", named(strategy, cluster)));
+        }
+    }
     let too_large = plan.too_large.iter().map(|judged| (&judged.timed.strategy, judged.fullness, ""));
     let surely = plan.surely_too_large.iter().map(|(strategy, least)| (strategy, least.fullness, "at least "));
     for (strategy, fullness, least) in too_large.chain(surely) {
@@ -298,9 +308,7 @@ fn flags(strategy: &Strategy) -> String {
     }
     flags.push(format!("--set train.recompute={}", arrangement.schedule != NONE));
     flags.push(format!("--set parallel.schedule={}", arrangement.schedule.name));
-    if arrangement.schedule.chooses_units {
-        flags.push(format!("--set parallel.recompute_units={}", arrangement.recompute.name()));
-    }
+    flags.push(format!("--set parallel.recompute_units={}", arrangement.recompute.name()));
     flags.join(" ")
 }
 
@@ -323,6 +331,6 @@ fn in_json(job: &Job, plan: &Plan) -> String {
         .map(|(strategy, least)| json!({ "strategy": strategy, "fullness_at_least": least.fullness }))
         .collect();
     json!({ "fitting": all(&plan.fitting), "too_large": all(&plan.too_large), "surely_too_large": surely,
-        "too_slow": plan.too_slow.iter().map(timed).collect::<Vec<_>>(), "left_out": plan.left_out })
+        "too_slow": plan.too_slow.iter().map(timed).collect::<Vec<_>>(), "left_out": plan.left_out.len() })
     .to_string()
 }

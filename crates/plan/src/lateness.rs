@@ -28,7 +28,7 @@ const LEAST: f64 = 0.9;
 /// Steps that are kept.
 pub const MOST_STEPS: usize = 128;
 
-/// What the time of a step depends on, of the rank that has most of each.
+/// A step's simulated time, meetings and tasks, of the rank that has most of each.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTerms {
     simulated_s: f64,
@@ -52,7 +52,7 @@ pub struct Lateness {
 }
 
 impl StepTerms {
-    /// Of ranks whose programs take so long by a simulation.
+    /// The terms of ranks whose programs take so long by a simulation.
     pub fn of(counted: &[Counted], simulated_s: f64) -> StepTerms {
         let mut most = StepTerms { simulated_s, meetings: [0.0; KINDS], tasks: 0.0 };
         for (meetings, tasks) in counted.iter().map(of_rank) {
@@ -67,7 +67,7 @@ impl StepTerms {
         [1.0, shards, replicas, places, self.tasks / self.simulated_s, 1.0 / self.simulated_s]
     }
 
-    /// What steps have in common that are alike, however long they are.
+    /// How many meetings there are among tasks, and tasks in a second: steps are alike if these are, however long they are.
     fn mix(&self) -> [f64; KINDS + 1] {
         let tasks = self.tasks.max(1.0);
         let [shards, replicas, places] = self.meetings.map(|meetings| (meetings / tasks + FEW_MEETINGS).log2());
@@ -103,7 +103,7 @@ impl MeasuredStep {
     pub fn is_sound(&self) -> bool {
         let StepTerms { meetings, tasks, .. } = self.terms;
         let are_counts = meetings.into_iter().chain([tasks]).all(|count| (0.0..1e12).contains(&count));
-        are_counts && (1e-9..1e6).contains(&self.terms.simulated_s) && (0.01..100.0).contains(&self.ratio())
+        are_counts && (1e-6..1e6).contains(&self.terms.simulated_s) && (0.01..100.0).contains(&self.ratio())
     }
 
     fn ratio(&self) -> f64 {
@@ -150,8 +150,9 @@ fn solved(mut rows: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     for row in 0..count {
         for column in 0..=row {
             let rest = rows[row][column] - dot(&rows[row][..column], &rows[column][..column]);
+            // Every step's own noise is in its pivot, also where that is lost to rounding.
             rows[row][column] =
-                if row == column { rest.max(f64::MIN_POSITIVE).sqrt() } else { rest / rows[column][column] };
+                if row == column { rest.max(NOISE * NOISE).sqrt() } else { rest / rows[column][column] };
         }
     }
     for row in 0..count {

@@ -156,12 +156,17 @@ impl Profile {
             self.places.entry(place.to_owned()).or_default().note_exchange(work, members, bytes, median(seconds));
         }
         let terms = StepTerms::of(counted, simulated(&self.on(places), counted)?.duration_s());
+        let step = MeasuredStep { terms, seconds: step_s };
+        if !step.is_sound() {
+            // The machine stood still meanwhile.
+            return Ok(());
+        }
         for place in places.iter().collect::<BTreeSet<_>>() {
             let steps = &mut self.places.get_mut(place).expect("it has tasks").steps;
             if steps.len() == MOST_STEPS {
                 steps.remove(0);
             }
-            steps.push(MeasuredStep { terms, seconds: step_s });
+            steps.push(step);
         }
         Ok(())
     }
@@ -176,8 +181,7 @@ impl Profile {
         let of_table = |table: &Table| {
             let tasks = table.tasks.iter().map(|task| &task.seconds);
             let all = tasks.chain(table.exchanges.iter().map(|exchange| &exchange.seconds));
-            let are_steps =
-                (1..=MOST_STEPS).contains(&table.steps.len()) && table.steps.iter().all(MeasuredStep::is_sound);
+            let are_steps = table.steps.len() <= MOST_STEPS && table.steps.iter().all(MeasuredStep::is_sound);
             are_steps && table.tasks.len() + table.exchanges.len() <= MOST_ENTRIES && { all }.all(is_sound)
         };
         self.places.values().all(of_table) && self.runs.len() <= MOST_ENTRIES && self.runs.values().all(is_sound)
@@ -440,7 +444,9 @@ mod tests {
         for bad in [vec![], vec![-1.0], vec![f64::NAN], vec![f64::INFINITY], vec![1e308], vec![1.0; 16]] {
             assert!(!is_sound(table(bad.clone())), "{bad:?}");
         }
-        assert!(!is_sound(Table { steps: vec![], ..table(vec![1.0]) }), "nothing is free");
+        assert!(is_sound(Table { steps: vec![], ..table(vec![1.0]) }), "a machine may have stood still in every step");
+        let too_many = table(vec![1.0]).steps.repeat(MOST_STEPS + 1);
+        assert!(!is_sound(Table { steps: too_many, ..table(vec![1.0]) }));
         for terms in [f64::NAN, -1.0, 0.0, 1e300] {
             let steps = vec![MeasuredStep { terms: StepTerms::of(&[], terms), seconds: 1.0 }];
             assert!(!is_sound(Table { steps, ..table(vec![1.0]) }), "{terms}");

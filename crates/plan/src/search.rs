@@ -61,8 +61,8 @@ pub struct Found<T, M> {
     pub surely_too_large: Vec<(Strategy, Least)>,
     /// What is too slow to be among the wanted ones, whether it fits or not, the fastest first.
     pub too_slow: Vec<Timed<T>>,
-    /// Strategies that cannot be among the wanted ones by their bounds alone.
-    pub left_out: usize,
+    /// Strategies that cannot be among the wanted ones by their bounds alone, and the seconds that these say, the least first.
+    pub left_out: Vec<(Strategy, f64)>,
 }
 
 /// Looks at strategies, ever more closely and at ever more cost.
@@ -168,11 +168,11 @@ pub fn search<J: Judge>(
     too_large.sort_by(|a, b| a.fullness.total_cmp(&b.fullness));
     surely_too_large.sort_by(|(_, a), (_, b)| a.fullness.total_cmp(&b.fullness));
     let fitting = fitting.into_iter().map(|(_, judged)| judged).collect();
-    let (mut too_slow, mut left_out) = (Vec::new(), 0);
+    let (mut too_slow, mut left_out) = (Vec::new(), Vec::new());
     for Reverse(open) in open.into_sorted_vec().into_iter().rev() {
         match open.known {
             Known::Timed(timed) => too_slow.push(timed),
-            Known::Uncut(_) | Known::Cut(_) => left_out += 1,
+            Known::Uncut(strategy) | Known::Cut(strategy) => left_out.push((strategy, open.least_step_s)),
         }
     }
     Ok(Found { fitting, too_large, surely_too_large, too_slow, left_out })
@@ -288,7 +288,7 @@ mod tests {
             assert_eq!(times, expected[..wanted]);
             assert_eq!(found.fitting.len() + found.too_large.len(), judge.fitted);
             assert_eq!(judge.fitted + found.too_slow.len(), judge.timed);
-            assert_eq!(judge.timed + found.left_out, 30);
+            assert_eq!(judge.timed + found.left_out.len(), 30);
             assert!(found.too_slow.is_sorted_by(|a, b| a.step_s <= b.step_s));
             assert!(judge.timed < 30, "the slowest need no look");
             assert!(judge.fitted < judge.timed, "only the fastest need memory");

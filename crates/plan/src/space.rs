@@ -33,8 +33,9 @@ const MOST_MICROS: usize = 64;
 const MOST_SEQUENCES: usize = 1024;
 
 impl Space {
-    /// All of them that compute nothing again, in an order that depends on nothing else: fewer ranks, shards and micro-batches first, and what needs less of
-    /// everything before what needs more. Stages are not cut yet: their pipelines have cuts of 0, as many as there must be.
+    /// All of them that compute nothing again, in an order that depends on nothing else: fewer ranks, shards and micro-batches first,
+    /// and strategies that need less of everything before those that need more. Stages are not cut yet: their pipelines have cuts of
+    /// 0, as many as there must be.
     pub fn strategies(&self) -> Vec<Strategy> {
         let mut all = Vec::new();
         for RankDevices { devices, speeds } in &self.devices {

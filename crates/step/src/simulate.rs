@@ -157,7 +157,7 @@ fn moved_bytes(step: &Timeline, span: &Span) -> u64 {
     same.map(|(_, other)| other.bytes).max().unwrap_or(span.bytes)
 }
 
-/// Of two middle values, the one halfway between them. Some value must be given.
+/// The mean of the two middle values, if there are two. Some value must be given.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

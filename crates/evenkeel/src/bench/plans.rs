@@ -44,7 +44,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
     /// Measure nothing: foretell again what this file of --keep has, with the same options.
-    #[arg(long, value_name = "FILE", conflicts_with = "keep")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "cases", "all", "rounds"])]
     again: Option<PathBuf>,
 }
 
@@ -54,6 +54,8 @@ struct Measurements {
     strategies: usize,
     /// Strategies that the profile was measured with.
     learnt: usize,
+    /// Strategies left out, since a few like them say too little about them.
+    unknown: usize,
     profile_s: f64,
     profile: Profile,
     chosen: Strategy,
@@ -70,6 +72,7 @@ struct Case {
     is_learnt: bool,
     /// By rank: the arena's peak, by a dry run and as measured.
     peak_bytes: [Vec<u64>; 2],
+    #[serde(skip)]
     foretold_s: f64,
     measured_s: Vec<f64>,
 }
@@ -104,9 +107,14 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         seen: Seen::default(),
     };
     let mut measurements = match &arguments.again {
-        Some(file) => read(file)?,
+        Some(file) => read(file, &job)?,
         None => measure(arguments, &job)?,
     };
+    if let Some(path) = &arguments.keep {
+        let json = serde_json::to_string(&measurements).expect("numbers and names");
+        let written: Result<(), evenkeel_store::Error> = write_file_atomically(path, |file| file.put(json.as_bytes()));
+        written.map_err(Failure::fault)?;
+    }
     let Measurements { profile, cases, .. } = &mut measurements;
     for case in &mut *cases {
         case.foretold_s = step_s(&job, profile, &case.strategy).map_err(Failure::fault)?;
@@ -114,12 +122,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut errors: Vec<f64> = cases.iter().filter(|case| !case.is_learnt).map(|case| case.error().abs()).collect();
     errors.sort_by(f64::total_cmp);
     let (middle, worst) = (median(errors.iter().copied()), *errors.last().expect("there are cases"));
-    if let Some(path) = &arguments.keep {
-        let json = serde_json::to_string(&measurements).expect("numbers and names");
-        let written: Result<(), evenkeel_store::Error> = write_file_atomically(path, |file| file.put(json.as_bytes()));
-        written.map_err(Failure::fault)?;
-    }
-    let Measurements { strategies, learnt, profile_s, chosen, cases, .. } = &measurements;
+    let Measurements { strategies, learnt, unknown, profile_s, chosen, cases, .. } = &measurements;
     if arguments.json {
         let case = |case: &Case| {
             json!({ "strategy": case.strategy, "is_learnt": case.is_learnt, "usual": usual_name(&case.strategy),
@@ -127,7 +130,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
                 "peak_bytes": case.peak_bytes })
         };
         let cases: Vec<_> = cases.iter().map(case).collect();
-        return Ok(json!({ "strategies": strategies, "learnt": learnt, "profile_s": profile_s,
+        return Ok(json!({ "strategies": strategies, "learnt": learnt, "unknown": unknown, "profile_s": profile_s,
             "median_error": middle, "worst_error": worst, "cases": cases })
         .to_string());
     }
@@ -149,7 +152,8 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     };
     let table = text::table(&header, &cases.iter().map(cells).collect::<Vec<_>>());
     Ok(format!(
-        "{strategies} strategies; a plan in {profile_s:.0} s; {learnt} measured on a shortened model\n\n{table}\n\nerror of those not in the profile: {} in \
+        "{strategies} strategies; a plan in {profile_s:.0} s; {learnt} measured on a shortened model; {unknown} left out that they say \
+         too little about\n\n{table}\n\nerror of those not in the profile: {} in \
          the median, {} at worst\n{}",
         text::percent(middle),
         text::percent(worst),
@@ -157,9 +161,23 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     ))
 }
 
-fn read(file: &Path) -> Result<Measurements, Failure> {
+fn read(file: &Path, job: &Job) -> Result<Measurements, Failure> {
     const MOST_BYTES: u64 = 256 << 20;
-    read_json(file, MOST_BYTES).map_err(|error| Mistake { what: error.to_string(), hint: None }.into())
+    let mistake = |what: String, hint: &str| Failure::from(Mistake { what, hint: Some(hint.to_owned()) });
+    let found: Measurements =
+        read_json(file, MOST_BYTES).map_err(|error| mistake(error.to_string(), "--again takes a file of --keep"))?;
+    let is_of_job = |case: &Case| {
+        job.can_be_cut(&case.strategy)
+            && !case.measured_s.is_empty()
+            && step_s(job, &found.profile, &case.strategy).is_ok()
+    };
+    let has = |is_so: &dyn Fn(&Case) -> bool| found.cases.iter().any(is_so);
+    let has_all = has(&|case| !case.is_learnt) && has(&|case| case.strategy == found.chosen);
+    if !(found.profile.is_sound() && has_all && found.cases.iter().all(is_of_job)) {
+        let what = format!("{} has no measurements of this model and these devices", file.display());
+        return Err(mistake(what, "give the options of the command that kept it"));
+    }
+    Ok(found)
 }
 
 fn step_s(job: &Job, profile: &Profile, strategy: &Strategy) -> Result<f64, NotKnown> {
@@ -199,6 +217,7 @@ fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
         }
     }
     let is_known = |strategy: &&Strategy| step_s(job, &profile, strategy).is_ok();
+    let unknown = spread.iter().filter(|strategy| !is_known(strategy)).count();
     let usual = all.iter().filter(|strategy| usual_name(strategy).is_some());
     let mut cases: Vec<Case> = Vec::new();
     for strategy in spread.into_iter().chain([&chosen]).chain(usual).filter(is_known) {
@@ -206,7 +225,7 @@ fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
             let is_learnt = is_learnt(job, strategy);
             let costs = job.costs(strategy, &job.places(strategy));
             let peak_bytes = [costs.iter().map(|cost| cost.peak_bytes).collect(), Vec::new()];
-            let (strategy, foretold_s, measured_s) = (strategy.clone(), f64::NAN, Vec::new());
+            let (strategy, foretold_s, measured_s) = (strategy.clone(), 0.0, Vec::new());
             cases.push(Case { strategy, is_learnt, peak_bytes, foretold_s, measured_s });
         }
     }
@@ -227,12 +246,16 @@ fn measure(arguments: &Arguments, job: &Job) -> Result<Measurements, Failure> {
             case.peak_bytes[1] = ranks.with_trainers(|trainer| trainer.device.usage().peak_bytes)?;
         }
     }
-    Ok(Measurements { strategies: with_leaner.len(), learnt: learnt.len(), profile_s, profile, chosen, cases })
+    let (strategies, learnt) = (with_leaner.len(), learnt.len());
+    Ok(Measurements { strategies, learnt, unknown, profile_s, profile, chosen, cases })
 }
 
-/// Whether the profile was measured with it, however its stages were cut.
+/// Whether the profile was measured with it, however its stages were cut, or with as many of its micro-batches as say the same.
 fn is_learnt(job: &Job, strategy: &Strategy) -> bool {
-    let anyhow = |it: &Strategy| it.clone().cut_at(&vec![0; it.pipeline.cuts.len()]);
+    let anyhow = |it: &Strategy| {
+        let accumulate = it.accumulate.min(2 * it.pipeline.stages());
+        Strategy { accumulate, ..it.clone() }.cut_at(&vec![0; it.pipeline.cuts.len()])
+    };
     job.learnt().iter().any(|learnt| anyhow(learnt) == anyhow(strategy))
 }
 

@@ -45,7 +45,7 @@ pub fn choose(job: &Job, like: &Strategy, settings: &mut Settings) -> Result<(St
     if tp > 1 {
         (parallel.parts, parallel.sequence_parallel) = (Some(arrangement.parts), Some(cut.split_sequence));
     }
-    let compared = looked_at(&plan) + plan.left_out;
+    let compared = looked_at(&plan) + plan.left_out.len();
     let line = format!(
         "planned: {}, {accumulate} × {micro_batch} sequences for each replica; {:.1} ms a step foretold, the best of {compared} \
          strategies",
@@ -96,23 +96,36 @@ pub fn plan_by_profile(
     }
 }
 
-/// A plan for the devices of a cluster, all of them or all of a kind, by their published figures.
+/// A plan for the devices of a cluster by their published figures: for all of them, all of a kind, or all but the slowest kind; and
+/// for the first half, quarter or eighth of them.
 pub fn published_plan(job: &Job, like: &Strategy, wanted: usize, cluster: &Cluster) -> Result<Plan, Failure> {
+    const MOST_HALVES: usize = 3;
     let places = cluster.places();
+    let speed = |number: &usize| {
+        let rates = &cluster.devices[places[*number].device];
+        rates.efficiency * if like.dtype == DType::F32 { rates.f32_tflops } else { rates.bf16_tflops }
+    };
     let on = |numbers: Vec<usize>| {
-        let speed = |number: &usize| {
-            let rates = &cluster.devices[places[*number].device];
-            rates.efficiency * if like.dtype == DType::F32 { rates.f32_tflops } else { rates.bf16_tflops }
-        };
         let speeds = numbers.iter().map(speed).collect();
         RankDevices { devices: Devices::Cuda { gpus: numbers, multiprocessors: Vec::new(), graph: true }, speeds }
     };
-    let mut devices = vec![on((0..places.len()).collect())];
     let of_kind = |kind: &String| (0..places.len()).filter(|&number| places[number].device == kind).collect::<Vec<_>>();
-    let kinds =
-        cluster.devices.keys().map(of_kind).filter(|numbers| !numbers.is_empty() && numbers.len() < places.len());
-    devices.extend(kinds.map(on));
-    Ok(plan_of(job, like, wanted, devices, Source::Cluster(cluster))?.0)
+    let kinds: Vec<Vec<usize>> = cluster.devices.keys().map(of_kind).filter(|numbers| !numbers.is_empty()).collect();
+    let slowest = kinds.iter().min_by(|a, b| speed(&a[0]).total_cmp(&speed(&b[0]))).cloned().unwrap_or_default();
+    let all: Vec<usize> = (0..places.len()).collect();
+    let mut sets = vec![all.clone(), all.iter().copied().filter(|number| !slowest.contains(number)).collect()];
+    sets.extend(kinds);
+    // Where devices are more than sequences, many exchanges may cost more than some devices bring.
+    let sequences = like.micro_batch * like.micros_per_step();
+    let halves = std::iter::successors(Some(all.len()), |count| Some(count / 2)).skip(1).take(MOST_HALVES);
+    sets.extend(halves.filter(|count| *count > 0 && sequences < all.len()).map(|count| all[..count].to_vec()));
+    let mut devices: Vec<RankDevices> = Vec::new();
+    for devices_of_set in sets.into_iter().filter(|set| !set.is_empty()).map(on) {
+        if !devices.contains(&devices_of_set) {
+            devices.push(devices_of_set);
+        }
+    }
+    Ok(plan_of(job, like, wanted.max(finals::FINALISTS), devices, Source::Cluster(cluster))?.0)
 }
 
 /// The whole step of a strategy on the cluster or, if there is none, by this machine's profile.
@@ -126,7 +139,7 @@ pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Re
 pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
     /// Faster strategies than these are unlikely to come from behind.
     const CANDIDATES: usize = 3;
-    /// The same of those that may fit into more memory.
+    /// Of strategies that may fit into more memory, those with the least bounds.
     const LARGER_CANDIDATES: usize = 32;
     const MORE_MEMORY: f64 = 1.25;
     let best = &plan.fitting[0].timed;
@@ -187,24 +200,24 @@ fn plan_of(
     let sequences = like.micro_batch * like.micros_per_step();
     let space = Space { devices, sequences, like: like.clone(), uncut: job.uncut.clone() };
     let strategies: Vec<Strategy> = space.strategies().into_iter().filter(|it| job.can_be_cut(it)).collect();
-    let (judged, all) = (Cell::new(0), strategies.len());
+    let judged = Cell::new(0);
     let told = |strategy: &Strategy| {
         judged.set(judged.get() + 1);
-        progress(&format!("{} of {all}: {strategy}", judged.get()));
+        progress(&format!("{} looked at: {strategy}", judged.get()));
     };
     let exact = if let Source::Cluster(_) = source { 1 } else { wanted };
     let mut judging = Judging::new(job, source, &told);
     judging.sample(&strategies);
     let mut plan = search(strategies, wanted, &mut judging)?;
     // The memory of what is taken, or may be, is known to the byte.
-    let behind = plan.fitting.split_off(exact.min(plan.fitting.len()));
-    let settled = std::mem::take(&mut plan.fitting).into_iter().map(|judged| {
+    let (mut settled, mut behind) = (Vec::new(), std::mem::take(&mut plan.fitting).into_iter());
+    while settled.len() < exact {
+        let Some(judged) = behind.next() else { break };
         let (memory, fullness) = judging.memory(&judged.timed.strategy);
-        JudgedStep { memory, fullness, ..judged }
-    });
-    let (fitting, too_large): (Vec<_>, Vec<_>) = settled.partition(|judged| judged.fullness <= 1.0);
-    plan.too_large.extend(too_large);
-    plan.fitting = fitting.into_iter().chain(behind).collect();
+        let judged = JudgedStep { memory, fullness, ..judged };
+        if fullness <= 1.0 { settled.push(judged) } else { plan.too_large.push(judged) }
+    }
+    plan.fitting = settled.into_iter().chain(behind).collect();
     if plan.fitting.is_empty() {
         let nowhere = fits_nowhere(&plan, &judging);
         progress("");
@@ -268,6 +281,11 @@ fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
         return Mistake { what: "there is no strategy for these devices".to_owned(), hint: None };
     };
     let needed = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
+    if !fullness.is_finite() {
+        let what = "no strategy fits: a device has no memory left for tensors beside what its driver and kernels need"
+            .to_owned();
+        return Mistake { what, hint: Some("use devices with more memory".to_owned()) };
+    }
     let missing = needed - needed / fullness;
     let what = format!(
         "no strategy fits: the leanest, {}, needs {} of the memory there is: {} on its fullest device, {} more than that has",

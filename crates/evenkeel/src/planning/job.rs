@@ -48,25 +48,18 @@ pub struct Seen<'a> {
     /// Strategies that a profile was measured with.
     learnt: RefCell<Vec<Strategy>>,
     /// The tasks of few strategies: programs are large.
-    latest: RefCell<VecDeque<((Strategy, OnChain), Rc<[Counted]>)>>,
+    latest: RefCell<VecDeque<(OnChain, Rc<[Counted]>)>>,
 }
 
-/// The chain that stands for the model's.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum OnChain {
-    Whole,
-    /// Of few units, each for several of the whole.
-    Even(EvenChain),
-    /// The first so many units, the head among them.
-    First(usize),
-}
+/// A strategy, and a chain that stands for the model's.
+type OnChain = (Strategy, Option<EvenChain>);
 
 /// Tasks of few and of more micro-batches, on a chain and on a longer one, are those of a strategy.
 const MOST_LATEST: usize = 4;
 
 impl Seen<'_> {
     /// The tasks of a strategy, if they are not at hand.
-    pub(super) fn latest_tasks(&self, of: (Strategy, OnChain), tasks: impl FnOnce() -> Vec<Counted>) -> Rc<[Counted]> {
+    pub(super) fn latest_tasks(&self, of: OnChain, tasks: impl FnOnce() -> Vec<Counted>) -> Rc<[Counted]> {
         let mut latest = self.latest.borrow_mut();
         if let Some((_, found)) = latest.iter().find(|(other, _)| *other == of) {
             return found.clone();
@@ -302,8 +295,22 @@ impl<'a> Job<'a> {
     /// By rank: its kind of place on this machine, with as many busy ranks beside it. Measurements of other models say little
     /// about this one.
     pub fn places(&self, strategy: &Strategy) -> Vec<String> {
-        let (config, ranks) = (&self.model.config, strategy.ranks());
-        let job = format!(
+        let (ranks, model) = (strategy.ranks(), self.model_in_words(strategy));
+        let device = |rank: usize| match &strategy.devices {
+            Devices::Cpu { cores_per_rank, comm_cores } => format!("{cores_per_rank}+{comm_cores} cores"),
+            Devices::Cuda { multiprocessors, .. } => match multiprocessors.get(rank) {
+                Some(count) => format!("{count} multiprocessors"),
+                None if strategy.devices.are_separate_gpus() => "a GPU each".to_owned(),
+                None => "a GPU".to_owned(),
+            },
+        };
+        (0..ranks).map(|rank| format!("{ranks} ranks, {}, {model}", device(rank))).collect()
+    }
+
+    /// All that the kernels of a model's units depend on, but for how it is cut.
+    fn model_in_words(&self, strategy: &Strategy) -> String {
+        let config = &self.model.config;
+        format!(
             "{} {:?}: hidden {}, ffn {}, heads {}/{}, classes {}, sequence {}, {} of {} trained, {} in 4 bits",
             config.family.class,
             strategy.dtype,
@@ -316,30 +323,22 @@ impl<'a> Job<'a> {
             self.model.trained_count(),
             self.model.parameter_count(),
             self.model.packed_count(),
-        );
-        let device = |rank: usize| match &strategy.devices {
-            Devices::Cpu { cores_per_rank, comm_cores } => format!("{cores_per_rank}+{comm_cores} cores"),
-            Devices::Cuda { multiprocessors, .. } => match multiprocessors.get(rank) {
-                Some(count) => format!("{count} multiprocessors"),
-                None if strategy.devices.are_separate_gpus() => "a GPU each".to_owned(),
-                None => "a GPU".to_owned(),
-            },
-        };
-        (0..ranks).map(|rank| format!("{ranks} ranks, {}, {job}", device(rank))).collect()
+        )
     }
 
     /// A strategy of this job by a name that the profile knows it by.
     pub fn name(&self, strategy: &Strategy) -> String {
-        format!("{}{}: {}", self.name_of_all(strategy), self.places(strategy)[0], serde_json::json!(strategy))
+        format!("{}{}", self.name_of_all(strategy), serde_json::json!(strategy))
     }
 
-    /// The beginning of the names of all strategies with as many sequences.
+    /// The beginning of the names of all strategies with as many sequences on the same devices.
     pub fn name_of_all(&self, like: &Strategy) -> String {
-        format!(
-            "{} sequences a step of {} parameters, ",
-            like.micro_batch * like.micros_per_step(),
-            self.model.parameter_count()
-        )
+        let devices = match &like.devices {
+            Devices::Cpu { cores_per_rank, .. } => format!("{} cores", like.ranks() * cores_per_rank),
+            Devices::Cuda { multiprocessors, .. } => format!("GPUs {multiprocessors:?}"),
+        };
+        let sequences = like.micro_batch * like.micros_per_step();
+        format!("{sequences} sequences a step on {devices}, {}: ", self.model_in_words(like))
     }
 
     /// Starts ranks that train the whole model.

@@ -7,15 +7,15 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use evenkeel_plan::{
-    Bounded, Cluster, ClusterDevice, Counted, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices, Profile,
-    Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, recomputing,
+    Bounded, Cluster, ClusterDevice, Counted, EvenChain, Fit, ForetoldStep, Judge, Least, NotKnown, PlaceTime, Prices,
+    Profile, Published, Timed, UnitTime, foretell, least_step_s, least_step_s_of_any_cut, recomputing,
 };
 use evenkeel_step::schedule::{Arrangement, NONE, Units};
 use evenkeel_step::trace::Timeline;
 use evenkeel_step::{Devices, Keeping, Strategy, Work};
 use evenkeel_train::Cost;
 
-use super::job::{Job, OnChain, Seen};
+use super::job::{Job, Seen};
 use crate::Failure;
 use crate::memory::Room;
 use crate::stages::by_place;
@@ -50,6 +50,7 @@ pub struct Judging<'a, 'j> {
     devices: Vec<ClusterDevice<'a>>,
     times: RefCell<HashMap<String, Rc<[UnitTime]>>>,
     cuts: RefCell<HashMap<String, Vec<usize>>>,
+    known_costs: RefCell<Vec<(Strategy, Vec<Cost>)>>,
     keeping: RefCell<HashMap<PipelineShape, Rc<Keeping>>>,
     kinds: RefCell<HashMap<AxesAndDevices, Rc<[String]>>>,
     replicas: RefCell<HashMap<AxesAndDevices, Rc<[usize]>>>,
@@ -68,6 +69,7 @@ impl<'a, 'j> Judging<'a, 'j> {
             devices,
             times: RefCell::default(),
             cuts: RefCell::default(),
+            known_costs: RefCell::default(),
             keeping: RefCell::default(),
             kinds: RefCell::default(),
             replicas: RefCell::default(),
@@ -134,7 +136,13 @@ impl<'a, 'j> Judging<'a, 'j> {
 
     /// By rank. If there are many micro-batches, about.
     fn costs(&self, strategy: &Strategy) -> Vec<Cost> {
-        self.costs_of(self.job, strategy)
+        // A search for stages that fit ends with costs that are asked for again.
+        if let Some((_, known)) = self.known_costs.borrow().iter().find(|(other, _)| other == strategy) {
+            return known.clone();
+        }
+        let costs = self.costs_of(self.job, strategy);
+        self.known_costs.borrow_mut().push((strategy.clone(), costs.clone()));
+        costs
     }
 
     fn costs_of(&self, job: &Job, strategy: &Strategy) -> Vec<Cost> {
@@ -187,33 +195,24 @@ impl<'a, 'j> Judging<'a, 'j> {
         known.map_err(Failure::fault)
     }
 
-    /// Two chains from whose steps that of a strategy follows, and how often their difference does. Programs of pipelines are large:
-    /// every place has its own, for many micro-batches. So are those of long chains, and on paper there are many to simulate.
-    fn shorter(&self, strategy: &Strategy) -> Option<([OnChain; 2], f64)> {
-        if strategy.pp > 1 {
-            let [shorter, chain] = [2, 3].map(|periods| self.job.even_chain(strategy, periods));
-            let (shorter, chain) = shorter.zip(chain)?;
-            let often = chain.often_from(&shorter);
-            return Some(([shorter, chain].map(OnChain::Even), often));
-        }
-        const PERIODS: [usize; 2] = [4, 6];
-        let [few, more] = PERIODS.map(|periods| periods * self.job.period());
-        let layers = self.job.model.units.len() - 2;
-        let is_worth_it = matches!(self.source, Source::Cluster(_)) && layers > 2 * more;
-        let often = || (layers - more) as f64 / (more - few) as f64;
-        is_worth_it.then(|| ([few, more].map(|units| OnChain::First(units + 2)), often()))
+    /// Two short chains from whose steps that of a pipeline follows, and how often their difference does: its programs are large, since
+    /// every place has its own, for many micro-batches.
+    fn shorter(&self, strategy: &Strategy) -> Option<([EvenChain; 2], f64)> {
+        let even_chain = |periods: usize| self.job.even_chain(strategy, periods).filter(|_| strategy.pp > 1);
+        let (shorter, chain) = even_chain(2).zip(even_chain(3))?;
+        let often = chain.often_from(&shorter);
+        Some(([shorter, chain], often))
     }
 
-    /// A step of a strategy on a chain, by what steps of few micro-batches take if there are many.
-    fn total(&mut self, chain: &OnChain, strategy: &Strategy, kinds: &[String]) -> Result<Totals, Failure> {
+    /// A step of a strategy on a chain or, if none is given, on the model's, by what steps of few micro-batches take if there are many.
+    fn total(&mut self, chain: Option<&EvenChain>, strategy: &Strategy, kinds: &[String]) -> Result<Totals, Failure> {
         let mut of_micros = |accumulate: usize| {
             let few = Strategy { accumulate, ..strategy.clone() };
             let tasks = || match chain {
-                OnChain::Whole => self.job.tasks(&few, kinds),
-                OnChain::Even(chain) => self.job.even_tasks(&few, chain, kinds),
-                OnChain::First(units) => self.job.shortened(*units, &few.cut).tasks(&few, kinds),
+                None => self.job.tasks(&few, kinds),
+                Some(chain) => self.job.even_tasks(&few, chain, kinds),
             };
-            let tasks = self.job.seen.latest_tasks((few.clone(), chain.clone()), tasks);
+            let tasks = self.job.seen.latest_tasks((few.clone(), chain.cloned()), tasks);
             self.foretell(&few, &tasks).map(|foretold| Totals::of(&foretold))
         };
         match extension(strategy, ROUNDS_OF_TIME) {
@@ -288,7 +287,7 @@ impl Judging<'_, '_> {
     }
 }
 
-/// What bounds are taken of: steps that compute nothing again are sampled already, or are worth it.
+/// The strategy that bounds are taken of: steps that compute nothing again are sampled already, or are worth it.
 fn plain(strategy: &Strategy) -> Strategy {
     strategy.clone().arranged(Arrangement { schedule: NONE, recompute: Units::All, ..strategy.arrangement })
 }
@@ -378,16 +377,14 @@ impl Judge for Judging<'_, '_> {
         (self.progress)(&strategy);
         let kinds = self.kinds(&strategy);
         let total = match (self.shorter(&strategy), strategy.cut.weights.len()) {
-            (None, _) => self.total(&OnChain::Whole, &strategy, &kinds)?,
+            (None, _) => self.total(None, &strategy, &kinds)?,
             // Where units exchange nothing, all of them do the same.
-            (Some(([chain @ OnChain::Even(_), _], _)), 1) => self.total(&chain, &strategy, &kinds)?,
+            (Some(([_, chain], _)), 1) => self.total(Some(&chain), &strategy, &kinds)?,
             (Some(([shorter, chain], often)), _) => {
-                let total = self.total(&chain, &strategy, &kinds)?;
-                // In a pipeline, steps of few micro-batches say as well what further units take.
-                let accumulate =
-                    if strategy.pp > 1 { least_micros(&strategy, ROUNDS_OF_TIME) } else { strategy.accumulate };
-                let few = Strategy { accumulate, ..strategy.clone() };
-                let [shorter, chain] = [shorter, chain].map(|chain| self.total(&chain, &few, &kinds));
+                let total = self.total(Some(&chain), &strategy, &kinds)?;
+                // Steps of few micro-batches say as well what further units take.
+                let few = Strategy { accumulate: least_micros(&strategy, ROUNDS_OF_TIME), ..strategy.clone() };
+                let [shorter, chain] = [shorter, chain].map(|chain| self.total(Some(&chain), &few, &kinds));
                 total.grown(&shorter?, &chain?, often)
             }
         };

@@ -19,7 +19,8 @@ const RESIDENCE: usize = 8;
 pub(super) const WHOLE_STEP: Micro = Micro { index: 0, part: 0 };
 
 /// Adds the reductions of gradients: each as soon as nothing more is added to its bucket or, if gradients are split, as soon as a
-/// micro-batch adds nothing more. Whole gradients of a stage let the exchanges go first for whose results other places wait.
+/// micro-batch adds nothing more. Whole gradients are reduced behind the
+/// exchanges that other places wait for.
 pub(super) fn reduce_gradients(tasks: Vec<Task>, chain: &Chain) -> Vec<Task> {
     let mut after: BTreeMap<usize, Vec<(usize, Micro)>> = BTreeMap::new();
     let passed_on = last_pass_behind_exchanges(&tasks).unwrap_or(0);

@@ -100,7 +100,11 @@ fn tasks_follow_from_those_of_a_short_chain() {
         let tasks = job.tasks(&strategy, &places);
         let ranks: Vec<usize> = tasks.iter().map(|counted| counted.rank).collect();
         let are_unequal = strategy.cut.weights.iter().any(|weight| *weight != strategy.cut.weights[0]);
-        assert_eq!(ranks.contains(&1), are_unequal || strategy.pp > 1 && strategy.ranks() == 2, "{strategy}: {ranks:?}");
+        assert_eq!(
+            ranks.contains(&1),
+            are_unequal || strategy.pp > 1 && strategy.ranks() == 2,
+            "{strategy}: {ranks:?}"
+        );
         for (one, (_, other)) in tasks.iter().zip(&job.counted(&strategy, &ranks)) {
             assert_eq!((one.rank, &one.program), (other.rank, &other.program), "{strategy}");
             for (index, task) in one.program.tasks.iter().enumerate().filter(|(_, task)| task.exchange.is_none()) {
