@@ -76,8 +76,15 @@ impl Seen<'_> {
 /// The shards of a cut.
 pub(super) struct Shards {
     pub models: Vec<Model>,
-    /// By shard: the first one with tensors of the same sizes.
+    /// By shard: the first one that is like it.
     pub first_alike: Vec<usize>,
+}
+
+/// Whether shards have tensors of about the same sizes: tables may be cut a little unevenly.
+fn are_alike(one: &Model, other: &Model) -> bool {
+    const TOLERANCE: f64 = 0.01;
+    let are_near = |(one, other): (usize, usize)| one.abs_diff(other) as f64 <= TOLERANCE * one.max(other) as f64;
+    one.specs.iter().zip(&other.specs).all(|(one, other)| one.matrix.into_iter().zip(other.matrix).all(are_near))
 }
 
 /// At least this share of a short chain's state is parameters: tables for all layers are in it, too.
@@ -90,10 +97,12 @@ const LEAST_S: f64 = 0.4;
 const LEAST_WEIGHTS: usize = 64 << 20;
 
 impl<'a> Job<'a> {
-    /// Whether the model can be cut for this strategy.
+    /// Whether the model can be cut for this strategy, and every shard has heads: one without would wait for the others.
     pub fn can_be_cut(&self, strategy: &Strategy) -> bool {
-        strategy.pipeline.stages() <= self.model.config.layers.len().max(1)
-            && self.cached_shards(&strategy.cut).is_some()
+        let (config, cut) = (&self.model.config, &strategy.cut);
+        let keeps_heads_whole = cut.uncut.iter().any(|part| matches!(part, Part::Attention(_)));
+        let have_heads = cut.weights.len() <= config.kv_heads.max(1) || keeps_heads_whole;
+        have_heads && strategy.pipeline.stages() <= config.layers.len().max(1) && self.cached_shards(cut).is_some()
     }
 
     /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.
@@ -170,7 +179,7 @@ impl<'a> Job<'a> {
         *self.seen.period.get_or_init(|| self.model.period())
     }
 
-    /// By shard: the first one with tensors of the same sizes.
+    /// By shard: the first one that is like it.
     pub fn first_alike(&self, strategy: &Strategy) -> Vec<usize> {
         self.shards(strategy).first_alike.clone()
     }
@@ -365,10 +374,8 @@ impl<'a> Job<'a> {
     fn cached_shards(&self, cut: &Cut) -> Option<Arc<Shards>> {
         let shards = || {
             let models = self.model.cut(cut).ok()?;
-            let sizes = |model: &Model| model.specs.iter().map(|spec| spec.matrix).collect::<Vec<_>>();
-            let sizes: Vec<_> = models.iter().map(sizes).collect();
-            let first = |of| sizes.iter().position(|other| other == of).expect("it is like itself");
-            Some(Arc::new(Shards { first_alike: sizes.iter().map(first).collect(), models }))
+            let first_alike = |of| models.iter().position(|first| are_alike(first, of)).expect("it is like itself");
+            Some(Arc::new(Shards { first_alike: models.iter().map(first_alike).collect(), models }))
         };
         self.seen.shards.borrow_mut().entry(key_of(cut)).or_insert_with(shards).clone()
     }
