@@ -298,7 +298,7 @@ fn check_schedule(raw: &mut RawConfig, settings: &Settings) {
     let name = schedule.name;
     if parallel.recompute_units != Units::All && !schedule.chooses_units {
         let what = format!(
-            "`parallel.recompute_units` is {}, but the schedule \"{name}\" cannot choose what to recompute",
+            "`parallel.recompute_units` is \"{}\", but the schedule \"{name}\" cannot choose what to recompute",
             parallel.recompute_units.name()
         );
         let hint = "schedules that can are \"oases\" (train.recompute = true) and \"saved-comm\"";

@@ -211,17 +211,18 @@ impl<'a> Job<'a> {
         self.seen.blank.borrow_mut().entry(strategy.micro_batch).or_insert_with(blank).clone()
     }
 
-    /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least. Where shards are unequal, or
+    /// By place of the pipeline: bytes that a rank's weights and the optimizer's state take at least, on the narrowest shard. Where
     /// units have unequal bytes for an element, that is not known.
     pub fn least_state_bytes(&self, strategy: &Strategy) -> Vec<f64> {
         let (model, sample) = (&self.model, self.sample_in_one_place(strategy));
         let is_all_trained = model.trained_count() == model.parameter_count() && model.packed_count() == 0;
-        let Some(sampled) = sample.of_any_shard().filter(|_| is_all_trained) else { return vec![0.0; strategy.pp] };
+        let narrowest = sample.shards().min_by_key(|shard| shard.state_bytes);
+        let Some(sampled) = narrowest.filter(|_| is_all_trained) else { return vec![0.0; strategy.pp] };
+        let weights = &strategy.cut.weights;
+        let narrow = weights.iter().copied().fold(f64::INFINITY, f64::min) / weights.iter().sum::<f64>();
         let values = match strategy.zero {
             ZeroStage::Values => 0.0,
-            _ => {
-                (model.trained_count() * strategy.dtype.size_bytes() as u64) as f64 / strategy.cut.weights.len() as f64
-            }
+            _ => narrow * (model.trained_count() * strategy.dtype.size_bytes() as u64) as f64,
         };
         let others = sampled.state_bytes as f64 / sampled.trained_share - values;
         let split = if strategy.zero == ZeroStage::Nothing { 1 } else { strategy.dp };
@@ -229,16 +230,21 @@ impl<'a> Job<'a> {
         self.trained_shares_of_places(strategy).into_iter().map(|share| share * bytes).collect()
     }
 
-    /// By unit: bytes that it keeps of a micro-batch until its backward, at least.
+    /// By unit: bytes that it keeps of a micro-batch until its backward, at least, on any shard.
     pub fn kept_bytes(&self, strategy: &Strategy) -> Vec<f64> {
         let sample = self.sample_in_one_place(strategy);
-        let Some(SampledRank { counted, .. }) = sample.of_any_shard() else { return vec![0.0; sample.alike.len()] };
-        let Counted { program, kept_bytes, .. } = counted;
-        let mut by_unit = vec![0.0; sample.alike.len()];
         let before_losses = |task: &&Task| task.work.row().family != WorkFamily::Head;
-        for (task, &kept) in program.tasks.iter().take_while(before_losses).zip(kept_bytes) {
-            by_unit[task.unit.0] += kept as f64;
-        }
+        let of_shard = |SampledRank { counted, .. }: &SampledRank| {
+            let Counted { program, kept_bytes, .. } = counted;
+            let mut by_unit = vec![0.0; sample.alike.len()];
+            for (task, &kept) in program.tasks.iter().take_while(before_losses).zip(kept_bytes) {
+                by_unit[task.unit.0] += kept as f64;
+            }
+            by_unit
+        };
+        let least =
+            |one: Vec<f64>, other: Vec<f64>| one.iter().zip(&other).map(|(one, other)| one.min(*other)).collect();
+        let by_unit = sample.shards().map(of_shard).reduce(least).expect("there is a shard");
         // A unit may free more of the one before it than it keeps.
         sample.alike.iter().map(|&unit| by_unit[unit].max(0.0)).collect()
     }

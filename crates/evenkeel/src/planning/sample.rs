@@ -41,9 +41,9 @@ impl Sample {
         self.ranks.iter().filter(move |rank| rank.shard == shard)
     }
 
-    /// If shards are alike.
-    pub fn of_any_shard(&self) -> Option<&SampledRank> {
-        if let [rank] = &self.ranks[..] { Some(rank) } else { None }
+    /// Of every kind of shard.
+    pub fn shards(&self) -> impl Iterator<Item = &SampledRank> {
+        self.ranks.iter().filter(|rank| rank.place == 0)
     }
 }
 
