@@ -12,7 +12,7 @@ pub struct UnitTime {
     pub forward_s: f64,
     /// The gradients of its input, and what is computed again for them.
     pub input_s: f64,
-    /// What is computed again alone.
+    /// The part of it that is computed again.
     pub again_s: f64,
     /// The gradients of its weights.
     pub weight_s: f64,

@@ -11,7 +11,7 @@ use crate::counted::Counted;
 
 /// Kinds of meetings: of shards, of replicas, of places.
 const KINDS: usize = 3;
-/// What the ratio of measured to simulated seconds follows: a constant, and meetings, tasks and steps in a simulated second.
+/// Terms of the ratio of measured to simulated seconds: a constant, and meetings, tasks and steps in a simulated second.
 const LINEAR: usize = KINDS + 3;
 /// How far each may be off: a share, and seconds of a meeting, a task and a step.
 const DEVIATIONS: [f64; LINEAR] = [0.2, 1e-4, 1e-4, 1e-4, 1e-5, 1e-3];
@@ -43,7 +43,7 @@ pub struct MeasuredStep {
     pub seconds: f64,
 }
 
-/// What measured steps say about others.
+/// Foretells steps from measured ones.
 #[derive(Clone, Debug)]
 pub struct Lateness {
     steps: Vec<MeasuredStep>,

@@ -230,7 +230,7 @@ mod tests {
         step_s: S,
         fullness: F,
         bound: f64,
-        /// Of a number: another one.
+        /// A number, and the one of its leaner strategy.
         leaner: Vec<(usize, usize)>,
         timed: usize,
         fitted: usize,

@@ -48,7 +48,7 @@ pub struct Arguments {
     again: Option<PathBuf>,
 }
 
-/// What was measured, and what the plan took.
+/// The cases' measured steps, the profile, and the strategy that the plan took.
 #[derive(Serialize, Deserialize)]
 struct Measurements {
     strategies: usize,

@@ -115,7 +115,7 @@ pub fn published_plan(job: &Job, like: &Strategy, wanted: usize, cluster: &Clust
     let all: Vec<usize> = (0..places.len()).collect();
     let mut sets = vec![all.clone(), all.iter().copied().filter(|number| !slowest.contains(number)).collect()];
     sets.extend(kinds);
-    // Where devices are more than sequences, many exchanges may cost more than some devices bring.
+    // More devices than sequences may cost more in exchanges than they bring.
     let sequences = like.micro_batch * like.micros_per_step();
     let halves = std::iter::successors(Some(all.len()), |count| Some(count / 2)).skip(1).take(MOST_HALVES);
     sets.extend(halves.filter(|count| *count > 0 && sequences < all.len()).map(|count| all[..count].to_vec()));
@@ -139,7 +139,7 @@ pub fn timeline(job: &Job, strategy: &Strategy, cluster: Option<&Cluster>) -> Re
 pub fn help(job: &Job, plan: &Plan, cluster: &Cluster) -> Result<Vec<String>, Failure> {
     /// Faster strategies than these are unlikely to come from behind.
     const CANDIDATES: usize = 3;
-    /// Of strategies that may fit into more memory, those with the least bounds.
+    /// Strategies with the least bounds that may fit into more memory.
     const LARGER_CANDIDATES: usize = 32;
     const MORE_MEMORY: f64 = 1.25;
     let best = &plan.fitting[0].timed;

@@ -41,7 +41,7 @@ impl Sample {
         self.ranks.iter().filter(move |rank| rank.shard == shard)
     }
 
-    /// Of every kind of shard.
+    /// One for every kind of shard.
     pub fn shards(&self) -> impl Iterator<Item = &SampledRank> {
         self.ranks.iter().filter(|rank| rank.place == 0)
     }
