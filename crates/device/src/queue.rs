@@ -301,6 +301,11 @@ impl Queue {
         }
     }
 
+    /// The sum of a tensor's numbers. A dry device has none to add up.
+    pub fn read_sum(&self, view: impl Into<View>) -> f64 {
+        if self.backend.keeps_values() { self.read(view).into_iter().map(f64::from).sum() } else { 0.0 }
+    }
+
     /// Like [`Queue::read`], for a tensor of indices.
     pub fn read_indices(&self, view: impl Into<View>) -> Vec<u32> {
         match self.backend.download(self.lane, view.into()) {

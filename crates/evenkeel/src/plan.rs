@@ -54,7 +54,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let mut config = arguments.overrides.read_to_plan(arguments.model.as_deref())?;
+    let (overrides, axes) = arguments.overrides.split_axes()?;
+    let mut config = overrides.read_to_plan(arguments.model.as_deref())?;
     let cluster = arguments.cluster.as_deref().map(|path| cluster(path, arguments.devices)).transpose()?;
     if let Some(cluster) = &cluster {
         config.settings.device.kind = device_kind(cluster);
@@ -64,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
     let settings = &config.settings;
     refuse_what_a_plan_replaces(&settings.parallel)?;
     let beside = |strategy: &Strategy| beside(settings, &input.model, strategy);
-    let job = job(settings, &input, &beside)?;
+    let job = Job { axes, ..job(settings, &input, &beside)? };
     let like = with_tokens(strategy(settings, &input.model, &input.json)?, arguments.tokens_per_step, &config)?;
     let wanted = usize::from(arguments.show);
     let plan = match &cluster {

@@ -179,6 +179,23 @@ fn a_cluster_is_planned_by_its_figures_and_the_same_each_time() {
 }
 
 #[test]
+fn a_plan_keeps_to_the_axes_that_the_command_line_asks_for() {
+    let place = Place::new(TINY);
+    let cluster = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/8-h200.toml");
+    let on = ["--cluster", cluster, "--tokens-per-step", "1024"];
+    let found = plan(&place, &[&on[..], &["--pp", "2", "--tp", "2"]].concat());
+    let fitting = found["fitting"].as_array().unwrap();
+    assert!(!fitting.is_empty());
+    for judged in fitting {
+        let shards = judged["strategy"]["cut"]["weights"].as_array().unwrap().len();
+        assert_eq!((&judged["strategy"]["pp"], shards), (&2.into(), 2), "{judged}");
+    }
+    let with = |axis: &'static str, count: &'static str| [&["plan", "tiny.toml"], &on[..], &[axis, count]].concat();
+    place.refused(&with("--tp", "5"), &["no such strategy", "--tp"]);
+    place.refused(&with("--dp", "none"), &["`--dp none` is no number of ranks"]);
+}
+
+#[test]
 fn a_model_needs_no_weights_to_be_planned_and_replaces_that_of_the_file() {
     let place = Place::new(TINY);
     fs::create_dir(place.path("bare")).unwrap();

@@ -296,7 +296,7 @@ impl Trainer {
         let mut of_tail = recording.filter(|_| matches!(observe, Observe::Tasks { .. }));
         let grad_norm = self.measure_norm(of_tail.as_deref_mut(), &mut issued);
         let queue = self.device.compute();
-        let loss_sum: f64 = found.iter().flat_map(|found| queue.read(&found.losses)).map(f64::from).sum();
+        let loss_sum: f64 = found.iter().map(|found| queue.read_sum(&found.losses)).sum();
         let loss = self.sum_over_ranks(loss_sum) / targets.max(1) as f64;
         let updated = loss.is_finite() && grad_norm.is_finite() && targets > 0;
         if updated {

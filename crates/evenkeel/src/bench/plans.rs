@@ -104,6 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<String, Failure> {
         beside: &|_| Beside::default(),
         uncut: BTreeSet::new(),
         may_use_all_gpus: false,
+        axes: [None; 3],
         seen: Seen::default(),
     };
     let mut measurements = match &arguments.again {

@@ -1,12 +1,13 @@
 //! `evenkeel config`, and the flags that every command with a configuration takes.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use evenkeel_store::{Folder, exists};
 use toml::Value;
 
 use super::{DataSource, RUN_CONFIG, RawConfig, RunConfig, deepspeed, explain, explain_in_markdown};
-use crate::{Failure, warn};
+use crate::{Failure, Mistake, warn};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -137,6 +138,18 @@ impl Overrides {
             }
         }
         checked(raw)
+    }
+
+    /// Takes out the places, replicas and shards that the command line asks for: a plan keeps to them, and they are no part of the
+    /// configuration that it plans for.
+    pub fn split_axes(&self) -> Result<(Overrides, [Option<usize>; 3]), Mistake> {
+        let count = |(flag, given): (&str, &Option<String>)| {
+            let Some(text) = given else { return Ok(None) };
+            let wrong = || Mistake { what: format!("`{flag} {text}` is no number of ranks"), hint: None };
+            text.parse::<NonZeroUsize>().map(|count| Some(count.get())).map_err(|_| wrong())
+        };
+        let axes = [count(("--pp", &self.pp))?, count(("--dp", &self.dp))?, count(("--tp", &self.tp))?];
+        Ok((Overrides { pp: None, dp: None, tp: None, ..self.clone() }, axes))
     }
 
     /// Everything that the file and the command line give.

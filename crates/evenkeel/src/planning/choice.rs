@@ -199,7 +199,8 @@ fn plan_of(
 ) -> Result<(Plan, bool), Failure> {
     let sequences = like.micro_batch * like.micros_per_step();
     let space = Space { devices, sequences, like: like.clone(), uncut: job.uncut.clone() };
-    let strategies: Vec<Strategy> = space.strategies().into_iter().filter(|it| job.can_be_cut(it)).collect();
+    let strategies: Vec<Strategy> =
+        space.strategies().into_iter().filter(|it| job.is_wanted(it) && job.can_be_cut(it)).collect();
     let judged = Cell::new(0);
     let told = |strategy: &Strategy| {
         judged.set(judged.get() + 1);
@@ -278,7 +279,9 @@ fn fits_nowhere(plan: &Plan, judging: &Judging) -> Mistake {
         (strategy, costs, fullness)
     });
     let Some((leanest, costs, fullness)) = known.min_by(|(.., a), (.., b)| a.total_cmp(b)) else {
-        return Mistake { what: "there is no strategy for these devices".to_owned(), hint: None };
+        let hint =
+            "leave out what is wanted of a plan (--pp, --dp, --tp), or change the sequences of a step".to_owned();
+        return Mistake { what: "there is no such strategy for these devices".to_owned(), hint: Some(hint) };
     };
     let needed = costs.iter().map(|cost| cost.arena_bytes).max().unwrap_or(0) as f64;
     if !fullness.is_finite() {

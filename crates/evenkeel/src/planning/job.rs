@@ -10,7 +10,7 @@ use evenkeel_model::{Cut, Model, ParamId, Parameters, Part, ZeroStage};
 use evenkeel_plan::{Counted, EvenChain, Profile, Representatives, TaskKernels};
 use evenkeel_step::simulate::median;
 use evenkeel_step::trace::Timeline;
-use evenkeel_step::{Devices, Strategy, Task, WorkFamily};
+use evenkeel_step::{Devices, Mesh, Strategy, Task, WorkFamily};
 use evenkeel_train::{Cost, Ranks, Samples, TrainerOptions, costs_and_tasks, in_two_threads, program};
 
 use super::sample::{Sample, SampledRank};
@@ -31,6 +31,8 @@ pub struct Job<'a> {
     pub uncut: BTreeSet<Part>,
     /// Whether a run of one rank may as well use all GPUs there are.
     pub may_use_all_gpus: bool,
+    /// Places, replicas and shards, where only strategies with so many are wanted.
+    pub axes: [Option<usize>; 3],
     pub seen: Seen<'a>,
 }
 
@@ -103,6 +105,12 @@ impl<'a> Job<'a> {
         let keeps_heads_whole = cut.uncut.iter().any(|part| matches!(part, Part::Attention(_)));
         let have_heads = cut.weights.len() <= config.kv_heads.max(1) || keeps_heads_whole;
         have_heads && strategy.pipeline.stages() <= config.layers.len().max(1) && self.cached_shards(cut).is_some()
+    }
+
+    /// Whether the strategy has the axes that are wanted.
+    pub fn is_wanted(&self, strategy: &Strategy) -> bool {
+        let Mesh { pp, dp, tp } = strategy.mesh();
+        self.axes.iter().zip([pp, dp, tp]).all(|(wanted, axis)| wanted.is_none_or(|wanted| wanted == axis))
     }
 
     /// By rank: the cost of a step, from dry runs, if ranks are alike that have the same kind of place.

@@ -240,6 +240,7 @@ pub fn job<'a>(
         beside,
         uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model)?,
         may_use_all_gpus: settings.device.cards.is_empty(),
+        axes: [None; 3],
         seen: Seen::default(),
     })
 }

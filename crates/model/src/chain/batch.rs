@@ -72,7 +72,7 @@ impl Batch {
             targets: 0,
             noise: None,
             longest: longest(&segments, starts),
-            largest_id: ids.iter().copied().max(),
+            largest_id: (!ids.is_empty()).then(|| largest(ids.iter().copied())),
             largest_label: None,
             cache,
             segments,
@@ -185,7 +185,14 @@ fn of_segments(segments: &Segments, starts: &[usize]) -> impl Iterator<Item = Ra
 }
 
 fn largest_label(labels: &[u32]) -> Option<u32> {
-    labels.iter().copied().filter(|&label| label != IGNORE).max()
+    // One more than each label, so that those that do not count are 0.
+    const { assert!(IGNORE == u32::MAX) };
+    largest(labels.iter().map(|label| label.wrapping_add(1))).checked_sub(1)
+}
+
+/// Many at a time, which `max` does not compare.
+fn largest(numbers: impl Iterator<Item = u32>) -> u32 {
+    numbers.fold(0, u32::max)
 }
 
 fn count_targets(labels: &[u32]) -> usize {

@@ -50,6 +50,7 @@ fn job(model: &evenkeel_model::Model) -> Job<'_> {
         beside: &|_| Beside::default(),
         uncut: BTreeSet::new(),
         may_use_all_gpus: false,
+        axes: [None; 3],
         seen: Seen::default(),
     }
 }
