@@ -1,18 +1,31 @@
 //! The models that `make.py` writes, for the tests of every crate.
 
-pub const CASES: [&str; 14] = [
+pub const CASES: [&str; 27] = [
+    "cohere2",
+    "gemma",
     "gemma3",
+    "glm4",
     "gpt2",
     "gpt_neox",
     "gpt_neox_serial",
+    "gptj",
+    "granite",
     "llama2",
     "llama3",
+    "llama_dynamic",
     "llama_linear",
     "llama_odd",
     "llama_packed",
     "llama_short",
+    "llama_yarn",
     "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "phi3_long",
     "qwen2",
     "qwen3",
+    "smollm3",
+    "starcoder2",
     "vit",
 ];

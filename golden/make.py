@@ -20,14 +20,24 @@ from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    Cohere2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     GPT2Config,
+    GPTJConfig,
     GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
+    Starcoder2Config,
     ViTConfig,
     logging,
 )
@@ -113,6 +123,15 @@ NEOX = dict(
     max_position_embeddings=64,
     rotary_pct=0.25,
 )
+# Special tokens of a vocabulary this small.
+SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+LONGROPE = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    partial_rotary_factor=0.5,
+    short_factor=[1.1, 1.7],
+    long_factor=[1.5, 9.0],
+)
 NEOX_DROPOUT = dict(attention_dropout=0.3, hidden_dropout=0.2)
 
 CASES = {
@@ -156,6 +175,21 @@ CASES = {
     ),
     "llama_packed": Language(LlamaConfig(**TINY), documents=(7, 1, 19, 5), dropout=dict(attention_dropout=0.3)),
     "llama_short": Language(LlamaConfig(**LLAMA2), documents=(2,)),
+    "llama_yarn": Language(
+        LlamaConfig(
+            **TINY | dict(hidden_size=64),
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=4.0, original_max_position_embeddings=16
+            ),
+        )
+    ),
+    # Sequences of 24 tokens: longer than the model was made for, so its base grows.
+    "llama_dynamic": Language(
+        LlamaConfig(
+            **TINY | dict(max_position_embeddings=16),
+            rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=3.0),
+        )
+    ),
     "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
     "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True), optimizers=True),
     "qwen3": Language(Qwen3Config(**TINY | dict(hidden_size=40), head_dim=16)),
@@ -169,6 +203,69 @@ CASES = {
             rope_parameters=dict(
                 sliding_attention=dict(rope_type="default", rope_theta=100.0),
                 full_attention=dict(rope_type="default", rope_theta=10000.0),
+            ),
+        )
+    ),
+    "gemma": Language(GemmaConfig(**TINY | SPECIAL | dict(num_key_value_heads=1), head_dim=16)),
+    "granite": Language(
+        GraniteConfig(
+            **TINY,
+            attention_bias=True,
+            mlp_bias=True,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.3,
+            attention_multiplier=0.2,
+            logits_scaling=2.5,
+        )
+    ),
+    "smollm3": Language(SmolLM3Config(**TINY | SPECIAL | dict(num_hidden_layers=3), no_rope_layers=[1, 0, 1])),
+    "starcoder2": Language(
+        Starcoder2Config(**TINY | SPECIAL, sliding_window=8),
+        dropout=dict(attention_dropout=0.3, residual_dropout=0.2, embedding_dropout=0.1),
+    ),
+    "phi3": Language(
+        Phi3Config(
+            **TINY | SPECIAL | dict(max_position_embeddings=128),
+            sliding_window=8,
+            original_max_position_embeddings=64,
+            rope_parameters=LONGROPE,
+        ),
+        dropout=dict(attention_dropout=0.3, resid_pdrop=0.2),
+    ),
+    "phi3_long": Language(Phi3Config(**TINY | SPECIAL, original_max_position_embeddings=16, rope_parameters=LONGROPE)),
+    "gptj": Language(
+        GPTJConfig(
+            vocab_size=101,
+            n_positions=64,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            rotary_dim=4,
+            bos_token_id=0,
+            eos_token_id=0,
+        ),
+        dropout=dict(attn_pdrop=0.3, resid_pdrop=0.2, embd_pdrop=0.1),
+    ),
+    "cohere2": Language(
+        Cohere2Config(
+            **TINY | SPECIAL,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+            logit_scale=0.25,
+        )
+    ),
+    "glm4": Language(Glm4Config(**TINY | SPECIAL, head_dim=16)),
+    "olmo2": Language(Olmo2Config(**TINY | SPECIAL, attention_bias=True)),
+    "olmo3": Language(
+        Olmo3Config(
+            **TINY | SPECIAL | dict(num_hidden_layers=3),
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+                full_attention=dict(
+                    rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16
+                ),
             ),
         )
     ),

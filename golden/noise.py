@@ -97,7 +97,7 @@ class Noise:
 @contextlib.contextmanager
 def noisy(model, seed, first_token):
     """The model in training, its dropout by seed and place. Its passes follow one another."""
-    parallel = getattr(model.config, "use_parallel_residual", False)
+    parallel = getattr(model.config, "use_parallel_residual", model.config.model_type == "gptj")
     noise = Noise(seed, first_token, parallel)
     hook = model.register_forward_pre_hook(noise.begin)
     original, torch.nn.functional.dropout = torch.nn.functional.dropout, noise.dropout

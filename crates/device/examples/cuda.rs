@@ -3,7 +3,7 @@
 
 use evenkeel_device::kernel::{
     Activation, AdamW, ColumnSum, Copy, Dropout, EmbedBackward, Fill, Gated, GatedBackward, Kernel, LossBackward,
-    LossStats, Norm, NormBackward, NormKind, Order, Placement, Product, RandomNormal, Rotary, SquaredNorm,
+    LossStats, Norm, NormBackward, NormKind, Order, Pairs, Placement, Product, RandomNormal, Rotary, SquaredNorm,
 };
 use evenkeel_device::{CudaOptions, DType, Device, Heads, Queue, Tensor, cuda_report};
 
@@ -174,7 +174,7 @@ fn others(device: &Device) {
     time(
         device,
         "32 heads of 64",
-        Rotary { x: heads, table: table.view(), positions: positions.view(), inverse: false },
+        Rotary { x: heads, pairs: Pairs::Halves, table: table.view(), positions: positions.view(), inverse: false },
     );
 
     let rows = 4096;

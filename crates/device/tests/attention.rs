@@ -4,7 +4,7 @@ mod support;
 #[path = "support/attention.rs"]
 mod twin;
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Rotary, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Pairs, Rotary, Segments};
 use evenkeel_device::{DType, Heads, Tensor};
 use support::{DTYPES, assert_close, rounded, run, tolerance};
 use twin::{Case, Lie};
@@ -73,7 +73,7 @@ fn attention_and_rotation_of_no_heads_do_nothing() {
                 let rotated = Heads::strided(&around, 4, 0, 4, 12);
                 let positions = queue.indices(&[0, 1, 2, 3, 4]);
                 let (table, positions) = (table.view(), positions.view());
-                queue.launch(Rotary { x: rotated, table, positions, inverse: false });
+                queue.launch(Rotary { x: rotated, pairs: Pairs::Halves, table, positions, inverse: false });
             }
             vec![around, logsum]
         });

@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, ScatterColumns};
+use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, Scale, ScatterColumns};
 use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, SHAPES, assert_close, framed, rounded, run, strided, tolerance, unframed};
 
@@ -47,6 +47,26 @@ fn copy_widens_and_rounds() {
             });
             let expected: Vec<f32> = x.iter().map(|&x| rounded(x, out_type)).collect();
             assert_eq!(unframed(&results[0], cols), expected, "[{rows}, {cols}] {x_type:?} to {out_type:?}");
+        }
+    }
+}
+
+#[test]
+fn scale_multiplies_and_may_overwrite() {
+    for [rows, cols] in SHAPES {
+        for (x_type, out_type) in DTYPES.into_iter().flat_map(|x| DTYPES.map(|out| (x, out))) {
+            let x = Random::new(2).numbers(rows * cols, x_type);
+            let results = run(|queue| {
+                let (out, outer) = framed(queue, rows, cols, out_type, &vec![0.0; rows * cols]);
+                let (own, own_outer) = framed(queue, rows, cols, x_type, &x);
+                queue.launch(Scale { x: own.view(), factor: 0.22, out: out.view() });
+                queue.launch(Scale { x: own.view(), factor: 0.22, out: own.view() });
+                vec![outer, own_outer]
+            });
+            for (result, dtype) in results.iter().zip([out_type, x_type]) {
+                let expected: Vec<f32> = x.iter().map(|&x| rounded(0.22 * x, dtype)).collect();
+                assert_eq!(unframed(result, cols), expected, "[{rows}, {cols}] {x_type:?} to {dtype:?}");
+            }
         }
     }
 }

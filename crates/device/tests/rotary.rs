@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::Rotary;
+use evenkeel_device::kernel::{Pairs, Rotary};
 use evenkeel_device::{DType, Heads};
 use support::{DTYPES, Random, assert_close, framed, run, strided, tolerance, unframed};
 
@@ -38,7 +38,15 @@ fn table(rotated: usize) -> Vec<f32> {
     (0..POSITIONS).flat_map(row).collect()
 }
 
-fn rotate(case: &Case, cols: usize, x: &[f32], table: &[f32], positions: &[u32], inverse: bool) -> Vec<f64> {
+fn rotate(
+    case: &Case,
+    pairs: Pairs,
+    cols: usize,
+    x: &[f32],
+    table: &[f32],
+    positions: &[u32],
+    inverse: bool,
+) -> Vec<f64> {
     let mut out = support::wide(x);
     let half = case.rotated / 2;
     for token in 0..case.tokens {
@@ -46,10 +54,14 @@ fn rotate(case: &Case, cols: usize, x: &[f32], table: &[f32], positions: &[u32],
         for (head, i) in (0..case.heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
             let cos = row[i] as f64;
             let sin = if inverse { -row[half + i] } else { row[half + i] } as f64;
-            let first = token * cols + head * case.step + i;
-            let (a, b) = (x[first] as f64, x[first + half] as f64);
+            let [first, second] = match pairs {
+                Pairs::Halves => [i, half + i],
+                Pairs::Neighbours => [2 * i, 2 * i + 1],
+            }
+            .map(|element| token * cols + head * case.step + element);
+            let (a, b) = (x[first] as f64, x[second] as f64);
             out[first] = a * cos - b * sin;
-            out[first + half] = b * cos + a * sin;
+            out[second] = b * cos + a * sin;
         }
     }
     out
@@ -60,7 +72,9 @@ fn pairs_are_rotated_by_their_angle_and_nothing_else_is_touched() {
     for case in CASES {
         let Case { tokens, heads, dim, step, rotated } = case;
         let cols = (heads - 1) * step + dim;
-        for (dtype, inverse) in DTYPES.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]) {
+        let kinds =
+            [(Pairs::Halves, false), (Pairs::Halves, true), (Pairs::Neighbours, false), (Pairs::Neighbours, true)];
+        for (dtype, (pairs, inverse)) in DTYPES.into_iter().flat_map(|dtype| kinds.map(|kind| (dtype, kind))) {
             let mut random = Random::new(9);
             let x = random.numbers(tokens * cols, dtype);
             let table = table(rotated);
@@ -70,12 +84,17 @@ fn pairs_are_rotated_by_their_angle_and_nothing_else_is_touched() {
                 let x = Heads::strided(&inner, 0, heads, dim, step);
                 let table = strided(queue, POSITIONS, rotated, 3, DType::F32, &table);
                 let positions = queue.indices(&positions);
-                queue.launch(Rotary { x, table: table.view(), positions: positions.view(), inverse });
+                queue.launch(Rotary { x, pairs, table: table.view(), positions: positions.view(), inverse });
                 vec![outer]
             });
             let actual = unframed(&results[0], cols);
-            let what = format!("{tokens} tokens, {heads} heads of {dim}, {rotated} rotated, {dtype:?}");
-            assert_close(&what, &actual, &rotate(&case, cols, &x, &table, &positions, inverse), tolerance(dtype));
+            let what = format!("{tokens} tokens, {heads} heads of {dim}, {rotated} rotated, {pairs:?}, {dtype:?}");
+            assert_close(
+                &what,
+                &actual,
+                &rotate(&case, pairs, cols, &x, &table, &positions, inverse),
+                tolerance(dtype),
+            );
             for (i, (actual, x)) in actual.iter().zip(&x).enumerate() {
                 assert!(i % cols % step < rotated || actual == x, "{what}: element {i} was not to be rotated");
             }
@@ -90,9 +109,11 @@ fn the_inverse_rotates_back() {
         let out = queue.floats(40, 64, DType::F32, &x);
         let table = queue.floats(POSITIONS, 32, DType::F32, &table(32));
         let positions = queue.indices(&(0..40).collect::<Vec<_>>());
-        for inverse in [false, true] {
+        for (pairs, inverse) in
+            [Pairs::Halves, Pairs::Neighbours].into_iter().flat_map(|pairs| [(pairs, false), (pairs, true)])
+        {
             let (table, positions) = (table.view(), positions.view());
-            queue.launch(Rotary { x: Heads::packed(&out, 2), table, positions, inverse });
+            queue.launch(Rotary { x: Heads::packed(&out, 2), pairs, table, positions, inverse });
         }
         vec![out]
     });
@@ -107,7 +128,7 @@ fn a_position_outside_the_table_ends_the_queue() {
         let (x, table) = (queue.zeros(2, 8, DType::F32), queue.zeros(4, 8, DType::F32));
         let positions = queue.indices(&[3, 4]);
         let (table, positions) = (table.view(), positions.view());
-        queue.launch(Rotary { x: Heads::packed(&x, 1), table, positions, inverse: false });
+        queue.launch(Rotary { x: Heads::packed(&x, 1), pairs: Pairs::Halves, table, positions, inverse: false });
         queue.finish();
     });
     assert!(result.is_err());

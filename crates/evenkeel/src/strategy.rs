@@ -19,7 +19,7 @@ pub fn strategy(settings: &Settings, model: &Model, config: &Value) -> Result<St
     let parallel = &settings.parallel;
     let uncut = match parallel.tp {
         1 => BTreeSet::new(),
-        _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model)?,
+        _ => plan(parallel.tp_plan.as_deref(), config)?.uncut(model, parallel.tp)?,
     };
     let ranks = parallel.ranks();
     let devices = match settings.device.kind {

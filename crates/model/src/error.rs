@@ -62,7 +62,7 @@ pub enum Error {
     TiedHead { head: String, embedding: String },
     #[error("the adapter in {} has layers up to number {found}, this model's last is number {expected}", .folder.display())]
     OtherDepth { folder: PathBuf, base: Option<String>, found: usize, expected: usize },
-    #[error("the residual stream cannot be split by tokens: the plan leaves {parts} parts of the model whole")]
+    #[error("the residual stream cannot be split by tokens: every shard has {parts} parts of the model whole")]
     SplitsWhole { parts: usize },
 }
 

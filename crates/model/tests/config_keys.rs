@@ -1,5 +1,9 @@
 //! Keys of config.json: ordinary folders are accepted; keys that change the model and are not understood are refused.
 
+#[path = "../../../golden/cases.rs"]
+mod cases;
+
+use cases::CASES;
 use evenkeel_model::{Config, Error};
 use serde_json::{Value, json};
 
@@ -82,6 +86,16 @@ fn small() -> Vec<Value> {
     ]
 }
 
+/// What transformers wrote for the golden folders.
+fn golden() -> impl Iterator<Item = Value> {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo or a bundle's script runs the tests");
+    let folder = std::path::Path::new(&package).join("../../golden");
+    CASES.iter().map(move |case| {
+        let text = std::fs::read_to_string(folder.join(case).join("config.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    })
+}
+
 fn without(config: &Value, key: &str) -> Value {
     let mut config = config.clone();
     config.as_object_mut().unwrap().remove(key);
@@ -121,7 +135,7 @@ fn check(config: &Value) -> Config {
 
 #[test]
 fn what_transformers_writes_of_every_architecture_is_understood() {
-    for config in small() {
+    for config in small().into_iter().chain(golden()) {
         check(&config);
         check(&with(&config, bookkeeping()));
         let trained = json!({"use_cache": false, "gradient_checkpointing": true, "output_attentions": true});
@@ -304,6 +318,6 @@ fn architectures_that_contradict_the_type_are_an_error() {
 
 #[test]
 fn an_unknown_architecture_is_not_told_to_lie_about_it() {
-    let error = Config::from_json(&with(&of_type("llama"), json!({"model_type": "granite"}))).unwrap_err();
+    let error = Config::from_json(&with(&of_type("llama"), json!({"model_type": "falcon"}))).unwrap_err();
     assert!(matches!(error, Error::UnknownArchitecture { .. }) && error.hint().is_none(), "{error}");
 }

@@ -77,10 +77,10 @@ impl Loaded {
         Generator::new(&self.model, &self.parameters, queue, sequences, capacity).expect("a text model")
     }
 
-    /// The logits of every position of one document, by the plain pass.
-    fn full(&self, queue: &Queue, ids: &[u32]) -> Vec<Vec<f32>> {
+    /// The logits of every position of one document, by the plain pass, with rotations for sequences of so many tokens.
+    fn full(&self, queue: &Queue, ids: &[u32], capacity: usize) -> Vec<Vec<f32>> {
         let batch = Batch::tokens(queue, ids, &vec![IGNORE; ids.len()], Segments::uniform(1, ids.len()));
-        let tables = RotaryTables::new(&self.model.config, queue, ids.len());
+        let tables = RotaryTables::new(&self.model.config, queue, capacity);
         let context = Context { queue, parameters: &self.parameters, tables: &tables, batch: &batch, pruning: None };
         let logits = queue.read(&pass::logits(&self.model, &context));
         logits.chunks_exact(self.model.config.classes).map(<[f32]>::to_vec).collect()
@@ -89,8 +89,9 @@ impl Loaded {
     /// Reads the first `prefixes[i]` tokens of each document, then `piece` at a time; every row of logits must be that
     /// of the full pass.
     fn check(&self, queue: &Queue, documents: &[Vec<u32>], prefixes: &[usize], piece: usize, what: &str) {
-        let expected: Vec<Vec<Vec<f32>>> = documents.iter().map(|document| self.full(queue, document)).collect();
         let capacity = documents.iter().map(Vec::len).max().expect("a document");
+        let full = |document: &Vec<u32>| self.full(queue, document, capacity);
+        let expected: Vec<Vec<Vec<f32>>> = documents.iter().map(full).collect();
         let mut generator = self.generator(queue, documents.len(), capacity);
         let prompts: Vec<&[u32]> = documents.iter().zip(prefixes).map(|(ids, &prefix)| &ids[..prefix]).collect();
         let mut logits = queue.read(&generator.prefill(&prompts).expect("sound prompts"));
@@ -168,6 +169,7 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 #[test]
 fn greedy_text_is_that_of_repeated_full_passes() {
     const TOKENS: usize = 12;
+    const CAPACITY: usize = 32;
     let device = device(2);
     let queue = device.compute();
     for case in text_cases() {
@@ -177,12 +179,12 @@ fn greedy_text_is_that_of_repeated_full_passes() {
             .zip([3, 7, 1, 2])
             .map(|(ids, len)| ids[..ids.len().min(len)].to_vec())
             .collect();
-        let mut generator = loaded.generator(queue, prompts.len(), 32);
+        let mut generator = loaded.generator(queue, prompts.len(), CAPACITY);
         let texts = generator.generate(&prompts, &greedy(TOKENS), |_, _| ()).expect("sound prompts");
         for (prompt, text) in prompts.iter().zip(texts) {
             let mut ids = prompt.clone();
             for _ in 0..TOKENS {
-                let logits = loaded.full(queue, &ids).pop().expect("a last row");
+                let logits = loaded.full(queue, &ids, CAPACITY).pop().expect("a last row");
                 ids.push(Sampling::GREEDY.choose(&logits, 0, 0).expect("finite logits"));
             }
             assert_eq!(text, Generated { tokens: ids[prompt.len()..].to_vec(), finished: Finish::MaxTokens }, "{case}");
@@ -349,7 +351,7 @@ fn bad_requests_are_errors_that_name_them_and_change_nothing() {
     }
     // The cache still holds the first prompts.
     let after = queue.read(&generator.step(&[4, 5]).unwrap());
-    let expected = [&[1, 2, 4][..], &[3, 5]].map(|ids| llama.full(queue, ids).pop().unwrap()).concat();
+    let expected = [&[1, 2, 4][..], &[3, 5]].map(|ids| llama.full(queue, ids, ids.len()).pop().unwrap()).concat();
     assert_eq!(before.len(), after.len());
     assert!(after.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= tolerance(DType::F32)));
 }

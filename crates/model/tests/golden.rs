@@ -53,7 +53,7 @@ fn run(case: &str, dtype: DType, device: &Device, keep: Keep) -> Outcome {
 }
 
 fn outcome(model: &Model, parameters: &Parameters, batch: &Batch, queue: &Queue, keep: Keep) -> Outcome {
-    let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+    let tables = RotaryTables::new(&model.config, queue, batch.longest);
     let context = Context { queue, parameters, tables: &tables, batch, pruning: None };
     let gradients = Gradients::new(parameters, queue);
     let mean = |losses: Vec<f32>| losses.iter().map(|&loss| loss as f64).sum::<f64>() / batch.targets as f64;
@@ -164,7 +164,7 @@ fn gradients_add_up_over_batches() {
     let model = Model::open(&folder).unwrap();
     let parameters = model.load(&folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
     let batch = golden_batch("qwen3", &model, DType::F32, queue);
-    let tables = RotaryTables::new(&model.config, queue, batch.token_count());
+    let tables = RotaryTables::new(&model.config, queue, batch.longest);
     let context = Context { queue, parameters: &parameters, tables: &tables, batch: &batch, pruning: None };
     let gradients = Gradients::new(&parameters, queue);
     let options = LossOptions { smoothing: 0.0, scale: 1.0 };

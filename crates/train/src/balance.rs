@@ -226,7 +226,10 @@ fn most(home: &Widths, work: &Widths, dim: Dim, growth: &[f64]) -> Vec<usize> {
 
 /// Whether work can be done elsewhere than its state is kept.
 pub fn may_migrate(model: &Model, cut: &Cut, zero: ZeroStage) -> bool {
-    zero <= ZeroStage::State && cut.uncut.is_empty() && model.config.kv_heads >= cut.weights.len()
+    zero <= ZeroStage::State
+        && cut.uncut.is_empty()
+        && model.config.whole_parts(cut.weights.len()).is_empty()
+        && model.config.kv_heads >= cut.weights.len()
 }
 
 fn rules(model: &Model, cut: &Cut, widths: &Widths, options: &BalanceOptions) -> Rules {

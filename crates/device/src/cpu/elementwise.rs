@@ -4,7 +4,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{Map, Tile, column_sums, column_sums_floats, each_vector, load, map, map_mixed, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team, WorkingMemory};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, Scale, ScatterColumns};
 use crate::{DType, Extent, View};
 
 #[derive(Clone, std::marker::Copy)]
@@ -20,6 +20,22 @@ impl Map<2, 1> for Sum {
 impl Run for Add {
     fn run(&self, team: &mut Team) {
         map_mixed(team, Sum, [self.a, self.b], [self.out]);
+    }
+}
+
+#[derive(Clone, std::marker::Copy)]
+struct Times(f32);
+
+impl Map<1, 1> for Times {
+    #[inline(always)]
+    fn map<S: Simd>(self, s: S, _: usize, _: usize, [x]: [S::Vector; 1]) -> [S::Vector; 1] {
+        [s.mul(x, s.splat(self.0))]
+    }
+}
+
+impl Run for Scale {
+    fn run(&self, team: &mut Team) {
+        map_mixed(team, Times(self.factor), [self.x], [self.out]);
     }
 }
 

@@ -6,7 +6,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{each_vector, load, rows_per_task, store};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team};
-use crate::kernel::Rotary;
+use crate::kernel::{Pairs, Rotary};
 
 impl Run for Rotary {
     fn run(&self, team: &mut Team) {
@@ -19,9 +19,39 @@ impl Run for Rotary {
         with_element!(self.x.view.dtype, E => {
             let x = matrix::<E>(&self.x.view);
             team.blocks(x.rows, rows_per_task(self.x.count * table.cols), |tokens, _| {
-                vectorise(Rotate { kernel: self, x, table, positions, tokens });
+                match self.pairs {
+                    Pairs::Halves => vectorise(Rotate { kernel: self, x, table, positions, tokens }),
+                    Pairs::Neighbours => rotate_neighbours(self, x, table, positions, tokens),
+                }
             });
         });
+    }
+}
+
+fn rotate_neighbours<E: Element>(
+    kernel: &Rotary,
+    x: Matrix<E>,
+    table: Matrix<f32>,
+    positions: &[u32],
+    tokens: Range<usize>,
+) {
+    let (half, heads) = (table.cols / 2, kernel.x);
+    let sign = if kernel.inverse { -1.0 } else { 1.0 };
+    for token in tokens {
+        let angles = table.at(positions[token] as usize, 0);
+        for head in 0..heads.count {
+            let pairs = x.at(token, head * heads.step);
+            for i in 0..half {
+                // SAFETY: both lie in this head, whose token is this task's alone; nobody writes the table.
+                unsafe {
+                    let (cos, sin) = (angles.add(i).read(), sign * angles.add(half + i).read());
+                    let (first, second) = (pairs.add(2 * i), pairs.add(2 * i + 1));
+                    let (a, b) = (first.read().to_f32(), second.read().to_f32());
+                    first.write(E::from_f32(a * cos - b * sin));
+                    second.write(E::from_f32(a * sin + b * cos));
+                }
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::modules::ELEMENTWISE;
 use super::rows::{Matrix, Mixed, Walk, dtype_name, vector};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns};
 use crate::{DType, Extent, View};
 
 impl Run for Add {
@@ -15,6 +15,17 @@ impl Run for Add {
         let arguments = arguments![walk.rows, walk.cols, a, b, out];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ELEMENTWISE, &walk.name("add"), walk.shape(), arguments) };
+    }
+}
+
+impl Run for Scale {
+    fn run(&self, stream: &mut Stream) {
+        let views = [self.x, self.out];
+        let Some(walk) = Walk::flat(&views) else { return };
+        let [x, out] = views.map(|view| Mixed::of(&view));
+        let arguments = arguments![walk.rows, walk.cols, x, out, self.factor];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&ELEMENTWISE, &walk.name("scale"), walk.shape(), arguments) };
     }
 }
 

@@ -4,7 +4,7 @@ use super::modules::ROTARY;
 use super::rows::{Matrix, dtype_name, vector};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::Rotary;
+use crate::kernel::{Pairs, Rotary};
 
 impl Run for Rotary {
     fn run(&self, stream: &mut Stream) {
@@ -15,13 +15,20 @@ impl Run for Rotary {
             return;
         }
         let vector = match vector(heads.view.dtype, &[heads.view, self.table]) {
-            vector if half.is_multiple_of(vector) && heads.step.is_multiple_of(vector) => vector,
+            vector
+                if self.pairs == Pairs::Halves && half.is_multiple_of(vector) && heads.step.is_multiple_of(vector) =>
+            {
+                vector
+            }
             _ => 1,
         };
         let vectors = heads.count() * half.div_ceil(vector);
         let threads = vectors.next_multiple_of(32).min(MOST_THREADS);
         let shape = Shape::linear(vectors.div_ceil(threads) as u64, threads as u32).of_rows(heads.tokens());
-        let name = format!("rotary_{}_{vector}", dtype_name(heads.view.dtype));
+        let name = match self.pairs {
+            Pairs::Halves => format!("rotary_{}_{vector}", dtype_name(heads.view.dtype)),
+            Pairs::Neighbours => format!("rotary_neighbours_{}", dtype_name(heads.view.dtype)),
+        };
         let [tokens, count, step, half, positions] =
             [heads.tokens(), heads.count(), heads.step, half, self.table.rows].map(|number| number as i64);
         let (x, table, sign) =

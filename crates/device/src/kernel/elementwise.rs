@@ -19,6 +19,24 @@ impl Operation for Add {
     }
 }
 
+/// `out = factor · x`; `out` may be `x`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    pub x: View,
+    pub factor: f32,
+    pub out: View,
+}
+
+impl Operation for Scale {
+    fn check(&self) {
+        assert_same_shape("Scale", &[self.x, self.out]);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.x.bytes() + self.out.bytes()
+    }
+}
+
 /// `out = x`, rounded or widened to the dtype of `out`.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {

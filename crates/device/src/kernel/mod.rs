@@ -29,7 +29,7 @@ pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackwar
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 pub use cached_attention::CachedAttention;
-pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, ScatterColumns};
+pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
@@ -39,7 +39,7 @@ pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, ClipFactor, Lion, MOST_NORMS, Sgd, SquaredNorm, SquaredNorms, frozen_words};
 pub use product::{Order, Product, Term};
 pub use random::{Dropout, Placement, RandomNormal, seed_of};
-pub use rotary::Rotary;
+pub use rotary::{Pairs, Rotary};
 pub use selected_rows::{GatherRows, ScatterRows};
 
 /// The checks and costs of a kernel.
@@ -96,7 +96,7 @@ kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
     ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated, GatedBackward, GatherColumns,
     GatherRows, Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
-    ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm, SquaredNorms,
+    Scale, ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm, SquaredNorms,
 }
 
 impl Kernel {
@@ -122,6 +122,7 @@ impl Kernel {
             Kernel::Product(kernel) => kernel.out.is_empty(),
             Kernel::RandomNormal(kernel) => kernel.out.is_empty(),
             Kernel::Rotary(kernel) => kernel.x.count == 0,
+            Kernel::Scale(kernel) => kernel.out.is_empty(),
             Kernel::ScaleColumns(kernel) => kernel.out.is_empty(),
             _ => false,
         }

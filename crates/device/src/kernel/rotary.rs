@@ -1,12 +1,22 @@
 use super::{Operation, assert_indices};
 use crate::{DType, Heads, View};
 
-/// Rotates the first `table.cols` elements of each head, in place: element i of the first half of them pairs with
-/// element i of the second. A position outside the table is a bug in the caller and ends the queue.
+/// Which elements of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pairs {
+    /// Element i of the first half with element i of the second.
+    Halves,
+    /// Element 2i with element 2i + 1.
+    Neighbours,
+}
+
+/// Rotates the first `table.cols` elements of each head, in place. A position outside the table is a bug in the caller and ends
+/// the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
     /// T tokens.
     pub x: Heads,
+    pub pairs: Pairs,
     /// f32 [positions, rotary dimension]: the cosines of the angles, then their sines.
     pub table: View,
     /// u32 [1, T]: the row of `table` for each token.

@@ -313,7 +313,7 @@ impl ModelInput {
             std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
         });
         let task = matches!(config.input, Input::Tokens { .. }).then_some("CAUSAL_LM");
-        adapters.config.to_peft(&base, task, config.family.is_transposed(), &self.model.adapted_names())
+        adapters.config.to_peft(&base, task, config.family.is_transposed, &self.model.adapted_names())
     }
 
     /// Writes config.json and its like.

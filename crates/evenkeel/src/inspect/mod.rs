@@ -228,7 +228,7 @@ impl Arguments {
                 return Err(Mistake { what, hint: Some("give one for each rank".to_owned()) }.into());
             }
         };
-        let uncut = if tp == 1 { BTreeSet::new() } else { plan(self.tp_plan.as_deref(), config)?.uncut(model)? };
+        let uncut = if tp == 1 { BTreeSet::new() } else { plan(self.tp_plan.as_deref(), config)?.uncut(model, tp)? };
         let strategy = on_cores(self.dp as usize, tp, None);
         let cut = cut(tp, &self.tp_weights, uncut, self.sequence_parallel);
         Ok(Strategy { cut, micro_batch: self.batch as usize, zero: zero_stage(self.zero as usize), ..strategy })

@@ -227,6 +227,9 @@ fn planned(settings: &mut Settings, input: &ModelInput) -> Result<(String, Forec
     choose(&job(&open, input, &beside)?, &like, settings)
 }
 
+/// Shards of a model that is cut, at least.
+const LEAST_SHARDS: usize = 2;
+
 /// The job of a run, to be planned.
 pub fn job<'a>(
     settings: &Settings,
@@ -238,7 +241,7 @@ pub fn job<'a>(
         options: trainer_options(settings),
         sequence: settings.data.sequence,
         beside,
-        uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model)?,
+        uncut: tp_plan(settings.parallel.tp_plan.as_deref(), &input.json)?.uncut(&input.model, LEAST_SHARDS)?,
         may_use_all_gpus: settings.device.cards.is_empty(),
         axes: [None; 3],
         seen: Seen::default(),

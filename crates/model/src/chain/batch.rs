@@ -30,7 +30,7 @@ pub struct Batch {
     /// The source of dropout. Without it nothing is dropped; see [`Batch::with_noise`].
     pub noise: Option<Noise>,
     /// One past the last position of the longest sequence.
-    longest: usize,
+    pub longest: usize,
     largest_id: Option<u32>,
     largest_label: Option<u32>,
 }

@@ -144,18 +144,22 @@ impl Builder<'_> {
         units: &mut Vec<Unit>,
     ) -> Option<NormSpec> {
         let prefix = self.names.layer.replace("{}", &index.to_string());
-        let attention_norm = self.norm(&format!("{prefix}{}", self.names.attention_norm), self.config.hidden);
-        let mlp_norm = self.norm(&format!("{prefix}{}", self.names.mlp_norm), self.config.hidden);
+        let hidden = self.config.hidden;
+        let norms = [self.names.attention_norm, self.names.mlp_norm];
+        let [attention_norm, mlp_norm] =
+            norms.map(|name| name.map(|name| self.norm(&format!("{prefix}{name}"), hidden)));
         let [attention_shard, mlp_shard] =
             [Part::Attention(index), Part::Mlp(index)].map(|part| self.shard.of(part, self.config));
         let mut body = BodyBuilder::default();
         let attention_input = body.slot();
         let attended = self.attention(&mut body, attention_input, &prefix, index, layer, &attention_shard);
+        self.scale(&mut body, attended);
         let is_partial = !attention_shard.is_whole();
         if self.config.parallel {
             assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
-            let mlp_input = body.slot();
+            let mlp_input = if mlp_norm.is_some() { body.slot() } else { attention_input };
             let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
+            self.scale(&mut body, fed);
             // Each has its own dropout, so both are dropped before they are added. Dropping a shard's summand with the sum's mask
             // gives a summand of the dropped sum.
             for (x, site) in [(attended, Site::AttentionOutput(index)), (fed, Site::MlpOutput(index))] {
@@ -165,8 +169,10 @@ impl Builder<'_> {
             }
             let output = body.slot();
             body.ops.push(Op::Add { a: attended, b: fed, out: output });
-            let entry = self.entry(units.len(), post, vec![attention_norm, mlp_norm]);
-            let sublayer = Sublayer::Body(body.finish(vec![attention_input, mlp_input], None, output));
+            let of_mlp = mlp_norm.map(|norm| (mlp_input, Some(norm)));
+            let (inputs, norms) = [(attention_input, attention_norm)].into_iter().chain(of_mlp).unzip();
+            let entry = self.entry(units.len(), post, norms);
+            let sublayer = Sublayer::Body(body.finish(inputs, None, output));
             units.push(Unit { kind: UnitKind::Layer(index), entry, sublayer, is_partial });
             return None;
         }
@@ -174,38 +180,52 @@ impl Builder<'_> {
         let sublayer = Sublayer::Body(body.finish(vec![attention_input], None, attended));
         units.push(Unit { kind: UnitKind::Attention(index), entry, sublayer, is_partial });
 
-        let hidden = self.config.hidden;
         let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
         let mut body = BodyBuilder::default();
         let input = body.slot();
         let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
+        self.scale(&mut body, output);
         let entry = self.entry(units.len(), post, vec![mlp_norm]);
         let sublayer = Sublayer::Body(body.finish(vec![input], None, output));
         units.push(Unit { kind: UnitKind::Mlp(index), entry, sublayer, is_partial: !mlp_shard.is_whole() });
         self.names.post_mlp_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden))
     }
 
+    /// Multiplies what a sublayer adds to the stream.
+    fn scale(&self, body: &mut BodyBuilder, x: Slot) {
+        let factor = self.config.residual_scale;
+        body.ops.extend((factor != 1.0).then_some(Op::Scale { x, factor }));
+    }
+
     fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
         let Config { hidden, ffn, mlp_bias, activation, .. } = *self.config;
-        let widening = |name: &str, transposed| LinearSpec {
+        let own = &shard.ffn;
+        let widening = |name: &str, held: Vec<Range<usize>>| LinearSpec {
             name: format!("{prefix}{name}"),
-            dims: [hidden, ffn],
-            cut: LinearCut::Outputs(shard.ffn.clone().into()),
+            dims: [hidden, held.len() * ffn],
+            cut: LinearCut::Outputs(Ranges::new(held)),
             sharing: sharing(shard),
             has_bias: mlp_bias,
-            transposed,
+            transposed: self.config.family.is_transposed,
             init_scale: 1.0,
         };
         let (wide, down) = match self.names.mlp {
             Mlp::Gated { gate, up, down } => {
-                let gate = self.linear(body, input, widening(gate, false));
-                let up = self.linear(body, input, widening(up, false));
+                let [gate, up] = [gate, up].map(|name| widening(name, vec![own.clone()]));
+                let (gate, up) = (self.linear(body, input, gate), self.linear(body, input, up));
                 let out = body.slot();
                 body.ops.push(Op::Gated { activation, gate, up, out });
                 (out, down)
             }
+            Mlp::GatedTogether { gate_up, down } => {
+                let x = widening(gate_up, vec![own.clone(), ffn + own.start..ffn + own.end]);
+                let (x, out) = (self.linear(body, input, x), body.slot());
+                body.ops.push(Op::GatedTogether { activation, x, out });
+                (out, down)
+            }
             Mlp::Plain { up, down } => {
-                let linear = self.linear_op(body, input, widening(up, self.transposed()));
+                let up = widening(up, vec![own.clone()]);
+                let linear = self.linear_op(body, input, up);
                 let before = body.slot();
                 (body.linear(Linear { activation: Some((activation, before)), ..linear }), down)
             }
@@ -216,17 +236,17 @@ impl Builder<'_> {
             cut: LinearCut::Inputs(shard.ffn.clone()),
             sharing: sharing(shard),
             has_bias: mlp_bias,
-            transposed: self.transposed(),
+            transposed: self.config.family.is_transposed,
             init_scale: self.out_scale(),
         };
         self.linear(body, wide, linear)
     }
 
     fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Unit {
-        let Config { hidden, classes, init_deviation: deviation, tied, .. } = *self.config;
+        let Config { hidden, classes, init_deviation: deviation, tied, logit_scale: scale, .. } = *self.config;
         let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
         let norm = self.norm(self.names.final_norm, hidden);
-        let entry = self.entry(unit, post, vec![norm]);
+        let entry = self.entry(unit, post, vec![Some(norm)]);
         let first_tokens_only = matches!(self.config.input, Input::Images { .. });
         let (name, held) = (self.names.head, shard.classes.clone());
         let weight = if tied {
@@ -236,18 +256,18 @@ impl Builder<'_> {
             let init = Init::Normal { deviation };
             self.tensor(&format!("{name}.weight"), vec![classes, hidden], slice, sharing(&shard), init)
         };
-        let bias = first_tokens_only.then(|| {
+        let bias = (first_tokens_only || self.config.family.has_head_bias).then(|| {
             let slice = Slice::of_cols(1, held.clone());
             self.tensor(&format!("{name}.bias"), vec![classes], slice, sharing(&shard), Init::Constant(0.0))
         });
         let (first_class, widest) = (held.start, shard.widest_classes);
         let logit_bytes = self.kind.logit_bytes();
-        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, logit_bytes };
+        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, scale, logit_bytes };
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
     /// The entry of the unit of this number. The embedding's output makes up the stream, so dropout applies to the sum of both.
-    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<NormSpec>) -> Option<Entry> {
+    fn entry(&self, unit: usize, post: Option<NormSpec>, norms: Vec<Option<NormSpec>>) -> Option<Entry> {
         let (dropouts, site) = (&self.config.dropouts, Site::Entry(unit));
         let is_first = unit == 1;
         let output = if is_first || self.config.parallel { 0.0 } else { dropouts.residual };
@@ -257,14 +277,9 @@ impl Builder<'_> {
         Some(Entry { join: Some(Join { post, output_dropout, stream_dropout }), norms, rooms, output_room: 0 })
     }
 
-    /// GPT-2 stores its matrices [in, out].
-    fn transposed(&self) -> bool {
-        self.config.family.is_transposed()
-    }
-
     /// GPT-2 draws weights whose output is added to the stream smaller, the more layers there are.
     fn out_scale(&self) -> f32 {
-        if self.transposed() { 1.0 / (2.0 * self.config.layers.len() as f32).sqrt() } else { 1.0 }
+        if self.config.family.is_transposed { 1.0 / (2.0 * self.config.layers.len() as f32).sqrt() } else { 1.0 }
     }
 
     /// Adds a linear layer to a body.
@@ -393,8 +408,7 @@ impl Builder<'_> {
             self.tensor(&name, vec![width], slice, sharing.clone(), Init::Constant(value))
         };
         let weight = vector(format!("{name}.weight"), 1.0 - family.norm_offset);
-        let has_bias = kind == evenkeel_device::kernel::NormKind::Layer;
-        let bias = has_bias.then(|| vector(format!("{name}.bias"), 0.0));
+        let bias = family.has_norm_bias.then(|| vector(format!("{name}.bias"), 0.0));
         NormSpec { kind, weight, bias, weight_offset: family.norm_offset, epsilon }
     }
 

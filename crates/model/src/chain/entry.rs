@@ -3,7 +3,7 @@
 //! Every row is treated by itself, so an entry also works on a part of the sequence. Dropout depends on a row's place in the
 //! batch, so an entry is told which row comes first.
 
-use evenkeel_device::kernel::Add;
+use evenkeel_device::kernel::{Add, Copy};
 use evenkeel_device::{Queue, Tensor};
 
 use crate::chain::body::Context;
@@ -22,13 +22,14 @@ pub struct Join {
     pub(crate) stream_dropout: Option<Dropout>,
 }
 
-/// An addition, then one norm of the stream for each input of the unit's body.
+/// An addition, then the inputs of the unit's body: the stream normalised, or as it is.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// Absent at the beginning of a stage, where the stream arrives with everything added.
     pub(crate) join: Option<Join>,
-    pub(crate) norms: Vec<NormSpec>,
-    /// By norm: the room beside its values, for what adapters make of them.
+    /// By input.
+    pub(crate) norms: Vec<Option<NormSpec>>,
+    /// By input: the room beside its values, for what adapters make of them.
     pub(crate) rooms: Vec<usize>,
     /// The room beside the gradient of the previous unit's output.
     pub(crate) output_room: usize,
@@ -38,9 +39,9 @@ pub struct Entry {
 pub struct EntryState {
     /// The residual stream after the addition. [T, H]
     pub stream: Tensor,
-    /// The stream normalised, one per input of the body. [T, H]
+    /// The inputs of the body. [T, H]
     pub normalised: Vec<Tensor>,
-    stats: Vec<Tensor>,
+    stats: Vec<Option<Tensor>>,
     join: JoinState,
 }
 
@@ -127,7 +128,7 @@ impl Join {
 impl Entry {
     pub(crate) fn parameters(&self) -> Vec<ParamId> {
         let join = self.join.iter().flat_map(Join::parameters);
-        join.chain(self.norms.iter().flat_map(NormSpec::parameters)).collect()
+        join.chain(self.norms.iter().flatten().flat_map(NormSpec::parameters)).collect()
     }
 
     /// Adds `p` to the stream `x` as [`Join::forward`] does, and normalises the sum.
@@ -159,15 +160,34 @@ impl Entry {
         (state.normalised, state.stats) = self.normalise(context, &state.stream, &mut None);
     }
 
-    fn normalise(&self, context: &Context, stream: &Tensor, sum: &mut Option<Input>) -> (Vec<Tensor>, Vec<Tensor>) {
+    fn normalise(
+        &self,
+        context: &Context,
+        stream: &Tensor,
+        sum: &mut Option<Input>,
+    ) -> (Vec<Tensor>, Vec<Option<Tensor>>) {
         let (queue, parameters) = (context.queue, context.parameters);
-        let one = |(norm, &room): (&NormSpec, &usize)| {
-            let out = queue.tensor_with_room(stream.rows, stream.cols, room, stream.dtype);
-            let input = sum.take().unwrap_or(Input::Value(stream.view()));
-            let stats = norm.forward(queue, parameters, input, out.view());
-            (out, stats)
+        let one = |(norm, &room): (&Option<NormSpec>, &usize)| {
+            let with_room = || queue.tensor_with_room(stream.rows, stream.cols, room, stream.dtype);
+            match norm {
+                Some(norm) => {
+                    let out = with_room();
+                    let input = sum.take().unwrap_or(Input::Value(stream.view()));
+                    let stats = norm.forward(queue, parameters, input, out.view());
+                    (out, Some(stats))
+                }
+                None => {
+                    add(queue, sum.take());
+                    if room == 0 {
+                        return (stream.clone(), None);
+                    }
+                    let copy = with_room();
+                    queue.launch(Copy { x: stream.view(), out: copy.view() });
+                    (copy, None)
+                }
+            }
         };
-        assert_eq!(self.norms.len(), self.rooms.len(), "one room per norm");
+        assert_eq!(self.norms.len(), self.rooms.len(), "one room per input");
         self.norms.iter().zip(&self.rooms).map(one).unzip()
     }
 
@@ -197,17 +217,23 @@ impl Entry {
         dnormalised: &[Tensor],
     ) -> Tensor {
         let (queue, parameters) = (context.queue, context.parameters);
-        assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per norm");
+        assert_eq!(dnormalised.len(), self.norms.len(), "one gradient per input");
         let like_stream =
             || queue.tensor_with_room(state.stream.rows, state.stream.cols, self.output_room, state.stream.dtype);
         let mut dx = dstream.cloned();
         for ((norm, stats), dout) in self.norms.iter().zip(&state.stats).zip(dnormalised) {
-            let (x, sum) = (state.stream.view(), like_stream());
-            let residual = dx.as_ref().map(Tensor::view);
-            norm.backward(queue, parameters, gradients, x, stats, dout.view(), residual, sum.view());
+            let (residual, sum) = (dx.as_ref().map(Tensor::view), like_stream());
+            match (norm, stats, residual) {
+                (Some(norm), Some(stats), _) => {
+                    let x = state.stream.view();
+                    norm.backward(queue, parameters, gradients, x, stats, dout.view(), residual, sum.view());
+                }
+                (_, _, Some(residual)) => queue.launch(Add { a: residual, b: dout.view(), out: sum.view() }),
+                (_, _, None) => queue.launch(Copy { x: dout.view(), out: sum.view() }),
+            }
             dx = Some(sum);
         }
-        dx.expect("an entry has a norm or a stream behind it")
+        dx.expect("an entry has an input or a stream behind it")
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Head {
     pub(crate) widest: usize,
     /// Whether only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
+    /// The factor of all logits.
+    pub(crate) scale: f32,
     /// Bytes that the logits in memory at a time may take, as f32.
     pub(crate) logit_bytes: usize,
 }
@@ -69,7 +71,8 @@ impl Head {
         let weight = &context.parameters.value(self.weight);
         let logits = context.queue.tensor(x.rows, weight.rows, DType::F32);
         let bias = self.bias.map(|bias| context.parameters.value(bias).view());
-        context.queue.launch(Product::new(Order::NT, x, weight, &logits).with_bias(bias));
+        let product = Product::new(Order::NT, x, weight, &logits).with_bias(bias);
+        context.queue.launch(Product { scale: self.scale, ..product });
         logits
     }
 
@@ -136,9 +139,10 @@ impl Head {
     /// Writes the gradient of `x` and adds those of weight and bias as far as they are trained.
     pub fn backward(&self, context: &Context, gradients: &Gradients, x: &Tensor, dlogits: &Tensor, dx: &Tensor) {
         let queue = context.queue;
-        queue.launch(Product::new(Order::NN, dlogits, &context.parameters.value(self.weight), dx));
+        let weight = &context.parameters.value(self.weight);
+        queue.launch(Product { scale: self.scale, ..Product::new(Order::NN, dlogits, weight, dx) });
         if context.trains(self.weight) {
-            add_weight_gradient(queue, gradients, self.weight, dlogits, x);
+            add_weight_gradient(queue, gradients, self.weight, dlogits, x, self.scale);
         }
         if let Some(dbias) = self.bias.and_then(|bias| gradients.sum_of_trained(queue, bias)) {
             queue.launch(ColumnSum { x: dlogits.view(), out: dbias.view() });

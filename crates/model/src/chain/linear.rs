@@ -152,7 +152,7 @@ impl Linear {
             let (a, b) = if self.transposed { (x, dout) } else { (dout, x) };
             match (context.pruned_layer(self.weight), &self.part) {
                 (Some(pruned_layer), _) => pruned_layer.add_weight_gradient(queue, gradients, a, b),
-                (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b),
+                (None, None) => add_weight_gradient(queue, gradients, self.weight, a, b, 1.0),
                 // Overwriting one part would leave the others undefined, so the whole is zeroed first.
                 (None, Some(_)) => {
                     let dweight = self.part_of_weight(gradients.sum(queue, self.weight));
@@ -189,8 +189,15 @@ impl Linear {
     }
 }
 
-/// `dweight += aᵀ · b`
-pub(crate) fn add_weight_gradient(queue: &Queue, gradients: &Gradients, weight: ParamId, a: &Tensor, b: &Tensor) {
+/// `dweight += scale · aᵀ · b`
+pub(crate) fn add_weight_gradient(
+    queue: &Queue,
+    gradients: &Gradients,
+    weight: ParamId,
+    a: &Tensor,
+    b: &Tensor,
+    scale: f32,
+) {
     let (dweight, accumulate) = gradients.overwrite_or_add(queue, weight);
-    queue.launch(Product { accumulate, ..Product::new(Order::TN, a, b, &dweight) });
+    queue.launch(Product { scale, accumulate, ..Product::new(Order::TN, a, b, &dweight) });
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{
-    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask,
+    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Pairs, Scale,
 };
-use evenkeel_device::{DType, Heads, Tensor};
+use evenkeel_device::{DType, Heads, Tensor, View};
 
 use crate::chain::adapted::MagnitudeParameters;
 use crate::chain::batch::Batch;
@@ -31,6 +31,7 @@ pub(crate) enum Op {
     Rotary {
         x: HeadSlot,
         table: usize,
+        pairs: Pairs,
     },
     Attention(Attention),
     /// `out = activation(gate) · up`
@@ -38,6 +39,12 @@ pub(crate) enum Op {
         activation: Activation,
         gate: Slot,
         up: Slot,
+        out: Slot,
+    },
+    /// The same, of a slot with the columns of the gate before the others.
+    GatedTogether {
+        activation: Activation,
+        x: Slot,
         out: Slot,
     },
     /// `out = a + b`
@@ -56,6 +63,11 @@ pub(crate) enum Op {
     Dropout {
         x: Slot,
         dropout: Dropout,
+    },
+    /// Multiplies a slot in place; no earlier operation reads it in backward.
+    Scale {
+        x: Slot,
+        factor: f32,
     },
     /// The rows of a slot and none of its columns: attention's output without heads.
     NoColumns {
@@ -156,9 +168,11 @@ impl Op {
             Op::Rotary { .. }
             | Op::Attention(_)
             | Op::Gated { .. }
+            | Op::GatedTogether { .. }
             | Op::Add { .. }
             | Op::Patches { .. }
             | Op::Dropout { .. }
+            | Op::Scale { .. }
             | Op::NoColumns { .. } => Vec::new(),
         }
     }
@@ -194,12 +208,18 @@ impl Op {
                 values.set(*out, result);
                 values.set(*stats, row_stats);
             }
-            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(values), *table, false)),
+            Op::Rotary { x, table, pairs } => queue.launch(rotation(context, x.of(values), *table, *pairs, false)),
             Op::Attention(attention) => attention.forward(context, values),
             Op::Gated { activation, gate, up, out } => {
                 let (gate, up) = (values.get(*gate), values.get(*up));
                 let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
                 let (gate, up) = (gate.view(), up.view());
+                queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
+                values.set(*out, result);
+            }
+            Op::GatedTogether { activation, x, out } => {
+                let [gate, up] = halves(values.get(*x));
+                let result = values.tensor_for(*out, queue, gate.rows, gate.cols, gate.dtype);
                 queue.launch(Gated { activation: *activation, gate, up, out: result.view() });
                 values.set(*out, result);
             }
@@ -234,6 +254,10 @@ impl Op {
                     dropout.launch(queue, noise, 0, x, x);
                 }
             }
+            Op::Scale { x, factor } => {
+                let x = values.get(*x).view();
+                queue.launch(Scale { x, factor: *factor, out: x });
+            }
             Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
             Op::OnRows(strip) => strip.forward(context, values),
         }
@@ -243,7 +267,8 @@ impl Op {
     pub fn recompute(&self, context: &Context, values: &mut Slots, skipped: &[Slot]) {
         match self {
             Op::Linear(linear) if skipped.contains(&linear.out) => linear.recompute(context, values),
-            Op::Add { out: slot, .. } | Op::Dropout { x: slot, .. } if skipped.contains(slot) => (),
+            Op::Add { out: slot, .. } | Op::Dropout { x: slot, .. } | Op::Scale { x: slot, .. }
+                if skipped.contains(slot) => {}
             Op::Lookup(lookup) if skipped.contains(&lookup.out) => (),
             _ => self.forward(context, values),
         }
@@ -263,8 +288,10 @@ impl Op {
                 vec![q.slot, k.slot, v.slot, *out, *logsum]
             }
             Op::Gated { gate, up, .. } => vec![*gate, *up],
+            Op::GatedTogether { x, .. } => vec![*x],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.saved(context)).collect(),
             Op::Rotary { .. }
+            | Op::Scale { .. }
             | Op::Add { .. }
             | Op::Patches { .. }
             | Op::Lookup(_)
@@ -287,7 +314,7 @@ impl Op {
                 norm.backward(queue, parameters, gradients, x_rows, &row_stats, dout_rows, None, dout_rows);
                 slots.set(*x, dout);
             }
-            Op::Rotary { x, table } => queue.launch(rotation(context, x.of(slots), *table, true)),
+            Op::Rotary { x, table, pairs } => queue.launch(rotation(context, x.of(slots), *table, *pairs, true)),
             Op::Attention(attention) => attention.backward(context, values, slots),
             Op::Gated { activation, gate, up, out } => {
                 // The gradients overwrite the values, which nothing reads again.
@@ -303,6 +330,14 @@ impl Op {
                 slots.set(*gate, dgate);
                 slots.set(*up, dup);
             }
+            Op::GatedTogether { activation, x, out } => {
+                // As above, in place.
+                let (dx, dout) = (values.take(*x), slots.take(*out));
+                let [gate, up] = halves(&dx);
+                let (activation, dout) = (*activation, dout.view());
+                queue.launch(GatedBackward { activation, gate, up, dout, dgate: gate, dup: up });
+                slots.set(*x, dx);
+            }
             Op::Add { a, b, out } => {
                 let dout = slots.take(*out);
                 slots.set(*a, dout.clone());
@@ -311,6 +346,12 @@ impl Op {
             // Not in place: the sum's gradient is that of both its summands.
             Op::Dropout { x, dropout } => {
                 let dx = dropped(Some(*dropout), context, 0, slots.take(*x));
+                slots.set(*x, dx);
+            }
+            Op::Scale { x, factor } => {
+                let dout = slots.take(*x);
+                let dx = slots.tensor_for(*x, queue, dout.rows, dout.cols, dout.dtype);
+                queue.launch(Scale { x: dout.view(), factor: *factor, out: dx.view() });
                 slots.set(*x, dx);
             }
             Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),
@@ -371,9 +412,15 @@ impl Op {
     }
 }
 
-fn rotation(context: &Context, x: Heads, table: usize, inverse: bool) -> kernel::Rotary {
+/// The left and the right half of the columns.
+fn halves(x: &Tensor) -> [View; 2] {
+    let width = x.cols / 2;
+    [0..width, width..2 * width].map(|columns| x.view().col_range(columns))
+}
+
+fn rotation(context: &Context, x: Heads, table: usize, pairs: Pairs, inverse: bool) -> kernel::Rotary {
     let (table, positions) = (context.tables.table(table).view(), context.batch.positions.view());
-    kernel::Rotary { x, table, positions, inverse }
+    kernel::Rotary { x, pairs, table, positions, inverse }
 }
 
 impl Attention {

@@ -1,11 +1,13 @@
 //! Rotary position tables: cosines and sines of every position's angles.
 
+use std::f64::consts::TAU;
+
 use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::Config;
 
 /// One rotation of heads by position.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     pub base: f64,
     /// Rotated elements per head.
@@ -14,11 +16,16 @@ pub struct Rotary {
 }
 
 /// How frequencies are stretched for longer contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
     None,
     Linear {
         factor: f64,
+    },
+    /// The base grows with the sequence, beyond what the model was made for.
+    Dynamic {
+        factor: f64,
+        positions: f64,
     },
     /// Long waves are stretched, short ones kept, those between blended.
     Llama3 {
@@ -27,37 +34,85 @@ pub enum Scaling {
         high: f64,
         original_positions: f64,
     },
+    /// The same, blended by a ramp over pairs: those that turn more often than `fast` times within the original positions are kept,
+    /// those that turn less often than `slow` times are stretched.
+    Yarn {
+        factor: f64,
+        fast: f64,
+        slow: f64,
+        original_positions: f64,
+        /// Whether the ramp begins and ends at whole pairs.
+        is_truncated: bool,
+        amplitude: f64,
+    },
+    /// A factor for each pair, for sequences up to the original positions and for longer ones.
+    Long {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        original_positions: f64,
+        amplitude: f64,
+    },
 }
 
 impl Rotary {
-    /// The angle per position of each rotated pair.
-    fn frequencies(&self) -> Vec<f64> {
-        let pairs = self.dim / 2;
-        let plain = (0..pairs).map(|i| self.base.powf(-2.0 * i as f64 / self.dim as f64));
-        plain.map(|frequency| self.scaled(frequency)).collect()
+    /// The angle per position of each rotated pair, for sequences of so many tokens.
+    fn frequencies(&self, tokens: usize) -> Vec<f64> {
+        let (pairs, dim, tokens) = (self.dim / 2, self.dim as f64, tokens as f64);
+        let base = match self.scaling {
+            Scaling::Dynamic { factor, positions } if dim > 2.0 => {
+                let stretched = factor * tokens.max(positions) / positions - (factor - 1.0);
+                self.base * stretched.powf(dim / (dim - 2.0))
+            }
+            _ => self.base,
+        };
+        (0..pairs).map(|pair| self.scaled(pair, base.powf(-2.0 * pair as f64 / dim), tokens)).collect()
     }
 
-    fn scaled(&self, frequency: f64) -> f64 {
-        match self.scaling {
-            Scaling::None => frequency,
+    fn scaled(&self, pair: usize, frequency: f64, tokens: f64) -> f64 {
+        match &self.scaling {
+            Scaling::None | Scaling::Dynamic { .. } => frequency,
             Scaling::Linear { factor } => frequency / factor,
             Scaling::Llama3 { factor, low, high, original_positions } => {
-                let waves = original_positions * frequency / std::f64::consts::TAU;
+                let waves = original_positions * frequency / TAU;
                 let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
                 (1.0 - kept) * frequency / factor + kept * frequency
             }
+            Scaling::Yarn { factor, fast, slow, original_positions, is_truncated, .. } => {
+                // The pair that turns so often within the original positions.
+                let turning =
+                    |turns: &f64| self.dim as f64 * (original_positions / (turns * TAU)).ln() / (2.0 * self.base.ln());
+                let (first, last) = (turning(fast), turning(slow));
+                let (first, last) = if *is_truncated { (first.floor(), last.ceil()) } else { (first, last) };
+                let (first, last) = (first.max(0.0), last.min(self.dim as f64 - 1.0));
+                let width = if first == last { 0.001 } else { last - first };
+                let stretched = ((pair as f64 - first) / width).clamp(0.0, 1.0);
+                stretched * frequency / factor + (1.0 - stretched) * frequency
+            }
+            Scaling::Long { short, long, original_positions, .. } => {
+                let factors = if tokens > *original_positions { long } else { short };
+                frequency / factors[pair]
+            }
+        }
+    }
+
+    /// The factor of all cosines and sines.
+    fn amplitude(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn { amplitude, .. } | Scaling::Long { amplitude, .. } => amplitude,
+            Scaling::None | Scaling::Linear { .. } | Scaling::Dynamic { .. } | Scaling::Llama3 { .. } => 1.0,
         }
     }
 
     /// Rows of cosines and sines for positions `0..positions`.
     fn table(&self, queue: &Queue, positions: usize) -> Tensor {
-        let (frequencies, table) = (self.frequencies(), queue.tensor(positions, self.dim, DType::F32));
+        let (frequencies, amplitude) = (self.frequencies(positions), self.amplitude());
+        let table = queue.tensor(positions, self.dim, DType::F32);
         let filled = queue.write_rows(&table, |first, rows| -> Result<(), std::convert::Infallible> {
             for (position, row) in (first..).zip(rows.chunks_exact_mut(self.dim)) {
                 let (cosines, sines) = row.split_at_mut(self.dim / 2);
                 for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
                     let angle = position as f64 * frequency;
-                    (*cosine, *sine) = (angle.cos() as f32, angle.sin() as f32);
+                    (*cosine, *sine) = ((amplitude * angle.cos()) as f32, (amplitude * angle.sin()) as f32);
                 }
             }
             Ok(())
@@ -67,7 +122,7 @@ impl Rotary {
     }
 }
 
-/// A model's rotations on a device, for sequences up to a given length.
+/// A model's rotations on a device, for sequences up to a given length. Rotations that depend on a sequence's length take this one.
 pub struct RotaryTables {
     tables: Vec<Tensor>,
 }

@@ -57,8 +57,8 @@ impl Unit {
         }
     }
 
-    /// Norms of the stream at its entry.
-    pub fn norm_count(&self) -> usize {
+    /// Inputs that its entry makes of the stream.
+    pub fn input_count(&self) -> usize {
         self.entry.as_ref().map_or(0, |entry| entry.norms.len())
     }
 

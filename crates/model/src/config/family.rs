@@ -1,6 +1,6 @@
 //! The known architectures, as data: the names in their files and their options.
 
-use evenkeel_device::kernel::{Activation, NormKind};
+use evenkeel_device::kernel::{Activation, NormKind, Pairs};
 
 /// One architecture.
 #[derive(Debug)]
@@ -13,28 +13,33 @@ pub struct Family {
     /// Keys of config.json, beside those of the other fields, that this architecture has.
     pub own_keys: &'static [&'static str],
     pub names: Names,
+    /// Whether linear layers store their weights [in, out].
+    pub is_transposed: bool,
     pub norm: NormKind,
+    pub has_norm_bias: bool,
     pub default_epsilon: f64,
     pub default_activation: Activation,
-    /// The share of a head that is rotated if config.json does not say.
-    pub default_rotary_fraction: f64,
+    /// Whether the size of a head does not follow from the others.
+    pub needs_head_dim: bool,
     /// 1 if a stored norm weight w stands for 1 + w.
     pub norm_offset: f32,
     pub qkv_bias: Choice,
     pub out_bias: Choice,
     pub mlp_bias: Choice,
+    pub has_head_bias: bool,
+    /// Whether attention and MLP read the same stream and are added to it together.
+    pub parallel: Choice,
     pub positions: Positions,
     pub window: Window,
-    /// Whether embeddings are multiplied by √hidden.
-    pub scaled_embeddings: bool,
+    pub factors: Factors,
     pub tied_by_default: bool,
     pub dropout: DropoutKeys,
 }
 
 impl Family {
-    /// Whether linear layers store their weights [in, out]: GPT-2's do.
-    pub fn is_transposed(&self) -> bool {
-        matches!(self.names.qkv, Qkv::FusedBlocks(_))
+    /// How heads are rotated by position, if they are.
+    pub fn rotation(&self) -> Option<&Rotation> {
+        if let Positions::Rotary(rotation) = &self.positions { Some(rotation) } else { None }
     }
 
     /// Whether config.json may name this architecture so, with or without its head.
@@ -77,34 +82,55 @@ pub struct Names {
     pub base: &'static str,
     pub embed: &'static str,
     pub layer: &'static str,
-    pub attention_norm: &'static str,
-    pub mlp_norm: &'static str,
+    /// Norms of the stream before each sublayer. Where attention and MLP are parallel, an MLP without one reads what attention does.
+    pub attention_norm: Option<&'static str>,
+    pub mlp_norm: Option<&'static str>,
     /// Norms on a sublayer's output, before it joins the stream.
     pub post_attention_norm: Option<&'static str>,
     pub post_mlp_norm: Option<&'static str>,
     pub qkv: Qkv,
-    /// Norms on each head's query and key.
-    pub qk_norm: Option<[&'static str; 2]>,
+    pub qk_norm: Option<QkNorm>,
     pub out: &'static str,
     pub mlp: Mlp,
     pub final_norm: &'static str,
     pub head: &'static str,
 }
 
+/// The names of the norms on queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub enum QkNorm {
+    /// Of each head by itself.
+    Heads([&'static str; 2]),
+    /// Of all heads together.
+    Whole([&'static str; 2]),
+}
+
 /// How queries, keys and values are projected.
 #[derive(Debug)]
 pub enum Qkv {
     Separate([&'static str; 3]),
-    /// One matrix stored [in, out], all queries, then all keys, then all values.
+    /// One matrix: all queries, then all keys, then all values.
     FusedBlocks(&'static str),
-    /// One matrix stored [out, in], query, key and value of each head together.
+    /// One matrix: query, key and value of each head together.
     FusedByHead(&'static str),
 }
 
 #[derive(Debug)]
 pub enum Mlp {
-    Gated { gate: &'static str, up: &'static str, down: &'static str },
-    Plain { up: &'static str, down: &'static str },
+    Gated {
+        gate: &'static str,
+        up: &'static str,
+        down: &'static str,
+    },
+    /// One matrix with the gate's rows before the others.
+    GatedTogether {
+        gate_up: &'static str,
+        down: &'static str,
+    },
+    Plain {
+        up: &'static str,
+        down: &'static str,
+    },
 }
 
 /// Whether a layer has something: always, never, or as config.json says.
@@ -119,7 +145,7 @@ pub enum Choice {
 
 #[derive(Debug)]
 pub enum Positions {
-    Rotary,
+    Rotary(Rotation),
     /// A table of this name, its length under this key.
     Learned {
         table: &'static str,
@@ -129,14 +155,77 @@ pub enum Positions {
     Image,
 }
 
-/// The layers with sliding windows.
+#[derive(Debug)]
+pub struct Rotation {
+    pub pairs: Pairs,
+    /// The base and the rotated share of a head if config.json does not say.
+    pub default_base: f64,
+    pub default_fraction: f64,
+    /// The key of the number of rotated elements, where it is no share.
+    pub dim: Option<&'static str>,
+    pub layers: Rotated,
+    pub sliding: SlidingRotation,
+}
+
+/// The layers that are rotated.
+#[derive(Debug)]
+pub enum Rotated {
+    All,
+    /// Those with a 1 in `no_rope_layers`, or all but each that `no_rope_layer_interval` ends with.
+    Listed,
+    /// Those with sliding windows.
+    Sliding,
+}
+
+/// The rotation of layers with sliding windows, if config.json gives none for them.
+#[derive(Debug)]
+pub enum SlidingRotation {
+    Same,
+    /// Without what stretches that of the others.
+    Unstretched,
+    /// The same, with a base of its own under this key.
+    OwnBase(&'static str, f64),
+}
+
+/// The layers with sliding windows. Where they differ from layer to layer, `layer_types` names them.
 #[derive(Debug)]
 pub enum Window {
     Never,
     /// In every layer, if `sliding_window` is set.
     Everywhere,
-    /// In the layers that `layer_types` (or the older keys) name.
-    ByLayer,
+    /// From layer `max_window_layers` on, with `use_sliding_window`.
+    From,
+    /// In all but every so many-th layer.
+    Pattern(usize),
+    /// In those that are not rotated, with `use_sliding_window`.
+    Unrotated,
+}
+
+/// What numbers are multiplied with beside weights.
+#[derive(Debug)]
+pub struct Factors {
+    pub embedding: EmbeddingFactor,
+    /// The key of attention's scale, and what it is without the key; 1/√head_dim if there is none.
+    pub attention: Option<(&'static str, f64)>,
+    /// The key of the factor of what sublayers add to the stream.
+    pub residual: Option<&'static str>,
+    pub logits: LogitFactor,
+}
+
+#[derive(Debug)]
+pub enum EmbeddingFactor {
+    One,
+    SqrtHidden,
+    Key(&'static str),
+}
+
+#[derive(Debug)]
+pub enum LogitFactor {
+    One,
+    /// Logits are multiplied by the number under this key, or by the default.
+    Times(&'static str, f64),
+    /// Logits are divided by the number under this key.
+    Over(&'static str),
 }
 
 const LLAMA_KEYS: Keys = Keys {
@@ -152,8 +241,8 @@ const LLAMA_NAMES: Names = Names {
     base: "model.",
     embed: "model.embed_tokens.weight",
     layer: "model.layers.{}.",
-    attention_norm: "input_layernorm",
-    mlp_norm: "post_attention_layernorm",
+    attention_norm: Some("input_layernorm"),
+    mlp_norm: Some("post_attention_layernorm"),
     post_attention_norm: None,
     post_mlp_norm: None,
     qkv: Qkv::Separate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
@@ -164,31 +253,97 @@ const LLAMA_NAMES: Names = Names {
     head: "lm_head",
 };
 
+const LLAMA_ROTATION: Rotation = Rotation {
+    pairs: Pairs::Halves,
+    default_base: 1e4,
+    default_fraction: 1.0,
+    dim: None,
+    layers: Rotated::All,
+    sliding: SlidingRotation::Same,
+};
+
+const NO_FACTORS: Factors =
+    Factors { embedding: EmbeddingFactor::One, attention: None, residual: None, logits: LogitFactor::One };
+
 const LLAMA: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
     keys: LLAMA_KEYS,
     own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
     names: LLAMA_NAMES,
+    is_transposed: false,
     norm: NormKind::Rms,
+    has_norm_bias: false,
     default_epsilon: 1e-6,
     default_activation: Activation::Silu,
-    default_rotary_fraction: 1.0,
+    needs_head_dim: false,
     norm_offset: 0.0,
     qkv_bias: Choice::Key("attention_bias"),
     out_bias: Choice::Key("attention_bias"),
     mlp_bias: Choice::Key("mlp_bias"),
-    positions: Positions::Rotary,
+    has_head_bias: false,
+    parallel: Choice::Never,
+    positions: Positions::Rotary(LLAMA_ROTATION),
     window: Window::Never,
-    scaled_embeddings: false,
+    factors: NO_FACTORS,
     tied_by_default: false,
     dropout: DropoutKeys { attention: "attention_dropout", residual: None, embedding: None, default: 0.0 },
 };
 
-const QK_NORM: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
+const QK_NAMES: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+
+/// The norms of models that normalise what a sublayer adds, and not what it reads.
+const OLMO2_NAMES: Names = Names {
+    attention_norm: None,
+    mlp_norm: None,
+    post_attention_norm: Some("post_attention_layernorm"),
+    post_mlp_norm: Some("post_feedforward_layernorm"),
+    qk_norm: Some(QkNorm::Whole(QK_NAMES)),
+    ..LLAMA_NAMES
+};
+
+const GEMMA: Family = Family {
+    model_type: "gemma",
+    class: "GemmaForCausalLM",
+    needs_head_dim: true,
+    norm_offset: 1.0,
+    default_activation: Activation::GeluTanh,
+    mlp_bias: Choice::Never,
+    factors: Factors { embedding: EmbeddingFactor::SqrtHidden, ..NO_FACTORS },
+    tied_by_default: true,
+    ..LLAMA
+};
+
+const GPT2_KEYS: Keys = Keys {
+    hidden: "n_embd",
+    layers: "n_layer",
+    heads: "n_head",
+    ffn: "n_inner",
+    activation: "activation_function",
+    epsilon: "layer_norm_epsilon",
+};
+
+const GPT2_NAMES: Names = Names {
+    base: "transformer.",
+    embed: "transformer.wte.weight",
+    layer: "transformer.h.{}.",
+    attention_norm: Some("ln_1"),
+    mlp_norm: Some("ln_2"),
+    post_attention_norm: None,
+    post_mlp_norm: None,
+    qkv: Qkv::FusedBlocks("attn.c_attn"),
+    qk_norm: None,
+    out: "attn.c_proj",
+    mlp: Mlp::Plain { up: "mlp.c_fc", down: "mlp.c_proj" },
+    final_norm: "transformer.ln_f",
+    head: "lm_head",
+};
+
+const GPT2_DROPOUT: DropoutKeys =
+    DropoutKeys { attention: "attn_pdrop", residual: Some("resid_pdrop"), embedding: Some("embd_pdrop"), default: 0.1 };
 
 /// Every known architecture.
-pub static FAMILIES: [Family; 8] = [
+pub static FAMILIES: [Family; 18] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -205,55 +360,152 @@ pub static FAMILIES: [Family; 8] = [
         qkv_bias: Choice::Always,
         out_bias: Choice::Never,
         mlp_bias: Choice::Never,
-        window: Window::ByLayer,
+        window: Window::From,
         ..LLAMA
     },
     Family {
         model_type: "qwen3",
         class: "Qwen3ForCausalLM",
-        names: Names { qk_norm: QK_NORM, ..LLAMA_NAMES },
+        names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..LLAMA_NAMES },
         mlp_bias: Choice::Never,
-        window: Window::ByLayer,
+        window: Window::From,
         ..LLAMA
     },
+    GEMMA,
     Family {
         model_type: "gemma3_text",
         class: "Gemma3ForCausalLM",
         keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
-        own_keys: &[
-            "head_dim",
-            "num_key_value_heads",
-            "query_pre_attn_scalar",
-            "rope_local_base_freq",
-            "sliding_window_pattern",
-            "_sliding_window_pattern",
-        ],
+        own_keys: &["head_dim", "num_key_value_heads", "query_pre_attn_scalar"],
         names: Names {
-            mlp_norm: "pre_feedforward_layernorm",
+            mlp_norm: Some("pre_feedforward_layernorm"),
             post_attention_norm: Some("post_attention_layernorm"),
             post_mlp_norm: Some("post_feedforward_layernorm"),
-            qk_norm: QK_NORM,
+            qk_norm: Some(QkNorm::Heads(QK_NAMES)),
             ..LLAMA_NAMES
         },
-        norm_offset: 1.0,
+        positions: Positions::Rotary(Rotation {
+            default_base: 1e6,
+            sliding: SlidingRotation::OwnBase("rope_local_base_freq", 1e4),
+            ..LLAMA_ROTATION
+        }),
+        window: Window::Pattern(6),
+        ..GEMMA
+    },
+    Family {
+        model_type: "granite",
+        class: "GraniteForCausalLM",
+        factors: Factors {
+            embedding: EmbeddingFactor::Key("embedding_multiplier"),
+            attention: Some(("attention_multiplier", 1.0)),
+            residual: Some("residual_multiplier"),
+            logits: LogitFactor::Over("logits_scaling"),
+        },
+        ..LLAMA
+    },
+    Family {
+        model_type: "smollm3",
+        class: "SmolLM3ForCausalLM",
+        positions: Positions::Rotary(Rotation { default_base: 2e6, layers: Rotated::Listed, ..LLAMA_ROTATION }),
+        window: Window::Unrotated,
+        tied_by_default: true,
+        ..LLAMA
+    },
+    Family {
+        model_type: "starcoder2",
+        class: "Starcoder2ForCausalLM",
+        keys: Keys { epsilon: "norm_epsilon", ..LLAMA_KEYS },
+        names: Names { mlp: Mlp::Plain { up: "mlp.c_fc", down: "mlp.c_proj" }, ..LLAMA_NAMES },
+        norm: NormKind::Layer,
+        has_norm_bias: true,
+        default_epsilon: 1e-5,
         default_activation: Activation::GeluTanh,
+        qkv_bias: Choice::KeyOrTrue("use_bias"),
+        out_bias: Choice::KeyOrTrue("use_bias"),
+        mlp_bias: Choice::KeyOrTrue("use_bias"),
+        window: Window::Everywhere,
+        tied_by_default: true,
+        dropout: DropoutKeys {
+            residual: Some("residual_dropout"),
+            embedding: Some("embedding_dropout"),
+            ..LLAMA.dropout
+        },
+        ..LLAMA
+    },
+    Family {
+        model_type: "phi3",
+        class: "Phi3ForCausalLM",
+        own_keys: &["num_key_value_heads", "original_max_position_embeddings"],
+        names: Names {
+            qkv: Qkv::FusedBlocks("self_attn.qkv_proj"),
+            mlp: Mlp::GatedTogether { gate_up: "mlp.gate_up_proj", down: "mlp.down_proj" },
+            ..LLAMA_NAMES
+        },
+        default_epsilon: 1e-5,
+        qkv_bias: Choice::Never,
+        out_bias: Choice::Never,
         mlp_bias: Choice::Never,
-        window: Window::ByLayer,
-        scaled_embeddings: true,
+        window: Window::Everywhere,
+        dropout: DropoutKeys { residual: Some("resid_pdrop"), ..LLAMA.dropout },
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmo2",
+        class: "Olmo2ForCausalLM",
+        names: OLMO2_NAMES,
+        default_epsilon: 1e-5,
+        mlp_bias: Choice::Never,
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmo3",
+        class: "Olmo3ForCausalLM",
+        names: OLMO2_NAMES,
+        default_epsilon: 1e-5,
+        mlp_bias: Choice::Never,
+        positions: Positions::Rotary(Rotation {
+            default_base: 5e5,
+            sliding: SlidingRotation::Unstretched,
+            ..LLAMA_ROTATION
+        }),
+        window: Window::Pattern(4),
+        ..LLAMA
+    },
+    Family {
+        model_type: "glm4",
+        class: "Glm4ForCausalLM",
+        names: Names {
+            post_attention_norm: Some("post_self_attn_layernorm"),
+            post_mlp_norm: Some("post_mlp_layernorm"),
+            mlp: Mlp::GatedTogether { gate_up: "mlp.gate_up_proj", down: "mlp.down_proj" },
+            ..LLAMA_NAMES
+        },
+        default_epsilon: 1.5625e-7,
+        qkv_bias: Choice::KeyOrTrue("attention_bias"),
+        out_bias: Choice::Never,
+        mlp_bias: Choice::Never,
+        positions: Positions::Rotary(Rotation { pairs: Pairs::Neighbours, default_fraction: 0.5, ..LLAMA_ROTATION }),
+        ..LLAMA
+    },
+    Family {
+        model_type: "cohere2",
+        class: "Cohere2ForCausalLM",
+        keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
+        names: Names { mlp_norm: None, ..LLAMA_NAMES },
+        norm: NormKind::Layer,
+        default_epsilon: 1e-5,
+        mlp_bias: Choice::Never,
+        parallel: Choice::Always,
+        positions: Positions::Rotary(Rotation { pairs: Pairs::Neighbours, layers: Rotated::Sliding, ..LLAMA_ROTATION }),
+        window: Window::Pattern(4),
+        factors: Factors { logits: LogitFactor::Times("logit_scale", 0.0625), ..NO_FACTORS },
         tied_by_default: true,
         ..LLAMA
     },
     Family {
         model_type: "gpt2",
         class: "GPT2LMHeadModel",
-        keys: Keys {
-            hidden: "n_embd",
-            layers: "n_layer",
-            heads: "n_head",
-            ffn: "n_inner",
-            activation: "activation_function",
-            epsilon: "layer_norm_epsilon",
-        },
+        keys: GPT2_KEYS,
         own_keys: &[
             "n_ctx",
             "n_special",
@@ -267,22 +519,10 @@ pub static FAMILIES: [Family; 8] = [
             "summary_type",
             "summary_use_proj",
         ],
-        names: Names {
-            base: "transformer.",
-            embed: "transformer.wte.weight",
-            layer: "transformer.h.{}.",
-            attention_norm: "ln_1",
-            mlp_norm: "ln_2",
-            post_attention_norm: None,
-            post_mlp_norm: None,
-            qkv: Qkv::FusedBlocks("attn.c_attn"),
-            qk_norm: None,
-            out: "attn.c_proj",
-            mlp: Mlp::Plain { up: "mlp.c_fc", down: "mlp.c_proj" },
-            final_norm: "transformer.ln_f",
-            head: "lm_head",
-        },
+        names: GPT2_NAMES,
+        is_transposed: true,
         norm: NormKind::Layer,
+        has_norm_bias: true,
         default_activation: Activation::GeluTanh,
         default_epsilon: 1e-5,
         qkv_bias: Choice::Always,
@@ -290,25 +530,45 @@ pub static FAMILIES: [Family; 8] = [
         mlp_bias: Choice::Always,
         positions: Positions::Learned { table: "transformer.wpe.weight", count: "n_positions" },
         tied_by_default: true,
-        dropout: DropoutKeys {
-            attention: "attn_pdrop",
-            residual: Some("resid_pdrop"),
-            embedding: Some("embd_pdrop"),
-            default: 0.1,
+        dropout: GPT2_DROPOUT,
+        ..LLAMA
+    },
+    Family {
+        model_type: "gptj",
+        class: "GPTJForCausalLM",
+        keys: GPT2_KEYS,
+        own_keys: &["n_positions"],
+        names: Names {
+            mlp_norm: None,
+            qkv: Qkv::Separate(["attn.q_proj", "attn.k_proj", "attn.v_proj"]),
+            out: "attn.out_proj",
+            mlp: Mlp::Plain { up: "mlp.fc_in", down: "mlp.fc_out" },
+            ..GPT2_NAMES
         },
+        norm: NormKind::Layer,
+        has_norm_bias: true,
+        default_activation: Activation::GeluTanh,
+        default_epsilon: 1e-5,
+        qkv_bias: Choice::Never,
+        out_bias: Choice::Never,
+        mlp_bias: Choice::Always,
+        has_head_bias: true,
+        parallel: Choice::Always,
+        positions: Positions::Rotary(Rotation { pairs: Pairs::Neighbours, dim: Some("rotary_dim"), ..LLAMA_ROTATION }),
+        dropout: DropoutKeys { default: 0.0, ..GPT2_DROPOUT },
         ..LLAMA
     },
     Family {
         model_type: "gpt_neox",
         class: "GPTNeoXForCausalLM",
         keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
-        own_keys: &["classifier_dropout", "rotary_emb_base", "rotary_pct", "use_parallel_residual"],
+        own_keys: &["classifier_dropout", "rotary_emb_base", "rotary_pct"],
         names: Names {
             base: "gpt_neox.",
             embed: "gpt_neox.embed_in.weight",
             layer: "gpt_neox.layers.{}.",
-            attention_norm: "input_layernorm",
-            mlp_norm: "post_attention_layernorm",
+            attention_norm: Some("input_layernorm"),
+            mlp_norm: Some("post_attention_layernorm"),
             post_attention_norm: None,
             post_mlp_norm: None,
             qkv: Qkv::FusedByHead("attention.query_key_value"),
@@ -319,8 +579,10 @@ pub static FAMILIES: [Family; 8] = [
             head: "embed_out",
         },
         norm: NormKind::Layer,
+        has_norm_bias: true,
         default_activation: Activation::GeluErf,
-        default_rotary_fraction: 0.25,
+        positions: Positions::Rotary(Rotation { default_fraction: 0.25, ..LLAMA_ROTATION }),
+        parallel: Choice::KeyOrTrue("use_parallel_residual"),
         default_epsilon: 1e-5,
         qkv_bias: Choice::KeyOrTrue("attention_bias"),
         out_bias: Choice::KeyOrTrue("attention_bias"),
@@ -342,8 +604,8 @@ pub static FAMILIES: [Family; 8] = [
             base: "vit.",
             embed: "vit.embeddings.patch_embeddings.projection.weight",
             layer: "vit.encoder.layer.{}.",
-            attention_norm: "layernorm_before",
-            mlp_norm: "layernorm_after",
+            attention_norm: Some("layernorm_before"),
+            mlp_norm: Some("layernorm_after"),
             post_attention_norm: None,
             post_mlp_norm: None,
             qkv: Qkv::Separate(["attention.attention.query", "attention.attention.key", "attention.attention.value"]),
@@ -354,6 +616,7 @@ pub static FAMILIES: [Family; 8] = [
             head: "classifier",
         },
         norm: NormKind::Layer,
+        has_norm_bias: true,
         default_activation: Activation::GeluErf,
         default_epsilon: 1e-12,
         qkv_bias: Choice::KeyOrTrue("qkv_bias"),

@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::config::family::{Choice, Family, Positions, Window};
+use crate::config::family::{
+    Choice, EmbeddingFactor, Family, LogitFactor, Positions, Rotated, SlidingRotation, Window,
+};
 use crate::config::{DROPOUT, shorten};
 use crate::error::Error;
 
@@ -164,17 +166,40 @@ impl Family {
         let sizes = &self.keys;
         let sizes = [sizes.hidden, sizes.layers, sizes.heads, sizes.ffn, sizes.activation, sizes.epsilon];
         let of_positions: &[&str] = match &self.positions {
-            Positions::Rotary => &["rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"],
+            Positions::Rotary(_) => &["rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"],
             Positions::Learned { count, .. } => &[count],
             Positions::Image => &["image_size", "patch_size", "num_channels"],
+        };
+        let of_rotated: &[&str] = match self.rotation().map(|rotation| &rotation.layers) {
+            Some(Rotated::Listed) => &["no_rope_layers", "no_rope_layer_interval"],
+            Some(Rotated::All | Rotated::Sliding) | None => &[],
         };
         let of_windows: &[&str] = match self.window {
             Window::Never => &[],
             Window::Everywhere => &["sliding_window"],
-            Window::ByLayer => &["sliding_window", "layer_types", "use_sliding_window", "max_window_layers"],
+            Window::From => &["sliding_window", "layer_types", "use_sliding_window", "max_window_layers"],
+            Window::Pattern(_) => {
+                &["sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern"]
+            }
+            Window::Unrotated => &["sliding_window", "layer_types", "use_sliding_window"],
         };
+        let own_base = self.rotation().and_then(|rotation| match rotation.sliding {
+            SlidingRotation::OwnBase(key, _) => Some(key),
+            SlidingRotation::Same | SlidingRotation::Unstretched => None,
+        });
+        let of_embedding = if let EmbeddingFactor::Key(key) = self.factors.embedding { Some(key) } else { None };
+        let of_logits = match self.factors.logits {
+            LogitFactor::One => None,
+            LogitFactor::Times(key, _) | LogitFactor::Over(key) => Some(key),
+        };
+        let of_attention = self.factors.attention.map(|(key, _)| key);
+        let rotated = self.rotation().and_then(|rotation| rotation.dim);
+        let single = [own_base, of_embedding, of_attention, self.factors.residual, of_logits, rotated];
         let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
-        [&COMMON[..], &sizes, of_positions, of_windows, self.own_keys].iter().any(|keys| keys.contains(&key))
-            || [&self.qkv_bias, &self.out_bias, &self.mlp_bias].into_iter().any(is_choice)
+        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, self.own_keys]
+            .iter()
+            .any(|keys| keys.contains(&key))
+            || single.contains(&Some(key))
+            || [&self.qkv_bias, &self.out_bias, &self.mlp_bias, &self.parallel].into_iter().any(is_choice)
     }
 }

@@ -6,13 +6,15 @@ mod quantization;
 
 use std::sync::Arc;
 
-use evenkeel_device::kernel::{Activation, NormKind};
+use evenkeel_device::kernel::{Activation, NormKind, Pairs};
 use serde_json::Value;
 
 use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::{Rotary, Scaling};
-use crate::config::family::{Choice, FAMILIES, Family, Positions, Window};
+use crate::config::family::{
+    Choice, EmbeddingFactor, FAMILIES, Family, LogitFactor, Positions, Rotated, Rotation, SlidingRotation, Window,
+};
 use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::error::Error;
 use crate::nf4::PackedLayers;
@@ -24,7 +26,7 @@ const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
 /// The keys of the shares of numbers that training drops, of all architectures. None uses all of them.
-pub(crate) const DROPOUT: [&str; 7] = [
+pub(crate) const DROPOUT: [&str; 9] = [
     "attention_dropout",
     "hidden_dropout",
     "attn_pdrop",
@@ -32,6 +34,8 @@ pub(crate) const DROPOUT: [&str; 7] = [
     "resid_pdrop",
     "attention_probs_dropout_prob",
     "hidden_dropout_prob",
+    "residual_dropout",
+    "embedding_dropout",
 ];
 
 /// A model's sizes and options.
@@ -48,6 +52,7 @@ pub struct Config {
     pub layers: Vec<Layer>,
     /// The rotations in use; layers name them by index.
     pub rotaries: Vec<Rotary>,
+    pub pairs: Pairs,
     pub norm: NormKind,
     pub epsilon: f32,
     pub activation: Activation,
@@ -62,6 +67,9 @@ pub struct Config {
     /// Whether a head that is not tied begins as a copy of the embedding, since the folder has none.
     pub head_begins_as_embedding: bool,
     pub embed_scale: f32,
+    /// Multiplies what sublayers add to the stream.
+    pub residual_scale: f32,
+    pub logit_scale: f32,
     pub input: Input,
     pub init_deviation: f32,
     /// The longest sequence that the model was made for, if config.json says.
@@ -118,7 +126,7 @@ impl Config {
         let kv_heads = keys.optional_size("num_key_value_heads")?.unwrap_or(heads);
         let head_dim = match keys.optional_size("head_dim")? {
             Some(dim) => dim,
-            None if family.model_type == "gemma3_text" => return Err(keys.missing("head_dim", "a size")),
+            None if family.needs_head_dim => return Err(keys.missing("head_dim", "a size")),
             None => {
                 keys.require(hidden % heads == 0, names.hidden, &format!("a multiple of {heads} heads"))?;
                 hidden / heads
@@ -128,15 +136,17 @@ impl Config {
         let width_fits = heads * head_dim <= LARGEST_SIZE as usize;
         keys.require(width_fits, names.heads, &format!("heads of {LARGEST_SIZE} features together at most"))?;
         keys.require(heads.is_multiple_of(kv_heads), "num_key_value_heads", &format!("a divisor of {heads} heads"))?;
-        // GPT-2 writes null for "four times the hidden size".
+        // GPT-2 and GPT-J write null for "four times the hidden size".
         let ffn = match keys.optional_size(names.ffn)? {
-            None if family.model_type == "gpt2" => 4 * hidden,
+            None if names.ffn == "n_inner" => 4 * hidden,
             None => return Err(keys.missing(names.ffn, "a size")),
             Some(ffn) => ffn,
         };
         let (layers, rotaries) = read_layers(&keys, family, head_dim)?;
-        let score_dim = keys.optional_float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
-        keys.require(score_dim > 0.0, "query_pre_attn_scalar", "a positive number")?;
+        let attention_scale = match family.factors.attention {
+            Some((key, default)) => keys.positive(key)?.unwrap_or(default),
+            None => 1.0 / keys.positive("query_pre_attn_scalar")?.unwrap_or(head_dim as f64).sqrt(),
+        };
         let input = read_input(&keys, family)?;
         let classes = match input {
             Input::Tokens { .. } => keys.size("vocab_size")?,
@@ -157,21 +167,35 @@ impl Config {
             norm: family.norm,
             epsilon,
             activation: keys.activation(names.activation)?.unwrap_or(family.default_activation),
-            attention_scale: (1.0 / score_dim.sqrt()) as f32,
+            attention_scale: attention_scale as f32,
             causal: matches!(input, Input::Tokens { .. }),
             qkv_bias: keys.choice(&family.qkv_bias)?,
             out_bias: keys.choice(&family.out_bias)?,
             mlp_bias: keys.choice(&family.mlp_bias)?,
-            parallel: family.model_type == "gpt_neox" && keys.optional_flag("use_parallel_residual")?.unwrap_or(true),
+            parallel: keys.choice(&family.parallel)?,
             tied: matches!(input, Input::Tokens { .. })
                 && keys.optional_flag("tie_word_embeddings")?.unwrap_or(family.tied_by_default),
-            embed_scale: if family.scaled_embeddings { (hidden as f32).sqrt() } else { 1.0 },
+            embed_scale: match family.factors.embedding {
+                EmbeddingFactor::One => 1.0,
+                EmbeddingFactor::SqrtHidden => (hidden as f32).sqrt(),
+                EmbeddingFactor::Key(key) => keys.positive(key)?.unwrap_or(1.0) as f32,
+            },
+            residual_scale: match family.factors.residual {
+                None => 1.0,
+                Some(key) => keys.positive(key)?.unwrap_or(1.0) as f32,
+            },
+            logit_scale: match family.factors.logits {
+                LogitFactor::One => 1.0,
+                LogitFactor::Times(key, default) => keys.positive(key)?.unwrap_or(default) as f32,
+                LogitFactor::Over(key) => 1.0 / keys.positive(key)?.unwrap_or(1.0) as f32,
+            },
+            pairs: family.rotation().map_or(Pairs::Halves, |rotation| rotation.pairs),
             input,
             init_deviation: keys.optional_float("initializer_range")?.unwrap_or(0.02) as f32,
             positions: match input {
                 Input::Tokens { learned_positions } => learned_positions.or_else(|| {
                     // Nothing is sized by it, so a value that is no number counts as absent.
-                    Some(keys.get("max_position_embeddings")?.as_u64()? as usize)
+                    Some(keys.get("max_position_embeddings").or(keys.get("n_positions"))?.as_u64()? as usize)
                 }),
                 Input::Images { .. } => None,
             },
@@ -272,29 +296,54 @@ fn ignored_dropouts(keys: &Keys, family: &Family) -> Result<Vec<&'static str>, E
 fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Layer>, Vec<Rotary>), Error> {
     let count =
         keys.bounded(family.keys.layers, MOST_LAYERS)?.ok_or_else(|| keys.missing(family.keys.layers, "a size"))?;
-    let sliding = sliding_layers(keys, family, count)?;
+    let unrotated = unrotated_layers(keys, family, count)?;
+    let sliding = sliding_layers(keys, family, &unrotated)?;
     let window = keys.optional_size("sliding_window")?;
-    let rotaries = match family.positions {
-        Positions::Rotary => read_rotaries(keys, family, head_dim)?,
-        Positions::Learned { .. } | Positions::Image => Vec::new(),
-    };
+    let rotaries =
+        family.rotation().map_or(Ok(Vec::new()), |rotation| read_rotaries(keys, family, rotation, head_dim))?;
     let inverse_index = keys.optional_flag("scale_attn_by_inverse_layer_idx")?.unwrap_or(false);
-    let layers = sliding.iter().enumerate().map(|(index, &sliding)| Layer {
-        window: if sliding { window } else { None },
-        rotary: if rotaries.is_empty() { None } else { Some(if sliding { rotaries.len() - 1 } else { 0 }) },
-        scale: if inverse_index { 1.0 / (index + 1) as f32 } else { 1.0 },
+    let only_sliding = family.rotation().is_some_and(|rotation| matches!(rotation.layers, Rotated::Sliding));
+    let layers = sliding.iter().zip(unrotated).enumerate().map(|(index, (&is_sliding, is_unrotated))| {
+        let is_rotated = !rotaries.is_empty() && !is_unrotated && (is_sliding || !only_sliding);
+        Layer {
+            window: if is_sliding { window } else { None },
+            rotary: is_rotated.then(|| if is_sliding { rotaries.len() - 1 } else { 0 }),
+            scale: if inverse_index { 1.0 / (index + 1) as f32 } else { 1.0 },
+        }
     });
     Ok((layers.collect(), rotaries))
 }
 
+/// By layer: whether config.json leaves it out of the rotation.
+fn unrotated_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool>, Error> {
+    if !family.rotation().is_some_and(|rotation| matches!(rotation.layers, Rotated::Listed)) {
+        return Ok(vec![false; count]);
+    }
+    let Some(list) = keys.get("no_rope_layers") else {
+        let interval = keys.optional_size("no_rope_layer_interval")?.unwrap_or(4);
+        return Ok((0..count).map(|layer| (layer + 1).is_multiple_of(interval)).collect());
+    };
+    let list = list.as_array().filter(|list| list.len() == count);
+    let list = list.ok_or_else(|| keys.bad("no_rope_layers", &format!("a list of {count}")))?;
+    let unrotated = list.iter().map(|layer| match layer.as_u64() {
+        Some(1) => Ok(false),
+        Some(0) => Ok(true),
+        _ => Err(keys.bad("no_rope_layers", "1 for layers that are rotated, 0 for others")),
+    });
+    unrotated.collect()
+}
+
 /// By layer: whether it uses a sliding window.
-fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool>, Error> {
+fn sliding_layers(keys: &Keys, family: &Family, unrotated: &[bool]) -> Result<Vec<bool>, Error> {
+    let count = unrotated.len();
+    let is_used = keys.optional_flag("use_sliding_window")?.unwrap_or(false);
     match family.window {
         Window::Never => return Ok(vec![false; count]),
         Window::Everywhere => return Ok(vec![true; count]),
-        Window::ByLayer => (),
+        Window::Unrotated if !is_used => return Ok(vec![false; count]),
+        Window::From | Window::Pattern(_) | Window::Unrotated => (),
     }
-    if let Some(types) = keys.json.get("layer_types").filter(|types| !types.is_null()) {
+    if let Some(types) = keys.get("layer_types") {
         let types = types.as_array().filter(|types| types.len() == count);
         let types = types.ok_or_else(|| keys.bad("layer_types", &format!("a list of {count}")))?;
         let sliding = types.iter().map(|layer| match layer.as_str() {
@@ -304,17 +353,21 @@ fn sliding_layers(keys: &Keys, family: &Family, count: usize) -> Result<Vec<bool
         });
         return sliding.collect();
     }
-    if family.model_type == "gemma3_text" {
-        let pattern = keys.optional_size("sliding_window_pattern")?.unwrap_or(6);
-        return Ok((0..count).map(|layer| (layer + 1) % pattern != 0).collect());
-    }
-    let used = keys.optional_flag("use_sliding_window")?.unwrap_or(false);
-    let first = keys.bounded("max_window_layers", LARGEST_SIZE)?.unwrap_or(count);
-    Ok((0..count).map(|layer| used && layer >= first).collect())
+    Ok(match family.window {
+        Window::Pattern(usual) => {
+            let pattern = keys.optional_size("sliding_window_pattern")?.unwrap_or(usual);
+            (0..count).map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
+        }
+        Window::Unrotated => unrotated.to_vec(),
+        _ => {
+            let first = keys.bounded("max_window_layers", LARGEST_SIZE)?.unwrap_or(count);
+            (0..count).map(|layer| is_used && layer >= first).collect()
+        }
+    })
 }
 
 /// The rotation of full layers, followed by that of sliding layers if it differs.
-fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Rotary>, Error> {
+fn read_rotaries(keys: &Keys, family: &Family, rotation: &Rotation, head_dim: usize) -> Result<Vec<Rotary>, Error> {
     for name in ["rope_scaling", "rope_parameters"] {
         keys.require(keys.get(name).is_none_or(Value::is_object), name, "an object")?;
     }
@@ -324,23 +377,30 @@ fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Ro
     keys.require(is_same, "rope_scaling", "no other rotation than that of `rope_parameters`")?;
     if let Some((_, kinds)) = parameters.filter(|(_, parameters)| parameters.get("full_attention").is_some()) {
         refuse_unknown_rotary(kinds, "rope_parameters.", family, &["full_attention", "sliding_attention"])?;
-        let read = |place: &str, kind: &str| {
-            let own = kinds.get(kind).filter(|own| !own.is_null()).map(|own| (place, own));
-            read_rotary(keys, family, own, head_dim, None)
+        let sliding_base = match rotation.sliding {
+            SlidingRotation::OwnBase(_, base) => base,
+            SlidingRotation::Same | SlidingRotation::Unstretched => rotation.default_base,
         };
-        return Ok(vec![
-            read("rope_parameters.full_attention.", "full_attention")?,
-            read("rope_parameters.sliding_attention.", "sliding_attention")?,
-        ]);
+        let of_kind = [
+            ("full_attention", "rope_parameters.full_attention.", rotation.default_base),
+            ("sliding_attention", "rope_parameters.sliding_attention.", sliding_base),
+        ];
+        let read = |(kind, place, base)| {
+            let own = kinds.get(kind).filter(|own| !own.is_null()).map(|own| (place, own));
+            read_rotary(keys, family, rotation, base, own, head_dim)
+        };
+        return of_kind.into_iter().map(read).collect();
     }
-    if family.model_type == "gemma3_text" {
-        let full = read_rotary(keys, family, parameters.or(scaling), head_dim, Some(1e6))?;
-        let base = keys.optional_float("rope_local_base_freq")?.unwrap_or(1e4);
-        keys.require(base > 0.0, "rope_local_base_freq", "a positive number")?;
-        let local = Rotary { base, scaling: Scaling::None, dim: head_dim };
-        return Ok(vec![full, local]);
-    }
-    Ok(vec![read_rotary(keys, family, parameters.or(scaling), head_dim, None)?])
+    let full = read_rotary(keys, family, rotation, rotation.default_base, parameters.or(scaling), head_dim)?;
+    let unstretched = |base: f64| Rotary { base, scaling: Scaling::None, ..full.clone() };
+    Ok(match rotation.sliding {
+        SlidingRotation::Same => vec![full],
+        SlidingRotation::Unstretched => vec![full.clone(), unstretched(full.base)],
+        SlidingRotation::OwnBase(key, default) => {
+            let base = keys.positive(key)?.unwrap_or(default);
+            vec![full.clone(), unstretched(base)]
+        }
+    })
 }
 
 /// One rotation from `rope_parameters`, or from `rope_scaling` and the top-level keys of older files. `object` comes with the
@@ -348,9 +408,10 @@ fn read_rotaries(keys: &Keys, family: &Family, head_dim: usize) -> Result<Vec<Ro
 fn read_rotary(
     keys: &Keys,
     family: &Family,
+    rotation: &Rotation,
+    default_base: f64,
     object: Option<(&str, &Value)>,
     head_dim: usize,
-    base: Option<f64>,
 ) -> Result<Rotary, Error> {
     let empty = Value::Object(Default::default());
     let (place, object) = object.unwrap_or(("", &empty));
@@ -363,23 +424,42 @@ fn read_rotary(
         }
         Ok(None)
     };
-    let base =
-        first(&[(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")])?.or(base).unwrap_or(1e4);
+    let bases = [(&inner, "rope_theta"), (keys, "rope_theta"), (keys, "rotary_emb_base")];
+    let base = first(&bases)?.unwrap_or(default_base);
     keys.require(base > 0.0, "rope_theta", "a positive number")?;
-    let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
-    let fraction = first(&factors)?.unwrap_or(family.default_rotary_fraction);
-    keys.require(fraction > 0.0 && fraction <= 1.0, "partial_rotary_factor", "a number above 0, up to 1")?;
-    let dim = (head_dim as f64 * fraction) as usize;
-    keys.require(dim >= 2 && dim.is_multiple_of(2), "head_dim", "an even number of rotated elements")?;
+    let dim = match rotation.dim {
+        Some(key) => keys.size(key)?,
+        None => {
+            let factors = [(&inner, "partial_rotary_factor"), (keys, "partial_rotary_factor"), (keys, "rotary_pct")];
+            let fraction = first(&factors)?.unwrap_or(rotation.default_fraction);
+            keys.require(fraction > 0.0 && fraction <= 1.0, "partial_rotary_factor", "a number above 0, up to 1")?;
+            (head_dim as f64 * fraction) as usize
+        }
+    };
+    let dim_key = rotation.dim.unwrap_or("head_dim");
+    keys.require(dim >= 2 && dim.is_multiple_of(2), dim_key, "an even number of rotated elements")?;
+    keys.require(dim <= head_dim, dim_key, &format!("at most the {head_dim} elements of a head"))?;
     let kind = inner.optional_text("rope_type")?.or(inner.optional_text("type")?).unwrap_or("default");
-    let positive = |key: &str| -> Result<f64, Error> {
-        let value = inner.optional_float(key)?.ok_or_else(|| inner.missing(key, "a number"))?;
-        inner.require(value > 0.0, key, "a positive number")?;
-        Ok(value)
+    // Phi-3's first files.
+    let kind = if family.model_type == "phi3" && matches!(kind, "su" | "yarn") { "longrope" } else { kind };
+    let positive =
+        |key: &str| -> Result<f64, Error> { inner.positive(key)?.ok_or_else(|| inner.missing(key, "a number")) };
+    let positions = || keys.positive("max_position_embeddings");
+    let original = || -> Result<f64, Error> {
+        const KEY: &str = "original_max_position_embeddings";
+        let given = inner.positive(KEY)?.or(keys.positive(KEY)?).or(positions()?);
+        given.ok_or_else(|| inner.missing(KEY, "a number"))
+    };
+    let factor_or_ratio = || -> Result<f64, Error> {
+        let ratio =
+            || -> Result<Option<f64>, Error> { Ok(positions()?.zip(Some(original()?)).map(|(all, own)| all / own)) };
+        inner.positive("factor")?.or(ratio()?).ok_or_else(|| inner.missing("factor", "a number"))
     };
     let of_type: &[&str] = match kind {
-        "linear" => &["factor"],
+        "linear" | "dynamic" => &["factor"],
         "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
+        "yarn" => &["factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"],
+        "longrope" => &["factor", "attention_factor", "short_factor", "long_factor"],
         _ => &[],
     };
     let scaling = match kind {
@@ -391,6 +471,35 @@ fn read_rotary(
             high: positive("high_freq_factor")?,
             original_positions: positive("original_max_position_embeddings")?,
         },
+        "dynamic" => Scaling::Dynamic {
+            factor: positive("factor")?,
+            positions: positions()?.ok_or_else(|| keys.missing("max_position_embeddings", "a number"))?,
+        },
+        "yarn" => {
+            let factor = factor_or_ratio()?;
+            let of_factor = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+            let scales = inner.positive("mscale")?.zip(inner.positive("mscale_all_dim")?);
+            let usual = scales.map_or(of_factor(1.0), |(one, all)| of_factor(one) / of_factor(all));
+            Scaling::Yarn {
+                factor,
+                fast: inner.positive("beta_fast")?.unwrap_or(32.0),
+                slow: inner.positive("beta_slow")?.unwrap_or(1.0),
+                original_positions: original()?,
+                is_truncated: inner.optional_flag("truncate")?.unwrap_or(true),
+                amplitude: inner.positive("attention_factor")?.unwrap_or(usual),
+            }
+        }
+        "longrope" => {
+            let (factor, original_positions) = (factor_or_ratio()?, original()?);
+            let usual = if factor > 1.0 { (1.0 + factor.ln() / original_positions.ln()).sqrt() } else { 1.0 };
+            inner.require(original_positions > 1.0, "original_max_position_embeddings", "more than one position")?;
+            Scaling::Long {
+                short: inner.factors("short_factor", dim / 2)?,
+                long: inner.factors("long_factor", dim / 2)?,
+                original_positions,
+                amplitude: inner.positive("attention_factor")?.unwrap_or(usual),
+            }
+        }
         other => return Err(Error::Unsupported { what: format!("rope type `{}`", shorten(other)) }),
     };
     refuse_unknown_rotary(object, place, family, of_type)?;
@@ -402,7 +511,7 @@ fn read_rotary(
 
 fn read_input(keys: &Keys, family: &Family) -> Result<Input, Error> {
     Ok(match family.positions {
-        Positions::Rotary => Input::Tokens { learned_positions: None },
+        Positions::Rotary(_) => Input::Tokens { learned_positions: None },
         Positions::Learned { count, .. } => Input::Tokens { learned_positions: Some(keys.size(count)?) },
         Positions::Image => {
             let (size, patch) = (keys.size("image_size")?, keys.size("patch_size")?);
@@ -452,6 +561,21 @@ impl Keys<'_> {
     fn optional_float(&self, key: &str) -> Result<Option<f64>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_f64().filter(|value| value.is_finite()).map(Some).ok_or_else(|| self.bad(key, "a number"))
+    }
+
+    fn positive(&self, key: &str) -> Result<Option<f64>, Error> {
+        let value = self.optional_float(key)?;
+        self.require(value.is_none_or(|value| value > 0.0), key, "a positive number")?;
+        Ok(value)
+    }
+
+    /// So many positive numbers.
+    fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>, Error> {
+        let list = self.get(key).ok_or_else(|| self.missing(key, &format!("a list of {count} numbers")))?;
+        let list = list.as_array().filter(|list| list.len() == count);
+        let number = |value: &Value| value.as_f64().filter(|value| value.is_finite() && *value > 0.0);
+        let factors = list.and_then(|list| list.iter().map(number).collect::<Option<Vec<f64>>>());
+        factors.ok_or_else(|| self.bad(key, &format!("a list of {count} positive numbers")))
     }
 
     fn optional_flag(&self, key: &str) -> Result<Option<bool>, Error> {

@@ -86,7 +86,7 @@ impl Model {
         if model.config.packing.is_none() {
             return Ok(model);
         }
-        if model.config.family.is_transposed() {
+        if model.config.family.is_transposed {
             let what =
                 format!("a `{}` in 4 bits, whose matrices bitsandbytes transposes,", model.config.family.model_type);
             return Err(Error::Unsupported { what });

@@ -104,11 +104,11 @@ impl TpPlan {
         self
     }
 
-    /// The parts that every shard holds whole.
-    pub fn uncut(&self, model: &Model) -> Result<BTreeSet<Part>, Error> {
+    /// The parts that each of so many shards holds whole.
+    pub fn uncut(&self, model: &Model, shards: usize) -> Result<BTreeSet<Part>, Error> {
         let config = &model.config;
         let names = &config.family.names;
-        let mut uncut = BTreeSet::new();
+        let mut uncut = config.whole_parts(shards);
         let mut keep_whole = |part: Part, is_cut: Option<bool>| {
             if is_cut == Some(false) {
                 uncut.insert(part);
@@ -133,6 +133,7 @@ impl TpPlan {
             let attention = self.unit(model, &widening, &full(names.out))?;
             let (widening, down) = match &names.mlp {
                 Mlp::Gated { gate, up, down } => (vec![full(gate), full(up)], full(down)),
+                Mlp::GatedTogether { gate_up, down } => (vec![full(gate_up)], full(down)),
                 Mlp::Plain { up, down } => (vec![full(up)], full(down)),
             };
             let mlp = self.unit(model, &widening, &down)?;
@@ -260,7 +261,7 @@ mod tests {
 
     fn uncut(plan: Value) -> Result<Vec<Part>, String> {
         let plan = TpPlan::from_json(&plan).map_err(|error| error.to_string())?;
-        plan.uncut(&model(false)).map(|parts| parts.into_iter().collect()).map_err(|error| error.to_string())
+        plan.uncut(&model(false), 2).map(|parts| parts.into_iter().collect()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -316,7 +317,7 @@ mod tests {
             (json!({"layers.2.mlp.*": "skip", "x": "skip"}), "`layers.2.mlp.*`, `x` match nothing"),
             (json!({"layers": [["layers.*.mlp.experts.*", "skip"]]}), "`layers.*.mlp.experts.*` matches nothing"),
         ] {
-            let error = TpPlan::from_json(&plan).unwrap().uncut(&model(false)).unwrap_err();
+            let error = TpPlan::from_json(&plan).unwrap().uncut(&model(false), 2).unwrap_err();
             assert!(error.to_string().contains(expected), "{plan}: {error}");
             let hint = error.hint().unwrap();
             assert!(hint.contains("model.embed_tokens, model.layers.*.input_layernorm, "), "{hint}");
@@ -324,13 +325,13 @@ mod tests {
         }
         // Norms are never cut; plans may name them, as those of transformers do.
         let plan = json!({"norm": "sequence_parallel", "layers.*.input_layernorm": "replicate", "*": "replicate"});
-        assert!(TpPlan::from_json(&plan).unwrap().uncut(&model(false)).is_ok());
-        assert!(TpPlan::from_json(&json!({"lm_head": "colwise_rep"})).unwrap().uncut(&model(true)).is_ok());
+        assert!(TpPlan::from_json(&plan).unwrap().uncut(&model(false), 2).is_ok());
+        assert!(TpPlan::from_json(&json!({"lm_head": "colwise_rep"})).unwrap().uncut(&model(true), 2).is_ok());
     }
 
     #[test]
     fn a_tied_head_is_held_as_its_embedding_is() {
-        let uncut = |plan: Value| TpPlan::from_json(&plan).unwrap().uncut(&model(true));
+        let uncut = |plan: Value| TpPlan::from_json(&plan).unwrap().uncut(&model(true), 2);
         assert_eq!(uncut(json!({"lm_head": "replicate"})).unwrap(), BTreeSet::from([Part::Embedding]));
         let error = uncut(json!({"lm_head": "replicate", "embed_tokens": "embedding_rowwise"})).unwrap_err();
         assert!(error.to_string().contains("only one of them is cut"), "{error}");

@@ -12,6 +12,7 @@ use evenkeel_device::kernel::NF4_BLOCK;
 use evenkeel_widths::{Dim, SHARES, Widths};
 use serde::{Deserialize, Serialize};
 
+use crate::config::family::{QkNorm, Qkv};
 use crate::config::{Config, Input};
 use crate::error::Error;
 use crate::sharding::strip::groups_of;
@@ -76,6 +77,20 @@ pub fn widths_of<'a>(shards: impl IntoIterator<Item = &'a Shard>) -> Widths {
 }
 
 impl Config {
+    /// The parts that so many shards must each have whole: attention, if it normalises all heads together, or if shards would share
+    /// keys and values that lie in one matrix with queries.
+    pub fn whole_parts(&self, shards: usize) -> BTreeSet<Part> {
+        if shards == 1 { BTreeSet::new() } else { self.whole_parts_if(shards > self.kv_heads) }
+    }
+
+    fn whole_parts_if(&self, share_keys: bool) -> BTreeSet<Part> {
+        let names = &self.family.names;
+        let are_fused = !matches!(names.qkv, Qkv::Separate(_));
+        let are_whole = matches!(names.qk_norm, Some(QkNorm::Whole(_))) || (are_fused && share_keys);
+        let layers = if are_whole { self.layers.len() } else { 0 };
+        (0..layers).map(Part::Attention).collect()
+    }
+
     /// Whether a model of this config can be cut in so many shards of these widths.
     pub fn can_be_cut(&self, widths: &Widths, shards: usize) -> bool {
         let shares_heads = self.kv_heads < shards && widths.of(Dim::Heads).iter().all(|&shares| shares == 0);
@@ -152,7 +167,10 @@ impl Shard {
     pub fn cut(config: &Config, cut: &Cut) -> Result<Vec<Shard>, Error> {
         let count = cut.weights.len();
         assert!(count > 0 && cut.weights.iter().all(|weight| *weight > 0.0), "weights {:?}", cut.weights);
-        let is_cut = |part: Part| !cut.uncut.contains(&part);
+        let has_own_heads = cut.widths.as_ref().is_some_and(|widths| widths.total(Dim::Heads) > 0);
+        let whole = config.whole_parts_if(count > config.kv_heads && !has_own_heads);
+        let uncut: BTreeSet<Part> = cut.uncut.union(&whole).copied().collect();
+        let is_cut = |part: Part| !uncut.contains(&part);
         let any_layer_is_cut = |part: fn(usize) -> Part| (0..config.layers.len()).any(|layer| is_cut(part(layer)));
         let of_images = matches!(config.input, Input::Images { .. });
         let divisible = [
@@ -167,8 +185,8 @@ impl Shard {
         if count == 1 {
             return Ok(vec![Shard::whole(config)]);
         }
-        if cut.split_sequence && !cut.uncut.is_empty() {
-            return Err(Error::SplitsWhole { parts: cut.uncut.len() });
+        if cut.split_sequence && !uncut.is_empty() {
+            return Err(Error::SplitsWhole { parts: uncut.len() });
         }
         assert!(cut.widths.as_ref().is_none_or(|widths| config.can_be_cut(widths, count)), "{:?}", cut.widths);
         let divided = |dim: Dim| match &cut.widths {
@@ -191,7 +209,7 @@ impl Shard {
             patch_elements: patch_elements[index].clone(),
             split_sequence: cut.split_sequence,
             token_shares: cut.widths.as_ref().map_or_else(|| vec![1; count], |widths| widths.of(Dim::Tokens).to_vec()),
-            uncut: cut.uncut.clone(),
+            uncut: uncut.clone(),
         };
         Ok((0..count).map(shard).collect())
     }

@@ -200,7 +200,7 @@ impl Chain {
         let unit = |unit: &Unit| ChainUnit {
             kind: unit.kind,
             is_partial: unit.is_partial,
-            inputs: unit.norm_count(),
+            inputs: unit.input_count(),
             starts_stream: unit.starts_stream(),
             is_trained: model.trains(unit.parameters()),
             entry_is_trained: model.trains(unit.entry_parameters()),

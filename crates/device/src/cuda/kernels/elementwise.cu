@@ -1,4 +1,4 @@
-// Sums, copies, fills, scaled columns, and the selection of columns and rows.
+// Sums, multiples, copies, fills, scaled columns, and the selection of columns and rows.
 
 #define ADD(N) \
     extern "C" __global__ void add_##N(i64 rows, i64 cols, Mixed a, Mixed b, Mixed out) { \
@@ -13,6 +13,19 @@
 ADD(8)
 ADD(4)
 ADD(1)
+
+#define SCALE(N) \
+    extern "C" __global__ void scale_##N(i64 rows, i64 cols, Mixed x, Mixed out, float factor) { \
+        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+            float v[N]; \
+            load<N>(x, row, col, count, v); \
+            for (int i = 0; i < N; i++) v[i] *= factor; \
+            store<N>(out, row, col, count, v); \
+        }); \
+    }
+SCALE(8)
+SCALE(4)
+SCALE(1)
 
 #define COPY(N) \
     extern "C" __global__ void copy_##N(i64 rows, i64 cols, Mixed from, Mixed out) { \

@@ -12,7 +12,7 @@ use crate::chain::linear::{Linear, LinearPart};
 use crate::chain::norm::NormSpec;
 use crate::chain::on_rows::OnRows;
 use crate::chain::op::{Attention, HeadSlot, Op};
-use crate::config::family::Qkv;
+use crate::config::family::{QkNorm, Qkv};
 use crate::config::{Config, Layer};
 use crate::sharding::layout::{Ranges, Sharing};
 use crate::sharding::shard::Shard;
@@ -112,40 +112,45 @@ impl Builder<'_> {
     fn attention_weights(&mut self, prefix: &str, shard: &Shard) -> AttentionWeights {
         let Config { hidden, heads, kv_heads, head_dim: dim, qkv_bias, out_bias, .. } = *self.config;
         let Shard { heads: held, kv_heads: held_kv, kv_holders, .. } = shard;
-        let linear = |name: &str, outputs: usize, held: Vec<Range<usize>>, sharing, transposed| LinearSpec {
+        let linear = |name: &str, outputs: usize, held: Vec<Range<usize>>, sharing| LinearSpec {
             name: format!("{prefix}{name}"),
             dims: [hidden, outputs],
             cut: LinearCut::Outputs(Ranges::new(held)),
             sharing,
             has_bias: qkv_bias,
-            transposed,
+            transposed: self.config.family.is_transposed,
             init_scale: 1.0,
         };
         let qkv = match self.names.qkv {
             Qkv::Separate([q, k, v]) => {
                 let kv_sharing =
                     if kv_holders.len() > 1 { Sharing::Summed(kv_holders.clone()) } else { sharing(shard) };
-                let of_keys = |name: &str| {
-                    linear(name, kv_heads * dim, vec![columns_of(held_kv, dim)], kv_sharing.clone(), false)
-                };
-                let q = linear(q, heads * dim, vec![columns_of(held, dim)], sharing(shard), false);
+                let of_keys =
+                    |name: &str| linear(name, kv_heads * dim, vec![columns_of(held_kv, dim)], kv_sharing.clone());
+                let q = linear(q, heads * dim, vec![columns_of(held, dim)], sharing(shard));
                 QkvWeights::Separate([q, of_keys(k), of_keys(v)].map(|spec| self.linear_weights(spec)))
             }
             Qkv::FusedBlocks(name) => {
-                let block = |part: usize| columns_of(&(part * heads + held.start..part * heads + held.end), dim);
-                let blocks = [0, 1, 2].map(block).to_vec();
-                let spec = linear(name, 3 * heads * dim, blocks, sharing(shard), true);
+                let firsts = [(0, held), (heads, held_kv), (heads + kv_heads, held_kv)];
+                let blocks = firsts.map(|(first, held)| columns_of(&(first + held.start..first + held.end), dim));
+                let spec = linear(name, (heads + 2 * kv_heads) * dim, blocks.to_vec(), sharing(shard));
                 QkvWeights::FusedBlocks(self.linear_weights(spec))
             }
             Qkv::FusedByHead(name) => {
-                let spec = linear(name, 3 * heads * dim, vec![columns_of(held, 3 * dim)], sharing(shard), false);
+                let spec = linear(name, 3 * heads * dim, vec![columns_of(held, 3 * dim)], sharing(shard));
                 QkvWeights::FusedByHead(self.linear_weights(spec))
             }
         };
-        let norms = self.names.qk_norm.map(|names| {
+        let norms = self.names.qk_norm.map(|norm| {
             // Each shard sees its own heads, so each has a summand of the gradient.
-            let sharing = if shard.is_whole() { Sharing::Same } else { Sharing::Summed(0..shard.count) };
-            names.map(|name| self.norm_of(&format!("{prefix}{name}"), dim, sharing.clone()))
+            let of_heads = if shard.is_whole() { Sharing::Same } else { Sharing::Summed(0..shard.count) };
+            let (names, widths, sharing) = match norm {
+                QkNorm::Heads(names) => (names, [dim; 2], of_heads),
+                QkNorm::Whole(names) => (names, [heads * dim, kv_heads * dim], Sharing::Same),
+            };
+            let mut norm =
+                |place: usize| self.norm_of(&format!("{prefix}{}", names[place]), widths[place], sharing.clone());
+            [norm(0), norm(1)]
         });
         let out = self.linear_weights(LinearSpec {
             name: format!("{prefix}{}", self.names.out),
@@ -153,7 +158,7 @@ impl Builder<'_> {
             cut: LinearCut::Inputs(columns_of(held, dim)),
             sharing: sharing(shard),
             has_bias: out_bias,
-            transposed: self.transposed(),
+            transposed: self.config.family.is_transposed,
             init_scale: self.out_scale(),
         });
         AttentionWeights { qkv, norms, out }
@@ -179,12 +184,13 @@ impl Builder<'_> {
         let [mut q, mut k, v] = self.queries_keys_values(body, x, &weights.qkv, held, heads);
         for (heads, norm) in [&mut q, &mut k].into_iter().zip(weights.norms.into_iter().flatten()) {
             let (x, out, stats) = (heads.slot, body.slot(), body.slot());
-            body.ops.push(Op::HeadNorm { x, out, stats, heads: heads.count, norm });
+            let count = if matches!(self.names.qk_norm, Some(QkNorm::Whole(_))) { 1 } else { heads.count };
+            body.ops.push(Op::HeadNorm { x, out, stats, heads: count, norm });
             heads.slot = out;
         }
         if let Some(table) = layer.rotary {
-            body.ops.push(Op::Rotary { x: q, table });
-            body.ops.push(Op::Rotary { x: k, table });
+            let pairs = self.config.pairs;
+            body.ops.extend([q, k].map(|x| Op::Rotary { x, table, pairs }));
         }
         let (out, logsum) = (body.slot(), body.slot());
         body.ops.push(Op::Attention(Attention {
@@ -220,16 +226,19 @@ impl Builder<'_> {
         match weights {
             QkvWeights::Separate([q, k, v]) => [(q, &local), (k, &local_kv), (v, &local_kv)]
                 .map(|(weights, local)| packed(project(*weights, columns_of(local, dim)), local.len())),
-            // A part of each block is not one range of columns.
-            QkvWeights::FusedBlocks(weights) if is_part => [0, 1, 2].map(|block| {
-                let first = block * held.heads.len();
-                let columns = columns_of(&(first + local.start..first + local.end), dim);
-                packed(project(*weights, columns), local.len())
-            }),
             QkvWeights::FusedBlocks(weights) => {
-                let width = local.len() * dim;
-                let slot = project(*weights, 0..3 * width);
-                [0, 1, 2].map(|part| HeadSlot { first: part * width, ..packed(slot, local.len()) })
+                let (queries, keys) = (held.heads.len(), held.kv_heads.len());
+                let blocks = [(0, &local), (queries, &local_kv), (queries + keys, &local_kv)];
+                // A part of each block is not one range of columns.
+                if is_part {
+                    blocks.map(|(first, local)| {
+                        let columns = columns_of(&(first + local.start..first + local.end), dim);
+                        packed(project(*weights, columns), local.len())
+                    })
+                } else {
+                    let slot = project(*weights, columns_of(&(0..queries + 2 * keys), dim));
+                    blocks.map(|(first, local)| HeadSlot { first: first * dim, ..packed(slot, local.len()) })
+                }
             }
             QkvWeights::FusedByHead(weights) => {
                 let slot = project(*weights, columns_of(&local, 3 * dim));
