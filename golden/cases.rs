@@ -1,6 +1,6 @@
 //! The models that `make.py` writes, for the tests of every crate.
 
-pub const CASES: [&str; 27] = [
+pub const CASES: [&str; 33] = [
     "cohere2",
     "gemma",
     "gemma3",
@@ -19,12 +19,18 @@ pub const CASES: [&str; 27] = [
     "llama_short",
     "llama_yarn",
     "mistral",
+    "mixtral",
     "olmo2",
     "olmo3",
+    "olmoe",
+    "opt",
     "phi3",
     "phi3_long",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_all",
+    "qwen3_moe_one",
     "smollm3",
     "starcoder2",
     "vit",

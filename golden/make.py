@@ -20,7 +20,9 @@ from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    BloomConfig,
     Cohere2Config,
+    Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
@@ -30,12 +32,16 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     Starcoder2Config,
     ViTConfig,
@@ -193,6 +199,29 @@ CASES = {
     "mistral": Language(MistralConfig(**TINY, sliding_window=8)),
     "qwen2": Language(Qwen2Config(**TINY, tie_word_embeddings=True), optimizers=True),
     "qwen3": Language(Qwen3Config(**TINY | dict(hidden_size=40), head_dim=16)),
+    "mixtral": Language(MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2)),
+    # The second of three layers has no experts.
+    "qwen3_moe": Language(
+        Qwen3MoeConfig(
+            **TINY | dict(num_hidden_layers=3),
+            head_dim=16,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            mlp_only_layers=[1],
+        ),
+        documents=(7, 1, 19, 5),
+    ),
+    # More experts than find tokens.
+    "qwen3_moe_one": Language(
+        Qwen3MoeConfig(**TINY, head_dim=8, num_experts=24, num_experts_per_tok=1, moe_intermediate_size=12)
+    ),
+    "qwen3_moe_all": Language(
+        Qwen3MoeConfig(
+            **TINY, head_dim=8, num_experts=3, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True
+        )
+    ),
+    "olmoe": Language(OlmoeConfig(**TINY | SPECIAL, num_experts=6, num_experts_per_tok=2)),
     "gemma3": Language(
         Gemma3TextConfig(
             **TINY | dict(num_hidden_layers=3, num_key_value_heads=1),
@@ -207,6 +236,16 @@ CASES = {
         )
     ),
     "gemma": Language(GemmaConfig(**TINY | SPECIAL | dict(num_key_value_heads=1), head_dim=16)),
+    "gemma2": Language(
+        Gemma2Config(
+            **TINY | SPECIAL,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=8,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        )
+    ),
     "granite": Language(
         GraniteConfig(
             **TINY,
@@ -268,6 +307,25 @@ CASES = {
                 ),
             ),
         )
+    ),
+    # Six heads: the slopes of the last two lie between those of the others.
+    "bloom": Language(
+        BloomConfig(vocab_size=101, hidden_size=48, n_layer=2, n_head=6, bos_token_id=1, eos_token_id=2),
+        dropout=dict(attention_dropout=0.3, hidden_dropout=0.2),
+    ),
+    "opt": Language(
+        OPTConfig(
+            **SPECIAL,
+            vocab_size=128,
+            hidden_size=32,
+            ffn_dim=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=64,
+            word_embed_proj_dim=32,
+            dropout=0.0,
+        ),
+        dropout=dict(attention_dropout=0.3, dropout=0.2),
     ),
     "gpt2": Language(
         GPT2Config(

@@ -82,7 +82,7 @@ class Noise:
         return rows
 
     def of_hidden(self, shape, p):
-        """[B, T, hidden]: the embeddings, then each layer's two outputs."""
+        """[..., hidden]: the embeddings, then each layer's two outputs."""
         self.outputs += 1
         if self.layer < 0:
             site = 4 * 1 + ENTRY
@@ -91,7 +91,7 @@ class Noise:
         else:
             # What a sublayer adds is dropped where the next unit begins; the first layer's attention is unit 1.
             site = 4 * (1 + 2 * self.layer + self.outputs) + ENTRY
-        return kept_rows(seed_of(self.seed, site), self.first_token, shape[0] * shape[1], shape[2], p)
+        return kept_rows(seed_of(self.seed, site), self.first_token, shape[:-1].numel(), shape[-1], p)
 
 
 @contextlib.contextmanager

@@ -191,6 +191,7 @@ fn others(device: &Device) {
         vocabulary,
         smoothing: 0.0,
         scale: 1.0,
+        cap: None,
         losses: losses.view(),
         dlogits: Some(logits),
     };

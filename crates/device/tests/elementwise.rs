@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, Scale, ScatterColumns};
+use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, Scale, ScatterColumns, SoftCap};
 use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, SHAPES, assert_close, framed, rounded, run, strided, tolerance, unframed};
 
@@ -67,6 +67,22 @@ fn scale_multiplies_and_may_overwrite() {
                 let expected: Vec<f32> = x.iter().map(|&x| rounded(0.22 * x, dtype)).collect();
                 assert_eq!(unframed(result, cols), expected, "[{rows}, {cols}] {x_type:?} to {dtype:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn soft_caps_bound_numbers_smoothly() {
+    for [rows, cols] in SHAPES {
+        for dtype in DTYPES {
+            let x: Vec<f32> = Random::new(4).numbers(rows * cols, dtype).iter().map(|x| 64.0 * x).collect();
+            let results = run(|queue| {
+                let (own, outer) = framed(queue, rows, cols, dtype, &x);
+                queue.launch(SoftCap { x: own.view(), cap: 30.0, out: own.view() });
+                vec![outer]
+            });
+            let expected: Vec<f64> = x.iter().map(|&x| 30.0 * (x as f64 / 30.0).tanh()).collect();
+            assert_close("capped", &unframed(&results[0], cols), &expected, tolerance(dtype));
         }
     }
 }

@@ -42,7 +42,7 @@ pub use chain::model::{Model, Stage};
 pub use chain::pass;
 pub use chain::rotary::RotaryTables;
 pub use chain::unit::{Sublayer, Unit, UnitKind};
-pub use config::{Config, Input};
+pub use config::{Config, Experts, Input};
 pub use error::Error;
 pub use evenkeel_widths::{Dim, SHARES, Widths};
 pub use generation::generate::{Finish, GenerateError, GenerateOptions, Generated, Generator};
@@ -53,7 +53,7 @@ pub use lossy::pruned_mask::{PrunedColumns, PrunedMask};
 pub use parameters::bucket::{Bucket, GRAIN, in_grains};
 pub use parameters::load::fill_slice;
 pub use parameters::{
-    Gradients, Init, ParamId, ParamSpec, Parameters, Stretch, ZeroSharding, ZeroStage, own_stretches,
+    FileTensor, Gradients, Init, ParamId, ParamSpec, Parameters, Stretch, ZeroSharding, ZeroStage, own_stretches,
 };
 pub use sharding::layout::{
     Held, Move, MoveBlock, Piece, Ranges, Rectangle, Region, Sharing, Slice, as_matrix, blocks, even_bounds, moves,

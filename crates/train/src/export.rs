@@ -23,7 +23,7 @@ pub fn save_adapter(
     let places: BTreeMap<&str, ParamId> = names.iter().map(|(name, id)| (name.as_str(), *id)).collect();
     save_tensors(folder, ADAPTER_WEIGHTS, &entries, &of_pytorch(), |name, put| {
         let id = places[name];
-        write_pieces(&specs[id.0], |rows| read_rows(id, rows), put)
+        write_pieces(&specs[id.0], 0..specs[id.0].whole[0], |rows| read_rows(id, rows), put)
     })
 }
 
@@ -39,12 +39,16 @@ pub fn save_weights(
     dtype: FileDtype,
     read_rows: impl Fn(ParamId, Range<usize>) -> Result<Vec<f32>, Error>,
 ) -> Result<(), Error> {
-    let entry = |spec: &ParamSpec| TensorEntry { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
-    let entries: Vec<TensorEntry> = specs.iter().map(entry).collect();
-    let places: BTreeMap<&str, ParamId> =
-        specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), ParamId(index))).collect();
+    let mut entries = Vec::new();
+    let mut places = BTreeMap::new();
+    for (index, spec) in specs.iter().enumerate() {
+        for (tensor, rows) in spec.in_files() {
+            places.insert(tensor.name.clone(), (ParamId(index), rows));
+            entries.push(TensorEntry { name: tensor.name, dtype, shape: tensor.shape });
+        }
+    }
     save_model(folder, &entries, &of_pytorch(), SHARD_BYTES, |name, put| {
-        let id = places[name];
-        write_pieces(&specs[id.0], |rows| read_rows(id, rows), put)
+        let (id, rows) = &places[name];
+        write_pieces(&specs[id.0], rows.clone(), |rows| read_rows(*id, rows), put)
     })
 }

@@ -1,13 +1,17 @@
 //! A folder that Evenkeel wrote, which transformers loaded unchanged (`golden/check_saved.py`), against both.
 
+#[path = "../../../golden/cases.rs"]
+mod cases;
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use evenkeel_device::DType;
+use cases::CASES;
 use evenkeel_device::kernel::{IGNORE, Segments};
-use evenkeel_model::{Batch, Context, Model, RotaryTables, ZeroSharding, pass};
-use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile};
+use evenkeel_device::{DType, Queue};
+use evenkeel_model::{Batch, Context, Model, Parameters, RotaryTables, ZeroSharding, pass};
+use evenkeel_store::{FileDtype, Folder, NewFolder, SafeTensorsFile, TensorEntry, save_model};
 use evenkeel_train::save_weights;
 
 const LOGIT_TOLERANCE: f32 = 1e-4;
@@ -46,4 +50,84 @@ fn a_saved_model_has_the_logits_that_transformers_finds_in_it_and_is_saved_again
     new.commit(false).unwrap();
     let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
     assert!(bytes(&golden) == bytes(&path), "the weights are written as they were read");
+}
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn tensors(folder: &Folder) -> Tensors {
+    let read = |name: &str| {
+        let tensor = folder.tensor(name).unwrap();
+        let mut values = vec![0.0; tensor.element_count()];
+        tensor.read(0..values.len(), &mut values).unwrap();
+        (name.to_owned(), (tensor.shape().to_vec(), values))
+    };
+    folder.names().map(read).collect()
+}
+
+fn load(folder: &Folder, queue: &Queue) -> (Model, Parameters) {
+    let model = Model::open(folder).unwrap();
+    let parameters = model.load(folder, DType::F32, ZeroSharding::NONE, queue).unwrap();
+    (model, parameters)
+}
+
+/// The folder that a model is saved in, with the config.json of `original`.
+fn saved(model: &Model, parameters: &Parameters, queue: &Queue, original: &Path, path: &Path) -> Folder {
+    let new = NewFolder::create(path).unwrap();
+    let read = |id, rows| Ok(queue.read(&parameters.master(id).row_range(rows)));
+    save_weights(&new, &model.specs, FileDtype::F32, read).unwrap();
+    new.commit(false).unwrap();
+    std::fs::copy(original.join("config.json"), path.join("config.json")).unwrap();
+    Folder::open(path).unwrap()
+}
+
+#[test]
+fn every_architecture_is_written_with_the_names_shapes_and_numbers_that_transformers_wrote() {
+    let (device, temporary) = (support::device(2), tempfile::tempdir().unwrap());
+    let queue = device.compute();
+    for case in CASES {
+        let golden = support::golden(case);
+        let folder = Folder::open(&golden).unwrap();
+        let (model, parameters) = load(&folder, queue);
+        let again = saved(&model, &parameters, queue, &golden, &temporary.path().join(case));
+        assert!(tensors(&again) == tensors(&folder), "{case}");
+    }
+}
+
+#[test]
+fn experts_in_one_tensor_are_the_same_as_in_a_tensor_each_and_are_written_as_they_were_read() {
+    let (device, temporary) = (support::device(2), tempfile::tempdir().unwrap());
+    let queue = device.compute();
+    let golden = support::golden("qwen3_moe");
+    let apart = Folder::open(&golden).unwrap();
+    let (model, parameters) = load(&apart, queue);
+
+    let mut stacked = tensors(&apart);
+    for spec in model.specs.iter().filter(|spec| !spec.tensors.is_empty()) {
+        let parts = spec.in_files().map(|(tensor, _)| stacked.remove(&tensor.name).unwrap().1).collect::<Vec<_>>();
+        let experts = model.config.experts.unwrap().count;
+        let shape = vec![experts, spec.shape[0] / experts, spec.shape[1]];
+        stacked.insert(spec.name.clone(), (shape, parts.concat()));
+    }
+    let path = temporary.path().join("stacked");
+    let new = NewFolder::create(&path).unwrap();
+    let entry = |(name, (shape, _)): (&String, &(Vec<usize>, Vec<f32>))| TensorEntry {
+        name: name.clone(),
+        dtype: FileDtype::F32,
+        shape: shape.clone(),
+    };
+    let entries: Vec<TensorEntry> = stacked.iter().map(entry).collect();
+    save_model(&new, &entries, &BTreeMap::new(), u64::MAX, |name, put| -> Result<(), evenkeel_store::Error> {
+        put(&stacked[name].1)
+    })
+    .unwrap();
+    new.commit(false).unwrap();
+    std::fs::copy(golden.join("config.json"), path.join("config.json")).unwrap();
+
+    let folder = Folder::open(&path).unwrap();
+    let (of_stacked, same) = load(&folder, queue);
+    for id in parameters.ids() {
+        assert!(queue.read(&parameters.master(id)) == queue.read(&same.master(id)), "{}", model.specs[id.0].name);
+    }
+    let again = saved(&of_stacked, &same, queue, &golden, &temporary.path().join("again"));
+    assert!(tensors(&again) == stacked);
 }

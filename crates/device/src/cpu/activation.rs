@@ -19,6 +19,8 @@ pub(crate) fn activate<S: Simd>(activation: Activation, s: S, x: S::Vector) -> S
         Activation::Silu => s.mul(x, sigmoid(s, x)),
         Activation::GeluErf => s.mul(x, normal_distribution(s, x)),
         Activation::GeluTanh => s.mul(x, sigmoid(s, tanh_argument(s, x))),
+        // Of a number that is none and 0, the minimum and the maximum are their second operand.
+        Activation::Relu => s.max(s.splat(0.0), x),
     }
 }
 
@@ -48,6 +50,7 @@ pub(crate) fn activate_derivative<S: Simd>(activation: Activation, s: S, x: S::V
             let inner = s.mul_add(s.mul(x, x), cubic, s.splat(2.0 * TANH_SCALE));
             s.mul_add(s.mul(x, slope), inner, sigma)
         }
+        Activation::Relu => s.select_less(s.splat(0.0), x, one, s.splat(0.0)),
     }
 }
 
@@ -86,7 +89,7 @@ macro_rules! functions {
         }
     };
 }
-functions!(Silu, GeluErf, GeluTanh);
+functions!(Silu, GeluErf, GeluTanh, Relu);
 
 #[derive(Clone, Copy)]
 struct Forward<F>(F);

@@ -1,10 +1,11 @@
 //! Sums, copies, fills, and the selection of columns.
 
+use super::math::sigmoid;
 use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{Map, Tile, column_sums, column_sums_floats, each_vector, load, map, map_mixed, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team, WorkingMemory};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, Scale, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, Scale, ScatterColumns, SoftCap};
 use crate::{DType, Extent, View};
 
 #[derive(Clone, std::marker::Copy)]
@@ -36,6 +37,24 @@ impl Map<1, 1> for Times {
 impl Run for Scale {
     fn run(&self, team: &mut Team) {
         map_mixed(team, Times(self.factor), [self.x], [self.out]);
+    }
+}
+
+#[derive(Clone, std::marker::Copy)]
+struct Capped(f32);
+
+impl Map<1, 1> for Capped {
+    #[inline(always)]
+    fn map<S: Simd>(self, s: S, _: usize, _: usize, [x]: [S::Vector; 1]) -> [S::Vector; 1] {
+        // tanh y = 2σ(2y) - 1
+        let share = sigmoid(s, s.mul(x, s.splat(2.0 / self.0)));
+        [s.mul_add(share, s.splat(2.0 * self.0), s.splat(-self.0))]
+    }
+}
+
+impl Run for SoftCap {
+    fn run(&self, team: &mut Team) {
+        map_mixed(team, Capped(self.cap), [self.x], [self.out]);
     }
 }
 

@@ -54,15 +54,15 @@ unsafe fn write_stats(stats: Matrix<f32>, row: usize, values: [f32; 4]) {
     }
 }
 
-struct RowSums<E> {
-    logits: *const E,
-    len: usize,
+pub(super) struct RowSums<E> {
+    pub logits: *const E,
+    pub len: usize,
 }
 
-struct Sums {
-    max: f32,
+pub(super) struct Sums {
+    pub max: f32,
     /// Σ exp(logit - max)
-    exponentials: f32,
+    pub exponentials: f32,
     /// Σ logit
     logits: f32,
 }
@@ -143,7 +143,7 @@ fn keep_first<S: Simd>(s: S, x: S::Vector, count: usize, rest: S::Vector) -> S::
 }
 
 /// eˣ of one number, with the bits that a vector of them would have.
-struct Exp(f32);
+pub(super) struct Exp(pub f32);
 
 impl Vectorised for Exp {
     type Output = f32;
@@ -214,11 +214,13 @@ fn backward<E: Element, D: Element>(kernel: &LossBackward, team: &mut Team) {
                     max,
                     factor,
                     rest: kernel.scale * rest,
+                    cap: kernel.cap,
                 };
                 vectorise(row_gradient);
                 if let Some(column) = place_of(label, kernel.first, logits.cols) {
                     let certain = kernel.scale * (1.0 - kernel.smoothing + rest);
                     let gradient = factor.mul_add(vectorise(Exp(target - max)), -certain);
+                    let gradient = kernel.cap.map_or(gradient, |cap| gradient * (1.0 - (target / cap).powi(2)));
                     dlogits.at(row, column).write(D::from_f32(gradient));
                 }
             }
@@ -235,6 +237,7 @@ struct RowGradient<E, D> {
     max: f32,
     factor: f32,
     rest: f32,
+    cap: Option<f32>,
 }
 
 impl<E: Element, D: Element> Vectorised for RowGradient<E, D> {
@@ -242,11 +245,23 @@ impl<E: Element, D: Element> Vectorised for RowGradient<E, D> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        if self.cap.is_some() { self.write::<S, true>(s) } else { self.write::<S, false>(s) }
+    }
+}
+
+impl<E: Element, D: Element> RowGradient<E, D> {
+    #[inline(always)]
+    fn write<S: Simd, const IS_CAPPED: bool>(&self, s: S) {
+        let share_of_cap = s.splat(self.cap.map_or(0.0, |cap| 1.0 / cap));
         each_vector!(0..self.len, |i, count| {
             // SAFETY: `count` elements from `i` on lie before `len`. A vector is read before it is overwritten.
             unsafe {
                 let x = load(s, self.logits.add(i), count);
-                let gradient = if self.ignored { s.splat(0.0) } else { self.at(s, x) };
+                let mut gradient = if self.ignored { s.splat(0.0) } else { self.at(s, x) };
+                if IS_CAPPED {
+                    let share = s.mul(x, share_of_cap);
+                    gradient = s.mul(gradient, s.sub(s.splat(1.0), s.mul(share, share)));
+                }
                 store(s, self.dlogits.add(i), gradient, count);
             }
         });

@@ -17,6 +17,7 @@ mod attention;
 mod cached_attention;
 mod elementwise;
 mod embedding;
+mod experts;
 mod loss;
 mod magnitude;
 mod math;

@@ -8,7 +8,7 @@ use crate::View;
 use crate::kernel::{GatherRows, ScatterRows};
 
 /// Row numbers that all lie in a matrix of `count` rows.
-fn checked_rows(view: &View, count: usize) -> &'static [u32] {
+pub(super) fn checked_rows(view: &View, count: usize) -> &'static [u32] {
     // SAFETY: the kernel's operands live and keep their values until the kernel has run.
     let rows = unsafe { indices(view).as_slice() };
     if let Some(row) = rows.iter().find(|&&row| row as usize >= count) {
@@ -19,7 +19,13 @@ fn checked_rows(view: &View, count: usize) -> &'static [u32] {
 
 /// # Safety
 /// Both rows have these columns, nobody writes the one and nobody else accesses the other.
-unsafe fn copy_row<E: Element>(x: Matrix<E>, from: usize, out: Matrix<E>, to: usize, cols: std::ops::Range<usize>) {
+pub(super) unsafe fn copy_row<E: Element>(
+    x: Matrix<E>,
+    from: usize,
+    out: Matrix<E>,
+    to: usize,
+    cols: std::ops::Range<usize>,
+) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(x.at(from, cols.start), out.at(to, cols.start), cols.len()) };
 }

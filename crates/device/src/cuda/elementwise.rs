@@ -4,7 +4,7 @@ use super::modules::ELEMENTWISE;
 use super::rows::{Matrix, Mixed, Walk, dtype_name, vector};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns, SoftCap};
 use crate::{DType, Extent, View};
 
 impl Run for Add {
@@ -26,6 +26,17 @@ impl Run for Scale {
         let arguments = arguments![walk.rows, walk.cols, x, out, self.factor];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&ELEMENTWISE, &walk.name("scale"), walk.shape(), arguments) };
+    }
+}
+
+impl Run for SoftCap {
+    fn run(&self, stream: &mut Stream) {
+        let views = [self.x, self.out];
+        let Some(walk) = Walk::flat(&views) else { return };
+        let [x, out] = views.map(|view| Mixed::of(&view));
+        let arguments = arguments![walk.rows, walk.cols, x, out, self.cap];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&ELEMENTWISE, &walk.name("soft_cap"), walk.shape(), arguments) };
     }
 }
 

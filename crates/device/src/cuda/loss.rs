@@ -65,9 +65,21 @@ impl Run for LossBackward {
         let (logits, stats, dlogits) =
             (Matrix::of(&self.logits), Matrix::of(&self.stats), Matrix::optional(&self.dlogits));
         let rest = self.smoothing / self.vocabulary as f32;
+        let share = self.cap.map_or(0f32, |cap| 1.0 / cap);
         let (labels, losses) = (self.labels.address, self.losses.address);
-        let arguments =
-            arguments![cols, logits, labels, self.first, stats, losses, dlogits, self.smoothing, rest, self.scale];
+        let arguments = arguments![
+            cols,
+            logits,
+            labels,
+            self.first,
+            stats,
+            losses,
+            dlogits,
+            self.smoothing,
+            rest,
+            self.scale,
+            share
+        ];
         // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
         unsafe { stream.launch(&LOSS, &name, shape, arguments) };
     }

@@ -31,6 +31,7 @@ mod adafactor;
 mod attention;
 mod elementwise;
 mod embedding;
+mod experts;
 mod loss;
 mod magnitude;
 mod muon;

@@ -20,8 +20,11 @@ pub(super) struct Source {
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 macro_rules! sources {
-    ($($constant:ident = $file:literal),* $(,)?) => {
-        $(pub(super) static $constant: Source = Source { name: $file, parts: &[include_str!(concat!("kernels/", $file))] };)*
+    ($($constant:ident = $file:literal $(after $before:literal)?),* $(,)?) => {
+        $(pub(super) static $constant: Source = Source {
+            name: $file,
+            parts: &[$(include_str!(concat!("kernels/", $before)),)? include_str!(concat!("kernels/", $file))],
+        };)*
         static FILES: &[&Source] = &[$(&$constant),*];
     };
 }
@@ -30,6 +33,8 @@ sources! {
     ACTIVATION = "activation.cu",
     ELEMENTWISE = "elementwise.cu",
     EMBEDDING = "embedding.cu",
+    EXPERTS = "experts.cu",
+    GROUPED_PRODUCT = "grouped_product.cu" after "attention/ptx.cuh",
     LOSS = "loss.cu",
     NF4 = "nf4.cu",
     NORM = "norm.cu",

@@ -6,6 +6,7 @@ pub enum Activation {
     Silu,
     GeluErf,
     GeluTanh,
+    Relu,
 }
 
 /// `out = activation(x)`; `out` may be `x`.

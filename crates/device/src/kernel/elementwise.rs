@@ -37,6 +37,25 @@ impl Operation for Scale {
     }
 }
 
+/// `out = cap · tanh(x / cap)`; `out` may be `x`.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftCap {
+    pub x: View,
+    pub cap: f32,
+    pub out: View,
+}
+
+impl Operation for SoftCap {
+    fn check(&self) {
+        assert_same_shape("SoftCap", &[self.x, self.out]);
+        assert!(self.cap > 0.0, "SoftCap: {}", self.cap);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.x.bytes() + self.out.bytes()
+    }
+}
+
 /// `out = x`, rounded or widened to the dtype of `out`.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {

@@ -66,6 +66,8 @@ pub struct LossBackward {
     pub vocabulary: usize,
     pub smoothing: f32,
     pub scale: f32,
+    /// The cap that [`SoftCap`](super::SoftCap) has put on the logits: then gradients are of what they were before.
+    pub cap: Option<f32>,
     /// f32 [1, T], not scaled.
     pub losses: View,
     /// [T, V]; may be `logits` if the dtypes agree. Absent in evaluation.

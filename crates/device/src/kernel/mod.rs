@@ -14,6 +14,7 @@ mod attention;
 mod cached_attention;
 mod elementwise;
 mod embedding;
+mod experts;
 mod loss;
 mod magnitude;
 mod muon;
@@ -29,8 +30,9 @@ pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackwar
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
 pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 pub use cached_attention::CachedAttention;
-pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns};
+pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns, SoftCap};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
+pub use experts::{CombinePairs, GatherPairs, GroupedProduct, PairDots, Route, RouteBackward, ScalePairs};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
 pub use magnitude::{ColumnDot, ScaleColumns};
 pub use muon::{Combine, MuonMomentum, Normalize};
@@ -94,9 +96,10 @@ macro_rules! kernels {
 
 kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
-    ColumnDot, ColumnSum, Combine, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated, GatedBackward, GatherColumns,
-    GatherRows, Lion, LossBackward, LossMerge, LossStats, MuonMomentum, Norm, NormBackward, Normalize, Product, RandomNormal, Rotary,
-    Scale, ScaleColumns, ScatterColumns, ScatterRows, Sgd, SquareSums, SquaredNorm, SquaredNorms,
+    ColumnDot, ColumnSum, Combine, CombinePairs, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated,
+    GatedBackward, GatherColumns, GatherPairs, GatherRows, GroupedProduct, Lion, LossBackward, LossMerge, LossStats, MuonMomentum,
+    Norm, NormBackward, Normalize, PairDots, Product, RandomNormal, Rotary, Route, RouteBackward, Scale, ScaleColumns, ScalePairs,
+    ScatterColumns, ScatterRows, Sgd, SoftCap, SquareSums, SquaredNorm, SquaredNorms,
 }
 
 impl Kernel {
@@ -111,19 +114,26 @@ impl Kernel {
             Kernel::AttentionBackward(kernel) => kernel.q.count == 0,
             Kernel::ColumnDot(kernel) => kernel.out.is_empty(),
             Kernel::ColumnSum(kernel) => kernel.out.is_empty(),
+            Kernel::CombinePairs(kernel) => kernel.out.is_empty(),
             Kernel::Copies(kernel) => kernel.0.iter().all(|copy| copy.out.is_empty()),
             Kernel::Copy(kernel) => kernel.out.is_empty(),
             Kernel::ExpandNf4(kernel) => kernel.out.is_empty(),
             Kernel::Fill(kernel) => kernel.out.is_empty(),
             Kernel::Gated(kernel) => kernel.out.is_empty(),
             Kernel::GatedBackward(kernel) => kernel.dgate.is_empty(),
+            Kernel::GatherPairs(kernel) => kernel.out.is_empty(),
+            Kernel::GroupedProduct(kernel) => kernel.out.is_empty(),
             Kernel::Norm(kernel) => kernel.out.is_empty(),
             Kernel::NormBackward(kernel) => kernel.dx.is_empty(),
+            Kernel::PairDots(kernel) => kernel.out.is_empty(),
             Kernel::Product(kernel) => kernel.out.is_empty(),
             Kernel::RandomNormal(kernel) => kernel.out.is_empty(),
             Kernel::Rotary(kernel) => kernel.x.count == 0,
+            Kernel::RouteBackward(kernel) => kernel.dlogits.is_empty(),
             Kernel::Scale(kernel) => kernel.out.is_empty(),
             Kernel::ScaleColumns(kernel) => kernel.out.is_empty(),
+            Kernel::ScalePairs(kernel) => kernel.out.is_empty(),
+            Kernel::SoftCap(kernel) => kernel.out.is_empty(),
             _ => false,
         }
     }

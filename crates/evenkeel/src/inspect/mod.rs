@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use evenkeel_device::DType;
 use evenkeel_device::kernel::NF4_BLOCK;
-use evenkeel_model::{AdapterConfig, Config, Input, Model};
+use evenkeel_model::{AdapterConfig, Config, Experts, Input, Model};
 use evenkeel_step::schedule::{Arrangement, Schedule};
 use evenkeel_step::{Mesh, Strategy};
 use evenkeel_train::{Samples, TrainerOptions, costs};
@@ -157,11 +157,18 @@ fn describe(model: &Model, of_input: &str) -> String {
         format!("architecture   {} ({})", config.family.class, config.family.model_type),
         format!("parameters     {}", describe_parameters(model)),
         format!("layers         {}", config.layers.len()),
-        format!("hidden         {}, FFN {}", config.hidden, config.ffn),
+        format!("hidden         {}, {}", config.hidden, describe_ffn(config)),
         format!("heads          {} of size {}, {} for keys and values", config.heads, config.head_dim, config.kv_heads),
         of_input.to_owned(),
     ]
     .join("\n")
+}
+
+fn describe_ffn(config: &Config) -> String {
+    let Some(Experts { count, chosen, ffn, .. }) = config.experts else { return format!("FFN {}", config.ffn) };
+    let dense = config.layers.iter().filter(|layer| !layer.has_experts).count();
+    let dense = if dense == 0 { String::new() } else { format!("; FFN {} in {dense} layers", config.ffn) };
+    format!("{count} experts of FFN {ffn}, {chosen} for each token{dense}")
 }
 
 /// The count and, if some are frozen, that of the trained ones, with the memory of each.

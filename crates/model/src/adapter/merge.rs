@@ -11,14 +11,14 @@ use crate::chain::model::Model;
 use crate::error::Error;
 use crate::nf4::packed::OwnedWeight;
 use crate::parameters::ParamId;
-use crate::parameters::load::with_packed;
+use crate::parameters::load::{read_behind, with_packed};
 
 /// Reads a model's weights with its adapters' products added and, with DoRA, rows brought to their magnitudes, in f32.
 pub struct Merger<'a> {
     base: &'a Folder,
     model: &'a Model,
-    /// The folder's name for each parameter.
-    names: Vec<Option<String>>,
+    /// The folder's names for each parameter.
+    names: Vec<Vec<String>>,
     adapted: HashMap<ParamId, Factors>,
     /// The weight in 4 bits that was read last.
     packed: RefCell<Option<(ParamId, OwnedWeight)>>,
@@ -88,13 +88,14 @@ impl<'a> Merger<'a> {
     pub fn read_rows(&self, id: ParamId, rows: Range<usize>) -> Result<Vec<f32>, Error> {
         let spec = &self.model.specs[id.0];
         let cols = spec.whole[1];
-        let name = self.names[id.0].as_ref().expect("a parameter of the base");
+        let names = &self.names[id.0];
         let elements = rows.start * cols..rows.end * cols;
         let mut values = if spec.is_packed {
-            self.expanded(id, name, elements)?
+            self.expanded(id, names.first().expect("a parameter of the base"), elements)?
         } else {
             let mut values = vec![0.0; elements.len()];
-            self.base.tensor(name).expect("matched before").read(elements, &mut values)?;
+            let tensors: Vec<_> = names.iter().map(|name| self.base.tensor(name).expect("matched before")).collect();
+            read_behind(&tensors, spec, elements, &mut values)?;
             values
         };
         if let Some(factors) = self.adapted.get(&id) {

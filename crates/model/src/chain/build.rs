@@ -1,6 +1,7 @@
 //! From a config to a chain of units and the list of its parameters.
 
 mod attention;
+mod experts;
 
 use std::ops::Range;
 
@@ -26,7 +27,8 @@ use crate::sharding::shard::{Part, Shard};
 pub(crate) fn build(config: &Config, shard: &Shard, kind: DeviceKind) -> (Vec<ParamSpec>, Vec<Unit>) {
     let mut builder = Builder { config, names: &config.family.names, shard, kind, specs: Vec::new(), adapters: 0 };
     let mut units = vec![builder.embed()];
-    let mut post = None;
+    let hidden = config.hidden;
+    let mut post = builder.names.embed_norm.map(|name| builder.norm(name, hidden));
     for (index, layer) in config.layers.iter().enumerate() {
         post = builder.layer(index, layer, post, &mut units);
     }
@@ -101,13 +103,17 @@ impl Builder<'_> {
                 let shape = vec![self.config.classes, hidden];
                 let table = self.tensor(self.names.embed, shape, slice, sharing(&shard), normal);
                 assert_eq!(table, EMBED);
-                let output = body.lookup(table, Index::Tokens, shard.classes.start, self.config.embed_scale, None);
+                let output = body.lookup(Lookup {
+                    first: shard.classes.start,
+                    scale: self.config.embed_scale,
+                    ..Lookup::of(table, Index::Tokens)
+                });
                 let stream = learned_positions.map(|count| {
-                    let Positions::Learned { table, .. } = self.config.family.positions else {
+                    let Positions::Learned { table, skipped, .. } = self.config.family.positions else {
                         unreachable!("learned positions have a table")
                     };
-                    let table = self.replicated(table, vec![count, hidden], normal);
-                    body.lookup(table, Index::Positions, 0, 1.0, None)
+                    let table = self.replicated(table, vec![skipped + count, hidden], normal);
+                    body.lookup(Lookup { skipped, ..Lookup::of(table, Index::Positions) })
                 });
                 (stream, output)
             }
@@ -125,9 +131,9 @@ impl Builder<'_> {
                 let linear = Linear { first: true, ..body.plain_linear(patches, weight) };
                 let output = body.linear(linear);
                 // The projection's bias and the tables go to the stream, once per token.
-                let stream = body.lookup(positions, Index::Positions, 0, 1.0, None);
-                body.lookup(class, Index::ClassRows, 0, 1.0, Some(stream));
-                body.lookup(bias, Index::PatchRows, 0, 1.0, Some(stream));
+                let stream = body.lookup(Lookup::of(positions, Index::Positions));
+                body.add_lookup(Lookup::of(class, Index::ClassRows), stream);
+                body.add_lookup(Lookup::of(bias, Index::PatchRows), stream);
                 (Some(stream), output)
             }
         };
@@ -158,7 +164,7 @@ impl Builder<'_> {
         if self.config.parallel {
             assert_eq!(is_partial, !mlp_shard.is_whole(), "what is added up is cut alike");
             let mlp_input = if mlp_norm.is_some() { body.slot() } else { attention_input };
-            let fed = self.mlp(&mut body, mlp_input, &prefix, &mlp_shard);
+            let fed = self.feed(&mut body, mlp_input, &prefix, layer, &mlp_shard);
             self.scale(&mut body, fed);
             // Each has its own dropout, so both are dropped before they are added. Dropping a shard's summand with the sum's mask
             // gives a summand of the dropped sum.
@@ -183,7 +189,7 @@ impl Builder<'_> {
         let post = self.names.post_attention_norm.map(|name| self.norm(&format!("{prefix}{name}"), hidden));
         let mut body = BodyBuilder::default();
         let input = body.slot();
-        let output = self.mlp(&mut body, input, &prefix, &mlp_shard);
+        let output = self.feed(&mut body, input, &prefix, layer, &mlp_shard);
         self.scale(&mut body, output);
         let entry = self.entry(units.len(), post, vec![mlp_norm]);
         let sublayer = Sublayer::Body(body.finish(vec![input], None, output));
@@ -195,6 +201,14 @@ impl Builder<'_> {
     fn scale(&self, body: &mut BodyBuilder, x: Slot) {
         let factor = self.config.residual_scale;
         body.ops.extend((factor != 1.0).then_some(Op::Scale { x, factor }));
+    }
+
+    /// Adds a layer's MLP, or its experts.
+    fn feed(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, layer: &Layer, shard: &Shard) -> Slot {
+        match self.config.experts {
+            Some(experts) if layer.has_experts => self.experts(body, input, prefix, experts, shard),
+            _ => self.mlp(body, input, prefix, shard),
+        }
     }
 
     fn mlp(&mut self, body: &mut BodyBuilder, input: Slot, prefix: &str, shard: &Shard) -> Slot {
@@ -243,7 +257,8 @@ impl Builder<'_> {
     }
 
     fn head(&mut self, post: Option<NormSpec>, unit: usize) -> Unit {
-        let Config { hidden, classes, init_deviation: deviation, tied, logit_scale: scale, .. } = *self.config;
+        let Config { hidden, classes, init_deviation: deviation, tied, logit_scale: scale, logit_cap: cap, .. } =
+            *self.config;
         let shard = self.shard.of(if tied { Part::Embedding } else { Part::Head }, self.config);
         let norm = self.norm(self.names.final_norm, hidden);
         let entry = self.entry(unit, post, vec![Some(norm)]);
@@ -262,7 +277,7 @@ impl Builder<'_> {
         });
         let (first_class, widest) = (held.start, shard.widest_classes);
         let logit_bytes = self.kind.logit_bytes();
-        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, scale, logit_bytes };
+        let head = Head { weight, bias, classes, first_class, widest, first_tokens_only, scale, cap, logit_bytes };
         Unit { kind: UnitKind::Head, entry, sublayer: Sublayer::Head(head), is_partial: !shard.is_whole() }
     }
 
@@ -432,6 +447,7 @@ impl Builder<'_> {
         self.specs.push(ParamSpec {
             name: name.to_owned(),
             shape,
+            tensors: Vec::new(),
             whole,
             slice,
             matrix,
@@ -503,11 +519,16 @@ impl BodyBuilder {
         out
     }
 
-    /// A lookup into a new slot, or added to one.
-    fn lookup(&mut self, table: ParamId, index: Index, first: usize, scale: f32, add_to: Option<Slot>) -> Slot {
-        let out = add_to.unwrap_or_else(|| self.slot());
-        self.ops.push(Op::Lookup(Lookup { table, index, first, scale, out, accumulate: add_to.is_some() }));
+    /// A lookup into a new slot.
+    fn lookup(&mut self, lookup: Lookup) -> Slot {
+        let out = self.slot();
+        self.ops.push(Op::Lookup(Lookup { out, ..lookup }));
         out
+    }
+
+    /// A lookup that is added to those in a slot.
+    fn add_lookup(&mut self, lookup: Lookup, out: Slot) {
+        self.ops.push(Op::Lookup(Lookup { out, accumulate: true, ..lookup }));
     }
 
     fn finish(self, inputs: Vec<Slot>, stream: Option<Slot>, output: Slot) -> Body {

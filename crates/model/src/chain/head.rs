@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use evenkeel_device::kernel::{ColumnSum, LossBackward, LossMerge, LossStats, Order, Product};
+use evenkeel_device::kernel::{ColumnSum, LossBackward, LossMerge, LossStats, Order, Product, SoftCap};
 use evenkeel_device::{DType, Queue, Tensor};
 
 use crate::chain::batch::Batch;
@@ -26,8 +26,9 @@ pub struct Head {
     pub(crate) widest: usize,
     /// Whether only the first token of each segment is classified: the class token of an image.
     pub(crate) first_tokens_only: bool,
-    /// The factor of all logits.
+    /// The factor of all logits, and the cap that is put on them behind it.
     pub(crate) scale: f32,
+    pub(crate) cap: Option<f32>,
     /// Bytes that the logits in memory at a time may take, as f32.
     pub(crate) logit_bytes: usize,
 }
@@ -73,6 +74,9 @@ impl Head {
         let bias = self.bias.map(|bias| context.parameters.value(bias).view());
         let product = Product::new(Order::NT, x, weight, &logits).with_bias(bias);
         context.queue.launch(Product { scale: self.scale, ..product });
+        if let Some(cap) = self.cap {
+            context.queue.launch(SoftCap { x: logits.view(), cap, out: logits.view() });
+        }
         logits
     }
 
@@ -113,6 +117,7 @@ impl Head {
             vocabulary: self.classes,
             smoothing: options.smoothing,
             scale: options.scale,
+            cap: self.cap,
             losses: losses.view().col_range(rows),
             dlogits: dlogits.map(Tensor::view),
         });

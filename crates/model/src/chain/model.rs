@@ -348,7 +348,8 @@ impl Model {
     /// Whether a parameter is a matrix of a hidden layer: neither a vector nor a filter, and no part of embedding and head.
     pub fn is_hidden_matrix(&self, id: ParamId) -> bool {
         let mut outer = self.units.iter().filter(|unit| matches!(unit.kind, UnitKind::Embedding | UnitKind::Head));
-        self.specs[id.0].shape.len() == 2 && !outer.any(|unit| unit.parameters().contains(&id))
+        let spec = &self.specs[id.0];
+        spec.shape.len() == 2 && spec.tensors.is_empty() && !outer.any(|unit| unit.parameters().contains(&id))
     }
 
     /// The table of the embedding, which a tied head multiplies with.

@@ -11,6 +11,7 @@ use crate::chain::adapted::MagnitudeParameters;
 use crate::chain::batch::Batch;
 use crate::chain::body::{Context, Slot, Slots};
 use crate::chain::dropout::{Dropout, dropped};
+use crate::chain::experts::{Experts, Router};
 use crate::chain::linear::Linear;
 use crate::chain::norm::{self, NormSpec};
 use crate::chain::on_rows::OnRows;
@@ -75,6 +76,8 @@ pub(crate) enum Op {
         out: Slot,
     },
     OnRows(OnRows),
+    Router(Router),
+    Experts(Experts),
 }
 
 /// The columns of heads in a slot.
@@ -102,6 +105,8 @@ pub(crate) struct Attention {
     pub logsum: Slot,
     pub mask: Mask,
     pub scale: f32,
+    /// The soft cap on scores.
+    pub cap: Option<f32>,
     pub dropout: Option<Dropout>,
     /// The number of the first query head among the whole model's.
     pub first_head: usize,
@@ -123,12 +128,26 @@ impl Attention {
 #[derive(Clone, Debug)]
 pub(crate) struct Lookup {
     pub table: ParamId,
+    /// Rows of the table before that of index 0.
+    pub skipped: usize,
     pub index: Index,
     /// The index of the first row that the table has here.
     pub first: usize,
     pub scale: f32,
     pub out: Slot,
     pub accumulate: bool,
+}
+
+impl Lookup {
+    /// Rows of the whole table.
+    pub fn of(table: ParamId, index: Index) -> Lookup {
+        Lookup { table, skipped: 0, index, first: 0, scale: 1.0, out: Slot(0), accumulate: false }
+    }
+
+    /// The rows that have an index.
+    fn rows(&self, table: &Tensor) -> View {
+        table.view().row_range(self.skipped..table.rows)
+    }
 }
 
 /// The indices of the batch that a lookup uses.
@@ -165,6 +184,8 @@ impl Op {
             Op::HeadNorm { norm, .. } => norm.parameters().collect(),
             Op::Lookup(lookup) => vec![lookup.table],
             Op::OnRows(strip) => strip.ops.iter().flat_map(Op::parameters).collect(),
+            Op::Router(router) => vec![router.weight],
+            Op::Experts(experts) => vec![experts.gate_up, experts.down],
             Op::Rotary { .. }
             | Op::Attention(_)
             | Op::Gated { .. }
@@ -240,7 +261,7 @@ impl Op {
                     values.set(lookup.out, queue.tensor(indices.cols, table.cols, context.dtype()));
                 }
                 queue.launch(Embed {
-                    table: table.view(),
+                    table: lookup.rows(table),
                     indices: indices.view(),
                     first: lookup.first as u32,
                     scale: lookup.scale,
@@ -260,6 +281,8 @@ impl Op {
             }
             Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
             Op::OnRows(strip) => strip.forward(context, values),
+            Op::Router(router) => router.forward(context, values),
+            Op::Experts(experts) => experts.forward(context, values),
         }
     }
 
@@ -270,6 +293,7 @@ impl Op {
             Op::Add { out: slot, .. } | Op::Dropout { x: slot, .. } | Op::Scale { x: slot, .. }
                 if skipped.contains(slot) => {}
             Op::Lookup(lookup) if skipped.contains(&lookup.out) => (),
+            Op::Experts(experts) if skipped.contains(&experts.out) => experts.widen(context, values),
             _ => self.forward(context, values),
         }
     }
@@ -290,6 +314,8 @@ impl Op {
             Op::Gated { gate, up, .. } => vec![*gate, *up],
             Op::GatedTogether { x, .. } => vec![*x],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.saved(context)).collect(),
+            Op::Router(router) => router.saved(),
+            Op::Experts(experts) => experts.saved(),
             Op::Rotary { .. }
             | Op::Scale { .. }
             | Op::Add { .. }
@@ -355,6 +381,8 @@ impl Op {
                 slots.set(*x, dx);
             }
             Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),
+            Op::Router(router) => router.backward_input(context, values, slots),
+            Op::Experts(experts) => experts.backward_input(context, values, slots),
             Op::Patches { .. } | Op::Lookup(_) | Op::NoColumns { .. } => (),
         }
     }
@@ -367,6 +395,8 @@ impl Op {
                 vec![linear.x]
             }
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_inputs(context)).collect(),
+            Op::Router(router) if context.trains(router.weight) => vec![router.x],
+            Op::Experts(experts) => experts.weight_inputs(context),
             _ => Vec::new(),
         }
     }
@@ -389,6 +419,8 @@ impl Op {
             }
             Op::Lookup(lookup) => vec![lookup.out],
             Op::OnRows(strip) => strip.ops.iter().flat_map(|op| op.weight_gradients(context)).collect(),
+            Op::Router(router) if context.trains(router.weight) => vec![router.logits],
+            Op::Experts(experts) => experts.weight_gradients(context),
             _ => Vec::new(),
         }
     }
@@ -399,7 +431,7 @@ impl Op {
             Op::Lookup(lookup) => {
                 let Some(dtable) = gradients.sum_of_trained(context.queue, lookup.table) else { return };
                 context.queue.launch(EmbedBackward {
-                    dtable: dtable.view(),
+                    dtable: lookup.rows(&dtable),
                     indices: lookup.index.of(context).view(),
                     first: lookup.first as u32,
                     scale: lookup.scale,
@@ -407,13 +439,15 @@ impl Op {
                 });
             }
             Op::OnRows(strip) => strip.backward_weight(context, gradients, values, slots),
+            Op::Router(router) => router.backward_weight(context, gradients, values, slots),
+            Op::Experts(experts) => experts.backward_weight(context, gradients, values, slots),
             _ => (),
         }
     }
 }
 
 /// The left and the right half of the columns.
-fn halves(x: &Tensor) -> [View; 2] {
+pub(super) fn halves(x: &Tensor) -> [View; 2] {
     let width = x.cols / 2;
     [0..width, width..2 * width].map(|columns| x.view().col_range(columns))
 }

@@ -1,10 +1,12 @@
 //! Rotary position tables: cosines and sines of every position's angles.
 
 use std::f64::consts::TAU;
+use std::ops::Range;
 
-use evenkeel_device::{DType, Queue, Tensor};
+use evenkeel_device::{DType, Queue, Tensor, View};
 
 use crate::Config;
+use crate::config::family::Positions;
 
 /// One rotation of heads by position.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,17 +124,34 @@ impl Rotary {
     }
 }
 
-/// A model's rotations on a device, for sequences up to a given length. Rotations that depend on a sequence's length take this one.
+/// What a model adds to heads or scores by position, on a device: rotations, for sequences up to a given length, and slopes.
+/// Rotations that depend on a sequence's length take this one.
 pub struct RotaryTables {
     tables: Vec<Tensor>,
+    /// f32 [1, N]: by query head of the whole model, how much less a score is for each token of distance.
+    slopes: Option<Tensor>,
 }
 
 impl RotaryTables {
     pub fn new(config: &Config, queue: &Queue, positions: usize) -> RotaryTables {
-        RotaryTables { tables: config.rotaries.iter().map(|rotary| rotary.table(queue, positions)).collect() }
+        let has_slopes = matches!(config.family.positions, Positions::Slopes);
+        let slopes = has_slopes.then(|| queue.floats(1, config.heads, DType::F32, &slopes(config.heads)));
+        RotaryTables { tables: config.rotaries.iter().map(|rotary| rotary.table(queue, positions)).collect(), slopes }
     }
 
     pub(crate) fn table(&self, index: usize) -> &Tensor {
         &self.tables[index]
     }
+
+    /// Those of some query heads.
+    pub(crate) fn slopes(&self, heads: Range<usize>) -> Option<View> {
+        self.slopes.as_ref().map(|slopes| slopes.view().col_range(heads))
+    }
+}
+
+/// Powers of 2^(-8/n) for n heads, a power of two; further heads lie halfway between those of twice as many.
+fn slopes(heads: usize) -> Vec<f32> {
+    let of_power = |heads: usize| (1..=heads).map(move |head| 2f64.powf(-8.0 * head as f64 / heads as f64) as f32);
+    let largest = 1 << heads.max(1).ilog2();
+    of_power(largest).chain(of_power(2 * largest).step_by(2)).take(heads).collect()
 }

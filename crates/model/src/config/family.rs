@@ -12,6 +12,10 @@ pub struct Family {
     pub keys: Keys,
     /// Keys of config.json, beside those of the other fields, that this architecture has.
     pub own_keys: &'static [&'static str],
+    /// Other names of keys in older or newer files.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// Keys with one value that is implemented.
+    pub fixed: &'static [(&'static str, Fixed)],
     pub names: Names,
     /// Whether linear layers store their weights [in, out].
     pub is_transposed: bool,
@@ -32,6 +36,8 @@ pub struct Family {
     pub positions: Positions,
     pub window: Window,
     pub factors: Factors,
+    /// The keys and names of experts, in layers that have them in place of an MLP.
+    pub experts: Option<ExpertOptions>,
     pub tied_by_default: bool,
     pub dropout: DropoutKeys,
 }
@@ -50,6 +56,13 @@ impl Family {
         // Early files of Llama have LLaMAForCausalLM.
         names.iter().any(|name| name.eq_ignore_ascii_case(class))
     }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Fixed {
+    Flag(bool),
+    /// As large as the stream.
+    Hidden,
 }
 
 /// The keys of the sizes in config.json.
@@ -81,6 +94,8 @@ pub struct DropoutKeys {
 pub struct Names {
     pub base: &'static str,
     pub embed: &'static str,
+    /// A norm on the embeddings.
+    pub embed_norm: Option<&'static str>,
     pub layer: &'static str,
     /// Norms of the stream before each sublayer. Where attention and MLP are parallel, an MLP without one reads what attention does.
     pub attention_norm: Option<&'static str>,
@@ -103,6 +118,22 @@ pub enum QkNorm {
     Heads([&'static str; 2]),
     /// Of all heads together.
     Whole([&'static str; 2]),
+}
+
+#[derive(Debug)]
+pub struct ExpertOptions {
+    pub count: &'static str,
+    /// The key of an expert's columns, if not that of an MLP's.
+    pub ffn: Option<&'static str>,
+    pub renormalises: Choice,
+    pub router: &'static str,
+    /// The prefix of an expert's names, whose `{}` is its number.
+    pub one: &'static str,
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+    /// The names where all experts are in one tensor.
+    pub stacked: [&'static str; 2],
 }
 
 /// How queries, keys and values are projected.
@@ -146,11 +177,14 @@ pub enum Choice {
 #[derive(Debug)]
 pub enum Positions {
     Rotary(Rotation),
-    /// A table of this name, its length under this key.
+    /// A table of this name with a row for each position, their number under this key, behind some other rows.
     Learned {
         table: &'static str,
         count: &'static str,
+        skipped: usize,
     },
+    /// None; attention's scores fall with the distance, for each head with a slope of its own.
+    Slopes,
     /// Patches and a class token.
     Image,
 }
@@ -210,6 +244,8 @@ pub struct Factors {
     /// The key of the factor of what sublayers add to the stream.
     pub residual: Option<&'static str>,
     pub logits: LogitFactor,
+    /// Whether there are keys for soft caps on attention's scores and on logits.
+    pub has_caps: bool,
 }
 
 #[derive(Debug)]
@@ -240,6 +276,7 @@ const LLAMA_KEYS: Keys = Keys {
 const LLAMA_NAMES: Names = Names {
     base: "model.",
     embed: "model.embed_tokens.weight",
+    embed_norm: None,
     layer: "model.layers.{}.",
     attention_norm: Some("input_layernorm"),
     mlp_norm: Some("post_attention_layernorm"),
@@ -262,14 +299,21 @@ const LLAMA_ROTATION: Rotation = Rotation {
     sliding: SlidingRotation::Same,
 };
 
-const NO_FACTORS: Factors =
-    Factors { embedding: EmbeddingFactor::One, attention: None, residual: None, logits: LogitFactor::One };
+const NO_FACTORS: Factors = Factors {
+    embedding: EmbeddingFactor::One,
+    attention: None,
+    residual: None,
+    logits: LogitFactor::One,
+    has_caps: false,
+};
 
 const LLAMA: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
     keys: LLAMA_KEYS,
     own_keys: &["head_dim", "num_key_value_heads", "pretraining_tp"],
+    aliases: &[],
+    fixed: &[],
     names: LLAMA_NAMES,
     is_transposed: false,
     norm: NormKind::Rms,
@@ -286,6 +330,7 @@ const LLAMA: Family = Family {
     positions: Positions::Rotary(LLAMA_ROTATION),
     window: Window::Never,
     factors: NO_FACTORS,
+    experts: None,
     tied_by_default: false,
     dropout: DropoutKeys { attention: "attention_dropout", residual: None, embedding: None, default: 0.0 },
 };
@@ -302,6 +347,13 @@ const OLMO2_NAMES: Names = Names {
     ..LLAMA_NAMES
 };
 
+const GEMMA2_NAMES: Names = Names {
+    mlp_norm: Some("pre_feedforward_layernorm"),
+    post_attention_norm: Some("post_attention_layernorm"),
+    post_mlp_norm: Some("post_feedforward_layernorm"),
+    ..LLAMA_NAMES
+};
+
 const GEMMA: Family = Family {
     model_type: "gemma",
     class: "GemmaForCausalLM",
@@ -312,6 +364,18 @@ const GEMMA: Family = Family {
     factors: Factors { embedding: EmbeddingFactor::SqrtHidden, ..NO_FACTORS },
     tied_by_default: true,
     ..LLAMA
+};
+
+const QWEN3_EXPERTS: ExpertOptions = ExpertOptions {
+    count: "num_experts",
+    ffn: Some("moe_intermediate_size"),
+    renormalises: Choice::Key("norm_topk_prob"),
+    router: "mlp.gate",
+    one: "mlp.experts.{}.",
+    gate: "gate_proj",
+    up: "up_proj",
+    down: "down_proj",
+    stacked: ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
 };
 
 const GPT2_KEYS: Keys = Keys {
@@ -326,6 +390,7 @@ const GPT2_KEYS: Keys = Keys {
 const GPT2_NAMES: Names = Names {
     base: "transformer.",
     embed: "transformer.wte.weight",
+    embed_norm: None,
     layer: "transformer.h.{}.",
     attention_norm: Some("ln_1"),
     mlp_norm: Some("ln_2"),
@@ -343,7 +408,7 @@ const GPT2_DROPOUT: DropoutKeys =
     DropoutKeys { attention: "attn_pdrop", residual: Some("resid_pdrop"), embedding: Some("embd_pdrop"), default: 0.1 };
 
 /// Every known architecture.
-pub static FAMILIES: [Family; 18] = [
+pub static FAMILIES: [Family; 24] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -371,19 +436,64 @@ pub static FAMILIES: [Family; 18] = [
         window: Window::From,
         ..LLAMA
     },
+    Family {
+        model_type: "qwen3_moe",
+        class: "Qwen3MoeForCausalLM",
+        own_keys: &["head_dim", "num_key_value_heads", "decoder_sparse_step", "mlp_only_layers"],
+        aliases: &[("num_local_experts", "num_experts")],
+        names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..LLAMA_NAMES },
+        mlp_bias: Choice::Never,
+        window: Window::From,
+        experts: Some(QWEN3_EXPERTS),
+        ..LLAMA
+    },
+    Family {
+        model_type: "mixtral",
+        class: "MixtralForCausalLM",
+        default_epsilon: 1e-5,
+        qkv_bias: Choice::Never,
+        out_bias: Choice::Never,
+        mlp_bias: Choice::Never,
+        window: Window::Everywhere,
+        experts: Some(ExpertOptions {
+            count: "num_local_experts",
+            ffn: None,
+            renormalises: Choice::Always,
+            router: "block_sparse_moe.gate",
+            one: "block_sparse_moe.experts.{}.",
+            gate: "w1",
+            up: "w3",
+            down: "w2",
+            ..QWEN3_EXPERTS
+        }),
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmoe",
+        class: "OlmoeForCausalLM",
+        names: Names { qk_norm: Some(QkNorm::Whole(QK_NAMES)), ..LLAMA_NAMES },
+        default_epsilon: 1e-5,
+        mlp_bias: Choice::Never,
+        experts: Some(ExpertOptions { ffn: None, ..QWEN3_EXPERTS }),
+        ..LLAMA
+    },
     GEMMA,
+    Family {
+        model_type: "gemma2",
+        class: "Gemma2ForCausalLM",
+        keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
+        own_keys: &["head_dim", "num_key_value_heads", "query_pre_attn_scalar", "hidden_act"],
+        names: GEMMA2_NAMES,
+        window: Window::Pattern(2),
+        factors: Factors { has_caps: true, ..GEMMA.factors },
+        ..GEMMA
+    },
     Family {
         model_type: "gemma3_text",
         class: "Gemma3ForCausalLM",
         keys: Keys { activation: "hidden_activation", ..LLAMA_KEYS },
         own_keys: &["head_dim", "num_key_value_heads", "query_pre_attn_scalar"],
-        names: Names {
-            mlp_norm: Some("pre_feedforward_layernorm"),
-            post_attention_norm: Some("post_attention_layernorm"),
-            post_mlp_norm: Some("post_feedforward_layernorm"),
-            qk_norm: Some(QkNorm::Heads(QK_NAMES)),
-            ..LLAMA_NAMES
-        },
+        names: Names { qk_norm: Some(QkNorm::Heads(QK_NAMES)), ..GEMMA2_NAMES },
         positions: Positions::Rotary(Rotation {
             default_base: 1e6,
             sliding: SlidingRotation::OwnBase("rope_local_base_freq", 1e4),
@@ -400,6 +510,7 @@ pub static FAMILIES: [Family; 18] = [
             attention: Some(("attention_multiplier", 1.0)),
             residual: Some("residual_multiplier"),
             logits: LogitFactor::Over("logits_scaling"),
+            has_caps: false,
         },
         ..LLAMA
     },
@@ -528,7 +639,7 @@ pub static FAMILIES: [Family; 18] = [
         qkv_bias: Choice::Always,
         out_bias: Choice::Always,
         mlp_bias: Choice::Always,
-        positions: Positions::Learned { table: "transformer.wpe.weight", count: "n_positions" },
+        positions: Positions::Learned { table: "transformer.wpe.weight", count: "n_positions", skipped: 0 },
         tied_by_default: true,
         dropout: GPT2_DROPOUT,
         ..LLAMA
@@ -559,6 +670,82 @@ pub static FAMILIES: [Family; 18] = [
         ..LLAMA
     },
     Family {
+        model_type: "opt",
+        class: "OPTForCausalLM",
+        keys: Keys { ffn: "ffn_dim", activation: "activation_function", epsilon: "layer_norm_eps", ..LLAMA_KEYS },
+        own_keys: &["init_std"],
+        fixed: &[
+            ("do_layer_norm_before", Fixed::Flag(true)),
+            ("_remove_final_layer_norm", Fixed::Flag(false)),
+            ("layer_norm_elementwise_affine", Fixed::Flag(true)),
+            ("word_embed_proj_dim", Fixed::Hidden),
+        ],
+        names: Names {
+            base: "model.",
+            embed: "model.decoder.embed_tokens.weight",
+            layer: "model.decoder.layers.{}.",
+            attention_norm: Some("self_attn_layer_norm"),
+            mlp_norm: Some("final_layer_norm"),
+            out: "self_attn.out_proj",
+            mlp: Mlp::Plain { up: "fc1", down: "fc2" },
+            final_norm: "model.decoder.final_layer_norm",
+            ..LLAMA_NAMES
+        },
+        norm: NormKind::Layer,
+        has_norm_bias: true,
+        default_activation: Activation::Relu,
+        default_epsilon: 1e-5,
+        qkv_bias: Choice::KeyOrTrue("enable_bias"),
+        out_bias: Choice::KeyOrTrue("enable_bias"),
+        mlp_bias: Choice::KeyOrTrue("enable_bias"),
+        positions: Positions::Learned {
+            table: "model.decoder.embed_positions.weight",
+            count: "max_position_embeddings",
+            skipped: 2,
+        },
+        tied_by_default: true,
+        dropout: DropoutKeys { residual: Some("dropout"), default: 0.1, ..LLAMA.dropout },
+        ..LLAMA
+    },
+    Family {
+        model_type: "bloom",
+        class: "BloomForCausalLM",
+        keys: Keys { hidden: "hidden_size", ..GPT2_KEYS },
+        own_keys: &[
+            "attention_softmax_in_fp32",
+            "bias_dropout_fusion",
+            "masked_softmax_fusion",
+            "offset_alibi",
+            "pretraining_tp",
+            "seq_length",
+            "skip_bias_add",
+            "unk_token_id",
+        ],
+        aliases: &[("n_embed", "hidden_size"), ("num_attention_heads", "n_head"), ("num_hidden_layers", "n_layer")],
+        fixed: &[("apply_residual_connection_post_layernorm", Fixed::Flag(false))],
+        names: Names {
+            embed: "transformer.word_embeddings.weight",
+            embed_norm: Some("transformer.word_embeddings_layernorm"),
+            attention_norm: Some("input_layernorm"),
+            mlp_norm: Some("post_attention_layernorm"),
+            qkv: Qkv::FusedByHead("self_attention.query_key_value"),
+            out: "self_attention.dense",
+            mlp: Mlp::Plain { up: "mlp.dense_h_to_4h", down: "mlp.dense_4h_to_h" },
+            ..GPT2_NAMES
+        },
+        norm: NormKind::Layer,
+        has_norm_bias: true,
+        default_activation: Activation::GeluTanh,
+        default_epsilon: 1e-5,
+        qkv_bias: Choice::Always,
+        out_bias: Choice::Always,
+        mlp_bias: Choice::Always,
+        positions: Positions::Slopes,
+        tied_by_default: true,
+        dropout: DropoutKeys { residual: Some("hidden_dropout"), ..LLAMA.dropout },
+        ..LLAMA
+    },
+    Family {
         model_type: "gpt_neox",
         class: "GPTNeoXForCausalLM",
         keys: Keys { epsilon: "layer_norm_eps", ..LLAMA_KEYS },
@@ -566,6 +753,7 @@ pub static FAMILIES: [Family; 18] = [
         names: Names {
             base: "gpt_neox.",
             embed: "gpt_neox.embed_in.weight",
+            embed_norm: None,
             layer: "gpt_neox.layers.{}.",
             attention_norm: Some("input_layernorm"),
             mlp_norm: Some("post_attention_layernorm"),
@@ -603,6 +791,7 @@ pub static FAMILIES: [Family; 18] = [
         names: Names {
             base: "vit.",
             embed: "vit.embeddings.patch_embeddings.projection.weight",
+            embed_norm: None,
             layer: "vit.encoder.layer.{}.",
             attention_norm: Some("layernorm_before"),
             mlp_norm: Some("layernorm_after"),

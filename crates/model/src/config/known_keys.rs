@@ -4,9 +4,9 @@
 use serde_json::{Map, Value};
 
 use crate::config::family::{
-    Choice, EmbeddingFactor, Family, LogitFactor, Positions, Rotated, SlidingRotation, Window,
+    Choice, EmbeddingFactor, ExpertOptions, Family, LogitFactor, Positions, Rotated, SlidingRotation, Window,
 };
-use crate::config::{DROPOUT, shorten};
+use crate::config::{CAPS, DROPOUT, shorten};
 use crate::error::Error;
 
 /// Keys that are read for every architecture.
@@ -149,7 +149,7 @@ fn is_neutral(key: &str, value: &Value) -> bool {
         Value::Bool(flag) => !flag && !ALWAYS_TRUE.contains(&key),
         Value::Number(number) => match number.as_f64() {
             Some(1.0) => FACTORS.contains(&key),
-            Some(0.0) => key.contains("drop"),
+            Some(0.0) => key.contains("drop") || key.ends_with("_noise"),
             _ => false,
         },
         Value::String(text) => text.is_empty() || (key == "problem_type" && text == "single_label_classification"),
@@ -168,6 +168,7 @@ impl Family {
         let of_positions: &[&str] = match &self.positions {
             Positions::Rotary(_) => &["rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"],
             Positions::Learned { count, .. } => &[count],
+            Positions::Slopes => &[],
             Positions::Image => &["image_size", "patch_size", "num_channels"],
         };
         let of_rotated: &[&str] = match self.rotation().map(|rotation| &rotation.layers) {
@@ -193,13 +194,25 @@ impl Family {
             LogitFactor::Times(key, _) | LogitFactor::Over(key) => Some(key),
         };
         let of_attention = self.factors.attention.map(|(key, _)| key);
+        let of_caps: &[&str] = if self.factors.has_caps { &CAPS } else { &[] };
         let rotated = self.rotation().and_then(|rotation| rotation.dim);
         let single = [own_base, of_embedding, of_attention, self.factors.residual, of_logits, rotated];
         let is_choice = |choice: &Choice| matches!(choice, Choice::Key(name) | Choice::KeyOrTrue(name) if *name == key);
-        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, self.own_keys]
+        [&COMMON[..], &sizes, of_positions, of_rotated, of_windows, of_caps, self.own_keys]
             .iter()
             .any(|keys| keys.contains(&key))
             || single.contains(&Some(key))
+            || self.fixed.iter().any(|(name, _)| *name == key)
+            || self.experts.as_ref().is_some_and(|options| options.understands(key))
             || [&self.qkv_bias, &self.out_bias, &self.mlp_bias, &self.parallel].into_iter().any(is_choice)
+    }
+}
+
+impl ExpertOptions {
+    fn understands(&self, key: &str) -> bool {
+        // The coefficient has no effect without `output_router_logits`, which is refused.
+        let usual = ["num_experts_per_tok", "router_aux_loss_coef"];
+        let renormalises = matches!(self.renormalises, Choice::Key(name) | Choice::KeyOrTrue(name) if name == key);
+        usual.contains(&key) || self.count == key || self.ffn == Some(key) || renormalises
     }
 }

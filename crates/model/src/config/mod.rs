@@ -13,7 +13,8 @@ use crate::adapter::Adapters;
 use crate::chain::dropout::Dropouts;
 use crate::chain::rotary::{Rotary, Scaling};
 use crate::config::family::{
-    Choice, EmbeddingFactor, FAMILIES, Family, LogitFactor, Positions, Rotated, Rotation, SlidingRotation, Window,
+    Choice, EmbeddingFactor, FAMILIES, Family, Fixed, LogitFactor, Positions, Rotated, Rotation, SlidingRotation,
+    Window,
 };
 use crate::config::known_keys::{refuse_unknown, refuse_unknown_rotary};
 use crate::error::Error;
@@ -22,11 +23,12 @@ use crate::nf4::PackedLayers;
 /// No real model comes near these; a file that does is broken or hostile.
 const LARGEST_SIZE: u64 = 1 << 24;
 const MOST_LAYERS: u64 = 1 << 12;
+const MOST_EXPERTS: u64 = 1 << 12;
 const LARGEST_HEAD: usize = 1 << 12;
 const LARGEST_IMAGE: usize = 1 << 24;
 
 /// The keys of the shares of numbers that training drops, of all architectures. None uses all of them.
-pub(crate) const DROPOUT: [&str; 9] = [
+pub(crate) const DROPOUT: [&str; 10] = [
     "attention_dropout",
     "hidden_dropout",
     "attn_pdrop",
@@ -36,7 +38,11 @@ pub(crate) const DROPOUT: [&str; 9] = [
     "hidden_dropout_prob",
     "residual_dropout",
     "embedding_dropout",
+    "dropout",
 ];
+
+/// The keys of the soft caps on attention's scores and on logits.
+pub(crate) const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
 
 /// A model's sizes and options.
 #[derive(Clone, Debug)]
@@ -47,6 +53,7 @@ pub struct Config {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub ffn: usize,
+    pub experts: Option<Experts>,
     /// Rows of the head: the vocabulary, or the labels of a classifier.
     pub classes: usize,
     pub layers: Vec<Layer>,
@@ -70,6 +77,9 @@ pub struct Config {
     /// Multiplies what sublayers add to the stream.
     pub residual_scale: f32,
     pub logit_scale: f32,
+    /// The soft caps on attention's scores and on logits.
+    pub score_cap: Option<f32>,
+    pub logit_cap: Option<f32>,
     pub input: Input,
     pub init_deviation: f32,
     /// The longest sequence that the model was made for, if config.json says.
@@ -83,6 +93,20 @@ pub struct Config {
     pub packing: Option<Arc<PackedLayers>>,
 }
 
+/// The experts of layers that have some in place of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    pub count: usize,
+    /// Experts that a token goes to.
+    pub chosen: usize,
+    /// Columns of each.
+    pub ffn: usize,
+    /// Whether the weights of those chosen are divided by their sum.
+    pub renormalises: bool,
+    /// Whether files have all experts of a layer in one tensor, and not a tensor for each.
+    pub are_stacked: bool,
+}
+
 /// Options that differ from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
@@ -90,6 +114,7 @@ pub struct Layer {
     pub rotary: Option<usize>,
     /// Multiplies the attention scale.
     pub scale: f32,
+    pub has_experts: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +140,7 @@ impl Input {
 impl Config {
     pub fn from_json(json: &Value) -> Result<Config, Error> {
         let family = find_family(json)?;
+        let json = &renamed(json, family);
         let keys = Keys { json };
         check_class(&keys, family)?;
         refuse_unsupported(&keys)?;
@@ -122,6 +148,7 @@ impl Config {
         refuse_unknown(json, family)?;
         let names = &family.keys;
         let hidden = keys.size(names.hidden)?;
+        refuse_other_values(&keys, family, hidden)?;
         let heads = keys.size(names.heads)?;
         let kv_heads = keys.optional_size("num_key_value_heads")?.unwrap_or(heads);
         let head_dim = match keys.optional_size("head_dim")? {
@@ -142,7 +169,13 @@ impl Config {
             None => return Err(keys.missing(names.ffn, "a size")),
             Some(ffn) => ffn,
         };
-        let (layers, rotaries) = read_layers(&keys, family, head_dim)?;
+        let (mut layers, rotaries) = read_layers(&keys, family, head_dim)?;
+        let experts = read_experts(&keys, family, ffn, &mut layers)?;
+        // Where all layers have experts, their columns are the only ones.
+        let ffn = match experts {
+            Some(experts) if layers.iter().all(|layer| layer.has_experts) => experts.ffn,
+            _ => ffn,
+        };
         let attention_scale = match family.factors.attention {
             Some((key, default)) => keys.positive(key)?.unwrap_or(default),
             None => 1.0 / keys.positive("query_pre_attn_scalar")?.unwrap_or(head_dim as f64).sqrt(),
@@ -161,6 +194,7 @@ impl Config {
             kv_heads,
             head_dim,
             ffn,
+            experts,
             classes,
             layers,
             rotaries,
@@ -189,9 +223,14 @@ impl Config {
                 LogitFactor::Times(key, default) => keys.positive(key)?.unwrap_or(default) as f32,
                 LogitFactor::Over(key) => 1.0 / keys.positive(key)?.unwrap_or(1.0) as f32,
             },
+            score_cap: keys.positive(CAPS[0])?.map(|cap| cap as f32),
+            logit_cap: keys.positive(CAPS[1])?.map(|cap| cap as f32),
             pairs: family.rotation().map_or(Pairs::Halves, |rotation| rotation.pairs),
             input,
-            init_deviation: keys.optional_float("initializer_range")?.unwrap_or(0.02) as f32,
+            init_deviation: keys
+                .optional_float("initializer_range")?
+                .or(keys.optional_float("init_std")?)
+                .unwrap_or(0.02) as f32,
             positions: match input {
                 Input::Tokens { learned_positions } => learned_positions.or_else(|| {
                     // Nothing is sized by it, so a value that is no number counts as absent.
@@ -242,6 +281,20 @@ fn find_family(json: &Value) -> Result<&'static Family, Error> {
     })
 }
 
+/// config.json with the names of keys that this architecture's table has.
+fn renamed(json: &Value, family: &Family) -> Value {
+    let mut json = json.clone();
+    let Some(object) = json.as_object_mut() else { return json };
+    for (alias, key) in family.aliases {
+        if !object.contains_key(*key)
+            && let Some(value) = object.remove(*alias)
+        {
+            object.insert((*key).to_owned(), value);
+        }
+    }
+    json
+}
+
 /// Refuses `architectures` and `model_type` that disagree: one of them was changed.
 fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
     let Some(classes) = keys.get("architectures") else { return Ok(()) };
@@ -260,6 +313,21 @@ fn check_class(keys: &Keys, family: &Family) -> Result<(), Error> {
 fn refuse_unsupported(keys: &Keys) -> Result<(), Error> {
     if keys.optional_flag("scale_attn_weights")? == Some(false) {
         return Err(Error::Unsupported { what: "`scale_attn_weights: false`".to_owned() });
+    }
+    Ok(())
+}
+
+/// Refuses options of an architecture that no unit implements.
+fn refuse_other_values(keys: &Keys, family: &Family, hidden: usize) -> Result<(), Error> {
+    for &(key, fixed) in family.fixed {
+        let fits = match fixed {
+            Fixed::Flag(expected) => keys.optional_flag(key)?.is_none_or(|flag| flag == expected),
+            Fixed::Hidden => keys.optional_size(key)?.is_none_or(|size| size == hidden),
+        };
+        if !fits {
+            let found = keys.get(key).map_or_else(String::new, Value::to_string);
+            return Err(Error::Unsupported { what: format!("`{key}: {}`", shorten(&found)) });
+        }
     }
     Ok(())
 }
@@ -309,9 +377,39 @@ fn read_layers(keys: &Keys, family: &Family, head_dim: usize) -> Result<(Vec<Lay
             window: if is_sliding { window } else { None },
             rotary: is_rotated.then(|| if is_sliding { rotaries.len() - 1 } else { 0 }),
             scale: if inverse_index { 1.0 / (index + 1) as f32 } else { 1.0 },
+            has_experts: false,
         }
     });
     Ok((layers.collect(), rotaries))
+}
+
+/// The experts, and which layers have them.
+fn read_experts(keys: &Keys, family: &Family, ffn: usize, layers: &mut [Layer]) -> Result<Option<Experts>, Error> {
+    let Some(options) = &family.experts else { return Ok(None) };
+    let count_key = options.count;
+    let count = keys.bounded(count_key, MOST_EXPERTS)?.ok_or_else(|| keys.missing(count_key, "a number of experts"))?;
+    keys.require(count > 0, count_key, "at least one expert")?;
+    const CHOSEN: &str = "num_experts_per_tok";
+    let chosen = keys.size(CHOSEN)?;
+    keys.require(chosen <= count, CHOSEN, &format!("at most {count} experts"))?;
+    let ffn = match options.ffn {
+        Some(key) => keys.size(key)?,
+        None => ffn,
+    };
+    keys.require((count * ffn) as u64 <= LARGEST_SIZE, count_key, &format!("{LARGEST_SIZE} columns together at most"))?;
+    let step = keys.optional_size("decoder_sparse_step")?.unwrap_or(1);
+    let dense = keys.numbers("mlp_only_layers")?;
+    for (index, layer) in layers.iter_mut().enumerate() {
+        layer.has_experts = (index + 1).is_multiple_of(step) && !dense.contains(&index);
+    }
+    let renormalises = keys.choice(&options.renormalises)?;
+    Ok(layers.iter().any(|layer| layer.has_experts).then_some(Experts {
+        count,
+        chosen,
+        ffn,
+        renormalises,
+        are_stacked: false,
+    }))
 }
 
 /// By layer: whether config.json leaves it out of the rotation.
@@ -511,7 +609,7 @@ fn read_rotary(
 
 fn read_input(keys: &Keys, family: &Family) -> Result<Input, Error> {
     Ok(match family.positions {
-        Positions::Rotary(_) => Input::Tokens { learned_positions: None },
+        Positions::Rotary(_) | Positions::Slopes => Input::Tokens { learned_positions: None },
         Positions::Learned { count, .. } => Input::Tokens { learned_positions: Some(keys.size(count)?) },
         Positions::Image => {
             let (size, patch) = (keys.size("image_size")?, keys.size("patch_size")?);
@@ -569,6 +667,14 @@ impl Keys<'_> {
         Ok(value)
     }
 
+    /// A list of whole numbers, empty if there is none.
+    fn numbers(&self, key: &str) -> Result<Vec<usize>, Error> {
+        let Some(list) = self.get(key) else { return Ok(Vec::new()) };
+        let number = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+        let numbers = list.as_array().and_then(|list| list.iter().map(number).collect());
+        numbers.ok_or_else(|| self.bad(key, "a list of whole numbers"))
+    }
+
     /// So many positive numbers.
     fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>, Error> {
         let list = self.get(key).ok_or_else(|| self.missing(key, &format!("a list of {count} numbers")))?;
@@ -600,10 +706,11 @@ impl Keys<'_> {
     fn activation(&self, key: &str) -> Result<Option<Activation>, Error> {
         match self.optional_text(key)? {
             Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+            Some("relu") => Ok(Some(Activation::Relu)),
             Some("gelu") => Ok(Some(Activation::GeluErf)),
             Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(Some(Activation::GeluTanh)),
             None => Ok(None),
-            Some(_) => Err(self.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh")),
+            Some(_) => Err(self.bad(key, "silu, gelu, gelu_new, gelu_pytorch_tanh or relu")),
         }
     }
 

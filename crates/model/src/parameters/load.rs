@@ -11,12 +11,13 @@ use serde_json::Value;
 use crate::adapter::AdapterValues;
 use crate::chain::adapted::AdaptedWeight;
 use crate::chain::model::Model;
+use crate::config::Config;
 use crate::config::family::Names;
 use crate::error::Error;
 use crate::nf4::PackedLayers;
 use crate::nf4::bitsandbytes::{self, Quantized};
 use crate::nf4::packed::{HostWeight, QuantizedOnLoading, read_expanded};
-use crate::parameters::{ParamId, ParamSpec, Parameters, ZeroSharding, draw};
+use crate::parameters::{FileTensor, ParamId, ParamSpec, Parameters, ZeroSharding, draw};
 use crate::sharding::layout::Piece;
 
 /// Fills a shard's part of a parameter. `read(range, out)` reads elements of the whole parameter, row-major; only the shard's
@@ -40,6 +41,25 @@ pub fn fill_slice<E>(
             let starts = (start + cols.start..).step_by(width);
             starts.zip(rows.chunks_exact_mut(cols.len())).try_for_each(|(at, row)| read(at..at + row.len(), row))
         })?;
+    }
+    Ok(())
+}
+
+/// Reads elements of a parameter from the tensors that make it up, one behind the other.
+pub(crate) fn read_behind(
+    tensors: &[RawTensor],
+    spec: &ParamSpec,
+    elements: Range<usize>,
+    out: &mut [f32],
+) -> Result<(), Error> {
+    let each = spec.whole.iter().product::<usize>() / tensors.len();
+    let (mut at, mut rest) = (elements.start, out);
+    while !rest.is_empty() {
+        let (tensor, first) = (at / each, at % each);
+        let (now, later) = rest.split_at_mut(rest.len().min(each - first));
+        tensors[tensor].read(first..first + now.len(), now)?;
+        at += now.len();
+        rest = later;
     }
     Ok(())
 }
@@ -82,7 +102,11 @@ impl Model {
     /// The model of a folder with this config.json. The folder's tensors tell which layers are in 4 bits, if config.json says that
     /// some are.
     pub fn of_folder(json: &Value, folder: &Folder) -> Result<Model, Error> {
-        let model = Model::from_json(json)?;
+        let mut config = Config::from_json(json)?;
+        if let (Some(experts), Some(options)) = (&mut config.experts, &config.family.experts) {
+            experts.are_stacked = folder.names().any(|name| name.ends_with(options.stacked[0]));
+        }
+        let model = Model::new(config);
         if model.config.packing.is_none() {
             return Ok(model);
         }
@@ -143,18 +167,18 @@ impl Model {
         };
         let parameters = Parameters::allocate(self, dtype, split, queue);
         parameters.fill(queue, |id, spec, whole| {
-            let read = |tensor: RawTensor| {
-                fill_slice(queue, whole, spec, |range, out| tensor.read(range, out).map_err(Error::from))
+            let read = |tensors: &[RawTensor]| {
+                fill_slice(queue, whole, spec, |elements, out| read_behind(tensors, spec, elements, out))
             };
             if spec.is_derived {
                 return Ok(());
             }
-            match (adapter, &names[id.0], adapted_by(id)) {
+            match (adapter, &names[id.0][..], adapted_by(id)) {
                 (AdapterValues::Saved(saved), ..) if spec.is_trained => {
-                    read(saved.weights.tensor(&self.peft_name(spec)).expect("checked above"))?;
+                    read(&[saved.weights.tensor(&self.peft_name(spec)).expect("checked above")])?;
                 }
-                (AdapterValues::New { .. }, None, Some(adapted)) => {
-                    let name = names[adapted.weight.0].as_ref().expect("an adapted weight is the base's");
+                (AdapterValues::New { .. }, [], Some(adapted)) => {
+                    let name = names[adapted.weight.0].first().expect("an adapted weight is the base's");
                     let weight = &self.specs[adapted.weight.0];
                     with_numbers(folder, name, weight, |read| {
                         fill_slice(queue, whole, spec, |outputs, norms| {
@@ -163,17 +187,19 @@ impl Model {
                     })?;
                     folder.release(name);
                 }
-                (AdapterValues::New { seed }, None, None) => draw(queue, spec, whole, *seed),
-                (_, name, _) => {
-                    let name = name.as_ref().expect("an adapter is trained");
-                    read(folder.tensor(name).expect("matched above"))?;
-                    folder.release(name);
+                (AdapterValues::New { seed }, [], None) => draw(queue, spec, whole, *seed),
+                (_, names, _) => {
+                    assert!(!names.is_empty(), "an adapter is trained");
+                    let tensors: Vec<RawTensor> =
+                        names.iter().map(|name| folder.tensor(name).expect("matched above")).collect();
+                    read(&tensors)?;
+                    names.iter().for_each(|name| folder.release(name));
                 }
             }
             Ok::<_, Error>(())
         })?;
         parameters.fill_packed(|id, spec, weight| {
-            let name = names[id.0].as_ref().expect("a weight of the base");
+            let name = names[id.0].first().expect("a weight of the base");
             with_packed(folder, name, spec, |whole| weight.fill(spec, whole, queue))?;
             folder.release(name);
             Ok(())
@@ -182,39 +208,43 @@ impl Model {
         Ok(parameters)
     }
 
-    /// The folder's name for each parameter that is not an adapter's, once every name and shape is known to fit.
-    pub(crate) fn names_in(&self, folder: &Folder) -> Result<Vec<Option<String>>, Error> {
+    /// The folder's names for each parameter that is not an adapter's, once every name and shape is known to fit.
+    pub(crate) fn names_in(&self, folder: &Folder) -> Result<Vec<Vec<String>>, Error> {
         let present: BTreeSet<&str> = folder.names().collect();
         let Names { embed, head, .. } = self.config.family.names;
         let find = |name: &str| self.find(&present, name).map(str::to_owned);
-        let in_folder = |spec: &ParamSpec| {
-            let is_copy = self.config.head_begins_as_embedding && spec.name.strip_suffix(".weight") == Some(head);
-            find(&spec.name).or_else(|| find(embed).filter(|_| is_copy))
+        let in_folder = |name: &str| {
+            let is_copy = self.config.head_begins_as_embedding && name.strip_suffix(".weight") == Some(head);
+            find(name).or_else(|| find(embed).filter(|_| is_copy))
         };
-        let names: Vec<Option<String>> =
-            self.specs.iter().map(|spec| in_folder(spec).filter(|_| !spec.is_adapter)).collect();
-        let of_base = || self.specs.iter().zip(&names).filter(|(spec, _)| !spec.is_adapter);
-        let missing: Vec<&ParamSpec> = of_base().filter(|(_, name)| name.is_none()).map(|(spec, _)| spec).collect();
+        let of_base = || self.specs.iter().filter(|spec| !spec.is_adapter);
+        let wanted = || of_base().flat_map(ParamSpec::in_files).map(|(tensor, _)| tensor);
+        let missing: Vec<String> =
+            wanted().map(|tensor| tensor.name).filter(|name| in_folder(name).is_none()).collect();
         if let Some(first) = missing.first() {
-            let (name, missing, expected) = (first.name.clone(), missing.len(), of_base().count());
+            let (name, missing, expected) = (first.clone(), missing.len(), wanted().count());
             return Err(Error::MissingTensor { name, folder: folder.path().to_owned(), missing, expected });
         }
+        let found = |tensor: &FileTensor| in_folder(&tensor.name).expect("none is missing");
+        let names_of = |spec: &ParamSpec| spec.in_files().map(|(tensor, _)| found(&tensor)).collect();
+        let of_spec = |spec: &ParamSpec| if spec.is_adapter { Vec::new() } else { names_of(spec) };
+        let names: Vec<Vec<String>> = self.specs.iter().map(of_spec).collect();
         let mut companions = Vec::new();
-        for (spec, name) in of_base().filter(|(spec, _)| spec.is_packed) {
-            let name = name.as_ref().expect("none is missing");
+        for (spec, name) in self.specs.iter().zip(&names).filter(|(spec, _)| spec.is_packed) {
+            let name = name.first().expect("a weight of the base");
             if bitsandbytes::is_quantized(folder, name) {
                 Quantized::open(folder, name, &spec.shape)?;
                 companions.extend(bitsandbytes::companions(folder, name));
             }
         }
         self.refuse_unexpected(&present, names.iter().flatten().chain(&companions), folder.path())?;
-        for (spec, name) in of_base() {
-            let name = name.as_ref().expect("none is missing");
-            let tensor = folder.tensor(name).expect("present");
-            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, name);
-            if !is_quantized && tensor.shape() != spec.shape {
+        for (spec, expected) in of_base().flat_map(|spec| spec.in_files().map(move |(tensor, _)| (spec, tensor))) {
+            let name = found(&expected);
+            let tensor = folder.tensor(&name).expect("present");
+            let is_quantized = spec.is_packed && bitsandbytes::is_quantized(folder, &name);
+            if !is_quantized && tensor.shape() != expected.shape {
                 let (file, found) = (tensor.file().to_owned(), tensor.shape().to_vec());
-                return Err(Error::WrongShape { name: name.clone(), file, found, expected: spec.shape.clone() });
+                return Err(Error::WrongShape { name, file, found, expected: expected.shape });
             }
         }
         Ok(names)

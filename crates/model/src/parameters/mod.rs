@@ -35,6 +35,8 @@ pub struct ParamSpec {
     pub name: String,
     /// Its shape in Hugging Face files.
     pub shape: Vec<usize>,
+    /// The tensors of Hugging Face files whose rows it has one behind the other, if it is not a tensor of its own. All have as many.
+    pub tensors: Vec<FileTensor>,
     /// The whole as a matrix: the first dim, and all others as one; a vector is one row.
     pub whole: [usize; 2],
     /// The part of that matrix that is held.
@@ -53,7 +55,22 @@ pub struct ParamSpec {
     pub is_packed: bool,
 }
 
+/// A tensor of a Hugging Face file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+}
+
 impl ParamSpec {
+    /// The tensors that it is in Hugging Face files, with their rows in it.
+    pub fn in_files(&self) -> impl Iterator<Item = (FileTensor, Range<usize>)> {
+        let own = || vec![FileTensor { name: self.name.clone(), shape: self.shape.clone() }];
+        let tensors = if self.tensors.is_empty() { own() } else { self.tensors.clone() };
+        let rows = self.whole[0] / tensors.len();
+        tensors.into_iter().enumerate().map(move |(place, tensor)| (tensor, place * rows..(place + 1) * rows))
+    }
+
     /// Empties the held part, for a stage that does not use the parameter.
     pub(crate) fn hold_nothing(&mut self) {
         self.slice = Slice::of_cols(self.whole[0], 0..0);

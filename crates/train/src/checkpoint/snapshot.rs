@@ -204,16 +204,16 @@ fn write_file(writer: &CheckpointWriter, name: &str, tensors: &BTreeMap<String, 
     })
 }
 
-/// Passes the elements of a whole parameter to `put`, row-major, a few rows at a time.
+/// Passes the elements of some rows of a whole parameter to `put`, row-major, a few rows at a time.
 pub(crate) fn write_pieces(
     spec: &ParamSpec,
+    wanted: Range<usize>,
     read_rows: impl Fn(Range<usize>) -> Result<Vec<f32>, Error>,
     put: &mut dyn FnMut(&[f32]) -> Result<(), evenkeel_store::Error>,
 ) -> Result<(), Error> {
-    let [all, cols] = spec.whole;
-    let rows = (PIECE_ELEMENTS / cols.max(1)).max(1);
-    for first in (0..all).step_by(rows) {
-        put(&read_rows(first..all.min(first + rows))?)?;
+    let rows = (PIECE_ELEMENTS / spec.whole[1].max(1)).max(1);
+    for first in wanted.clone().step_by(rows) {
+        put(&read_rows(first..wanted.end.min(first + rows))?)?;
     }
     Ok(())
 }

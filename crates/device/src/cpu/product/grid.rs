@@ -186,6 +186,35 @@ pub(super) fn working_memory<L: Level>(product: &Product) -> WorkingMemory {
     WorkingMemory::of_thread(blocks.map(of_block).max().unwrap_or(0)).with_operands(slabs.words())
 }
 
+/// The most that [`run_tiles`] needs for any of the products `of(1)` to `of(rows)`, which differ in how many rows of `a` they have.
+///
+/// Packed operands grow with the rows up to a slab's end and begin again smaller, so the largest of each slab are tried.
+pub(super) fn most_working_memory<L: Level>(of: &dyn Fn(usize) -> Product, rows: usize) -> WorkingMemory {
+    let whole = of(rows);
+    let [m, n, _] = whole.dims();
+    let mut tried = vec![1, rows.saturating_sub(1).max(1), rows];
+    if whole.order == Order::TN {
+        let depth = |rows: usize| L::Packing::words(rows).next_multiple_of(L::DEPTH_STEP);
+        // The deepest operands that are computed in slabs of more rows or columns than this.
+        for shorter in (0..m.max(n)).step_by(SQUARE) {
+            let deepest = SLAB_WORDS / (shorter + 1);
+            if depth(rows) > deepest {
+                let (mut low, mut high) = (1, rows);
+                while low + 1 < high {
+                    let middle = (low + high) / 2;
+                    if depth(middle) <= deepest { low = middle } else { high = middle }
+                }
+                tried.push(low);
+            }
+        }
+    } else {
+        // Blocks are as high as they become once there are tasks enough.
+        tried.extend((L::ROWS..rows.min(L::BLOCK.0 * TASKS_WANTED + 1)).step_by(L::ROWS));
+    }
+    let needs = tried.into_iter().map(|rows| working_memory::<L>(&of(rows)));
+    needs.reduce(WorkingMemory::max).expect("some are tried")
+}
+
 /// # Safety
 /// The CPU has the level.
 pub(super) unsafe fn run_tiles<L: Level, O: Element>(product: &Product, epilogue: &Epilogue<O>, team: &mut Team) {

@@ -94,6 +94,34 @@ fn working_memory_at(product: &Product, f32: F32Level, bf16: Bf16Level) -> Worki
     }
 }
 
+/// The most that any of the products `of(1)` to `of(rows)` needs, which differ in how many rows of `a` they have.
+pub(super) fn most_working_memory(of: &dyn Fn(usize) -> Product, rows: usize) -> WorkingMemory {
+    most_working_memory_at(of, rows, f32_level(), bf16_level())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn most_working_memory_at(of: &dyn Fn(usize) -> Product, rows: usize, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+    use grid::most_working_memory;
+    // Rows of `a` change neither of these.
+    let whole = of(rows);
+    if thin::is_thin(&whole) {
+        return thin::working_memory();
+    }
+    match (whole.a.dtype, f32_level_of(&whole, f32), bf16) {
+        (DType::F32, F32Level::AmxTiles, _) => most_working_memory::<amx::TilesOfParts>(of, rows),
+        (DType::F32, F32Level::Avx512, _) => most_working_memory::<f32::Fma>(of, rows),
+        (DType::Bf16, _, Bf16Level::AmxTiles) => most_working_memory::<amx::Tiles>(of, rows),
+        (DType::Bf16, _, Bf16Level::Avx512Bf16) => most_working_memory::<avx512_bf16::Dots>(of, rows),
+        _ => working_memory_at(&whole, f32, bf16),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn most_working_memory_at(of: &dyn Fn(usize) -> Product, rows: usize, f32: F32Level, bf16: Bf16Level) -> WorkingMemory {
+    let whole = of(rows);
+    if thin::is_thin(&whole) { thin::working_memory() } else { working_memory_at(&whole, f32, bf16) }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn working_memory_at(product: &Product, _: F32Level, _: Bf16Level) -> WorkingMemory {
     WorkingMemory::of_thread(portable::task_floats(product))
@@ -212,6 +240,37 @@ mod tests {
         let dims = product.dims();
         let foretold = working_memory_at(&product, f32, bf16);
         assert_eq!(team.working_memory(), foretold, "{:?} {dims:?} at {f32:?}, {bf16:?}", product.order);
+    }
+
+    #[test]
+    fn the_most_memory_of_some_rows_is_that_of_trying_all() {
+        for (rows, inner, cols) in [(1, 5, 3), (70, 40, 50), (1500, 33, 70), (1200, 300, 16), (5000, 64, 48)] {
+            for (order, dtype) in
+                [Order::NN, Order::NT, Order::TN].into_iter().flat_map(|o| [(o, DType::F32), (o, DType::Bf16)])
+            {
+                let of = |rows: usize| {
+                    let view = |rows, cols| View::new(0, Extent { rows, cols, stride: cols, dtype });
+                    let b = match order {
+                        Order::NN => view(inner, cols),
+                        Order::NT => view(cols, inner),
+                        Order::TN => view(rows, cols),
+                    };
+                    let out = view(if order == Order::TN { inner } else { rows }, cols);
+                    Product::new(order, view(rows, inner), b, out)
+                };
+                for f32 in [F32Level::Gemm, F32Level::Avx512, F32Level::AmxTiles] {
+                    for bf16 in [Bf16Level::Widen, Bf16Level::Avx512Bf16, Bf16Level::AmxTiles] {
+                        let need = |rows| match of(rows) {
+                            product if thin::is_thin(&product) => thin::working_memory(),
+                            product => working_memory_at(&product, f32, bf16),
+                        };
+                        let all = (1..=rows).map(need).reduce(WorkingMemory::max).unwrap();
+                        let found = most_working_memory_at(&of, rows, f32, bf16);
+                        assert_eq!(found, all, "{rows} rows, {order:?} {inner} {cols} {dtype:?} {f32:?} {bf16:?}");
+                    }
+                }
+            }
+        }
     }
 
     // Numbers of many sizes, whose three parts reach far down: a missing part or product of parts shows.

@@ -27,6 +27,19 @@ SCALE(8)
 SCALE(4)
 SCALE(1)
 
+#define SOFT_CAP(N) \
+    extern "C" __global__ void soft_cap_##N(i64 rows, i64 cols, Mixed x, Mixed out, float cap) { \
+        each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
+            float v[N]; \
+            load<N>(x, row, col, count, v); \
+            for (int i = 0; i < N; i++) v[i] = cap * tanhf(v[i] / cap); \
+            store<N>(out, row, col, count, v); \
+        }); \
+    }
+SOFT_CAP(8)
+SOFT_CAP(4)
+SOFT_CAP(1)
+
 #define COPY(N) \
     extern "C" __global__ void copy_##N(i64 rows, i64 cols, Mixed from, Mixed out) { \
         each_vector<N>(rows, cols, [&](i64 row, i64 col, int count) { \
@@ -213,15 +226,6 @@ GATHER_COLUMNS(bf16, bf16)
     }
 SCATTER_COLUMNS(float, f32)
 SCATTER_COLUMNS(bf16, bf16)
-
-// What is not added is moved bit by bit.
-template <int N, class T> __device__ __forceinline__ void move(const T *from, T *to, int count) {
-    if (count == N) {
-        *reinterpret_cast<Pack<T, N> *>(to) = *reinterpret_cast<const Pack<T, N> *>(from);
-    } else {
-        for (int i = 0; i < count; i++) to[i] = from[i];
-    }
-}
 
 // A bad row number is reported, and its row left out.
 #define GATHER_ROWS(T, NAME, N) \

@@ -86,11 +86,11 @@ extern "C" __global__ void loss_merge(i64 tokens, i64 ranks, Matrix<float> parts
     to[3] = total;
 }
 
-// `certain` and `rest` are scaled. The label's logit is taken from the statistics, so gradients may overwrite the logits.
+// Logits times `share` are those over their cap; 0 without one. `certain` and `rest` are scaled. The label's logit is taken from the statistics, so gradients may overwrite the logits.
 template <class T, class D, int N>
 __device__ __forceinline__ void loss_backward(
     i64 cols, Matrix<T> logits, const u32 *labels, u32 first, Matrix<float> stats, float *losses, Matrix<D> dlogits,
-    float smoothing, float rest, float scale) {
+    float smoothing, float rest, float scale, float share) {
     i64 row = blockIdx.x;
     u32 label = labels[row];
     const float *of_row = stats.at(row, 0);
@@ -105,6 +105,7 @@ __device__ __forceinline__ void loss_backward(
     float factor = scale / sum, scaled_rest = scale * rest;
     i64 column = place_of(label, first, cols);
     float at_label = factor * expf(target - max) - scale * (1.0f - smoothing + rest);
+    at_label *= 1.0f - (target * share) * (target * share);
     i64 step = (i64)blockDim.x * N;
     for (i64 start = (i64)threadIdx.x * N; start < cols; start += AHEAD * step) {
         float x[AHEAD][N];
@@ -115,7 +116,9 @@ __device__ __forceinline__ void loss_backward(
             i64 col = start + a * step;
 #pragma unroll
             for (int i = 0; i < N; i++) {
+                float capped = x[a][i] * share;
                 float other = factor * exponential<Rounded<D>::value>(x[a][i] - max) - scaled_rest;
+                other *= 1.0f - capped * capped;
                 float gradient = col + i == column ? at_label : other;
                 x[a][i] = label == IGNORE ? 0.0f : gradient;
             }
@@ -127,8 +130,8 @@ __device__ __forceinline__ void loss_backward(
 #define LOSS_BACKWARD_INTO(T, NAME, D, DNAME, N) \
     extern "C" __global__ void __launch_bounds__(512) loss_backward_##NAME##_##DNAME##_##N( \
         i64 cols, Matrix<T> logits, const u32 *labels, u32 first, Matrix<float> stats, float *losses, Matrix<D> dlogits, \
-        float smoothing, float rest, float scale) { \
-        loss_backward<T, D, N>(cols, logits, labels, first, stats, losses, dlogits, smoothing, rest, scale); \
+        float smoothing, float rest, float scale, float share) { \
+        loss_backward<T, D, N>(cols, logits, labels, first, stats, losses, dlogits, smoothing, rest, scale, share); \
     }
 #define LOSS_BACKWARD(T, NAME, N) \
     LOSS_BACKWARD_INTO(T, NAME, float, f32, N) \

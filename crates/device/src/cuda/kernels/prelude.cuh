@@ -71,6 +71,15 @@ template <int N, class T> __device__ __forceinline__ void store(T *to, int count
     }
 }
 
+// Moves elements bit by bit.
+template <int N, class T> __device__ __forceinline__ void move(const T *from, T *to, int count) {
+    if (count == N) {
+        *reinterpret_cast<Pack<T, N> *>(to) = *reinterpret_cast<const Pack<T, N> *>(from);
+    } else {
+        for (int i = 0; i < count; i++) to[i] = from[i];
+    }
+}
+
 template <int N> __device__ __forceinline__ void load(const Mixed &x, i64 row, i64 col, int count, float (&to)[N]) {
     i64 place = row * x.stride + col;
     if (x.is_bf16)
@@ -254,6 +263,7 @@ template <bool ROUNDED> __device__ __forceinline__ float activate(int activation
     if (activation == 0) return x * sigmoid<ROUNDED>(x);
     if (activation == 1) return x * normal_distribution<ROUNDED>(x, ROUNDED ? normal_falloff<ROUNDED>(x) : 0.0f);
     if (activation == 2) return x * sigmoid<ROUNDED>(tanh_argument(x));
+    if (activation == 3) return x < 0.0f ? 0.0f : x;
     return x;
 }
 
@@ -266,6 +276,7 @@ template <bool ROUNDED> __device__ __forceinline__ float activate_derivative(int
         float falloff = normal_falloff<ROUNDED>(x);
         return x * (falloff * 0.3989423f) + normal_distribution<ROUNDED>(x, falloff);
     }
+    if (activation == 3) return x > 0.0f ? 1.0f : 0.0f;
     float sigma = sigmoid<ROUNDED>(tanh_argument(x));
     float inner = x * x * (6.0f * TANH_SCALE * TANH_CUBIC) + 2.0f * TANH_SCALE;
     return x * (sigma * (1.0f - sigma)) * inner + sigma;

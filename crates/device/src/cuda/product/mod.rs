@@ -247,6 +247,7 @@ pub(super) fn activation_number(activation: Option<Activation>) -> i32 {
         Some(Activation::Silu) => 0,
         Some(Activation::GeluErf) => 1,
         Some(Activation::GeluTanh) => 2,
+        Some(Activation::Relu) => 3,
     }
 }
 

@@ -201,6 +201,7 @@ impl Builder<'_> {
             logsum,
             mask: Mask { causal: self.config.causal, window: layer.window },
             scale: self.config.attention_scale * layer.scale,
+            cap: self.config.score_cap,
             dropout: Dropout::new(self.config.dropouts.attention, Site::AttentionWeights(index)),
             first_head: heads.heads.start,
             layer: index,

@@ -1,0 +1,194 @@
+//! Dropless mixtures of experts. Offsets stay on the GPU: grids follow from shapes alone, so graphs can be replayed.
+
+use super::modules::{EXPERTS, GROUPED_PRODUCT};
+use super::rows::{Matrix, Mixed, Walk, dtype_name, rows_are_aligned};
+use super::stream::{Shape, arguments};
+use super::{Run, Stream};
+use crate::kernel::{CombinePairs, GatherPairs, GroupedProduct, Order, PairDots, Route, RouteBackward, ScalePairs};
+use crate::{DType, View};
+
+const THREADS: u32 = 256;
+const WARP: usize = 32;
+
+/// A warp for each row.
+fn by_warps(rows: usize) -> Shape {
+    Shape::linear((rows as u64).div_ceil((THREADS as usize / WARP) as u64), THREADS)
+}
+
+/// Pairs are counted and sorted in at most this many blocks of tokens...
+const MOST_BLOCKS: usize = 1024;
+/// ...of at least this many, so that the counts of all experts cost little beside the logits.
+const LEAST_TOKENS: usize = 32;
+/// Threads of a block at most.
+const MOST_THREADS: usize = 1024;
+
+impl Run for Route {
+    fn run(&self, stream: &mut Stream) {
+        let [tokens, experts] = self.logits.shape();
+        let tokens_per_block = tokens.div_ceil(MOST_BLOCKS).max(LEAST_TOKENS);
+        let blocks = tokens.div_ceil(tokens_per_block);
+        let counts = stream.scratch((blocks * experts * size_of::<u32>()) as u64);
+        let (chosen, k) = (Matrix::of(&self.chosen), self.chosen.cols as i32);
+        let (token_count, expert_count, per_block) = (tokens as i64, experts as i32, tokens_per_block as i64);
+        let (pairs, places, offsets) = (self.pairs.address, self.places.address, self.offsets.address);
+        let logits = Matrix::of(&self.logits);
+        let weights = Matrix::of(&self.weights);
+        let renormalise = self.renormalise as i32;
+        let choose = arguments![token_count, expert_count, k, logits, renormalise, weights, chosen];
+        let count = arguments![token_count, expert_count, k, per_block, chosen, counts];
+        let add_up = arguments![expert_count, blocks as i32, counts, offsets];
+        let place = arguments![token_count, expert_count, k, per_block, chosen, counts, offsets, pairs, places];
+        let counting =
+            Shape { shared_bytes: (experts * size_of::<u32>()) as u32, ..Shape::linear(blocks as u64, THREADS) };
+        // A thread for each expert.
+        let threads = experts.next_multiple_of(WARP).clamp(THREADS as usize, MOST_THREADS) as u32;
+        // SAFETY: the arguments are the kernels', and the queue's order keeps others away from the operands.
+        unsafe {
+            if tokens > 0 {
+                stream.launch(&EXPERTS, "route_choose", by_warps(tokens), choose);
+                stream.launch(&EXPERTS, "route_count", counting, count);
+            }
+            stream.launch(&EXPERTS, "route_add_up", Shape::linear(1, MOST_THREADS as u32), add_up);
+            if tokens > 0 {
+                stream.launch(&EXPERTS, "route_place", Shape::linear(blocks as u64, threads), place);
+            }
+        }
+    }
+}
+
+impl Run for RouteBackward {
+    fn run(&self, stream: &mut Stream) {
+        let [tokens, experts] = self.logits.shape();
+        let (chosen, k) = (Matrix::of(&self.chosen), self.chosen.cols as i32);
+        let [logits, weights, dweights] = [self.logits, self.weights, self.dweights].map(|view| Matrix::of(&view));
+        let dlogits = Mixed::of(&self.dlogits);
+        let (token_count, expert_count) = (tokens as i64, experts as i32);
+        let (renormalise, defects) = (self.renormalise as i32, stream.defects());
+        let arguments =
+            arguments![token_count, expert_count, k, logits, chosen, weights, renormalise, dweights, dlogits, defects];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&EXPERTS, "route_backward", by_warps(tokens), arguments) };
+    }
+}
+
+impl Run for GatherPairs {
+    fn run(&self, stream: &mut Stream) {
+        let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
+        let [x, out] = [self.x, self.out].map(|view| Matrix::of(&view));
+        let (x_rows, k) = (self.x.rows as i64, self.chosen_per_token as i32);
+        let weights = Matrix::optional(&self.weights);
+        let defects = stream.defects();
+        let arguments = arguments![walk.rows, walk.cols, x, x_rows, self.pairs.address, k, weights, out, defects];
+        let name = walk.typed("gather_pairs", self.x.dtype);
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&EXPERTS, &name, walk.shape(), arguments) };
+    }
+}
+
+impl Run for ScalePairs {
+    fn run(&self, stream: &mut Stream) {
+        let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
+        let [x, out] = [self.x, self.out].map(|view| Mixed::of(&view));
+        let (tokens, k) = (self.weights.rows as i64, self.weights.cols as i32);
+        let weights = Matrix::of(&self.weights);
+        let defects = stream.defects();
+        let arguments = arguments![walk.rows, walk.cols, x, self.pairs.address, tokens, k, weights, out, defects];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&EXPERTS, &walk.name("scale_pairs"), walk.shape(), arguments) };
+    }
+}
+
+impl Run for CombinePairs {
+    fn run(&self, stream: &mut Stream) {
+        let Some(walk) = Walk::rows(&[self.out, self.x]) else { return };
+        let [x, out] = [self.x, self.out].map(|view| Mixed::of(&view));
+        let (x_rows, k) = (self.x.rows as i64, self.chosen_per_token() as i32);
+        let weights = Matrix::optional(&self.weights);
+        let accumulate = self.accumulate as i32;
+        let defects = stream.defects();
+        let places = self.places.address;
+        let arguments = arguments![walk.rows, walk.cols, x, x_rows, places, k, weights, out, accumulate, defects];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&EXPERTS, &walk.name("combine_pairs"), walk.shape(), arguments) };
+    }
+}
+
+impl Run for PairDots {
+    fn run(&self, stream: &mut Stream) {
+        // Rows of no columns have dots, too.
+        let vector = Walk::rows(&[self.a, self.b]).map_or(1, |walk| walk.vector);
+        let [rows, cols] = self.a.shape();
+        let [a, b] = [self.a, self.b].map(|view| Mixed::of(&view));
+        let (tokens, k) = (self.out.rows as i64, self.out.cols as i32);
+        let out = Matrix::of(&self.out);
+        let defects = stream.defects();
+        let arguments = arguments![rows as i64, cols as i64, a, b, self.pairs.address, tokens, k, out, defects];
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&EXPERTS, &format!("pair_dots_{vector}"), by_warps(rows), arguments) };
+    }
+}
+
+/// Mirrors `Operands` in kernels/grouped_product.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Operands {
+    rows: i64,
+    inner: i64,
+    n: i64,
+    experts: i32,
+    accumulate: i32,
+    offsets: u64,
+    defects: u64,
+    out: Mixed,
+    aligned: i32,
+    paired: i32,
+}
+
+/// The side of a block's tile of the output, and its shared memory, as kernels/grouped_product.cu has them.
+fn tile_of(dtype: DType) -> (usize, u32) {
+    const STAGES: u32 = 3;
+    const TILE_ELEMENTS: u32 = 128 * (32 + 8);
+    match dtype {
+        DType::Bf16 => (128, STAGES * 2 * TILE_ELEMENTS * 2),
+        _ => (64, 0),
+    }
+}
+
+/// Whether two neighbours in an even column can be stored at once.
+fn is_paired(view: &View) -> bool {
+    view.address.is_multiple_of(2 * view.dtype.size_bytes() as u64) && (view.rows <= 1 || view.stride.is_multiple_of(2))
+}
+
+impl Run for GroupedProduct {
+    fn run(&self, stream: &mut Stream) {
+        let experts = self.experts();
+        if experts == 0 {
+            return;
+        }
+        let (side, shared_bytes) = tile_of(self.a.dtype);
+        let operands = Operands {
+            rows: self.a.rows as i64,
+            inner: self.a.cols as i64,
+            n: self.out.cols as i64,
+            experts: experts as i32,
+            accumulate: self.accumulate as i32,
+            offsets: self.offsets.address,
+            defects: stream.defects(),
+            out: Mixed::of(&self.out),
+            aligned: rows_are_aligned(&[self.a, self.b]) as i32,
+            paired: is_paired(&self.out) as i32,
+        };
+        let columns = self.out.cols.div_ceil(side) as u32;
+        let (order, blocks) = match self.order {
+            // Each expert begins a tile.
+            Order::NT => ("nt", [(self.a.rows / side + experts) as u32, columns, 1]),
+            Order::NN => ("nn", [(self.a.rows / side + experts) as u32, columns, 1]),
+            Order::TN => ("tn", [self.a.cols.div_ceil(side) as u32, columns, experts as u32]),
+        };
+        let [a, b] = [self.a, self.b].map(|view| Matrix::of(&view));
+        let name = format!("grouped_{order}_{}", dtype_name(self.a.dtype));
+        let shape = Shape { blocks, threads: [THREADS, 1, 1], shared_bytes };
+        // SAFETY: the arguments are the kernel's, and the queue's order keeps others away from the operands.
+        unsafe { stream.launch(&GROUPED_PRODUCT, &name, shape, arguments![operands, a, b]) };
+    }
+}

@@ -1,0 +1,264 @@
+//! Dropless mixtures of experts. T tokens, E experts, k of them chosen for each token, P = T·k pairs of a token and an expert.
+//!
+//! Pair (t, j), token t's slot j, has the number t·k + j. [`Route`] sorts the pairs by expert, so an expert's rows lie together.
+//! Shapes never depend on the routing: every kernel's cost follows from them alone.
+
+use super::{Operation, Order, assert_indices, assert_same_shape, optional_bytes};
+use crate::{DType, View};
+
+/// Chooses k experts for each token and sorts the pairs.
+///
+/// p is the softmax of a row over all experts. Chosen are the k largest logits, of equal ones the lower index, in descending
+/// order; NaN counts as the smallest. The weights are their p.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// f32 [T, E]
+    pub logits: View,
+    /// Divide the weights of a token by their sum.
+    pub renormalise: bool,
+    /// f32 [T, k]
+    pub weights: View,
+    /// u32 [T, k]
+    pub chosen: View,
+    /// u32 [1, P]: the numbers of the pairs by expert, token and slot.
+    pub pairs: View,
+    /// u32 [1, P]: where each pair lies in `pairs`.
+    pub places: View,
+    /// u32 [1, E + 1]: where each expert's pairs begin in `pairs`, and their end.
+    pub offsets: View,
+}
+
+impl Operation for Route {
+    fn check(&self) {
+        let [tokens, experts] = self.logits.shape();
+        assert_choice("Route", experts, &self.weights, &self.chosen);
+        assert_eq!((self.logits.dtype, self.weights.rows), (DType::F32, tokens), "Route");
+        assert!(u32::try_from(self.weights.len()).is_ok(), "Route: {} pairs", self.weights.len());
+        assert_indices("Route", &self.pairs, self.weights.len());
+        assert_indices("Route", &self.places, self.weights.len());
+        assert_indices("Route", &self.offsets, experts + 1);
+    }
+
+    fn bytes(&self) -> u64 {
+        let written = [self.weights, self.chosen, self.pairs, self.places, self.offsets];
+        self.logits.bytes() + written.iter().map(|view| view.bytes()).sum::<u64>()
+    }
+}
+
+fn assert_choice(name: &str, experts: usize, weights: &View, chosen: &View) {
+    assert!((1..=experts).contains(&chosen.cols), "{name}: {} of {experts} experts chosen", chosen.cols);
+    assert_eq!((weights.dtype, chosen.dtype), (DType::F32, DType::U32), "{name}");
+    assert_same_shape(name, &[*weights, *chosen]);
+}
+
+/// The gradient of [`Route`]'s weights. Choosing has none.
+///
+/// Renormalised, a chosen expert's is `w · (dweight - Σ_chosen w·dweight)` and the others' zero. Otherwise every expert's is
+/// `p · (dweight - Σ_chosen p·dweight)`, where `dweight` is zero for those that are not chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteBackward {
+    /// f32 [T, E]
+    pub logits: View,
+    /// u32 [T, k]
+    pub chosen: View,
+    /// f32 [T, k]
+    pub weights: View,
+    pub renormalise: bool,
+    /// f32 [T, k]
+    pub dweights: View,
+    /// [T, E], overwritten; its dtype may be any.
+    pub dlogits: View,
+}
+
+impl Operation for RouteBackward {
+    fn check(&self) {
+        assert_choice("RouteBackward", self.logits.cols, &self.weights, &self.chosen);
+        assert_choice("RouteBackward", self.logits.cols, &self.dweights, &self.chosen);
+        assert_same_shape("RouteBackward", &[self.logits, self.dlogits]);
+        assert_eq!((self.logits.dtype, self.weights.rows), (DType::F32, self.logits.rows), "RouteBackward");
+    }
+
+    fn bytes(&self) -> u64 {
+        let read = [self.chosen, self.weights, self.dweights];
+        let logits = if self.renormalise { 0 } else { self.logits.bytes() };
+        logits + self.dlogits.bytes() + read.iter().map(|view| view.bytes()).sum::<u64>()
+    }
+}
+
+/// A product for each expert, of the rows `offsets[e]..offsets[e + 1]`.
+///
+/// | order | a | b | out | |
+/// | --- | --- | --- | --- | --- |
+/// | NT | [P, K] | [E·N, K] | [P, N] | `out[r] = a[r] · b_eᵀ` |
+/// | NN | [P, K] | [E·K, N] | [P, N] | `out[r] = a[r] · b_e` |
+/// | TN | [P, M] | [P, N] | [E·M, N] | `out_e = Σ_r a[r]ᵀ · b[r]`, zeros for an expert without rows |
+///
+/// `a` and `b` have the same dtype; sums are f32; `out` may be f32 whatever the operands are. Offsets that do not ascend or that
+/// exceed P are a bug in the caller and end the queue. Rows of no expert are left as they are.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedProduct {
+    pub order: Order,
+    pub a: View,
+    pub b: View,
+    pub out: View,
+    /// u32 [1, E + 1]
+    pub offsets: View,
+    /// Add to `out`.
+    pub accumulate: bool,
+}
+
+impl GroupedProduct {
+    pub fn experts(&self) -> usize {
+        self.offsets.cols - 1
+    }
+}
+
+impl Operation for GroupedProduct {
+    fn check(&self) {
+        assert!(self.offsets.cols > 0, "GroupedProduct: no offsets");
+        assert_indices("GroupedProduct", &self.offsets, self.offsets.cols);
+        let (experts, rows) = (self.experts(), self.a.rows);
+        let (b, out) = match self.order {
+            Order::NT => ([experts * self.out.cols, self.a.cols], [rows, self.out.cols]),
+            Order::NN => ([experts * self.a.cols, self.out.cols], [rows, self.out.cols]),
+            Order::TN => ([rows, self.out.cols], [experts * self.a.cols, self.out.cols]),
+        };
+        let found = (self.b.shape(), self.out.shape());
+        assert_eq!(found, (b, out), "GroupedProduct {:?} of {experts} experts", self.order);
+        assert_eq!(self.a.dtype, self.b.dtype, "GroupedProduct: operands of different dtypes");
+    }
+
+    fn flops(&self) -> u64 {
+        2 * self.a.len() as u64 * self.out.cols as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        let out = self.out.bytes() * if self.accumulate { 2 } else { 1 };
+        self.a.bytes() + self.b.bytes() + out + self.offsets.bytes()
+    }
+}
+
+/// `out[i] = w[pairs[i]] · x[pairs[i] / k]`: each pair's token, in the order of `pairs`. w is 1 without weights.
+///
+/// A pair outside the tokens is a bug in the caller and ends the queue, here and below.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherPairs {
+    /// [T, H]
+    pub x: View,
+    /// u32 [1, P]
+    pub pairs: View,
+    /// k
+    pub chosen_per_token: usize,
+    /// f32 [T, k]
+    pub weights: Option<View>,
+    /// [P, H], dtype of `x`.
+    pub out: View,
+}
+
+impl Operation for GatherPairs {
+    fn check(&self) {
+        assert!(self.chosen_per_token > 0, "GatherPairs: no expert is chosen");
+        assert_indices("GatherPairs", &self.pairs, self.out.rows);
+        assert_eq!((self.x.cols, self.x.dtype), (self.out.cols, self.out.dtype), "GatherPairs");
+        if let Some(weights) = &self.weights {
+            assert_weights("GatherPairs", weights, [self.x.rows, self.chosen_per_token]);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        2 * self.out.bytes() + self.pairs.bytes() + optional_bytes(&self.weights)
+    }
+}
+
+fn assert_weights(name: &str, weights: &View, shape: [usize; 2]) {
+    assert_eq!((weights.shape(), weights.dtype), (shape, DType::F32), "{name}: weights");
+}
+
+/// `out[t] = Σ_j w[t, j] · x[places[t·k + j]]` in the order of the slots, rounded once; with `accumulate`, the old value is the first
+/// summand. w is 1 without weights. The dtypes of `x` and `out` may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct CombinePairs {
+    /// [P, H], in the order of `pairs`.
+    pub x: View,
+    /// u32 [1, P]
+    pub places: View,
+    /// f32 [T, k]
+    pub weights: Option<View>,
+    /// [T, H]
+    pub out: View,
+    pub accumulate: bool,
+}
+
+impl CombinePairs {
+    /// k
+    pub fn chosen_per_token(&self) -> usize {
+        self.places.cols.checked_div(self.out.rows).unwrap_or(0)
+    }
+}
+
+impl Operation for CombinePairs {
+    fn check(&self) {
+        assert_indices("CombinePairs", &self.places, self.out.rows * self.chosen_per_token());
+        assert_eq!((self.x.rows, self.x.cols), (self.places.cols, self.out.cols), "CombinePairs");
+        if let Some(weights) = &self.weights
+            && self.out.rows > 0
+        {
+            assert_weights("CombinePairs", weights, [self.out.rows, self.chosen_per_token()]);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let out = self.out.bytes() * if self.accumulate { 2 } else { 1 };
+        self.x.bytes() + self.places.bytes() + optional_bytes(&self.weights) + out
+    }
+}
+
+/// `out[p] = ⟨a[i], b[i]⟩` for the pair p = `pairs[i]`: the gradient of its weight. The dtypes of `a` and `b` may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct PairDots {
+    /// [P, I]
+    pub a: View,
+    /// [P, I]
+    pub b: View,
+    /// u32 [1, P], each pair once.
+    pub pairs: View,
+    /// f32 [T, k], overwritten.
+    pub out: View,
+}
+
+impl Operation for PairDots {
+    fn check(&self) {
+        assert_same_shape("PairDots", &[self.a, self.b]);
+        assert_indices("PairDots", &self.pairs, self.a.rows);
+        assert_eq!((self.out.len(), self.out.dtype), (self.pairs.cols, DType::F32), "PairDots");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.a.bytes() + self.b.bytes() + self.pairs.bytes() + self.out.bytes()
+    }
+}
+
+/// `out[i] = w[pairs[i]] · x[i]`; `out` may be `x`. The dtypes of `x` and `out` may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalePairs {
+    /// [P, I]
+    pub x: View,
+    /// u32 [1, P]
+    pub pairs: View,
+    /// f32 [T, k]
+    pub weights: View,
+    /// [P, I]
+    pub out: View,
+}
+
+impl Operation for ScalePairs {
+    fn check(&self) {
+        assert_same_shape("ScalePairs", &[self.x, self.out]);
+        assert_indices("ScalePairs", &self.pairs, self.x.rows);
+        assert_eq!((self.weights.len(), self.weights.dtype), (self.pairs.cols, DType::F32), "ScalePairs: weights");
+    }
+
+    fn bytes(&self) -> u64 {
+        self.x.bytes() + self.pairs.bytes() + self.weights.bytes() + self.out.bytes()
+    }
+}
