@@ -1,8 +1,10 @@
 //! The models that `make.py` writes, for the tests of every crate.
 
-pub const CASES: [&str; 33] = [
+pub const CASES: [&str; 35] = [
+    "bloom",
     "cohere2",
     "gemma",
+    "gemma2",
     "gemma3",
     "glm4",
     "gpt2",

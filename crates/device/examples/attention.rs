@@ -6,7 +6,7 @@
 //!
 //! On a GPU, `EVENKEEL_CUDA_ATTENTION=own` measures our own kernels where cuDNN's would be used.
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Scores, Segments};
 use evenkeel_device::{CpuOptions, CudaOptions, DType, Device, Heads, Tensor, cudnn_report};
 
 #[derive(Clone, Copy, Debug)]
@@ -100,9 +100,36 @@ fn measure(device: &Device, shape: Shape, dtype: DType, rounds: usize, probabili
     let mut best = [f64::INFINITY; 2];
     for _ in 0..rounds {
         device.measure_kernels(true);
-        queue.launch(Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout });
+        queue.launch(Attention {
+            q,
+            k,
+            v,
+            out,
+            logsum,
+            segments: segments.clone(),
+            mask,
+            scale,
+            dropout,
+            scores: Scores::default(),
+        });
         let segments = segments.clone();
-        queue.launch(AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout });
+        queue.launch(AttentionBackward {
+            q,
+            k,
+            v,
+            out,
+            logsum,
+            dout,
+            dq,
+            dk,
+            dv,
+            segments,
+            mask,
+            scale,
+            dropout,
+            scores: Scores::default(),
+            dsinks: None,
+        });
         let times = device.take_kernel_times();
         device.measure_kernels(false);
         for (best, time) in best.iter_mut().zip(&times) {

@@ -1,11 +1,14 @@
 //! Attention with dropout against the plain twin. The dropped weights depend on seed and place alone.
 
+#[path = "support/scores.rs"]
+mod scores;
 mod support;
 #[path = "support/attention.rs"]
 mod twin;
 
 use evenkeel_device::DType;
 use evenkeel_device::kernel::{AttentionDropout, Mask};
+use scores::{Changes, EVERYTHING, UNCHANGED};
 use support::{DTYPES, tolerance};
 use twin::{Case, Lie, Operands, distance, norm};
 
@@ -24,7 +27,18 @@ fn every_mask_segmentation_grouping_and_dimension_agrees_with_the_plain_formulas
                 for dtype in DTYPES {
                     let offsets = offsets.clone();
                     let dim = dims[number % 2];
-                    Case { heads, key_heads, dim, offsets, mask, lie, dtype, dropout: Some(DROPOUT) }.check();
+                    Case {
+                        heads,
+                        key_heads,
+                        dim,
+                        offsets,
+                        mask,
+                        lie,
+                        dtype,
+                        dropout: Some(DROPOUT),
+                        changes: UNCHANGED,
+                    }
+                    .check();
                 }
             }
         }
@@ -48,44 +62,81 @@ fn every_division_of_the_work_drops_the_same() {
         for (dtype, probability) in [(DType::F32, 0.1), (DType::Bf16, 0.6)] {
             let lie = Lie::Packed;
             let dropout = Some(AttentionDropout { probability, ..DROPOUT });
-            Case { heads, key_heads, dim, offsets: offsets.clone(), mask, lie, dtype, dropout }.check();
+            Case { heads, key_heads, dim, offsets: offsets.clone(), mask, lie, dtype, dropout, changes: UNCHANGED }
+                .check();
+        }
+    }
+}
+
+#[test]
+fn changed_scores_are_dropped_alike() {
+    let windowed = Mask { causal: true, window: Some(21) };
+    for dtype in DTYPES {
+        for (heads, key_heads, dim, offsets, mask) in [
+            (4, 2, 12, vec![0, 1, 34, 34, 97, 98, 111], CAUSAL),
+            (7, 1, 80, vec![0, 7, 170, 171, 260], ALL),
+            (5, 1, 160, vec![0, 75], windowed),
+            // Enough to fill a GPU with a block for each.
+            (4, 2, 64, (0..40).map(|i| i * (i + 9) / 2).collect(), CAUSAL),
+            (2, 2, 64, (0..40).map(|i| i * 29).collect(), ALL),
+        ] {
+            let dropout = Some(DROPOUT);
+            let (lie, changes) = (Lie::Between, EVERYTHING);
+            Case { heads, key_heads, dim, offsets, mask, lie, dtype, dropout, changes }.check();
         }
     }
 }
 
 #[test]
 fn the_plain_gradients_are_the_slopes_of_the_plain_forward() {
-    let mask = Mask { causal: true, window: Some(3) };
-    let case = Case {
-        heads: 4,
-        key_heads: 2,
-        dim: 3,
-        offsets: vec![0, 5, 7],
-        mask,
-        lie: Lie::Packed,
-        dtype: DType::F32,
-        dropout: Some(DROPOUT),
-    };
+    for changes in [UNCHANGED, Changes { cap: Some(0.8), slopes: true, sinks: Some(-0.5) }] {
+        let case = Case {
+            heads: 4,
+            key_heads: 2,
+            dim: 3,
+            offsets: vec![0, 5, 7],
+            mask: Mask { causal: true, window: Some(3) },
+            lie: Lie::Packed,
+            dtype: DType::F32,
+            dropout: Some(DROPOUT),
+            changes,
+        };
+        check_slopes(&case);
+    }
+}
+
+fn check_slopes(case: &Case) {
     let operands = case.operands(4);
     let out: Vec<f32> = case.plain_forward(&operands)[0].iter().map(|&x| x as f32).collect();
     let gradients = case.plain_backward(&operands, &out);
-    let value = |operands: &Operands| -> f64 {
+    let value = |case: &Case, operands: &Operands| -> f64 {
         let [out, _] = case.plain_forward(operands);
         out.iter().zip(&operands.dout).map(|(out, dout)| out * *dout as f64).sum()
+    };
+    let step = 1.0 / 1024.0;
+    let assert_slope = |what: &str, moved: &dyn Fn(f32) -> f64, gradient: f64| {
+        let slope = (moved(step) - moved(-step)) / (2.0 * step as f64);
+        assert!((slope - gradient).abs() < 1e-5, "{what} of {case:?}: {gradient}, slope {slope}");
     };
     type Field = fn(&mut Operands) -> &mut Vec<f32>;
     let fields: [Field; 3] = [|operands| &mut operands.q, |operands| &mut operands.k, |operands| &mut operands.v];
     for (which, field) in fields.into_iter().enumerate() {
         for (i, &gradient) in gradients[which].iter().enumerate() {
-            let step = 1.0 / 1024.0;
             let moved = |by: f32| {
                 let mut moved = operands.clone();
                 field(&mut moved)[i] += by;
-                value(&moved)
+                value(case, &moved)
             };
-            let slope = (moved(step) - moved(-step)) / (2.0 * step as f64);
-            assert!((slope - gradient).abs() < 1e-5, "operand {which}, number {i}: {gradient}, slope {slope}");
+            assert_slope(&format!("operand {which}, number {i}"), &moved, gradient);
         }
+    }
+    // All heads' sinks move together.
+    if let Some(sink) = case.changes.sinks {
+        let moved = |by: f32| {
+            let changes = Changes { sinks: Some(sink + by), ..case.changes };
+            value(&Case { changes, ..case.clone() }, &operands)
+        };
+        assert_slope("sinks", &moved, gradients[3].iter().sum());
     }
 }
 
@@ -94,7 +145,17 @@ fn the_plain_gradients_are_the_slopes_of_the_plain_forward() {
 fn kept(tokens: usize, heads: usize, dropout: AttentionDropout, dtype: DType) -> Vec<Vec<bool>> {
     let lie = Lie::Packed;
     let offsets = vec![0, tokens];
-    let case = Case { heads, key_heads: 1, dim: tokens, offsets, mask: ALL, lie, dtype, dropout: Some(dropout) };
+    let case = Case {
+        heads,
+        key_heads: 1,
+        dim: tokens,
+        offsets,
+        mask: ALL,
+        lie,
+        dtype,
+        dropout: Some(dropout),
+        changes: UNCHANGED,
+    };
     let zeros = vec![0.0; tokens * heads * tokens];
     let identity = (0..tokens * tokens).map(|i| if i / tokens == i % tokens { 1.0 } else { 0.0 }).collect();
     let results =
@@ -153,6 +214,7 @@ fn a_probability_of_zero_drops_nothing() {
             lie: Lie::Packed,
             dtype,
             dropout: None,
+            changes: UNCHANGED,
         };
         let zero = Case { dropout: Some(AttentionDropout { probability: 0.0, ..DROPOUT }), ..none.clone() };
         let operands = none.operands(3);
@@ -199,7 +261,17 @@ fn some_segments_or_heads_by_themselves_drop_what_the_whole_drops() {
     for (dtype, mask) in [(DType::F32, CAUSAL), (DType::Bf16, CAUSAL), (DType::F32, ALL)] {
         let offsets = vec![0, 40, 41, 130, 210];
         let dropout = Some(DROPOUT);
-        let whole = Case { heads: 6, key_heads: 3, dim: 24, offsets, mask, lie: Lie::Packed, dtype, dropout };
+        let whole = Case {
+            heads: 6,
+            key_heads: 3,
+            dim: 24,
+            offsets,
+            mask,
+            lie: Lie::Packed,
+            dtype,
+            dropout,
+            changes: UNCHANGED,
+        };
         for (segments, key_heads) in [(0..2, 0..3), (2..4, 0..3), (0..4, 0..1), (0..4, 1..3), (3..4, 2..3)] {
             check_part(&whole, segments, key_heads);
         }
@@ -212,7 +284,8 @@ fn query_heads_that_share_a_key_head_may_be_apart() {
         let offsets = vec![0, 50, 77];
         let dropout = Some(DROPOUT);
         let lie = Lie::Packed;
-        let whole = Case { heads: 4, key_heads: 1, dim: 16, offsets, mask: CAUSAL, lie, dtype, dropout };
+        let whole =
+            Case { heads: 4, key_heads: 1, dim: 16, offsets, mask: CAUSAL, lie, dtype, dropout, changes: UNCHANGED };
         let operands = whole.operands(2);
         let tokens = whole.tokens();
         let together = whole.compute(&operands);

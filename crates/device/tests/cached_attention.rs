@@ -1,9 +1,12 @@
 //! Attention to a cache against a plain twin in f64.
 
+#[path = "support/scores.rs"]
+mod scores;
 mod support;
 
-use evenkeel_device::kernel::{CachedAttention, Mask, Operation, Segments};
+use evenkeel_device::kernel::{CachedAttention, Mask, Operation, Scores, Segments};
 use evenkeel_device::{DType, Device, Heads, Queue};
+use scores::{ALL_CHANGES, Changes, EVERYTHING, UNCHANGED};
 use support::{DTYPES, Random, assert_close, framed, run, strided, tolerance, unframed};
 
 /// One sequence: tokens cached before, new tokens.
@@ -20,6 +23,7 @@ struct Case {
     sequences: Vec<Sequence>,
     window: Option<usize>,
     dtype: DType,
+    changes: Changes,
 }
 
 const PLAIN: Case = Case {
@@ -31,6 +35,7 @@ const PLAIN: Case = Case {
     sequences: Vec::new(),
     window: None,
     dtype: DType::F32,
+    changes: UNCHANGED,
 };
 
 /// A kernel's results: the output, and the caches of keys and values.
@@ -78,6 +83,7 @@ impl Case {
     }
 
     fn kernel(&self, queue: &Queue, [q, k, v]: [Heads; 3], out: Heads, [cached_k, cached_v]: [Heads; 2]) {
+        let (scores, _held) = self.changes.scores(queue, self.heads);
         queue.launch(CachedAttention {
             q,
             k,
@@ -90,6 +96,7 @@ impl Case {
             segments: self.segments(),
             mask: Mask { causal: true, window: self.window },
             scale: self.scale(),
+            scores,
         });
     }
 
@@ -147,10 +154,11 @@ impl Case {
                     let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
                     let score = |key: usize| -> f64 {
                         let products = q.iter().zip(&keys[at(key)..]).map(|(&q, &k)| q as f64 * k as f64);
-                        (products.sum::<f64>() * self.scale() as f64).exp()
+                        let product = products.sum::<f64>() * self.scale() as f64;
+                        self.changes.apply(head, product, key as f64 - position as f64).score.exp()
                     };
                     let weights: Vec<f64> = (first..=position).map(score).collect();
-                    let total: f64 = weights.iter().sum();
+                    let total = weights.iter().sum::<f64>() + self.changes.sink(head).map_or(0.0, f64::exp);
                     out.extend((0..dim).map(|i| {
                         let weighted = weights.iter().zip(first..).map(|(w, key)| w * values[at(key) + i] as f64);
                         weighted.sum::<f64>() / total
@@ -204,6 +212,43 @@ fn every_head_dimension_and_stride_works() {
 }
 
 #[test]
+fn every_change_of_scores_agrees_with_the_plain_formula() {
+    let mixtures: [&[Sequence]; 4] =
+        [&[(0, 1)], &[(3, 1), (0, 1), (89, 1)], &[(0, 0), (20, 31), (5, 0), (64, 1)], &[(0, 40), (0, 7)]];
+    for dtype in DTYPES {
+        for changes in ALL_CHANGES {
+            for (window, heads, key_heads, dim) in
+                [(None, 4, 2, 12), (Some(1), 3, 1, 64), (Some(5), 8, 1, 33), (None, 5, 5, 80), (Some(40), 6, 2, 256)]
+            {
+                for sequences in mixtures {
+                    let sequences = sequences.to_vec();
+                    Case { heads, key_heads, dim, step: dim, window, dtype, sequences, changes, ..PLAIN }.check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn changed_scores_of_a_long_prompt_agree() {
+    for window in [None, Some(70)] {
+        let case = Case { heads: 6, key_heads: 2, capacity: 300, window, changes: EVERYTHING, ..PLAIN };
+        Case { sequences: vec![(0, 291)], ..case.clone() }.check();
+        Case { sequences: vec![(150, 100), (299, 1)], ..case }.check();
+    }
+}
+
+#[test]
+fn a_sink_of_minus_infinity_is_none() {
+    for dtype in DTYPES {
+        let case = Case { sequences: vec![(20, 31), (64, 1)], dtype, ..PLAIN };
+        let infinite = Case { changes: Changes { sinks: Some(f32::NEG_INFINITY), ..UNCHANGED }, ..case.clone() };
+        let expected = support::wide(&case.compute().out);
+        assert_close(&format!("{dtype:?}"), &infinite.compute().out, &expected, tolerance(dtype));
+    }
+}
+
+#[test]
 fn a_long_prompt_agrees_whichever_way_its_rows_are_divided() {
     for window in [None, Some(70)] {
         let case = Case { heads: 6, key_heads: 2, capacity: 300, window, ..PLAIN };
@@ -245,6 +290,7 @@ fn costs_count_the_pairs_seen_and_the_rows_moved() {
         segments: case.segments(),
         mask: Mask { causal: true, window: case.window },
         scale: 1.0,
+        scores: Scores::default(),
     };
     // Two tokens see four keys each, one sees itself: nine pairs, two products of 48 numbers.
     assert_eq!(kernel.flops(), 2 * 2 * 9 * 48);

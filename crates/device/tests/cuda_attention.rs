@@ -3,7 +3,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Scores, Segments};
 use evenkeel_device::{DType, Device, Heads, Tensor, cudnn_report};
 use support::{Random, assert_close, device, on_cuda, wide};
 
@@ -97,6 +97,7 @@ fn compute(device: &Device, case: &Case, operands: &Operands, sequences: std::op
         mask,
         scale,
         dropout,
+        scores: Scores::default(),
     });
     queue.launch(AttentionBackward {
         q,
@@ -112,6 +113,8 @@ fn compute(device: &Device, case: &Case, operands: &Operands, sequences: std::op
         mask,
         scale,
         dropout,
+        scores: Scores::default(),
+        dsinks: None,
     });
     [&out, &logsum, &dq, &dk, &dv].map(|tensor| queue.read(tensor)).into()
 }

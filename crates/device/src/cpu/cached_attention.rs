@@ -6,13 +6,13 @@
 
 use std::ops::Range;
 
-use super::math::exp;
+use super::math::{exp, tanh};
 use super::matrix::{Element, Matrix, matrix, with_element};
 use super::rows::{each_vector, load, rows_per_task, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::Heads;
-use crate::kernel::CachedAttention;
+use crate::kernel::{CachedAttention, Scores};
 
 /// The most rows that pass over the keys together.
 const MOST_ROWS: usize = 4;
@@ -187,7 +187,9 @@ impl<E: Element> Attend<'_, E> {
             self.score::<S, ROWS>(s, keys.clone(), seen);
             let mut factors = [0.0; ROWS];
             for (row, factor) in factors.iter_mut().enumerate() {
-                *factor = 1.0 / exponentiate(s, self.memory.weights.add(row * self.memory.stride), keys.len());
+                let scores = self.memory.weights.add(row * self.memory.stride);
+                self.change(s, first + row, keys.clone(), scores);
+                *factor = 1.0 / exponentiate(s, scores, keys.len(), self.sink(first + row));
             }
             self.weigh::<S, ROWS>(s, keys);
             self.write::<S, ROWS>(s, first, factors);
@@ -254,6 +256,44 @@ impl<E: Element> Attend<'_, E> {
         }
     }
 
+    /// Caps a row's scores and adds its head's slope times the distance of each key; hidden ones stay at minus infinity.
+    #[inline(always)]
+    unsafe fn change<S: Simd>(&self, s: S, row: usize, keys: Range<usize>, scores: *mut f32) {
+        let Scores { cap, slopes, .. } = &self.kernel.scores;
+        if cap.is_none() && slopes.is_none() {
+            return;
+        }
+        let position = (self.task.length + row / self.operands.group) as f32;
+        let (_, head) = self.place(row);
+        // SAFETY: the kernel's check: a slope for each head.
+        let slope = slopes.map_or(0.0, |slopes| unsafe { matrix::<f32>(&slopes).at(0, head).read() });
+        let mut lanes = [0.0; LANES];
+        for (lane, number) in lanes.iter_mut().enumerate() {
+            *number = lane as f32;
+        }
+        for i in (0..keys.len()).step_by(LANES) {
+            // SAFETY: the caller's promise: whole vectors of scores.
+            unsafe {
+                let before = s.load(scores.add(i));
+                let mut score = before;
+                if let Some(cap) = *cap {
+                    score = s.mul(tanh(s, s.mul(score, s.splat(1.0 / cap))), s.splat(cap));
+                }
+                let distance = s.add(s.load(lanes.as_ptr()), s.splat((keys.start + i) as f32 - position));
+                score = s.mul_add(s.splat(slope), distance, score);
+                s.store(scores.add(i), s.select_less(before, s.splat(f32::MIN), before, score));
+            }
+        }
+    }
+
+    /// The sink of a row's head.
+    #[inline(always)]
+    fn sink(&self, row: usize) -> Option<f32> {
+        let (_, head) = self.place(row);
+        // SAFETY: the kernel's check: a sink for each head.
+        self.kernel.scores.sinks.map(|sinks| unsafe { matrix::<f32>(&sinks).at(0, head).read() })
+    }
+
     /// The sum of the values, each times its weight.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const ROWS: usize>(&self, s: S, keys: Range<usize>) {
@@ -300,18 +340,20 @@ impl<E: Element> Attend<'_, E> {
     }
 }
 
-/// Turns `len` scores, and what fills their last vector, into exponentials above their maximum; returns their sum.
+/// Turns `len` scores, and what fills their last vector, into exponentials above the maximum of them and of the sink; returns
+/// the sum of them all.
 ///
 /// # Safety
 /// `scores` holds `len` numbers in whole vectors, and one of them is finite.
 #[inline(always)]
-unsafe fn exponentiate<S: Simd>(s: S, scores: *mut f32, len: usize) -> f32 {
+unsafe fn exponentiate<S: Simd>(s: S, scores: *mut f32, len: usize, sink: Option<f32>) -> f32 {
     let mut lanes = s.splat(f32::NEG_INFINITY);
     for i in (0..len).step_by(LANES) {
         // SAFETY: the caller's promise.
         lanes = s.max(unsafe { s.load(scores.add(i)) }, lanes);
     }
-    let max = s.splat(s.max_lane(lanes));
+    let highest = s.max_lane(lanes).max(sink.unwrap_or(f32::NEG_INFINITY));
+    let max = s.splat(highest);
     let mut sum = s.splat(0.0);
     for i in (0..len).step_by(LANES) {
         // SAFETY: the caller's promise.
@@ -321,5 +363,5 @@ unsafe fn exponentiate<S: Simd>(s: S, scores: *mut f32, len: usize) -> f32 {
             sum = s.add(sum, weight);
         }
     }
-    s.sum(sum)
+    s.sum(sum) + sink.map_or(0.0, |sink| (sink - highest).exp())
 }

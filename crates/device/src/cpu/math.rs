@@ -45,6 +45,23 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
+/// The hyperbolic tangent to about two units in the last place. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+    // Below this, one minus a quotient would cancel: an odd polynomial, Cephes' `tanhf`.
+    const SMALL: f32 = 0.625;
+    const POLYNOMIAL: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_8];
+    let (one, magnitude) = (s.splat(1.0), s.abs(x));
+    let square = s.mul(x, x);
+    let mut sum = s.splat(POLYNOMIAL[0]);
+    for &coefficient in &POLYNOMIAL[1..] {
+        sum = s.mul_add(sum, square, s.splat(coefficient));
+    }
+    let small = s.mul_add(s.mul(sum, square), x, x);
+    let large = s.sub(one, s.div(s.splat(2.0), s.add(one, exp(s, s.add(magnitude, magnitude)))));
+    s.select_less(magnitude, s.splat(SMALL), small, s.copysign(large, x))
+}
+
 /// The error function by formula 7.1.26 of Abramowitz and Stegun: to 6e-7 absolute.
 #[inline(always)]
 pub(crate) fn erf<S: Simd>(s: S, x: S::Vector) -> S::Vector {
@@ -73,6 +90,7 @@ mod tests {
         PowerOfTwo,
         Erf,
         Sigmoid,
+        Tanh,
     }
 
     impl Vectorised for Apply<'_> {
@@ -88,6 +106,7 @@ mod tests {
                         Function::PowerOfTwo => power_of_two(s, x),
                         Function::Erf => erf(s, x),
                         Function::Sigmoid => sigmoid(s, x),
+                        Function::Tanh => tanh(s, x),
                     };
                     s.store(chunk.as_mut_ptr(), y);
                 }
@@ -108,11 +127,12 @@ mod tests {
     fn functions_agree_with_double_precision() {
         let xs: Vec<f32> = (0..16 * 500).map(|i| (i as f32 / 4000.0 - 1.0) * 5.0).collect();
         type Case = (Function, fn(f64) -> f64, f64, f64);
-        let cases: [Case; 4] = [
+        let cases: [Case; 5] = [
             (Function::Exp, f64::exp, 2e-7, 0.0),
             (Function::PowerOfTwo, f64::exp2, 4e-6, 0.0),
             (Function::Erf, plain_erf, 0.0, 6e-7),
             (Function::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 4e-7, 0.0),
+            (Function::Tanh, f64::tanh, 2e-7, 0.0),
         ];
         for (function, plain, relative, absolute) in cases {
             let mut ys = xs.clone();
@@ -132,6 +152,14 @@ mod tests {
         assert_eq!(&xs[..4], &[0.0, 0.0, 0.0, 1.0]);
         assert!(xs[4].is_finite() && xs[5].is_finite() && xs[6].is_nan());
         assert!((xs[7] as f64 / 88f64.exp() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn tanh_of_extremes_is_one_or_nan() {
+        let mut xs = [f32::NEG_INFINITY, -1000.0, -0.0, 1e-30, 20.0, 1e30, f32::INFINITY, f32::NAN].repeat(2);
+        vectorise(Apply(Function::Tanh, &mut xs));
+        assert_eq!(&xs[..7], &[-1.0, -1.0, 0.0, 1e-30, 1.0, 1.0, 1.0]);
+        assert!(xs[7].is_nan());
     }
 
     #[test]

@@ -68,6 +68,44 @@ pub struct AttentionDropout {
     pub first_token: u64,
 }
 
+/// Changes attention makes to its scores between the product and the softmax: the cap first, then the slopes. The default
+/// changes nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Scores {
+    /// Scores s, already multiplied by `scale`, become `cap · tanh(s / cap)`.
+    pub cap: Option<f32>,
+    /// f32 [1, N]: `slope · (the key's position - the query's)` is added to each score of the head. Positions count within the
+    /// segment or, in a cache, within the whole sequence. The slopes have no gradient.
+    pub slopes: Option<View>,
+    /// f32 [1, N]: a logit of each query head that joins the softmax's sum and has no value.
+    pub sinks: Option<View>,
+}
+
+impl Scores {
+    /// Whether attention is as without it.
+    pub fn is_default(&self) -> bool {
+        self.cap.is_none() && self.slopes.is_none() && self.sinks.is_none()
+    }
+
+    pub(super) fn check(&self, heads: usize) {
+        assert!(self.cap.is_none_or(|cap| cap > 0.0 && cap.is_finite()), "Attention: a cap of {:?}", self.cap);
+        for (what, view) in [("slopes", self.slopes), ("sinks", self.sinks)] {
+            check_numbers(what, view, heads);
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        [self.slopes, self.sinks].into_iter().flatten().map(|view| view.bytes()).sum()
+    }
+}
+
+/// Asserts that there is a number for each query head, if any.
+fn check_numbers(what: &str, view: Option<View>, heads: usize) {
+    if let Some(view) = view {
+        assert_eq!((view.shape(), view.dtype), ([1, heads], DType::F32), "Attention {what}");
+    }
+}
+
 /// `out = drop(softmax(scale · q·kᵀ)) · v` per head; query head h uses key head `h / (q.count / k.count)`.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -75,12 +113,13 @@ pub struct Attention {
     pub k: Heads,
     pub v: Heads,
     pub out: Heads,
-    /// f32 [T, N]: log of each row's sum of exponentials, for backward.
+    /// f32 [T, N]: log of each row's sum of exponentials, the sink's among them, for backward.
     pub logsum: View,
     pub segments: Segments,
     pub mask: Mask,
     pub scale: f32,
     pub dropout: Option<AttentionDropout>,
+    pub scores: Scores,
 }
 
 fn check_dropout(dropout: &Option<AttentionDropout>) {
@@ -109,6 +148,7 @@ impl Operation for Attention {
     fn check(&self) {
         check_heads(&self.q, &self.k, &self.v, &[&self.out], &self.logsum, &self.segments);
         check_dropout(&self.dropout);
+        self.scores.check(self.q.count);
     }
 
     fn flops(&self) -> u64 {
@@ -116,11 +156,13 @@ impl Operation for Attention {
     }
 
     fn bytes(&self) -> u64 {
-        [self.q, self.k, self.v, self.out].iter().map(Heads::bytes).sum::<u64>() + self.logsum.bytes()
+        [self.q, self.k, self.v, self.out].iter().map(Heads::bytes).sum::<u64>()
+            + self.logsum.bytes()
+            + self.scores.bytes()
     }
 }
 
-/// Gradients of [`Attention`] with the same dropout. `dk` and `dv` are overwritten, not added to.
+/// Gradients of [`Attention`] with the same dropout and scores. `dk` and `dv` are overwritten, not added to.
 #[derive(Clone, Debug)]
 pub struct AttentionBackward {
     pub q: Heads,
@@ -136,6 +178,9 @@ pub struct AttentionBackward {
     pub mask: Mask,
     pub scale: f32,
     pub dropout: Option<AttentionDropout>,
+    pub scores: Scores,
+    /// f32 [1, N]: the gradients of the sinks are added to it.
+    pub dsinks: Option<View>,
 }
 
 impl Operation for AttentionBackward {
@@ -143,6 +188,9 @@ impl Operation for AttentionBackward {
         let others = [&self.out, &self.dout, &self.dq, &self.dk, &self.dv];
         check_heads(&self.q, &self.k, &self.v, &others, &self.logsum, &self.segments);
         check_dropout(&self.dropout);
+        self.scores.check(self.q.count);
+        check_numbers("dsinks", self.dsinks, self.q.count);
+        assert!(self.dsinks.is_none() || self.scores.sinks.is_some(), "Attention: gradients of sinks without sinks");
     }
 
     fn flops(&self) -> u64 {
@@ -151,6 +199,8 @@ impl Operation for AttentionBackward {
 
     fn bytes(&self) -> u64 {
         let heads = [self.q, self.k, self.v, self.out, self.dout, self.dq, self.dk, self.dv];
-        heads.iter().map(Heads::bytes).sum::<u64>() + self.logsum.bytes()
+        // Gradients of sinks are read and written.
+        let dsinks = self.dsinks.map_or(0, |dsinks| 2 * dsinks.bytes());
+        heads.iter().map(Heads::bytes).sum::<u64>() + self.logsum.bytes() + self.scores.bytes() + dsinks
     }
 }

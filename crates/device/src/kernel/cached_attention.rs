@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{Mask, Operation, Segments};
+use super::{Mask, Operation, Scores, Segments};
 use crate::Heads;
 
 /// Attention of new tokens to everything their sequences hold: the new keys and values are appended to a cache of B
@@ -24,6 +24,7 @@ pub struct CachedAttention {
     /// Causal; positions are counted from the sequence's first cached token.
     pub mask: Mask,
     pub scale: f32,
+    pub scores: Scores,
 }
 
 impl CachedAttention {
@@ -39,6 +40,7 @@ impl Operation for CachedAttention {
         assert!(self.mask.causal, "CachedAttention: a new token cannot see those after it");
         assert_ne!(self.mask.window, Some(0), "CachedAttention: a window without the query's own token");
         assert_eq!(q.count % k.count, 0, "CachedAttention: {} query heads over {} key heads", q.count, k.count);
+        self.scores.check(q.count);
         assert_eq!(self.segments.tokens(), q.tokens(), "CachedAttention: segments do not cover the tokens");
         let [sequences, rows] = [self.segments.iter().count(), self.lengths.len() * self.capacity];
         assert_eq!(self.lengths.len(), sequences, "CachedAttention: a length for each sequence");
@@ -72,6 +74,6 @@ impl Operation for CachedAttention {
         let older = self.sequences().filter(|(_, new)| !new.is_empty());
         let older: usize = older.map(|(length, _)| length - self.mask.keys(length, length + 1).start).sum();
         let row = (self.k.count * self.k.dim * self.k.view.dtype.size_bytes()) as u64;
-        2 * self.q.bytes() + 2 * (self.k.bytes() + self.v.bytes()) + 2 * older as u64 * row
+        2 * self.q.bytes() + 2 * (self.k.bytes() + self.v.bytes()) + 2 * older as u64 * row + self.scores.bytes()
     }
 }

@@ -28,7 +28,7 @@ mod selected_rows;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
-pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
+pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Scores, Segments};
 pub use cached_attention::CachedAttention;
 pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns, SoftCap};
 pub use embedding::{Embed, EmbedBackward, IGNORE};

@@ -5,6 +5,7 @@
 use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Segments};
 use evenkeel_device::{DType, Heads, Queue, Tensor};
 
+use crate::scores::{Changed, Changes};
 use crate::support::{Random, assert_close, run, strided, tolerance};
 
 /// The layout of heads in memory.
@@ -28,7 +29,11 @@ pub struct Case {
     pub lie: Lie,
     pub dtype: DType,
     pub dropout: Option<AttentionDropout>,
+    pub changes: Changes,
 }
+
+/// The gradients of sinks are added to this, a power of two.
+const DSINK_BEFORE: f32 = 0.125;
 
 /// q, k, v and dout, [T, heads · dim] each.
 #[derive(Clone)]
@@ -39,11 +44,12 @@ pub struct Operands {
     pub dout: Vec<f32>,
 }
 
-/// A key that a query sees: its token, its weight, and dropout's factor.
+/// A key that a query sees: its token, its weight, dropout's factor, and the derivative of its changed score.
 struct Weighed {
     key: usize,
     weight: f64,
     factor: f64,
+    derivative: f64,
 }
 
 impl Case {
@@ -90,7 +96,7 @@ impl Case {
         let (mut out, mut logsum) = (vec![0.0; operands.q.len()], vec![0.0; self.tokens() * self.heads]);
         self.each_query(operands, |head, query, weights, total| {
             logsum[query * self.heads + head] = total;
-            for Weighed { key, weight, factor } in weights {
+            for Weighed { key, weight, factor, .. } in weights {
                 let value = self.key_row(&operands.v, head, *key);
                 for (d, v) in value.iter().enumerate() {
                     out[(query * self.heads + head) * self.dim + d] += factor * weight * *v as f64;
@@ -100,18 +106,22 @@ impl Case {
         [out, logsum]
     }
 
-    /// dq, dk, dv. `out` is the forward's, as rounded as the kernel has it.
-    pub fn plain_backward(&self, operands: &Operands, out: &[f32]) -> [Vec<f64>; 3] {
+    /// dq, dk, dv, and dsinks [N] if there are sinks. `out` is the forward's, as rounded as the kernel has it.
+    pub fn plain_backward(&self, operands: &Operands, out: &[f32]) -> [Vec<f64>; 4] {
         let mut dq = vec![0.0; operands.q.len()];
         let (mut dk, mut dv) = (vec![0.0; operands.k.len()], vec![0.0; operands.k.len()]);
+        let mut dsinks = vec![0.0; if self.changes.sinks.is_some() { self.heads } else { 0 }];
         let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum() };
-        self.each_query(operands, |head, query, weights, _| {
+        self.each_query(operands, |head, query, weights, logsum| {
             let row = (query * self.heads + head) * self.dim..(query * self.heads + head + 1) * self.dim;
             let (dout, q) = (&operands.dout[row.clone()], &operands.q[row.clone()]);
             let delta = dot(dout, &out[row.clone()]);
-            for &Weighed { key, weight, factor } in weights {
+            if let Some(sink) = self.changes.sink(head) {
+                dsinks[head] -= (sink - logsum).exp() * delta;
+            }
+            for &Weighed { key, weight, factor, derivative } in weights {
                 let (k, v) = (self.key_row(&operands.k, head, key), self.key_row(&operands.v, head, key));
-                let gradient = weight * (factor * dot(dout, v) - delta) * self.scale() as f64;
+                let gradient = weight * (factor * dot(dout, v) - delta) * derivative * self.scale() as f64;
                 let key_start = self.key_start(head, key);
                 for d in 0..self.dim {
                     dq[row.start + d] += gradient * k[d] as f64;
@@ -120,7 +130,7 @@ impl Case {
                 }
             }
         });
-        [dq, dk, dv]
+        [dq, dk, dv, dsinks]
     }
 
     fn key_start(&self, head: usize, key: usize) -> usize {
@@ -164,18 +174,21 @@ impl Case {
         for (query, keys) in self.pairs() {
             for head in 0..self.heads {
                 let q = &operands.q[(query * self.heads + head) * self.dim..][..self.dim];
-                let scores: Vec<f64> = keys
+                let scores: Vec<Changed> = keys
                     .clone()
                     .map(|key| {
                         let k = self.key_row(&operands.k, head, key);
-                        q.iter().zip(k).map(|(q, k)| *q as f64 * *k as f64).sum::<f64>() * self.scale() as f64
+                        let product: f64 = q.iter().zip(k).map(|(q, k)| *q as f64 * *k as f64).sum();
+                        self.changes.apply(head, product * self.scale() as f64, key as f64 - query as f64)
                     })
                     .collect();
-                let logsum = scores.iter().map(|score| score.exp()).sum::<f64>().ln();
-                let weights = keys.clone().zip(&scores).map(|(key, score)| Weighed {
+                let of_sink = self.changes.sink(head).map_or(0.0, f64::exp);
+                let logsum = (scores.iter().map(|changed| changed.score.exp()).sum::<f64>() + of_sink).ln();
+                let weights = keys.clone().zip(&scores).map(|(key, changed)| Weighed {
                     key,
-                    weight: (score - logsum).exp(),
+                    weight: (changed.score - logsum).exp(),
                     factor: self.factor(head, query, key - self.segment_start(query)),
+                    derivative: changed.derivative,
                 });
                 let weights: Vec<Weighed> = weights.collect();
                 each(head, query, &weights, logsum);
@@ -183,7 +196,7 @@ impl Case {
         }
     }
 
-    /// out, logsum, dq, dk, dv as the device computes them.
+    /// out, logsum, dq, dk, dv, and dsinks if there are sinks, as the device computes them.
     pub fn compute(&self, operands: &Operands) -> Vec<Vec<f32>> {
         let (tokens, dim) = (self.tokens(), self.dim);
         let segments = Segments::new(self.offsets.clone());
@@ -199,6 +212,9 @@ impl Case {
             let logsum = queue.tensor(tokens, self.heads, DType::F32);
             let logsum_view = logsum.view();
             let segments = segments.clone();
+            let (scores, _held) = self.changes.scores(queue, self.heads);
+            let ones = vec![DSINK_BEFORE; self.heads];
+            let dsinks = scores.sinks.map(|_| queue.floats(1, self.heads, DType::F32, &ones));
             queue.launch(Attention {
                 q,
                 k,
@@ -209,6 +225,7 @@ impl Case {
                 mask,
                 scale,
                 dropout,
+                scores: scores.clone(),
             });
             queue.launch(AttentionBackward {
                 q,
@@ -224,8 +241,10 @@ impl Case {
                 mask,
                 scale,
                 dropout,
+                scores,
+                dsinks: dsinks.as_ref().map(Tensor::view),
             });
-            [logsum].into_iter().chain(inputs).chain(gradients).chain(outs).collect()
+            [logsum].into_iter().chain(inputs).chain(gradients).chain(outs).chain(dsinks).collect()
         });
         let tensors_each = if let Lie::Interleaved = self.lie { 1 } else { 3 };
         let take = |tensors: usize, which: usize, heads: usize| -> Vec<f32> {
@@ -239,7 +258,9 @@ impl Case {
         };
         let (heads, key_heads) = (self.heads, self.key_heads);
         let [out, dq] = [take(2, 0, heads), take(1, 0, heads)];
-        vec![out, results[0].clone(), dq, take(1, 1, key_heads), take(1, 2, key_heads)]
+        let added = results[1 + 3 * tensors_each..].concat();
+        let dsinks = added.iter().map(|dsink| dsink - DSINK_BEFORE).collect();
+        vec![out, results[0].clone(), dq, take(1, 1, key_heads), take(1, 2, key_heads), dsinks]
     }
 
     /// Three operands as heads, with their values or NaN, and the tensors that hold them.
@@ -296,11 +317,14 @@ impl Case {
             ("dq", &results[2], &gradients[0]),
             ("dk", &results[3], &gradients[1]),
             ("dv", &results[4], &gradients[2]),
+            ("dsinks", &results[5], &gradients[3]),
         ] {
             // A query that sees one key has no gradient: what is left of dq and dk then is judged by the size of dv.
             let alone = self.mask.window == Some(1) && matches!(name, "dq" | "dk");
             let error = distance(actual, expected) / norm(if alone { &gradients[2] } else { expected });
-            let tolerance = tolerance(self.dtype);
+            // Sums over all tokens, whose terms cancel.
+            let least = if name == "dsinks" { 1e-5 } else { 0.0 };
+            let tolerance = tolerance(self.dtype).max(least);
             assert!(
                 expected.is_empty() || error <= tolerance,
                 "{name} of {self:?}: error {error:.2e} above {tolerance:.0e}"

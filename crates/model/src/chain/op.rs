@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{
-    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Pairs, Scale,
+    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Pairs, Scale, Scores,
 };
 use evenkeel_device::{DType, Heads, Tensor, View};
 
@@ -117,6 +117,11 @@ pub(crate) struct Attention {
 impl Attention {
     fn out_heads(&self, out: &Tensor) -> Heads {
         Heads::packed(out, self.q.count)
+    }
+
+    fn scores(&self, context: &Context) -> Scores {
+        let slopes = context.tables.slopes(self.first_head..self.first_head + self.q.count);
+        Scores { cap: self.cap, slopes, sinks: None }
     }
 
     fn dropped(&self, batch: &Batch) -> Option<AttentionDropout> {
@@ -479,11 +484,24 @@ impl Attention {
                 segments,
                 mask,
                 scale,
+                scores: self.scores(context),
             });
         } else {
             let logsum = queue.tensor(q.tokens(), q.count(), DType::F32);
             let (logsum_view, dropout) = (logsum.view(), self.dropped(batch));
-            queue.launch(kernel::Attention { q, k, v, out, logsum: logsum_view, segments, mask, scale, dropout });
+            let scores = self.scores(context);
+            queue.launch(kernel::Attention {
+                q,
+                k,
+                v,
+                out,
+                logsum: logsum_view,
+                segments,
+                mask,
+                scale,
+                scores,
+                dropout,
+            });
             values.set(self.logsum, logsum);
         }
         values.set(self.out, result);
@@ -511,6 +529,8 @@ impl Attention {
             segments: context.batch.segments.clone(),
             mask: self.mask,
             scale: self.scale,
+            scores: self.scores(context),
+            dsinks: None,
             dropout: self.dropped(context.batch),
         });
     }

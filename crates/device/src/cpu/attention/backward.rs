@@ -4,6 +4,8 @@
 //! Dropout multiplies weights by M, which is 0 or 1 / (1 - p): `dv = (M ∘ P)ᵀ·dout`, `dS = P ∘ (M ∘ (dout·vᵀ) - δ)`. Its
 //! divisor stays out of the loops: δ is multiplied by 1 - p, and all gradients are divided by it at the end.
 //!
+//! Scores changed before the softmax are changed again here. A cap multiplies dS by its derivative; a sink is in the logsum.
+//!
 //! A task has some query blocks and some keys of one segment and one key head, as [`division`](super::division) deals
 //! them out. For each query block, key blocks stream past its tiles.
 
@@ -19,6 +21,8 @@ use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored, TileRun};
 use super::mask::{Seen, hide, keys_of, rows_seen, tiles_seen, write_bounds};
 use super::pack::{self, Rows};
+use super::scores::Changes;
+use super::sinks;
 use super::sums::{AddShares, SharedSums};
 use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
 use crate::kernel::{AttentionBackward, AttentionDropout};
@@ -56,7 +60,7 @@ fn working_memory<E: Element, L: Level<E>>(kernel: &AttentionBackward) -> Workin
     let keys = tasks.iter().map(|task| task.plan(&shape).keys_at_once).max();
     let of_task = keys.map_or(0, |keys| Memory::<E, L>::floats(&shape, keys));
     WorkingMemory {
-        common_bytes: WorkingMemory::of_team(shared_floats).common_bytes,
+        common_bytes: WorkingMemory::of_team(shared_floats.max(sinks::sums_floats(kernel))).common_bytes,
         ..WorkingMemory::of_thread(of_task)
     }
 }
@@ -75,6 +79,7 @@ fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
         logsum: matrix(&kernel.logsum),
         shape,
         dropout: active(kernel.dropout),
+        changes: Changes::new(&kernel.scores, kernel.scale),
     };
     let (tasks, shared_floats) = divide(&shape, &filled(&kernel.segments), kernel.k.count, L::KEYS);
     let mut common = team.take_common();
@@ -105,6 +110,7 @@ fn run<E: Element, L: Level<E>>(kernel: &AttentionBackward, team: &mut Team) {
         }
     }
     team.tasks(blocks.len(), |block, _| vectorise(blocks[block].clone()));
+    sinks::add::<E>(kernel, common.floats(sinks::sums_floats(kernel)), team);
     team.return_common(common);
 }
 
@@ -121,6 +127,7 @@ struct Operands<E> {
     logsum: Matrix<f32>,
     shape: Shape,
     dropout: Option<AttentionDropout>,
+    changes: Changes,
 }
 
 impl<E> Operands<E> {
@@ -451,32 +458,64 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
     /// Scores become weights P, gradients of weights become gradients of scores dS.
     #[inline(always)]
     unsafe fn differentiate<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
+        let changes = &self.operands.changes;
+        if !changes.any() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.differentiate_dropping(s, tiles, part, at, Unchanged) };
+        }
+        let (number, Seen { rows, .. }) = self.part(tiles, part, at);
+        let scores = self.memory.scores[part % (1 + L::DELAY)];
+        let first = at.keys.start + rows.start;
+        let tile = at.block.tile(number);
+        let mut derivatives = [0.0; SCORED * TILE];
+        // SAFETY of all: the caller's promise: scores are [rows, TILE], of SCORED keys at most.
+        // SAFETY: above.
+        unsafe { changes.apply(s, &tile, first, rows.len(), scores, derivatives.as_mut_ptr()) };
+        if changes.caps() {
+            // SAFETY: above.
+            unsafe { self.differentiate_dropping(s, tiles, part, at, Derivatives(&derivatives)) };
+        } else {
+            // SAFETY: above.
+            unsafe { self.differentiate_dropping(s, tiles, part, at, Unchanged) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn differentiate_dropping<S: Simd, C: Capping>(
+        &self,
+        s: S,
+        tiles: &Range<usize>,
+        part: usize,
+        at: &Place,
+        capping: C,
+    ) {
         // SAFETY of both: the caller's promise.
         match &self.operands.dropout {
             // SAFETY: above.
-            None => unsafe { self.differentiate_kept(s, tiles, part, at, KeepAll) },
+            None => unsafe { self.differentiate_kept(s, tiles, part, at, KeepAll, capping) },
             Some(dropout) => {
                 let noise = &TileNoise::of(dropout, &at.block.tile(tiles.start + part / PARTS));
                 // SAFETY: above.
-                unsafe { self.differentiate_kept(s, tiles, part, at, noise) };
+                unsafe { self.differentiate_kept(s, tiles, part, at, noise, capping) };
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn differentiate_kept<S: Simd, D: Dropping>(
+    unsafe fn differentiate_kept<S: Simd, D: Dropping, C: Capping>(
         &self,
         s: S,
         tiles: &Range<usize>,
         part: usize,
         at: &Place,
         dropping: D,
+        capping: C,
     ) {
         let (number, Seen { rows, all }) = self.part(tiles, part, at);
         let tile = self.memory.tile(number);
         let buffer = part % (1 + L::DELAY);
         let (scores, products) = (self.memory.scores[buffer], self.memory.products[buffer]);
-        let scale = s.splat(self.operands.shape.scale * L::LOG_E);
+        let scale = s.splat(self.operands.changes.scale_after() * L::LOG_E);
         // SAFETY: the caller's promise: both are [rows, TILE].
         unsafe {
             if !all {
@@ -497,7 +536,8 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
                         let numbers = [weight, s.load(products.add(from))];
                         let [kept, product] = dropping.keep(s, key, v * LANES, numbers);
                         weights[i][v] = kept;
-                        differences[i][v] = s.mul(weight, s.sub(product, delta[v]));
+                        let difference = s.mul(weight, s.sub(product, delta[v]));
+                        differences[i][v] = capping.multiply(s, from, difference);
                     }
                 }
                 L::store_left(s, weights, rows.start + row, tile.weights);
@@ -547,6 +587,36 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
                 L::add_rows(s, shape, left.add(from), right, run, keys, sums);
             }
         }
+    }
+}
+
+/// Multiplies gradients of scores by the cap's derivatives. Chosen outside the loops over them, so that having no cap costs
+/// nothing.
+trait Capping: Copy {
+    /// Sixteen gradients from number `from` of a part on.
+    fn multiply<S: Simd>(self, s: S, from: usize, gradients: S::Vector) -> S::Vector;
+}
+
+#[derive(Clone, Copy)]
+struct Unchanged;
+
+impl Capping for Unchanged {
+    #[inline(always)]
+    fn multiply<S: Simd>(self, _: S, _: usize, gradients: S::Vector) -> S::Vector {
+        gradients
+    }
+}
+
+/// Of each score of a part.
+#[derive(Clone, Copy)]
+struct Derivatives<'a>(&'a [f32; SCORED * TILE]);
+
+impl Capping for Derivatives<'_> {
+    #[inline(always)]
+    fn multiply<S: Simd>(self, s: S, from: usize, gradients: S::Vector) -> S::Vector {
+        let of_these: &[f32] = &self.0[from..from + LANES];
+        // SAFETY: the slice has LANES numbers.
+        s.mul(gradients, unsafe { s.load(of_these.as_ptr()) })
     }
 }
 

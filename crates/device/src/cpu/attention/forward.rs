@@ -1,4 +1,4 @@
-//! `out = drop(softmax(scale · q·kᵀ)) · v`, a block of queries at a time.
+//! `out = drop(softmax(scale · q·kᵀ)) · v`, a block of queries at a time. Scores may be changed before the softmax.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,13 +12,12 @@ use super::dropout::{Dropping, KeepAll, TileNoise, active, kept_factor};
 use super::level::{Level, Scored};
 use super::mask::{hide, keys_of, rows_seen, tiles_seen, write_bounds};
 use super::pack::{self, Rows};
+use super::scores::Changes;
 use super::{Cutter, HeadRows, KEY_BLOCK, QueryBlock, Shape, TILE, Tile, filled, with_level};
 use crate::kernel::{Attention, AttentionDropout};
 
 /// Rows of queries that share packed keys, which are packed again for every block.
 const QUERY_ROWS: usize = 256;
-/// The maximum before the first score. Finite, so that a query without keys so far subtracts no infinities.
-const LOWEST: f32 = -1e30;
 /// How far a score may exceed the subtracted maximum before the maximum is raised and the sums so far are scaled down:
 /// exponentials up to e⁸ are as exact as those below one, and most blocks of keys need no scaling.
 const RISE: f32 = 8.0;
@@ -65,6 +64,7 @@ fn run<E: Element, L: Level<E>>(kernel: &Attention, team: &mut Team) {
         logsum: matrix(&kernel.logsum),
         shape,
         dropout: active(kernel.dropout),
+        changes: Changes::new(&kernel.scores, kernel.scale),
     };
     team.tasks(blocks.len(), |task, scratch| {
         let (block, key_head) = &blocks[task];
@@ -82,6 +82,7 @@ struct Operands<E> {
     logsum: Matrix<f32>,
     shape: Shape,
     dropout: Option<AttentionDropout>,
+    changes: Changes,
 }
 
 /// A thread's working memory.
@@ -206,14 +207,15 @@ enum Stage {
 impl<E: Element, L: Level<E>> Attend<'_, E, L> {
     #[inline(always)]
     unsafe fn begin<S: Simd>(&self, s: S, memory: TileMemory, tile: Tile) {
-        let Operands { q, shape, .. } = self.operands;
+        let Operands { q, shape, changes, .. } = self.operands;
+        let [max, sum] = changes.begin(tile.head);
         let rows = Rows { of: q, head: tile.head, tokens: tile.tokens };
         // SAFETY: the caller's promise.
         unsafe {
             pack::across::<S, E, L>(s, &rows, shape.width, memory.queries);
             write_bounds(shape.mask, &tile.queries, self.block.segment.len(), memory.bounds);
-            pack::fill(s, memory.max, TILE, LOWEST);
-            pack::fill(s, memory.sum, TILE, 0.0);
+            pack::fill(s, memory.max, TILE, max);
+            pack::fill(s, memory.sum, TILE, sum);
             pack::fill(s, memory.out, TILE * shape.width, 0.0);
         }
     }
@@ -222,8 +224,9 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
     /// computed while another tile's wait to be stored: reading back a tile's stores is slow.
     #[inline(always)]
     unsafe fn attend<S: Simd>(&self, s: S, block: Range<usize>) {
-        let shape = &self.operands.shape;
+        let Operands { shape, changes, .. } = &self.operands;
         let len = self.block.segment.len();
+        let scale = changes.scale_after();
         let Memory { scores, weights, .. } = self.memory;
         let tiles = tiles_seen(shape.mask, self.block, &block);
         for step in tiles.start..tiles.end + 2 * L::DELAY {
@@ -247,18 +250,23 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
                             L::scores(s, shape, now, next, keys, scores);
                         }
                         Stage::Weights => {
+                            if changes.any() {
+                                let first = block.start + seen.rows.start;
+                                let none = std::ptr::null_mut();
+                                changes.apply(s, &self.block.tile(number), first, keys, scores, none);
+                            }
                             if !seen.all {
                                 hide(s, scores, tile.bounds, block.start + seen.rows.start, keys);
                             }
-                            raise(s, scores, keys, tile, shape);
+                            raise(s, scores, keys, tile, shape.width, scale);
                             let scored = block.start + seen.rows.start..block.start + seen.rows.end;
                             match &self.operands.dropout {
                                 None => {
-                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, shape.scale, KeepAll, weights);
+                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, scale, KeepAll, weights);
                                 }
                                 Some(dropout) => {
                                     let noise = &TileNoise::of(dropout, &self.block.tile(number));
-                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, shape.scale, noise, weights);
+                                    exponentiate::<S, E, L, _>(s, scores, scored, tile, scale, noise, weights);
                                 }
                             }
                         }
@@ -295,7 +303,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
 /// # Safety
 /// `scores` is [keys, TILE] and keys come in eights.
 #[inline(always)]
-unsafe fn raise<S: Simd>(s: S, scores: *const f32, keys: usize, tile: TileMemory, shape: &Shape) {
+unsafe fn raise<S: Simd>(s: S, scores: *const f32, keys: usize, tile: TileMemory, width: usize, scale: f32) {
     /// Chains that run side by side, to hide the latency of a maximum.
     const CHAINS: usize = 4;
     for lanes in (0..TILE).step_by(LANES) {
@@ -308,14 +316,14 @@ unsafe fn raise<S: Simd>(s: S, scores: *const f32, keys: usize, tile: TileMemory
                 }
             }
             let highest = s.max(s.max(chains[0], chains[1]), s.max(chains[2], chains[3]));
-            let highest = s.mul(highest, s.splat(shape.scale));
+            let highest = s.mul(highest, s.splat(scale));
             let before = s.load(tile.max.add(lanes));
             if s.max_lane(s.sub(highest, before)) > RISE {
                 let max = s.max(highest, before);
                 let factor = exp(s, s.sub(before, max));
                 s.store(tile.max.add(lanes), max);
                 s.store(tile.sum.add(lanes), s.mul(s.load(tile.sum.add(lanes)), factor));
-                for row in 0..shape.width {
+                for row in 0..width {
                     let at = tile.out.add(row * TILE + lanes);
                     s.store(at, s.mul(s.load(at), factor));
                 }

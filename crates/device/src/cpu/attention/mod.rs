@@ -17,6 +17,8 @@ mod fused;
 mod level;
 mod mask;
 mod pack;
+mod scores;
+mod sinks;
 mod sums;
 
 use std::ops::Range;
@@ -171,7 +173,7 @@ mod tests {
     use super::super::features::{Bf16Level, bf16_level};
     use super::super::{Run, Team};
     use super::*;
-    use crate::kernel::{Attention, AttentionBackward, AttentionDropout};
+    use crate::kernel::{Attention, AttentionBackward, AttentionDropout, Scores};
     use crate::{Extent, View};
 
     fn numbers(len: usize, seed: u64) -> Vec<bf16> {
@@ -188,6 +190,11 @@ mod tests {
         View::new(values.as_mut_ptr() as u64, Extent { rows, cols, stride: cols, dtype: E::DTYPE })
     }
 
+    /// The cap, and numbers of the heads, of scores that are changed.
+    const CAP: f32 = 2.0;
+    const SLOPES: [f32; 4] = [0.5, 0.0, 0.02, -0.01];
+    const SINKS: [f32; 4] = [1.0, -2.0, 0.0, 3.0];
+
     const DROPOUT: AttentionDropout = AttentionDropout { probability: 0.2, seed: 7, first_head: 2, first_token: 100 };
 
     /// out, dq, dk and dv at a level.
@@ -197,6 +204,7 @@ mod tests {
         mask: Mask,
         segments: &Segments,
         dropout: Option<AttentionDropout>,
+        changes: bool,
     ) -> [Vec<f32>; 4] {
         let heads = 4;
         let key_heads = 2;
@@ -205,14 +213,44 @@ mod tests {
         let mut queries = [1, 2, 3, 4].map(|seed| numbers(tokens * heads * dim, seed));
         let mut keys = [5, 6, 7, 8].map(|seed| numbers(tokens * key_heads * dim, seed));
         let mut sums = vec![0f32; tokens * heads];
+        let (mut slopes, mut sinks) = (SLOPES, SINKS);
+        let [slopes, sinks] = [&mut slopes, &mut sinks].map(|numbers| Some(view(&mut numbers[..], 1)));
+        let scores = if changes { Scores { cap: Some(CAP), slopes, sinks } } else { Scores::default() };
         let logsum = view(&mut sums, tokens);
         let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
         let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
         let mut team = Team::start("test", 2, |_| ()).unwrap();
-        let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout };
+        let forward = Attention {
+            q,
+            k,
+            v,
+            out,
+            logsum,
+            segments: segments.clone(),
+            mask,
+            scale,
+            dropout,
+            scores: scores.clone(),
+        };
         forward::run_at(&forward, level, &mut team);
         let segments = segments.clone();
-        let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout };
+        let backward = AttentionBackward {
+            q,
+            k,
+            v,
+            out,
+            logsum,
+            dout,
+            dq,
+            dk,
+            dv,
+            segments,
+            mask,
+            scale,
+            dropout,
+            scores,
+            dsinks: None,
+        };
         backward::run_at(&backward, level, &mut team);
         [&queries[1], &queries[3], &keys[2], &keys[3]].map(|x| x.iter().map(|x| x.to_f32()).collect())
     }
@@ -234,8 +272,38 @@ mod tests {
             let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
             let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
             let dropout = None;
-            let forward = Attention { q, k, v, out, logsum, segments: segments.clone(), mask, scale, dropout };
-            let backward = AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout };
+            let mut numbers = [0f32; 4];
+            let numbers = Some(view(&mut numbers[..], 1));
+            let scores = Scores { sinks: numbers, ..Scores::default() };
+            let forward = Attention {
+                q,
+                k,
+                v,
+                out,
+                logsum,
+                segments: segments.clone(),
+                mask,
+                scale,
+                dropout,
+                scores: scores.clone(),
+            };
+            let backward = AttentionBackward {
+                q,
+                k,
+                v,
+                out,
+                logsum,
+                dout,
+                dq,
+                dk,
+                dv,
+                segments,
+                mask,
+                scale,
+                dropout,
+                scores,
+                dsinks: numbers,
+            };
             let mut team = Team::start("test", 1, |_| ()).unwrap();
             forward.run(&mut team);
             assert_eq!(team.working_memory(), forward.working_memory(), "forward, dimension {dim}");
@@ -253,16 +321,18 @@ mod tests {
             return;
         }
         for (causal, window) in [(true, None), (false, None), (true, Some(40)), (false, Some(100))] {
-            for (dim, offsets, dropout) in [
-                (64, vec![0, 60, 260, 261], None),
-                (64, vec![0, 60, 260, 261], Some(DROPOUT)),
-                (40, vec![0, 500], None),
-                (16, vec![0, 33, 400], Some(DROPOUT)),
+            for (dim, offsets, dropout, changes) in [
+                (64, vec![0, 60, 260, 261], None, false),
+                (64, vec![0, 60, 260, 261], Some(DROPOUT), false),
+                (64, vec![0, 60, 260, 261], Some(DROPOUT), true),
+                (40, vec![0, 500], None, false),
+                (40, vec![0, 500], None, true),
+                (16, vec![0, 33, 400], Some(DROPOUT), false),
             ] {
                 let mask = Mask { causal, window };
                 let segments = Segments::new(offsets);
-                let [tiles, fused] =
-                    [Bf16Level::AmxTiles, Bf16Level::Widen].map(|level| compute(level, dim, mask, &segments, dropout));
+                let [tiles, fused] = [Bf16Level::AmxTiles, Bf16Level::Widen]
+                    .map(|level| compute(level, dim, mask, &segments, dropout, changes));
                 for (name, (tiles, fused)) in ["out", "dq", "dk", "dv"].into_iter().zip(tiles.iter().zip(&fused)) {
                     let size: f32 = fused.iter().map(|x| x * x).sum();
                     let difference: f32 = tiles.iter().zip(fused).map(|(a, b)| (a - b) * (a - b)).sum();
@@ -270,7 +340,7 @@ mod tests {
                     // Both are rounded to bf16, the tiles' weights too.
                     assert!(
                         error < 6e-3,
-                        "{name} of dimension {dim}, {mask:?}, {segments:?}, {dropout:?}: {error:.1e}"
+                        "{name} of dimension {dim}, {mask:?}, {segments:?}, {dropout:?}, {changes}: {error:.1e}"
                     );
                 }
             }

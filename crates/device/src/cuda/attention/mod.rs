@@ -1,5 +1,5 @@
 //! Attention on a GPU: cuDNN's fused kernels if they take the problem and it is worth a plan, else our own kernels, which take
-//! everything.
+//! everything: cuDNN is not asked where scores are changed before the softmax.
 //!
 //! Our own give the same bits every time. So does cuDNN's forward, but its backward adds up the queries' gradients in the order
 //! in which blocks happen to finish. `EVENKEEL_CUDA_ATTENTION` limits this: with `repeatable`, our own kernels compute

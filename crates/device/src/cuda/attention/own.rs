@@ -85,15 +85,16 @@ impl Tiles {
 }
 
 pub(super) fn forward(kernel: &Attention, stream: &mut Stream) {
-    let Attention { q, k, v, out, logsum, segments, mask, scale, dropout } = kernel;
+    let Attention { q, k, v, out, logsum, segments, mask, scale, dropout, scores } = kernel;
     let mut parameters = Parameters::new(q, k, v, *mask, *scale);
     parameters.out = Heads::of(out);
     parameters.aligned = are_aligned(&[q, k, v, out]) as u32;
     parameters.set_logsum(logsum);
     parameters.set_dropout(*dropout);
+    parameters.set_scores(scores);
     if by_warpgroups(&parameters, q.view.dtype, stream) {
         let launch = Launch {
-            source: hopper_forward(parameters.drops()),
+            source: hopper_forward(parameters.forward_options()),
             name: "attention_forward",
             rows: hopper::QUERIES,
             heads: q.count,
@@ -123,7 +124,7 @@ fn attend(
     let variant = Variant::of(parameters.dim as usize);
     let tiles = Tiles { dtype, width: variant.width };
     let launch = Launch {
-        source: variant.forward(dtype, parameters.drops()),
+        source: variant.forward(dtype, parameters.forward_options()),
         name: "attention_forward",
         rows: tiles.rows(),
         heads,
@@ -141,7 +142,8 @@ fn segments_at_once(segments: &Segments) -> f64 {
 }
 
 pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
-    let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout } = kernel;
+    let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, scale, dropout, scores, dsinks } =
+        kernel;
     let dtype = q.view.dtype;
     let mut parameters = Parameters::new(q, k, v, *mask, *scale);
     parameters.out = Heads::of(out);
@@ -152,6 +154,8 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     parameters.aligned = are_aligned(&[q, k, v, out, dout, dq, dk, dv]) as u32;
     parameters.set_logsum(logsum);
     parameters.set_dropout(*dropout);
+    parameters.set_scores(scores);
+    parameters.dsinks = dsinks.map_or(0, |dsinks| dsinks.address());
     let tokens = q.tokens();
     let group = q.count / k.count;
     let delta_bytes = ((tokens * q.count * size_of::<f32>()) as u64).next_multiple_of(256);
@@ -163,9 +167,10 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
         parameters.delta = stream.scratch(delta_bytes + at_once as u64 * sum_bytes);
         parameters.dq_sums = parameters.delta + delta_bytes;
         launch_delta(&parameters, q.count, dtype, stream);
+        launch_sinks(&parameters, q.count, stream);
         for first in (0..k.count).step_by(at_once) {
             let launch = Launch {
-                source: hopper_backward(parameters.drops()),
+                source: hopper_backward(parameters.backward_options()),
                 name: "attention_backward",
                 rows: WHOLE_SEGMENTS,
                 heads: at_once.min(k.count - first),
@@ -178,10 +183,11 @@ pub(super) fn backward(kernel: &AttentionBackward, stream: &mut Stream) {
     }
     parameters.delta = stream.scratch(delta_bytes);
     launch_delta(&parameters, q.count, dtype, stream);
+    launch_sinks(&parameters, q.count, stream);
 
     let variant = Variant::of(q.dim);
     let tiles = Tiles { dtype, width: variant.width };
-    let source = variant.backward(dtype, parameters.drops());
+    let source = variant.backward(dtype, parameters.backward_options());
     // The sums of wide heads' gradients do not fit the registers together.
     let key_kernels: &[&str] = match dtype {
         DType::Bf16 if variant.width > 128 => &["attention_backward_keys", "attention_backward_values"],
@@ -211,12 +217,21 @@ fn launch_delta(parameters: &Parameters, heads: usize, dtype: DType, stream: &mu
     unsafe { launch(&ROWS, name, blocks, THREADS, 0, parameters, stream) };
 }
 
+/// Adds to the gradients of sinks, if they are asked for: after δ of all heads.
+fn launch_sinks(parameters: &Parameters, heads: usize, stream: &mut Stream) {
+    if parameters.dsinks != 0 {
+        // SAFETY: as for `launch_delta`.
+        unsafe { launch(&ROWS, "attention_sinks", [heads, 1], THREADS, 0, parameters, stream) };
+    }
+}
+
 pub(super) fn cached(kernel: &CachedAttention, stream: &mut Stream) {
-    let CachedAttention { q, k, v, out, cached_k, cached_v, capacity, lengths, segments, mask, scale } = kernel;
+    let CachedAttention { q, k, v, out, cached_k, cached_v, capacity, lengths, segments, mask, scale, scores } = kernel;
     let dtype = q.view.dtype;
     let mut parameters = Parameters::new(q, cached_k, cached_v, *mask, *scale);
     parameters.out = Heads::of(out);
     parameters.capacity = number(*capacity);
+    parameters.set_scores(scores);
     parameters.aligned = are_aligned(&[q, cached_k, cached_v, out]) as u32;
     let name = if dtype == DType::F32 { "attention_append_float" } else { "attention_append_bf16" };
     let append = Launch { source: &ROWS, name, rows: 1, heads: k.count, threads: THREADS, shared_bytes: 0 };

@@ -1,6 +1,6 @@
 //! The parameters of our own kernels, field by field as `kernels/attention/shared.cuh` declares them.
 
-use crate::kernel::{AttentionDropout, Mask};
+use crate::kernel::{AttentionDropout, Mask, Scores};
 use crate::{DType, View};
 
 /// Segments of one launch: its parameters, 4 KiB at most, hold their offsets. More of them take more launches.
@@ -53,17 +53,31 @@ pub(super) struct Parameters {
     pub segments: u32,
     pub offsets: [u32; MOST_SEGMENTS + 1],
     pub cached: [u32; MOST_SEGMENTS],
-    /// Arguments are compared word by word, so the last one is whole.
+    pub cap: f32,
+    pub inverse_cap: f32,
+    /// Arguments are compared word by word, so there are no gaps.
     pub unused: u32,
+    pub slopes: u64,
+    pub sinks: u64,
+    pub dsinks: u64,
 }
 
 const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of parameters everywhere");
+
+/// What kernels are compiled for.
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    /// Weights are dropped.
+    pub drops: bool,
+    /// Scores are changed before the softmax.
+    pub changes: bool,
+}
 
 /// Windows as wide as any segment, so that positions and windows add up in 32 bits.
 const WIDEST_WINDOW: usize = 1 << 30;
 
 impl Parameters {
-    /// Parameters without a gradient, a cache, dropout or segments.
+    /// Parameters without a gradient, a cache, dropout, changes of scores or segments.
     pub fn new(q: &crate::Heads, k: &crate::Heads, v: &crate::Heads, mask: Mask, scale: f32) -> Parameters {
         assert_ne!(mask.window, Some(0), "a window without the query's own token hides everything");
         // The largest score is then also the largest before it is scaled.
@@ -98,7 +112,12 @@ impl Parameters {
             segments: 0,
             offsets: [0; MOST_SEGMENTS + 1],
             cached: [0; MOST_SEGMENTS],
+            cap: 0.0,
+            inverse_cap: 0.0,
             unused: 0,
+            slopes: 0,
+            sinks: 0,
+            dsinks: 0,
         }
     }
 
@@ -116,14 +135,29 @@ impl Parameters {
         self.first_token = dropout.first_token;
     }
 
+    pub fn set_scores(&mut self, scores: &Scores) {
+        if let Some(cap) = scores.cap {
+            self.cap = cap;
+            self.inverse_cap = 1.0 / cap;
+        }
+        self.slopes = scores.slopes.map_or(0, |slopes| slopes.address());
+        self.sinks = scores.sinks.map_or(0, |sinks| sinks.address());
+    }
+
     /// Parameters for the heads from this one on.
     pub fn starting_at(&self, head: usize) -> Parameters {
         let delta = self.delta + head as u64 * self.tokens as u64 * size_of::<f32>() as u64;
         Parameters { head_start: number(head), delta, ..*self }
     }
 
-    pub fn drops(&self) -> bool {
-        self.dropped_below > 0
+    pub fn forward_options(&self) -> Options {
+        let Options { drops, changes } = self.backward_options();
+        Options { drops, changes: changes || self.sinks != 0 }
+    }
+
+    /// The logsum that gradients are computed from includes the sinks.
+    pub fn backward_options(&self) -> Options {
+        Options { drops: self.dropped_below > 0, changes: self.cap > 0.0 || self.slopes != 0 }
     }
 }
 

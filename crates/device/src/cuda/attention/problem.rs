@@ -38,14 +38,14 @@ pub(super) enum Layouts {
 impl Problem {
     /// The problem, if cuDNN may be asked for it.
     pub fn forward(kernel: &Attention) -> Option<Problem> {
-        let Attention { q, k, v, out, logsum, segments, mask, dropout, .. } = kernel;
+        let Attention { q, k, v, out, logsum, segments, mask, dropout, scores, .. } = kernel;
         let layouts = || Layouts::Forward { q: steps(q), k: steps(k), v: steps(v), out: steps(out) };
-        let can = are_aligned(&[q, k, v, out]) && kernel.flops() >= LEAST_FLOPS;
+        let can = scores.is_default() && are_aligned(&[q, k, v, out]) && kernel.flops() >= LEAST_FLOPS;
         if can { problem(q, k, logsum, segments, *mask, dropout, layouts()) } else { None }
     }
 
     pub fn backward(kernel: &AttentionBackward) -> Option<Problem> {
-        let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, dropout, .. } = kernel;
+        let AttentionBackward { q, k, v, out, logsum, dout, dq, dk, dv, segments, mask, dropout, scores, .. } = kernel;
         let layouts = || Layouts::Backward {
             q: steps(q),
             k: steps(k),
@@ -56,7 +56,8 @@ impl Problem {
             dk: steps(dk),
             dv: steps(dv),
         };
-        let can = are_aligned(&[q, k, v, out, dout, dq, dk, dv]) && kernel.flops() >= LEAST_FLOPS;
+        let can =
+            scores.is_default() && are_aligned(&[q, k, v, out, dout, dq, dk, dv]) && kernel.flops() >= LEAST_FLOPS;
         if can { problem(q, k, logsum, segments, *mask, dropout, layouts()) } else { None }
     }
 }
@@ -102,6 +103,7 @@ fn uniform_len(segments: &Segments) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::Extent;
+    use crate::kernel::Scores;
 
     const MASK: Mask = Mask { causal: true, window: None };
 
@@ -110,11 +112,22 @@ mod tests {
         let view = |cols: usize, dtype| View::new(256, Extent { rows: tokens, cols, stride: cols, dtype });
         let q = Heads::packed(view(heads * dim, dtype), heads);
         let logsum = view(heads, DType::F32);
-        Attention { q, k: q, v: q, out: q, logsum, segments, mask, scale: 1.0, dropout: None }
+        Attention {
+            q,
+            k: q,
+            v: q,
+            out: q,
+            logsum,
+            segments,
+            mask,
+            scale: 1.0,
+            dropout: None,
+            scores: Scores::default(),
+        }
     }
 
     #[test]
-    fn only_large_uniform_bf16_problems_without_dropout_are_cudnns() {
+    fn only_large_uniform_bf16_problems_without_dropout_or_changed_scores_are_cudnns() {
         let long = || Segments::uniform(2, 2048);
         let good = kernel(DType::Bf16, 16, 64, long(), MASK);
         let problem = Problem::forward(&good).expect("a problem for cuDNN");
@@ -135,6 +148,8 @@ mod tests {
             ("uneven segments", kernel(DType::Bf16, 16, 64, Segments::new(vec![0, 2000, 4096]), MASK)),
             ("a window on both sides", kernel(DType::Bf16, 32, 128, long(), window(1000, false))),
             ("dropout", Attention { dropout: Some(dropout), ..good.clone() }),
+            ("a cap", Attention { scores: Scores { cap: Some(50.0), ..Scores::default() }, ..good.clone() }),
+            ("sinks", Attention { scores: Scores { sinks: Some(good.logsum), ..Scores::default() }, ..good.clone() }),
             ("an odd address", shifted),
         ] {
             assert!(Problem::forward(&kernel).is_none(), "{why} is not for cuDNN");

@@ -1,6 +1,7 @@
-//! Our own kernels' sources, compiled for a width of heads, with dropout and without.
+//! Our own kernels' sources, compiled for a width of heads, with and without dropout and changes of scores.
 
 use super::super::modules::Source;
+use super::parameters::Options;
 use crate::DType;
 
 macro_rules! kernels {
@@ -9,24 +10,26 @@ macro_rules! kernels {
     };
 }
 
-/// The same text without dropout and with it.
-type ByDropout = [Source; 2];
+/// The same text without changes of scores and with them.
+type ByChanges = [Source; 2];
+
+/// The same without dropout and with it.
+type ByOptions = [ByChanges; 2];
 
 /// The kernels for heads of up to `width` elements.
 pub(super) struct Variant {
     pub width: usize,
-    /// Keeping all weights, and dropping some.
-    forward: ByDropout,
-    backward: ByDropout,
-    f32: Source,
+    forward: ByOptions,
+    backward: ByOptions,
+    f32: ByChanges,
 }
 
 macro_rules! bf16_source {
-    ($name:literal, $file:literal, $width:literal, $drops:literal) => {
+    ($name:literal, $file:literal, $width:literal, $drops:literal, $changes:literal) => {
         Source {
             name: concat!("attention/", $name, "_", $width, ".cu"),
             parts: &[
-                concat!("#define WIDTH ", $width, "\n#define DROPS ", $drops, "\n"),
+                concat!("#define WIDTH ", $width, "\n#define DROPS ", $drops, "\n#define CHANGES ", $changes, "\n"),
                 kernels!("shared.cuh"),
                 kernels!("ptx.cuh"),
                 kernels!("bf16.cuh"),
@@ -38,11 +41,11 @@ macro_rules! bf16_source {
 }
 
 macro_rules! hopper_source {
-    ($name:literal, $file:literal, $drops:literal) => {
+    ($name:literal, $file:literal, $drops:literal, $changes:literal) => {
         Source {
             name: concat!("attention/", $name, ".cu"),
             parts: &[
-                concat!("#define DROPS ", $drops, "\n"),
+                concat!("#define DROPS ", $drops, "\n#define CHANGES ", $changes, "\n"),
                 kernels!("shared.cuh"),
                 kernels!("ptx.cuh"),
                 kernels!("hopper_ptx.cuh"),
@@ -55,22 +58,56 @@ macro_rules! hopper_source {
     };
 }
 
+macro_rules! f32_source {
+    ($name:literal, $width:literal, $changes:literal) => {
+        Source {
+            name: concat!("attention/", $name, "_", $width, ".cu"),
+            parts: &[
+                concat!("#define WIDTH ", $width, "\n#define CHANGES ", $changes, "\n"),
+                kernels!("shared.cuh"),
+                kernels!("f32.cu"),
+            ],
+        }
+    };
+}
+
+/// A source by its options: the names of those without any, with changes, with dropout, and with both.
+macro_rules! by_options {
+    ($source:ident, [$plain:literal, $changing:literal, $dropping:literal, $both:literal], $($argument:literal),*) => {
+        [
+            [$source!($plain, $($argument,)* "false", "false"), $source!($changing, $($argument,)* "false", "true")],
+            [$source!($dropping, $($argument,)* "true", "false"), $source!($both, $($argument,)* "true", "true")],
+        ]
+    };
+}
+
 macro_rules! variants {
     ($($width:literal),*) => {
         [$(Variant {
             width: $width,
-            forward: [
-                bf16_source!("forward_bf16", "forward_bf16.cu", $width, "false"),
-                bf16_source!("forward_dropping_bf16", "forward_bf16.cu", $width, "true"),
-            ],
-            backward: [
-                bf16_source!("backward_bf16", "backward_bf16.cu", $width, "false"),
-                bf16_source!("backward_dropping_bf16", "backward_bf16.cu", $width, "true"),
-            ],
-            f32: Source {
-                name: concat!("attention/f32_", $width, ".cu"),
-                parts: &[concat!("#define WIDTH ", $width, "\n"), kernels!("shared.cuh"), kernels!("f32.cu")],
-            },
+            forward: by_options!(
+                bf16_source,
+                [
+                    "forward_bf16",
+                    "forward_changing_bf16",
+                    "forward_dropping_bf16",
+                    "forward_dropping_changing_bf16"
+                ],
+                "forward_bf16.cu",
+                $width
+            ),
+            backward: by_options!(
+                bf16_source,
+                [
+                    "backward_bf16",
+                    "backward_changing_bf16",
+                    "backward_dropping_bf16",
+                    "backward_dropping_changing_bf16"
+                ],
+                "backward_bf16.cu",
+                $width
+            ),
+            f32: [f32_source!("f32", $width, "false"), f32_source!("f32_changing", $width, "true")],
         }),*]
     };
 }
@@ -80,22 +117,24 @@ static VARIANTS: [Variant; 6] = variants!(32, 64, 96, 128, 192, 256);
 /// The width of heads that the kernels of warpgroups are written for.
 pub(super) const HOPPER_WIDTH: usize = 64;
 
-static HOPPER_FORWARD: ByDropout = [
-    hopper_source!("forward_hopper", "forward_hopper.cu", "false"),
-    hopper_source!("forward_dropping_hopper", "forward_hopper.cu", "true"),
-];
+static HOPPER_FORWARD: ByOptions = by_options!(
+    hopper_source,
+    ["forward_hopper", "forward_changing_hopper", "forward_dropping_hopper", "forward_dropping_changing_hopper"],
+    "forward_hopper.cu"
+);
 
-static HOPPER_BACKWARD: ByDropout = [
-    hopper_source!("backward_hopper", "backward_hopper.cu", "false"),
-    hopper_source!("backward_dropping_hopper", "backward_hopper.cu", "true"),
-];
+static HOPPER_BACKWARD: ByOptions = by_options!(
+    hopper_source,
+    ["backward_hopper", "backward_changing_hopper", "backward_dropping_hopper", "backward_dropping_changing_hopper"],
+    "backward_hopper.cu"
+);
 
-pub(super) fn hopper_forward(drops: bool) -> &'static Source {
-    &HOPPER_FORWARD[drops as usize]
+pub(super) fn hopper_forward(options: Options) -> &'static Source {
+    &HOPPER_FORWARD[options.drops as usize][options.changes as usize]
 }
 
-pub(super) fn hopper_backward(drops: bool) -> &'static Source {
-    &HOPPER_BACKWARD[drops as usize]
+pub(super) fn hopper_backward(options: Options) -> &'static Source {
+    &HOPPER_BACKWARD[options.drops as usize][options.changes as usize]
 }
 
 pub(super) static ROWS: Source =
@@ -107,18 +146,24 @@ impl Variant {
         variant.unwrap_or_else(|| panic!("attention with heads of {dim} elements, at most 256 are possible"))
     }
 
-    pub fn forward(&'static self, dtype: DType, drops: bool) -> &'static Source {
-        if dtype == DType::F32 { &self.f32 } else { &self.forward[drops as usize] }
+    pub fn forward(&'static self, dtype: DType, options: Options) -> &'static Source {
+        self.source(&self.forward, dtype, options)
     }
 
-    pub fn backward(&'static self, dtype: DType, drops: bool) -> &'static Source {
-        if dtype == DType::F32 { &self.f32 } else { &self.backward[drops as usize] }
+    pub fn backward(&'static self, dtype: DType, options: Options) -> &'static Source {
+        self.source(&self.backward, dtype, options)
+    }
+
+    fn source(&'static self, bf16: &'static ByOptions, dtype: DType, options: Options) -> &'static Source {
+        let by_changes = if dtype == DType::F32 { &self.f32 } else { &bf16[options.drops as usize] };
+        &by_changes[options.changes as usize]
     }
 }
 
 /// The sources of the narrowest and the widest heads, which take every branch: the others differ by a number.
 pub(in super::super) fn sources() -> impl Iterator<Item = &'static Source> {
-    let of_variant = |variant: &'static Variant| variant.forward.iter().chain(&variant.backward).chain([&variant.f32]);
+    let of_variant =
+        |variant: &'static Variant| variant.forward.iter().chain(&variant.backward).flatten().chain(&variant.f32);
     let of_widths = [&VARIANTS[0], &VARIANTS[VARIANTS.len() - 1]].into_iter().flat_map(of_variant);
-    of_widths.chain(&HOPPER_FORWARD).chain(&HOPPER_BACKWARD).chain([&ROWS])
+    of_widths.chain(HOPPER_FORWARD.iter().chain(&HOPPER_BACKWARD).flatten()).chain([&ROWS])
 }

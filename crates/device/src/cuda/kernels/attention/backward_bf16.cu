@@ -1,6 +1,7 @@
 // Gradients of attention, with P = exp(scale · q·kᵀ - logsum) and δ = Σ dout · out of each query:
 // dv = Pᵀ·dout, dS = P ∘ (dout·vᵀ - δ), dq = scale · dS·k, dk = scale · dSᵀ·q. Dropout multiplies P in dv, and dout·vᵀ,
-// by 0 or `kept`: what is kept is multiplied at the end, and δ was divided by it.
+// by 0 or `kept`: what is kept is multiplied at the end, and δ was divided by it. Changed scores are changed again, and a
+// cap multiplies dS by its derivative.
 //
 // Queries' gradients and keys' gradients are computed by kernels of their own, each in a fixed order.
 
@@ -34,19 +35,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     fetch_rows<KEYS>(p, p.v, key_head, tile.first_key, begin, tile.keys, values);
     commit_copies();
 
-    int seen_from[2], seen_to[2];
+    int position[2], seen_from[2], seen_to[2];
     u64 noise[2];
     float logsum[2], delta[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int query = min(tile.start + row + ROW_OF(2 * half), last), token = tile.first_query + query;
+        position[half] = query;
         seen_from[half] = first_seen(p, query);
         seen_to[half] = end_seen(p, query, tile.keys);
         noise[half] = DROPS ? noise_of(p, head, token) : 0;
         logsum[half] = logsum_of(p, token, head) * LOG2_E;
         delta[half] = delta_of(p, token, head);
     }
-    float scale = p.scale * LOG2_E;
+    float scale = CHANGES ? LOG2_E : p.scale * LOG2_E, slope = CHANGES ? slope_of(p, head) : 0;
     Left<KEPT> left_queries = {queries, row}, left_dout = {dout, row};
     float sums[WIDTH / 8][4];
     clear(sums);
@@ -82,9 +84,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         for (int i = 0; i < KEYS / 8; i++) {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                float weight = power_of_two(weights[i][n] * scale - logsum[n / 2]);
+                float score = weights[i][n], derivative = 1;
+                if constexpr (CHANGES) {
+                    Changed now = changed(p, score, slope, start + COLUMN_OF(i, n) - position[n / 2]);
+                    score = now.score;
+                    derivative = now.derivative;
+                }
+                float weight = power_of_two(score * scale - logsum[n / 2]);
                 bool drops = DROPS && is_dropped(p, noise[n / 2], start + COLUMN_OF(i, n));
                 gradients[i][n] = weight * ((drops ? 0 : gradients[i][n]) - delta[n / 2]);
+                if constexpr (CHANGES) {
+                    gradients[i][n] *= derivative;
+                }
             }
         }
         add_weighted<KEYS>(sums, gradients, keys + stage * KEYS * PITCH);
@@ -130,7 +141,7 @@ template <bool DK, bool DV> __device__ __forceinline__ void backward_keys(const 
     fetch(0);
     commit_copies();
 
-    float scale = p.scale * LOG2_E;
+    float scale = CHANGES ? LOG2_E : p.scale * LOG2_E;
     Left<KEPT> left_keys = {keys, row}, left_values = {values, row};
     float key_sums[DK ? WIDTH / 8 : 1][4], value_sums[DV ? WIDTH / 8 : 1][4];
     if constexpr (DK) {
@@ -147,6 +158,7 @@ template <bool DK, bool DV> __device__ __forceinline__ void backward_keys(const 
         wait_copies<1>();
         __syncthreads();
         int stage = number % 2 * QUERIES, start = begin + number % tiles * QUERIES;
+        float slope = CHANGES ? slope_of(p, key_head * p.group + number / tiles) : 0;
         if (number == 0) {
             left_keys.keep();
             left_values.keep();
@@ -178,11 +190,20 @@ template <bool DK, bool DV> __device__ __forceinline__ void backward_keys(const 
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 int column = COLUMN_OF(i, n), key = tile.start + row + ROW_OF(n);
-                float weight = power_of_two(weights[i][n] * scale - logsum[stage + column]);
+                float score = weights[i][n], derivative = 1;
+                if constexpr (CHANGES) {
+                    Changed now = changed(p, score, slope, key - (start + column));
+                    score = now.score;
+                    derivative = now.derivative;
+                }
+                float weight = power_of_two(score * scale - logsum[stage + column]);
                 bool drops = DROPS && is_dropped(p, noise[stage + column], key);
                 weights[i][n] = drops ? 0 : weight;
                 if constexpr (DK) {
                     gradients[i][n] = weight * ((drops ? 0 : gradients[i][n]) - delta[stage + column]);
+                    if constexpr (CHANGES) {
+                        gradients[i][n] *= derivative;
+                    }
                 }
             }
         }

@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     advance(ahead);
     fetch_queries(ahead, 1);
 
-    float scale = p.scale * LOG2_E, factor = p.scale * p.kept;
+    float scale = CHANGES ? LOG2_E : p.scale * LOG2_E, factor = p.scale * p.kept;
     float dq[4][4], loaded[4][4];
     // The step that `dq` is of; its products may be under way.
     Step last = {-1, 0, 0};
@@ -179,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
             int stage = number % STAGES;
             u32 tile_queries = queries + stage * QUERIES_BYTES, tile_dout = dout + stage * QUERIES_BYTES;
             const Stage &numbers = stages[stage];
+            float slope = CHANGES ? slope_of(p, step.head) : 0;
             // Transposed: keys down, queries across.
             float weights[8][4], products[8][4];
             begin_products();
@@ -234,6 +235,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     float below = numbers.logsum[COLUMN_OF(i, n)] * LOG2_E;
+                    if constexpr (CHANGES) {
+                        // A query that is not there has no logsum that its changed scores are below.
+                        int query = step.queries + COLUMN_OF(i, n), distance = start + key_row + lane / 4 - query;
+                        bool is_there = query < len;
+                        Changed first = changed(p, is_there ? weights[i][n] : -INFINITY_F32, slope, distance);
+                        Changed second = changed(p, is_there ? weights[i][n + 2] : -INFINITY_F32, slope, distance + 8);
+                        weights[i][n] = first.score;
+                        weights[i][n + 2] = second.score;
+                        // What a weight is multiplied by: its own sign tells no more whether it was dropped.
+                        float delta = numbers.delta[COLUMN_OF(i, n)];
+                        bool drops = DROPS && drops_first(p, words[i][n]);
+                        products[i][n] = first.derivative * ((drops ? 0 : products[i][n]) - delta);
+                        drops = DROPS && drops_second(p, words[i][n]);
+                        products[i][n + 2] = second.derivative * ((drops ? 0 : products[i][n + 2]) - delta);
+                    }
                     float first = power_of_two(weights[i][n] * scale - below);
                     float second = power_of_two(weights[i][n + 2] * scale - below);
                     weights[i][n] = DROPS && drops_first(p, words[i][n]) ? -first : first;
@@ -253,6 +269,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
                     float delta = numbers.delta[COLUMN_OF(i, n)], weight = weights[i][n];
+                    if constexpr (CHANGES) {
+                        products[i][n] *= fabsf(weight);
+                        continue;
+                    }
                     products[i][n] = DROPS ? fmaf(fmaxf(weight, 0), products[i][n], -fabsf(weight) * delta)
                                            : weight * (products[i][n] - delta);
                 }

@@ -1,5 +1,5 @@
 // What attention's bf16 kernels have in common: tiles in shared memory and their products by tensor cores. They are
-// compiled for a WIDTH, and for DROPS: whether weights are dropped.
+// compiled for a WIDTH, for DROPS: whether weights are dropped, and for CHANGES: whether scores are changed.
 //
 // A warp has sixteen rows of a product. Of a [16, 8] part a lane holds two neighbours in row lane / 4 and two in the
 // eighth row after that, from column lane % 4 * 2 on.

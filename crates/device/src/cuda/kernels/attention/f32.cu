@@ -1,5 +1,5 @@
 // Attention in f32, by fused multiply-adds. Each warp has some rows of its block's tile; its lanes are the columns of a
-// product of two tiles, or every 32nd column of a head.
+// product of two tiles, or every 32nd column of a head. Compiled for a WIDTH, and for CHANGES of scores.
 
 #define ROWS_EACH 8
 #define ROWS (WARPS * ROWS_EACH)
@@ -113,10 +113,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
     fetch_rows(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
     float highest[ROWS_EACH], total[ROWS_EACH], sums[ROWS_EACH][PARTS];
     clear(sums);
+    float sink = CHANGES ? sink_of(p, head) : -INFINITY_F32, slope = CHANGES ? slope_of(p, head) : 0;
 #pragma unroll
     for (int i = 0; i < ROWS_EACH; i++) {
-        highest[i] = LOWEST;
-        total[i] = 0;
+        highest[i] = fmaxf(sink, LOWEST);
+        // Lanes' totals are added up.
+        total[i] = CHANGES && lane == 0 ? expf(sink - highest[i]) : 0;
     }
     for (int start = begin; start < end; start += COLUMNS) {
         __syncthreads();
@@ -128,7 +130,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; i++) {
             int query = min(first + i, last), key = start + lane;
-            float score = sees(p, tile.before + query, key, tile.keys) ? scores[i] * p.scale : -INFINITY_F32;
+            float score = -INFINITY_F32;
+            if (sees(p, tile.before + query, key, tile.keys)) {
+                if constexpr (CHANGES) {
+                    score = changed(p, scores[i], slope, key - (tile.before + query)).score;
+                } else {
+                    score = scores[i] * p.scale;
+                }
+            }
             float risen = fmaxf(highest[i], over_lanes(score, false)), factor = expf(highest[i] - risen);
             float weight = expf(score - risen);
             highest[i] = risen;
@@ -173,6 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
     int begin = first_seen(p, tile.start) / COLUMNS * COLUMNS, end = end_seen(p, last, tile.keys);
     fetch_rows(p, p.q, head, tile.first_query, tile.start, tile.queries, queries);
     fetch_rows(p, p.dout, head, tile.first_query, tile.start, tile.queries, dout);
+    float slope = CHANGES ? slope_of(p, head) : 0;
     float sums[ROWS_EACH][PARTS];
     clear(sums);
     for (int start = begin; start < end; start += COLUMNS) {
@@ -186,14 +196,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_queries
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; i++) {
             int query = min(first + i, last), token = tile.first_query + query, key = start + lane;
-            float weight = 0;
+            float weight = 0, derivative = 1;
             if (sees(p, query, key, tile.keys)) {
-                weight = expf(scores[i] * p.scale - logsum_of(p, token, head));
+                if constexpr (CHANGES) {
+                    Changed now = changed(p, scores[i], slope, key - query);
+                    weight = expf(now.score - logsum_of(p, token, head));
+                    derivative = now.derivative;
+                } else {
+                    weight = expf(scores[i] * p.scale - logsum_of(p, token, head));
+                }
             }
             if (p.dropped_below > 0 && is_dropped(p, noise_of(p, head, token), key)) {
                 gradients[i] = 0;
             }
-            weights[i * COLUMNS + lane] = weight * (gradients[i] - delta_of(p, token, head));
+            float gradient = weight * (gradients[i] - delta_of(p, token, head));
+            weights[i * COLUMNS + lane] = CHANGES ? gradient * derivative : gradient;
         }
         __syncwarp();
         add_weighted(sums, weights, keys);
@@ -227,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     clear(value_sums);
     for (u32 member = 0; member < p.group; member++) {
         int head = key_head * p.group + member;
+        float slope = CHANGES ? slope_of(p, head) : 0;
         for (int start = begin; start < end; start += COLUMNS) {
             __syncthreads();
             fetch_rows(p, p.q, head, tile.first_query, start, tile.queries, queries);
@@ -241,13 +259,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < ROWS_EACH; i++) {
                 int key = first + i;
-                float weight = 0;
+                float weight = 0, derivative = 1;
                 if (start + lane < tile.queries && sees(p, query, key, tile.keys)) {
-                    weight = expf(scores[i] * p.scale - logsum);
+                    if constexpr (CHANGES) {
+                        Changed now = changed(p, scores[i], slope, key - query);
+                        weight = expf(now.score - logsum);
+                        derivative = now.derivative;
+                    } else {
+                        weight = expf(scores[i] * p.scale - logsum);
+                    }
                 }
                 bool drops = p.dropped_below > 0 && is_dropped(p, noise, key);
                 weights[i * COLUMNS + lane] = drops ? 0 : weight;
-                gradients[i * COLUMNS + lane] = weight * ((drops ? 0 : products[i]) - delta);
+                float gradient = weight * ((drops ? 0 : products[i]) - delta);
+                gradients[i * COLUMNS + lane] = CHANGES ? gradient * derivative : gradient;
             }
             __syncwarp();
             add_weighted(value_sums, weights, dout);

@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
         noise[half] = DROPS ? noise_of(p, head, tile.first_query + position[half]) : 0;
     }
     Left<(WIDTH <= 128)> left = {queries, row};
-    Softmax softmax = {{LOWEST, LOWEST}, {0, 0}};
+    Softmax softmax = begin_softmax(p, head);
+    float slope = CHANGES ? slope_of(p, head) : 0;
     float sums[WIDTH / 8][4];
     clear(sums);
     for (int start = begin, stage = 0; start < end; start += KEYS, stage ^= 1) {
@@ -63,7 +64,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_forward(const __
                 }
             }
         }
-        weigh(scores, sums, softmax, p.scale * LOG2_E);
+        if constexpr (CHANGES) {
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; i++) {
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    int distance = start + COLUMN_OF(i, n) - (tile.before + position[n / 2]);
+                    scores[i][n] = changed(p, scores[i][n], slope, distance).score;
+                }
+            }
+        }
+        weigh(scores, sums, softmax, CHANGES ? LOG2_E : p.scale * LOG2_E);
         if constexpr (DROPS) {
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++) {

@@ -42,11 +42,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LEAST_BLOCKS)
     fetch(begin);
     fetch(begin + KEYS);
 
-    int seen_from[2], seen_to[2];
+    int position[2], seen_from[2], seen_to[2];
     u64 noise[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int query = min(tile.start + row + ROW_OF(2 * half), last);
+        int query = position[half] = min(tile.start + row + ROW_OF(2 * half), last);
         seen_from[half] = first_seen(p, query);
         seen_to[half] = end_seen(p, query, tile.keys);
         noise[half] = DROPS ? noise_of(p, head, tile.first_query + query) : 0;
@@ -54,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LEAST_BLOCKS)
     wait_copies<1>();
     show_to_products();
     __syncthreads();
-    Softmax softmax = {{LOWEST, LOWEST}, {0, 0}};
+    Softmax softmax = begin_softmax(p, head);
+    float slope = CHANGES ? slope_of(p, head) : 0;
     float sums[WIDTH / 8][4];
     clear(sums);
     u32 stage = 0;
@@ -102,7 +103,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, LEAST_BLOCKS)
                 }
             }
         }
-        weigh(scores, sums, softmax, p.scale * LOG2_E);
+        if constexpr (CHANGES) {
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; i++) {
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    int distance = start + COLUMN_OF(i, n) - position[n / 2];
+                    scores[i][n] = changed(p, scores[i][n], slope, distance).score;
+                }
+            }
+        }
+        weigh(scores, sums, softmax, CHANGES ? LOG2_E : p.scale * LOG2_E);
         u32 weights[KEYS / 16][4];
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) {

@@ -34,6 +34,20 @@ template <class T> __device__ __forceinline__ void delta(const Parameters &p) {
     }
 }
 
+// Adds to the gradient of each head's sink: -Σ exp(sink - logsum) · Σ dout · out of its queries. A block for each head, in a
+// fixed order.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_sinks(const __grid_constant__ Parameters p) {
+    int head = blockIdx.x;
+    float sink = sink_of(p, head), sum = 0;
+    for (int token = threadIdx.x; token < (int)p.tokens; token += THREADS) {
+        sum = fmaf(expf(sink - logsum_of(p, token, head)), delta_of(p, token, head), sum);
+    }
+    sum = sum_of_block(sum);
+    if (threadIdx.x == 0) {
+        ((float *)p.dsinks)[head] -= sum * p.kept;
+    }
+}
+
 // Copies the new keys and values, which are `dk` and `dv` here, behind the older ones in the caches `k` and `v`. A block
 // has a token of one key head; a token is found as a tile of one.
 template <class T> __device__ __forceinline__ void append(const Parameters &p) {

@@ -59,6 +59,12 @@ struct Parameters {
     u32 offsets[MOST_SEGMENTS + 1];
     // Tokens of each sequence that come before its queries.
     u32 cached[MOST_SEGMENTS];
+    // The scores' cap and its inverse; 0 for none.
+    float cap;
+    float inverse_cap;
+    u32 unused;
+    // f32, a number of each query head; none where nobody asks for it.
+    u64 slopes, sinks, dsinks;
 };
 
 // A block's segment and its tile of queries or keys.
@@ -142,6 +148,35 @@ __device__ __forceinline__ bool drops_second(const Parameters &p, u32 word) {
 __device__ __forceinline__ bool is_dropped(const Parameters &p, u64 noise, int key) {
     u32 word = pair_word(noise, key / 16 * 8 + key % 8);
     return (key & 8 ? word ^ (word << 16) : word) < p.dropped_below;
+}
+
+// Scores are changed before the softmax in kernels that are compiled with CHANGES: see `Scores` in kernel/attention.rs.
+
+__device__ __forceinline__ float slope_of(const Parameters &p, int head) {
+    return p.slopes ? ((const float *)p.slopes)[head] : 0;
+}
+
+__device__ __forceinline__ float sink_of(const Parameters &p, int head) {
+    return p.sinks ? ((const float *)p.sinks)[head] : -INFINITY_F32;
+}
+
+// A changed score, and its derivative by the scaled one.
+struct Changed {
+    float score, derivative;
+};
+
+// Scales and changes a product of a query and the key that lies so far after it. A hidden one stays minus infinity.
+__device__ __forceinline__ Changed changed(const Parameters &p, float product, float slope, int distance) {
+    if (product == -INFINITY_F32) {
+        return {product, 0};
+    }
+    float score = product * p.scale, derivative = 1;
+    if (p.cap > 0) {
+        float share = tanhf(score * p.inverse_cap);
+        score = share * p.cap;
+        derivative = 1 - share * share;
+    }
+    return {fmaf(slope, (float)distance, score), derivative};
 }
 
 __device__ __forceinline__ float logsum_of(const Parameters &p, int token, int head) {

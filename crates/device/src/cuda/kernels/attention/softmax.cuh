@@ -6,6 +6,16 @@ struct Softmax {
     float highest[2], sum[2];
 };
 
+// Before the first tile. One of a row's four lanes has the sink's exponential.
+__device__ __forceinline__ Softmax begin_softmax(const Parameters &p, int head) {
+    if constexpr (CHANGES) {
+        float sink = sink_of(p, head) * LOG2_E, highest = fmaxf(sink, LOWEST);
+        float sum = threadIdx.x % 4 == 0 ? power_of_two(sink - highest) : 0;
+        return {{highest, highest}, {sum, sum}};
+    }
+    return {{LOWEST, LOWEST}, {0, 0}};
+}
+
 __device__ __forceinline__ float over_row(float x, bool adds) {
     for (int distance = 1; distance < 4; distance *= 2) {
         float other = __shfl_xor_sync(0xffffffff, x, distance);
