@@ -260,6 +260,7 @@ impl Context {
         large_shared: bool,
     ) -> Result<LoadedFunction, CudaError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as OWN_SHARED;
         let missing = |error: String| CudaError::Call { what: format!("finding `{name}` in `{}`", source.name), error };
         let text = std::ffi::CString::new(name).map_err(|error| missing(error.to_string()))?;
         let mut raw = std::ptr::null_mut();
@@ -268,7 +269,10 @@ impl Context {
             let result = sys::cuModuleGetFunction(&mut raw, module, text.as_ptr());
             succeed("finding a kernel", result).map_err(|error| missing(error.to_string()))?;
             if large_shared {
-                let bytes = self.properties.shared_bytes as i32;
+                // The kernel's own variables lie there, too.
+                let mut own = 0;
+                succeed("reading a kernel's size", sys::cuFuncGetAttribute(&mut own, OWN_SHARED, raw))?;
+                let bytes = self.properties.shared_bytes as i32 - own;
                 succeed("asking for shared memory", sys::cuFuncSetAttribute(raw, SHARED, bytes))?;
             }
         }
