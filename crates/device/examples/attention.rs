@@ -6,7 +6,7 @@
 //!
 //! On a GPU, `EVENKEEL_CUDA_ATTENTION=own` measures our own kernels where cuDNN's would be used.
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, Scores, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, AttentionDropout, Mask, ScoreChanges, Segments};
 use evenkeel_device::{CpuOptions, CudaOptions, DType, Device, Heads, Tensor, cudnn_report};
 
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ fn measure(device: &Device, shape: Shape, dtype: DType, rounds: usize, probabili
             mask,
             scale,
             dropout,
-            scores: Scores::default(),
+            scores: ScoreChanges::default(),
         });
         let segments = segments.clone();
         queue.launch(AttentionBackward {
@@ -127,7 +127,7 @@ fn measure(device: &Device, shape: Shape, dtype: DType, rounds: usize, probabili
             mask,
             scale,
             dropout,
-            scores: Scores::default(),
+            scores: ScoreChanges::default(),
             dsinks: None,
         });
         let times = device.take_kernel_times();

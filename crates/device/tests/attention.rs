@@ -6,7 +6,7 @@ mod support;
 #[path = "support/attention.rs"]
 mod twin;
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Pairs, Rotary, Scores, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Pairs, Rotary, ScoreChanges, Segments};
 use evenkeel_device::{DType, Heads, Tensor};
 use scores::{ALL_CHANGES, Changes, EVERYTHING, UNCHANGED};
 use support::{DTYPES, assert_close, rounded, run, tolerance};
@@ -76,7 +76,7 @@ fn attention_and_rotation_of_no_heads_do_nothing() {
                     mask,
                     scale,
                     dropout,
-                    scores: Scores::default(),
+                    scores: ScoreChanges::default(),
                 });
                 let [dout, dq, dk, dv] = [none, x, x, x];
                 queue.launch(AttentionBackward {
@@ -93,7 +93,7 @@ fn attention_and_rotation_of_no_heads_do_nothing() {
                     mask,
                     scale,
                     dropout,
-                    scores: Scores::default(),
+                    scores: ScoreChanges::default(),
                     dsinks: None,
                 });
                 let rotated = Heads::strided(&around, 4, 0, 4, 12);
@@ -343,7 +343,7 @@ fn large_scores_do_not_overflow() {
     operands.q.iter_mut().for_each(|q| *q *= 64.0);
     let results = case.compute(&operands);
     let [out, _] = case.plain_forward(&operands);
-    // Scores of a thousand have an error of their own, which exponentials multiply.
+    // ScoreChanges of a thousand have an error of their own, which exponentials multiply.
     assert_close("out", &results[0], &out, 1e-4);
     assert!(results.iter().flatten().all(|value| value.is_finite()));
 }
@@ -364,7 +364,7 @@ fn scores_that_rise_from_key_to_key_are_weighed_against_the_highest() {
             changes: UNCHANGED,
         };
         let mut operands = case.operands(9);
-        // Scores of a hundred and more at the end, some ten above those of the block before.
+        // ScoreChanges of a hundred and more at the end, some ten above those of the block before.
         operands.q.iter_mut().for_each(|q| *q = q.abs());
         for (i, k) in operands.k.iter_mut().enumerate() {
             *k = rounded((1.0 + k.abs()) * (i / case.dim) as f32 / 60.0, dtype);
@@ -372,7 +372,7 @@ fn scores_that_rise_from_key_to_key_are_weighed_against_the_highest() {
         let results = case.compute(&operands);
         let [out, logsum] = case.plain_forward(&operands);
         assert_close(&format!("logsum of {case:?}"), &results[1], &logsum, tolerance(DType::F32));
-        // Scores of a hundred have an error of their own, which exponentials multiply.
+        // ScoreChanges of a hundred have an error of their own, which exponentials multiply.
         assert_close(&format!("out of {case:?}"), &results[0], &out, tolerance(dtype).max(1e-4));
     }
 }

@@ -4,7 +4,7 @@
 mod scores;
 mod support;
 
-use evenkeel_device::kernel::{CachedAttention, Mask, Operation, Scores, Segments};
+use evenkeel_device::kernel::{CachedAttention, Mask, Operation, ScoreChanges, Segments};
 use evenkeel_device::{DType, Device, Heads, Queue};
 use scores::{ALL_CHANGES, Changes, EVERYTHING, UNCHANGED};
 use support::{DTYPES, Random, assert_close, framed, run, strided, tolerance, unframed};
@@ -262,7 +262,7 @@ fn large_scores_do_not_overflow() {
     let device = support::device(1, 1 << 24);
     let queue = device.compute();
     let case = Case { heads: 1, key_heads: 1, dim: 2, capacity: 2, sequences: vec![(0, 2)], ..PLAIN };
-    // Scores of the second token: 1e4 and 4e4 times the scale.
+    // ScoreChanges of the second token: 1e4 and 4e4 times the scale.
     let [q, k, v] = [[100.0, 0.0, 100.0, 0.0], [100.0, 0.0, 400.0, 0.0], [1.0, 2.0, 3.0, 4.0]]
         .map(|x| queue.floats(2, 2, DType::F32, &x));
     let [out, cached_k, cached_v] = [0; 3].map(|_| queue.tensor(2, 2, DType::F32));
@@ -290,7 +290,7 @@ fn costs_count_the_pairs_seen_and_the_rows_moved() {
         segments: case.segments(),
         mask: Mask { causal: true, window: case.window },
         scale: 1.0,
-        scores: Scores::default(),
+        scores: ScoreChanges::default(),
     };
     // Two tokens see four keys each, one sees itself: nine pairs, two products of 48 numbers.
     assert_eq!(kernel.flops(), 2 * 2 * 9 * 48);

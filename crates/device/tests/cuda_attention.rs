@@ -3,7 +3,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, Scores, Segments};
+use evenkeel_device::kernel::{Attention, AttentionBackward, Mask, ScoreChanges, Segments};
 use evenkeel_device::{DType, Device, Heads, Tensor, cudnn_report};
 use support::{Random, assert_close, device, on_cuda, wide};
 
@@ -97,7 +97,7 @@ fn compute(device: &Device, case: &Case, operands: &Operands, sequences: std::op
         mask,
         scale,
         dropout,
-        scores: Scores::default(),
+        scores: ScoreChanges::default(),
     });
     queue.launch(AttentionBackward {
         q,
@@ -113,7 +113,7 @@ fn compute(device: &Device, case: &Case, operands: &Operands, sequences: std::op
         mask,
         scale,
         dropout,
-        scores: Scores::default(),
+        scores: ScoreChanges::default(),
         dsinks: None,
     });
     [&out, &logsum, &dq, &dk, &dv].map(|tensor| queue.read(tensor)).into()

@@ -2,7 +2,7 @@
 
 mod support;
 
-use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, Scale, ScatterColumns, SoftCap};
+use evenkeel_device::kernel::{Add, ColumnSum, Copy, Fill, GatherColumns, Multiply, ScatterColumns, SoftCap};
 use evenkeel_device::{DType, Tensor};
 use support::{DTYPES, Random, SHAPES, assert_close, framed, rounded, run, strided, tolerance, unframed};
 
@@ -59,8 +59,8 @@ fn scale_multiplies_and_may_overwrite() {
             let results = run(|queue| {
                 let (out, outer) = framed(queue, rows, cols, out_type, &vec![0.0; rows * cols]);
                 let (own, own_outer) = framed(queue, rows, cols, x_type, &x);
-                queue.launch(Scale { x: own.view(), factor: 0.22, out: out.view() });
-                queue.launch(Scale { x: own.view(), factor: 0.22, out: own.view() });
+                queue.launch(Multiply { x: own.view(), factor: 0.22, out: out.view() });
+                queue.launch(Multiply { x: own.view(), factor: 0.22, out: own.view() });
                 vec![outer, own_outer]
             });
             for (result, dtype) in results.iter().zip([out_type, x_type]) {

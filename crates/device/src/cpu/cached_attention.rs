@@ -12,7 +12,7 @@ use super::rows::{each_vector, load, rows_per_task, store};
 use super::simd::{LANES, Simd, Vectorised, vectorise};
 use super::{Run, Team};
 use crate::Heads;
-use crate::kernel::{CachedAttention, Scores};
+use crate::kernel::{CachedAttention, ScoreChanges};
 
 /// The most rows that pass over the keys together.
 const MOST_ROWS: usize = 4;
@@ -259,7 +259,7 @@ impl<E: Element> Attend<'_, E> {
     /// Caps a row's scores and adds its head's slope times the distance of each key; hidden ones stay at minus infinity.
     #[inline(always)]
     unsafe fn change<S: Simd>(&self, s: S, row: usize, keys: Range<usize>, scores: *mut f32) {
-        let Scores { cap, slopes, .. } = &self.kernel.scores;
+        let ScoreChanges { cap, slopes, .. } = &self.kernel.scores;
         if cap.is_none() && slopes.is_none() {
             return;
         }

@@ -5,7 +5,7 @@ use super::matrix::{Element, Matrix, indices, matrix, with_element};
 use super::rows::{Map, Tile, column_sums, column_sums_floats, each_vector, load, map, map_mixed, store, tiles};
 use super::simd::{Simd, Vectorised, vectorise};
 use super::{Run, Team, WorkingMemory};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, Scale, ScatterColumns, SoftCap};
+use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, Multiply, ScatterColumns, SoftCap};
 use crate::{DType, Extent, View};
 
 #[derive(Clone, std::marker::Copy)]
@@ -34,7 +34,7 @@ impl Map<1, 1> for Times {
     }
 }
 
-impl Run for Scale {
+impl Run for Multiply {
     fn run(&self, team: &mut Team) {
         map_mixed(team, Times(self.factor), [self.x], [self.out]);
     }

@@ -4,7 +4,9 @@ use super::modules::ELEMENTWISE;
 use super::rows::{Matrix, Mixed, Walk, dtype_name, vector};
 use super::stream::{Shape, arguments};
 use super::{Run, Stream};
-use crate::kernel::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns, SoftCap};
+use crate::kernel::{
+    Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Multiply, ScatterColumns, SoftCap,
+};
 use crate::{DType, Extent, View};
 
 impl Run for Add {
@@ -18,7 +20,7 @@ impl Run for Add {
     }
 }
 
-impl Run for Scale {
+impl Run for Multiply {
     fn run(&self, stream: &mut Stream) {
         let views = [self.x, self.out];
         let Some(walk) = Walk::flat(&views) else { return };

@@ -71,8 +71,8 @@ pub struct AttentionDropout {
 /// Changes attention makes to its scores between the product and the softmax: the cap first, then the slopes. The default
 /// changes nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Scores {
-    /// Scores s, already multiplied by `scale`, become `cap · tanh(s / cap)`.
+pub struct ScoreChanges {
+    /// ScoreChanges s, already multiplied by `scale`, become `cap · tanh(s / cap)`.
     pub cap: Option<f32>,
     /// f32 [1, N]: `slope · (the key's position - the query's)` is added to each score of the head. Positions count within the
     /// segment or, in a cache, within the whole sequence. The slopes have no gradient.
@@ -81,7 +81,7 @@ pub struct Scores {
     pub sinks: Option<View>,
 }
 
-impl Scores {
+impl ScoreChanges {
     /// Whether attention is as without it.
     pub fn is_default(&self) -> bool {
         self.cap.is_none() && self.slopes.is_none() && self.sinks.is_none()
@@ -119,7 +119,7 @@ pub struct Attention {
     pub mask: Mask,
     pub scale: f32,
     pub dropout: Option<AttentionDropout>,
-    pub scores: Scores,
+    pub scores: ScoreChanges,
 }
 
 fn check_dropout(dropout: &Option<AttentionDropout>) {
@@ -178,7 +178,7 @@ pub struct AttentionBackward {
     pub mask: Mask,
     pub scale: f32,
     pub dropout: Option<AttentionDropout>,
-    pub scores: Scores,
+    pub scores: ScoreChanges,
     /// f32 [1, N]: the gradients of the sinks are added to it.
     pub dsinks: Option<View>,
 }

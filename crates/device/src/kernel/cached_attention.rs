@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{Mask, Operation, Scores, Segments};
+use super::{Mask, Operation, ScoreChanges, Segments};
 use crate::Heads;
 
 /// Attention of new tokens to everything their sequences hold: the new keys and values are appended to a cache of B
@@ -24,7 +24,7 @@ pub struct CachedAttention {
     /// Causal; positions are counted from the sequence's first cached token.
     pub mask: Mask,
     pub scale: f32,
-    pub scores: Scores,
+    pub scores: ScoreChanges,
 }
 
 impl CachedAttention {

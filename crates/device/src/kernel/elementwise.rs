@@ -21,15 +21,15 @@ impl Operation for Add {
 
 /// `out = factor · x`; `out` may be `x`.
 #[derive(Clone, Copy, Debug)]
-pub struct Scale {
+pub struct Multiply {
     pub x: View,
     pub factor: f32,
     pub out: View,
 }
 
-impl Operation for Scale {
+impl Operation for Multiply {
     fn check(&self) {
-        assert_same_shape("Scale", &[self.x, self.out]);
+        assert_same_shape("Multiply", &[self.x, self.out]);
     }
 
     fn bytes(&self) -> u64 {

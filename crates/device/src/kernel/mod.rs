@@ -28,9 +28,11 @@ mod selected_rows;
 
 pub use activation::{Activate, ActivateBackward, Activation, Gated, GatedBackward};
 pub use adafactor::{Adafactor, AdafactorNorm, Factored, SquareSums};
-pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, Scores, Segments};
+pub use attention::{Attention, AttentionBackward, AttentionDropout, Mask, ScoreChanges, Segments};
 pub use cached_attention::CachedAttention;
-pub use elementwise::{Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Scale, ScatterColumns, SoftCap};
+pub use elementwise::{
+    Add, ColumnSum, Copies, Copy, Fill, GatherColumns, MOST_COPIES, Multiply, ScatterColumns, SoftCap,
+};
 pub use embedding::{Embed, EmbedBackward, IGNORE};
 pub use experts::{CombinePairs, GatherPairs, GroupedProduct, PairDots, Route, RouteBackward, ScalePairs};
 pub use loss::{LossBackward, LossMerge, LossStats, STATS_PER_TOKEN};
@@ -98,7 +100,7 @@ kernels! {
     Activate, ActivateBackward, Adafactor, AdafactorNorm, AdamW, Add, Attention, AttentionBackward, CachedAttention, ClipFactor,
     ColumnDot, ColumnSum, Combine, CombinePairs, Copies, Copy, Dropout, Embed, EmbedBackward, ExpandNf4, Fill, Gated,
     GatedBackward, GatherColumns, GatherPairs, GatherRows, GroupedProduct, Lion, LossBackward, LossMerge, LossStats, MuonMomentum,
-    Norm, NormBackward, Normalize, PairDots, Product, RandomNormal, Rotary, Route, RouteBackward, Scale, ScaleColumns, ScalePairs,
+    Norm, NormBackward, Normalize, PairDots, Product, RandomNormal, Rotary, Route, RouteBackward, Multiply, ScaleColumns, ScalePairs,
     ScatterColumns, ScatterRows, Sgd, SoftCap, SquareSums, SquaredNorm, SquaredNorms,
 }
 
@@ -130,7 +132,7 @@ impl Kernel {
             Kernel::RandomNormal(kernel) => kernel.out.is_empty(),
             Kernel::Rotary(kernel) => kernel.x.count == 0,
             Kernel::RouteBackward(kernel) => kernel.dlogits.is_empty(),
-            Kernel::Scale(kernel) => kernel.out.is_empty(),
+            Kernel::Multiply(kernel) => kernel.out.is_empty(),
             Kernel::ScaleColumns(kernel) => kernel.out.is_empty(),
             Kernel::ScalePairs(kernel) => kernel.out.is_empty(),
             Kernel::SoftCap(kernel) => kernel.out.is_empty(),

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use evenkeel_device::kernel::Scores;
+use evenkeel_device::kernel::ScoreChanges;
 use evenkeel_device::{DType, Queue, Tensor};
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ impl Changes {
     }
 
     /// The changes as a kernel takes them, and the tensors that hold them.
-    pub fn scores(&self, queue: &Queue, heads: usize) -> (Scores, Vec<Tensor>) {
+    pub fn scores(&self, queue: &Queue, heads: usize) -> (ScoreChanges, Vec<Tensor>) {
         let tensor = |of: &dyn Fn(usize) -> f32| {
             let numbers: Vec<f32> = (0..heads).map(of).collect();
             queue.floats(1, heads, DType::F32, &numbers)
@@ -67,7 +67,7 @@ impl Changes {
         let slopes = self.slopes.then(|| tensor(&|head| self.slope(head)));
         let sinks = self.sinks.map(|_| tensor(&|head| self.sink(head).unwrap_or(0.0) as f32));
         let view = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::view);
-        let scores = Scores { cap: self.cap, slopes: view(&slopes), sinks: view(&sinks) };
+        let scores = ScoreChanges { cap: self.cap, slopes: view(&slopes), sinks: view(&sinks) };
         (scores, slopes.into_iter().chain(sinks).collect())
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use evenkeel_device::kernel::{
-    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Pairs, Scale, Scores,
+    self, Activation, Add, AttentionDropout, Embed, EmbedBackward, Gated, GatedBackward, Mask, Multiply, Pairs,
+    ScoreChanges,
 };
 use evenkeel_device::{DType, Heads, Tensor, View};
 
@@ -119,9 +120,9 @@ impl Attention {
         Heads::packed(out, self.q.count)
     }
 
-    fn scores(&self, context: &Context) -> Scores {
+    fn scores(&self, context: &Context) -> ScoreChanges {
         let slopes = context.tables.slopes(self.first_head..self.first_head + self.q.count);
-        Scores { cap: self.cap, slopes, sinks: None }
+        ScoreChanges { cap: self.cap, slopes, sinks: None }
     }
 
     fn dropped(&self, batch: &Batch) -> Option<AttentionDropout> {
@@ -282,7 +283,7 @@ impl Op {
             }
             Op::Scale { x, factor } => {
                 let x = values.get(*x).view();
-                queue.launch(Scale { x, factor: *factor, out: x });
+                queue.launch(Multiply { x, factor: *factor, out: x });
             }
             Op::NoColumns { x, out } => values.set(*out, values.get(*x).col_range(0..0)),
             Op::OnRows(strip) => strip.forward(context, values),
@@ -382,7 +383,7 @@ impl Op {
             Op::Scale { x, factor } => {
                 let dout = slots.take(*x);
                 let dx = slots.tensor_for(*x, queue, dout.rows, dout.cols, dout.dtype);
-                queue.launch(Scale { x: dout.view(), factor: *factor, out: dx.view() });
+                queue.launch(Multiply { x: dout.view(), factor: *factor, out: dx.view() });
                 slots.set(*x, dx);
             }
             Op::OnRows(strip) => strip.backward_input(context, gradients, values, slots),

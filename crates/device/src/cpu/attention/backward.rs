@@ -4,7 +4,7 @@
 //! Dropout multiplies weights by M, which is 0 or 1 / (1 - p): `dv = (M ∘ P)ᵀ·dout`, `dS = P ∘ (M ∘ (dout·vᵀ) - δ)`. Its
 //! divisor stays out of the loops: δ is multiplied by 1 - p, and all gradients are divided by it at the end.
 //!
-//! Scores changed before the softmax are changed again here. A cap multiplies dS by its derivative; a sink is in the logsum.
+//! ScoreChanges changed before the softmax are changed again here. A cap multiplies dS by its derivative; a sink is in the logsum.
 //!
 //! A task has some query blocks and some keys of one segment and one key head, as [`division`](super::division) deals
 //! them out. For each query block, key blocks stream past its tiles.
@@ -434,7 +434,7 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         (number, Seen { rows: start..rows.end.min(first + SCORED).max(start), all })
     }
 
-    /// Scores and the gradients of weights.
+    /// ScoreChanges and the gradients of weights.
     #[inline(always)]
     unsafe fn score<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
         let (shape, (number, Seen { rows, .. })) = (&self.operands.shape, self.part(tiles, part, at));
@@ -455,7 +455,7 @@ impl<E: Element, L: Level<E>> Gradients<'_, E, L> {
         }
     }
 
-    /// Scores become weights P, gradients of weights become gradients of scores dS.
+    /// ScoreChanges become weights P, gradients of weights become gradients of scores dS.
     #[inline(always)]
     unsafe fn differentiate<S: Simd>(&self, s: S, tiles: &Range<usize>, part: usize, at: &Place) {
         let changes = &self.operands.changes;

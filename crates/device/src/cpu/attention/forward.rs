@@ -1,4 +1,4 @@
-//! `out = drop(softmax(scale · q·kᵀ)) · v`, a block of queries at a time. Scores may be changed before the softmax.
+//! `out = drop(softmax(scale · q·kᵀ)) · v`, a block of queries at a time. ScoreChanges may be changed before the softmax.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -199,7 +199,7 @@ impl<E: Element, L: Level<E>> Vectorised for Attend<'_, E, L> {
 /// The stages of a tile and a block of keys, in order.
 #[derive(Clone, Copy)]
 enum Stage {
-    Scores,
+    ScoreChanges,
     Weights,
     Values,
 }
@@ -230,7 +230,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
         let Memory { scores, weights, .. } = self.memory;
         let tiles = tiles_seen(shape.mask, self.block, &block);
         for step in tiles.start..tiles.end + 2 * L::DELAY {
-            for (delay, stage) in [Stage::Scores, Stage::Weights, Stage::Values].into_iter().enumerate() {
+            for (delay, stage) in [Stage::ScoreChanges, Stage::Weights, Stage::Values].into_iter().enumerate() {
                 let number = step.wrapping_sub(delay * L::DELAY);
                 if !tiles.contains(&number) {
                     continue;
@@ -243,7 +243,7 @@ impl<E: Element, L: Level<E>> Attend<'_, E, L> {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match stage {
-                        Stage::Scores => {
+                        Stage::ScoreChanges => {
                             let rows = self.memory.keys.add(packed);
                             let now = Scored { rows, queries: tile.queries };
                             let next = Scored { queries: self.memory.tile(number + 1).queries, ..now };

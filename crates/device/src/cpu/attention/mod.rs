@@ -173,7 +173,7 @@ mod tests {
     use super::super::features::{Bf16Level, bf16_level};
     use super::super::{Run, Team};
     use super::*;
-    use crate::kernel::{Attention, AttentionBackward, AttentionDropout, Scores};
+    use crate::kernel::{Attention, AttentionBackward, AttentionDropout, ScoreChanges};
     use crate::{Extent, View};
 
     fn numbers(len: usize, seed: u64) -> Vec<bf16> {
@@ -215,7 +215,7 @@ mod tests {
         let mut sums = vec![0f32; tokens * heads];
         let (mut slopes, mut sinks) = (SLOPES, SINKS);
         let [slopes, sinks] = [&mut slopes, &mut sinks].map(|numbers| Some(view(&mut numbers[..], 1)));
-        let scores = if changes { Scores { cap: Some(CAP), slopes, sinks } } else { Scores::default() };
+        let scores = if changes { ScoreChanges { cap: Some(CAP), slopes, sinks } } else { ScoreChanges::default() };
         let logsum = view(&mut sums, tokens);
         let [q, out, dout, dq] = queries.each_mut().map(|x| Heads::packed(view(x, tokens), heads));
         let [k, v, dk, dv] = keys.each_mut().map(|x| Heads::packed(view(x, tokens), key_heads));
@@ -274,7 +274,7 @@ mod tests {
             let dropout = None;
             let mut numbers = [0f32; 4];
             let numbers = Some(view(&mut numbers[..], 1));
-            let scores = Scores { sinks: numbers, ..Scores::default() };
+            let scores = ScoreChanges { sinks: numbers, ..ScoreChanges::default() };
             let forward = Attention {
                 q,
                 k,

@@ -1,10 +1,10 @@
-//! Changes scores between their product and the softmax: see [`Scores`].
+//! Changes scores between their product and the softmax: see [`ScoreChanges`].
 
 use super::super::math::tanh;
 use super::super::matrix::{Matrix, matrix};
 use super::super::simd::{LANES, Simd};
 use super::{TILE, Tile};
-use crate::kernel::Scores;
+use crate::kernel::ScoreChanges;
 
 /// What is subtracted from scores before the first. Finite, so that a query without keys so far subtracts no infinities.
 const LOWEST: f32 = -1e30;
@@ -19,7 +19,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    pub fn new(scores: &Scores, scale: f32) -> Changes {
+    pub fn new(scores: &ScoreChanges, scale: f32) -> Changes {
         let of = |view: &crate::View| matrix(view);
         let (slopes, sinks) = (scores.slopes.as_ref().map(of), scores.sinks.as_ref().map(of));
         Changes { scale, cap: scores.cap, slopes, sinks }

@@ -1,6 +1,6 @@
 //! The parameters of our own kernels, field by field as `kernels/attention/shared.cuh` declares them.
 
-use crate::kernel::{AttentionDropout, Mask, Scores};
+use crate::kernel::{AttentionDropout, Mask, ScoreChanges};
 use crate::{DType, View};
 
 /// Segments of one launch: its parameters, 4 KiB at most, hold their offsets. More of them take more launches.
@@ -69,7 +69,7 @@ const _: () = assert!(size_of::<Parameters>() <= 4096, "a kernel takes 4 KiB of 
 pub(super) struct Options {
     /// Weights are dropped.
     pub drops: bool,
-    /// Scores are changed before the softmax.
+    /// ScoreChanges are changed before the softmax.
     pub changes: bool,
 }
 
@@ -135,7 +135,7 @@ impl Parameters {
         self.first_token = dropout.first_token;
     }
 
-    pub fn set_scores(&mut self, scores: &Scores) {
+    pub fn set_scores(&mut self, scores: &ScoreChanges) {
         if let Some(cap) = scores.cap {
             self.cap = cap;
             self.inverse_cap = 1.0 / cap;

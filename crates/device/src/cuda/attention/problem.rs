@@ -103,7 +103,7 @@ fn uniform_len(segments: &Segments) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::Extent;
-    use crate::kernel::Scores;
+    use crate::kernel::ScoreChanges;
 
     const MASK: Mask = Mask { causal: true, window: None };
 
@@ -122,7 +122,7 @@ mod tests {
             mask,
             scale: 1.0,
             dropout: None,
-            scores: Scores::default(),
+            scores: ScoreChanges::default(),
         }
     }
 
@@ -148,8 +148,17 @@ mod tests {
             ("uneven segments", kernel(DType::Bf16, 16, 64, Segments::new(vec![0, 2000, 4096]), MASK)),
             ("a window on both sides", kernel(DType::Bf16, 32, 128, long(), window(1000, false))),
             ("dropout", Attention { dropout: Some(dropout), ..good.clone() }),
-            ("a cap", Attention { scores: Scores { cap: Some(50.0), ..Scores::default() }, ..good.clone() }),
-            ("sinks", Attention { scores: Scores { sinks: Some(good.logsum), ..Scores::default() }, ..good.clone() }),
+            (
+                "a cap",
+                Attention { scores: ScoreChanges { cap: Some(50.0), ..ScoreChanges::default() }, ..good.clone() },
+            ),
+            (
+                "sinks",
+                Attention {
+                    scores: ScoreChanges { sinks: Some(good.logsum), ..ScoreChanges::default() },
+                    ..good.clone()
+                },
+            ),
             ("an odd address", shifted),
         ] {
             assert!(Problem::forward(&kernel).is_none(), "{why} is not for cuDNN");

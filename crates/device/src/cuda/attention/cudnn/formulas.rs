@@ -98,7 +98,7 @@ impl Writer<'_> {
         Ok(node)
     }
 
-    /// Scores that their query does not see are replaced.
+    /// ScoreChanges that their query does not see are replaced.
     fn hide(&mut self, mut scores: Node) -> Result<Node, Refusal> {
         if self.problem.causal {
             let (query, key) = (self.graph.index(scores, 2)?, self.graph.index(scores, 3)?);

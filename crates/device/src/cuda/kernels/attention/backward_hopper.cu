@@ -1,7 +1,7 @@
 // Gradients of attention by warpgroups, in one pass: what backward_bf16.cu computes, with each score computed once.
 //
 // A block has a key head of a segment, and walks over its tiles of 128 keys, 64 for each of its two warpgroups. Past a tile
-// stream tiles of 64 queries of all heads of the group. Scores and their gradients are computed transposed, keys down, so
+// stream tiles of 64 queries of all heads of the group. ScoreChanges and their gradients are computed transposed, keys down, so
 // that they are left operands of dv and dk as they are; the gradients also go through shared memory, where both
 // warpgroups read them for dq. The sums of dq lie in device memory between tiles of keys. A number of them belongs to one
 // thread, which adds to it tile by tile, so the order is fixed.

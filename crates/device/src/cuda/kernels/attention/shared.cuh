@@ -150,7 +150,7 @@ __device__ __forceinline__ bool is_dropped(const Parameters &p, u64 noise, int k
     return (key & 8 ? word ^ (word << 16) : word) < p.dropped_below;
 }
 
-// Scores are changed before the softmax in kernels that are compiled with CHANGES: see `Scores` in kernel/attention.rs.
+// ScoreChanges are changed before the softmax in kernels that are compiled with CHANGES: see `ScoreChanges` in kernel/attention.rs.
 
 __device__ __forceinline__ float slope_of(const Parameters &p, int head) {
     return p.slopes ? ((const float *)p.slopes)[head] : 0;
